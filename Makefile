@@ -7,8 +7,9 @@ VENV := .venv
 JOBS ?= 4
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# packages to install on Debian and Ubuntu: a compiler, Python's venv, and what tests in network namespaces run
-PACKAGES := build-essential ca-certificates git iproute2 nftables python3-venv
+# packages to install on Debian and Ubuntu: a compiler, Python's venv, and what tests in network namespaces run.
+# miniupnpd-nftables is the program alone: the service that would start it is in the package miniupnpd
+PACKAGES := build-essential ca-certificates git iproute2 miniupnpd-nftables nftables python3-venv
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,27 +64,27 @@ check: $(INSTALLED) ## format, lint, types (Linux and macOS), layers
 reference: $(INSTALLED) ## regenerate the reference in docs/ and configs/: settings, options, log events, limits, status, layers
 	@$(BIN)/python -m tests.reference --write
 
-bench: build ## compare meshd with stock llama.cpp, and write docs/performance.md (Linux, two idle cores)
-	@$(BIN)/python -m meshd.bench.performance --write docs/performance.md
+bench: build ## compare meshd with stock llama.cpp, and write docs/lab/performance.md (Linux, two idle cores)
+	@$(BIN)/python -m tests.bench.performance --write docs/lab/performance.md
 
 soak: build ## the long runs: workers lost a thousand times, links cut for a thousand tokens, fifty nodes, a thousand on a virtual clock
-	MESHD_SOAK=1 $(BIN)/python -m pytest --losses docs/soak.md tests/sim tests/netns/test_traps.py tests/netns/test_ready.py tests/hostile/test_member.py \
+	MESHD_SOAK=1 $(BIN)/python -m pytest --losses docs/lab/soak.md tests/sim tests/netns/test_traps.py tests/netns/test_ready.py tests/hostile/test_member.py \
 		tests/e2e/test_mesh_durable.py tests/e2e/test_mesh_many.py tests/e2e/test_mesh_models.py \
-		tests/e2e/test_mesh_losses.py tests/e2e/test_mesh_lost_workers.py tests/e2e/test_mesh_continued.py tests/e2e/test_mesh_open_answers.py tests/e2e/test_mesh_structured_answers.py tests/e2e/test_mesh_server_liar.py tests/e2e/test_mesh_hung.py \
+		tests/e2e/test_mesh_losses.py tests/e2e/test_mesh_lost_workers.py tests/e2e/test_mesh_continued.py tests/e2e/test_mesh_open_answers.py tests/e2e/test_mesh_structured_answers.py tests/e2e/test_mesh_server_liar.py tests/e2e/test_mesh_hung.py tests/e2e/test_mesh_hostile_requests.py tests/e2e/test_malformed_requests.py tests/e2e/test_templates.py tests/e2e/test_agents.py \
 		tests/e2e/test_mesh_push.py tests/e2e/test_mesh_compressed.py \
 		tests/e2e/test_mesh_activations.py tests/e2e/test_mesh_weights.py \
 		tests/e2e/test_mesh_kept.py
 	$(BIN)/python -m tests.sim.scale --members 10 50 200 1000
 
-fuzz: $(INSTALLED) ## hostile input: a million for the parsers, ten million each for nodes, mesh-server and its firewall
+fuzz: $(INSTALLED) ## hostile input: a million for the parsers, ten million each for nodes, mesh-server and its daemon
 	$(BIN)/python -m tests.fuzz
 	$(BIN)/python -m tests.hostile --messages 10000000 --jobs 2
 	$(BIN)/python -m tests.fuzz.native --frames 10000000
-	$(BIN)/python -m tests.fuzz --inputs 10000000 --target mesh-talk --target mesh-graph --target mesh-answers \
-		--target mesh-welcome --target mesh-view --target mesh-pushed
+	$(BIN)/python -m tests.fuzz --inputs 10000000 --target mesh-talk --target mesh-answers \
+		--target mesh-view --target mesh-pushed
 
-nat-grid: $(INSTALLED) ## join real nodes behind every pair of NATs, and write docs/nat-grid.md (root, Linux)
-	@$(BIN)/python -m tests.netns.grid --write docs/nat-grid.md
+nat-grid: $(INSTALLED) ## join real nodes behind every pair of NATs, and write docs/lab/nat-grid.md (root, Linux)
+	@$(BIN)/python -m tests.netns.grid --write docs/lab/nat-grid.md
 
 dist: $(INSTALLED) ## build wheel and source archive in dist/, and try the wheel in a new venv
 	rm -rf dist build/dist

@@ -36,10 +36,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if sys.dont_write_bytecode:
-    # the folders of sources stay as they are, and no process compiles again what another has: with pytest's
-    # own rewriting that takes longer than all else of a collection
+    # neither a process of `pytest -n` nor a node compiles again what another has: with pytest's own rewriting
+    # that takes longer than all else of a collection, and it is a third of a node's start
     sys.dont_write_bytecode = False
-    sys.pycache_prefix = str(HERE.parent / ".pytest_cache" / "bytecode")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 _failed = pytest.StashKey[bool]()
 LONGEST_FIRST = ("netns", "e2e", "process", "hostile", "conformance", "sim")

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 
 from meshd.peer.send_turn import TURNS, FeedState, SendAct, SendEvent, SendState, step
-from meshd.process.lifecycle import TABLE
 
 from tests.rules.source import ROOT
 
@@ -66,15 +65,6 @@ def _libraries(of: Sequence[Contract]) -> Iterator[tuple[str, str]]:
                 yield from ((library, package) for package in packages)
 
 
-def life_of_a_child() -> str:
-    """Of process/lifecycle.py, without the events that leave a child as it is."""
-    lines = ["stateDiagram-v2", "    [*] --> stopped"]
-    for (state, event), row in TABLE.items():
-        others = sorted(row.leads_to - {state})
-        lines += [f"    {state} --> {target}: {event.__name__}" for target in others]
-    return "\n".join(lines) + "\n"
-
-
 def who_sends() -> str:
     """Of peer/send_turn.py: the sending side; in brackets the feeding state that a transition needs."""
     found: dict[tuple[str, str, str], set[FeedState]] = defaultdict(set)
@@ -105,7 +95,6 @@ DIAGRAMS: Mapping[str, Callable[[], str]] = {
     "layers": lambda: layers(contracts()),
     "who sends over a link": who_sends,
     "who feeds the session": who_feeds,
-    "life of a child": life_of_a_child,
 }
 
 

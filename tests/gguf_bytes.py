@@ -9,6 +9,7 @@ from meshd.model.gguf import Header, read_header
 
 UINT8, UINT16, INT32, UINT32, FLOAT32, BOOL, STRING, ARRAY, UINT64 = 0, 2, 5, 4, 6, 7, 8, 9, 10
 _LAYOUT = {UINT8: "<B", UINT16: "<H", INT32: "<i", UINT32: "<I", FLOAT32: "<f", BOOL: "<?", UINT64: "<Q"}
+_CYCLE = bytes(range(251))  # what tensors are filled with; a prime, so that neighbouring blocks differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,8 @@ def gguf(
         parts.append(b"".join(struct.pack("<Q", dim) for dim in tensor.dims))
         parts.append(struct.pack("<IQ", kind.number, len(data)))
         size = kind.tensor_bytes(tensor.dims)
-        first = sum(tensor.name.encode()) + tensor.fill
-        data += bytes((first + at) % 251 for at in range(size))
+        first = (sum(tensor.name.encode()) + tensor.fill) % len(_CYCLE)
+        data += (_CYCLE * (size // len(_CYCLE) + 2))[first : first + size]
         data += bytes(-len(data) % alignment)
     header = b"".join(parts)
     return header + bytes(-len(header) % alignment) + bytes(data)

@@ -38,7 +38,7 @@ class InviteReply:
     uses: int
 
     def validity(self, now: float) -> str:
-        """For people: how often it can be used, and for how long."""
+        """Return for people how often it can be used, and for how long."""
         left = in_time(max(0.0, self.expires_at - now))
         return f"invite {self.id}: valid for {in_number(self.uses, 'node')} and {left}; keep it secret"
 
@@ -79,6 +79,35 @@ class RevokeReply:
     id: str
     name: str = ""
     removed: tuple[Joined, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetReply:
+    """The node that this one has forgotten."""
+
+    id: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BanView:
+    """A ban in force: of a node (its id) or an invite. `banned_at`: Unix seconds by its issuer's clock.
+
+    `name`: what the node was called when this one banned it; empty where that is not known.
+    """
+
+    id: str
+    kind: str  # node or invite
+    banned_at: int
+    by: str  # id of the issuer
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BanList:
+    """All bans in force, the oldest first."""
+
+    bans: tuple[BanView, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +165,7 @@ class PingRequest(Request[PingReply], name="ping"):
 
     @property
     def seconds(self) -> float:
-        """`timeout_s` within its bounds."""
+        """The value of `timeout_s` within its bounds."""
         return min(max(self.timeout_s, 0.01), MAX_PING_SECONDS)
 
 
@@ -169,6 +198,13 @@ class RevokeRequest(Request[RevokeReply], name="revoke"):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetRequest(Request[ForgetReply], name="forget"):
+    """Drop a node that is away, `peer` as in PingRequest, from what this node knows."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptRequest(Request[AcceptReply], name="accept"):
     """Send to the addresses of a reply code for a while, so that the joining node can connect."""
 
@@ -180,6 +216,18 @@ class LeaveRequest(Request[Done], name="leave"):
     """Leave the mesh; the daemon then ends. `drop_root`: the founder agrees to lose the root key."""
 
     drop_root: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BanListRequest(Request[BanList], name="ban_list"):
+    """The bans in force."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnbanRequest(Request[RevokeReply], name="unban"):
+    """Lift all bans of a node or an invite: `id`, or its unique beginning. The founder alone can."""
+
+    id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

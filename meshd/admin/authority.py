@@ -1,4 +1,4 @@
-"""What this node may decide about its mesh: invites and bans, written to disk before they are announced.
+"""Decides about this node's mesh: invites and bans, written to disk before they are announced.
 
 The daemon uses it with its own books in memory; a verb uses it on the files, under the home's lock, while
 no daemon runs. Time and random bytes are parameters: `now` in Unix seconds, secrets as bytes.
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
-from meshd.admin.api import InviteList, InviteReply, InviteView, Joined, RevokeReply
+from meshd.admin.api import BanList, BanView, InviteList, InviteReply, InviteView, Joined, RevokeReply
 from meshd.base.errors import RemoteProtocolError, UserError
 from meshd.identity import naming
 from meshd.identity.invite import Invite, RelayHint, encode_token
@@ -24,6 +24,7 @@ PRINTED_SECONDS = 24 * 3600
 PRINTED_USES = 10
 MAX_LISTED = 32  # of those who joined by an invite, in a list of all invites
 ADDRESSES_BLOB = "addresses"  # where this node was last reached: what a token made without a daemon says
+BANNED_NAMES_BLOB = "banned-names"  # what nodes were called when this one banned them
 
 
 class Authority:
@@ -39,7 +40,9 @@ class Authority:
         bans: RevocationSet,
         lives_on: bool = False,
     ) -> None:
-        """`lives_on`: a daemon, in whose memory a ban holds even while the disk takes nothing."""
+        """Take the node's books. `lives_on`: a daemon, in whose memory a ban holds even while the disk cannot
+        be written.
+        """
         self._home = home
         self._key = key
         self._membership = membership
@@ -47,10 +50,11 @@ class Authority:
         self._bans = bans
         self._save_invites = partial(home.keep_invites if lives_on else home.save_invites, invites)
         self._save_bans = partial(home.keep_revocations if lives_on else home.save_revocations, bans)
+        self._banned_names = _load_banned_names(home)  # by id; a banned node is dropped from the address book
 
     @classmethod
     def load(cls, home: Home) -> "Authority":
-        """From the files. Raises UserError when this node is not in a mesh."""
+        """Load the books from the files. Raises UserError when this node is not in a mesh."""
         membership = home.load_membership()
         if membership is None:
             raise UserError(
@@ -67,7 +71,7 @@ class Authority:
 
     @property
     def gives(self) -> frozenset[Role]:
-        """Roles that this node may give; none: it cannot invite."""
+        """The roles that this node may give; none: it cannot invite."""
         return self._membership.gives
 
     def invite(
@@ -82,7 +86,8 @@ class Authority:
         relays: Sequence[RelayHint] = (),
         printed: bool = False,
     ) -> InviteReply:
-        """A new invite; `secret` is 16 random bytes. Raises UserError if this node may not grant it."""
+        """Create an invite; `secret` is 16 random bytes. Raises UserError if this node may not grant it."""
+        # Check that this node may grant the roles.
         wanted = frozenset(map(read_role, roles))
         may = self.gives
         if not may:
@@ -95,6 +100,7 @@ class Authority:
             raise UserError(
                 f"this node cannot grant the role {names}", hint=f"choose from {', '.join(sorted(may))}"
             )
+        # Create it, and save it before anybody gets the token.
         entry = self._invites.create(
             secret=secret, roles=wanted, now=now, expires_at=now + expires_s, uses=uses, printed=printed
         )
@@ -113,7 +119,7 @@ class Authority:
         candidates: Sequence[Candidate],
         relays: Sequence[RelayHint] = (),
     ) -> InviteReply | None:
-        """The token that `worker` and `serve` print: unchanged while valid; None: not allowed."""
+        """Return the token that `worker` and `serve` print: unchanged while valid; None: not allowed."""
         if not self.gives >= PRINTED_ROLES:
             return None
         entry = self._invites.current(roles=PRINTED_ROLES, now=now)
@@ -146,7 +152,7 @@ class Authority:
         return InviteReply(token=token, id=entry.id_text, expires_at=entry.expires_at, uses=entry.left)
 
     def invites(self, now: int, names: Mapping[PeerId, str] = MappingProxyType({})) -> InviteList:
-        """All remembered invites, without their secrets. `names`: the names of nodes that joined."""
+        """Return all remembered invites, without their secrets. `names`: the names of nodes that joined."""
         return InviteList(invites=tuple(_view(entry, now, names) for entry in self._invites.entries()))
 
     def revoke_invite(
@@ -170,15 +176,85 @@ class Authority:
                 hint="run this on the mesh's founder, on an admin, or on the node that invited it",
             )
         self._ban("node", node.raw, now, evidence)
+        if naming.is_name(name):
+            self._banned_names[str(node)] = name
+            self._keep_banned_names()
         return RevokeReply(id=str(node), name=name)
+
+    def bans(self) -> BanList:
+        """Return all bans in force."""
+        return BanList(
+            bans=tuple(
+                BanView(
+                    id=(shown := ban_id(entry.kind, entry.target)),
+                    name=self._banned_names.get(shown, ""),
+                    kind=entry.kind,
+                    banned_at=entry.issued_at,
+                    by=str(entry.issuer),
+                )
+                for entry in self._bans.bans()
+            )
+        )
+
+    def unban(self, text: str, *, now: int) -> RevokeReply:
+        """Lift the bans of what has an id that begins with `text`, or had that name. Raises UserError."""
+        # Find the one ban that `text` names.
+        name = text.strip()
+        start = name.lower()
+        found = {
+            shown: (entry.kind, entry.target)
+            for entry in self._bans.bans()
+            if start
+            and (
+                (shown := ban_id(entry.kind, entry.target)).startswith(start)
+                or self._banned_names.get(shown) == name
+            )
+        }
+        if len(found) != 1:
+            why = "matches several bans" if found else "matches no ban"
+            raise UserError(f"`{text[:64]}` {why}", hint="run `meshd unban` to list all bans with their ids")
+        [(shown, (kind, target))] = found.items()
+        # Only the root's key lifts bans.
+        signer, chain = self._membership.signer(self._key)
+        if chain is not None:
+            raise UserError(
+                "only the holder of the mesh's root key can lift a ban",
+                hint="run this on the node that founded the mesh",
+            )
+        epoch = self._bans.next_epoch(kind, target)
+        lifted = ban(
+            signer=signer,
+            chain=None,
+            mesh=self._membership.mesh,
+            kind=kind,
+            target=target,
+            issued_at=now,
+            epoch=epoch,
+            lifts=True,
+        )
+        # Save it before it is announced.
+        self._bans.add(lifted)
+        self._save_bans()
+        lifted_name = self._banned_names.get(shown, "")
+        self._keep_banned_names()
+        return RevokeReply(id=shown, name=lifted_name)
+
+    def _keep_banned_names(self) -> None:
+        """Drop the names of nodes that are not banned any more, and save the others."""
+        banned = {ban_id(entry.kind, entry.target) for entry in self._bans.bans()}
+        self._banned_names = {node: name for node, name in self._banned_names.items() if node in banned}
+        text = "\n".join(f"{node} {name}" for node, name in self._banned_names.items())
+        self._home.keep_blob(BANNED_NAMES_BLOB, text.encode())
 
     @property
     def admitted(self) -> frozenset[PeerId]:
-        """Those that came by an invite of this node."""
+        """The nodes that joined by an invite of this node."""
         return frozenset(use.node for entry in self._invites.entries() for use in entry.used)
 
     def find_admitted(self, text: str) -> PeerId:
-        """A node by its id, or by the beginning of the id of one that came by an invite of this node."""
+        """Return a node by its id, or by the beginning of the id of one that joined by an invite of this
+        node.
+        """
         found = naming.meant(text, dict.fromkeys(map(str, self.admitted), ""))
         if len(found) == 1:
             return PeerId.parse(found[0])
@@ -199,6 +275,12 @@ class Authority:
 
     def _ban(self, kind: BanKind, target: bytes, now: int, evidence: Certificate | None) -> None:
         signer, chain = self._membership.signer(self._key)
+        is_lifted = self._bans.is_lifted(kind, target)
+        if is_lifted and chain is not None:
+            raise UserError(
+                "the founder has lifted the ban of this " + kind,
+                hint="only the founder can ban it again: run this on the node that founded the mesh",
+            )
         try:
             made = ban(
                 signer=signer,
@@ -208,6 +290,7 @@ class Authority:
                 target=target,
                 issued_at=now,
                 evidence=evidence,
+                epoch=self._bans.next_epoch(kind, target) if is_lifted else 0,
             )
             self._bans.add(made)
         except RemoteProtocolError as error:  # the set says no as it would to a peer's ban
@@ -218,7 +301,7 @@ class Authority:
 
 
 def read_role(text: str) -> Role:
-    """A role by its name. Raises UserError."""
+    """Return a role by its name. Raises UserError."""
     try:
         return Role(text)
     except ValueError:
@@ -231,9 +314,21 @@ def save_addresses(home: Home, candidates: Sequence[Candidate]) -> None:
 
 
 def load_addresses(home: Home) -> tuple[Candidate, ...]:
-    """What `save_addresses` kept; nothing if it never ran. Raises UserError for a damaged file."""
+    """Return what `save_addresses` stored; nothing if it never ran. Raises UserError for a damaged file."""
     blob = home.read_blob(ADDRESSES_BLOB) or b""
     return tuple(Candidate.parse(line) for line in blob.decode(errors="replace").splitlines() if line)
+
+
+def _load_banned_names(home: Home) -> dict[str, str]:
+    """Return the names stored with bans, by node id. Raises UserError if they cannot be read."""
+    blob = home.read_blob(BANNED_NAMES_BLOB) or b""
+    lines = (line.partition(" ") for line in blob.decode(errors="replace").splitlines())
+    return {node: name for node, _, name in lines if naming.is_name(name)}
+
+
+def ban_id(kind: BanKind, target: bytes) -> str:
+    """Return the id of what is banned, as people see it elsewhere."""
+    return str(PeerId(target)) if kind == "node" else target.hex()
 
 
 def _joined(entry: InviteEntry, names: Mapping[PeerId, str]) -> tuple[Joined, ...]:

@@ -114,7 +114,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the connection. Idempotent."""
         self._lines.close()
         self._socket.close()
 
@@ -150,7 +150,7 @@ def _absent(home: Path) -> UserError:
 
 
 def _holder(home: Path) -> int | None:
-    """The process that uses `home`, if there is one."""
+    """Return the process that uses `home`, if there is one."""
     from meshd.identity.folder import DAEMON, lock_holder
 
     return lock_holder(home, purpose=DAEMON)
@@ -175,6 +175,6 @@ def _refused(refusal: Mapping[object, object]) -> Refused:
 
 
 def ask(home: Path, request: Request[R], *, seconds: float = REPLY_SECONDS) -> R:
-    """One request on a new connection."""
+    """Send one request on a new connection; return its reply."""
     with Client(home) as client:
         return client.ask(request, seconds=seconds)

@@ -46,11 +46,12 @@ def examine(
     unknown: Sequence[str] = (),
     unwritten: Mapping[str, str] = MappingProxyType({}),
 ) -> Status:
-    """The same status with its warnings.
+    """Return the same status with its warnings.
 
     `clock_offsets`: seconds that a peer's wall clock (by id) is ahead of ours. `native`: our own build, to
     compare with those of the peers. `file_notes`: changes to this worker's model files.
-    `refused`: messages that the firewall refused, and hints. `unfit`: devices that failed their trial.
+    `refused`: messages that broke the protocol of native programs, and hints. `unfit`: devices that failed
+    their trial.
     `unknown`: workers that the user has named and nobody knows.
     `unwritten`: files that could not be written, and why.
     """
@@ -74,8 +75,8 @@ def examine(
             for name, why in unwritten.items()
         ),
         *(
-            HealthWarning(code="unknown_worker", severity="warning", what=it, hint=_UNKNOWN_HINT)
-            for it in unknown
+            HealthWarning(code="unknown_worker", severity="warning", what=worker, hint=_UNKNOWN_HINT)
+            for worker in unknown
         ),
     ]
     return replace(status, warnings=tuple(found))
@@ -125,7 +126,7 @@ def _names(status: Status) -> Iterator[HealthWarning]:
 
 
 def same_name(name: str, nodes: Sequence[str]) -> str:
-    """That these nodes, by id, have one name."""
+    """Say that these nodes, given by id, share a name: two nodes are called `gpu`: ab12, cd34."""
     ids = ", ".join(node[: naming.SHORT_CHARS] for node in nodes[:MAX_NODES_NAMED])
     more = f" and {len(nodes) - MAX_NODES_NAMED} more" if len(nodes) > MAX_NODES_NAMED else ""
     count = "two" if len(nodes) == 2 else str(len(nodes))
@@ -133,9 +134,9 @@ def same_name(name: str, nodes: Sequence[str]) -> str:
 
 
 def is_away(peer: PeerView) -> bool:
-    """Stopped, gone for long, or not met since this daemon started: it returns once it is started.
+    """Return True if it is stopped, long gone, or not met since this daemon started: it returns once started.
 
-    One that this daemon has never met is switched off, most likely: members that both know would pass its
+    A node that this daemon has never met is switched off, most likely: members that both know would pass its
     data on, whatever its firewall does.
     """
     gone = peer.state in ("known", "connecting", "lost") and not peer.says_banned
@@ -145,7 +146,7 @@ def is_away(peer: PeerView) -> bool:
 
 
 def is_met(peer: PeerView) -> bool:
-    """It has been connected since this daemon started, and so has told its version."""
+    """Return True if it was connected since this daemon started, and so has told its version."""
     return bool(peer.version)
 
 
@@ -154,6 +155,7 @@ def _peer(
 ) -> Iterator[HealthWarning]:
     who = f"`{peer.name}` ({peer.id[:10]})"
     long = peer.state_s if peer.state_s is not None else 0.0
+    # Its connection.
     if peer.state == "suspended":
         yield from _suspended(peer, who, long, status)
     if peer.state == "lost" and not is_away(peer):
@@ -171,6 +173,7 @@ def _peer(
             what=f"cannot connect to {who}{_because(peer.last_error)}",
             hint="check that it is running and that its firewall allows its mesh port",
         )
+    # Its behaviour.
     if peer.faults:
         times = "once" if peer.faults == 1 else f"{peer.faults} times"
         yield HealthWarning(
@@ -181,6 +184,7 @@ def _peer(
             f"{_because(peer.last_fault)}",
             hint=f"{_FAULTS_HINT} If the node is malicious, run `meshd revoke {peer.id[:10]}`",
         )
+    # Its version and its clock.
     yield from _versions(peer, who, status, native)
     offset = clocks.get(peer.id, 0.0)
     if abs(offset) >= CLOCK_SECONDS:
@@ -191,6 +195,7 @@ def _peer(
             what=f"the clock of {who} is {abs(offset):.0f} s {side} of this node's",
             hint="set both clocks (NTP): the expiry of tokens depends on them",
         )
+    # The path to it.
     if peer.link is not None and peer.link.path == "relayed":
         yield HealthWarning(
             code="relayed",
@@ -222,16 +227,16 @@ def _suspended(peer: PeerView, who: str, long: float, status: Status) -> Iterato
 
 
 def _then(status: Status, left: float) -> str:
-    """What becomes of the answers that wait for a worker, in `left` seconds."""
+    """Say what happens in `left` seconds to the requests that wait for a worker."""
     if status.api is None or not status.api.continue_s:
         return f"they fail in {left:.0f} s"
-    ready = [f"`{one.node}`" for model in _served(status) for one in model.standby if one.ready]
+    ready = [f"`{standby.node}`" for model in _served(status) for standby in model.standby if standby.ready]
     how = f"with standby worker {ready[0]} in its place" if ready else "without it, or when it is back"
     return f"it counts as lost in {left:.0f} s: the model is loaded again then, {how}, and they go on"
 
 
 def _is_used(peer: PeerView, status: Status) -> bool:
-    """A worker of the model that is served here: what it computes is missed at once."""
+    """Return True for a worker of the model that is served here: its loss stops the model at once."""
     served = any(model.state in ("ready", "degraded") for model in _served(status))
     return served and any(tunnel.peer == peer.id and not tunnel.user for tunnel in status.tunnels)
 

@@ -33,7 +33,7 @@ class FilesInUseReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilesInUseRequest(Request[FilesInUseReply], name="files_in_use"):
-    """Which model files does this node serve or lend?"""
+    """A request for the model files that this node serves or lends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +47,11 @@ class HolderView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullReply:
-    """How far a pull is. `step`: asking, looking, fetching, checking, done or failed; `before_bytes`: those
-    that were there when it began; `rate` in bytes a second, 0 if unknown. `paths` and `fingerprint` when it
-    is done; `was_here`: they are of a model that this machine had under another name or elsewhere. `error`,
-    `hint` and `code` when it has failed."""
+    """The progress of a pull. `step`: asking, looking, fetching, checking, done or failed; `before_bytes`:
+    those present when it began; `rate` in bytes a second, 0 if unknown. `paths` and `fingerprint` when it is
+    done; `was_here`: they are of a model that this machine had under another name or elsewhere. `error`,
+    `hint` and `code` when it has failed.
+    """
 
     id: int
     step: str
@@ -71,8 +72,9 @@ class PullReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberModelsReply:
-    """Of all members that are there; `left_out` did not say. `pulls`: those that run on
-    this node, and those in the background that failed and were not begun again."""
+    """The models of all connected members; `left_out` did not reply. `pulls`: those that run on this node,
+    and those in the background that failed and were not restarted.
+    """
 
     models: tuple[MemberModelView, ...]
     left_out: tuple[LeftOutView, ...] = ()
@@ -81,7 +83,7 @@ class MemberModelsReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberModelsRequest(Request[MemberModelsReply], name="member_models"):
-    """Asked of the members now."""
+    """A request for the models of members, asked now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +91,7 @@ class PullRequest(Request[PullReply], name="pull"):
     """Take the model `name` from members, at most `rate` bytes a second (0: no limit).
 
     `header_only`: of it only what a head without layers needs; `for_plan`: only the headers of its files,
-    which whoever asked removes. It runs for as long as somebody asks how far
+    which the requester removes. It runs for as long as somebody asks how far
     it is, every few seconds; with `background` it runs to its end.
     """
 
@@ -102,13 +104,13 @@ class PullRequest(Request[PullReply], name="pull"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullProgressRequest(Request[PullReply], name="pull_progress"):
-    """How far is the pull with this `id`?"""
+    """A request for the progress of the pull with this `id`."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullStopRequest(Request[PullReply], name="pull_stop"):
-    """End it; what was fetched stays."""
+    """Stop a pull; what was fetched stays."""
 
     id: int

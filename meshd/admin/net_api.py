@@ -1,4 +1,4 @@
-"""What `meshd netcheck --json` shows: the network of a node as frozen values; see api.py for the rules."""
+"""The output of `meshd netcheck --json`: the network of a node as frozen values; see api.py for the rules."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -68,6 +68,4 @@ class NetcheckReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetcheckRequest(Request[NetcheckReply], name="netcheck"):
-    """What network this node is in; `fresh`: check now, which takes some seconds."""
-
-    fresh: bool = False
+    """Check now what network this node is in, which takes some seconds."""

@@ -1,4 +1,4 @@
-"""The network facts, as `meshd netcheck` shows them. Pure."""
+"""Presents the network facts as `meshd netcheck` shows them. Pure."""
 
 from meshd.admin.net_api import NatView, NetcheckReply, PortMappingView, ProblemView
 from meshd.netcheck.advice import advise, nat_class, outlook
@@ -10,7 +10,8 @@ NOT_ASKED = MapStatus(state=MapState.OFF)
 
 
 def netcheck_reply(report: NetReport, router: MapStatus, *, now: float, daemon: bool) -> NetcheckReply:
-    """`now` in loop seconds, as `report.at`."""
+    """Return the reply of netcheck. `now` in loop seconds, as `report.at`."""
+    # Names of RFC 5780 in lower case; empty values as null.
     facts = report.facts
     return NetcheckReply(
         udp=facts.udp.name.lower(),
@@ -37,8 +38,8 @@ def netcheck_reply(report: NetReport, router: MapStatus, *, now: float, daemon: 
         port_mapping=_port_mapping(router),
         direct=outlook(facts, servers=report.servers, unresolved=report.unresolved),
         problems=tuple(
-            ProblemView(code=one.code, severity=one.severity, what=one.what, hint=one.hint)
-            for one in advise(facts, servers=report.servers, unresolved=report.unresolved)
+            ProblemView(code=problem.code, severity=problem.severity, what=problem.what, hint=problem.hint)
+            for problem in advise(facts, servers=report.servers, unresolved=report.unresolved)
         ),
         servers=report.servers,
         age_s=round(max(0.0, now - report.at), 1),
@@ -47,7 +48,7 @@ def netcheck_reply(report: NetReport, router: MapStatus, *, now: float, daemon: 
 
 
 def mapped(router: MapStatus) -> tuple[Mapped, str]:
-    """Port mapping as netcheck wants it told: its state, and the router's outer address or nothing."""
+    """Return the state of port mapping for netcheck, and the router's outer address or nothing."""
     states = {
         MapState.MAPPED: Mapped.YES,
         MapState.OFFERED: Mapped.YES,  # a daemon would ask for it

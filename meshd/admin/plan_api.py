@@ -40,10 +40,11 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageCapacity:
-    """What a node has on the disk of its cache. Null: it does not tell.
+    """The disk of a node's cache. Null: it does not tell.
 
-    `cache_room_bytes`: of weights that come over the network, it would keep so many more; null also where its
-    role keeps none. `models`: the largest ones; `more_models` are not listed. `why_not` it tells nothing.
+    `cache_room_bytes`: it would keep so many more bytes of weights that come over the network; null also
+    where its role keeps none. `models`: the largest ones; `more_models` are not listed. `why_not`: why it
+    reports nothing.
     """
 
     node: str
@@ -64,7 +65,7 @@ class LeftOutView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityReply:
-    """What there is. `storage`: of this node first, and of all members that are there."""
+    """The capacity found. `storage`: of this node first, and of all connected members."""
 
     devices: tuple[DeviceCapacity, ...]
     paths: tuple[PathCapacity, ...]
@@ -82,7 +83,7 @@ class CapacityRequest(Request[CapacityReply], name="capacity"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedNode:
-    """What one device of a plan holds. `memory_bytes`: weights, KV cache and compute buffers (a bound)."""
+    """The share of one device in a plan. `memory_bytes`: weights, KV cache and compute buffers (a bound)."""
 
     node: str
     device: str
@@ -92,11 +93,11 @@ class PlannedNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSpeculation:
-    """What drafts make of a split: tokens a second of text that repeats itself, and of prose.
+    """The effect of drafts on a split: tokens a second of text that repeats itself, and of prose.
 
     Tokens of a draft, at most: `free_tokens` that the text repeats, `model_tokens` of the draft model. Where
     both are 0, `why` says why; `why_no_model`: a draft model is not used. The shares that are accepted:
-    `measured` in answers, or assumed.
+    `measured` in requests, or assumed.
     """
 
     free_tokens: int
@@ -112,16 +113,11 @@ class PlanSpeculation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanPart:
-    """A device, a path or the rest in the time of a split, as predicted without its factors.
-
-    The factors are those of rates, learned from all answers of the model: above 1 it was faster.
-    """
+    """A device, a path or the rest, and the predicted seconds of a token and of a prompt that it takes."""
 
     part: str
     token_s: float
     prompt_s: float
-    generate_factor: float
-    prompt_factor: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,8 +127,6 @@ class PlanView:
     `load_bytes` of weights cross the network for a load, which is in `load_s`; null where it is not known
     what nodes have: then all is read from their own files. `answer_s`: of a prompt of `prompt_tokens` and an
     answer of `answer_tokens`, by which splits are compared.
-    The factors are in the rates: what answers took, against what was predicted. `corrected_by`: whose,
-    `this split` or `splits like it`, which share devices or paths with it; empty where there were none.
     `parts`: what a token and a prompt are the sums of. `ctx_note`: why `ctx_size` is less than asked for.
     """
 
@@ -153,9 +147,6 @@ class PlanView:
     answer_s: float = 0.0
     prompt_tokens: int = 0
     answer_tokens: int = 0
-    generate_factor: float = 1.0
-    prompt_factor: float = 1.0
-    corrected_by: str = ""
     parts: tuple[PlanPart, ...] = ()
     speculation: PlanSpeculation | None = None
     ctx_note: str = ""
@@ -163,9 +154,10 @@ class PlanView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReply:
-    """`choice` is the place of the chosen one in `plans`."""
+    """`head`: the node that would serve the model. `choice` is the place of the chosen one in `plans`."""
 
     model: str
+    head: str
     choice: int
     plans: tuple[PlanView, ...]
     left_out: tuple[LeftOutView, ...] = ()

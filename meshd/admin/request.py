@@ -1,4 +1,4 @@
-"""What a request to the daemon is: a frozen value whose class carries its name and the type of its reply.
+"""The requests to the daemon: frozen values whose classes carry their name and the type of their reply.
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class PingRequest(Request[PingReply], name="ping"):
@@ -38,7 +38,7 @@ class Request(Generic[R_co]):
 
     @classmethod
     def reply_type(cls) -> type[R_co]:
-        """What a reply to it is read as."""
+        """Return the type as which a reply is read."""
         reply: type[R_co] = typing.get_args(vars(cls)["__orig_bases__"][0])[0]
         return reply
 
@@ -46,7 +46,7 @@ class Request(Generic[R_co]):
     def answer(
         cls: Callable[..., Q], method: Callable[[S, Q], Awaitable[R_co]]
     ) -> Callable[[S, Q], Awaitable[R_co]]:
-        """Marks the method of an `Answers` that answers it."""
+        """Mark the method of an `Answers` that answers it."""
         setattr(method, _MARK, cls)
         return method
 
@@ -63,15 +63,15 @@ class Answers:
 
     @classmethod
     def answered(cls) -> frozenset[object]:
-        """The requests that there is a method for."""
+        """Return the requests that have a method."""
         return frozenset(cls._methods)
 
     async def answer(self, request: Request[R]) -> R:
-        """The reply of the method for it."""
+        """Return the reply of the request's method."""
         method: Callable[[Request[R]], Awaitable[R]] = getattr(self, self._methods[type(request)])
         return await method(request)
 
 
 def requests() -> Mapping[str, type[Request[object]]]:
-    """Those that have been defined so far, by name."""
+    """Return the requests defined so far, by name."""
     return MappingProxyType(dict(_KINDS))

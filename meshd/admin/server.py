@@ -50,7 +50,7 @@ class AdminServer:
 
     @property
     def path(self) -> Path:
-        """Where it listens, once open."""
+        """The path where it listens, once open."""
         return self._path
 
     def open(self) -> None:
@@ -147,7 +147,7 @@ class AdminServer:
                 writer.transport.abort()
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """One request and its reply; False when the connection is at its end."""
+        """Serve one request; False when the connection is at its end."""
         try:
             async with asyncio.timeout(_IDLE_SECONDS):
                 line = await reader.readline()

@@ -16,7 +16,7 @@ from meshd.base.errors import UserError
 
 
 def find_socket(home: Path) -> Path:
-    """The socket's path as a client looks for it; it need not exist."""
+    """Return the socket's path as a client looks for it; it need not exist."""
     try:
         pointed = (home / POINTER_NAME).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
@@ -25,7 +25,9 @@ def find_socket(home: Path) -> Path:
 
 
 def choose_socket(home: Path, environ: Mapping[str, str]) -> Path:
-    """The path that a daemon of this home listens at; makes folder and pointer of a short one if need be."""
+    """Return the path for a daemon of this home to listen at; creates folder and pointer of a short one if
+    needed.
+    """
     pointer = home / POINTER_NAME
     chosen = socket_folder(home, environ) / SOCKET_NAME
     if chosen.parent == home:
@@ -38,7 +40,7 @@ def choose_socket(home: Path, environ: Mapping[str, str]) -> Path:
 
 
 def socket_folder(home: Path, environ: Mapping[str, str]) -> Path:
-    """Where all sockets of a home's daemon lie: the home, or a private folder with a shorter path, made now.
+    """Return the folder of a home's sockets: the home, or a private folder with a shorter path, created now.
 
     No name in it may be longer than SOCKET_NAME. Raises UserError when no path is short enough or private.
     """
@@ -56,7 +58,7 @@ def socket_folder(home: Path, environ: Mapping[str, str]) -> Path:
 
 
 def remove_socket_folder(folder: Path, home: Path) -> None:
-    """At a daemon's end: remove what `socket_folder` made, if nothing is left in it. Idempotent."""
+    """Remove at a daemon's end what `socket_folder` created, if nothing is left in it. Idempotent."""
     if folder != home:
         with contextlib.suppress(OSError):
             folder.rmdir()

@@ -2,22 +2,24 @@
 
 Fields may be added, never renamed or dropped. Times are seconds, sizes bytes, dates Unix seconds; ids are
 given in full. What a package says of itself in such plain values stands here as it is (`ModelStatus`,
-`StoreStatus`, `GatewayStatus`). A view is what differs from the package's own value: ids as text with the
-names of the peers beside them, states as text, and no more than scripts may rely on.
+`StoreStatus`, `GatewayStatus`, `MdnsStatus`). A view is what differs from the package's own value: ids as
+text with the names of the peers beside them, and no more than scripts may rely on; snapshot.py fills it.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from meshd.gateway.interface import GatewayStatus
 from meshd.link.transport import LinkKind
-from meshd.model.status import LentMemory, ModelStatus, StoreStatus
+from meshd.model.status import FetchStatus, LentMemory, ModelStatus, StoreStatus
+from meshd.rendezvous.interface import MdnsStatus
+from meshd.wire.bounds import As
 
 SCHEMA = 1
 PeerStateName = Literal["known", "connecting", "connected", "suspended", "lost"]
 PathName = Literal["loopback", "lan", "public", "mapped", "punched", "relayed"]
-MdnsState = Literal["off", "looking", "silent", "heard"]
 Severity = Literal["info", "warning", "error"]
+Time = Annotated[float, As(float, lambda value: round(value, 3), float)]  # written without what is below it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +31,7 @@ class NodeView:
     role: str  # worker, serve or client
     version: str
     pid: int  # process id of the daemon
-    uptime_s: float
+    uptime_s: Time
     rss_bytes: int  # memory of that process
     listen: tuple[str, ...] = ()  # addresses at which other nodes reach it
     home: str = ""  # directory of its state
@@ -38,10 +40,10 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshView:
-    """The mesh: its id and how many members this node knows, itself included."""
+    """The mesh."""
 
     id: str
-    members: int  # this node included
+    members: int  # those that this node knows, itself included
     roles: tuple[str, ...] = ()  # what this node's certificate allows
 
 
@@ -52,8 +54,8 @@ class LinkView:
     kind: LinkKind
     path: PathName
     remote: str  # host:port of the other end
-    rtt_ms: float | None  # null until it is measured
-    since: float  # date when it came up
+    rtt_ms: Time | None  # null until it is measured
+    since: Time  # date when it came up
     sent_bytes: int
     received_bytes: int
     bytes_s: float | None = None  # what it carried a second when it was full; null until it was
@@ -61,7 +63,7 @@ class LinkView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerView:
-    """Another member. `link` carries data now, `standby_links` are alive but idle."""
+    """Another member."""
 
     id: str
     name: str
@@ -74,12 +76,12 @@ class PeerView:
     version: str = ""  # of meshd there; empty until it was connected since this daemon started
     native: str = ""  # pin + hash of our sources, to recognise different builds
     native_protocol: str = ""  # what its llama.cpp processes speak
-    state_s: float | None = None  # time in this state
+    state_s: Time | None = None  # time in this state
     last_error: str = ""
     says_banned: str = ""  # the peer's message if it considers this node banned
     grace_s: float = 0.0  # how long streams wait for a link to it
     stopped: str = ""  # its message when it was stopped; empty once it is back
-    present: bool = False  # running, though not connected: in a large mesh sessions are made on demand
+    present: bool = False  # running, though not connected: beyond nine members links are made on demand
     faults: int = 0  # protocol violations and unexpected failures it caused here, in the last hour
     last_fault: str = ""  # the latest of them
     paused: bool = False  # it lends nothing for now: its user wants that
@@ -102,7 +104,7 @@ class TunnelView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildView:
-    """A child process; `reason` says why it is in this state."""
+    """A child process."""
 
     name: str
     pid: int | None
@@ -121,7 +123,7 @@ class DeviceView:
     description: str
     free_bytes: int  # of a worker: that it could lend
     total_bytes: int
-    listed_s: float  # time since then
+    listed_s: Time  # time since then
     weight_bytes_s: float | None = None  # how fast it reads weights for a token; null until it was measured
     flops: float | None = None  # how fast it computes a prompt, in operations a second; null as above
 
@@ -135,16 +137,6 @@ class StorageView:
     cache_room_bytes: int | None  # weights from the network that may still be kept; null: the role keeps none
     models: int | None  # in all stores, counted once a minute at most; null until then
     models_bytes: int | None  # all of them together
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MdnsView:
-    """Multicast DNS: `off`, `looking` (no member heard yet), `silent` (none heard in time), `heard`."""
-
-    state: MdnsState
-    networks: tuple[str, ...] = ()  # interfaces on which this node is announced
-    members: int = 0  # of this mesh, seen there
-    why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,11 +160,12 @@ class Status:
     children: tuple[ChildView, ...] = ()
     model: ModelStatus | None = None
     api: GatewayStatus | None = None
-    mdns: MdnsView | None = None
+    mdns: MdnsStatus | None = None
     store: StoreStatus | None = None
     warnings: tuple[HealthWarning, ...] = ()
     models: tuple[ModelStatus, ...] = ()  # of a node that serves several; `model` is the last used of them
     devices: tuple[DeviceView, ...] = ()  # of this machine, as far as they are known
     storage: StorageView | None = None
     lent: tuple[LentMemory, ...] = ()  # by a worker, to heads
+    fetching: FetchStatus | None = None  # a model that this node takes before its role begins
     schema: int = SCHEMA  # version of this document's format

@@ -1,4 +1,4 @@
-"""The question where the time of a model's tokens went, and its reply; see api.py for the rules."""
+"""The request for where the time of a model's tokens went, and its reply; see api.py for the rules."""
 
 from dataclasses import dataclass
 
@@ -27,8 +27,8 @@ class AnswerTime:
 class AdviceView:
     """The change that would gain most. `gain`: the share of an answer's time that it is predicted to save.
 
-    `change` is empty where nothing is worth it, and `why` says so. Rates in tokens a second: as measured, and
-    what is predicted to become of it; both as predicted before anything was measured.
+    `change` is empty where nothing is worth it, and `why` says so. Rates in tokens a second, predicted now as
+    `meshd plan` does: as it runs, and with the change.
     """
 
     change: str
@@ -46,7 +46,8 @@ class WhyReply:
     Null where no answer had the machines to itself. `round`: of the newest time in which answers were
     streamed, several at once or with drafts: a mean over the rounds in which llama-server computed for all of
     them; null where `token` is of that time, or `why_no_round` says why. `requests`: under way now. `split`:
-    as it runs.
+    as it runs. `generate_tok_s_at_load`: what was predicted of it then, null where a device was not measured;
+    `since_load`: which inputs of the prediction have changed, in words.
     """
 
     model: str
@@ -58,8 +59,10 @@ class WhyReply:
     advice: AdviceView
     round: TimeAccount | None = None
     why_no_round: str = ""
+    generate_tok_s_at_load: float | None = None
+    since_load: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhyRequest(Request[WhyReply], name="why"):
-    """Of the model that this node serves."""
+    """A request for the token times of the model that this node serves."""

@@ -1,4 +1,4 @@
-"""Warnings of a worker about what it lends: its files, its devices, and the weights that it keeps. Pure."""
+"""Warns of trouble with what a worker lends: its files, its devices, and the weights that it keeps. Pure."""
 
 from collections.abc import Iterator, Sequence
 
@@ -19,7 +19,7 @@ _KEEP_HINT = (
 def worker_warnings(
     store: StoreStatus | None, file_notes: Sequence[str], unfit: Sequence[str]
 ) -> Iterator[HealthWarning]:
-    """`file_notes`: changes to its model files. `unfit`: devices that failed their trial."""
+    """Yield warnings. `file_notes`: changes to its model files. `unfit`: devices that failed their trial."""
     if store is not None and store.problem:
         what = f"downloaded weights cannot be kept in `{store.path}`: {store.problem}"
         yield HealthWarning(code="weights_not_kept", severity="warning", what=what, hint=_KEEP_HINT)

@@ -1,4 +1,4 @@
-"""Connections that are there already: whoever takes one owns its socket, and leaves none open."""
+"""Takes ownership of accepted connections: their sockets are closed in every case."""
 
 import asyncio
 import socket
@@ -11,7 +11,9 @@ Made = TypeVar("Made", bound=asyncio.BaseProtocol)
 
 
 async def adopt(connection: socket.socket, make: Callable[[], Made]) -> Made:
-    """A protocol for it, which owns it from now on. Raises Broken; then, or if cancelled, it is closed."""
+    """Return `make()`'s protocol, which owns `connection` from now on. Raises Broken; then, or if cancelled,
+    the connection is closed.
+    """
     try:
         _, made = await asyncio.get_running_loop().connect_accepted_socket(make, connection)
     except OSError as error:

@@ -26,7 +26,9 @@ class Asked(Generic[Who, What]):
         self._failed: dict[tuple[Who, What], tuple[float, int]] = {}  # until when, and how often by then
 
     def order(self, many: Iterable[Who], what: What, now: float) -> list[Who]:
-        """First the peer that helped last, then those that have not failed recently, then the rest."""
+        """Return the peers with the one that helped last first, then those without a recent failure, then the
+        rest.
+        """
         best = self._helped.get(what)
 
         def rank(who: Who) -> tuple[float, float]:
@@ -36,12 +38,12 @@ class Asked(Generic[Who, What]):
         return sorted(many, key=rank)
 
     def helped(self, who: Who, what: What) -> None:
-        """It did what it was asked for."""
+        """Record that `who` did what it was asked for."""
         _put(self._helped, what, who)
         self._failed.pop((who, what), None)
 
     def failed(self, who: Who, what: What, now: float) -> None:
-        """It said no, or nothing."""
+        """Record that `who` refused or did not reply; it comes last until its back-off ends."""
         if self._helped.get(what) == who:
             del self._helped[what]
         _, tries = self._failed.get((who, what), (0.0, 0))

@@ -13,6 +13,6 @@ class Backoff:
     jitter: float = 0.3
 
     def delay(self, attempt: int, draw: float) -> float:
-        """Seconds to wait before try `attempt` (0 is the first retry); `draw` lies in [0, 1)."""
+        """Return the seconds to wait before try `attempt` (0 is the first retry); `draw` lies in [0, 1)."""
         plain = min(self.most, self.first * self.factor ** min(attempt, 32))
         return plain * (1.0 - self.jitter * draw)

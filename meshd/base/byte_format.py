@@ -6,12 +6,12 @@ _MANY_BYTES = 1_000_000  # fewer are told one by one
 
 
 def in_number(number: int, thing: str) -> str:
-    """`1 worker`, `2 workers`."""
+    """Return `1 worker`, `2 workers`."""
     return f"{number} {thing}" + ("" if number == 1 else "s")
 
 
 def in_bytes(count: float) -> str:
-    """`12.3 MB`, in powers of 1000, as disks and networks are sold."""
+    """Return `12.3 MB`, in powers of 1000, as disks and networks are sold."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(count) < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -20,10 +20,10 @@ def in_bytes(count: float) -> str:
 
 
 def in_exact_bytes(count: int) -> str:
-    """`10 bytes`, or `12.3 MB` where a single byte says nothing any more."""
+    """Return `10 bytes`, or `12.3 MB` above the size where single bytes stop mattering."""
     return in_bytes(count) if count >= _MANY_BYTES else f"{count} bytes"
 
 
 def in_memory(count: int) -> str:
-    """`1.5 GiB` or `300 MiB`, in powers of 1024, as devices report memory."""
+    """Return `1.5 GiB` or `300 MiB`, in powers of 1024, as devices report memory."""
     return f"{count / _GIB:.1f} GiB" if count >= _GIB else f"{count / MIB:.0f} MiB"

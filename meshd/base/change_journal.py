@@ -1,4 +1,4 @@
-"""The order in which keys changed: each reader has a mark and sees what changed since. Pure.
+"""A journal of changed keys: each reader has a mark and sees what changed since. Pure.
 
 Each key occurs once, at its latest change, so the journal never grows beyond the number of keys.
 """
@@ -16,17 +16,17 @@ class Journal(Generic[K]):
         self.mark = 0
 
     def touch(self, key: K) -> None:
-        """`key` has changed now."""
+        """Record that `key` changed now."""
         self.mark += 1
         self._at.pop(key, None)
         self._at[key] = self.mark
 
     def drop(self, key: K) -> None:
-        """`key` is gone: nobody is told of it any more."""
+        """Remove `key`: no reader hears of it again."""
         self.mark += self._at.pop(key, None) is not None
 
     def since(self, mark: int) -> list[K]:
-        """The keys that changed after `mark`, the latest last; takes as long as there are such keys."""
+        """Return the keys that changed after `mark`, latest last, in time proportional to their number."""
         found: list[K] = []
         for key in reversed(self._at):
             if self._at[key] <= mark:

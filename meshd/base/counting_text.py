@@ -1,4 +1,4 @@
-"""Texts for people that count on: only what is not a number in them is news. Pure."""
+"""Strips the numbers from counting texts, so that only a change of their subject is reported. Pure."""
 
 import re
 
@@ -6,5 +6,5 @@ _DIGITS = re.compile(r"\d+")
 
 
 def without_numbers(text: str) -> str:
-    """The subject of such a text, which stays the same while it counts."""
+    """Return the text without its numbers: the subject, which stays the same while they count on."""
     return _DIGITS.sub("", text)

@@ -7,8 +7,8 @@ different types: a LocalProtocolError is a bug of ours, a RemoteProtocolError cl
 from typing import ClassVar, Self
 
 BANNED_HINT = (  # for the node that is out
-    "to come back, take a new key and a new token: `meshd stop`, `meshd leave --new-identity`, "
-    "then start it with --join TOKEN"
+    "to return with its old key, ask the founder to run `meshd unban`; to join with a new key "
+    "and a new token, run `meshd stop` and `meshd leave --new-identity`, then start it with --join TOKEN"
 )
 
 
@@ -27,14 +27,14 @@ class MeshdError(Exception):
 
     @property
     def with_hint(self) -> str:
-        """Both in one line."""
+        """`what` and `hint` in one line."""
         return f"{self.what} ({self.hint})" if self.hint else self.what
 
     def afresh(self) -> Self:
-        """A copy without a traceback, to raise in place of an error that is kept.
+        """Return a copy without a traceback, to raise instead of an error that is kept.
 
-        The traceback of a kept error refers to every frame it passed, and so to the object that keeps it:
-        a cycle, which holds its buffers in memory until the garbage collector finds it.
+        The traceback of a kept error refers to every frame it passed, and so to the object that keeps it: a
+        cycle, which holds its buffers in memory until the garbage collector finds it.
         """
         error = type(self).__new__(type(self), *self.args)
         error.__dict__.update(self.__dict__)
@@ -72,15 +72,19 @@ class Refused(MeshdError):
 
 
 class Closed(MeshdError):
-    """We closed it ourselves."""
+    """We closed the object ourselves."""
 
 
 class Broken(MeshdError):
-    """The network or the peer broke it."""
+    """The network or the peer broke the connection."""
+
+
+class CutOff(Broken):
+    """The other machine's kernel closed the connection; its process said no goodbye."""
 
 
 class EndOfStream(MeshdError):
-    """The other side ended it cleanly."""
+    """The other side ended the stream cleanly."""
 
 
 class Busy(MeshdError):

@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 class FairQueue(Generic[T]):
-    """In the order in which items came; when it is full, the oldest item of the one with most goes.
+    """Items in the order in which they came; a full queue drops the oldest item of the producer with most.
 
     A producer that may have many names is counted by a common group first: `put` takes several levels.
     """
@@ -22,7 +22,7 @@ class FairQueue(Generic[T]):
         return len(self._items)
 
     def put(self, item: T, *who: Hashable) -> None:
-        """Put it at the end. `who` it is from: the widest first, always as many of them."""
+        """Append `item`. `who` it is from: the widest group first, always as many levels."""
         self._items.append((who, item))
         for level, one in enumerate(who):
             self._below.setdefault(who[:level], Counter())[one] += 1
@@ -33,7 +33,7 @@ class FairQueue(Generic[T]):
             self._less(most)
 
     def pop(self) -> T:
-        """The first item. Raises IndexError when there is none."""
+        """Return and remove the first item. Raises IndexError when there is none."""
         who, item = self._items.popleft()
         self._less(who)
         return item
@@ -45,10 +45,10 @@ class FairQueue(Generic[T]):
         return found
 
     def _less(self, who: tuple[Hashable, ...]) -> None:
-        for level, one in enumerate(who):
+        for level, name in enumerate(who):
             counts = self._below[who[:level]]
-            counts[one] -= 1
-            if not counts[one]:
-                del counts[one]
+            counts[name] -= 1
+            if not counts[name]:
+                del counts[name]
             if not counts:
                 del self._below[who[:level]]

@@ -40,21 +40,21 @@ class Fault(Broken):
 
 @dataclass(slots=True)
 class _FaultLines:
-    """Of one kind of failure of one source."""
+    """The budget of lines for one kind of failure of one source."""
 
     bucket: TokenBucket
     left_out: int = 0
 
 
 class _FaultLedger:
-    """Which failures were logged lately: one for the process, as the log is."""
+    """The ledger of failures logged lately: one for the process, as the log is."""
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[str, str], _FaultLines] = {}
         self._all: TokenBucket | None = None
 
     def may_say(self, source: str, kind: str, now: float) -> int | None:
-        """How many similar lines were suppressed before; None: suppress this one, too."""
+        """Return how many similar lines were suppressed before, or None to suppress this one, too."""
         if self._all is None:
             self._all = FAULT_LINES_IN_ALL.bucket(now)
         lines = self._kinds.pop((source, kind), None) or _FaultLines(FAULT_LINES.bucket(now))
@@ -68,7 +68,7 @@ class _FaultLedger:
         return left_out
 
     def forget(self) -> None:
-        """As at the start of the process."""
+        """Reset the ledger to its state at the start of the process."""
         self._kinds.clear()
         self._all = None
 
@@ -78,10 +78,10 @@ forget = _ledger.forget  # for tests
 
 
 class Contained:
-    """Context manager: an unexpected exception (no MeshdError, or a bug) leaves its block as a `Fault`.
+    """A context manager: an unexpected exception (no MeshdError, or a bug) leaves its block as a `Fault`.
 
-    It may be entered again and again. `source` is whom the work is for, `name` what it is. Cancellation and
-    the end of the process pass.
+    It may be entered repeatedly. `source` is the outsider that caused the work, `name` the work.
+    Cancellation and the end of the process pass.
     """
 
     __slots__ = ("_blame", "_name", "_source")
@@ -99,7 +99,7 @@ class Contained:
     ) -> None:
         if not isinstance(error, Exception):
             return
-        unforeseen = next((one for one in leaves(error) if not _is_foreseen(one)), None)
+        unforeseen = next((leaf for leaf in leaves(error) if not _is_foreseen(leaf)), None)
         if unforeseen is None:
             if isinstance(error, ExceptionGroup):
                 raise next(leaves(error)) from None
@@ -112,7 +112,7 @@ class Contained:
 async def contained(
     work: Coroutine[object, object, T], *, source: str, name: str, blame: Blame | None = None
 ) -> T:
-    """Returns the result of `work`. Raises only MeshdErrors; unexpected exceptions as `Fault`."""
+    """Return the result of `work`. Raises only MeshdErrors; an unexpected exception becomes a `Fault`."""
     with Contained(source, name, blame):
         return await work
 
@@ -120,7 +120,7 @@ async def contained(
 async def ended(
     work: Coroutine[object, object, T], *, source: str, name: str, blame: Blame | None = None
 ) -> T | None:
-    """Like `contained`; returns None on failure, which ends only this work."""
+    """Return the result of `work`, or None if it failed: a failure ends only this work, as in `contained`."""
     try:
         return await contained(work, source=source, name=name, blame=blame)
     except Fault:
@@ -170,7 +170,7 @@ def note(error: BaseException, *, source: str, name: str) -> None:
 
 
 def watch_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Failures in callbacks of the loop (a socket's, a library's) are logged here as well."""
+    """Log failures in callbacks of the loop (a socket's, a library's) here as well."""
 
     def handle(_loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         error = context.get("exception")
@@ -182,10 +182,10 @@ def watch_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def leaves(error: BaseException) -> Iterator[Exception]:
-    """The plain exceptions in (nested) groups, or the one that it is."""
+    """Yield the plain exceptions in (nested) groups, or `error` itself."""
     if isinstance(error, BaseExceptionGroup):
-        for one in error.exceptions:
-            yield from leaves(one)
+        for member in error.exceptions:
+            yield from leaves(member)
     elif isinstance(error, Exception):
         yield error
 
@@ -200,7 +200,7 @@ def _words(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Where in the source it was raised, as far as that is ours: `file.py:123`, and the library's frame."""
+    """Return where in our source `error` was raised, with the library's frame: `ssl.py:9 < file.py:123`."""
     frames = traceback.extract_tb(error.__traceback__)
     shown: list[str] = []
     for frame in reversed(frames):

@@ -5,7 +5,7 @@ MAX_LABEL = 63  # of what stands between its dots
 
 
 def why_no_host(host: str) -> str:
-    """Why `host`, without brackets, is neither an address nor a name that can be looked up; empty: it is one.
+    """Return why `host` (no brackets) is neither an address nor a valid name; empty if it is one.
 
     A resolver or the TLS engine raises what no caller foresees for the rest.
     """
@@ -29,7 +29,7 @@ def why_no_host(host: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """True for `localhost` and addresses that only this machine reaches; other names are not looked up."""
+    """Return True for `localhost` and loopback addresses; other names are not looked up."""
     import ipaddress  # a verb that starts no daemon does without
 
     if host == "localhost":

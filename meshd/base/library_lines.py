@@ -1,4 +1,4 @@
-"""What libraries log by way of `logging` becomes a line of our own log, at a limited rate.
+"""Turns what libraries log through `logging` into lines of our own log, at a limited rate.
 
 Otherwise it would go to stderr at once: past the thread that writes there (a pipe that nobody reads would
 stop the daemon), past the limit of lines (strangers would fill a disk) and past the log file.
@@ -40,7 +40,7 @@ class LibraryLines(logging.Handler):
         self._say = say
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See logging.Handler. Raises nothing: who logs is no reader of the log, and must not end by it."""
+        """Log the record. Raises nothing: code that logs must not fail because of it."""
         with _Held() as held:
             self._say(record.name, _text(record)[:_MOST_LETTERS])
         if held.error is not None:
@@ -50,11 +50,11 @@ class LibraryLines(logging.Handler):
                 self._say(record.name, words[: _MOST_LETTERS - len(why)] + why)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """See logging.Handler, which writes a traceback to stderr."""
+        """Write nothing: the default writes a traceback to stderr."""
 
 
 def _text(record: logging.LogRecord) -> str:
-    """May raise anything: libraries log values whose words are their own."""
+    """Return the record's text. May raise anything: libraries log values with code of their own."""
     try:
         text = record.getMessage()
     except (TypeError, ValueError, KeyError):  # its values do not fit its words
@@ -64,9 +64,9 @@ def _text(record: logging.LogRecord) -> str:
 
 
 def take_over(say: Say) -> None:
-    """From now on libraries speak through `say`, in place of an earlier one."""
+    """Send what libraries log to `say` from now on, instead of an earlier one."""
     lines, root = LibraryLines(say), logging.getLogger()
-    for handler in [one for one in root.handlers if isinstance(one, LibraryLines)]:
+    for handler in [known for known in root.handlers if isinstance(known, LibraryLines)]:
         root.removeHandler(handler)
     root.addHandler(lines)
     logging.lastResort = lines  # for loggers that hand nothing on to the root

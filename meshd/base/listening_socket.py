@@ -4,7 +4,9 @@ import errno
 import socket
 from typing import Protocol
 
-_BACKLOG = 128  # connections that the kernel holds until somebody accepts them
+# Connections that the kernel holds until somebody accepts them. A flood fills the list while the loop is busy
+# elsewhere, and then honest callers wait for a second before they try again.
+_BACKLOG = 1024
 LOOPBACK_HOST = "127.0.0.1"  # for programs of this machine; others come through meshd
 UNIX_BUFFER = 256 << 10
 # errno of a socket that could not be made or accepted: this process, or this machine, has no more of them
@@ -13,13 +15,13 @@ NO_ROOM_SECONDS = 1.0  # until a listener accepts again: something may have been
 
 
 class Sized(Protocol):
-    """A socket, or what asyncio shows of one."""
+    """A socket, or asyncio's view of one."""
 
     def setsockopt(self, level: int, option: int, value: int, /) -> None: ...
 
 
 def listen_at(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
-    """A TCP socket that listens at the address `host`; port 0: any free one. It blocks.
+    """Return a blocking TCP socket that listens at the address `host`; port 0: any free one. It blocks.
 
     Raises OSError; what to tell the user depends on who wanted the port.
     """
@@ -39,6 +41,6 @@ def listen_at(family: socket.AddressFamily, host: str, port: int) -> socket.sock
 
 
 def widen(sock: Sized) -> None:
-    """Room for some messages in a unix socket: macOS gives 8 KiB, less than the state of one token."""
+    """Enlarge the buffers of a unix socket: macOS gives 8 KiB, less than the state of one token."""
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         sock.setsockopt(socket.SOL_SOCKET, option, UNIX_BUFFER)

@@ -55,7 +55,7 @@ def _redact(_logger: object, _method: str, event: MutableMapping[str, object]) -
 
 
 def _written(text: str) -> str:
-    """A name or reason of a peer must neither end the line, nor move the cursor, nor fill the file."""
+    """Escape and cut text of a peer, which must not end the line, move the cursor or fill the file."""
     cut = len(text) - _MOST_VALUE_LETTERS
     shown = text[:_MOST_VALUE_LETTERS] if cut > 0 else text
     if not shown.isprintable():
@@ -68,7 +68,7 @@ _clock: Callable[[], float] = time.monotonic
 
 
 def _share(_logger: object, method: str, event: MutableMapping[str, object]) -> MutableMapping[str, object]:
-    """Leave out what is beyond the share of a peer, or of a kind of line; errors and debug pass."""
+    """Drop lines beyond the share of a peer, or of a kind of line; errors and debug pass."""
     if method not in ("info", "warning"):
         return event
     peer, now = event.get("peer"), _clock()
@@ -86,7 +86,7 @@ def _share(_logger: object, method: str, event: MutableMapping[str, object]) -> 
 def _in_units(
     _logger: object, _method: str, event: MutableMapping[str, object]
 ) -> MutableMapping[str, object]:
-    """Sizes for people: programs read JSON."""
+    """Format sizes with units, for people: programs read JSON."""
     for field, text in _UNITS.items():
         if isinstance(size := event.get(field), int):
             event[field] = text(size)
@@ -94,13 +94,13 @@ def _in_units(
 
 
 class _Lines:
-    """Writes each line to all sinks; what structlog calls at the end of its chain."""
+    """The sinks of all lines; structlog calls it at the end of its chain."""
 
     def __init__(self, sinks: tuple[Callable[[str], object], ...]) -> None:
         self._sinks = sinks
 
     def info(self, line: str) -> None:
-        """One line, of whatever level."""
+        """Write one line, whatever its level."""
         for sink in self._sinks:
             sink(line + "\n")
 
@@ -140,16 +140,17 @@ def _to_stream(stream: IO[str] | None) -> Callable[[str], object]:
 
 
 def unwritten() -> dict[str, str]:
-    """The log file, if it takes nothing now, and why."""
+    """Return the log file and the error, if it cannot be written now; else nothing."""
     return {str(_file.path): _file.trouble} if _file is not None and _file.trouble else {}
 
 
 @contextmanager
 def in_background() -> Iterator[Callable[[str], object]]:
-    """Within the block a thread writes to stderr, which may block: a full pipe, a terminal that stands still.
+    """Write to stderr from a thread within the block, because stderr may block: a full pipe, a stopped
+    terminal.
 
-    What Python itself says there goes the same way: warnings, errors that nobody can catch. Gives what writes
-    a remark there for people, whatever the level.
+    Python's own output there (warnings, uncaught errors) goes the same way. Yields a function that writes a
+    remark for people, whatever the level.
     """
     global _background
     try:
@@ -194,13 +195,16 @@ def set_up(
     """
     global _clock, _file, _shares
     _shares, _clock = LineShares(), clock
+    # Take over what libraries log.
     take_over(_library_said)
     logging.getLogger("asyncio").addFilter(_worth_a_line)  # the same one again is no second filter
     logging.getLogger("quic").setLevel(logging.CRITICAL)  # aioquic's: what strangers send is not worth a line
+    # Open the sinks.
     if _file is not None:
         _file.close()
     _file = RotatedFile(file, most=MAX_LOG_BYTES) if file is not None else None
     sinks = (_to_stream(stream), *((_to_file(_file),) if _file is not None else ()))
+    # Render for people or for programs.
     renderers: list[structlog.typing.Processor]
     if form == "json":
         renderers = [structlog.processors.JSONRenderer()]
@@ -221,7 +225,7 @@ def set_up(
 
 
 def get(area: str) -> Logger:
-    """A logger whose lines carry `area` (the package that speaks).
+    """Return a logger whose lines carry `area` (the package that logs).
 
     It follows a later `set_up`, so a module may keep one from the time of its import.
     """

@@ -1,10 +1,10 @@
-"""How many log lines outsiders may cause, so that they cannot rotate other lines out of the log. Pure.
+"""Limits the log lines that outsiders may cause, so that they cannot rotate others out of the log. Pure.
 
-A line that names a peer counts for the peer. One that names none (an unproven connection, a relay, a
-client at a local port, this node itself) counts for its kind, so there is no line without a limit.
+A line that names a peer counts for the peer. One that names none (an unproven connection, a relay, a client
+at a local port, this node itself) counts for its kind, so there is no line without a limit.
 
-The first lines about each peer come from a share of their own: peers that are talked about all the time
-use up what all have together, and nothing of that.
+The first lines about each peer come from a share of their own: peers that are talked about all the time use
+up what all have together, and nothing of that.
 """
 
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class LineShares:
         self._first: TokenBucket | None = None
 
     def may_say(self, peer: str, now: float) -> int | None:
-        """Of a line about `peer`."""
+        """Spend a line about `peer`: return the count suppressed before, or None to suppress it."""
         if self._all is None or self._first is None:
             self._all, self._first = PEER_LINES_IN_ALL.bucket(now), FIRST_LINES_IN_ALL.bucket(now)
         lines = _of(self._peers, peer, PEER_LINES, MAX_LOGGED_PEERS, now)
@@ -51,7 +51,7 @@ class LineShares:
         return _said(lines, may and lines.bucket.spend(1, now))
 
     def may_say_kind(self, kind: str, now: float) -> int | None:
-        """Of a line that names no peer; those of peers take nothing from it."""
+        """Spend a line that names no peer; peers' lines do not count against it."""
         lines = _of(self._kinds, kind, KIND_LINES, MAX_LINE_KINDS, now)
         return _said(lines, lines.bucket.spend(1, now))
 
@@ -64,8 +64,8 @@ def _of(kept: dict[str, _PeerLines], key: str, rate: Rate, most: int, now: float
     return lines
 
 
-def _spend_both(one: TokenBucket, other: TokenBucket, now: float) -> bool:
-    return one.has(1, now) and other.spend(1, now) and one.spend(1, now)
+def _spend_both(first: TokenBucket, second: TokenBucket, now: float) -> bool:
+    return first.has(1, now) and second.spend(1, now) and first.spend(1, now)
 
 
 def _said(lines: _PeerLines, may: bool) -> int | None:

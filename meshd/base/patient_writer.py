@@ -26,7 +26,7 @@ class PatientWriter:
         self._thread.start()
 
     def write(self, data: bytes) -> None:
-        """Whole lines. Returns at once."""
+        """Queue whole lines, or drop them if too much is waiting. Returns at once."""
         with self._changed:
             if self._closing or self._bytes + len(data) > MAX_UNWRITTEN_BYTES:
                 self._lost += 1
@@ -36,7 +36,7 @@ class PatientWriter:
             self._changed.notify()
 
     def take_lost(self) -> int:
-        """How many writes were dropped, once half of the room is free again; 0 until then, and after."""
+        """Return how many writes were dropped, once half of the room is free again; 0 before and after."""
         with self._changed:
             if self._bytes > MAX_UNWRITTEN_BYTES // 2:
                 return 0
@@ -71,20 +71,19 @@ class PatientWriter:
 
 
 class PatientText(io.TextIOBase):
-    """Text for a PatientWriter, in place of `sys.stderr`."""
+    """Text written to a PatientWriter, instead of `sys.stderr`."""
 
     def __init__(self, writer: PatientWriter) -> None:
         self._writer = writer
 
     def writable(self) -> bool:
-        """See io.TextIOBase."""
         return True
 
     def write(self, text: str) -> int:
-        """See io.TextIOBase. Returns at once."""
+        """Queue the text. Returns at once."""
         self._writer.write(text.encode(errors="replace"))
         return len(text)
 
     def fileno(self) -> int:
-        """See io.TextIOBase."""
+        """Return the descriptor that the thread writes to."""
         return self._writer.descriptor

@@ -1,11 +1,9 @@
-"""How much one peer or one issuer may make this node keep, open, dial, compute, write and send: one table.
+"""The limits on what one peer or one issuer may make this node keep, open, dial, compute, write and send.
 Pure.
 
 An issuer is an inviter, or one invite of the root; all members that it admitted share its limits.
 
-Over 350 lines: it is one table.
-
-docs/security.md shows this table. Every limit against a member is here and nowhere else; the sizes of single
+docs/security.md shows an excerpt. Every limit against a member is here and nowhere else; the sizes of single
 messages are in wire/limits.py.
 """
 
@@ -38,7 +36,7 @@ class Rate:
     beyond: str
 
     def bucket(self, now: float) -> TokenBucket:
-        """A full one."""
+        """Return a full bucket."""
         return TokenBucket(rate=self.per_second, burst=self.burst, now=now)
 
 
@@ -56,29 +54,29 @@ CALLERS_KNOWN = Share(
     "addresses whose failed connections are counted", 4096, "node", "the one silent longest is dropped"
 )
 CALLS_FAILED_KNOWN = Rate(
-    "more of these where a member proved itself in the last hour; as many from its UDP port",
+    "further ones from an address of a recent member; as many from its UDP port",
     4.0,
     64,
     "address",
     "connections from there are ignored",
 )
 CALLERS_PLACES = Share(
-    "addresses where members proved themselves, with and without their UDP port",
+    "remembered addresses of members, with and without UDP port",
     1024,
     "node",
     "the one silent longest is dropped",
 )
 CALLERS_PLACES_OF_PEER = Share(
-    "addresses where it proved itself, with and without its UDP port",
+    "remembered addresses of a member, with and without UDP port",
     4,
     "peer",
     "the one silent longest is dropped",
 )
 FAULTS = Rate("unexpected failures of its work", 1 / 60, 5, "peer", "its links are refused for a minute")
-FAULT_LINES = Rate("log lines about one kind of such failures", 1 / 60, 3, "peer", "counted in the next line")
+FAULT_LINES = Rate("log lines about such failures of one kind", 1 / 60, 3, "peer", "counted in the next line")
 FAULT_LINES_IN_ALL = Rate("log lines about such failures", 1.0, 30, "node", "counted in the next line")
 EARLY_STREAMS = Share(
-    "streams waiting for a leased rpc-server to start", 8, "peer", "further ones are refused"
+    "streams waiting for a leased mesh-server to start", 8, "peer", "further ones are refused"
 )
 
 JOINING = Share("nodes joining over one kind of link", 16, "node", "further ones are turned away")
@@ -94,7 +92,7 @@ WELCOMED = Share("circuits to this node through members", 256, "node", "further 
 WELCOMED_BY_PEER = Share(
     "circuits to this node through one member", 16, "peer", "further streams are refused"
 )
-LENT = Share("streams of a head to the worker that it leased", 8, "lease", "further streams are refused")
+LENT = Share("streams of a head to a leased worker", 8, "lease", "further streams are refused")
 PUSHED = Share("streams of other workers to a leased worker", 64, "lease", "further streams are refused")
 PUSHED_OF_PEER = Share(
     "streams of one worker to another leased worker", 4, "peer", "further streams are refused"
@@ -107,7 +105,7 @@ SIGNAL_ROUTE_RATE = Rate(
 SIGNAL_ROUTE_OF_ISSUER = Rate("signals through one channel", 45.0, 150.0, "issuer", "the signal is dropped")
 SIGNAL_MAIL_RATE = Rate("signals delivered by relays, in total", 200.0, 400.0, "node", "the next one waits")
 SIGNALS_FORWARDED = Rate("signals forwarded for a member", 10.0, 40.0, "peer", "the stream is refused")
-COOKIES_TOLD = Rate("cookies sent to a sender whose signal was late", 0.5, 2.0, "peer", "none is sent")
+COOKIES_TOLD = Rate("cookies sent after late signals", 0.5, 2.0, "peer", "none is sent")
 MAIL_WAITING = Share("waiting letters from relays", 128, "node", "the largest share loses one")
 SIGNALS = Share("signals being received", 512, "node", "further streams are refused")
 SIGNALS_OF_PEER = Share("signals being received from one peer", 64, "peer", "further streams are refused")
@@ -118,65 +116,137 @@ API_STRANGERS = Share("API connections without a key so far", 64, "node", "the o
 API_STRANGERS_OF_ADDRESS = Share(
     "API connections without a key so far", 16, "address", "its oldest is closed"
 )
-API_CLIENTS = Share("accepted API connections", 256, "node", "further requests get 503")
-API_CLIENTS_OF_KEY = Share("API connections with one key", 192, "key", "further requests get 503")
+API_CLIENTS = Share(
+    "accepted API connections",
+    256,
+    "node",
+    "an idle one is closed; if none is idle, further requests get 503",
+)
+API_CLIENTS_OF_KEY = Share(
+    "API connections with one key",
+    192,
+    "key",
+    "an idle one of that key is closed; if none is idle, further requests get 503",
+)
+API_CLIENTS_OF_ADDRESS = Share(
+    "API connections with one key from one address beyond loopback",
+    128,
+    "address",
+    "an idle one of these is closed; if none is idle, further requests get 503",
+)
 API_CALLS = Share("requests of members to this node's API", 48, "node", "further streams are refused")
 API_CALLS_OF_PEER = Share("requests to this node's API", 24, "peer", "further streams are refused")
 API_CALLS_OF_ISSUER = Share("requests to this node's API", 36, "issuer", "further streams are refused")
 SERVING_TOLD = Share("members told what this node serves", 64, "node", "further streams are refused")
 SERVING_TOLD_OF_PEER = Share(
-    "streams on which it is told what this node serves", 2, "peer", "further streams are refused"
+    "streams that tell a member what this node serves", 2, "peer", "further streams are refused"
 )
 SERVING_TOLD_OF_ISSUER = Share(
     "members told what this node serves", 48, "issuer", "further streams are refused"
 )
 HEADS_FOLLOWED = Share("heads whose APIs a client knows", 16, "node", "the largest share loses one")
 HEADS_FOLLOWED_OF_ISSUER = Share("heads whose APIs a client knows", 12, "issuer", "the others are not asked")
-SERVING_HEARD = Rate("messages of a head that tells what it serves", 8.0, 40, "peer", "the next one waits")
+SERVING_HEARD = Rate("messages of a head about what it serves", 8.0, 40, "peer", "the next one waits")
 API_USERS_KNOWN = Share(
-    "users of the API whose use is remembered between requests",
+    "API users whose consumption is remembered",
     1024,
     "node",
     "the one with the least is forgotten",
 )
-API_STUCK_SECONDS = Share(
-    "seconds for 64 KiB of an answer that waits for a client", 300, "peer", "it is cut off"
+API_CULPRITS = Share(
+    "API requests that end llama-server, in 10 minutes (without keys: per address)",
+    3,
+    "key",
+    "further requests get 429",
 )
-API_BODY_VALUES = Share("values in the JSON of one request to the API", 2 << 20, "node", "it gets 413")
+API_CULPRITS_GONE = Share(
+    "crashes of llama-server with or after an API request given up, all of one key alone, within 10 minutes; "
+    "without keys, of one address",
+    5,
+    "key",
+    "further requests get 429",
+)
+API_STUCK_SECONDS = Share("seconds for a client to read 64 KiB of an answer", 300, "peer", "it is cut off")
+API_BODY_VALUES = Share("JSON values in an API request", 2 << 20, "node", "it gets 413")
 API_BODY_PARTS = Share(
-    "strings, names, lists and objects in the JSON of one request to the API", 1 << 18, "node", "it gets 413"
+    "JSON strings, names, lists and objects in an API request", 1 << 18, "node", "it gets 413"
 )
-API_BODY_BARE_MIB = Share(
-    "MiB of the JSON of one request to the API outside of strings", 8, "node", "it gets 413"
-)
+API_BODY_BARE_MIB = Share("MiB of JSON outside strings in an API request", 8, "node", "it gets 413")
 ANSWER_EVENTS = Share(
-    "events of one answer kept to continue it", 1 << 17, "node", "it does not continue after a loss"
+    "events of an answer kept to continue it", 1 << 17, "node", "it does not continue after a loss"
 )
 INTERIM_ANSWERS = Share("interim answers (1xx) of a head to one request", 64, "peer", "it counts as lost")
-_KEPT = "answers kept for clients that come back"
-KEPT_ANSWERS = Share(_KEPT, 256, "node", "the key that has most answers loses its oldest")
-KEPT_ANSWERS_OF_KEY = Share(_KEPT, 192, "key", "it loses its oldest")
-KEPT_ANSWERS_MIB = Share(f"MiB of {_KEPT}", 256, "node", "the key that has most MiB loses its oldest")
-KEPT_ANSWERS_OF_KEY_MIB = Share(f"MiB of {_KEPT}", 192, "key", "it loses its oldest")
-KEPT_ANSWER_MIB = Share("MiB of one such answer", 16, "node", "it is not kept any longer")
 
 # Addresses to dial (wire/dialable.py).
 ADDRESSES = Share("addresses in a record or a signal, per protocol", 8, "peer", "the others are not dialled")
 ROUTED = Share("private addresses outside this node's networks", 2, "peer", "the others are not dialled")
 MACHINE_PORTS = Share("ports of this machine named by a record", 1, "peer", "none of them is dialled")
 SIGNAL_PORTS = Share("ports of this machine named by a signal", 4, "peer", "none of them is dialled")
-DIALS = Rate("connections to addresses named only by the peer", 2.0, 48.0, "peer", "left for later attempts")
-RETRIES = Rate("news about a peer that cause an immediate dial", 0.05, 6.0, "peer", "the back-off continues")
+DIALS = Rate(
+    "connections to addresses that only the peer names", 2.0, 48.0, "peer", "left for later attempts"
+)
+DIALS_OF_ISSUER = Rate(
+    "connections to addresses that only its members name",
+    4.0,
+    128.0,
+    "issuer",
+    "left for later attempts",
+)
+DIALS_TO_HOST_OF_ISSUER = Rate(
+    "connections to one host, or port of this machine, that only its members name",
+    0.5,
+    24.0,
+    "issuer",
+    "left for later attempts",
+)
+DIALS_TO_HOST = Rate(
+    "connections to one host, or port of this machine, that only peers' records and signals name",
+    1.0,
+    48.0,
+    "address",
+    "left for later attempts",
+)
+DIALS_RESERVED = Rate(
+    "further connections to a host where the peer proved itself, or to any if it invited this node",
+    0.1,
+    8.0,
+    "peer",
+    "left for later attempts",
+)
+RETRIES = Rate("immediate dials after news about a peer", 0.05, 6.0, "peer", "the back-off continues")
 ATTEMPTS = Rate(
     "answered attempts to connect through NATs", 0.5, 24.0, "peer", "further attempts are refused"
 )
 
 # Before the proof, through NATs, relays and mDNS; leases.
-STRANGERS = Share("unauthenticated connections of each kind", 32, "node", "the oldest is closed")
-STRANGERS_OF_ADDRESS = Share("unauthenticated connections", 8, "address", "its oldest is closed")
+STRANGERS = Share(
+    "unauthenticated connections of a kind; as many with a caller's mark, and from members' addresses",
+    128,
+    "node",
+    "an older one from the network with the most is closed",
+)
+STRANGERS_OF_ADDRESS = Share(
+    "unauthenticated connections", 8, "address", "an older one from that address is closed"
+)
+STUN_ANSWERS = Rate(
+    "answers to STUN requests over UDP", 32.0, 512.0, "address", "further requests are ignored"
+)
+STUN_ANSWERS_IN_ALL = Rate(
+    "answers to STUN requests over UDP, in total; as many to members and relay clients",
+    256.0,
+    4096.0,
+    "node",
+    "further requests are ignored",
+)
+STUN_SOURCES = Share(
+    "addresses whose STUN answers are counted, per kind",
+    4096,
+    "node",
+    "the one silent longest is dropped",
+)
 SEARCHES = Share("port searches requested by others, 256 sockets each", 2, "node", "further ones are refused")
 PROBES = Rate(
-    "datagrams of one search, then none for 45 s, longer each time",
+    "datagrams of one port search, then a pause of 45 s or more",
     600.0,
     2000.0,
     "peer",
@@ -201,14 +271,14 @@ LEASES_ASKED_OF_PEER = Share("leases being negotiated", 2, "peer", "the head get
 LEASES = Share("leases of a worker", 8, "node", "further heads are refused")
 LEASES_OF_PEER = Share("leases of a worker", 4, "peer", "further ones are refused")
 TRIALS_ASKED = Rate(
-    "offers for which devices must be tried with operations that are new to them",
+    "offers that need new trials of devices",
     1 / 60,
     8,
     "peer",
     "the head gets `busy`",
 )
 FETCHES_ASKED = Rate(
-    "leases for which weights are taken from members",
+    "leases that fetch weights from members",
     1 / 60,
     8,
     "peer",
@@ -216,7 +286,7 @@ FETCHES_ASKED = Rate(
 )
 CAPACITY_ASKED = Share("answers about capacity in progress", 2, "peer", "further ones are refused")
 SPEEDS_ASKED = Rate(
-    "answers for which devices must be timed with layers that are new to them",
+    "answers that need new measurements of layers",
     1 / 60,
     8,
     "peer",
@@ -229,19 +299,17 @@ PROBES_AT_ONCE_OF_PEER = Share(
     "measurements of its path to this node in progress", 2, "peer", "further ones are refused"
 )
 PROBES_TAKEN = Rate(
-    "measurements of its path to this node, of 16 MiB at most", 1 / 60, 8, "peer", "further ones are refused"
+    "measurements of its path to this node, 16 MiB each", 1 / 60, 8, "peer", "further ones are refused"
 )
-SPEEDS_FAILED = Share(
-    "layers that are known not to be measurable on a device", 1024, "node", "the oldest is forgotten"
-)
+SPEEDS_FAILED = Share("layers known to be unmeasurable on a device", 1024, "node", "the oldest is forgotten")
 CAPACITY_MESSAGES = Rate("messages of a stream about capacity", 2.0, 20, "peer", "the next one waits")
 MODELS_ASKED = Share("questions about models in progress", 16, "node", "further ones are refused")
 MODELS_ASKED_OF_PEER = Share("questions about models in progress", 4, "peer", "further ones are refused")
 MODELS_ASKED_OF_ISSUER = Share("questions about models in progress", 12, "issuer", "further ones are refused")
 MODELS_MESSAGES = Rate("messages of a stream about models", 4.0, 40, "peer", "the next one waits")
-MODELS_TOLD = Rate("messages of a member that tells of its models", 100.0, 400, "peer", "the next one waits")
+MODELS_TOLD = Rate("messages of a member about its models", 100.0, 400, "peer", "the next one waits")
 MODELS_READ = Rate(
-    "models that are read as a whole because a member wants to check their pieces",
+    "models read whole to answer a member's question for pieces",
     1 / 60,
     8,
     "peer",
@@ -251,7 +319,7 @@ PIECES_GIVEN = Share("streams of pieces of models", 16, "node", "further ones ar
 PIECES_GIVEN_OF_PEER = Share("streams of pieces of models", 2, "peer", "further ones are refused")
 PIECES_GIVEN_OF_ISSUER = Share("streams of pieces of models", 12, "issuer", "further ones are refused")
 PIECES_ASKED = Share(
-    "pieces of a model asked for in advance on one stream",
+    "pieces requested ahead on one stream",
     4,
     "peer",
     "the stream is ended",
@@ -261,14 +329,14 @@ MODEL_HOLDERS = Share(
 )
 MEMBERS_ASKED = Share("members that are asked for their models", 64, "node", "the others are not asked")
 GIVEN_WHILE_SERVING = Rate(
-    "bytes of models given to members while this node computes for a model",
+    "bytes of models given to members while this node computes",
     16 << 20,
     4 << 20,
     "node",
     "the next ones wait",
 )
 LEASE_MESSAGES = Rate("messages of a lease's stream", 20.0, 200, "lease", "the next one waits")
-PROGRESS_SHOWN = Rate("progress messages of a worker that a head shows and logs", 0.5, 5, "peer", "not shown")
+PROGRESS_SHOWN = Rate("progress messages of a worker that are shown and logged", 0.5, 5, "peer", "not shown")
 EARLY_ENDS = Share(
     "consecutive leases that a worker ended within 300 s of the load",
     2,
@@ -277,13 +345,18 @@ EARLY_ENDS = Share(
 )
 MARKED = Share("workers whose failures a head remembers", 256, "node", "the oldest is forgotten")
 APART = Share(
-    "pairs of workers that may not push to each other because one ended a lease",
+    "pairs of workers that no longer push to each other after one ended a lease",
     256,
     "node",
     "the oldest is forgotten",
 )
 NEIGHBOURS = Share("neighbours of a lease", 16, "lease", "the lease ends")
-NEARBY = Share("mDNS records of this mesh", 256, "node", "the oldest is dropped")
+NEARBY = Share(
+    "mDNS records of this mesh",
+    256,
+    "node",
+    "the node with the most loses one; unknown nodes count as one",
+)
 NEARBY_OF_PEER = Share("addresses of a node from mDNS", 8, "peer", "the others are left out")
 SIGNALS_SENT = Share("outgoing signals in progress", 64, "node", "further ones are not sent")
 SENDERS_KNOWN = Share(
@@ -298,14 +371,14 @@ INVITER_RECORDS = Share(
 )
 TABLED_PEERS = Share("peers with links, streams or dials", 512, "node", "further callers are turned away")
 TABLED_ADMITTED = Share(
-    "callers other than permanent neighbours, admitted by one invite or inviter",
+    "callers other than permanent neighbours",
     96,
     "issuer",
     "further callers are turned away",
 )
 NEWS_CHECKS = Rate("records, bans and signs of life checked", 100, 600, "peer", "its news wait")
 NEWS_HEARD = Share(
-    "news from a neighbour that are remembered to avoid sending them back",
+    "remembered news from a neighbour, not sent back",
     1024,
     "peer",
     "the oldest is forgotten",
@@ -324,7 +397,7 @@ LIVES_OF_ONE = Rate(
     "the newest is sent when its turn comes",
 )
 SIGNS_OF_ONE = Rate(
-    "signs of life of one node, forwarded although this node did not consider it away",
+    "forwarded signs of life of a node not considered away",
     1 / 60,
     3,
     "peer",
@@ -342,7 +415,7 @@ ANSWERED = Rate("bytes sent because hashes differ", 16 << 10, 4 << 20, "peer", "
 ANSWERED_OF_ISSUER = Rate("bytes sent because hashes differ", 64 << 10, 16 << 20, "issuer", "the rest waits")
 
 # What is remembered of peers.
-HINTS = Share("addresses of a node kept in addition to its record", 4, "peer", "the oldest is dropped")
+HINTS = Share("addresses of a node beyond its record", 4, "peer", "the oldest is dropped")
 PUNCHED_UNPROVEN = Share(
     "unauthenticated sockets of one hole punching attempt", 8, "peer", "further ones are closed"
 )
@@ -352,12 +425,16 @@ DIALLED_KNOWN = Share(
     "node",
     "the one dialled longest ago is forgotten",
 )
+PROVEN_HOSTS = Share("remembered hosts where a peer proved itself", 4, "peer", "the oldest is forgotten")
+PROVEN_PEERS = Share(
+    "peers whose proven hosts are remembered", 1024, "node", "the issuer with most loses its oldest"
+)
 FAULTS_KNOWN = Share("peers whose failures are remembered", 256, "node", "the oldest is forgotten")
 SIGNALLERS_KNOWN = Share(
     "peers whose signal channels are remembered", 256, "node", "the one silent longest is forgotten"
 )
 ICE_KNOWN = Share(
-    "ICE attempts remembered to avoid answering them twice, and peers whose checks are paced",
+    "remembered ICE attempts; peers whose checks are paced",
     512,
     "node",
     "the oldest is forgotten",

@@ -19,7 +19,8 @@ _TCP_LISTEN = "0A"  # include/net/tcp_states.h
 
 
 def port_holder(host: str, port: int) -> str | None:
-    """Who listens on `host`:`port`: "`name` (pid 123)", or a user's name where the pid is hidden; else None.
+    """Return who listens on `host`:`port`: "`name` (pid 123)", or a user's name if the pid is hidden; else
+    None.
 
     For an error message only: asks /proc on Linux, `lsof` elsewhere (3 s at most; blocks).
     """
@@ -30,7 +31,9 @@ def port_holder(host: str, port: int) -> str | None:
 
 
 def parse_listeners(table: str, port: int) -> Iterator[tuple[str, int, int]]:
-    """(address in hex, uid, inode) of listeners on `port` in the text of /proc/net/tcp or tcp6 (proc(5))."""
+    """Yield (address in hex, uid, inode) of listeners on `port` from the text of /proc/net/tcp or tcp6
+    (proc(5)).
+    """
     for line in table.splitlines()[1:]:
         fields = line.split()
         if len(fields) < 10 or fields[3] != _TCP_LISTEN:
@@ -42,7 +45,7 @@ def parse_listeners(table: str, port: int) -> Iterator[tuple[str, int, int]]:
 
 
 def proc_address(host: str) -> str | None:
-    """`host` as /proc/net writes it: 32-bit words in the machine's byte order, in hex; None: no address."""
+    """Return `host` as /proc/net writes it: 32-bit words in native byte order, in hex; None: no address."""
     for family in (socket.AF_INET, socket.AF_INET6):
         with contextlib.suppress(OSError):
             packed = socket.inet_pton(family, host)
@@ -101,7 +104,7 @@ def _comm(pid: int) -> str:
 
 
 def parse_lsof(text: str) -> str | None:
-    """The first process in the output of `lsof -F pc` (a line `p` + pid, then `c` + command)."""
+    """Return the first process in the output of `lsof -F pc` (a line `p` + pid, then `c` + command)."""
     pid = ""
     for line in text.splitlines():
         if line.startswith("p") and line[1:].isdecimal():

@@ -20,12 +20,14 @@ class Rates:
         self._buckets: dict[Hashable, TokenBucket] = {}
 
     def has(self, key: Hashable, now: float) -> bool:
-        """Would `spend` say yes? Nothing is taken, nor remembered."""
+        """Return True if `spend` would succeed now; spend and remember nothing."""
         bucket = self._buckets.get(key)
         return bucket is None or bucket.has(1.0, now)
 
     def spend(self, key: Hashable, now: float, amount: float = 1.0) -> bool:
-        """True when `key` may have that much now. Of too many keys the one silent longest is forgotten."""
+        """Spend `amount` for `key` and return True if its rate allows that. Evicts the key silent longest if
+        there are too many.
+        """
         bucket = self._buckets.pop(key, None)
         if bucket is None:
             bucket = self._rate.bucket(now)
@@ -44,8 +46,8 @@ class TokenBuckets(Generic[K]):
         self._look_at = MANY
 
     def of(self, key: K, now: float) -> TokenBucket:
-        """The same one for as long as it owes something."""
+        """Return the bucket of `key`, kept for as long as it is not full."""
         if key not in self._of and len(self._of) >= self._look_at:
-            self._of = {one: bucket for one, bucket in self._of.items() if not bucket.full(now)}
+            self._of = {kept: bucket for kept, bucket in self._of.items() if not bucket.full(now)}
             self._look_at = max(MANY, 2 * len(self._of))
         return self._of.setdefault(key, self._rate.bucket(now))

@@ -1,4 +1,4 @@
-"""A file of a cache, written anew as a whole or not at all. What must survive a crash: identity/folder.py."""
+"""Replaces a cache file as a whole or not at all. For state that must survive a crash: identity/folder.py."""
 
 import os
 import stat
@@ -24,7 +24,9 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def read_own_file(path: Path, *, most: int) -> bytes | None:
-    """At most so many bytes of a file that nobody else could have written; None otherwise. Raises OSError."""
+    """Read at most `most` bytes of a file that no other user can have written; None otherwise. Raises
+    OSError.
+    """
     with path.open("rb") as file:
         about = os.fstat(file.fileno())
         if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:

@@ -22,7 +22,9 @@ class RotatedFile:
         self._lost = 0  # writes, since `take_lost` told
 
     def open(self) -> None:
-        """Make the file and its folder (0700) if need be. Raises OSError; `write` does it without."""
+        """Create the file and its folder (0700) if needed. Raises OSError; `write` opens it without
+        raising.
+        """
         if self._fd < 0:
             _make_private(self.path.parent)
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -30,7 +32,7 @@ class RotatedFile:
             self._size = os.fstat(self._fd).st_size
 
     def write(self, data: bytes) -> None:
-        """Append `data`, whole lines; alone in the file when it is longer than that may be."""
+        """Append whole lines; `data` larger than the limit gets a file of its own."""
         try:
             self.open()
             if self._size and self._size + len(data) > self._most:
@@ -54,14 +56,14 @@ class RotatedFile:
         self.trouble = ""
 
     def take_lost(self) -> int:
-        """How many writes were lost, once the file takes them again; 0 before, and when it was told."""
+        """Return how many writes were lost, once the file can be written again; 0 before and after."""
         if self.trouble:
             return 0
         lost, self._lost = self._lost, 0
         return lost
 
     def close(self) -> None:
-        """Idempotent; a later write opens it again."""
+        """Close the file. Idempotent; a later write opens it again."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -69,6 +71,6 @@ class RotatedFile:
 
 def _make_private(folder: Path) -> None:
     # not mkdir(parents=True): it would leave a home that it makes on the way open to others
-    for one in reversed((folder, *folder.parents)):
-        if not one.is_dir():
-            one.mkdir(mode=0o700, exist_ok=True)
+    for parent in reversed((folder, *folder.parents)):
+        if not parent.is_dir():
+            parent.mkdir(mode=0o700, exist_ok=True)

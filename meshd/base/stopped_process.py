@@ -1,4 +1,4 @@
-"""Whether a process is suspended (SIGSTOP): it exists, keeps its connections, but never answers."""
+"""Detects whether a process is suspended (SIGSTOP): it exists, keeps its connections, but never answers."""
 
 import sys
 from pathlib import Path
@@ -7,8 +7,10 @@ PS_SECONDS = 2.0
 
 
 def is_stopped(pid: int) -> bool:
-    """True for SIGSTOP and the like, or a debugger. False where the system does not tell (Linux does), and
-    for a process that is gone. See proc(5), `stat`."""
+    """Return True if the process is suspended (SIGSTOP and the like) or in a debugger (proc(5), `stat`).
+
+    False where the system does not tell (only Linux does), and for a process that is gone.
+    """
     try:
         state = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -17,7 +19,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def is_stopped_by_ps(pid: int) -> bool:
-    """The same for a verb, which may run a program where the system tells no other way (macOS)."""
+    """Return the same as `is_stopped`, for a verb, which may run `ps` where nothing else tells (macOS)."""
     if sys.platform == "darwin":
         return _ask_ps(pid)
     else:

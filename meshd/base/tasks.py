@@ -50,14 +50,14 @@ class Owner:
             self._open = False
 
     def _asked_itself(self) -> bool:
-        """Whether the group has cancelled our task, to get out of the block after a failure."""
+        """Return True if the group has cancelled our task to leave the block after a failure."""
         return bool(getattr(self._group, "_parent_cancel_requested", False))
 
     def _cancelled_meanwhile(self, asked_before: bool) -> bool:
-        """Whether somebody else has cancelled our task while one of the group's failed.
+        """Return True if somebody else cancelled our task while one of the group's failed.
 
-        Before Python 3.13 a TaskGroup then raises the failure alone, and its handler goes on as if
-        nobody had cancelled it; and it leaves its own request counted, which asyncio.timeout mistakes.
+        Before Python 3.13 a TaskGroup then raises the failure alone, and its handler goes on as if nobody had
+        cancelled it; and it leaves its own request counted, which asyncio.timeout mistakes.
         """
         task = asyncio.current_task()
         if task is None or sys.version_info >= (3, 13):
@@ -91,9 +91,9 @@ class Owner:
     def start_for(
         self, source: str, work: Coroutine[object, object, T], *, name: str, blame: Blame | None = None
     ) -> asyncio.Task[T | None]:
-        """Like `start`, for work that an outsider caused: if it fails, only it ends (base/fault_boundary.py).
+        """Start work that an outsider caused: if it fails, only it ends (base/fault_boundary.py).
 
-        `source` names the outsider in the log; `blame` is told of unexpected failures. The task returns
+        `source` names the outsider in the log; `blame` is called for unexpected failures. The task returns
         None if it failed.
         """
         try:
@@ -132,7 +132,7 @@ async def until_done(step: asyncio.Future[T]) -> None:
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """What `work` returns or raises in a thread; a cancel is heard when all of it is done."""
+    """Run `work` in a thread; return or raise what it does. A cancel takes effect when `work` has ended."""
     running = asyncio.get_running_loop().run_in_executor(None, work)
     try:
         await until_done(running)
@@ -144,7 +144,7 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 
 def first_error(error: BaseException) -> BaseException:
-    """The first plain exception inside (nested) groups: what a user wants to read."""
+    """Return the first plain exception inside (nested) groups: the one that a user wants to read."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -170,11 +170,13 @@ async def first_success(
     winner: asyncio.Task[T] | None = None
     try:
         while winner is None and (waiting or running):
+            # Start the next attempt when it is due, or when nothing runs.
             if waiting and (not running or loop.time() - origin >= waiting[0][0]):
                 _, make = waiting.pop(0)
                 running.add(loop.create_task(make(), name="attempt"))
             timeout = max(0.0, waiting[0][0] - (loop.time() - origin)) if waiting else None
             done, running = await asyncio.wait(running, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            # Take the first success; a failure brings the next attempt forward.
             for task in done:
                 error = task.exception()
                 if error is None:
@@ -189,6 +191,7 @@ async def first_success(
                 else:
                     raise error
     finally:
+        # Cancel the losers, and discard those that succeeded meanwhile.
         await cancel_and_wait(*running)
         for task in running:
             if not task.cancelled() and task.exception() is None:

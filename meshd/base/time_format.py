@@ -2,7 +2,7 @@
 
 
 def in_time(seconds: float) -> str:
-    """`4 s`, `3 min`, `2 h 10 min`, `5 d 3 h`."""
+    """Return `4 s`, `3 min`, `2 h 10 min`, `5 d 3 h`."""
     whole = round(seconds)
     if whole < 120:
         return f"{whole} s"

@@ -26,12 +26,12 @@ class TokenBucket:
         return True
 
     def has(self, amount: float, now: float) -> bool:
-        """Would `spend` say yes? Nothing is taken."""
+        """Return True if `spend` would succeed now; take nothing."""
         self._fill(now)
         return self._level + _ROUNDING >= amount
 
     def full(self, now: float) -> bool:
-        """True if nothing is owed: the bucket can be dropped and recreated."""
+        """Return True if nothing is owed: the bucket can be dropped and recreated."""
         return self._level + (now - self._at) * self._rate >= self._burst
 
     def _fill(self, now: float) -> None:

@@ -12,7 +12,7 @@ QUEUE_FULL_SECONDS = 0.01  # until the next try; the kernel does not tell when t
 
 
 async def connect_unix(path: Path, *, pause: float = QUEUE_FULL_SECONDS) -> socket.socket:
-    """A connected, non-blocking unix socket. Waits while the accept queue is full. Raises OSError."""
+    """Return a connected, non-blocking unix socket. Waits while the accept queue is full. Raises OSError."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.setblocking(False)

@@ -10,7 +10,7 @@ _LOCAL_PEERCRED, _LOCAL_PEERPID = 1, 2  # macOS, sys/un.h, level 0
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """User id and process id at the other end; pid 0 if not known. Raises OSError."""
+    """Return user id and process id of the other end; pid 0 if unknown. Raises OSError."""
     if sys.platform == "darwin":
         raw = connection.getsockopt(0, _LOCAL_PEERCRED, _XUCRED.size)
         uid = int(struct.unpack_from("II", raw)[1])
@@ -23,5 +23,5 @@ def peer_of(connection: socket.socket) -> tuple[int, int]:
 
 
 def allowed(uid: int) -> bool:
-    """Whether that user may talk to a daemon of this one: itself, and root."""
+    """Return True if that user may talk to our daemon: the daemon's own user, and root."""
     return uid in (os.geteuid(), 0)

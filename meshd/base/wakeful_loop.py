@@ -1,89 +1,210 @@
-"""An event loop that polls for a moment where a message is about to come, instead of going to sleep.
+"""An event loop that is already awake when the next message of a token comes.
 
 On a machine with many processors, those that have nothing to do sleep deeply. To wake one takes longer than
-all that a daemon does with a message, and each message of a token wakes several. So while messages follow
-each other closely, the loop asks again and again without sleeping; that keeps one processor busy. It stops
-where that is in vain, where another process needs the processor, and where there are few to be shared.
+all that a daemon does with a message, and each message of a token wakes several. Tokens of an answer follow
+each other evenly, so the loop learns how long after each message the next one comes, sleeps until shortly
+before, and polls from then on (docs/decisions/0066). `native/mesh/rhythm.h` does the same in its processes.
 """
 
 import asyncio
-import os
+import contextlib
+import math
 import resource
+import select
 import selectors
 import sys
 import time
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
+
+from meshd.base.resource_limits import usable_processors
 
 LEAST_PROCESSORS = 4
 LEAST_FOR_CHILDREN = 8  # of which several threads wait at once
-FOLLOW_SECONDS = 0.02  # messages that follow each other in less; and so long the next one is waited for
+LONGEST_POLL_SECONDS = 0.02  # messages that follow each other in less; and so long the next one is polled for
+LONGEST_TIMED_SECONDS = 0.05  # the same where the loop sleeps until shortly before
 REST_SECONDS = 0.05  # without polling after it was in vain; twice as long each time
 MOST_REST_SECONDS = 5.0
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+SHORT_SECONDS = 0.0001  # before a processor sleeps so deeply that waking it takes long
+LEAD_SECONDS = 0.0001  # a timer is late by less than this
+_MANY = 8
 
 Ready = list[tuple[selectors.SelectorKey, int]]
 
 
-class Wakefulness:
-    """Until when to poll. Times in seconds, of one clock."""
+class Waiting(StrEnum):
+    """The way in which the loop, or a child's thread, waits for a message that is expected soon."""
+
+    SLEEP = "sleep"  # until the message is there
+    TIMED = "timed"  # sleep until shortly before it is due, then poll
+    POLL = "poll"  # without sleeping
+
+
+AUTO = "auto"
+
+
+def loop_waiting(setting: str) -> Waiting:
+    """Return how the loop of a daemon waits; `setting`: AUTO or a value of Waiting."""
+    return _waiting(setting, LEAST_PROCESSORS)
+
+
+def children_waiting(setting: str, *, computes: bool) -> Waiting:
+    """Return how the threads of a native program wait; `setting` as for loop_waiting.
+
+    `computes`: with this machine's processors, whose threads need all of them.
+    """
+    if setting == AUTO and computes:
+        return Waiting.SLEEP
+    return _waiting(setting, LEAST_FOR_CHILDREN)
+
+
+def _waiting(setting: str, least: int) -> Waiting:
+    if setting != AUTO:
+        return Waiting(setting)
+    return Waiting.TIMED if usable_processors() >= least else Waiting.SLEEP
+
+
+class Rhythm:
+    """The expected time from a message to the next one, from recent waits. Durations in seconds."""
 
     def __init__(self) -> None:
-        self._last = -FOLLOW_SECONDS  # when a message passed
-        self._until = 0.0
+        self._expected = 0.0  # 0: unknown
+        self._deviation = 0.0
+        self._longer = 0  # waits that were much longer, lately
+        self._shorter = 0  # much shorter, one after the other
+
+    def passed(self, waited: float) -> None:
+        """Learn from a wait that is over."""
+        expected = self._expected
+        if waited < SHORT_SECONDS:
+            return
+        wrong = abs(waited - expected)
+        if not expected:
+            self._begin(waited)
+        elif wrong <= expected / 4:
+            self._expected += (waited - expected) / 8
+            self._deviation += (wrong - self._deviation) / 4
+            self._longer = max(0, self._longer - 1)
+            self._shorter = 0
+        elif waited > expected:
+            self._longer += 2
+            if self._longer > 2:  # nearly every other one: those that were expected are only between them
+                self._begin(waited)
+        else:
+            self._shorter += 1
+            if self._shorter == _MANY:
+                self._begin(waited)
+
+    def _begin(self, waited: float) -> None:
+        self._expected, self._deviation = waited, waited / 16
+        self._longer = self._shorter = 0
+
+    def rest(self, waited: float) -> float:
+        """Return for how long to sleep when the next wait has taken so long.
+
+        0: poll. inf: until woken, as nothing is due. Otherwise half of what is left, so that a processor that
+        wakes up late is in time for the rest.
+        """
+        spread = 2 * self._deviation + LEAD_SECONDS
+        expected = self._expected
+        is_even = expected and spread <= max(3 * LEAD_SECONDS, expected / 8)
+        if not is_even or waited >= expected + spread:
+            return math.inf
+        left = expected - spread - waited
+        return left / 2 if left > LEAD_SECONDS else 0.0
+
+
+class Wakefulness:
+    """Decide when to poll, by the messages that passed. Times in seconds, of one clock."""
+
+    def __init__(self, *, polls: bool = False) -> None:
+        """Set up without expectations. `polls`: poll instead of sleeping while messages follow each other
+        closely.
+        """
+        self._polls = polls
+        self._longest = LONGEST_POLL_SECONDS if polls else LONGEST_TIMED_SECONDS
+        self._last = -math.inf  # when a message passed
+        self._rhythm = Rhythm()  # of what comes after it
+        self._expects = False
         self._rest = REST_SECONDS
         self._rests_until = 0.0
-        self.last_sent = -FOLLOW_SECONDS  # when a message of our own left, to whomever
+        self.last_sent = -math.inf  # when a message of our own left, to whomever
 
-    def passed(self, now: float) -> None:
-        """A message did: is another one near?"""
-        if now - self._last < FOLLOW_SECONDS and now >= self._rests_until:
-            self._until = now + FOLLOW_SECONDS
-        self._last = now
+    @property
+    def longest(self) -> float:
+        """The seconds within which messages follow each other."""
+        return self._longest
 
-    def until(self) -> float:
-        """Poll before this time, and sleep after it."""
-        return self._until
+    def passed(self, now: float, rhythm: Rhythm) -> None:
+        """Note a message; `rhythm` is that of what comes after messages of its kind."""
+        waited = now - self._last
+        self._expects = waited < self._longest and now >= self._rests_until
+        if waited < self._longest:
+            self._rhythm.passed(waited)
+        self._last, self._rhythm = now, rhythm
+
+    @property
+    def expects(self) -> bool:
+        """True if the next message may be polled for."""
+        return self._expects
+
+    def rest(self, now: float) -> float:
+        """Return for how long to sleep from now on: 0: poll; inf: until something comes."""
+        waited = now - self._last
+        if not self._expects or waited >= self._longest:
+            return math.inf
+        return 0.0 if self._polls else self._rhythm.rest(waited)
 
     def paid(self) -> None:
-        """Something came while it was polled for."""
+        """Note that polling was rewarded: something came."""
         self._rest = REST_SECONDS
 
     def was_in_vain(self, now: float) -> None:
-        """Nothing came in time, or somebody else needed the processor."""
-        self._until = 0.0
+        """Note that polling was in vain, or somebody else needed the processor."""
+        self._expects = False
         self._rests_until = now + self._rest
         self._rest = min(2 * self._rest, MOST_REST_SECONDS)
 
+    def was_late(self, now: float) -> None:
+        """Note that nothing came while it was polled for."""
+        if self._polls:
+            self.was_in_vain(now)
+
 
 class Conversation:
-    """Messages with one peer. Those that nothing of our own came before say nothing: who drips bytes keeps
-    nobody awake.
+    """The messages exchanged with one peer. Messages that do not answer ours are ignored: a peer that drips
+    bytes keeps nobody awake.
     """
 
     def __init__(self, wakefulness: Wakefulness, clock: Callable[[], float], *, asks: bool) -> None:
-        """`asks`: it is the peer who asks, and it may have answers sent elsewhere, as a head with several
-        workers does. So what goes elsewhere counts as well.
+        """Set up one peer's conversation.
+
+        `asks`: the peer sends requests, and its replies may go elsewhere (a head with several workers), or it
+        forwards what others requested (a neighbour); so messages sent elsewhere count as well.
         """
         self._wakefulness = wakefulness
         self._clock = clock
         self._asks = asks
-        self._last_sent = -FOLLOW_SECONDS
+        self._last_sent = -math.inf
+        self._after_sent = Rhythm()
+        self._after_received = Rhythm()
 
     def sent(self) -> None:
-        """A message of a child of ours left."""
+        """Note that a message of a child of ours left."""
         self._last_sent = self._wakefulness.last_sent = now = self._clock()
-        self._wakefulness.passed(now)
+        self._wakefulness.passed(now, self._after_sent)
 
     def received(self) -> None:
-        """One came for it."""
+        """Note that a message came for the child."""
         now = self._clock()
-        if now - (self._wakefulness.last_sent if self._asks else self._last_sent) < FOLLOW_SECONDS:
-            self._wakefulness.passed(now)
+        last_sent = self._wakefulness.last_sent if self._asks else self._last_sent
+        if now - last_sent < self._wakefulness.longest:
+            self._wakefulness.passed(now, self._after_received)
 
 
 class WakefulSelector(selectors.DefaultSelector):
-    """Polls as `wakefulness` has it, then waits as any selector."""
+    """Sleeps and polls as `wakefulness` decides, then waits like any selector."""
 
     def __init__(
         self,
@@ -92,73 +213,83 @@ class WakefulSelector(selectors.DefaultSelector):
         clock: Callable[[], float] = time.monotonic,
         displaced: Callable[[], int] | None = None,
     ) -> None:
-        """`displaced` counts how often another process took the processor from this thread."""
+        """Set up the selector. `displaced` counts how often another process took the processor from this
+        thread.
+        """
         super().__init__()
         self._wakefulness = wakefulness
         self._clock = clock
         self._displaced = displaced or _displaced
 
     def select(self, timeout: float | None = None) -> Ready:
-        until = self._wakefulness.until()
-        if not until or (timeout is not None and timeout <= 0):
+        """Return what is ready within `timeout` seconds; None waits until something is."""
+        if (timeout is not None and timeout <= 0) or not self._wakefulness.expects:
             return super().select(timeout)
-        began = self._clock()
-        if began >= until:
-            return super().select(timeout)
-        ready, now = self._poll(until if timeout is None else min(until, began + timeout))
+        end = math.inf if timeout is None else self._clock() + timeout
+        ready = self._look(end)
         if ready or timeout is None:
             return ready or super().select(None)
-        return super().select(max(0.0, timeout - (now - began)))
+        return super().select(max(0.0, end - self._clock()))
 
-    def _poll(self, end: float) -> tuple[Ready, float]:
-        """What is ready before `end`, and the time now."""
-        before = self._displaced()
-        while not (ready := super().select(0)) and self._clock() < end:
-            pass
-        now = self._clock()
-        if self._displaced() != before or (not ready and now >= self._wakefulness.until()):
-            self._wakefulness.was_in_vain(now)
-        elif ready:
-            self._wakefulness.paid()
-        return ready, now
+    def _look(self, end: float) -> Ready:
+        """Return what is ready before `end`; stop polling when nothing is due any more."""
+        before = None  # no poll yet
+        while True:
+            now = self._clock()
+            rest = self._wakefulness.rest(now)
+            if rest == math.inf:
+                if before is not None:
+                    self._wakefulness.was_late(now)
+                return []
+            if now >= end:
+                return []
+            if rest:
+                self._sleep(min(rest, end - now))
+            elif before is None:
+                before = self._displaced()
+            if ready := super().select(0):
+                break
+        if before is not None:
+            if self._displaced() != before:
+                self._wakefulness.was_in_vain(self._clock())
+            else:
+                self._wakefulness.paid()
+        return ready
+
+    def _sleep(self, seconds: float) -> None:
+        """Wait until something is ready, or for `seconds`: epoll itself counts milliseconds."""
+        select.select([self.fileno()], [], [], seconds)
 
 
 class WakefulLoop(asyncio.SelectorEventLoop):
-    """Give it to asyncio.Runner(loop_factory=WakefulLoop)."""
+    """An event loop for asyncio.Runner(loop_factory=...)."""
 
-    def __init__(self, processors: int | None = None) -> None:
-        """`processors`: as many may be used; None finds out."""
-        has_enough = (processors or usable_processors()) >= LEAST_PROCESSORS
-        self._wakefulness = Wakefulness() if has_enough else None
+    def __init__(self, waiting: Waiting | None = None) -> None:
+        """Set up the loop; `waiting` None means the setting's default."""
+        waiting = loop_waiting(AUTO) if waiting is None else waiting
+        self._wakefulness = None if waiting is Waiting.SLEEP else Wakefulness(polls=waiting is Waiting.POLL)
         super().__init__(WakefulSelector(self._wakefulness) if self._wakefulness is not None else None)
+        if self._wakefulness is not None:
+            _make_timers_precise()
 
     @property
-    def waits_until(self) -> float:
-        """It polls for what comes before this loop time; 0: it does not."""
-        return self._wakefulness.until() if self._wakefulness is not None else 0.0
+    def is_wakeful(self) -> bool:
+        """True if the loop expects a message now, and stays awake for it."""
+        return self._wakefulness is not None and self._wakefulness.rest(self.time()) < math.inf
 
     def conversation(self, *, asks: bool) -> Conversation | None:
-        """Messages that go through this process to a peer and back, closely; None where nothing polls."""
+        """Return a recorder of messages that pass this process to a peer and back in close succession.
+
+        None where nothing polls.
+        """
         wakefulness = self._wakefulness
         return Conversation(wakefulness, self.time, asks=asks) if wakefulness is not None else None
 
 
-def children_may_poll() -> bool:
-    """Whether there are processors for the threads of a child that wait, beside this loop."""
-    return usable_processors() >= LEAST_FOR_CHILDREN
-
-
-def usable_processors() -> int:
-    """How many processors this process may use at once."""
-    if sys.platform == "linux":
-        count = len(os.sched_getaffinity(0))
-    else:
-        count = os.cpu_count() or 1
-    try:
-        quota, period = _QUOTA.read_text().split()
-        return min(count, int(quota) // int(period))
-    except (OSError, ValueError):  # no such file, or "max"
-        return count
+def _make_timers_precise() -> None:
+    """Let timers of this thread, and of children, be 1 µs late, where the kernel's default is 50 µs."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/timerslack_ns").write_text("1000", encoding="ascii")
 
 
 def _displaced() -> int:

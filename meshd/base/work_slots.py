@@ -1,4 +1,4 @@
-"""Places for work from outside, reserved when it is admitted and not when it begins. Pure.
+"""Places for work from outside, reserved when it is admitted and not when it starts. Pure.
 
 Work that is checked and then started in a separate task can come in any number before the first task runs:
 the check has to reserve the place.
@@ -13,7 +13,7 @@ Release = Callable[[], None]
 
 
 class Slots:
-    """`share` for all together, `of_one` for each that comes, `of_issuer` for all that one issuer let in."""
+    """`share` bounds all together, `of_one` each caller, `of_issuer` all members that one issuer admitted."""
 
     def __init__(self, share: Share, of_one: Share | None = None, of_issuer: Share | None = None) -> None:
         self._most = share.most
@@ -27,7 +27,9 @@ class Slots:
         return self._total
 
     def take(self, who: Hashable, issuer: Hashable = None) -> Release | None:
-        """A place for `who` until the returned function is called (once or more often); None: no place."""
+        """Reserve a slot for `who` until the returned function is called (repeated calls do nothing); None:
+        no slot.
+        """
         if self._total >= self._most or self._taken.get(who, 0) >= self._most_of_one:
             return None
         if self._of_issuer.get(issuer, 0) >= self._most_of_issuer:
@@ -45,7 +47,7 @@ class Slots:
 
     def _count(self, who: Hashable, issuer: Hashable, by: int) -> None:
         self._total += by
-        for counts, one in ((self._taken, who), (self._of_issuer, issuer)):
-            counts[one] += by
-            if not counts[one]:
-                del counts[one]
+        for counts, owner in ((self._taken, who), (self._of_issuer, issuer)):
+            counts[owner] += by
+            if not counts[owner]:
+                del counts[owner]

@@ -1,4 +1,4 @@
-"""What is measured, and on what: cells, the rig that all share, a llama-server that is ready."""
+"""The cells of a measurement, the rig that they share, and a llama-server that is ready."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +12,10 @@ DECODES = 3  # of TOKENS each, of which the median counts, where a cell has fewe
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """`workers` at a round trip of `rtt_ms`.
+    """One setup to measure: `workers` at a round trip of `rtt_ms`.
 
-    `without`: what meshd does without (interface.WITHOUT), empty for nothing. `ends`: one node alone has the
-    ends of the model where meshd's head has them, on its processor. `defaults`: as upstream ships it.
+    `without`: the part of meshd to disable (interface.WITHOUT), if any. `ends`: one node alone has the ends
+    of the model on its processor, as meshd's head does. `defaults`: stock as upstream ships it.
     """
 
     workers: int
@@ -26,15 +26,15 @@ class Cell:
 
     @property
     def head_options(self) -> tuple[str, ...]:
-        """Of the serving node, for this cell alone."""
-        return (WITHOUT[self.without],) if self.without else ()
+        """The serving node's options for this cell."""
+        return ("--set", WITHOUT[self.without]) if self.without else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Rig:
-    """What all measurements of one call share.
+    """The inputs that all measurements of one call share.
 
-    `devices`: GPUs that the workers have, in turns; one node alone has the first. None: processors only.
+    `devices`: the GPUs that workers use in turns; a node alone uses the first. Empty: processors only.
     """
 
     model: Path
@@ -47,13 +47,13 @@ class Rig:
     prompt_tokens: int = 512
 
     def device(self, number: int) -> tuple[str, ...]:
-        """Options of the worker of this number, for meshd's and upstream's programs."""
+        """Return the options of worker `number`, for meshd's and upstream's programs."""
         return ("--device", self.devices[number % len(self.devices)]) if self.devices else ()
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedCell:
-    """A llama-server that is ready."""
+    """A llama-server that has loaded its model."""
 
     place: Path
     argv: list[str]

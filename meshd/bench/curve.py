@@ -14,7 +14,7 @@ _LEAST = 1e-6  # less is drawn as nothing
 
 @dataclass(frozen=True, slots=True)
 class CurveLine:
-    """Points in the order of x. Lines of one `group` have one colour; `dashed` tells two of them apart."""
+    """A line through points ordered by x. Lines of one `group` share a colour; `dashed` distinguishes two."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -23,7 +23,8 @@ class CurveLine:
 
 
 def draw(title: str, x_title: str, y_title: str, lines: Sequence[CurveLine]) -> str:
-    """The picture; both axes begin at 0."""
+    """Draw the curves as SVG; both axes begin at 0."""
+    # scales
     points = [point for line in lines for point in line.points]
     x_marks = marks(max((x for x, _ in points), default=0.0))
     y_marks = marks(max((y for _, y in points), default=0.0))
@@ -35,6 +36,7 @@ def draw(title: str, x_title: str, y_title: str, lines: Sequence[CurveLine]) -> 
     def y_at(value: float) -> float:
         return bottom - (bottom - TOP_MARGIN) * value / y_marks[-1]
 
+    # titles
     y_text = _text(0, 0, y_title, "middle")
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
@@ -44,12 +46,14 @@ def draw(title: str, x_title: str, y_title: str, lines: Sequence[CurveLine]) -> 
         _text((LEFT_MARGIN + right) / 2, HEIGHT - 12, x_title, "middle"),
         f'<g transform="translate(16 {(TOP_MARGIN + bottom) / 2:.0f}) rotate(-90)">{y_text}</g>',
     ]
+    # axes
     for value in y_marks:
         parts.append(_rule(LEFT_MARGIN, y_at(value), right, y_at(value), "#dddddd"))
         parts.append(_text(LEFT_MARGIN - 8, y_at(value) + 4, f"{value:g}", "end"))
     for value in x_marks:
         parts.append(_rule(x_at(value), bottom, x_at(value), bottom + 5, "#888888"))
         parts.append(_text(x_at(value), bottom + 20, f"{value:g}", "middle"))
+    # lines, and the legend
     for number, line in enumerate(lines):
         colour = _COLOURS[line.group % len(_COLOURS)]
         dash = ' stroke-dasharray="6 4"' if line.dashed else ""
@@ -65,7 +69,7 @@ def draw(title: str, x_title: str, y_title: str, lines: Sequence[CurveLine]) -> 
 
 
 def marks(most: float) -> list[float]:
-    """Round numbers from 0 to `most` or a little more, four to six of them and 0."""
+    """Return 0 and four to six round numbers up to `most` or a little more."""
     if most < _LEAST:
         return [0.0, 1.0]
     size = 10.0 ** (len(f"{int(most)}") - 1) if most >= 1 else 1.0

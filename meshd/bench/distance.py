@@ -34,7 +34,7 @@ from meshd.fleet.proxy import run_loop
 
 
 def run(args: DistanceArgs, out: BenchOutput) -> int:
-    """Returns 0 when every promise was kept, else 1. Raises MeshdError."""
+    """Measure and print. Returns 0 if all promises held and no text differs, else 1. Raises MeshdError."""
     log.set_up(level="error")
     figures = measure(args, out)
     kept = promises(figures)
@@ -45,11 +45,11 @@ def run(args: DistanceArgs, out: BenchOutput) -> int:
     else:
         show(figures, kept, out)
         out.note(f"{machine()}; {args.pairs} of each, medians")
-    return 0 if all(one.held for one in kept) and not figures.texts_differ() else 1
+    return 0 if all(promise.held for promise in kept) and not figures.texts_differ() else 1
 
 
 def measure(args: DistanceArgs, out: BenchOutput) -> Figures:
-    """All cells. Raises MeshdError."""
+    """Measure all cells. Raises MeshdError."""
     try:
         return run_loop(_figures(args, out))
     except ExceptionGroup as group:
@@ -88,7 +88,7 @@ async def _figures(args: DistanceArgs, out: BenchOutput) -> Figures:
 
 
 def show(figures: Figures, kept: Sequence[Promise], out: BenchOutput) -> None:
-    """Tables, for people."""
+    """Print the figures as tables."""
     for headers, rows in (cell_table(figures), defaults_table(figures), promise_table(kept)):
         if rows:
             out.table(headers, rows)
@@ -98,7 +98,7 @@ def show(figures: Figures, kept: Sequence[Promise], out: BenchOutput) -> None:
 
 
 def picture(what: str, figures: Figures) -> str:
-    """The curve: load or token by round trip, or token by nodes."""
+    """Draw the curve: load or token by round trip, or token by nodes."""
     measured = "load" if what == "load" else "token"
     factor, unit = (1.0, "seconds to load") if measured == "load" else (1000.0, "ms for a token")
     cells = figures.cells()
@@ -120,7 +120,7 @@ def picture(what: str, figures: Figures) -> str:
 
 
 def machine() -> str:
-    """In a few words."""
+    """Describe this machine in a few words."""
     model = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -131,17 +131,17 @@ def machine() -> str:
 
 
 def programs() -> str:
-    """What is measured: upstream's commit, and our sources."""
+    """Describe the measured programs: upstream's commit and our sources."""
     pin = read_pin()
     return f"llama.cpp {pin.commit[:9]}, sources {pin.sources_sha256[:12]}"
 
 
 def as_json(figures: Figures, kept: Sequence[Promise]) -> Mapping[str, Json]:
-    """For scripts."""
+    """Return the figures as JSON, for scripts."""
     return {
         "runs": [_of_setup(run) for run in figures.runs],
         "ways": {f"{rtt:g}": seconds for rtt, seconds in figures.one_way.items()},
-        "promises": [{**asdict(one), "held": one.held} for one in kept],
+        "promises": [{**asdict(promise), "held": promise.held} for promise in kept],
     }
 
 

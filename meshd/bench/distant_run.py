@@ -1,10 +1,9 @@
 """One measurement of one setup: a fresh load at a distance, a prompt, some tokens.
 
-*meshd*: real daemons in networks of their own (fleet/networks.py), the distance between them. *stock*:
-upstream's binaries, a delaying proxy before each rpc-server. *local*: upstream's llama-server alone. All get
-the environment of meshd's programs and the options that meshd's own plan gave its llama-server, less `-ot`
-and `-lm`, and of all a load ends with the first token answered. *defaults*: upstream's binaries as upstream
-ships them.
+*meshd*: real daemons in separate networks (fleet/networks.py) with the distance between them. *stock*:
+upstream's binaries, with a delaying proxy before each rpc-server. *local*: upstream's llama-server alone. All
+get the environment of meshd's programs and the options that meshd's plan gave its llama-server, less `-ot`
+and `-lm`, and every load ends with the first token. *defaults*: upstream's binaries as upstream ships them.
 """
 
 import asyncio
@@ -39,7 +38,7 @@ WARM_TOKENS, TOKENS = 4, 32
 
 @asynccontextmanager
 async def _meshd(rig: Rig, cell: Cell, folder: Path) -> AsyncIterator[LoadedCell]:
-    """The head computes nothing but what is always its own."""
+    """Load with meshd. The head lends no device, so it computes only the layers that are always its own."""
     async with Owner() as owner:
         fleet = Fleet(
             FleetSpec(
@@ -66,7 +65,7 @@ async def _meshd(rig: Rig, cell: Cell, folder: Path) -> AsyncIterator[LoadedCell
 
 
 async def until_head_serves(fleet: Fleet, head: LocalNode) -> float:
-    """When it was ready, by `clock`."""
+    """Wait until the head's API is ready; return when that was, by `clock`. Raises MeshdError."""
     url = fleet.api_url(await head.until(lambda status: bool(fleet.api_url(status))))
     async with Owner() as owner:
         failed = owner.start(head.until(ready_or_raise), name="watch the head")
@@ -80,12 +79,12 @@ async def until_head_serves(fleet: Fleet, head: LocalNode) -> float:
 
 
 def crossed(status: Status) -> int:
-    """Bytes on the links of a node, both ways."""
+    """Return the bytes on the links of a node, in both directions."""
     return sum(peer.link.sent_bytes + peer.link.received_bytes for peer in status.peers if peer.link)
 
 
 async def run_meshd(rig: Rig, cell: Cell) -> tuple[BenchRun, list[str]]:
-    """One run, and the command line that its llama-server got. Raises MeshdError."""
+    """Measure meshd once; return also the command line of its llama-server. Raises MeshdError."""
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
         async with _meshd(rig, cell, Path(name)) as loaded:
             setup = without(cell.without) if cell.without else MESHD
@@ -93,7 +92,7 @@ async def run_meshd(rig: Rig, cell: Cell) -> tuple[BenchRun, list[str]]:
 
 
 async def run_stock(rig: Rig, cell: Cell, argv: list[str]) -> BenchRun:
-    """One run; without workers it is one node alone. `argv` as of `run_meshd`. Raises MeshdError."""
+    """Measure stock once, without workers on one node. `argv`: from `run_meshd`. Raises MeshdError."""
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
         async with plain(rig, cell, argv, Path(name)) as loaded:
             alone = ENDS_ON_CPU if cell.ends else LOCAL
@@ -113,5 +112,5 @@ async def _measured(rig: Rig, setup: str, cell: Cell, loaded: LoadedCell) -> Ben
         prompt = await measure(loaded.place, prompt_tokens=rig.prompt_tokens, tokens=1)
         seconds = rig.prompt_tokens / prompt.prompt
     decodes = [await measure(loaded.place, prompt_tokens=8, tokens=TOKENS) for _ in range(rig.decodes)]
-    token = statistics.median(1 / one.generate for one in decodes)
+    token = statistics.median(1 / answer.generate for answer in decodes)
     return replace(run, prompt=seconds, token=token, text=decodes[0].text)

@@ -1,7 +1,7 @@
-"""The programs that `bench rpc` measures the tunnel with, each a process of its own (`python -m` this).
+"""The programs with which `bench rpc` measures the tunnel, each a separate process (`python -m` this).
 
-`tls-near`/`tls-far`: a bare pump, client → TCP → here → TLS → there → TCP → server, no meshd in it.
-`mesh-near`/`mesh-far`: the same way through meshd's own session, link and tunnel, as the daemon builds them.
+`tls-near`/`tls-far`: a bare pump, client → TCP → here → TLS → there → TCP → server, without meshd.
+`mesh-near`/`mesh-far`: the same path through meshd's session, link and tunnel, as the daemon builds them.
 Each prints one line when it is ready and runs until its standard input ends.
 """
 
@@ -67,7 +67,7 @@ async def _serve_pump(
 
 
 async def tls_near(port: int) -> None:
-    """TCP in, TLS out to `port`."""
+    """Pump from TCP to TLS at `port`."""
     context = dialer_context()
     await _serve_pump(
         lambda: asyncio.open_connection("127.0.0.1", port, ssl=context, limit=_READ_BYTES), None
@@ -75,13 +75,13 @@ async def tls_near(port: int) -> None:
 
 
 async def tls_far(port: int) -> None:
-    """TLS in, TCP out to `port`."""
+    """Pump from TLS to TCP at `port`."""
     context = listener_context(make_link_certificate())
     await _serve_pump(lambda: asyncio.open_connection("127.0.0.1", port, limit=_READ_BYTES), context)
 
 
 async def member_at(folder: Path, role: str, token: str) -> MemberNode:
-    """A node with its home in `folder`. It joins the mesh of the token, or founds one."""
+    """Make a node with its home in `folder`; it joins the mesh of the token, or founds one."""
     home = Home(folder)
     config = Config(
         node=NodeConfig(name=role, join=token),
@@ -103,7 +103,7 @@ async def member_at(folder: Path, role: str, token: str) -> MemberNode:
 
 
 async def mesh_far(folder: Path, port: int) -> None:
-    """A member that exposes the local `port`; prints its token."""
+    """Run a member that exposes the local `port`, and print its token."""
     member = await member_at(folder, "far", "")
 
     async def handler(stream: Stream) -> None:
@@ -118,7 +118,7 @@ async def mesh_far(folder: Path, port: int) -> None:
 
 
 async def mesh_near(folder: Path, token: str) -> None:
-    """A member with a tunnel to it; prints the tunnel's port."""
+    """Run a member with a tunnel to the far one, and print the tunnel's port."""
     member = await member_at(folder, "near", token)
     async with Owner() as owner:
         owner.start(member.serve(), name="peers")
@@ -135,13 +135,13 @@ async def mesh_near(folder: Path, token: str) -> None:
 
 
 def print_line(text: str) -> None:
-    """To the process that started this one."""
+    """Print a line to the process that started this one."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 async def until_stdin_ends() -> None:
-    """Returns when the starter closes the pipe, or has died."""
+    """Wait until the starter closes the pipe, or has died."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -150,7 +150,7 @@ async def until_stdin_ends() -> None:
 
 
 def main(argv: list[str]) -> None:
-    """`tls-near PORT`, `tls-far PORT`, `mesh-far FOLDER PORT`, `mesh-near FOLDER TOKEN`."""
+    """Run `tls-near PORT`, `tls-far PORT`, `mesh-far FOLDER PORT` or `mesh-near FOLDER TOKEN`."""
     log.set_up(level="error")
     match argv:
         case ["tls-near", port]:

@@ -1,4 +1,4 @@
-"""What `bench load|nodes|latency` found, and what follows: medians, tables, promises kept or not. Pure."""
+"""The figures of `bench load|nodes|latency`: medians, tables, and promises kept or not. Pure."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,23 +12,24 @@ ENDS_ON_CPU = (
     "local, ends on the processor"  # one node alone, which computes each part on what meshd computes it on
 )
 LOAD_ROUND_TRIPS = 8  # a load over a distance takes the local time and at most so many round trips
+LOAD_BYTES = 100_000  # between the nodes for a load, when each worker has the weights
 TOKEN_RATIOS = {2: 0.85, 4: 0.75}  # most of stock's time for a token, by workers, at a distance
 NEAR_RATIO = 1.03  # most of stock's time for a token, at no distance
 LAW_MS = 2.0  # beyond computing and (workers + 1) times one direction
 
 
 def without(what: str) -> str:
-    """The setup of meshd without something of WITHOUT."""
+    """Return the name of the setup of meshd without a part of WITHOUT."""
     return f"{MESHD} without {what}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRun:
-    """One measurement. No workers: `setup` is LOCAL or ENDS_ON_CPU; else any other of those above.
+    """One measurement. Without workers, `setup` is LOCAL or ENDS_ON_CPU, else another of those above.
 
-    `rtt_ms`: of the distance, or of computing. Seconds, `load` from the start of llama-server until the first
-    token was answered; `load_bytes` of both directions between the nodes until then.
-    `prompt`, `token` 0: not measured. `text` is what was generated.
+    `rtt_ms`: of the distance, or of computing. Times are in seconds: `load` from the start of llama-server to
+    the first token, with `load_bytes` sent between the nodes in both directions until then. `prompt` and
+    `token` are 0 if not measured. `text`: the generated text.
     """
 
     setup: str
@@ -43,29 +44,29 @@ class BenchRun:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """All of one call."""
+    """All figures of one call."""
 
     runs: tuple[BenchRun, ...]
     one_way: Mapping[float, float] = field(default_factory=dict)
     """Measured seconds in one direction through the proxy, by round trip in ms (one_way_delay.py)."""
 
     def cells(self) -> list[tuple[int, float]]:
-        """Workers and round trip of those with both setups, in order."""
+        """Return the measured pairs of workers and round trip, sorted."""
         found = {(run.workers, run.rtt_ms) for run in self.runs if run.setup in (STOCK, MESHD)}
         return sorted(found)
 
     def lesser(self) -> list[str]:
-        """The setups of meshd without something, in the order of WITHOUT."""
+        """Return the measured setups of meshd without a part, in the order of WITHOUT."""
         found = {run.setup for run in self.runs}
         return [setup for setup in map(without, WITHOUT) if setup in found]
 
     def median(self, setup: str, workers: int, rtt_ms: float, what: str) -> float | None:
-        """Of `load`, `prompt`, `token` or `load_bytes`; None: not measured."""
+        """Return the median of `load`, `prompt`, `token` or `load_bytes`; None if not measured."""
         measured = self.values(setup, workers, rtt_ms, what)
         return statistics.median(measured) if measured else None
 
     def values(self, setup: str, workers: int, rtt_ms: float, what: str) -> list[float]:
-        """Of all runs that measured it, the least first."""
+        """Return the measured values of `what`, sorted."""
         values: list[float] = [
             getattr(run, what)
             for run in self.runs
@@ -74,18 +75,21 @@ class Figures:
         return sorted(value for value in values if value)
 
     def shown(self, setup: str, workers: int, rtt_ms: float, what: str, factor: float) -> str:
-        """The median and, of several runs, the least and the most; empty: not measured."""
+        """Format the median and, for several runs, minimum and maximum; empty if not measured."""
         values = [value * factor for value in self.values(setup, workers, rtt_ms, what)]
         return with_spread([statistics.median(values)] if what == "load_bytes" and values else values)
 
     @property
     def compute(self) -> float | None:
-        """Seconds of a token on one node without meshd, with the model's ends where meshd's head has them."""
+        """Seconds for a token on one node without meshd, with the model's ends where meshd has them."""
         ends = self.median(ENDS_ON_CPU, 0, 0.0, "token")
         return self.median(LOCAL, 0, 0.0, "token") if ends is None else ends
 
     def texts_differ(self) -> list[str]:
-        """Runs with another greedy text than one node alone: for meshd's, ENDS_ON_CPU if it is there."""
+        """Name the runs whose greedy text differs from that of one node alone.
+
+        meshd's runs are compared with ENDS_ON_CPU if it was measured.
+        """
         texts = {run.setup: run.text for run in self.runs if not run.workers and run.text}
         stock = texts.get(LOCAL)
         ours = texts.get(ENDS_ON_CPU, stock)
@@ -93,7 +97,7 @@ class Figures:
             f"{run.setup}, {count_of(run.workers, 'worker')}, {run.rtt_ms:g} ms"
             for run in self.runs
             if run.workers
-            and run.setup != DEFAULTS  # which repacks weights, and rounds otherwise
+            and run.setup != DEFAULTS  # which repacks weights, and rounds differently
             and run.text
             and run.text != ((ours if run.setup.startswith(MESHD) else stock) or run.text)
         ]
@@ -101,7 +105,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What meshd holds itself to, and whether it did here."""
+    """A bound that meshd promises to keep, and the measured value."""
 
     what: str
     value: float
@@ -110,12 +114,12 @@ class Promise:
 
     @property
     def held(self) -> bool:
-        """Whether it was kept."""
+        """True if the promise was kept."""
         return self.value <= self.most
 
 
 def promises(figures: Figures) -> list[Promise]:
-    """Those that can be judged by what was measured."""
+    """Return the promises that the measurements can judge."""
     return [*_of_loads(figures), *_of_tokens(figures)]
 
 
@@ -128,6 +132,9 @@ def _of_loads(figures: Figures) -> Iterable[Promise]:
             yield Promise(
                 f"load, {_name(workers, rtt)}: local + {LOAD_ROUND_TRIPS} round trips", ours, most, "s"
             )
+        sent = figures.median(MESHD, workers, rtt, "load_bytes")
+        if sent is not None:
+            yield Promise(f"load, {_name(workers, rtt)}: bytes", sent / 1000, LOAD_BYTES / 1000, "kB")
 
 
 def _of_tokens(figures: Figures) -> Iterable[Promise]:
@@ -153,7 +160,7 @@ def _name(workers: int, rtt: float) -> str:
 
 
 def count_of(count: int, what: str) -> str:
-    """`1 worker`, `2 workers`."""
+    """Format a count: `1 worker`, `2 workers`."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
@@ -161,10 +168,11 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
 def cell_table(figures: Figures) -> Table:
-    """A row for each cell, stock and ours, with their ratio; the first row is one node alone.
+    """Return a row for each cell: stock, meshd and their ratio. The first row is one node alone.
 
-    Behind the ratio ours without something, where that was measured, too.
+    After the ratio follow the setups of meshd without a part, if measured.
     """
+    # headers, for what was measured
     lesser = figures.lesser()
     columns = [
         (what, title, factor)
@@ -184,6 +192,7 @@ def cell_table(figures: Figures) -> Table:
             "RATIO",
             *(setup.removeprefix(MESHD).upper()[1:] for setup in lesser),
         ]
+    # one node alone
     rows: list[Sequence[str]] = []
     alone = [figures.shown(LOCAL, 0, 0.0, what, factor) for what, _, factor in columns]
     if any(alone):
@@ -191,6 +200,7 @@ def cell_table(figures: Figures) -> Table:
         for value in alone:
             row += [value, "", "", *[""] * len(lesser)]
         rows.append(row)
+    # the cells
     for workers, rtt in figures.cells():
         row = [str(workers), f"{rtt:g}"]
         for what, _, factor in columns:
@@ -203,7 +213,7 @@ def cell_table(figures: Figures) -> Table:
 
 
 def defaults_table(figures: Figures) -> Table:
-    """Cells in which stock ran as upstream ships it, beside stock as meshd runs it, and meshd."""
+    """Return a row for each cell in which stock also ran as upstream ships it, beside stock and meshd."""
     headers, rows = ["WORKERS", "RTT ms"], []
     for title in ("LOAD s", "ms/TOKEN"):
         headers += [f"{title} UPSTREAM'S DEFAULTS", "STOCK", "MESHD"]
@@ -216,16 +226,21 @@ def defaults_table(figures: Figures) -> Table:
 
 
 def promise_table(kept: Sequence[Promise]) -> Table:
-    """One row each."""
+    """Return a row for each promise."""
     rows: list[Sequence[str]] = [
-        (one.what, f"{one.value:.3g} {one.unit}", f"≤ {one.most:.3g}", "yes" if one.held else "no")
-        for one in kept
+        (
+            promise.what,
+            f"{promise.value:.3g} {promise.unit}",
+            f"≤ {promise.most:.3g}",
+            "yes" if promise.held else "no",
+        )
+        for promise in kept
     ]
     return ("PROMISE", "MEASURED", "BOUND", "HELD"), rows
 
 
 def with_spread(values: Sequence[float], form: str = ".3g") -> str:
-    """The median and, of several, the least and the most in brackets; empty for none."""
+    """Format the median and, for several values, minimum and maximum in brackets; empty for none."""
     if len(values) < 2:
         return "".join(f"{value:{form}}" for value in values)
     return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"

@@ -1,4 +1,4 @@
-"""What most benchmarks need first: native programs and a model, made or fetched once."""
+"""The inputs of most benchmarks: native programs and a model, built or fetched once."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from meshd.build.native import build
 
 
 async def programs_and_model(cache: Path, model: Path | None, out: BenchOutput) -> tuple[NativeInfo, Path]:
-    """Upstream's programs and ours of one build, and `model`, None: SmolLM2. Raises MeshdError."""
+    """Build upstream's programs and ours; return them and `model`, or SmolLM2. Raises MeshdError."""
 
     def progress(step: BuildProgress) -> None:
         out.progress(step.text, step.done / step.total if step.total else None)

@@ -1,4 +1,4 @@
-"""Measurements on real daemons and binaries. What the verb tells them."""
+"""The arguments of measurements on real daemons and binaries."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
 
 class BenchOutput(Protocol):
-    """Where results, remarks and progress go (`meshd.cli.output.Output`)."""
+    """The output of results, remarks and progress (`meshd.cli.output.Output`)."""
 
     def line(self, text: str = "") -> None: ...
     def json(self, value: Mapping[str, Json], *, compact: bool = False) -> None: ...
@@ -20,7 +20,10 @@ class BenchOutput(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RpcBenchArgs:
-    """`model` None: SmolLM2, fetched into `cache`. `pairs`: runs with and without meshd, in turn."""
+    """Arguments of `bench rpc`. `model` None: SmolLM2, fetched into `cache`.
+
+    `pairs`: how often to run with and without meshd, in turn.
+    """
 
     model: Path | None
     cache: Path
@@ -33,7 +36,10 @@ BENCH_TRANSPORTS = ("udp", "tcp", "quic", "webrtc", "tls", "aioquic", "aiortc", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportBenchArgs:
-    """`loopback`: no line between; `lines`: 100 Mbit/s at distances; `beside`: with a TCP flow there."""
+    """Arguments of `bench transport`.
+
+    `loopback`: measure without a line; `lines`: with lines of 100 Mbit/s; `beside`: beside a TCP flow.
+    """
 
     transports: tuple[str, ...] = BENCH_TRANSPORTS
     loopback: bool = True
@@ -44,9 +50,9 @@ class TransportBenchArgs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyArgs:
-    """`milliseconds` are added to each round trip, half of them each way.
+    """Arguments of the delaying proxy. `milliseconds` are added to each round trip, half of them each way.
 
-    With `compute_only` all of them before each request for computing, and to nothing else.
+    With `compute_only`, all of them are added before each request to compute, and to nothing else.
     """
 
     listen: tuple[str, int]
@@ -58,14 +64,14 @@ class ProxyArgs:
 
 
 DISTANCES = ("load", "nodes", "latency")
-WITHOUT = {"push": "--no-push"}  # what meshd can be measured without, and the option of `meshd serve` for it
+WITHOUT = {"push": "serve.no_push=true"}  # parts that meshd can be measured without, and the setting for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistanceArgs:
-    """`what` of DISTANCES; cells are `workers` by `round_trips` (ms), each measured `pairs` times.
+    """Arguments of the measurement `what`, one of DISTANCES. `model` None: SmolLM2.
 
-    `model` None: SmolLM2.
+    There is a cell for each of `workers` and each of `round_trips` (ms), measured `pairs` times.
     """
 
     what: str
@@ -77,34 +83,5 @@ class DistanceArgs:
     without: tuple[str, ...] = ()  # of WITHOUT: meshd is measured without each, too
     defaults: int = 0  # with so many workers stock is measured as upstream ships it, too
     prompts: bool = True  # of 512 tokens, too
-    svg: Path | None = None
-    as_json: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadyArgs:
-    """Cells are `workers` by `round_trips` (ms), each measured `runs` times. `model` None: SmolLM2."""
-
-    model: Path | None
-    cache: Path
-    workers: tuple[int, ...] = (1, 2, 4)
-    round_trips: tuple[float, ...] = (0.0, 20.0, 50.0)
-    runs: int = 3
-    as_json: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceArgs:
-    """One prompt of `prompt` tokens, answered with `tokens`, over `workers` at `rtt_ms`.
-
-    `model` None: SmolLM2. `svg`: where a picture is written.
-    """
-
-    model: Path | None
-    cache: Path
-    workers: int = 2
-    rtt_ms: float = 0.0
-    prompt: int = 1024
-    tokens: int = 8
     svg: Path | None = None
     as_json: bool = False

@@ -13,7 +13,7 @@ from meshd.link.tcp.bind import listen
 
 
 def run(args: ProxyArgs, out: BenchOutput) -> int:
-    """Returns 0 after SIGTERM, 130 after SIGINT. Raises UserError when it cannot listen."""
+    """Serve until stopped; return 0 after SIGTERM, 130 after SIGINT. Raises UserError if it cannot listen."""
     half = args.milliseconds / 2000
     rules = (
         ProxyRules(compute=2 * half, rpc=True)

@@ -1,4 +1,4 @@
-"""A running llama-server: how long it took to load, how fast it is, what it says. Linux (/proc)."""
+"""Measure a running llama-server: its load time, speed and answers. Linux (/proc)."""
 
 import asyncio
 import http.client
@@ -23,9 +23,9 @@ HEALTH_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
-    """One completion: tokens a second, as llama-server counts them, the text, and how many tokens it has.
+    """One completion: tokens per second as llama-server counts them, the text, and its number of tokens.
 
-    `drafted`: tokens that were guessed; `accepted`: those of them that are in the text.
+    `drafted`: draft tokens; `accepted`: those of them that are in the text.
     """
 
     prompt: float
@@ -37,23 +37,23 @@ class ChatAnswer:
 
     @property
     def rounds(self) -> int:
-        """Without the one of the prompt, which made the first token."""
+        """The number of decoding rounds, without the prompt's, which made the first token."""
         return self.tokens - 1 - self.accepted
 
 
 async def measure(place: Path, *, prompt_tokens: int, tokens: int) -> ChatAnswer:
-    """One greedy completion of random-looking text on llama-server's socket. Raises MeshdError."""
+    """Measure a greedy completion of random-looking text on llama-server's socket. Raises MeshdError."""
     return await asyncio.to_thread(completion, _UnixConnection(place), prompt_tokens, tokens)
 
 
 async def measure_api(url: str, *, prompt_tokens: int, tokens: int) -> ChatAnswer:
-    """The same of a node's API, whose gateway decides how tokens are sampled. Raises MeshdError."""
+    """Measure the same with a node's API, whose gateway decides where to sample. Raises MeshdError."""
     connection = api_connection(url, _ANSWER_SECONDS)
     return await asyncio.to_thread(completion, connection, prompt_tokens, tokens)
 
 
 def api_connection(url: str, timeout: float) -> http.client.HTTPConnection:
-    """To a node's API; nothing crosses yet."""
+    """Return a connection to a node's API, not yet opened."""
     parts = urlsplit(url)
     return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
 
@@ -66,9 +66,9 @@ def completion(
     number: int = 0,
     **more: object,
 ) -> ChatAnswer:
-    """llama-server's answer of so many tokens; each `number` has a prompt that no other has.
+    """Generate `tokens` tokens, greedily unless `more` says otherwise; each `number` has a unique prompt.
 
-    Greedy, unless `more` says otherwise. Closes the connection. Raises MeshdError.
+    Closes the connection. Raises MeshdError.
     """
     body = {
         "prompt": [1000 + (number * 131 + n * 7919) % 20000 for n in range(prompt_tokens)],
@@ -82,7 +82,7 @@ def completion(
 
 
 def completed(connection: http.client.HTTPConnection, body: Mapping[str, object]) -> ChatAnswer:
-    """What llama-server answers. Closes the connection. Raises MeshdError."""
+    """Send a completion request; return the answer. Closes the connection. Raises MeshdError."""
     try:
         connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
         answer = connection.getresponse()
@@ -93,14 +93,14 @@ def completed(connection: http.client.HTTPConnection, body: Mapping[str, object]
         connection.close()
     if answer.status != 200:
         raise MeshdError(f"llama-server answered {answer.status}: {str(data)[:200]}")
-    said = data["timings"]
+    timings = data["timings"]
     return ChatAnswer(
-        said["prompt_per_second"],
-        said["predicted_per_second"],
+        timings["prompt_per_second"],
+        timings["predicted_per_second"],
         data["content"],
         data["tokens_predicted"],
-        said.get("draft_n", 0),
-        said.get("draft_n_accepted", 0),
+        timings.get("draft_n", 0),
+        timings.get("draft_n_accepted", 0),
     )
 
 
@@ -116,20 +116,20 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 async def until_loaded(place: Path) -> None:
-    """Waits until it answers that it is ready."""
+    """Wait until llama-server is ready."""
     ready = http_200(place)
     while not await ready():  # noqa: ASYNC110 - it is another program's socket
         await asyncio.sleep(_LOOK_SECONDS)
 
 
 async def first_token(place: Path) -> None:
-    """Waits until it has answered a first token, which is asked for once it is ready. Raises MeshdError."""
+    """Wait until llama-server is ready, and then for its first token. Raises MeshdError."""
     await until_loaded(place)
     await measure(place, prompt_tokens=1, tokens=1)
 
 
 async def until_served(url: str) -> None:
-    """Waits until the API of a serving node says that it is ready: it has generated a token."""
+    """Wait until the API of a serving node is ready, which means that it has generated a token."""
     while not await asyncio.to_thread(_is_served, url):  # noqa: ASYNC110 - it is another program's
         await asyncio.sleep(SERVED_SECONDS)
 
@@ -146,7 +146,7 @@ def _is_served(url: str) -> bool:
 
 
 def clock() -> float:
-    """Seconds since this machine was started, as in /proc. Raises MeshdError where there is none."""
+    """Return the seconds since this machine booted, as in /proc. Raises MeshdError without /proc."""
     if sys.platform == "linux":
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     else:
@@ -154,7 +154,7 @@ def clock() -> float:
 
 
 def started_at(pid: int) -> float:
-    """When a process was started, by `clock`, to 10 ms. Raises MeshdError."""
+    """Return when a process was started, by `clock`, to 10 ms. Raises MeshdError."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     except OSError as error:
@@ -163,7 +163,7 @@ def started_at(pid: int) -> float:
 
 
 def arguments_of(pid: int) -> list[str]:
-    """Its command line without the program. Raises MeshdError."""
+    """Return the command line of a process, without the program. Raises MeshdError."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[1:-1]
     except OSError as error:
@@ -171,7 +171,7 @@ def arguments_of(pid: int) -> list[str]:
 
 
 def changed(argv: list[str], changes: dict[str, str | None]) -> list[str]:
-    """The command line with other values for these options; None: without the option and its value."""
+    """Return the command line with other values for these options; None removes an option and its value."""
     result = []
     words = iter(argv)
     for word in words:

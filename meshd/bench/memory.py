@@ -1,8 +1,8 @@
-"""Memory at hand when a load begins.
+"""Keep memory at hand for the start of a load.
 
-A virtual machine that reports its free pages has lent them elsewhere two seconds later, and has to ask for
-each again: 2 ms a MB on the machine of docs/performance.md, which is twice the rest of a load. There some
-memory is held and given back the moment llama-server starts, for stock and for meshd alike.
+A virtual machine that reports its free pages loses them to its host two seconds later, and has to fetch each
+again: 2 ms per MB on the machine of docs/lab/performance.md, which is twice the rest of a load. On such
+machines some memory is held and released the moment llama-server starts, for stock and meshd alike.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ _LARGEST_ORDER = 20  # beyond every kernel's; what is not set is larger, or nega
 
 
 def is_lent() -> bool:
-    """Whether this machine reports its free pages to a host (Linux, mm/page_reporting.c)."""
+    """Return True if this machine reports its free pages to a host (Linux, mm/page_reporting.c)."""
     try:
         return 0 < int(_ORDER.read_text(encoding="ascii")) < _LARGEST_ORDER
     except (OSError, ValueError):
@@ -27,7 +27,7 @@ def is_lent() -> bool:
 
 
 async def take_memory() -> mmap.mmap | None:
-    """To be held until a load begins. None where no memory is lent."""
+    """Allocate memory to hold until a load begins; None if free pages are not reported."""
     return await in_thread(_take) if is_lent() else None
 
 
@@ -39,7 +39,7 @@ def _take() -> mmap.mmap:
 
 
 async def give_back(held: mmap.mmap | None, place: Path) -> None:
-    """When llama-server makes its socket at `place`, which is before it loads."""
+    """Release the memory when llama-server makes its socket at `place`, which is before it loads."""
     if held is None:
         return
     while not place.exists():  # noqa: ASYNC110, ASYNC240 - another program makes it; a look takes microseconds

@@ -1,7 +1,7 @@
-"""How long a byte really takes one way through the delaying proxy of a distance (fleet/proxy.py).
+"""Measure how long a byte really takes one way through the delaying proxy of a distance (fleet/proxy.py).
 
-The proxy is a program on the same cores: it is woken, it reads, it writes. What that takes is of the distance
-and not of what is measured over it.
+The proxy is a program on the same cores: it wakes, reads and writes. That time counts as distance, not as
+time of the measured program.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ MESSAGE = b"t" * 2400  # about what a token's activations are
 
 
 async def measure_one_way(round_trips: Iterable[float]) -> dict[float, float]:
-    """By round trip in ms, seconds one way; none for 0, where there is no proxy. Raises MeshdError."""
+    """Measure the seconds one way for each round trip in ms but 0, which has no proxy. Raises MeshdError."""
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
         return {rtt: await _one_way(rtt, Path(name)) for rtt in round_trips if rtt}
 
 
 async def _one_way(rtt_ms: float, folder: Path) -> float:
-    """Half of what a round trip takes longer through a proxy of `rtt_ms`; the median of some."""
+    """Return half the time that a proxy of `rtt_ms` adds to a round trip, from medians."""
     async with Owner() as owner:
         server = await asyncio.start_server(_echo, "127.0.0.1", 0)
         async with server:

@@ -1,7 +1,7 @@
-"""The same model three times, split alike by the same llama.cpp: over meshd, by its own RPC directly, and
-through a bare pump of two processes with TLS between, which is what any two hops in Python cost.
+"""Load the same model three times, split alike by the same llama.cpp: over meshd, by llama.cpp's RPC
+directly, and through a bare pump of two processes with TLS, which shows what any two hops in Python cost.
 
-Where meshd's plan chose a micro batch, there is one more direct connection, with llama.cpp's own.
+If meshd's plan chose a micro batch, there is one more direct connection, with llama.cpp's own.
 """
 
 import tempfile
@@ -28,9 +28,9 @@ _MICRO_BATCH = "-ub"
 
 @dataclass(frozen=True, slots=True)
 class Trio:
-    """The sockets of the llama-servers. `pump`: through two Python processes with TLS between, no meshd.
+    """The sockets of the llama-servers. `pump`: through two Python processes with TLS, without meshd.
 
-    `own_batch`: as `direct`, with llama.cpp's own micro batch; None where meshd's plan chose none.
+    `own_batch`: like `direct`, with llama.cpp's own micro batch; None if meshd's plan chose none.
     """
 
     meshd: Path
@@ -43,10 +43,11 @@ class Trio:
 async def trio(
     model: Path, cache: Path, native: NativeInfo, *, extra: tuple[str, ...] = ()
 ) -> AsyncIterator[Trio]:
-    """All loaded and ready; `extra` goes to each llama-server. Raises MeshdError."""
+    """Load all; `extra` are more options for each llama-server. Raises MeshdError."""
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
         folder = Path(name)
         async with Owner() as owner:
+            # over meshd
             worker = LocalNode(NodeSpec("worker", "worker", folder / "w", cache, ("--model", str(model))))
             await start_all(owner, worker)
             options = ("--model", str(model), "--port", "0", "--split", "always")
@@ -57,16 +58,18 @@ async def trio(
                     "serve",
                     folder / "h",
                     cache,
-                    (*options, "--output-on", "head", *rest),
+                    (*options, "--set", "serve.output=head", *rest),
                     environment={"MESHD_JOIN": await worker.token()},
                 )
             )
             await start_all(owner, head)
             status = await head.until(ready_or_raise)
+            # directly, with meshd's options
             argv = _arguments(status)
             bare = _Bare(native, argv, folder)
             direct = await bare.start(owner, "direct", await bare.rpc_server(owner, "direct"))
             own_batch = await bare.start_with_own_batch(owner)
+            # through the pump
             far_port = await bare.rpc_server(owner, "pump")
             async with (
                 program("tls-far", str(far_port)) as far,
@@ -79,12 +82,12 @@ async def trio(
 
 
 def _arguments(status: Status) -> list[str]:
-    """What meshd started llama-server with."""
+    """Return the options with which meshd started llama-server."""
     return arguments_of(next(child.pid or 0 for child in status.children if child.name == "llama-server"))
 
 
 class _Bare:
-    """rpc-server and llama-server as meshd runs them, with something else between."""
+    """rpc-server and llama-server with meshd's options, but without meshd between them."""
 
     def __init__(self, native: NativeInfo, argv: list[str], folder: Path) -> None:
         self._native = native
@@ -92,12 +95,12 @@ class _Bare:
         self._folder = folder
 
     async def rpc_server(self, owner: Owner, name: str) -> int:
-        """Its port."""
+        """Start an rpc-server; return its port."""
         log = self._folder / f"{name}-rpc.log"
         return await start_rpc_server(owner, self._native, log, options=("--device", "CPU"))
 
     async def start_with_own_batch(self, owner: Owner) -> Path | None:
-        """As `start`, without the micro batch of the plan; None where it chose none."""
+        """Start as `start` does, without the plan's micro batch; None if the plan chose none."""
         if _MICRO_BATCH not in self._argv:
             return None
         port = await self.rpc_server(owner, "own-batch")
@@ -106,7 +109,7 @@ class _Bare:
     async def start(
         self, owner: Owner, name: str, port: int, changes: Mapping[str, str | None] = MappingProxyType({})
     ) -> Path:
-        """The socket of a llama-server that has loaded over the rpc-server behind `port`."""
+        """Load a llama-server over the rpc-server behind `port`; return its socket."""
         place = self._folder / f"{name}.sock"
         places = {"--rpc": f"127.0.0.1:{port}", "--host": str(place)}
         same = changed(over_rpc(self._argv, 1), {**places, **changes})

@@ -1,8 +1,8 @@
-"""`meshd bench rpc`: what a model loses by running through meshd instead of a direct RPC connection.
+"""`meshd bench rpc`: the speed of a model through meshd, compared with a direct RPC connection.
 
 All run the same llama.cpp with the same split at the same time and are asked in turn, so that a ratio
-compares neighbours in time. The bounds are those that meshd holds itself to (docs/benchmarks.md). Rows of the
-bare pump have none: they show what any two hops in Python cost. Direct connections are llama.cpp's own RPC.
+compares neighbours in time. The bounds are meshd's own targets (docs/lab/benchmarks.md). Rows of the bare
+pump have none: they show what any two hops in Python cost. Direct connections use llama.cpp's own RPC.
 """
 
 import asyncio
@@ -32,9 +32,9 @@ LOGITS_ON_WORKER = ("-ot", "^no such tensor$=CPU")  # replaces the plan's own: t
 
 @dataclass(frozen=True, slots=True)
 class RpcRow:
-    """One comparison. `ours` and `theirs` in `unit`, `ratios` of the pairs; each in the order of the runs.
+    """One comparison: `ours` and `theirs` in `unit`, and the `ratios` of the pairs, in the order of the runs.
 
-    `bound` None: the row is there to compare with.
+    `bound` None: the row is only for comparison.
     """
 
     what: str
@@ -52,14 +52,14 @@ class RpcRow:
 
     @property
     def held(self) -> bool:
-        """Whether the bound is kept."""
+        """True if the bound is kept."""
         if self.bound is None:
             return True
         return self.ratio <= self.bound if self.at_most else self.ratio >= self.bound
 
 
 def run(args: RpcBenchArgs, out: BenchOutput) -> int:
-    """Returns 0 when every bound was held, else 1. Raises MeshdError."""
+    """Measure and print. Returns 0 if every bound was kept, else 1. Raises MeshdError."""
     rows = measure_all(args, out)
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     if args.as_json:
@@ -72,7 +72,7 @@ def run(args: RpcBenchArgs, out: BenchOutput) -> int:
 
 
 def measure_all(args: RpcBenchArgs, out: BenchOutput) -> list[RpcRow]:
-    """Every row. Raises MeshdError."""
+    """Measure every row. Raises MeshdError."""
     log.set_up(level="warning")
     try:
         return asyncio.run(_rows(args, out))
@@ -81,7 +81,7 @@ def measure_all(args: RpcBenchArgs, out: BenchOutput) -> list[RpcRow]:
 
 
 def as_table(rows: Sequence[RpcRow]) -> Table:
-    """For people."""
+    """Return the rows as a table for people."""
     cells: list[Sequence[str]] = [
         (
             row.what,
@@ -119,7 +119,7 @@ async def _rows(args: RpcBenchArgs, out: BenchOutput) -> list[RpcRow]:
 
 def _tunnel_rows(result: TunnelResult) -> list[RpcRow]:
     ours, theirs = ([path.rate / 1e6 for path in paths] for paths in (result.meshd, result.bare))
-    added, added_bare = ([seconds * 1e6 for seconds in one] for one in result.added)
+    added, added_bare = ([seconds * 1e6 for seconds in path] for path in result.added)
     return [
         RpcRow("tunnel, bytes (bare: TLS pump)", "MB/s", ours, theirs, result.rate_ratios, 0.6),
         RpcRow("tunnel, added round trip", "µs", added, added_bare, result.added_ratios, 1.5, at_most=True),
@@ -139,7 +139,7 @@ async def _model_rows(args: RpcBenchArgs, model: Path, native: NativeInfo, out: 
 
 
 async def _prompt(loaded: Trio, pairs: int, out: BenchOutput) -> list[RpcRow]:
-    """Where the plan chose a micro batch, both with it and with llama.cpp's own of a direct connection."""
+    """Measure the prompt; if the plan chose a micro batch, also against llama.cpp's own."""
     out.progress(f"prompt of {PROMPT_TOKENS} tokens")
     what = f"prompt of {PROMPT_TOKENS} tokens, output on the head"
     places = {what: loaded.direct}
@@ -166,6 +166,6 @@ async def _decode(loaded: Trio, pairs: int, what: str, out: BenchOutput) -> list
 
 
 def _row(what: str, ours: list[float], theirs: list[float], bound: float | None) -> RpcRow:
-    """Without the first pair, which warmed things up."""
+    """Make a row without the first pair, which was for warming up."""
     ratios = [mine / other for mine, other in zip(ours[1:], theirs[1:], strict=True)]
     return RpcRow(what, "tok/s", ours[1:], theirs[1:], ratios, bound)

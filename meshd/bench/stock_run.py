@@ -38,7 +38,7 @@ class Plain:
         self._counts = Counts()
 
     async def worker(self, number: int) -> str:
-        """Its endpoint as a head sees it."""
+        """Start worker `number`; return its endpoint as a head sees it."""
         port = await start_rpc_server(
             self._owner,
             self._rig.native,
@@ -56,7 +56,7 @@ class Plain:
         return f"127.0.0.1:{listener.getsockname()[1]}"
 
     async def llama(self, argv: list[str]) -> LoadedCell:
-        """Loaded; `argv` but for the socket."""
+        """Start llama-server with `argv` and wait for its first token. Raises MeshdError."""
         place = self._folder / "plain.sock"
         self._owner.start(give_back(await take_memory(), place), name="memory")
         argv = changed(argv, {"--host": str(place)})
@@ -90,7 +90,7 @@ async def start_rpc_server(
     options: tuple[str, ...] = (),
     environment: Mapping[str, str] = CALM_THREADS,
 ) -> int:
-    """The port of upstream's, which is a child of `owner`. Raises MeshdError."""
+    """Start upstream's rpc-server as a child of `owner`; return its port. Raises MeshdError."""
     port = _free_port()
     argv = (str(native.binaries[RPC_SERVER]), "-H", "127.0.0.1", "-p", str(port), *options)
     child = OwnedChild(
@@ -104,8 +104,8 @@ async def start_rpc_server(
 @asynccontextmanager
 async def plain(rig: Rig, cell: Cell, argv: list[str], folder: Path) -> AsyncIterator[LoadedCell]:
     async with Owner() as owner:
-        one = Plain(rig, cell, folder, owner)
-        endpoints = [await one.worker(number) for number in range(cell.workers)]
+        stock = Plain(rig, cell, folder, owner)
+        endpoints = [await stock.worker(number) for number in range(cell.workers)]
         without: dict[str, str | None] = dict.fromkeys(_NOT_STOCK)
         if cell.defaults:
             argv = [word for word in argv if word not in _OWN_CHOICE]
@@ -114,18 +114,18 @@ async def plain(rig: Rig, cell: Cell, argv: list[str], folder: Path) -> AsyncIte
             given = changed(over_rpc(argv, cell.workers), {**without, "--rpc": ",".join(endpoints)})
         else:
             given = alone(argv if cell.ends else changed(argv, without), rig.devices)
-        yield await one.llama(given)
+        yield await stock.llama(given)
         owner.cancel()
 
 
 def over_rpc(argv: list[str], workers: int) -> list[str]:
-    """The same split over upstream's RPC, where meshd's llama-server used native/mesh."""
+    """Change a command line of meshd's llama-server to upstream's RPC with the same split."""
     devices = ",".join(f"RPC{number}" for number in range(workers))
     return ["--rpc", "", *changed(argv, {"-dev": devices})]
 
 
 def alone(argv: list[str], devices: Sequence[str]) -> list[str]:
-    """On one node: on its first GPU, or else its processor, also what the plan has on a worker's device."""
+    """Change a command line to one node: to its first GPU, or else its processor, with all layers."""
     threads = str(max(1, (os.cpu_count() or 2) // 2))  # as many as an rpc-server takes
     place = ["-ngl", "999", "-dev", devices[0]] if devices else ["-ngl", "0", "-dev", "none", "-t", threads]
     kept = changed(argv, {"-lm": None, **dict.fromkeys(_SPLIT)})
@@ -136,6 +136,6 @@ def alone(argv: list[str], devices: Sequence[str]) -> list[str]:
 
 
 def _free_port() -> int:
-    """Stock rpc-server takes a number only; nobody else is expected to take it in the next moment."""
+    """Find a free port. Stock rpc-server takes only a number, so another program could take it first."""
     with listening_socket() as sock:
         return int(sock.getsockname()[1])

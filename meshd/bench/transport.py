@@ -1,8 +1,8 @@
-"""`meshd bench transport`: meshd's links beside what their libraries do unchanged, in one run.
+"""`meshd bench transport`: meshd's links beside their unmodified libraries, in one run.
 
-Two processes for each measurement, joined by this machine's loopback (what the processor allows) or by a line
-of 100 Mbit/s in userspace (wan.py): what distance and loss leave of it, and what is left of a TCP flow that
-was there first. Ratios of one run mean something; absolute numbers move from machine to machine.
+Each measurement has two processes, joined by this machine's loopback, which shows what the processor allows,
+or by a line of 100 Mbit/s in userspace (wan.py), which shows the effect of distance and loss, and on a TCP
+flow that was there first. Ratios within one run are meaningful; absolute numbers depend on the machine.
 """
 
 import asyncio
@@ -52,16 +52,16 @@ class Figure:
 
 
 def run(args: TransportBenchArgs, out: BenchOutput) -> int:
-    """Returns 0 when everything that was asked for could be measured. Raises MeshdError."""
+    """Measure and print. Returns 0 if everything could be measured, else 1. Raises MeshdError."""
     log.set_up(level="warning")
     figures = asyncio.run(_figures(args, out))
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, TCP {_system_control()}"
     if args.as_json:
-        out.json({"machine": machine, "figures": [_as_json(one) for one in figures]})
+        out.json({"machine": machine, "figures": [_as_json(figure) for figure in figures]})
     else:
         _tables(figures, out)
         out.note(f"{machine}; {WAN_BYTES >> 20} MiB each over the line; c.c.: congestion control")
-    return 1 if any(one.failed for one in figures) else 0
+    return 1 if any(figure.failed for figure in figures) else 0
 
 
 async def _figures(args: TransportBenchArgs, out: BenchOutput) -> list[Figure]:
@@ -90,7 +90,7 @@ async def _figures(args: TransportBenchArgs, out: BenchOutput) -> list[Figure]:
 async def measure(
     transport: str, line: WanLine | None, *, bulk: int, pings: int = 0, control: str = ""
 ) -> Figure:
-    """One transport over one line (None: loopback). What went wrong is in the figure."""
+    """Measure one transport over one line (None: loopback); an error is stored in the figure."""
     named = CONTROL.get(transport) or control or _system_control()
     figure = Figure(transport=transport, control=named, line=line)
     orders = EndOrders(transport=transport, is_near=True, talk=-1, control=control, bulk=bulk, pings=pings)
@@ -107,12 +107,12 @@ async def measure(
         figure,
         rate=bulk / seconds if seconds else 0.0,
         connect=_number(near, "connect"),
-        pings=tuple(float(one) for one in pings_seen) if isinstance(pings_seen, list) else (),
+        pings=tuple(map(float, pings_seen)) if isinstance(pings_seen, list) else (),
     )
 
 
 async def share(transport: str, line: WanLine, other: str, *, seconds: float = BESIDE_SECONDS) -> Figure:
-    """The link and one TCP flow at the same time, both without end, for some seconds (more than 3)."""
+    """Measure a link beside a TCP flow, both sending without pause for `seconds` (more than 3)."""
     figure = Figure(
         transport=transport, control=CONTROL.get(transport) or _system_control(), line=line, beside=other
     )
@@ -132,7 +132,7 @@ Answer = dict[str, object]
 
 
 class _TwoEnds:
-    """Pairs of processes with a line between them. All end with `stack`."""
+    """Pairs of processes with a line between them, which end with `stack`."""
 
     def __init__(self, stack: AsyncExitStack, line: WanLine | None) -> None:
         self._stack = stack
@@ -140,7 +140,7 @@ class _TwoEnds:
         self._networks: tuple[int, int] | None = None  # processes whose networks later pairs enter
 
     async def run(self, all_orders: Sequence[EndOrders]) -> list[tuple[Answer, Answer]]:
-        """Start all pairs, let them begin together, collect what they say."""
+        """Start all pairs, let them begin together, and collect their results."""
         pairs = [await self._pair(orders) for orders in all_orders]
         for pair in pairs:
             for process in pair:
@@ -156,13 +156,13 @@ class _TwoEnds:
         ends: list[asyncio.subprocess.Process] = []
         devices = [self._sockets(), self._sockets()] if self._line is not None else []
         for at, is_near in enumerate((True, False)):
-            told = replace(orders, is_near=is_near, talk=talk[at].fileno())
+            own_orders = replace(orders, is_near=is_near, talk=talk[at].fileno())
             if self._networks is not None:
-                told = replace(told, join=self._networks[at])
+                own_orders = replace(own_orders, join=self._networks[at])
             elif devices:
-                told = replace(told, device=devices[at][1].fileno())
-            passed = [told.talk, told.device] if told.device >= 0 else [told.talk]
-            ends.append(await self._start("transport_end", [json.dumps(asdict(told))], passed))
+                own_orders = replace(own_orders, device=devices[at][1].fileno())
+            passed = [own_orders.talk, own_orders.device] if own_orders.device >= 0 else [own_orders.talk]
+            ends.append(await self._start("transport_end", [json.dumps(asdict(own_orders))], passed))
         for own in talk:
             own.close()
         if self._line is not None and self._networks is None:
@@ -178,8 +178,8 @@ class _TwoEnds:
 
     def _sockets(self) -> tuple[socket.socket, socket.socket]:
         both = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for one in both:
-            self._stack.callback(one.close)
+        for end in both:
+            self._stack.callback(end.close)
         return both
 
     async def _start(
@@ -239,62 +239,65 @@ def _name(line: WanLine | None) -> str:
 
 
 def _tables(figures: Sequence[Figure], out: BenchOutput) -> None:
-    local = [one for one in figures if one.line is None]
-    bare = next((one.pings for one in local if one.transport == "udp"), ())
+    # over loopback
+    local = [figure for figure in figures if figure.line is None]
+    bare = next((figure.pings for figure in local if figure.transport == "udp"), ())
     if local:
         out.table(
             ("WAY", "C.C.", "MB/S", "RTT 64 B", "RTT 10 KB", "ADDED TO UDP", "CONNECT"),
             [
                 (
-                    one.transport,
-                    one.control,
-                    one.failed or f"{one.rate / 1e6:.1f}",
-                    *(f"{1e6 * ping:.0f} µs" for ping in one.pings or (0.0, 0.0)),
-                    ", ".join(f"{1e6 * (a - b):.0f} µs" for a, b in zip(one.pings, bare, strict=False)),
-                    f"{1e3 * one.connect:.0f} ms",
+                    figure.transport,
+                    figure.control,
+                    figure.failed or f"{figure.rate / 1e6:.1f}",
+                    *(f"{1e6 * ping:.0f} µs" for ping in figure.pings or (0.0, 0.0)),
+                    ", ".join(f"{1e6 * (a - b):.0f} µs" for a, b in zip(figure.pings, bare, strict=False)),
+                    f"{1e3 * figure.connect:.0f} ms",
                 )
-                for one in local
+                for figure in local
             ],
         )
         out.line()
-    lined = [one for one in figures if one.line is not None and not one.beside]
+    # over lines
+    lined = [figure for figure in figures if figure.line is not None and not figure.beside]
     if lined:
-        lines = list(dict.fromkeys(one.line for one in lined))
+        lines = list(dict.fromkeys(figure.line for figure in lined))
         rows: dict[tuple[str, str], dict[WanLine | None, str]] = {}
-        for one in lined:
-            cells = rows.setdefault((one.transport, one.control), {})
-            cells[one.line] = one.failed or f"{one.rate / 1e6:.1f}"
+        for figure in lined:
+            cells = rows.setdefault((figure.transport, figure.control), {})
+            cells[figure.line] = figure.failed or f"{figure.rate / 1e6:.1f}"
         out.table(
             ("WAY (MB/S)", "C.C.", *map(_name, lines)),
             [(*key, *(cells.get(line, "") for line in lines)) for key, cells in rows.items()],
         )
         out.line()
-    shared = [one for one in figures if one.beside]
+    # beside a TCP flow
+    shared = [figure for figure in figures if figure.beside]
     if shared:
         out.table(
             ("WAY", "BESIDE TCP", "OURS, MB/S", "TCP, MB/S", "OURS", "TCP'S"),
             [
                 (
-                    one.transport,
-                    one.beside,
-                    one.failed or f"{one.rate / 1e6:.1f}",
-                    f"{one.beside_rate / 1e6:.1f}",
-                    *(f"{100 * part / (MBIT * 125_000):.0f} %" for part in (one.rate, one.beside_rate)),
+                    figure.transport,
+                    figure.beside,
+                    figure.failed or f"{figure.rate / 1e6:.1f}",
+                    f"{figure.beside_rate / 1e6:.1f}",
+                    *(f"{100 * part / (MBIT * 125_000):.0f} %" for part in (figure.rate, figure.beside_rate)),
                 )
-                for one in shared
+                for figure in shared
             ],
         )
 
 
-def _as_json(one: Figure) -> dict[str, str | float | list[float] | dict[str, float] | None]:
+def _as_json(figure: Figure) -> dict[str, str | float | list[float] | dict[str, float] | None]:
     return {
-        "way": one.transport,
-        "congestion_control": one.control,
-        "line": None if one.line is None else asdict(one.line),
-        "bytes_a_second": one.rate,
-        "connect_seconds": one.connect,
-        "round_trip_seconds": list(one.pings),
-        "beside": one.beside,
-        "beside_bytes_a_second": one.beside_rate,
-        "failed": one.failed,
+        "way": figure.transport,
+        "congestion_control": figure.control,
+        "line": None if figure.line is None else asdict(figure.line),
+        "bytes_a_second": figure.rate,
+        "connect_seconds": figure.connect,
+        "round_trip_seconds": list(figure.pings),
+        "beside": figure.beside,
+        "beside_bytes_a_second": figure.beside_rate,
+        "failed": figure.failed,
     }

@@ -52,8 +52,11 @@ CONTROL: Mapping[str, str] = {  # congestion control, where it is not the kernel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndOrders:
-    """`talk` is a descriptor. `device`: a descriptor to give the TUN device to, -1: this machine's loopback;
-    `join`: a process whose network to enter instead. `bulk` bytes are sent, then `pings` of each size."""
+    """The orders for one side of a measurement. `talk` and `device` are descriptors of sockets.
+
+    `device`: where to send the TUN device; -1: use loopback. `join`: the process whose network to enter
+    instead. `bulk` bytes are sent, then `pings` of each size.
+    """
 
     transport: str
     is_near: bool
@@ -68,8 +71,10 @@ class EndOrders:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndResult:
-    """Seconds for connecting and for all bytes, medians of round trips by size, bytes a second of what was
-    sent without end, CPU seconds, peak memory."""
+    """The result of one side: seconds to connect and to send the bulk, median round trips by size.
+
+    `rate`: bytes per second of endless sending; `cpu`: seconds; `peak_bytes`: peak memory.
+    """
 
     connect: float
     bulk: float
@@ -125,7 +130,7 @@ async def _near(pipe: BenchPipe, orders: EndOrders) -> tuple[float, tuple[float,
 
 
 async def _far(pipe: BenchPipe, orders: EndOrders) -> float:
-    """Bytes a second of what comes without end."""
+    """Play the far side; return the bytes per second that arrive, if the near side sends without end."""
     loop = asyncio.get_running_loop()
     await _read(pipe, 1)
     await pipe.send([b"!"])
@@ -156,6 +161,7 @@ async def _measure(orders: EndOrders) -> EndResult:
     with socket.socket(fileno=orders.talk) as sock:
         sock.setblocking(False)
         talk = _SocketTalk(sock)
+        # where both sides are
         isolated = orders.device >= 0 or orders.join > 0
         own, other = (wan.NEAR_HOST, wan.FAR_HOST) if orders.is_near else (wan.FAR_HOST, wan.NEAR_HOST)
         place = BenchPlace(
@@ -167,6 +173,7 @@ async def _measure(orders: EndOrders) -> EndResult:
         )
         _write("ready")
         await asyncio.to_thread(sys.stdin.readline)  # all pairs begin together
+        # connect, and measure
         began = asyncio.get_running_loop().time()
         async with _TRANSPORTS[orders.transport](place) as pipe:
             connected = asyncio.get_running_loop().time() - began
@@ -176,6 +183,7 @@ async def _measure(orders: EndOrders) -> EndResult:
                 seconds, pings = await _near(pipe, orders)
             else:
                 rate = await _far(pipe, orders)
+            # report
             usage = resource.getrusage(resource.RUSAGE_SELF)
             _say(
                 EndResult(
@@ -204,7 +212,7 @@ def _write(line: str) -> None:
 
 
 def _settle(orders: EndOrders) -> deque[int]:
-    """Go into the network that is asked for; what must stay open."""
+    """Enter the ordered network, if any; return the descriptors that must stay open."""
     kept: deque[int] = deque()
     if orders.join:
         wan.join(orders.join)

@@ -1,6 +1,6 @@
-"""Transports that `bench transport` compares: meshd's links, and what their libraries do unchanged.
+"""Transports that `bench transport` compares: meshd's links, and TLS, TCP and UDP without meshd.
 
-Each connects a near process with a far one; both may write short messages to each other beforehand.
+Each connects a near process to a far one; both may exchange short messages beforehand.
 """
 
 import asyncio
@@ -34,14 +34,14 @@ _READ_BYTES = 256 << 10
 
 
 class BenchTalk(Protocol):
-    """Short messages between the two processes, beside what is measured."""
+    """A channel for short messages between the two processes, apart from the measured one."""
 
     async def send(self, payload: bytes) -> None: ...
     async def receive(self) -> bytes: ...
 
 
 class BenchPipe(Protocol):
-    """What is measured."""
+    """The measured connection."""
 
     async def send(self, data: Sequence[bytes | memoryview]) -> None: ...
     async def receive(self) -> bytes: ...
@@ -49,7 +49,10 @@ class BenchPipe(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchPlace:
-    """Where one side is: `host` its own address, `far_host` that of the far side; `control` is bare TCP's."""
+    """The place of one side: `host` is its address, `far_host` the far side's.
+
+    `control`: the congestion control of bare TCP.
+    """
 
     is_near: bool
     host: str
@@ -72,7 +75,7 @@ def _mesh() -> tuple[MeshId, KeyPair, KeyPair, KeyPair]:
 
 
 def _handshake(place: BenchPlace) -> tuple[Callable[[], HandshakeContext], PeerId]:
-    """What this side shows, and who the other is."""
+    """Return the credentials of this side for handshakes, and the id of the other."""
     mesh, root, near, far = _mesh()
     own, other = (near, far) if place.is_near else (far, near)
     certificate = issue(
@@ -90,7 +93,7 @@ def _handshake(place: BenchPlace) -> tuple[Callable[[], HandshakeContext], PeerI
 
 
 class _TalkSignals:
-    """Signals over the talk: there is one peer."""
+    """Signals to the single peer, over the talk."""
 
     def __init__(self, talk: BenchTalk, other: PeerId) -> None:
         self._talk = talk
@@ -196,14 +199,14 @@ class _BenchStreamPipe:
 
 @asynccontextmanager
 async def tls(place: BenchPlace) -> AsyncIterator[BenchPipe]:
-    """asyncio's TLS 1.3 over TCP."""
+    """Connect with asyncio's TLS 1.3 over TCP."""
     async with _streams(place, listener_context(make_link_certificate()), dialer_context()) as pipe:
         yield pipe
 
 
 @asynccontextmanager
 async def plain(place: BenchPlace) -> AsyncIterator[BenchPipe]:
-    """Bare TCP."""
+    """Connect with bare TCP."""
     async with _streams(place, None, None) as pipe:
         yield pipe
 
@@ -237,7 +240,7 @@ async def _streams(
 
 @asynccontextmanager
 async def udp(place: BenchPlace) -> AsyncIterator[BenchPipe]:
-    """Bare datagrams: what a round trip costs without any layer. Not for bulk."""
+    """Exchange bare datagrams, which show the cost of a round trip without any layer. Not for bulk."""
     arrived: asyncio.Queue[bytes] = asyncio.Queue(64)
     others: list[tuple[str, int]] = []
 

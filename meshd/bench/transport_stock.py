@@ -1,4 +1,4 @@
-"""The libraries below meshd's links as they come, for comparison: aiortc, aioquic, iroh."""
+"""The libraries below meshd's links and iroh, unmodified, for comparison."""
 
 import asyncio
 import ssl
@@ -19,7 +19,7 @@ _READ_BYTES = 256 << 10
 
 @asynccontextmanager
 async def aiortc(place: BenchPlace) -> AsyncIterator[BenchPipe]:
-    """A data channel of aiortc, with SDP and all."""
+    """Connect with a data channel of aiortc, including SDP."""
     from aiortc import RTCConfiguration, RTCDataChannel, RTCPeerConnection, RTCSessionDescription
 
     connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
@@ -78,11 +78,12 @@ class _ChannelPipe:
 
 @asynccontextmanager
 async def aioquic(place: BenchPlace) -> AsyncIterator[BenchPipe]:
-    """One stream of aioquic with its defaults (Reno)."""
+    """Connect with one stream of aioquic with its defaults (Reno)."""
     from aioquic.asyncio.client import connect
     from aioquic.asyncio.server import serve
     from aioquic.quic.configuration import QuicConfiguration
 
+    # the near side dials
     if place.is_near:
         port = int(await place.talk.receive())
         settings = QuicConfiguration(is_client=True, alpn_protocols=["bench"], verify_mode=ssl.CERT_NONE)
@@ -90,6 +91,7 @@ async def aioquic(place: BenchPlace) -> AsyncIterator[BenchPipe]:
             reader, writer = await connection.create_stream()
             yield _StockQuicPipe(reader, writer)
         return
+    # the far side listens, with a certificate from files
     arrived: asyncio.Queue[_StockQuicPipe] = asyncio.Queue(1)
     settings = QuicConfiguration(is_client=False, alpn_protocols=["bench"])
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as folder:
@@ -112,7 +114,7 @@ async def aioquic(place: BenchPlace) -> AsyncIterator[BenchPipe]:
 
 
 class _StockQuicPipe:
-    """aioquic's writer never waits, so this one waits by what lies in the stream's buffer."""
+    """A stream of aioquic that waits while its buffer is full, because aioquic's writer never does."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -123,7 +125,7 @@ class _StockQuicPipe:
         transport = self._writer.transport
         connection = transport.protocol._quic  # type: ignore[attr-defined]
         sender = connection._streams[transport.stream_id].sender  # type: ignore[attr-defined]
-        while len(sender._buffer) > _HIGH_BYTES:  # noqa: ASYNC110 - nobody tells
+        while len(sender._buffer) > _HIGH_BYTES:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.001)
 
     async def receive(self) -> bytes:
@@ -135,13 +137,14 @@ class _StockQuicPipe:
 
 @asynccontextmanager
 async def iroh(place: BenchPlace) -> AsyncIterator[BenchPipe]:
-    """One stream of iroh (QUIC in Rust, by its Python bindings), without relays and lookups."""
+    """Connect with one stream of iroh (QUIC in Rust, by its Python bindings), without relays and lookups."""
     import iroh as library
 
     options = library.EndpointOptions(
         preset=library.preset_minimal(), alpns=[b"bench"], relay_mode=library.RelayMode.disabled()
     )
     endpoint = await library.Endpoint.bind(options)
+    # the near side dials the id and port that the far side sends
     if place.is_near:
         key, port = (await _hear(place)).split()
         address = library.EndpointAddr(
@@ -150,8 +153,9 @@ async def iroh(place: BenchPlace) -> AsyncIterator[BenchPipe]:
         connection = await endpoint.connect(address, b"bench")
         stream = await connection.open_bi()
     else:
-        port = next(one.rpartition(":")[2] for one in endpoint.bound_sockets() if "[" not in one)
+        port = next(bound.rpartition(":")[2] for bound in endpoint.bound_sockets() if "[" not in bound)
         await _tell(place, f"{endpoint.id()} {port}")
+        # the far side sends both, and accepts
         incoming = await endpoint.accept_next()
         if incoming is None:
             raise MeshdError("iroh stopped listening")

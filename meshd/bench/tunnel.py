@@ -1,4 +1,4 @@
-"""The tunnel on loopback against a bare two-hop TLS pump, paired: bytes a second, and a small round trip."""
+"""Compare the tunnel on loopback with a bare two-hop TLS pump: bytes per second, and small round trips."""
 
 import asyncio
 import statistics
@@ -20,7 +20,7 @@ _START_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class TunnelPath:
-    """One measurement of one path: bytes a second, seconds for a round trip of 64 bytes (median)."""
+    """One measurement of one path: bytes per second, and median seconds for a round trip of 64 bytes."""
 
     rate: float
     round_trip: float
@@ -28,7 +28,7 @@ class TunnelPath:
 
 @dataclass(frozen=True, slots=True)
 class TunnelResult:
-    """In the order in which they were run; `plain`, of a direct TCP connection, is a round trip alone."""
+    """The measurements in the order of the runs. `plain`: the round trip of a direct TCP connection."""
 
     meshd: tuple[TunnelPath, ...]
     bare: tuple[TunnelPath, ...]
@@ -36,17 +36,17 @@ class TunnelResult:
 
     @property
     def rate_ratios(self) -> list[float]:
-        """meshd's throughput by the bare pump's, of each pair."""
+        """meshd's throughput divided by the bare pump's, for each pair."""
         return [ours.rate / bare.rate for ours, bare in zip(self.meshd, self.bare, strict=True)]
 
     @property
     def added(self) -> tuple[list[float], list[float]]:
-        """What meshd adds to a round trip, and what the bare pump adds: seconds, of each pair."""
+        """The seconds that meshd adds to a round trip, and those that the bare pump adds, for each pair."""
         return _above(self.meshd, self.plain), _above(self.bare, self.plain)
 
     @property
     def added_ratios(self) -> list[float]:
-        """The one by the other."""
+        """The time that meshd adds divided by the bare pump's, for each pair."""
         return [ours / bare for ours, bare in zip(*self.added, strict=True)]
 
 
@@ -55,7 +55,7 @@ def _above(paths: Sequence[TunnelPath], plain: Sequence[float]) -> list[float]:
 
 
 async def measure(pairs: int) -> TunnelResult:
-    """Start both paths, measure them in turn. Raises MeshdError."""
+    """Start both paths and measure them in turn. Raises MeshdError."""
     server = await asyncio.start_server(_sink_or_echo, "127.0.0.1", 0, limit=CHUNK_BYTES)
     target = int(server.sockets[0].getsockname()[1])
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
@@ -129,7 +129,7 @@ async def _sink_or_echo(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
 
 @asynccontextmanager
 async def program(*arguments: str) -> AsyncIterator[str]:
-    """Run one endpoint; gives the line it prints. It ends when its standard input does."""
+    """Run one endpoint within the block; yield the line that it prints. It ends with its standard input."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

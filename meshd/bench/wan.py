@@ -1,8 +1,8 @@
-"""A wide area line between two network namespaces, in userspace: delay, loss, a slow part with a queue.
+"""A wide area line between two network namespaces, in userspace: delay, loss, and a bottleneck with a queue.
 
-`tc netem` is in few kernels. Both ends make a namespace and a TUN device of their own (`enter`) and hand the
-device over; `carry` moves IP packets between the two, so that TCP, QUIC and SCTP meet the same line. Linux,
-and root or user namespaces.
+Few kernels have `tc netem`. Each end makes a namespace and a TUN device (`enter`) and hands the device over;
+`carry` moves IP packets between the two, so that TCP, QUIC and SCTP meet the same line. Needs Linux, and root
+or user namespaces.
 """
 
 import array
@@ -29,7 +29,7 @@ TICK = 0.0002  # seconds; what is due within one is sent with it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WanLine:
-    """Both directions alike. `rtt_ms` is there and back, `loss` a probability, `mbit` 0: without limit."""
+    """A line, the same in both directions. `loss`: a probability; `mbit` 0: no limit."""
 
     rtt_ms: float = 0.0
     loss: float = 0.0
@@ -37,9 +37,9 @@ class WanLine:
 
 
 def enter(own: str, other: str) -> int:
-    """Put this process into a network of its own with one device; returns its descriptor.
+    """Put this process into a new network with one device; return the device's descriptor.
 
-    Raises UserError where that is not allowed.
+    Raises UserError if that is not allowed.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNET) != 0 and libc.unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0:
@@ -55,7 +55,7 @@ def enter(own: str, other: str) -> int:
 
 
 def join(process: int) -> None:
-    """Go into the network of another process. Raises UserError."""
+    """Enter the network of another process. Raises UserError."""
     libc = ctypes.CDLL(None, use_errno=True)
     number = os.open(f"/proc/{process}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -74,7 +74,7 @@ def hand_over(device: int, to: socket.socket) -> None:
 
 
 def take_over(source: socket.socket) -> int:
-    """What `hand_over` gave. Raises UserError when the other process has ended instead."""
+    """Receive the device of `hand_over`. Raises UserError if the other process has ended instead."""
     numbers = array.array("i")
     data, ancillary, _, _ = source.recvmsg(1, socket.CMSG_SPACE(numbers.itemsize))
     if not data or not ancillary:
@@ -84,7 +84,7 @@ def take_over(source: socket.socket) -> int:
 
 
 class _Direction:
-    """Packets one way: lost, or held until they are due."""
+    """The packets of one direction: lost, or held until they are due."""
 
     def __init__(self, source: int, sink: int, line: WanLine, seed: int) -> None:
         self.source = source
@@ -113,7 +113,7 @@ class _Direction:
         self._held.append((due + self._line.rtt_ms / 2000, packet))
 
     def release(self, now: float) -> float:
-        """Send what is due; returns when the next is."""
+        """Send the packets that are due; return when the next is."""
         while self._held and self._held[0][0] <= now + TICK / 2:
             try:
                 os.write(self._sink, self._held.popleft()[1])
@@ -123,7 +123,7 @@ class _Direction:
 
 
 def carry(near: int, far: int, line: WanLine, go_on: Callable[[], bool], *, seed: int = 1) -> None:
-    """Carry packets between two devices until `go_on`, asked now and then, says no."""
+    """Carry packets between two devices until `go_on`, called regularly, returns False."""
     there, back = _Direction(near, far, line, seed), _Direction(far, near, line, ~seed)
     clock = time.monotonic
     asked = 0.0
@@ -142,7 +142,10 @@ def carry(near: int, far: int, line: WanLine, go_on: Callable[[], bool], *, seed
 
 
 def main(argv: list[str]) -> None:
-    """`python -m meshd.bench.wan NEAR FAR RTT_MS LOSS MBIT`: unix sockets to the ends; until stdin ends."""
+    """Run `python -m meshd.bench.wan NEAR FAR RTT_MS LOSS MBIT` until stdin ends.
+
+    NEAR and FAR are descriptors of unix sockets to the ends.
+    """
     near, far = (socket.socket(fileno=int(number)) for number in argv[:2])
     line = WanLine(rtt_ms=float(argv[2]), loss=float(argv[3]), mbit=float(argv[4]))
     with near, far:

@@ -26,7 +26,7 @@ _LOOK_SECONDS = 0.2  # how often a waiting builder looks whether the other one i
 
 @dataclass(frozen=True, slots=True)
 class BuildKey:
-    """What programs depend on: upstream's, or ours, which have `sources_sha256`."""
+    """The inputs of a build: upstream's programs, or ours, which have `sources_sha256`."""
 
     commit: str
     backend: str
@@ -40,27 +40,27 @@ class BuildKey:
 
 
 def upstream_key(pin: Pin, backend: str) -> BuildKey:
-    """Of llama.cpp's own programs."""
+    """Return the key of llama.cpp's own programs."""
     return BuildKey(pin.commit, backend, cpu_kind())
 
 
 def ours_key(pin: Pin, backend: str) -> BuildKey:
-    """Of the programs of native/mesh."""
+    """Return the key of the programs of native/mesh."""
     return BuildKey(pin.commit, backend, cpu_kind(), pin.sources_sha256)
 
 
 def tree_of(cache: Path, backend: str = "cpu") -> Tree:
-    """The one that is built in, whether it is filled or not."""
+    """Return the build tree, whether it is filled or not."""
     return Tree(cache / "native" / f"upstream-{backend}-{cpu_kind()}")
 
 
 def folder_of(cache: Path, key: BuildKey) -> Path:
-    """Where the programs of a finished build are."""
+    """Return the folder of a finished build's programs."""
     return cache / "native" / key.name / "bin"
 
 
 def load(cache: Path, key: BuildKey) -> dict[str, Path]:
-    """The programs of the finished build; none without a stamp of this key, or where one is not whole."""
+    """Return the programs of the finished build; none without a stamp of this key, or if one is damaged."""
     bin_dir = folder_of(cache, key)
     stamp = _read_stamp(bin_dir.parent / _STAMP)
     if stamp is None or (stamp.get("commit"), stamp.get("sources")) != (key.commit, key.sources_sha256):
@@ -113,7 +113,7 @@ def store(cache: Path, key: BuildKey, built: Iterable[Path]) -> None:
 
 
 def prune(native: Path, pin: Pin) -> None:
-    """Remove what nothing uses any more, and of each kind of build those that were made longest ago.
+    """Remove unused builds, and the oldest of each kind.
 
     The caller holds the lock: what has no stamp was never finished, or is of an older version of meshd.
     """
@@ -130,7 +130,7 @@ def prune(native: Path, pin: Pin) -> None:
 
 @contextmanager
 def explained_disk_errors(cache: Path) -> Iterator[None]:
-    """Turns errors of the disk, or of a program that cannot be started, into a UserError."""
+    """Turn errors of the disk, or of a program that cannot be started, into a UserError."""
     try:
         yield
     except OSError as error:
@@ -145,7 +145,7 @@ def explained_disk_errors(cache: Path) -> Iterator[None]:
 async def locked(
     path: Path, progress: ProgressCallback, activity: str = "is building llama.cpp"
 ) -> AsyncIterator[None]:
-    """Hold the lock file; waits, and says so by its `activity`, while another process holds it."""
+    """Hold the lock file; while another process holds it, wait and report its `activity`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         announced = False

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshd.base.errors import UserError
+from meshd.base.resource_limits import usable_processors
 from meshd.build.interface import BuildProgress, ProgressCallback, Stage
 from meshd.build.machine import GPU_PAGE, find_nvcc, find_tool
 from meshd.build.run import Result, run
@@ -73,14 +74,14 @@ async def compile_tree(
         if step is not None:
             progress(step)
 
-    argv = [*_nice(), ninja, "-C", str(tree.build), "-j", str(_jobs()), *targets]
+    argv = [*_nice(), ninja, "-C", str(tree.build), "-j", str(usable_processors()), *targets]
     result = await _run(argv, tree, on_line)
     if result.code != 0:
         raise BuildFailed("llama.cpp could not be compiled", log=tree.log, tail=result.tail)
 
 
 def options_of(backend: str) -> tuple[str, ...]:
-    """What of a build is not upstream's default."""
+    """Return the build options that differ from upstream's defaults."""
     return (*_FLAGS, *_BACKEND_FLAGS[backend])
 
 
@@ -92,7 +93,7 @@ async def _run(argv: Sequence[str], tree: Tree, on_line: object = None) -> Resul
 
 
 def parse_step(line: str) -> BuildProgress | None:
-    """The progress in a line of ninja's output: `[n/m] Building …`."""
+    """Return the progress in a line of ninja's output: `[n/m] Building …`."""
     match = _STEP.match(line)
     if match is None:
         return None
@@ -105,9 +106,3 @@ def _nice() -> list[str]:
     # an hour of compiling on a small machine should not be felt by who works on it
     nice = shutil.which("nice")
     return [nice, "-n", "5"] if nice is not None else []
-
-
-def _jobs() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)))
-    return os.cpu_count() or 1

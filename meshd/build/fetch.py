@@ -31,7 +31,7 @@ class PinnedFile:
 
 
 async def fetch(wanted: PinnedFile, downloads: Path, progress: ProgressCallback) -> Path:
-    """The file in `downloads`, fetched if it is not there yet. Raises UserError."""
+    """Return the file in `downloads`; fetch it if it is not there yet. Raises UserError."""
     place = downloads / wanted.file
     if await asyncio.to_thread(_has_digest, place, wanted.sha256):
         return place

@@ -40,7 +40,7 @@ class NativeInfo:
 
 
 class Stage(StrEnum):
-    """What a build is at."""
+    """The stage of a build."""
 
     WAIT = "wait"  # another process builds
     FETCH = "fetch"
@@ -52,7 +52,7 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BuildProgress:
-    """How far a build is: `done` of `total` steps of this stage, both 0 when they are not known."""
+    """The progress of a build: `done` of `total` steps of this stage, both 0 when unknown."""
 
     stage: Stage
     text: str

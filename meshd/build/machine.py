@@ -39,7 +39,7 @@ _NEEDED = {
 
 
 def cpu_kind(cpuinfo: Path = _CPUINFO) -> str:
-    """A short name for the CPU's abilities: binaries built for one kind may crash on another."""
+    """Return a short name for the CPU's abilities: binaries built for one kind may crash on another."""
     if sys.platform == "darwin":
         what = _sysctl("machdep.cpu.brand_string")
     else:
@@ -67,7 +67,9 @@ def _sysctl(name: str) -> str:
 
 
 def resolve_backend(backend: str) -> str:
-    """`auto` becomes the best one that can be built here. Raises UserError for one that does not exist."""
+    """Return the backend; `auto` becomes the best one that can be built here. Raises UserError for an unknown
+    one.
+    """
     if backend == "auto":
         if sys.platform == "darwin":
             return "metal"
@@ -81,12 +83,14 @@ def resolve_backend(backend: str) -> str:
 
 
 def has_nvidia_gpu() -> bool:
-    """Whether the driver shows a card: the toolkit alone, as images carry it, is no reason for CUDA."""
+    """Return True if the driver shows a card: the toolkit alone, as images carry it, is no reason
+    for CUDA.
+    """
     return any(_NVIDIA_CARDS.glob("*")) or any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
 
 
 def find_nvcc() -> Path | None:
-    """CUDA's compiler, which is often not in PATH."""
+    """Return CUDA's compiler, which is often not in PATH; None if there is none."""
     found = shutil.which("nvcc")
     if found is not None:
         return Path(found)
@@ -131,7 +135,7 @@ def need_compiler() -> None:
 
 
 def find_tool(name: str) -> str:
-    """Path of `cmake` or `ninja`: the one installed with meshd[build], else one in PATH. Raises UserError."""
+    """Return the path of `cmake` or `ninja`: installed with meshd[build], else in PATH. Raises UserError."""
     found = _look_for(name)
     if found is None:
         raise _lacking([name])
@@ -145,12 +149,12 @@ def need_tools() -> None:
 
 
 def missing_tools() -> list[str]:
-    """Which of cmake and ninja are not there."""
+    """Return those of cmake and ninja that are missing."""
     return [name for name in _TOOLS if _look_for(name) is None]
 
 
 def how_to_build(backend: str = "auto") -> str:
-    """A hint where there is no native build: what to run here, and what to install before."""
+    """Return a hint where there is no native build: what to run here, and what to install before."""
     option = "" if backend == "auto" else f" --backend {backend}"
     run = f"run `meshd native build{option}` once; it needs a C++ compiler and takes some minutes"
     return f"{_INSTALL}; then {run}" if missing_tools() else run

@@ -36,7 +36,8 @@ _ALSO_CALLED = {RPC_SERVER: "rpc-server"}  # by older releases, in folders of th
 
 
 def find(cache: Path, backend: str = "auto") -> NativeInfo | None:
-    """The finished build of the installed pin and sources for this machine, or None. Starts no program.
+    """Return the finished build of the installed pin and sources for this machine, or None. Starts no
+    program.
 
     `auto` takes the backend that `build` would choose, and else any that was built. Raises UserError when the
     pin itself cannot be read.
@@ -53,12 +54,12 @@ def find(cache: Path, backend: str = "auto") -> NativeInfo | None:
 
 
 def folder_of_ours(cache: Path, backend: str = "cpu") -> Path:
-    """Where the programs of native/mesh are, once they are built from the sources as they are now."""
+    """Return the folder of native/mesh's programs, once built from the present sources."""
     return builds.folder_of(cache, builds.ours_key(read_pin(), backend))
 
 
 def not_built(what: str, backend: str = "auto") -> UserError:
-    """That something is missing, and how to get it."""
+    """Return the error that something is missing, and how to get it."""
     return UserError(what, hint=how_to_build(backend))
 
 
@@ -95,7 +96,7 @@ async def build_programs(
     source: Path | None = None,
     progress: ProgressCallback,
 ) -> Path:
-    """Build those of these programs that are missing; returns the folder of ours. As `build`."""
+    """Build the missing ones of these programs like `build`; return the folder of ours."""
     pin = read_pin()
     if source is not None:
         await asyncio.to_thread(check_source, source, pin, name=str(source))
@@ -116,7 +117,7 @@ async def build_programs(
 
 
 async def fill(tree: Tree, pin: Pin, cache: Path, source: Path | None, progress: ProgressCallback) -> None:
-    """Make it upstream's source, where it is not that yet. The caller holds the lock. Raises UserError."""
+    """Make the tree upstream's source, unless it is already. The caller holds the lock. Raises UserError."""
     # a tree of the user's has the same files as the archive (check_source): either is as good
     origin = pin.commit
     if await asyncio.to_thread(tree.holds, origin):
@@ -175,7 +176,7 @@ def _store(cache: Path, pin: Pin, backend: str, tree: Tree, made: Sequence[str],
 
 
 def read_bin_dir(path: Path, cache: Path, *, head: bool = True) -> NativeInfo | None:
-    """A folder that the user names, and our own build for what is not in it; None where that lacks, too.
+    """Return the build in a folder of the user's, completed by our own; None where that lacks programs, too.
 
     A head needs a llama-server there. Nothing here tells what the programs are: the daemon asks them. Raises
     UserError.

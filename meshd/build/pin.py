@@ -41,7 +41,9 @@ class Pin:
 
 
 def native_folder() -> Path:
-    """Where pin and sources lie: package data of an installed meshd, or the checkout. Raises UserError."""
+    """Return the folder of pin and sources: package data of an installed meshd, or the checkout. Raises
+    UserError.
+    """
     for folder in _FOLDERS:
         if (folder / "UPSTREAM.toml").is_file():
             return folder
@@ -52,7 +54,7 @@ def native_folder() -> Path:
 
 
 def mesh_sources(folder: Path | None = None) -> Path:
-    """Those of our programs, in `folder` (default: native_folder()). Raises UserError."""
+    """Return the sources of our programs, in `folder` (default: native_folder()). Raises UserError."""
     sources = (native_folder() if folder is None else folder) / "mesh"
     if not (sources / "inject.cmake").is_file():
         raise UserError(f"the sources of meshd's backend are missing: `{sources}`", hint="reinstall meshd")
@@ -60,7 +62,7 @@ def mesh_sources(folder: Path | None = None) -> Path:
 
 
 def read_pin(folder: Path | None = None) -> Pin:
-    """What `folder` (default: native_folder()) has. Raises UserError that names the file."""
+    """Read the pin in `folder` (default: native_folder()). Raises UserError that names the file."""
     folder = native_folder() if folder is None else folder
     path = folder / "UPSTREAM.toml"
     try:
@@ -87,7 +89,7 @@ def read_pin(folder: Path | None = None) -> Pin:
 
 
 def _digest(folder: Path) -> str:
-    """SHA-256 over names, lengths and bytes, in order: the same value means the same files."""
+    """Return the SHA-256 over names, lengths and bytes, in order: the same value means the same files."""
     digest = hashlib.sha256()
     files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     for name in sorted(files):

@@ -21,7 +21,7 @@ _END_SECONDS = 3.0  # a compiler ends at once, ninja when its compilers have
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a program ended: its exit code (negative: the signal), and its last lines of output."""
+    """The end of a program: its exit code (negative: the signal), and its last lines of output."""
 
     code: int
     tail: tuple[str, ...]
@@ -51,6 +51,7 @@ async def run(
     )
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
     try:
+        # Copy the output to the log, and whole lines to `on_line`.
         assert process.stdout is not None
         with log.open("ab") as file:
             file.write(f"$ {' '.join(argv)}\n".encode())
@@ -64,6 +65,7 @@ async def run(
                     tail.append(text)
                     on_line(text)
         return Result(await process.wait(), tuple(tail))
+    # Cancelled or failed: leave no process behind.
     finally:
         if process.returncode is None:
             await asyncio.shield(_end(process))

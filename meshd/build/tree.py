@@ -27,7 +27,7 @@ class Tree:
         self._origin = folder / "origin"
 
     def holds(self, origin: str) -> bool:
-        """Whether the source is complete and came from `origin`."""
+        """Return True if the source is complete and came from `origin`."""
         try:
             with self._origin.open("rb") as file:
                 return file.read(_MAX_ORIGIN) == origin.encode()
@@ -70,7 +70,7 @@ class Tree:
         self._filled(pin, origin, str(source))
 
     def drop(self) -> None:
-        """All but the log: nothing of it is of use, and it takes some hundred megabytes."""
+        """Remove all but the log: nothing of it is of use, and it takes some hundred megabytes."""
         self._origin.unlink(missing_ok=True)
         for folder in (self.source, self.ours, self.build):
             shutil.rmtree(folder, ignore_errors=True)

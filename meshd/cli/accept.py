@@ -13,12 +13,12 @@ from meshd.config import home_here
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """CODE."""
+    """Add CODE."""
     parser.add_argument("code", metavar="CODE", help="reply code that the joining node printed")
 
 
 def run(args: Arguments, out: Output) -> int:
-    """By the running daemon: it holds the port that the other side comes to."""
+    """Ask the running daemon: it holds the port that the other side comes to."""
     reply = ask(home_here(), AcceptRequest(code=args.code))
     where = ", ".join(reply.addresses)
     out.line(f"node {reply.joiner[:10]} can join for {reply.seconds} s, from {where}")

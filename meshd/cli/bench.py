@@ -1,9 +1,8 @@
 """Run a benchmark: meshd beside stock llama.cpp, over a simulated distance, or meshd's links alone.
 
-`load`, `nodes` and `latency` compare stock llama.cpp with meshd over a distance. `ready` times `meshd serve`
-until it is ready, beside one machine alone. `rpc` compares meshd with a direct --rpc connection of stock
-llama.cpp. `trace` shows who computes, copies and waits during one prompt and some tokens. `transport`
-compares meshd's links with the libraries they use. `latency --proxy` runs only the delaying TCP proxy.
+`load`, `nodes` and `latency` compare stock llama.cpp with meshd over a distance. `rpc` compares meshd with a
+direct --rpc connection of stock llama.cpp. `transport` compares meshd's links with the libraries they use.
+`latency --proxy` runs only the delaying TCP proxy.
 """
 
 import argparse
@@ -11,19 +10,18 @@ import re
 from pathlib import Path
 
 from meshd.base.errors import UsageError, UserError
+from meshd.base.home_folder import expanded
 from meshd.cli.options import Arguments, milliseconds, number
 from meshd.cli.output import Output
 from meshd.config import load
 
-WHAT = "load|nodes|latency|ready|rpc|trace|transport"
+WHAT = "load|nodes|latency|rpc|transport"
 _HOST = r"(\[[^\[\]]+\]|[^:\[\]]*[^:\[\]0-9][^:\[\]]*)"  # a host of digits only would be a port
 _PROXY = re.compile(rf"(?:{_HOST}:)?([0-9]{{1,5}}):(?:{_HOST}:)?([0-9]{{1,5}})")
 _USUAL = {  # workers, round trips
     "load": ("1,2,4", "0,20,50"),
     "nodes": ("1,2,3,4", "20"),
     "latency": ("2", "0,5,10,20,30,50"),
-    "ready": ("1,2,4", "0,20,50"),
-    "trace": ("2", "0"),
 }
 _DISTANCE = {"model", "workers", "rtt", "pairs", "without", "svg"}
 _PROXY_ALONE = {"proxy", "ms", "compute_only", "count_rpc"}
@@ -31,42 +29,30 @@ _TAKES = {
     "load": _DISTANCE,
     "nodes": _DISTANCE,
     "latency": _DISTANCE,
-    "ready": {"model", "workers", "rtt", "pairs"},
     "rpc": {"model", "pairs"},
-    "trace": {"model", "workers", "rtt", "prompt", "tokens", "svg"},
     "transport": {"ways", "only"},
 }
 _USAGE = """\
 meshd bench load|nodes|latency [--model FILE] [--workers N,…] [--rtt MS,…] [--pairs N]
                                       [--without push] [--svg FILE] [--json]
        meshd bench latency --proxy LISTEN:TARGET --ms N [--compute-only] [--count-rpc] [--json]
-       meshd bench ready [--model FILE] [--workers N,…] [--rtt MS,…] [--pairs N] [--json]
        meshd bench rpc [--model FILE] [--pairs N] [--json]
-       meshd bench trace [--model FILE] [--workers N] [--rtt MS] [--prompt N] [--tokens N] [--svg FILE]
-                         [--json]
        meshd bench transport [--ways LIST] [--only loopback|lines|beside] [--json]"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to measure, and on what."""
+    """Add what to measure, and on what."""
     parser.usage = _USAGE
     parser.add_argument(
         "what",
         metavar=WHAT,
         help="load: time to the first answer; nodes: speed by number of workers; latency: speed by distance; "
-        "ready: time until the API is ready; rpc: tokens per second beside a direct connection; "
-        "trace: who computes, copies and waits; "
-        "transport: bytes per second of links",
+        "rpc: tokens per second beside a direct connection; transport: bytes per second of links",
     )
     parser.add_argument("--model", metavar="FILE", help="GGUF file (default: SmolLM2)")
-    parser.add_argument(
-        "--pairs", metavar="N", help="number of paired runs; for ready, runs per cell (default: 3)"
-    )
+    parser.add_argument("--pairs", metavar="N", help="number of paired runs (default: 3)")
     _distance_arguments(parser)
     _proxy_arguments(parser)
-    trace = parser.add_argument_group("trace (which takes --workers, --rtt and --svg)")
-    trace.add_argument("--prompt", metavar="N", help="tokens of the prompt (default: 1024)")
-    trace.add_argument("--tokens", metavar="N", help="tokens to generate (default: 8)")
     transport = parser.add_argument_group("transport")
     transport.add_argument(
         "--ways", metavar="LIST", help="links to measure, such as webrtc,aiortc (default: all)"
@@ -78,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _distance_arguments(parser: argparse.ArgumentParser) -> None:
-    distance = parser.add_argument_group("load, nodes, latency and ready (which takes --workers and --rtt)")
+    distance = parser.add_argument_group("load, nodes and latency")
     distance.add_argument(
         "--workers",
         metavar="N,…",
@@ -112,7 +98,7 @@ def _proxy_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: Arguments, out: Output) -> int:
-    """Real daemons and binaries, driven by meshd.bench."""
+    """Run real daemons and binaries, driven by meshd.bench."""
     if args.what not in _TAKES:
         raise UsageError(
             f"unknown measurement `{args.what}`", hint=f"choose one of {WHAT.replace('|', ', ')}"
@@ -125,10 +111,6 @@ def run(args: Arguments, out: Output) -> int:
             return _rpc(args, out)
         case "latency" if args.proxy is not None:
             return _proxy(args, out)
-        case "ready":
-            return _ready(args, out)
-        case "trace":
-            return _trace(args, out)
         case _:
             return _distance(args, out)
 
@@ -150,7 +132,7 @@ def _refuse_options_of_others(args: Arguments) -> None:
 
 
 def _model(args: Arguments) -> Path | None:
-    model = Path(args.model).expanduser().absolute() if args.model else None
+    model = expanded(args.model).absolute() if args.model else None
     if model is not None and not model.is_file():
         raise UserError(
             f"there is no model file `{model}`", hint="name a GGUF file, or leave it out to use SmolLM2"
@@ -169,57 +151,14 @@ def _rpc(args: Arguments, out: Output) -> int:
 
 
 def _cells(args: Arguments) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Workers and round trips."""
-    from meshd.model.llama_placement import MAX_SPLIT_DEVICES
+    """Return the numbers of workers and the round trips."""
+    from meshd.plan.by_memory import MAX_SPLIT_DEVICES
 
     usual = _USUAL[args.what]
     workers = tuple(
         number("--workers", part, 1, MAX_SPLIT_DEVICES) for part in (args.workers or usual[0]).split(",")
     )
     return workers, milliseconds("--rtt", args.rtt or usual[1])
-
-
-def _ready(args: Arguments, out: Output) -> int:
-    workers, round_trips = _cells(args)
-    runs = number("--pairs", args.pairs or "3", 1, 100)
-    from meshd.bench.interface import ReadyArgs
-    from meshd.bench.readiness import run as run_bench
-
-    return run_bench(
-        ReadyArgs(
-            model=_model(args),
-            cache=load().config.paths.cache,
-            workers=workers,
-            round_trips=round_trips,
-            runs=runs,
-            as_json=args.json,
-        ),
-        out,
-    )
-
-
-def _trace(args: Arguments, out: Output) -> int:
-    [workers, *more_workers], [round_trip, *more_round_trips] = _cells(args)
-    if more_workers or more_round_trips:
-        raise UsageError("`meshd bench trace` takes one number of workers, and one round trip")
-    prompt = number("--prompt", args.prompt or "1024", 1, 1_000_000)
-    tokens = number("--tokens", args.tokens or "8", 1, 10_000)
-    from meshd.bench.interface import TraceArgs
-    from meshd.bench.trace import run as run_bench
-
-    return run_bench(
-        TraceArgs(
-            model=_model(args),
-            cache=load().config.paths.cache,
-            workers=workers,
-            rtt_ms=round_trip,
-            prompt=prompt,
-            tokens=tokens,
-            svg=Path(args.svg).expanduser() if args.svg else None,
-            as_json=args.json,
-        ),
-        out,
-    )
 
 
 def _distance(args: Arguments, out: Output) -> int:
@@ -237,7 +176,7 @@ def _distance(args: Arguments, out: Output) -> int:
             round_trips=round_trips,
             pairs=pairs,
             without=_without(args.without),
-            svg=Path(args.svg).expanduser() if args.svg else None,
+            svg=expanded(args.svg) if args.svg else None,
             as_json=args.json,
         ),
         out,
@@ -278,7 +217,7 @@ def _proxy(args: Arguments, out: Output) -> int:
 
 
 def read_proxy(text: str) -> tuple[tuple[str, int], tuple[str, int]]:
-    """Both places of `LISTEN:TARGET`, each PORT or HOST:PORT (IPv6 in brackets). Raises UsageError."""
+    """Return both places of `LISTEN:TARGET`, each PORT or HOST:PORT (IPv6 in brackets). Raises UsageError."""
     match = _PROXY.fullmatch(text)
     listen, target = (int(match[2]), int(match[4])) if match else (0, 0)
     if match is None or not 0 < target < 65536 or listen > 65535:

@@ -28,7 +28,7 @@ _SHOWN_DIGITS = 16  # of a fingerprint
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--again, --json."""
+    """Add --again, --json."""
     parser.add_argument(
         "--again",
         action="store_true",
@@ -66,7 +66,9 @@ def _path_json(path: PathCapacity) -> dict[str, str | float | None]:
 
 
 def _show(reply: CapacityReply, out: Output) -> None:
-    out.table(("NODE", "DEVICE", "FREE", "TOTAL", "WEIGHTS", "PROMPTS"), [_row(one) for one in reply.devices])
+    out.table(
+        ("NODE", "DEVICE", "FREE", "TOTAL", "WEIGHTS", "PROMPTS"), [_row(device) for device in reply.devices]
+    )
     if reply.paths:
         out.line()
         out.table(
@@ -92,34 +94,34 @@ def _show(reply: CapacityReply, out: Output) -> None:
 
 
 def _show_storage(storage: Sequence[StorageCapacity], out: Output) -> None:
-    told = [one for one in storage if not one.why_not]
-    if not told:
+    known = [disk for disk in storage if not disk.why_not]
+    if not known:
         return
     out.line()
     out.table(
         ("NODE", "DISK FREE", "CACHE ROOM", "MODELS"),
         [
             (
-                one.node,
-                "unknown" if one.free_bytes is None else in_bytes(one.free_bytes),
-                "-" if one.cache_room_bytes is None else in_bytes(one.cache_room_bytes),
-                str(len(one.models) + one.more_models),
+                disk.node,
+                "unknown" if disk.free_bytes is None else in_bytes(disk.free_bytes),
+                "-" if disk.cache_room_bytes is None else in_bytes(disk.cache_room_bytes),
+                str(len(disk.models) + disk.more_models),
             )
-            for one in told
+            for disk in known
         ],
     )
-    rows = [row for one in told for row in _model_rows(one)]
+    rows = [row for disk in known for row in _model_rows(disk)]
     if rows:
         out.line()
         out.table(("NODE", "MODEL", "SIZE", "FINGERPRINT"), rows)
 
 
-def _model_rows(one: StorageCapacity) -> list[tuple[str, ...]]:
+def _model_rows(disk: StorageCapacity) -> list[tuple[str, ...]]:
     rows = [
-        (one.node, model.name, in_bytes(model.bytes), (model.fingerprint or "-")[:_SHOWN_DIGITS])
-        for model in one.models
+        (disk.node, model.name, in_bytes(model.bytes), (model.fingerprint or "-")[:_SHOWN_DIGITS])
+        for model in disk.models
     ]
-    more = [(one.node, f"and {one.more_models} more", "", "")] if one.more_models else []
+    more = [(disk.node, f"and {disk.more_models} more", "", "")] if disk.more_models else []
     return [*rows, *more]
 
 

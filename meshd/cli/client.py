@@ -5,7 +5,7 @@ no token.
 
 examples:
   meshd client --join @token.txt                the API at http://127.0.0.1:8090/v1
-  meshd client --port 8091 --heads desk,attic   use only these two nodes
+  meshd client --port 8091 --set client.heads=desk,attic   use only these two nodes
 """
 
 import argparse
@@ -13,17 +13,17 @@ import argparse
 from meshd.cli.daemon_import import import_daemon
 from meshd.cli.options import Arguments, add_role_options, load_role
 from meshd.cli.output import Output
-from meshd.config import check_node, read_join
+from meshd.cli.role_checks import check_node, read_join
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """All from the list of settings."""
+    """Add all options from the list of settings."""
     add_role_options(parser, "client")
     parser.usage = "meshd client [OPTIONS]"
 
 
 def run(args: Arguments, out: Output) -> int:
-    """The daemon itself; returns its exit code."""
+    """Run the daemon itself; return its exit code."""
     config = load_role(args, "client").config
     check_node(config)
     return import_daemon()(read_join(config), "client", out.line)

@@ -8,9 +8,10 @@ import os
 from pathlib import Path
 
 from meshd.base.errors import UserError
-from meshd.cli.options import Arguments, Parser, add_config_file, config_file
+from meshd.base.home_folder import expanded
+from meshd.cli.options import Arguments, Parser, add_config_file, config_file, note_unknown_variables
 from meshd.cli.output import Json, Output
-from meshd.config import Setting, load
+from meshd.config import EffectiveValue, load
 from meshd.config.shown import plain, toml
 
 DEFAULT_FILE = "meshd.toml"
@@ -18,7 +19,7 @@ EXAMPLE = "meshd.example.toml"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`show`, `init [FILE]`."""
+    """Add `show`, `init [FILE]`."""
     below = parser.add_subparsers(dest="action", metavar="show | init", required=True, parser_class=Parser)
     showing = below.add_parser("show", description="Show the effective values as TOML, each with its origin.")
     add_config_file(showing)
@@ -36,44 +37,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: Arguments, out: Output) -> int:
-    """Nothing of it needs a daemon."""
+    """Show or write the configuration, without a daemon."""
     if args.action == "init":
-        return _init(Path(args.file).expanduser(), out)
+        return _init(expanded(args.file), out)
     from meshd.config.kept_name import with_kept_name  # cryptography, which `config init` does without
 
-    settings = with_kept_name(load(file=config_file(args))).settings
+    note_unknown_variables(out)
+    values = with_kept_name(load(file=config_file(args))).values
     if args.json:
-        out.json({"settings": {s.key.name: _entry(s) for s in settings}})
+        out.json({"settings": {value.setting.name: _entry(value) for value in values}})
         return 0
     section = ""
-    for setting in settings:
-        if setting.key.section != section:
+    for value in values:
+        if value.setting.section != section:
             if section:
                 out.line()
-            section = setting.key.section
+            section = value.setting.section
             out.line(f"[{section}]")
-        out.line(_toml_line(setting))
+        out.line(_toml_line(value))
     return 0
 
 
-def _entry(setting: Setting) -> Json:
-    return {"value": _plain(setting), "origin": setting.origin}
+def _entry(effective: EffectiveValue) -> Json:
+    return {"value": _plain(effective), "origin": effective.origin}
 
 
-def _plain(setting: Setting) -> Json:
-    if setting.key.secret:
-        return "[hidden]" if setting.value else ""
-    return plain(setting.value)
+def _plain(effective: EffectiveValue) -> Json:
+    if effective.setting.secret:
+        return "[hidden]" if effective.value else ""
+    return plain(effective.value)
 
 
-def _toml_line(setting: Setting) -> str:
-    """A line that can be put in a file again; what cannot be written there stands as a comment."""
-    value = _plain(setting)
-    name = setting.key.field
-    if value is None or setting.key.secret or not setting.key.in_file:
+def _toml_line(effective: EffectiveValue) -> str:
+    """Return a line that can be put in a file again; a value that cannot be written there becomes a
+    comment.
+    """
+    value, setting = _plain(effective), effective.setting
+    if value is None or setting.secret or not setting.in_file:
         shown = "not set" if value in (None, "") else str(value)
-        return f"# {name}: {shown}  # {setting.origin}"
-    return f"{name} = {toml(setting.key.form.write(setting.value))}  # {setting.origin}"
+        return f"# {setting.field}: {shown}  # {effective.origin}"
+    return f"{setting.field} = {toml(setting.form.write(effective.value))}  # {effective.origin}"
 
 
 def _init(file: Path, out: Output) -> int:
@@ -96,7 +99,7 @@ def _init(file: Path, out: Output) -> int:
 
 
 def example_text() -> str:
-    """The example configuration, from the checkout or from the installed package."""
+    """Return the example configuration, from the checkout or from the installed package. Raises UserError."""
     package = Path(__file__).resolve().parent.parent
     for folder in (package / "configs", package.parent / "configs"):
         if (folder / EXAMPLE).is_file():

@@ -15,7 +15,7 @@ EMBEDDED = "smollm2"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """MODEL, --keep, --latency, --prompt."""
+    """Add MODEL and --latency."""
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -23,30 +23,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=EMBEDDED,
         help="GGUF file, or a name such as glm, qwen3 or hf:ORG/REPO (default: smollm2)",
     )
-    parser.add_argument("--prompt", metavar="TEXT", default="", help="question to ask (default: a short one)")
     parser.add_argument(
         "--latency",
         metavar="MS,…",
         help="simulate one worker per value, at this round trip from the head (Linux only)",
     )
-    parser.add_argument("--keep", action="store_true", help="keep the nodes' state and logs")
 
 
 def run(args: Arguments, out: Output) -> int:
-    """Real daemons, driven by meshd.demo."""
+    """Run real daemons, driven by meshd.demo."""
     config = load().config
     model = None if args.model == EMBEDDED else find_model(args.model, config, out)
     from meshd.demo.interface import DemoArgs
     from meshd.demo.run import run as run_demo
 
     round_trips = milliseconds("--latency", args.latency) if args.latency else ()
-    return run_demo(
-        DemoArgs(
-            model=model,
-            prompt=args.prompt,
-            keep=args.keep,
-            cache=config.paths.cache,
-            round_trips=round_trips,
-        ),
-        out,
-    )
+    demo = DemoArgs(model=model, cache=config.paths.cache, round_trips=round_trips)
+    with out.reminding():
+        return run_demo(demo, out)

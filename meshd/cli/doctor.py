@@ -5,12 +5,14 @@ network, run `meshd netcheck`.
 """
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from meshd.base.byte_format import in_number
 from meshd.cli.options import Arguments, add_config_file, add_keys, load_role
 from meshd.cli.output import Output
-from meshd.config import check_node
+from meshd.cli.role_checks import check_node
 
 if TYPE_CHECKING:  # it imports what runs children: `--help` needs none of it
     from meshd.daemon.doctor import Finding
@@ -39,7 +41,16 @@ def run(args: Arguments, out: Output) -> int:
             out.line(f"{found.state:<8} {found.name:<{_WIDTH}} {found.what}")
             if found.hint and found.state != "ok":
                 out.line(f"{'':<8} {'':<{_WIDTH}} hint: {found.hint}")
+        out.line(_verdict(findings))
     return int(any(found.state == "error" for found in findings))
+
+
+def _verdict(findings: "Sequence[Finding]") -> str:
+    """Sum up in one sentence."""
+    errors, warnings = (sum(found.state == state for found in findings) for state in ("error", "warning"))
+    if errors:
+        return f"{in_number(errors, 'error')} to mend before this node works"
+    return f"this node works, with {in_number(warnings, 'warning')}" if warnings else "everything is in order"
 
 
 def _daemon() -> "list[Finding]":

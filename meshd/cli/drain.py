@@ -20,7 +20,7 @@ _LOOK_SECONDS = 0.5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--timeout."""
+    """Add --timeout."""
     parser.add_argument(
         "--timeout",
         metavar="SECONDS",
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: Arguments, out: Output) -> int:
-    """Ask the daemon, and wait. 1 when something is still lent at the end."""
+    """Ask the daemon, and wait. Returns 1 when something is still lent at the end."""
     deadline = time.monotonic() + number("--timeout", args.timeout, 1, 86400)
     with Client(home_here()) as client:
         client.ask(PauseRequest(drain=True))

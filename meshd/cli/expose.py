@@ -33,7 +33,7 @@ meshd expose NAME HOST:PORT [--to PEER ...] [--json]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """NAME HOST:PORT, or ls, or rm NAME; --to, --json."""
+    """Add NAME HOST:PORT, or ls, or rm NAME; --to, --json."""
     parser.usage = _USAGE
     parser.add_argument("words", metavar="NAME HOST:PORT | ls | rm NAME", nargs="+", help="as above")
     parser.add_argument(

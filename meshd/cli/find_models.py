@@ -1,62 +1,62 @@
-"""Finds the models that a role was given by name, before its daemon starts: a download can take hours."""
+"""Find the models that a role was given by name on this machine; what is missing is left to the daemon."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshd.admin.models_api import PullRequest
 from meshd.base.byte_format import in_bytes
 from meshd.base.errors import MeshdError, UserError
 from meshd.base.time_format import in_time
 from meshd.cli.output import Output
 from meshd.config import Config, ServeConfig
-from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX
+from meshd.identity.folder import MEMBERSHIP
+from meshd.model.gguf_names import GGUF_SUFFIX
 from meshd.model.model_name import MESH, BareName, parse_model_name
 
 if TYPE_CHECKING:
-    from meshd.library.interface import StoredModel, TransferProgress
-    from meshd.library.resolve import Resolver
+    from meshd.library.interface import TransferProgress
 
 _STEPS = 10  # lines of a download where nobody watches a bar
 
 
 def find_served_model(config: Config, out: Output) -> Config:
-    """The tree of a node that serves, with the paths of its models. Raises UserError."""
+    """Return the tree of a node that serves, with the paths of models that are here.
+
+    The names of those that are not stay: the daemon fetches them (daemon/fetching.py), and this says so.
+    Raises UserError, also for a name that nobody can know.
+    """
 
     def found(serve: ServeConfig) -> ServeConfig:
-        draft = None if serve.draft_model is None else _found(serve.draft_model, config, out, head=True)
-        smaller = tuple(_found(one, config, out, head=True) for one in serve.fallback_models)
+        draft = None if serve.draft_model is None else _here(serve.draft_model, config, out, head=True)
+        smaller = tuple(_here(one, config, out, head=True) for one in serve.fallback_models)
         serve = replace(serve, draft_model=draft, fallback_models=smaller)
         if serve.header_only:
             return _with_header(serve, config, out)
         assert serve.model is not None  # config/check.py
-        return replace(serve, model=_found(serve.model, config, out, head=True))
+        return replace(serve, model=_here(serve.model, config, out, head=True))
 
     if not config.models:
         return replace(config, serve=found(config.serve))
-    return replace(config, models=tuple(replace(one, serve=found(one.serve)) for one in config.models))
+    return replace(config, models=tuple(replace(model, serve=found(model.serve)) for model in config.models))
 
 
 def _with_header(serve: ServeConfig, config: Config, out: Output) -> ServeConfig:
-    """With the header's path; or to serve the whole model, if that is here. Raises UserError."""
-    from meshd.daemon.role_runtime import find_native
-    from meshd.library.headers import said_of
+    """Return it with the path of the header, or of the whole model, if either is here. Raises UserError."""
     from meshd.library.interface import NotHere
+    from meshd.library.pulled_models import said_of
     from meshd.library.resolve import Resolver
     from meshd.library.stores import Stores
 
     given = str(serve.model)
-    find_native(config.paths, head=True)
     try:
         stored = Resolver(Stores.here(config.paths.cache), reporter(out)).local(given)
     except NotHere as error:
         check_no_file(given, error)
-        path = _pulled(PullRequest(name=given, header_only=True), config, out, head=True)[0]
-        whole = not path.name.endswith(HEADER_SUFFIX)  # it was here under another name
-    else:
-        path, whole = stored.paths[0], stored.complete
-    if whole:
+        _say_asked(given, config, out, head=True)
+        return serve
+    path = stored.paths[0]
+    if stored.complete:
         out.note(f"all of `{given}` is on this machine, and is used")
         return replace(serve, model=path, header_only=False)
     out.note(said_of(path))
@@ -64,22 +64,24 @@ def _with_header(serve: ServeConfig, config: Config, out: Output) -> ServeConfig
 
 
 def find_worker_models(config: Config, out: Output) -> Config:
-    """The tree of a worker, with the paths of its models, of which parts may be missing. Raises UserError."""
-    models = tuple(_found(one, config, out, head=False) for one in config.worker.models)
+    """Return the tree of a worker, as find_served_model does. Parts of its models may be missing."""
+    models = tuple(_here(one, config, out, head=False) for one in config.worker.models)
     return replace(config, worker=replace(config.worker, models=models))
 
 
 def find_model(text: str, config: Config, out: Output) -> Path:
-    """The file of an argument that is a path or a name. Raises UserError."""
+    """Return the file of an argument that is a path or a name. Raises UserError."""
     from meshd.library.resolve import Resolver
     from meshd.library.stores import Stores
 
-    found = Resolver(Stores.here(config.paths.cache), reporter(out)).get(as_given(text))
-    return found.paths[0]
+    with out.reminding():
+        return Resolver(Stores.here(config.paths.cache), reporter(out)).get(as_given(text)).paths[0]
 
 
 def local_model(text: str, config: Config, out: Output) -> Path:
-    """As `find_model`, without a download: an error says how to start it. Raises UserError."""
+    """Return the file like `find_model`, without a download: an error says how to start it. Raises
+    UserError.
+    """
     from meshd.library.resolve import Resolver
     from meshd.library.stores import Stores
 
@@ -88,14 +90,16 @@ def local_model(text: str, config: Config, out: Output) -> Path:
 
 def as_given(text: str) -> Path | str:
     """As `--model` reads it: a word that is a file here is that file."""
-    from meshd.library.walk import is_file
+    from meshd.library.disk import is_file
 
     return Path(text).absolute() if is_file(Path(text)) else text
 
 
 def check_no_file(given: Path | str, error: MeshdError) -> None:
-    """A name that ends in `.gguf` means a file here, most likely mistyped: nobody else is asked, and a token
-    keeps its place. Raises UserError."""
+    """Raise UserError for a name that ends in `.gguf`: it means a file here, most likely mistyped.
+
+    So nobody else is asked, and a token keeps its place.
+    """
     if not isinstance(given, str) or not given.lower().endswith(GGUF_SUFFIX):
         return
     if isinstance(parse_model_name(given), BareName):
@@ -103,75 +107,79 @@ def check_no_file(given: Path | str, error: MeshdError) -> None:
         raise UserError(error.what, hint=f"check the path; for a model of members use `{mesh_name}`")
 
 
-def _found(given: Path | str, config: Config, out: Output, *, head: bool) -> Path:
-    from meshd.library.walk import is_folder
+def _here(given: Path | str, config: Config, out: Output, *, head: bool) -> Path | str:
+    """Return the path of a model that is here, else its name: the daemon fetches it. Raises UserError."""
+    from meshd.library.disk import is_folder
 
     if isinstance(given, Path) and not is_folder(given):
         return given
-    from meshd.daemon.role_runtime import find_native
+    from meshd.library.interface import NotDownloaded, NotHere
+    from meshd.library.pulled_models import ONLY_HEADER
     from meshd.library.resolve import Resolver
     from meshd.library.stores import Stores
 
-    find_native(config.paths, head=head)  # what is not built is told before a download, not after it
     resolver = Resolver(Stores.here(config.paths.cache), reporter(out))
-    if isinstance(given, str):
-        found = _named(given, config, resolver, out, head=head)
-    else:
+    if isinstance(given, Path):
         found = resolver.get(given, partial=not head)
+    else:
+        try:
+            found = resolver.local(given)
+        except NotHere as error:
+            check_no_file(given, error)
+            if not isinstance(error, NotDownloaded) and not given.startswith(MESH) and not _has_mesh(config):
+                raise  # nobody else can know that name
+            _say_asked(given, config, out, head=head)
+            return given
+        if not found.complete and (head or not found.paths or found.problem == ONLY_HEADER):
+            _say_asked(given, config, out, head=head)
+            return given
     if found.name != str(given):
         out.note(f"`{given}`: using `{found.name}`")
     return found.paths[0]
 
 
-def _named(given: str, config: Config, resolver: "Resolver", out: Output, *, head: bool) -> "StoredModel":
-    """From this machine, else from members, else from Hugging Face. Raises UserError."""
-    from meshd.library.headers import ONLY_HEADER
-    from meshd.library.interface import NotHere
-    from meshd.library.short_names import hub_name_of
+def _say_asked(given: str, config: Config, out: Output, *, head: bool) -> None:
+    """Say at once that this machine lacks the model, and who is asked for it, for how long.
 
-    try:
-        here = resolver.local(given)
-        if here.complete or (not head and here.paths and here.problem != ONLY_HEADER):
-            return here
-    except NotHere as error:
-        check_no_file(given, error)
-    from meshd.daemon.model_first import has_members
-    from meshd.library.members.pull_state import NobodyHasIt
+    Raises UserError for a model of members on a node without any, and where llama.cpp is not built.
+    """
+    from meshd.daemon.fetching import FOUND_SECONDS, OR_ELSEWHERE_SECONDS
+    from meshd.daemon.role_runtime import find_native
+    from meshd.model.model_name import hub_name_of
 
-    only_members = given.startswith(MESH)
-    if not only_members and not has_members(config):
-        return resolver.get(given, partial=not head)
-    try:
-        pulled = _from_members(given, config, out, head=head)
-    except NobodyHasIt as nobody:
-        if only_members:
-            raise
-        if hub_name_of(given) is not None:
-            out.note(nobody.what)
-        try:
-            return resolver.get(given, partial=not head)
-        except NotHere as error:
-            raise UserError(f"{error.what}; {nobody.what}", hint=error.hint) from None
-    return resolver.local(pulled) if pulled is not None else resolver.get(given)
+    find_native(config.paths, head=head)
+    missing = f"`{given}` is not on this machine"
+    if given.startswith(MESH):
+        if not _has_mesh(config):
+            raise UserError(
+                f"`{given}` comes from members, and this node is in no mesh yet",
+                hint="join one with `--join TOKEN`, or give the model's path, or another name of it",
+            )
+        out.note(f"{missing}: asking the members of the mesh, for {FOUND_SECONDS:.0f} s at most")
+        return
+    place = "Hugging Face" if hub_name_of(given) is not None else ""
+    if not _has_mesh(config):
+        out.note(f"{missing}: downloading it" + (f" from {place}" if place else ""))
+        return
+    then = f", then {place}" if place else ""
+    out.note(f"{missing}: asking the members of the mesh, for {OR_ELSEWHERE_SECONDS:.0f} s at most{then}")
 
 
-def _from_members(given: str, config: Config, out: Output, *, head: bool) -> Path | None:
-    """None when members had something else by a name of Hugging Face. Raises NobodyHasIt, MeshdError."""
-    from meshd.cli.pull_model import keep_pulled
+def _has_mesh(config: Config) -> bool:
+    """Say whether this node is in a mesh, or is about to join one. Raises UserError for a damaged home."""
+    if config.node.join:
+        return True
+    if not (config.paths.home / MEMBERSHIP).exists():
+        return False
+    from meshd.identity.keystore import Home
 
-    paths = _pulled(PullRequest(name=given), config, out, head=head)
-    return keep_pulled(given, paths, config.paths.cache, reporter(out), out)
-
-
-def _pulled(request: PullRequest, config: Config, out: Output, *, head: bool) -> list[Path]:
-    from meshd.cli.pull_model import PullProgress
-    from meshd.daemon.model_first import pull_first
-
-    return pull_first(config, request, "serve" if head else "worker", PullProgress(out).show)
+    return Home(config.paths.home).load_membership() is not None
 
 
 def reporter(out: Output) -> "Callable[[TransferProgress], None]":
-    """Shows progress: a bar with rate and remaining time on a terminal, a line for each tenth elsewhere."""
+    """Return a function that shows progress: a bar with rate and remaining time on a terminal, else a line
+    for each tenth.
+    """
 
     def report(progress: "TransferProgress") -> None:
         share = progress.done / progress.total if progress.total else None

@@ -24,7 +24,6 @@ from meshd.base.errors import UsageError, UserError
 from meshd.base.time_format import in_time
 from meshd.cli.options import Arguments, Parser, duration, number
 from meshd.cli.output import Output
-from meshd.cli.unknown_verb import NOT_HERE
 from meshd.config import home_here
 
 DEFAULT_EXPIRES = "24h"
@@ -38,7 +37,7 @@ _USAGE = """meshd invite [--expires TIME] [--uses N] [--role R ...] [--json]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of a new invite; `ls` and `revoke ID` below."""
+    """Add options of a new invite; `ls` and `revoke ID` below."""
     parser.add_argument(
         "--expires",
         metavar="TIME",
@@ -55,7 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="role to grant: work (lend devices), use (serve a model), invite (let others in), admin (ban "
         "nodes); repeatable (default: use and work)",
     )
-    parser.add_argument("--qr", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
     parser.usage = _USAGE
     below = parser.add_subparsers(
@@ -71,16 +69,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: Arguments, out: Output) -> int:
-    """By the daemon if it runs, else on the files."""
+    """Ask the daemon if it runs, else use the files."""
     home = home_here()
+    if args.action is not None:
+        _refuse_options_of_new_ones(args)
     if args.action == "ls":
         return _list(home, args, out)
     if args.action == "revoke":
         return _revoke(home, args, out)
-    if args.qr:
-        raise UsageError(
-            f"`--qr` is {NOT_HERE}", hint="copy the token, or send it as a file for `--join @FILE`"
-        )
     reply = _create(home, _request(args))
     if args.json:
         out.json({**_fields(reply)})
@@ -88,6 +84,17 @@ def run(args: Arguments, out: Output) -> int:
     out.line(reply.token)
     out.note(reply.validity(time.time()))
     return 0
+
+
+def _refuse_options_of_new_ones(args: Arguments) -> None:
+    """Refuse options before `ls` and `revoke`, where argparse accepts them. Raises UsageError."""
+    given = {
+        "--expires": args.expires != DEFAULT_EXPIRES,
+        "--uses": args.uses != DEFAULT_USES,
+        "--role": args.role is not None,
+    }
+    for option in (name for name, is_given in given.items() if is_given):
+        raise UsageError(f"`{option}` is for a new invite and cannot be combined with `{args.action}`")
 
 
 def _request(args: Arguments) -> InviteRequest:
@@ -149,7 +156,7 @@ def _list(home: Path, args: Arguments, out: Output) -> int:
     else:
         out.table(
             ("ID", "STATE", "USED", "ROLES", "EXPIRES", "JOINED WITH IT"),
-            [_row(one, time.time()) for one in found.invites],
+            [_row(invite, time.time()) for invite in found.invites],
         )
     return 0
 
@@ -162,7 +169,7 @@ def _row(invite: InviteView, now: float) -> tuple[str, ...]:
 
 
 def _called(nodes: Sequence[Joined], count: int) -> str:
-    """By name, by id where none is known, by both where two have it; the newest first."""
+    """Name nodes by name, by id where none is known, by both where two share it; the newest first."""
     names = [node.name for node in nodes]
 
     def called(node: Joined) -> str:
@@ -185,8 +192,10 @@ def _revoke(home: Path, args: Arguments, out: Output) -> int:
 
 
 def _sure(home: Path, start: str, out: Output) -> bool:
-    """Whether a person means it, where nodes go with the invite; the rest is judged when it is done."""
-    fits = [one for one in _invites(home).invites if start and one.id.startswith(start.strip().lower())]
+    """Ask the user to confirm if nodes are banned with the invite; the daemon judges the rest."""
+    fits = [
+        invite for invite in _invites(home).invites if start and invite.id.startswith(start.strip().lower())
+    ]
     if len(fits) != 1 or not fits[0].used:
         return True
     return out.confirm(f"this also bans {_called(fits[0].joined, fits[0].used)}: continue?")

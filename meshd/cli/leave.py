@@ -12,7 +12,7 @@ from meshd.config import home_here
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--force, --new-identity."""
+    """Add --force, --new-identity."""
     parser.add_argument(
         "--force",
         action="store_true",
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: Arguments, out: Output) -> int:
-    """By the daemon if it runs, else on the files."""
+    """Ask the daemon if it runs, else use the files."""
     home = home_here()
     if args.new_identity:
         return _new_identity(out)

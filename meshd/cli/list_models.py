@@ -6,12 +6,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshd.admin.client import Client, NotRunning
-from meshd.admin.models_api import MemberModelsReply, MemberModelsRequest, MemberModelView, PullReply
+from meshd.admin.models_api import (
+    FilesInUseRequest,
+    MemberModelsReply,
+    MemberModelsRequest,
+    MemberModelView,
+    PullReply,
+)
 from meshd.base.byte_format import in_bytes
 from meshd.base.errors import MeshdError
 from meshd.cli.output import Json, Output
 from meshd.config import Config
-from meshd.model.gguf_names import GGUF_SUFFIX
+from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX
 from meshd.model.model_name import LEAST_FINGERPRINT_DIGITS, MESH, is_digits
 
 if TYPE_CHECKING:
@@ -39,7 +45,7 @@ class ListedModel:
 
     @property
     def names(self) -> dict[str, list[str]]:
-        """By member, what its files of it are called there."""
+        """The names of a member's files of this model, by member."""
         found: dict[str, list[str]] = {}
         for view in self.views:
             names = found.setdefault(view.node, [])
@@ -49,12 +55,12 @@ class ListedModel:
 
     @property
     def nodes_as_text(self) -> list[str]:
-        """The members, with the names that are not that of the list."""
+        """The members, with those names that differ from the listed one."""
         own = self.stored.stem if self.stored is not None else self.views[0].name if self.views else ""
         return [_as_text(node, names, own.lower()) for node, names in self.names.items()]
 
     def is_here(self, name: str) -> bool:
-        """Whole and on this machine, as a file of that name."""
+        """Return True if all of it is on this machine, as a file of that name."""
         return self.stored is not None and self.stored.complete and self.stored.stem == name
 
     def is_pulled_by(self, pull: PullReply) -> bool:
@@ -63,7 +69,9 @@ class ListedModel:
         )
 
     def is_also(self, view: MemberModelView) -> bool:
-        """By fingerprint where both are known, else by name and size."""
+        """Return True if it is the member's model: same fingerprint if both are known, else same name and
+        size.
+        """
         fingerprint, stem, size = self._identity()
         if fingerprint and view.fingerprint:
             return fingerprint == view.fingerprint
@@ -73,7 +81,7 @@ class ListedModel:
         if self.stored is not None and self.facts is not None:
             complete = self.stored.complete and not self.facts.problem
             return self.facts.fingerprint, self.stored.stem, self.stored.size if complete else -1
-        known = next((one for one in self.views if one.fingerprint), self.views[0])
+        known = next((view for view in self.views if view.fingerprint), self.views[0])
         return known.fingerprint, known.name, known.bytes
 
 
@@ -84,17 +92,19 @@ def _as_text(node: str, names: Sequence[str], own: str) -> str:
 
 
 def meant_views(text: str, views: Sequence[MemberModelView]) -> list[MemberModelView]:
-    """Those that a name or ten or more digits of a fingerprint mean."""
+    """Return the views that a name or ten or more digits of a fingerprint mean."""
     low = text.lower().removeprefix(MESH).removesuffix(GGUF_SUFFIX)
     if is_digits(low):
         return [
-            one for one in views if any((of or "").startswith(low) for of in (one.fingerprint, one.content))
+            view
+            for view in views
+            if any((of or "").startswith(low) for of in (view.fingerprint, view.content))
         ]
-    return [one for one in views if low in {name.lower() for name in one.names}]
+    return [view for view in views if low in {name.lower() for name in view.names}]
 
 
 def members_models(home: Path, out: Output) -> MemberModelsReply | None:
-    """What members have; None without a daemon that could ask them."""
+    """Return what members have; None without a daemon that could ask them."""
     try:
         with Client(home) as client:
             return client.ask(MemberModelsRequest(), seconds=MEMBERS_SECONDS)
@@ -106,32 +116,32 @@ def members_models(home: Path, out: Output) -> MemberModelsReply | None:
 
 
 def list_models(config: Config, stores: "Stores", out: Output, *, as_json: bool) -> int:
-    """All of them, on the terminal or as JSON."""
+    """List all of them, on the terminal or as JSON."""
     listed = _local(config, stores, out)
-    told = members_models(config.paths.home, out)
-    for view in told.models if told is not None else ():
-        same = next((one for one in listed if one.is_also(view)), None)
+    reply = members_models(config.paths.home, out)
+    for view in reply.models if reply is not None else ():
+        same = next((model for model in listed if model.is_also(view)), None)
         if same is None:
             listed.append(ListedModel(views=[view]))
         else:
             same.views.append(view)
-    for pull in told.pulls if told is not None else ():
-        if pull.name and not (pull.step == "failed" and any(one.is_here(pull.name) for one in listed)):
+    for pull in reply.pulls if reply is not None else ():
+        if pull.name and not (pull.step == "failed" and any(model.is_here(pull.name) for model in listed)):
             _add_pull(listed, pull)
-    for left in told.left_out if told is not None else ():
+    for left in reply.left_out if reply is not None else ():
         out.note(f"{left.node} did not say which models it has: {left.why}")
     if as_json:
-        out.json_list([_to_json(one, config, listed) for one in listed])
+        out.json_list([_to_json(model, config, listed) for model in listed])
     elif listed:
-        _show(listed, config, out, members=told is not None)
+        _show(listed, config, out, members=reply is not None)
     else:
         out.note("no models on this machine; download one: `meshd model pull hf:ORG/REPO:QUANT`")
     return 0
 
 
 def _add_pull(listed: list[ListedModel], pull: PullReply) -> None:
-    """To its model; members that have it may be gone by now."""
-    same = next((one for one in listed if one.is_pulled_by(pull)), None)
+    """Add a pull to its model; members that have it may be gone by now."""
+    same = next((model for model in listed if model.is_pulled_by(pull)), None)
     if same is not None:
         same.pull = pull
     else:
@@ -143,6 +153,7 @@ def _local(config: Config, stores: "Stores", out: Output) -> list[ListedModel]:
 
     unreadable: list[Path] = []
     models = stores.listed(unreadable.append)
+    models += _in_use(config.paths.home, models)
     hashes = config.paths.cache / "weights"
     rows = []
     for number, model in enumerate(models):
@@ -154,36 +165,50 @@ def _local(config: Config, stores: "Stores", out: Output) -> list[ListedModel]:
     return rows
 
 
+def _in_use(home: Path, listed: Sequence["StoredModel"]) -> list["StoredModel"]:
+    """Return the models that the daemon of `home` uses by a path which no store knows."""
+    from meshd.library.stores import of_path
+
+    try:
+        with Client(home) as client:
+            paths = [Path(path) for path in client.ask(FilesInUseRequest()).paths]
+    except MeshdError:  # why it does not answer is told where members are asked
+        return []
+    known = {path.resolve() for model in listed for path in model.paths}
+    others = [path for path in paths if path.resolve() not in known and not path.name.endswith(HEADER_SUFFIX)]
+    return [of_path(path) for path in others]
+
+
 def _show(listed: Sequence[ListedModel], config: Config, out: Output, *, members: bool) -> None:
     headers = ["NAME", "SIZE", "QUANT", "ARCHITECTURE", "SOURCE", "STATE"]
     rows = []
-    for one in listed:
-        if one.stored is not None and one.facts is not None:
-            m, f = one.stored, one.facts
+    for model in listed:
+        if model.stored is not None and model.facts is not None:
+            m, f = model.stored, model.facts
             quant = f.quant or m.quant
             row = [m.name, in_bytes(m.size), quant, f.architecture, str(m.source), _state(m, f)]
         else:
-            quant, architecture = next(((v.quant or "", v.architecture or "") for v in one.views), ("", ""))
-            state = _NOWHERE if one.pull is None else _pull_state(one.pull)
-            row = [_name_of(one, listed), in_bytes(_bytes_of(one)), quant, architecture, "mesh", state]
-        nodes = [config.node.name] if one.stored is not None else []
-        rows.append([*row, ", ".join([*nodes, *one.nodes_as_text])] if members else row)
+            quant, architecture = next(((v.quant or "", v.architecture or "") for v in model.views), ("", ""))
+            state = _NOWHERE if model.pull is None else _pull_state(model.pull)
+            row = [_name_of(model, listed), in_bytes(_bytes_of(model)), quant, architecture, "mesh", state]
+        nodes = [config.node.name] if model.stored is not None else []
+        rows.append([*row, ", ".join([*nodes, *model.nodes_as_text])] if members else row)
     out.table([*headers, "NODES"] if members else headers, rows)
 
 
-def _name_of(one: ListedModel, listed: Sequence[ListedModel]) -> str:
-    """By which it can be pulled: its file's name, unless members call different models so."""
-    if not one.views:
-        return f"{MESH}{one.pull.name}" if one.pull is not None else ""
-    view = one.views[0]
+def _name_of(model: ListedModel, listed: Sequence[ListedModel]) -> str:
+    """Return the name to pull it by: its file's name, unless members have different models of that name."""
+    if not model.views:
+        return f"{MESH}{model.pull.name}" if model.pull is not None else ""
+    view = model.views[0]
     same = [other for other in listed if any(v.name.lower() == view.name.lower() for v in other.views)]
-    digits = next((known for v in one.views if (known := v.fingerprint or v.content)), None)
+    digits = next((known for v in model.views if (known := v.fingerprint or v.content)), None)
     return MESH + (view.name if len(same) == 1 or digits is None else digits[:LEAST_FINGERPRINT_DIGITS])
 
 
-def _bytes_of(one: ListedModel) -> int:
-    """Of one that is not on this machine."""
-    return one.views[0].bytes if one.views else one.pull.total_bytes if one.pull is not None else 0
+def _bytes_of(model: ListedModel) -> int:
+    """Return the bytes of a model that is not on this machine."""
+    return model.views[0].bytes if model.views else model.pull.total_bytes if model.pull is not None else 0
 
 
 def _pull_state(pull: PullReply) -> str:
@@ -211,8 +236,9 @@ def _state(model: "StoredModel", facts: "ModelFacts") -> str:
 
 
 def _to_json(one: ListedModel, config: Config, listed: Sequence[ListedModel]) -> Json:
-    """As docs/cli.md has it: `nodes` are those that have the model, this one first."""
+    """Return the fields of docs/json.md: `nodes` are those that have the model, this one first."""
     others = members_json(one)
+    # A model of members only.
     if one.stored is None or one.facts is None:
         return {
             "name": _name_of(one, listed),
@@ -225,6 +251,7 @@ def _to_json(one: ListedModel, config: Config, listed: Sequence[ListedModel]) ->
             "pull": _pull_json(one.pull),
             "nodes": others,
         }
+    # A model of this machine.
     model, facts = one.stored, one.facts
     complete = model.complete and not facts.problem
     path = str(model.paths[0]) if model.paths else None
@@ -244,9 +271,9 @@ def _to_json(one: ListedModel, config: Config, listed: Sequence[ListedModel]) ->
     }
 
 
-def members_json(one: ListedModel) -> list[Mapping[str, Json]]:
-    """Members tell no path."""
+def members_json(model: ListedModel) -> list[Mapping[str, Json]]:
+    """Return the members that have it; they tell no path."""
     return [
         {"node": node, "names": list(names), "path": None, "complete": True}
-        for node, names in one.names.items()
+        for node, names in model.names.items()
     ]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from meshd.base.errors import MeshdError, UsageError
+from meshd.base.own_limits import forbid_core_dumps
 from meshd.cli.options import Arguments, Parser, split_rest
 from meshd.cli.output import Output, standard
 
@@ -21,7 +22,7 @@ LATER = frozenset({"report", "service", "ui", "upgrade"})
 
 
 class VerbModule(Protocol):
-    """What a verb's module offers."""
+    """The interface of a verb's module."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
     def run(self, args: Arguments, out: Output) -> int: ...
@@ -134,10 +135,22 @@ def _accept() -> VerbModule:
     return accept
 
 
+def _forget() -> VerbModule:
+    from meshd.cli import forget
+
+    return forget
+
+
 def _revoke() -> VerbModule:
     from meshd.cli import revoke
 
     return revoke
+
+
+def _unban() -> VerbModule:
+    from meshd.cli import unban
+
+    return unban
 
 
 def _expose() -> VerbModule:
@@ -248,7 +261,9 @@ VERBS: tuple[Verb, ...] = (
     Verb("bench", GROUPS[2], "run benchmarks", _bench),
     Verb("invite", GROUPS[3], "create, list and revoke invite tokens", _invite),
     Verb("accept", GROUPS[3], "let in a node that printed a reply code", _accept),
+    Verb("forget", GROUPS[3], "remove a node that is gone from this node's list", _forget),
     Verb("revoke", GROUPS[3], "ban a node from the mesh", _revoke),
+    Verb("unban", GROUPS[3], "list the bans, or lift one", _unban),
     Verb("leave", GROUPS[3], "leave the mesh", _leave),
     Verb("mesh", GROUPS[3], "back up and restore the mesh's root key", _mesh),
     Verb("expose", GROUPS[4], "give chosen nodes access to a TCP service of this machine", _expose),
@@ -258,8 +273,9 @@ VERBS: tuple[Verb, ...] = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     out = standard()
+    forbid_core_dumps()
     try:
         code = dispatch(list(sys.argv[1:] if argv is None else argv), out)
     except BrokenPipeError:
@@ -276,7 +292,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def dispatch(argv: list[str], out: Output) -> int:
-    """Parse and run; errors are printed on `out`."""
+    """Parse and run; print errors on `out`."""
     try:
         return _run(argv, out)
     except MeshdError as error:
@@ -292,10 +308,12 @@ def _run(argv: list[str], out: Output) -> int:
         out.note(_help())
         return UsageError.exit_code
     name, rest = argv[0], argv[1:]
+    if name == "help" and rest and not rest[0].startswith("-"):  # `help VERB` and `help VERB ACTION`
+        name, rest = rest[0], [*rest[1:], "--help"]
     if name in ("-h", "--help", "help"):
         out.line(_help())
         return 0
-    if name in ("-V", "--version"):
+    if name in ("-V", "--version", "version"):
         from meshd.cli import version
 
         return version.run(out)
@@ -303,7 +321,7 @@ def _run(argv: list[str], out: Output) -> int:
     if verb is None:
         from meshd.cli.unknown_verb import unknown_verb
 
-        raise unknown_verb(name, [verb.name for verb in VERBS], LATER)
+        raise unknown_verb(name, [*(verb.name for verb in VERBS), "help", "version"], LATER)
     module = verb.load()
     parser = Parser(prog=f"meshd {name}", description=module.__doc__)
     module.add_arguments(parser)
@@ -334,7 +352,7 @@ def _help() -> str:
         "A node keeps its state in $MESHD_HOME",
         "(default: ~/.local/state/meshd; on macOS: ~/Library/Application Support/meshd).",
         "",
-        "Run `meshd COMMAND --help` for a command's options, `meshd --version` for the version.",
+        "Run `meshd help COMMAND` for a command's options, `meshd version` for the version.",
     ]
     return "\n".join(lines)
 

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from meshd.base.errors import UserError
+from meshd.base.home_folder import expanded
 from meshd.cli.options import Arguments, Parser, read_text
 from meshd.cli.output import Output
 from meshd.config import home_here
@@ -16,7 +17,7 @@ MAX_BACKUP_CHARS = 16 << 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`export [FILE]`, `import FILE`."""
+    """Add `export [FILE]`, `import FILE`."""
     below = parser.add_subparsers(
         dest="action", metavar="export | import", required=True, parser_class=Parser
     )
@@ -29,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: Arguments, out: Output) -> int:
-    """On the files: the root never goes through the control socket."""
+    """Work on the files: the root key never goes through the control socket."""
     home = home_here()
     return _export(home, args.file, out) if args.action == "export" else _import(home, args.file, out)
 
@@ -46,7 +47,7 @@ def _export(home: Path, file: str | None, out: Output) -> int:
     if file in (None, "-"):  # a secret must not end up in a file of that name
         out.line(text)
         return 0
-    path = Path(file).expanduser()
+    path = expanded(file)
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:

@@ -25,7 +25,7 @@ from meshd.cli.find_models import as_given, check_no_file, reporter
 from meshd.cli.list_models import ListedModel, list_models, meant_views, members_models
 from meshd.cli.options import Arguments, Parser, add_config_file, load_role, rate
 from meshd.cli.output import Json, Output
-from meshd.cli.pull_model import begin_pull, keep_pulled, pull_from_members
+from meshd.cli.pull_model import begin_pull, pull_from_members
 from meshd.cli.used_model import check_unused
 from meshd.config import Config
 from meshd.model.model_name import MESH, is_digits
@@ -49,27 +49,29 @@ _NO_HASH = "there is no hash to compare it with: only Hugging Face and Ollama pu
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`ls`, and the four with a NAME."""
+    """Add `ls`, and the four actions with a NAME."""
     below = parser.add_subparsers(
         dest="action", metavar="ls | pull | show | verify | rm", required=True, parser_class=Parser
     )
     listing = below.add_parser("ls", description="List the models on this machine and in the mesh.")
     _add_common(listing)
     for action, text in _ACTIONS.items():
-        one = below.add_parser(action, description=text)
-        one.add_argument("name", metavar="NAME", help="the model: a name that --model takes, or a path")
+        action_parser = below.add_parser(action, description=text)
+        action_parser.add_argument(
+            "name", metavar="NAME", help="the model: a name that --model takes, or a path"
+        )
         if action == "pull":
-            one.add_argument(
+            action_parser.add_argument(
                 "--rate",
                 metavar="RATE",
                 help="take at most so much a second from members, such as 20MB or 100Mbit",
             )
-            one.add_argument(
+            action_parser.add_argument(
                 "--background", action="store_true", help="leave it to the daemon, and return at once"
             )
         if action == "rm":
-            one.add_argument("--yes", action="store_true", help="remove it without asking")
-        _add_common(one)
+            action_parser.add_argument("--yes", action="store_true", help="remove it without asking")
+        _add_common(action_parser)
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +80,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: Arguments, out: Output) -> int:
-    """With the daemon that runs, for what members have; without it all else."""
+    """Run the action: what members have needs a running daemon, all else does not."""
     from meshd.library.resolve import Resolver
     from meshd.library.stores import Stores
 
@@ -91,7 +93,8 @@ def run(args: Arguments, out: Output) -> int:
     if args.action == "rm":
         return _remove(given, resolver, stores, config, args, out)
     if args.action == "pull":
-        return _pull(given, resolver, stores, config, args, out)
+        with out.reminding():
+            return _pull(given, resolver, stores, config, args, out)
     if args.action == "show":
         return _show(given, resolver, stores, config, args, out)
     return _verify(resolver.local(given), config, args, out)
@@ -100,9 +103,11 @@ def run(args: Arguments, out: Output) -> int:
 def _pull(
     given: Path | str, resolver: "Resolver", stores: "Stores", config: Config, args: Arguments, out: Output
 ) -> int:
+    from meshd.library.adopt import keep_pulled
     from meshd.library.interface import NotHere
 
     most = 0 if args.rate is None else rate("--rate", args.rate)
+    # Look on this machine.
     try:
         model = resolver.local(given)
         there = model.complete
@@ -111,23 +116,26 @@ def _pull(
             check_no_file(given, error)
         there = False
     pulled = None
+    # Else take it from members, by the daemon.
     if not there and args.background:
         pulled = begin_pull(given, config.paths.home, most, out)
         if not pulled.was_here:
             return _begun(pulled, args, out)
     elif not there:
         pulled = pull_from_members(given, config.paths.home, most, out)
+    # Put it where it belongs; if members had another one, download it.
     if pulled is not None:
         paths = [Path(path) for path in pulled.paths]
-        kept = keep_pulled(str(given), paths, config.paths.cache, reporter(out), out)
+        kept = keep_pulled(str(given), paths, stores.hub, config.paths.cache, reporter(out), out.note)
         model = resolver.local(kept) if kept is not None else resolver.get(given)
         there = pulled.was_here
     elif not there:
         model = resolver.get(given)
     model = stores.named(model)
+    # Report it.
     if args.json:
         holders = pulled.holders if pulled is not None else ()
-        members: list[Json] = [{"node": one.node, "bytes": one.bytes} for one in holders]
+        members: list[Json] = [{"node": holder.node, "bytes": holder.bytes} for holder in holders]
         before = pulled.before_bytes if pulled is not None else 0
         nodes = _nodes_with(model, config, members_models(config.paths.home, out))
         details = {**_details(model, _facts(model, config)), "nodes": nodes}
@@ -140,7 +148,7 @@ def _pull(
 
 
 def _begun(begun: "PullReply", args: Arguments, out: Output) -> int:
-    """What is said of a pull in the background."""
+    """Report a pull in the background."""
     if args.json:
         sizes: dict[str, Json] = {"done_bytes": begun.done_bytes, "bytes": begun.total_bytes}
         out.json({"name": begun.name, "step": begun.step, **sizes})
@@ -179,18 +187,19 @@ def _details(model: "StoredModel", facts: "ModelFacts") -> dict[str, Json]:
     }
 
 
-def _nodes_with(model: "StoredModel", config: Config, told: "MemberModelsReply | None") -> list[str]:
-    """The nodes that have a model of this machine, this one first."""
+def _nodes_with(model: "StoredModel", config: Config, reply: "MemberModelsReply | None") -> list[str]:
+    """Return the nodes that have a model of this machine, this one first."""
     own = ListedModel(model, _facts(model, config))
-    own.views += [view for view in (told.models if told is not None else ()) if own.is_also(view)]
+    own.views += [view for view in (reply.models if reply is not None else ()) if own.is_also(view)]
     return [config.node.name, *own.nodes]
 
 
 def _show(
     given: Path | str, resolver: "Resolver", stores: "Stores", config: Config, args: Arguments, out: Output
 ) -> int:
-    told = members_models(config.paths.home, out)
-    views = told.models if told is not None else ()
+    # Find it here; else show what members say of it.
+    reply = members_models(config.paths.home, out)
+    views = reply.models if reply is not None else ()
     try:
         model = stores.named(resolver.local(given))
     except UserError:
@@ -198,9 +207,10 @@ def _show(
         if not meant:
             raise
         return _show_members(meant, args, out, by_name=not is_digits(str(given).removeprefix(MESH)))
-    from meshd.library.headers import ONLY_HEADER
+    from meshd.library.pulled_models import ONLY_HEADER
 
-    facts, nodes = _facts(model, config), _nodes_with(model, config, told)
+    # Collect the facts; a damaged file has fewer.
+    facts, nodes = _facts(model, config), _nodes_with(model, config, reply)
     if not facts.shards:
         raise UserError(facts.problem or f"`{model.name}` has no file here", hint=facts.hint or _GET_AGAIN)
     is_cut = facts.problem not in ("", ONLY_HEADER)
@@ -210,6 +220,7 @@ def _show(
         return 1 if is_cut else 0
     supported = "" if facts.supported else " (the pinned llama.cpp does not know it)"
     unknown = None if is_cut else "not known yet: run `meshd model verify`, or serve it once"
+    # Print one line for each fact that is known.
     lines: dict[str, Json] = {
         "problem": details["problem"] if is_cut else None,
         "name": model.name,
@@ -226,7 +237,7 @@ def _show(
         "shards": facts.shards if facts.shards > 1 else None,
         "chat template": "yes" if facts.has_chat_template else "no",
         "fingerprint": facts.fingerprint or unknown,
-        "nodes": ", ".join(nodes) if told is not None else None,
+        "nodes": ", ".join(nodes) if reply is not None else None,
     }
     if not is_cut:
         lines["problem"] = details["problem"]
@@ -237,7 +248,7 @@ def _show(
 
 
 def _in_count(parameters: int) -> str:
-    """As models are called: `134.5 M`, `8.2 B`."""
+    """Return a count as models are called: `134.5 M`, `8.2 B`."""
     return f"{parameters / 1e9:.1f} B" if parameters >= 1e9 else f"{parameters / 1e6:.1f} M"
 
 
@@ -248,7 +259,7 @@ def _lines(lines: Mapping[str, Json], out: Output) -> None:
 
 
 def _show_members(views: Sequence["MemberModelView"], args: Arguments, out: Output, *, by_name: bool) -> int:
-    """What members say of a model that is not here; they may mean different ones by a name."""
+    """Show what members say of a model that is not here; by a name they may mean different ones."""
     if args.json:
         out.json({"members": [to_json(view) for view in views]})
         return 0

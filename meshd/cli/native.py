@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from meshd.base.home_folder import expanded
 from meshd.build.interface import BACKENDS, MESH_PROGRAM
 from meshd.cli.options import Arguments, Parser, add_config_file, load_role
 from meshd.cli.output import Json, Output
@@ -22,14 +23,11 @@ _BACKENDS = ("auto", *BACKENDS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`build` and `info`."""
+    """Add `build` and `info`."""
     below = parser.add_subparsers(dest="action", metavar="build | info", required=True, parser_class=Parser)
     building = below.add_parser("build", description="Build what the cache lacks.")
     _add_backend(building)
     building.add_argument("--source", metavar="DIR", help="llama.cpp source tree at the pinned commit")
-    building.add_argument(
-        "--tools", action="store_true", help="also build llama-quantize and llama-batched-bench"
-    )
     add_config_file(building)
     building.add_argument("--json", action="store_true", help="print JSON, for scripts")
     informing = below.add_parser(
@@ -51,7 +49,7 @@ def _add_backend(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: Arguments, out: Output) -> int:
-    """Foreground work, without a daemon."""
+    """Build or find, in the foreground, without a daemon."""
     paths = load_role(args, "worker").config.paths
     info = _build(paths.cache, args, out) if args.action == "build" else _find(paths, args.backend)
     if args.json:
@@ -86,8 +84,8 @@ def _build(cache: Path, args: Arguments, out: Output) -> "NativeInfo":
         share = progress.done / progress.total if progress.total else None
         out.progress(f"{progress.stage}: {progress.text}" if progress.text else str(progress.stage), share)
 
-    source = Path(args.source).expanduser() if args.source else None
-    return asyncio.run(build(cache, backend=args.backend, source=source, tools=args.tools, progress=show))
+    source = expanded(args.source) if args.source else None
+    return asyncio.run(build(cache, backend=args.backend, source=source, progress=show))
 
 
 def _find(paths: Paths, backend: str) -> "NativeInfo":
@@ -101,7 +99,7 @@ def _find(paths: Paths, backend: str) -> "NativeInfo":
 
 
 def to_json(info: "NativeInfo") -> Mapping[str, Json]:
-    """As docs/cli.md has it."""
+    """Return the fields of docs/json.md."""
     return {
         "pin": info.pin,
         "patches_sha256": info.sources_sha256,  # a name that scripts know
@@ -112,7 +110,7 @@ def to_json(info: "NativeInfo") -> Mapping[str, Json]:
 
 
 def _binaries(info: "NativeInfo") -> list[tuple[str, Path]]:
-    """In order of their names: `rpc-server` is what a worker runs, whatever it is called."""
+    """Return the binaries by name; `rpc-server` is what a worker runs, whatever its real name."""
     binaries = dict(info.binaries)
     if MESH_PROGRAM in binaries:
         binaries["rpc-server"] = binaries[MESH_PROGRAM]

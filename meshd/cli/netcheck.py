@@ -16,17 +16,14 @@ _WIDTH = 14
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--json, --cached, and what replaces the configuration."""
+    """Add --json, and options that replace the configuration."""
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
-    parser.add_argument(
-        "--cached", action="store_true", help="show the running node's last result instead of a new check"
-    )
     add_config_file(parser)
     add_keys(parser, OPTIONS)
 
 
 def run(args: Arguments, out: Output) -> int:
-    """0 when the network could be checked, however bad it is."""
+    """Return 0 when no problem is an error, else 1."""
     reply = _reply(args, out)
     if args.json:
         from meshd.admin.codec import to_fields
@@ -34,7 +31,7 @@ def run(args: Arguments, out: Output) -> int:
         out.json(to_fields(reply))
     else:
         show(reply, out)
-    return 0
+    return int(any(problem.severity == "error" for problem in reply.problems))
 
 
 def _reply(args: Arguments, out: Output) -> NetcheckReply:
@@ -44,10 +41,9 @@ def _reply(args: Arguments, out: Output) -> NetcheckReply:
     own = args.config is not None or any(vars(args).get(name) is not None for name in OPTIONS)
     if not own:
         try:
-            return ask(home_here(), NetcheckRequest(fresh=not args.cached), seconds=_CHECK_SECONDS)
+            return ask(home_here(), NetcheckRequest(), seconds=_CHECK_SECONDS)
         except NotRunning:
-            if args.cached:
-                raise
+            pass
     config = load_role(args, "worker").config
     from meshd.daemon.netcheck import check_alone, servers_of
 
@@ -57,7 +53,7 @@ def _reply(args: Arguments, out: Output) -> NetcheckReply:
 
 
 def show(reply: NetcheckReply, out: Output) -> None:
-    """The whole for a person."""
+    """Show the whole reply to a person."""
     _line(out, "UDP", reply.udp)
     _line(out, "TCP", reply.tcp.replace("only_443", "only to port 443"))
     _line(out, "NAT", reply.nat.kind + _ports(reply.nat))

@@ -11,7 +11,7 @@ from meshd.identity.keystore import Home
 
 @contextlib.contextmanager
 def home_locked(path: Path) -> Iterator[Home]:
-    """The home, nobody else using it. Raises UserError when it does not exist, or is in use."""
+    """Lock the home. Raises UserError when it does not exist, or is in use."""
     if not path.is_dir():
         raise UserError(
             f"there is no node in `{path}`",
@@ -24,6 +24,6 @@ def home_locked(path: Path) -> Iterator[Home]:
 
 @contextlib.contextmanager
 def authority(path: Path) -> Iterator[tuple[Home, Authority]]:
-    """The home and what its node may decide. Raises UserError when it is in no mesh."""
+    """Yield the locked home and what its node may decide. Raises UserError when it is in no mesh."""
     with home_locked(path) as home:
         yield home, Authority.load(home)

@@ -1,22 +1,28 @@
-"""Options that follow from the list of settings (meshd/config/keys.py), and the parser all verbs use."""
+"""Options that follow from the settings (meshd/config/tree.py), and the parser all verbs use."""
 
 import argparse
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from meshd.base.errors import UsageError, UserError
-from meshd.cli.output import standard
+from meshd.base.home_folder import expanded
+from meshd.base.regular_file import read_regular
+from meshd.cli.output import Output, standard
 from meshd.config import LoadedConfig, load
 from meshd.config.forms import RATE, parse_duration, parse_rate, whole
-from meshd.config.key import Key
-from meshd.config.keys import KEYS
+from meshd.config.given import unknown_variables
+from meshd.config.removed import removed_key
+from meshd.config.setting import Setting
 from meshd.config.shown import help_of
+from meshd.config.tree import SETTINGS
 
 Arguments = argparse.Namespace
 _REQUIRED = "the following arguments are required: "  # argparse's words
 MOST_MILLISECONDS = 10_000
+VARIABLES = ("MESHD_HOME", "MESHD_CACHE", "MESHD_CONFIG", *(one.variable for one in SETTINGS if one.variable))
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -49,7 +55,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{self.prog}: {message}", hint=hint)
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
-        """Raise UsageError that names the nearest, where there is one."""
+        """Raise UsageError that names the nearest choice, if there is one."""
         if action.choices is not None and value not in action.choices:
             from meshd.cli.unknown_verb import unknown_choice
 
@@ -57,92 +63,132 @@ class Parser(argparse.ArgumentParser):
             raise unknown_choice(self.prog, option, str(value), list(action.choices))
 
     def parse(self, argv: Sequence[str], *, passes_on: bool) -> Arguments:
-        """The arguments of a verb; `passes_on`: it hands llama-server its options. Raises UsageError."""
+        """Parse a verb's arguments; `passes_on`: it passes options to llama-server. Raises UsageError."""
         args, unknown = self.parse_known_args(argv)
         if unknown:
             from meshd.cli.unknown_verb import unknown_options  # difflib, which no daemon needs
 
-            raise unknown_options(self.prog, unknown, option_strings(self), passes_on=passes_on)
+            raise unknown_options(self.prog, argv, unknown, option_strings(self), passes_on=passes_on)
         return args
 
     def format_help(self) -> str:
-        """With a line for each action of the verb."""
+        """Return the help with a line for each action of the verb."""
         rows = [
-            f"  {name:<10}  {one.description}\n"
+            f"  {name:<10}  {parser.description}\n"
             for action in self._actions
             if isinstance(action, argparse._SubParsersAction)
-            for name, one in action.choices.items()
+            for name, parser in action.choices.items()
         ]
         return super().format_help() + ("\nactions:\n" + "".join(rows) if rows else "")
 
     def print_help(self, file: object = None) -> None:
-        """On stdout; argparse's own drops what cannot be written, and ends with 0."""
+        """Print the help on stdout; argparse's own drops what cannot be written, and ends with 0."""
         standard().raw(self.format_help())
 
 
 def option_strings(parser: argparse.ArgumentParser) -> list[str]:
-    """All options of a verb, and of its actions."""
+    """Return all options of a verb, and of its actions."""
     found: list[str] = []
     for action in parser._actions:
         found += action.option_strings
         if isinstance(action, argparse._SubParsersAction):
-            found += [option for one in action.choices.values() for option in option_strings(one)]
+            found += [option for below in action.choices.values() for option in option_strings(below)]
     return list(dict.fromkeys(found))
 
 
 def add_config_file(parser: argparse.ArgumentParser) -> None:
-    """`--config FILE`."""
+    """Add `--config FILE`."""
     parser.add_argument(
         "--config", metavar="FILE", help="configuration file in TOML (default: $MESHD_CONFIG, if set)"
     )
 
 
 def add_role_options(parser: argparse.ArgumentParser, role: str) -> None:
-    """Every option of the verb `role`; values stay text, load() reads and judges them."""
+    """Add every option of the verb `role`; values stay text, load() parses and checks them."""
     add_config_file(parser)
     common = parser.add_argument_group("options of worker, serve and client")
-    for key in KEYS:
-        if key.option and key.is_for(role):
-            _add(common if key.is_common else parser, key)
+    common.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="any setting of docs/config.md by its key, such as links.compress=on; lists as in its variable",
+    )
+    for setting in SETTINGS:
+        if setting.option and setting.is_for(role):
+            _add(common if setting.is_common else parser, setting)
 
 
 def add_keys(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
-    """Options of these settings alone (`section.field`), for a verb that is no role."""
-    by_name = {key.name: key for key in KEYS}
+    """Add options of these settings alone (`section.field`), for a verb that is no role."""
+    by_name = {setting.name: setting for setting in SETTINGS}
     for name in names:
         _add(parser, by_name[name])
 
 
-def _add(group: argparse._ActionsContainer, key: Key) -> None:
-    text = help_of(key).replace("%", "%%")
-    if key.switch:
-        group.add_argument(key.option, dest=key.name, action="store_const", const=True, help=text)
-    elif key.repeat:
-        group.add_argument(
-            key.option, dest=key.name, metavar=key.metavar, action="extend", nargs="+", help=text
-        )
+def _add(group: argparse._ActionsContainer, setting: Setting) -> None:
+    option, dest, metavar = setting.option, setting.name, setting.metavar
+    text = help_of(setting).replace("%", "%%")
+    if setting.is_switch:
+        group.add_argument(option, dest=dest, action="store_const", const=True, help=text)
+    elif setting.repeat:
+        group.add_argument(option, dest=dest, metavar=metavar, action="extend", nargs="+", help=text)
     else:
-        group.add_argument(key.option, dest=key.name, metavar=key.metavar, help=text)
+        group.add_argument(option, dest=dest, metavar=metavar, help=text)
 
 
 def load_role(args: Arguments, role: str, more: Mapping[str, object] | None = None) -> LoadedConfig:
-    """The configuration of a daemon verb from its options, the environment and `--config`."""
+    """Load the configuration of a daemon verb from its options, the environment and `--config`. Raises
+    UserError.
+    """
     given: dict[str, object] = {
-        key.name: vars(args)[key.name] for key in KEYS if vars(args).get(key.name) is not None
+        setting.name: vars(args)[setting.name]
+        for setting in SETTINGS
+        if vars(args).get(setting.name) is not None
     }
     from meshd.config.kept_name import with_kept_name  # cryptography, which `--help` does without
 
-    return with_kept_name(load(options={**given, **(more or {})}, file=config_file(args), role=role))
+    note_unknown_variables(standard())
+    assigned = _assigned(vars(args).get("set", ()), role)
+    options = {**given, **(more or {})}
+    return with_kept_name(load(options=options, assigned=assigned, file=config_file(args), role=role))
+
+
+def _assigned(words: Sequence[str], role: str) -> Mapping[str, str]:
+    """Return the values that `--set KEY=VALUE` gives, by key. Raises UsageError."""
+    known = {setting.name: setting for setting in SETTINGS if setting.in_file}
+    values: dict[str, str] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals:
+            raise UsageError(f"cannot use `--set {name[:64]}`: expected KEY=VALUE, such as links.compress=on")
+        if (gone := removed_key(name, f"`{name}`")) is not None:
+            raise UsageError(gone.what, hint=gone.hint)
+        setting = known.get(name)
+        if setting is None:
+            from meshd.cli.unknown_verb import unknown_setting  # difflib, which no daemon needs
+
+            raise unknown_setting(name, known)
+        if not setting.is_for(role):
+            raise UsageError(f"`{name}` is a setting of `meshd {setting.section}`, not of `meshd {role}`")
+        values[name] = text
+    return values
+
+
+def note_unknown_variables(out: Output) -> None:
+    """Warn of environment variables without effect: one of them may be mistyped."""
+    for line in unknown_variables(os.environ, VARIABLES):
+        out.note(line)
 
 
 def config_file(args: Arguments) -> Path | None:
-    """What `--config` names."""
+    """Return the file that `--config` names, if any."""
     name = args.config
-    return Path(name).expanduser() if isinstance(name, str) else None
+    return expanded(name) if isinstance(name, str) else None
 
 
 def split_rest(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """What stands before the first `--`, and what after it (None: there is no `--`)."""
+    """Split at the first `--`: what stands before it, and what after it (None: there is no `--`)."""
     plain = list(argv)
     if "--" not in plain:
         return plain, None
@@ -151,7 +197,7 @@ def split_rest(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
 
 
 def duration(option: str, text: str) -> int:
-    """Seconds of an option such as `24h`. Raises UsageError."""
+    """Return the seconds of an option such as `24h`. Raises UsageError."""
     try:
         return parse_duration(text)
     except ValueError:
@@ -161,7 +207,7 @@ def duration(option: str, text: str) -> int:
 
 
 def rate(option: str, text: str) -> int:
-    """Bytes a second of an option such as `20Mbit` or `2.5MB`. Raises UsageError."""
+    """Return the bytes a second of an option such as `20Mbit` or `2.5MB`. Raises UsageError."""
     try:
         return parse_rate(text)
     except ValueError:
@@ -169,7 +215,7 @@ def rate(option: str, text: str) -> int:
 
 
 def number(option: str, text: str, low: int, high: int) -> int:
-    """A whole number of an option. Raises UsageError."""
+    """Return a whole number of an option. Raises UsageError."""
     form = whole(low, high)
     try:
         value = form.read(text)
@@ -180,12 +226,12 @@ def number(option: str, text: str, low: int, high: int) -> int:
 
 
 def milliseconds(option: str, text: str) -> tuple[float, ...]:
-    """Numbers of an option such as `20,30`, 0 to 10000 each. Raises UsageError."""
+    """Return the numbers of an option such as `20,30`, 0 to 10000 each. Raises UsageError."""
     try:
         found = tuple(float(part) for part in text.split(","))
     except ValueError:
         found = (-1.0,)
-    if not all(0 <= one <= MOST_MILLISECONDS for one in found):
+    if not all(0 <= value <= MOST_MILLISECONDS for value in found):
         raise UsageError(
             f"cannot use `{option} {text[:64]}`: expected milliseconds, 0 to {MOST_MILLISECONDS}, as in 20,30"
         )
@@ -193,12 +239,11 @@ def milliseconds(option: str, text: str) -> tuple[float, ...]:
 
 
 def read_text(source: str, what: str, limit: int) -> str:
-    """At most `limit` characters of a file, or of standard input for `-`. Raises UserError."""
+    """Read at most `limit` bytes of a text file, or of standard input for `-`. Raises UserError."""
     if source == "-":
         return sys.stdin.read(limit)
     try:
-        with Path(source).expanduser().open("r", encoding="utf-8") as stream:
-            return stream.read(limit)
+        return read_regular(expanded(source), limit).decode()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not text"
         raise UserError(

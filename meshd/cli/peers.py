@@ -15,7 +15,7 @@ from meshd.config import home_here
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--json."""
+    """Add --json."""
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
 
 
@@ -30,7 +30,7 @@ def run(args: Arguments, out: Output) -> int:
 
 
 def print_peers(status: Status, out: Output) -> None:
-    """A table, or a line that says that there are none."""
+    """Print a table, or a line that says that there are none."""
     if not status.peers:
         out.line("no other nodes known yet")
         return

@@ -20,7 +20,7 @@ MISTAKE = "user"  # what was asked cannot be done: asking again changes nothing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """PEER, --count, --timeout, --json."""
+    """Add PEER, --count, --timeout, --json."""
     parser.add_argument("peer", metavar="PEER", help="name, id, or unique beginning of an id")
     parser.add_argument(
         "--count", metavar="N", default=str(DEFAULT_COUNT), help=f"number of pings (default: {DEFAULT_COUNT})"
@@ -35,11 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: Arguments, out: Output) -> int:
-    """0 when at least one answer came."""
+    """Return 0 when at least one answer came."""
     count = number("--count", args.count, 1, 1_000_000)
     seconds = float(number("--timeout", args.timeout, 1, 60))
     replies: list[tuple[int, PingReply]] = []
     last: Refused | None = None
+    # Ping; a refusal is a lost ping, but for a mistake in the arguments.
     with Client(home_here()) as client:
         for turn in range(count):
             if turn:
@@ -61,6 +62,7 @@ def run(args: Arguments, out: Output) -> int:
                     f"pong from {reply.name} ({reply.peer[:10]}) via {reply.kind} {reply.path} "
                     f"{reply.remote} in {reply.rtt_ms:.2f} ms"
                 )
+    # Report the result.
     if args.json:
         _print_json(args.peer, count, replies, out)
     if not replies:

@@ -33,7 +33,7 @@ _COLUMNS = ("SPLIT", "ANSWER", "GENERATION", "AT ONCE", "PROMPT", "LOAD", "A TOK
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to plan for, and --json."""
+    """Add what to plan for, and --json."""
     parser.add_argument(
         "--model",
         metavar="MODEL",
@@ -42,7 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--ctx-size",
-        "--ctx",
         metavar="N|max",
         default="",
         help="context in tokens; max: the longest that fits, up to what the model was trained for",
@@ -61,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: Arguments, out: Output) -> int:
-    """Ask the daemon and print. 1 when nothing fits."""
+    """Ask the daemon and print. Returns 1 when nothing fits."""
     ctx_size = _context(args.ctx_size)
     if not 0 <= args.streams <= _MOST_STREAMS:
         raise UsageError(f"--streams takes a number from 1 to {_MOST_STREAMS}")
@@ -86,7 +85,7 @@ def run(args: Arguments, out: Output) -> int:
 
 
 def _context(given: str) -> int:
-    """0 for the usual, and for the longest. Raises UsageError."""
+    """Return the context in tokens, 0 for the usual and for the longest one. Raises UsageError."""
     if given in ("", _LONGEST):
         return 0
     if given.isascii() and given.isdigit() and len(given) < 10 and 1 <= int(given) <= _LARGEST_CONTEXT:
@@ -95,33 +94,31 @@ def _context(given: str) -> int:
 
 
 def _show(reply: PlanReply, out: Output) -> None:
+    # The choice, in sentences.
     best = reply.plans[reply.choice]
     out.line(f"{reply.model}: {best.why}")
     answers = f" for each of {best.slots} answers at once" if best.slots != 1 else ", one answer at a time"
     out.line(
-        f"context {best.ctx_size} tokens{answers}, "
+        f"served by `{reply.head}`: context {best.ctx_size} tokens{answers}, "
         f"prompts in steps of {best.ubatch}, output on {best.output_on}"
     )
     if best.ctx_note:
         out.line(best.ctx_note)
-    if best.corrected_by:
-        out.line(
-            f"corrected by answers of {best.corrected_by}: generation × {best.generate_factor:.2f}, "
-            f"prompts × {best.prompt_factor:.2f}"
-        )
     if best.speculation is not None:
         out.line(_drafts(best.speculation))
         if best.speculation.why_no_model:
             out.line(best.speculation.why_no_model)
     out.line()
+    # Its devices, and the alternatives.
     out.table(
         ("NODE", "DEVICE", "LAYERS", "MEMORY"),
-        [(one.node, one.device, str(one.layers), in_memory(one.memory_bytes)) for one in best.nodes],
+        [(part.node, part.device, str(part.layers), in_memory(part.memory_bytes)) for part in best.nodes],
     )
     out.line()
     shown = [best, *(plan for plan in reply.plans if plan is not best)][:_SHOWN]
     out.table(_COLUMNS, [_row(plan) for plan in shown])
     out.line()
+    # The words used, and what is missing.
     out.line(
         f"ANSWER: time for a prompt of {best.prompt_tokens} tokens and an answer of {best.answer_tokens}; "
         "splits are compared by it"
@@ -159,7 +156,7 @@ def _drafts(found: PlanSpeculation) -> str:
 
 
 def _row(plan: PlanView) -> tuple[str, ...]:
-    split = " ".join(f"{one.node}:{one.layers}" for one in plan.nodes)
+    split = " ".join(f"{part.node}:{part.layers}" for part in plan.nodes)
     return (
         split,
         f"{plan.answer_s:.1f} s",

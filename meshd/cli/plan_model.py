@@ -16,9 +16,9 @@ from meshd.model.model_name import MESH, OLLAMA
 
 
 def model_for_plan(text: str, config: Config, client: Client, held: ExitStack, out: Output) -> Path:
-    """The first file. What was taken for this plan alone is removed with `held`. Raises UserError."""
+    """Return the first file. What was taken for this plan alone is removed with `held`. Raises UserError."""
     from meshd.library.interface import NotHere
-    from meshd.library.short_names import hub_name_of
+    from meshd.model.model_name import hub_name_of
 
     try:
         return local_model(text, config, out)
@@ -27,15 +27,17 @@ def model_for_plan(text: str, config: Config, client: Client, held: ExitStack, o
         missing = not_here
     if text.startswith(OLLAMA):
         raise missing  # its registry is Ollama's to ask
-    from meshd.library.members.plan_folders import remove_old_plans
+    from meshd.library.members.part_files import remove_old_plans
 
     remove_old_plans(config.paths.cache, config.paths.cache / "models")
+    # Its header from Hugging Face.
     if (name := hub_name_of(text)) is not None:
-        from meshd.library.hub_header import fetch_headers  # huggingface_hub: half a second to import
+        from meshd.library.download import fetch_headers  # huggingface_hub: half a second to import
 
         path = fetch_headers(name, _folder(config.paths.cache, held), reporter(out))[0]
         out.note(f"`{text}` is not on this machine: planned from its header, which Hugging Face has")
         return path
+    # Its header from members.
     reply = watched(client, client.ask(PullRequest(name=text, for_plan=True)), out)
     if reply.code == NO_MEMBER_HAS_IT and not text.startswith(MESH):
         raise UserError(f"{missing.what}; {reply.error}", hint=missing.hint)
@@ -49,8 +51,8 @@ def model_for_plan(text: str, config: Config, client: Client, held: ExitStack, o
 
 
 def _folder(cache: Path, held: ExitStack) -> Path:
-    """For headers. Raises UserError."""
-    from meshd.library.members.plan_folders import hub_plans
+    """Create a folder for headers. Raises UserError."""
+    from meshd.library.members.part_files import hub_plans
 
     try:
         hub_plans(cache).mkdir(parents=True, exist_ok=True)

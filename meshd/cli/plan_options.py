@@ -12,7 +12,7 @@ from meshd.model.layer_range import parse_layer_range
 
 
 def add_split_options(parser: argparse.ArgumentParser) -> None:
-    """Each that is omitted is as this node serves."""
+    """Add the options of a split; one that is omitted is as this node serves."""
     parser.add_argument(
         "--workers",
         metavar="A,B,…",
@@ -50,7 +50,7 @@ def add_split_options(parser: argparse.ArgumentParser) -> None:
 
 
 def with_split_options(request: PlanRequest, args: Arguments) -> PlanRequest:
-    """Raises UsageError."""
+    """Return the request with the split options. Raises UsageError."""
     layers = _layers(args.layers)
     shares = tuple(map(float, _listed("--tensor-split", WEIGHT, args.tensor_split)))
     if shares and layers:
@@ -71,7 +71,7 @@ def with_split_options(request: PlanRequest, args: Arguments) -> PlanRequest:
 
 
 def _listed(option: str, form: Form, given: str | Sequence[str]) -> tuple[str, ...]:
-    """Raises UsageError."""
+    """Parse a list. Raises UsageError."""
     if not given:
         return ()
     try:
@@ -83,25 +83,25 @@ def _listed(option: str, form: Form, given: str | Sequence[str]) -> tuple[str, .
 
 
 def _layers(given: Sequence[str]) -> tuple[str, ...]:
-    """As the daemon takes them. Raises UsageError."""
-    ranges = [one for words in given for one in words.split(",")]
-    for one in ranges:
+    """Return the ranges as the daemon takes them. Raises UsageError."""
+    ranges = [layer_range for words in given for layer_range in words.split(",")]
+    for layer_range in ranges:
         try:
-            parse_layer_range(one)
+            parse_layer_range(layer_range)
         except ValueError as error:
-            raise UsageError(f"--layers takes NODE=FIRST-LAST, not `{one}`: {error}") from None
+            raise UsageError(f"--layers takes NODE=FIRST-LAST, not `{layer_range}`: {error}") from None
     return tuple(ranges)
 
 
 def _memory(given: Sequence[str]) -> tuple[MemoryLimit, ...]:
-    """Raises UsageError."""
+    """Parse `[NODE=]SIZE` values. Raises UsageError."""
     limits: list[MemoryLimit] = []
-    for one in (one.strip() for words in given for one in words.split(",")):
-        node, equals, size = one.rpartition("=")
+    for limit in (limit.strip() for words in given for limit in words.split(",")):
+        node, equals, size = limit.rpartition("=")
         try:
             if equals and not node:
                 raise ValueError("no node")
             limits.append(MemoryLimit(node=node, bytes=parse_size(size)))
         except ValueError:
-            raise UsageError(f"--memory takes [NODE=]SIZE, not `{one}`: {SIZE.expected}") from None
+            raise UsageError(f"--memory takes [NODE=]SIZE, not `{limit}`: {SIZE.expected}") from None
     return tuple(limits)

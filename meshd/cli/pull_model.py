@@ -1,10 +1,7 @@
 """`meshd model pull` from members of the mesh: asks the daemon, and shows how far it is until it is done."""
 
-import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from meshd.admin.client import Client, NotRunning
 from meshd.admin.models_api import (
@@ -21,19 +18,16 @@ from meshd.base.time_format import in_time
 from meshd.cli.output import Output
 from meshd.model.model_name import MESH
 
-if TYPE_CHECKING:
-    from meshd.library.interface import ReportProgress
-
 _POLL_SECONDS = 0.5
 _TENTHS = 10  # lines of a pull where nobody watches a bar
 
 
 def begin_pull(given: Path | str, home: Path, rate: int, out: Output) -> PullReply:
-    """Have the daemon take it from members without being watched; what it says once it has begun.
+    """Have the daemon take it from members unwatched; return its first reply after asking them.
 
-    Raises UserError: also for names of Hugging Face, whose promise this process would compare in the end.
+    Raises UserError: also for names of Hugging Face, whose hashes only this process would compare.
     """
-    from meshd.library.short_names import hub_name_of
+    from meshd.model.model_name import hub_name_of
 
     if isinstance(given, Path) or hub_name_of(given) is not None:
         hint = f"name it `{MESH}NAME`, as `meshd model ls` shows it, or omit `--background`"
@@ -50,7 +44,7 @@ def begin_pull(given: Path | str, home: Path, rate: int, out: Output) -> PullRep
 
 
 def pull_from_members(given: Path | str, home: Path, rate: int, out: Output) -> PullReply | None:
-    """What came from members; None where no daemon runs, or no member has it: then the hub may.
+    """Return what came from members; None if no daemon runs, or no member has it: then the hub may.
 
     Raises MeshdError; for `mesh:NAME` also where there is no daemon, or nobody has it.
     """
@@ -75,7 +69,7 @@ def pull_from_members(given: Path | str, home: Path, rate: int, out: Output) -> 
 
 
 def watched(client: Client, reply: PullReply, out: Output) -> PullReply:
-    """Until it has ended; Ctrl-C ends it."""
+    """Watch a pull until it has ended; Ctrl-C ends it."""
     shown = PullProgress(out)
     try:
         while reply.step not in ("done", "failed"):
@@ -90,32 +84,6 @@ def watched(client: Client, reply: PullReply, out: Output) -> PullReply:
         raise
     shown.show(reply)
     return reply
-
-
-def keep_pulled(
-    given: str, paths: Sequence[Path], cache: Path, report: "ReportProgress", out: Output
-) -> Path | None:
-    """Where a model from members is in the end; None when it is not what Hugging Face has by that name.
-
-    `cache` is meshd's.
-    """
-    from meshd.library.adopt import adopt
-    from meshd.library.hub_cache import cache_folder
-    from meshd.library.interface import NotTheSame
-    from meshd.library.pulled_names import add_name, is_pulled
-    from meshd.library.short_names import hub_name_of
-
-    if (name := hub_name_of(given)) is None or not is_pulled(paths):
-        return paths[0]
-    try:
-        return adopt(name, paths, cache_folder(os.environ), cache, report)[0]
-    except NotTheSame as error:
-        out.note(f"{error.what}; it was removed")
-        return None
-    except (UserError, OSError) as error:
-        out.note(f"not compared with the hash that Hugging Face promises: {error}")
-        add_name(name, paths)
-        return paths[0]
 
 
 class PullProgress:
@@ -147,7 +115,7 @@ class PullProgress:
             self._out.note(line)
 
     def _fetching(self, reply: PullReply) -> None:
-        giving = [one.node for one in reply.holders if one.bytes and not one.problem]
+        giving = [holder.node for holder in reply.holders if holder.bytes and not holder.problem]
         what = f"fetching {reply.name}" + (f" from {', '.join(giving)}" if giving else "")
         share = _share(reply)
         if not self._out.draws_progress:

@@ -16,7 +16,7 @@ DEFAULT_PORT = 17443
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where to listen, for whom, how much."""
+    """Add where to listen, for whom, how much."""
     parser.add_argument(
         "--listen",
         metavar="HOST:PORT",
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: Arguments, out: Output) -> int:
-    """The relay itself; returns its exit code."""
+    """Run the relay itself; return its exit code."""
     from meshd.identity.keys import MeshId
     from meshd.relay.run import RelaySettings
     from meshd.relay.run import run as run_relay

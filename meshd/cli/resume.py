@@ -13,7 +13,7 @@ from meshd.config import home_here
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """None."""
+    """Add nothing."""
 
 
 def run(args: Arguments, out: Output) -> int:

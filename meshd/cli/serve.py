@@ -17,17 +17,17 @@ from meshd.cli.daemon_import import import_daemon
 from meshd.cli.find_models import find_served_model
 from meshd.cli.options import Arguments, add_role_options, load_role
 from meshd.cli.output import Output
-from meshd.config import check_serve, read_join
+from meshd.cli.role_checks import check_serve, read_join
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """All from the list of settings."""
+    """Add all options from the list of settings."""
     add_role_options(parser, "serve")
     parser.usage = "meshd serve --model FILE|NAME [OPTIONS] [-- LLAMA_SERVER_ARGS…]"
 
 
 def run(args: Arguments, out: Output) -> int:
-    """The daemon itself; returns its exit code."""
+    """Run the daemon itself; return its exit code."""
     more = {"serve.llama_args": args.rest} if args.rest else {}
     config = load_role(args, "serve", more).config
     check_serve(config)

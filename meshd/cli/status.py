@@ -16,13 +16,21 @@ from meshd.cli.peers import print_peers
 from meshd.config import home_here
 from meshd.gateway.interface import GatewayStatus
 from meshd.identity.role_names import WORKER_ROLE
-from meshd.model.status import LentState, ModelStatus, SpeculationStatus, Speeds, SplitPart, StandbyStatus
+from meshd.model.status import (
+    FetchStatus,
+    LentState,
+    ModelStatus,
+    SpeculationStatus,
+    Speeds,
+    SplitPart,
+    StandbyStatus,
+)
 
 WATCH_SECONDS = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--json, --watch."""
+    """Add --json, --watch."""
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
     parser.add_argument(
         "--watch",
@@ -46,7 +54,7 @@ def run(args: Arguments, out: Output) -> int:
 
 
 def _watch(client: Client, out: Output, *, as_json: bool) -> None:
-    """Until interrupted, or the daemon ends (an error)."""
+    """Show the status until interrupted, or the daemon ends (an error)."""
     seen = ""
     while True:
         status = client.ask(StatusRequest())
@@ -62,21 +70,27 @@ def _watch(client: Client, out: Output, *, as_json: bool) -> None:
 
 
 def summary(status: Status) -> str:
-    """One line that changes when something worth a look has changed."""
+    """Return one line that changes when something worth a look has changed."""
     states = [f"{peer.name}={peer.state}" for peer in status.peers]
     parts = [f"{status.node.name} {status.node.role}", "peers " + (" ".join(states) or "none")]
     if status.models:
         parts.append("models " + " ".join(f"{model.name}={model.state}" for model in status.models))
     elif status.model is not None:
         parts.append(f"model {_state(status.model)}")
+    elif status.fetching is not None:
+        share = status.fetching.share
+        done = "" if share is None else f" {share:.0%}"
+        parts.append(f"fetching {status.fetching.name}{done}")
     return ", ".join(parts)
 
 
 def show(status: Status, out: Output) -> None:
-    """The whole status for a person."""
+    """Show the whole status to a person."""
     _show_node(status, out)
     _show_lent(status, out)
     _show_machine(status, out)
+    if status.fetching is not None:
+        _show_fetch(status.fetching, out)
     _show_models(status.models, out)
     if status.model is not None:
         _show_model(status.model, out)
@@ -122,31 +136,46 @@ def _show_node(status: Status, out: Output) -> None:
         requests, tokens = in_number(api.requests, "request"), in_number(api.tokens, "token")
         waiting = f", {api.waiting} waiting for their turn" if api.waiting else ""
         out.line(f"api     {api.url}  {ready}, {requests}, {tokens}{waiting}")
-        if status.model is None and api.reason:  # else it is that of the model
+        if status.model is None and status.fetching is None and api.reason:  # else it is said below
             out.line(f"        {api.reason}")
 
 
 def _show_lent(status: Status, out: Output) -> None:
-    """Of a worker: who has its memory."""
+    """Show who has a worker's memory."""
     if status.node.role != WORKER_ROLE:
         return
-    for one in status.lent:
-        head = _peer_name(status, one.head)
-        if one.state is LentState.STANDBY:
-            out.line(f"lends   nothing yet to {head}: standby for {one.model}, {in_bytes(one.bytes)} for it")
+    for lent in status.lent:
+        head = _peer_name(status, lent.head)
+        if lent.state is LentState.STANDBY:
+            out.line(
+                f"lends   nothing yet to {head}: standby for {lent.model}, {in_bytes(lent.bytes)} for it"
+            )
         else:
-            out.line(f"lends   {in_memory(one.bytes)} to {head} for {one.model}, {one.state}")
-    if not status.lent and not status.node.paused:
+            out.line(f"lends   {in_memory(lent.bytes)} to {head} for {lent.model}, {lent.state}")
+    if status.fetching is not None:
+        out.line("lends   nothing yet: it fetches its model first")
+    elif not status.lent and not status.node.paused:
         out.line("lends   nothing now: it waits for a head (`meshd serve` on another machine)")
 
 
+def _show_fetch(now: FetchStatus, out: Output) -> None:
+    """Show how far a model is that this node takes before its role begins."""
+    share = "" if now.share is None else f" {now.share:.0%}"
+    out.line(f"model   {now.name}  fetching{share}: {now.text}")
+    if out.terminal and now.share is not None:
+        out.line(f"        {bar(now.share)}")
+    for one in now.sources:
+        if one.problem:
+            out.line(f"        {one.node} gives no more: {one.problem}")
+
+
 def _show_machine(status: Status, out: Output) -> None:
-    for number, one in enumerate(status.devices):
-        memory = f"{in_memory(one.free_bytes)} of {in_memory(one.total_bytes)} free"
-        speeds = f", weights {in_bytes(one.weight_bytes_s)}/s" if one.weight_bytes_s is not None else ""
-        speeds += f", prompts {one.flops / 1e9:.0f} GFLOP/s" if one.flops is not None else ""
+    for number, device in enumerate(status.devices):
+        memory = f"{in_memory(device.free_bytes)} of {in_memory(device.total_bytes)} free"
+        speeds = f", weights {in_bytes(device.weight_bytes_s)}/s" if device.weight_bytes_s is not None else ""
+        speeds += f", prompts {device.flops / 1e9:.0f} GFLOP/s" if device.flops is not None else ""
         head = "device " if number == 0 else "       "
-        out.line(f"{head} {one.name}: {memory} {in_time(one.listed_s)} ago{speeds}")
+        out.line(f"{head} {device.name}: {memory} {in_time(device.listed_s)} ago{speeds}")
     if (storage := status.storage) is not None:
         free = "" if storage.free_bytes is None else f"{in_bytes(storage.free_bytes)} free"
         room = storage.cache_room_bytes
@@ -154,8 +183,8 @@ def _show_machine(status: Status, out: Output) -> None:
         files = ""
         if storage.models is not None:
             files = f"{in_number(storage.models, 'model')}, {in_bytes(storage.models_bytes or 0)}"
-        if said := "; ".join(part for part in (free, kept, files) if part):
-            out.line(f"disk    {said}")
+        if disk := "; ".join(part for part in (free, kept, files) if part):
+            out.line(f"disk    {disk}")
 
 
 def _show_keys(api: GatewayStatus, out: Output) -> None:
@@ -193,7 +222,7 @@ def _show_tunnels(status: Status, out: Output) -> None:
 
 
 def _show_models(models: Sequence[ModelStatus], out: Output) -> None:
-    """Of a gateway that serves several; why one is ready is said below, of the last used."""
+    """Show the models of a gateway that serves several; details of the last used one follow below."""
     if not models:
         return
     rows = [
@@ -211,6 +240,7 @@ def _show_models(models: Sequence[ModelStatus], out: Output) -> None:
 
 
 def _show_model(model: ModelStatus, out: Output) -> None:
+    # State, load, and speeds.
     out.line(f"model   {model.name} ({model.fingerprint[:12]})  {_state(model)}")
     if load := _load(model):
         out.line(f"        {load}")
@@ -220,18 +250,23 @@ def _show_model(model: ModelStatus, out: Output) -> None:
             out.line(f"        {model.answers.note}")
     if (speed := _speeds(model)) is not None:
         out.line(f"        {speed}")
+    if model.estimated:
+        out.line(f"        {_estimated(model.estimated)}")
     if (speculation := _speculation(model.speculation)) is not None:
         out.line(f"        {speculation}")
-    for one in model.standby:
-        out.line(f"        {_standby(one)}")
+    # Workers that stand by, and those that load now.
+    for standby in model.standby:
+        out.line(f"        {_standby(standby)}")
     if model.fallbacks and not model.fallback:
         out.line(f"        fallback: {', '.join(model.fallbacks)}")
     for worker in model.workers if out.terminal and model.state == "loading" else ():
         out.line(f"        {bar(worker.share)} {worker.node}")
+    # Weights that crossed the network.
     for tensor in model.tensors_from_network[:10]:
         out.line(f"        over the network: {tensor.name} ({in_bytes(tensor.bytes)}): {tensor.reason}")
     if len(model.tensors_from_network) > 10:
         out.line(f"        and {len(model.tensors_from_network) - 10} more (all of them with --json)")
+    # The split.
     if model.split:
         out.table(
             ("        NODE", "DEVICE", "LAYERS", "WEIGHTS", "PUSH"),
@@ -243,7 +278,7 @@ def _show_model(model: ModelStatus, out: Output) -> None:
 
 
 def _state(model: ModelStatus) -> str:
-    """With its reason; a reason that begins with the state says it once."""
+    """Return the state with its reason; a reason that begins with the state is not repeated."""
     progress = f" {model.progress:.0%}" if model.progress is not None and model.state == "loading" else ""
     if model.reason.startswith(f"{model.state} "):
         subject, separator, rest = model.reason.partition(";")
@@ -252,7 +287,7 @@ def _state(model: ModelStatus) -> str:
 
 
 def _load(model: ModelStatus) -> str:
-    """Where the weights of workers came from, and how long it took; empty before a load."""
+    """Return where the workers' weights came from, and how long it took; empty before a load."""
     parts: list[str] = []
     if model.weights_local_bytes or model.weights_network_bytes:
         local, network = in_bytes(model.weights_local_bytes), in_bytes(model.weights_network_bytes)
@@ -260,20 +295,28 @@ def _load(model: ModelStatus) -> str:
     if model.load_seconds is not None:
         parts.append(f"loaded in {model.load_seconds:.2f} s")
     if model.measuring_seconds:
-        parts.append(f"after {model.measuring_seconds:.0f} s in which devices were measured, once")
+        parts.append(f"devices measured in {model.measuring_seconds:.0f} s after that, once")
     if model.bytes_per_token is not None:
         parts.append(f"{in_bytes(model.bytes_per_token)} per token over the network")
     return ", ".join(parts)
 
 
 def _speeds(model: ModelStatus) -> str | None:
-    """Measured beside predicted, as far as either is known."""
+    """Return speeds measured beside those predicted, as far as either is known.
+
+    `meshd plan` and `why` predict again, by what answers and paths have shown since.
+    """
     measured, predicted = model.measured or Speeds(None, None), model.predicted or Speeds(None, None)
     parts = [
         _rates("generation", measured.generate_tok_s, predicted.generate_tok_s),
         _rates("prompts", measured.prompt_tok_s, predicted.prompt_tok_s),
     ]
     return ", ".join(part for part in parts if part) or None
+
+
+def _estimated(nodes: Sequence[str]) -> str:
+    """Name the nodes whose speed was estimated for the split."""
+    return f"split by estimates: {', '.join(nodes)} will be measured once nobody asks for a while"
 
 
 def _speculation(found: SpeculationStatus | None) -> str | None:
@@ -284,30 +327,33 @@ def _speculation(found: SpeculationStatus | None) -> str | None:
         parts.append(f"{found.accepted / found.drafted:.0%} of {found.drafted} accepted")
     if found.gain is not None and f"{found.gain:.2f}" != "1.00":
         parts.append(f"{found.gain:.2f} times as fast as without")
-    said = ", ".join(parts)
-    return f"{said}; {found.why_no_model}" if found.why_no_model else said
+    text = ", ".join(parts)
+    return f"{text}; {found.why_no_model}" if found.why_no_model else text
 
 
-def _standby(one: StandbyStatus) -> str:
-    held = f"{in_bytes(one.held_bytes)} of weights held ready" if one.ready else "not ready"
-    return f"standby {one.node}: {held}: {one.why}" if one.why else f"standby {one.node}: {held}"
+def _standby(standby: StandbyStatus) -> str:
+    held = f"{in_bytes(standby.held_bytes)} of weights held ready" if standby.ready else "not ready"
+    return (
+        f"standby {standby.node}: {held}: {standby.why}" if standby.why else f"standby {standby.node}: {held}"
+    )
 
 
 def _rates(what: str, measured: float | None, predicted: float | None) -> str:
     if measured is None:
-        return "" if predicted is None else f"{what}: {predicted:.1f} tokens/s predicted"
-    return f"{what}: {measured:.1f} tokens/s" + ("" if predicted is None else f" ({predicted:.1f} predicted)")
+        return "" if predicted is None else f"{what}: {predicted:.1f} tokens/s predicted at load"
+    beside = "" if predicted is None else f" ({predicted:.1f} predicted at load)"
+    return f"{what}: {measured:.1f} tokens/s{beside}"
 
 
 def _push(part: SplitPart) -> str:
-    """How it gets activations from the worker before, if there is one."""
+    """Return how it gets activations from the worker before, if there is one."""
     if part.push is None:
         return "-"
     return "direct" if part.push else f"through the head: {part.why_no_push}"
 
 
 def _peer_name(status: Status, peer: str) -> str:
-    """With the id where another node, or this one, has the same name."""
+    """Return the name, with the id where another node, or this one, has the same name."""
     names = {p.id: p.name for p in status.peers}
     name = names.get(peer)
     if name is None:

@@ -22,7 +22,7 @@ _POLL_SECONDS = 0.05
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--timeout."""
+    """Add --timeout."""
     parser.add_argument(
         "--timeout",
         metavar="SECONDS",
@@ -46,7 +46,7 @@ def run(args: Arguments, out: Output) -> int:
 
 
 def _end_early(early: NotAnswering, seconds: float) -> None:
-    """By a signal: it has no control socket yet, nor children that know of no better end."""
+    """End it by a signal: it has no control socket yet, nor children that need a gentler end."""
     with StoppingDaemon(early.pid) as daemon:
         with contextlib.suppress(ProcessLookupError):
             os.kill(early.pid, signal.SIGTERM)
@@ -62,7 +62,7 @@ def _still_there(pid: int, seconds: float) -> UserError:
 
 
 def end_daemon(home: Path, request: StopRequest | LeaveRequest, seconds: float) -> Status:
-    """Send a request that ends the daemon, return when it and its children are gone.
+    """Send a request that ends the daemon, and return when it and its children are gone.
 
     The kernel says when the processes themselves have ended. Raises UserError after `seconds`.
     """
@@ -112,7 +112,7 @@ class StoppingDaemon:
             self._fd = -1
 
     def wait(self, deadline: float) -> bool:
-        """True when it has ended before `deadline` (monotonic time)."""
+        """Return True when it has ended before `deadline` (monotonic time)."""
         if self._gone:
             return True
         if self._fd >= 0:

@@ -24,7 +24,7 @@ from meshd.config import home_here
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """open, ls, close."""
+    """Add open, ls, close."""
     below = parser.add_subparsers(
         dest="action", metavar="open | ls | close", parser_class=Parser, required=True
     )
@@ -62,7 +62,7 @@ def run(args: Arguments, out: Output) -> int:
     else:
         out.table(
             ("LISTEN", "PEER", "SERVICE", "OPEN", "SENT", "RECEIVED", "NOTE"),
-            [_row(one, found) for one in found],
+            [_row(tunnel, found) for tunnel in found],
         )
     return 0
 
@@ -96,7 +96,7 @@ def _close(what: list[str], out: Output) -> int:
 
 
 def _row(view: TunnelView, views: Sequence[TunnelView]) -> tuple[str, ...]:
-    called = {one.peer: one.peer_name or one.peer[:10] for one in views}
+    called = {tunnel.peer: tunnel.peer_name or tunnel.peer[:10] for tunnel in views}
     unique = list(called.values()).count(called[view.peer]) == 1
     return (
         view.listen,

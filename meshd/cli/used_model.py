@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def check_unused(removal: "Removal", home: Path) -> None:
-    """Raises UserError where the daemon of `home` uses one of the files, and where it does not answer."""
+    """Raise UserError where the daemon of `home` uses one of the files, or does not answer."""
     try:
         with Client(home) as client:
             reply = client.ask(FilesInUseRequest())

@@ -5,7 +5,7 @@ from meshd.cli.output import Output
 
 
 def run(out: Output) -> int:
-    """Three lines; nothing has to be built for it."""
+    """Print three lines; nothing has to be built for them."""
     from meshd.build.pin import read_pin
     from meshd.wire.hello import WIRE_VERSION
 

@@ -23,12 +23,12 @@ _ASK_SECONDS = 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--json."""
+    """Add --json."""
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
 
 
 def run(args: Arguments, out: Output) -> int:
-    """Ask the daemon and print. 1 while nothing was answered."""
+    """Ask the daemon and print. Returns 1 if nothing was answered yet."""
     with Client(home_here()) as client:
         reply = client.ask(WhyRequest(), seconds=_ASK_SECONDS)
     if args.json:
@@ -39,12 +39,14 @@ def run(args: Arguments, out: Output) -> int:
 
 
 def _show(reply: WhyReply, out: Output) -> None:
+    # The split, and the last answers.
     out.line(f"{reply.model}: {reply.split}")
     out.line()
     out.table(
         ("ANSWER", "QUEUE", "PROMPT", "GENERATED"),
-        [_answer_row(one) for one in reversed(reply.answers[-_SHOWN_ANSWERS:])],
+        [_answer_row(answer) for answer in reversed(reply.answers[-_SHOWN_ANSWERS:])],
     )
+    # Where the time of a token, a round and a prompt goes.
     if reply.token is not None:
         of = f"mean of {in_number(reply.token.tokens, 'token')}"
         if reply.token.rounds < reply.token.tokens:
@@ -65,15 +67,30 @@ def _show(reply: WhyReply, out: Output) -> None:
         out.note("no whole answer had the machines to itself, so its time cannot be divided by tokens")
         if reply.round is None:
             out.note(f"it cannot be divided by rounds: {reply.why_no_round}")
+    # Speeds, and the change that would gain most.
     out.line()
+    out.line(f"speed: {_speeds(reply)}")
+    if reply.since_load:
+        out.line(f"since the load: {'; '.join(reply.since_load)}")
     advice = reply.advice
     if advice.change:
-        speeds = f"{advice.generate_tok_s:.1f} → {advice.generate_tok_s_then:.1f} tok/s"
-        out.line(f"change: {advice.change} (saves {advice.gain:.0%} of an answer, predicted; {speeds})")
+        speeds = f"predicted {advice.generate_tok_s:.1f} → {advice.generate_tok_s_then:.1f} tok/s"
+        longer = f"as it runs, an answer takes {1 / max(1e-4, 1 - advice.gain):.2f} times as long"
+        out.line(f"change: {advice.change} ({speeds}; {longer})")
     else:
         out.line(f"change: nothing: {advice.why}")
     if advice.change and advice.why:
         out.line(f"why: {advice.why}")
+
+
+def _speeds(reply: WhyReply) -> str:
+    """Return the speed of the running split: measured, predicted now, and predicted when it was loaded."""
+    token = reply.token
+    parts = [f"{1 / token.seconds:.1f} tok/s measured"] if token is not None and token.seconds > 0 else []
+    parts.append(f"{reply.advice.generate_tok_s:.1f} tok/s predicted now, as by `meshd plan`")
+    if reply.generate_tok_s_at_load is not None:
+        parts.append(f"{reply.generate_tok_s_at_load:.1f} tok/s predicted at load")
+    return ", ".join(parts)
 
 
 def _answer_row(answer: AnswerTime) -> tuple[str, ...]:

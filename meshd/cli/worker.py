@@ -16,17 +16,17 @@ from meshd.cli.daemon_import import import_daemon
 from meshd.cli.find_models import find_worker_models
 from meshd.cli.options import Arguments, add_role_options, load_role
 from meshd.cli.output import Output
-from meshd.config import check_worker, read_join
+from meshd.cli.role_checks import check_worker, read_join
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """All from the list of settings."""
+    """Add all options from the list of settings."""
     add_role_options(parser, "worker")
     parser.usage = "meshd worker [OPTIONS]"
 
 
 def run(args: Arguments, out: Output) -> int:
-    """The daemon itself; returns its exit code."""
+    """Run the daemon itself; return its exit code."""
     config = load_role(args, "worker").config
     check_worker(config)
     config = find_worker_models(read_join(config), out)

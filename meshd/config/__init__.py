@@ -1,21 +1,23 @@
 """Configuration: option, then environment, then TOML file, then default, made into one frozen tree."""
 
-from meshd.config.check import check_node, check_serve, check_worker, read_join
-from meshd.config.load import LoadedConfig, Setting, load
-from meshd.config.tree import (
+from meshd.config.forms import HostPort
+from meshd.config.load import EffectiveValue, LoadedConfig, load
+from meshd.config.serve_settings import (
     DEFAULT_API_PORT,
+    ClientConfig,
+    ModelConfig,
+    ModelSettings,
+    ServeConfig,
+)
+from meshd.config.tree import (
     DEFAULT_MESH_PORT,
     DEFAULT_STUN,
     MESH_PORT_TRIES,
-    ClientConfig,
     Config,
-    HostPort,
     LinksConfig,
     LogConfig,
-    ModelConfig,
     NodeConfig,
     Paths,
-    ServeConfig,
     WorkerConfig,
     find_cache,
     find_home,
@@ -29,22 +31,19 @@ __all__ = [
     "MESH_PORT_TRIES",
     "ClientConfig",
     "Config",
+    "EffectiveValue",
     "HostPort",
     "LinksConfig",
     "LoadedConfig",
     "LogConfig",
     "ModelConfig",
+    "ModelSettings",
     "NodeConfig",
     "Paths",
     "ServeConfig",
-    "Setting",
     "WorkerConfig",
-    "check_node",
-    "check_serve",
-    "check_worker",
     "find_cache",
     "find_home",
     "home_here",
     "load",
-    "read_join",
 ]

@@ -1,6 +1,7 @@
 """Forms of values: text of an option or variable, or a TOML value, to the value that the tree holds.
 
-A form raises ValueError for anything else; the caller knows key and origin and writes the message.
+A form raises ValueError for anything else; the caller knows key and origin and writes the message. Only for a
+`~` without a home directory is it a UserError.
 """
 
 import re
@@ -8,13 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshd.base.home_folder import expanded
 from meshd.base.hosts import why_no_host
-from meshd.config.tree import HostPort
 from meshd.identity import naming
 from meshd.model.layer_range import LayerRange, parse_layer_range
 from meshd.model.model_name import is_path, parse_model_name
 
 MAX_DURATION_SECONDS = 10 * 366 * 86400
+LEAST_LENT_BYTES = 1 << 20
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?)(I?B)?", re.IGNORECASE)
 _RATE = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([kmgt]?)(bit|b|byte)(?:/s|ps)?", re.IGNORECASE)
 MIN_RATE_BYTES = 8_000  # 64 kbit/s: with less a node cannot even keep up its sessions
@@ -24,19 +26,32 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 @dataclass(frozen=True, slots=True)
+class HostPort:
+    """`host` is a name or an address without brackets, empty for all addresses; `port` 0 picks one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
 class Form:
     """`read` makes the value or raises ValueError; `expected` says in words what it takes.
 
     `write` makes of a value what a person would write, where the tree has something else: bytes, say.
+    `separator` divides the items of a list in a variable; empty: the value is no list.
     """
 
     read: Callable[[object], object]
     expected: str
     write: Callable[[object], object] = lambda value: value
+    separator: str = ""
 
 
 def parse_size(value: object) -> int:
-    """Bytes from `8G`, `512M`, `1GiB`, `1.5T`, `4096` (powers of 1024) or `8GB` (powers of 1000)."""
+    """Parse bytes from `8G`, `512M`, `1GiB`, `1.5T`, `4096` (powers of 1024) or `8GB` (powers of 1000)."""
     if isinstance(value, int) and not isinstance(value, bool):
         bytes_ = value
     else:
@@ -51,18 +66,25 @@ def parse_size(value: object) -> int:
     return bytes_
 
 
+def _lent_memory(value: object) -> int:
+    """Parse a size; one that is less than any model needs is a number whose unit was forgotten."""
+    if (size := parse_size(value)) < LEAST_LENT_BYTES:
+        raise ValueError("a unit is missing")
+    return size
+
+
 def _write_size(value: object) -> object:
-    """`20G`, or a number where no unit fits."""
+    """Return `20G`, or a number where no unit fits."""
     if not isinstance(value, int) or not value:
         return value
-    unit = next((one for one in range(4, 0, -1) if value % 1024**one == 0), 0)
+    unit = next((power for power in range(4, 0, -1) if value % 1024**power == 0), 0)
     return f"{value >> 10 * unit}{' KMGT'[unit]}" if unit else value
 
 
 def _write_rate(value: object) -> object:
     if not isinstance(value, int) or not value:
         return value
-    unit = next((one for one in (3, 2, 1) if 8 * value % 1000**one == 0), 0)
+    unit = next((power for power in (3, 2, 1) if 8 * value % 1000**power == 0), 0)
     return f"{8 * value // 1000**unit}{' kMG'[unit]}bit" if unit else f"{value}B"
 
 
@@ -71,7 +93,8 @@ def _size_or_none(value: object) -> int:
 
 
 def parse_rate(value: object) -> int:
-    """Bytes a second from `20Mbit`, `500 kbit/s`, `100Mbps` (bits) or `2.5MB`, `2.5MB/s` (bytes; capital B).
+    """Parse bytes a second from `20Mbit`, `500 kbit/s`, `100Mbps` (bits) or `2.5MB`, `2.5MB/s` (bytes;
+    capital B).
 
     Powers of 1000, as networks count.
     """
@@ -87,7 +110,7 @@ def parse_rate(value: object) -> int:
 
 
 def parse_duration(value: object) -> int:
-    """Seconds from `24h`, `30m`, `7d`, `1h30m`; a bare number counts seconds."""
+    """Parse seconds from `24h`, `30m`, `7d`, `1h30m`; a bare number counts seconds."""
     if isinstance(value, int) and not isinstance(value, bool):
         seconds = value
     elif (plain := _str(value).strip().lower()).isdecimal() and len(plain) < 12:
@@ -102,7 +125,7 @@ def parse_duration(value: object) -> int:
 
 
 def parse_address(value: object) -> HostPort:
-    """`HOST:PORT`, `[IPV6]:PORT`, `:PORT` or `*:PORT` (all addresses)."""
+    """Parse `HOST:PORT`, `[IPV6]:PORT`, `:PORT` or `*:PORT` (all addresses)."""
     plain = _str(value).strip()
     host, colon, port = plain.rpartition(":")
     if not colon or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
@@ -161,11 +184,11 @@ def _path(value: object) -> Path:
     plain = _str(value)
     if not plain or "\0" in plain:
         raise ValueError("not a path")
-    return Path(plain).expanduser()
+    return expanded(plain)
 
 
 def _model(value: object) -> Path | str:
-    """A path where it can only be one; else the name's text: a file of that name is found by load.py."""
+    """Return a path where it can only be one; else the name's text: load.py finds a file of that name."""
     plain = _str(value)
     if is_path(plain):
         return _path(plain)
@@ -203,7 +226,7 @@ def _str(value: object) -> str:
 
 
 def whole(low: int, high: int) -> Form:
-    """A whole number within the bounds, both included."""
+    """Return the form of a whole number within the bounds, both included."""
 
     def read(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int | str):
@@ -218,7 +241,7 @@ def whole(low: int, high: int) -> Form:
 
 
 def whole_or(word: str, low: int, high: int) -> Form:
-    """As `whole`; the word is read as 0, which is not within the bounds."""
+    """Return the form of `whole`, but read the word as 0, which is not within the bounds."""
     number = whole(low, high)
 
     def read(value: object) -> object:
@@ -228,7 +251,7 @@ def whole_or(word: str, low: int, high: int) -> Form:
 
 
 def choice(*words: str) -> Form:
-    """One of the words."""
+    """Return the form of one of the words."""
 
     def read(value: object) -> str:
         if value not in words:
@@ -239,7 +262,8 @@ def choice(*words: str) -> Form:
 
 
 def listed(item: Form, *, comma: bool = True, none: str = "", unique: bool = False) -> Form:
-    """Several items: a list, or text in which commas divide (unless not `comma`).
+    """Return the form of several items: a list, or text with commas (unless not `comma`; a variable then has
+    colons).
 
     The single word `none`, where it is given, stands for the empty list.
     """
@@ -249,17 +273,21 @@ def listed(item: Form, *, comma: bool = True, none: str = "", unique: bool = Fal
         if not isinstance(given, Sequence) or isinstance(given, bytes):
             raise ValueError("not a list")
         flat: list[object] = []
-        for one in given:
-            flat += [p.strip() for p in one.split(",")] if comma and isinstance(one, str) else [one]
+        for entry in given:
+            flat += [p.strip() for p in entry.split(",")] if comma and isinstance(entry, str) else [entry]
         if none and flat == [none]:
             return ()
-        made = tuple(item.read(one) for one in flat)
+        made = tuple(item.read(entry) for entry in flat)
         return tuple(dict.fromkeys(made)) if unique else made
 
-    return Form(read, f"a list, each {item.expected}" + (f"; or `{none}`" if none else ""))
+    expected = f"a list, each {item.expected}" + (f"; or `{none}`" if none else "")
+    return Form(read, expected, separator="," if comma else ":")
 
 
 SIZE = Form(parse_size, "a size such as 8G, 512M or 1GiB", _write_size)
+LENT_MEMORY = Form(
+    _lent_memory, "a size such as 8G, 512M or 1GiB, at least 1M; without a unit it is in bytes", _write_size
+)
 SIZE_OR_NONE = Form(_size_or_none, "a size such as 8G, 512M or 1GiB, or 0 for none", _write_size)
 RATE = Form(parse_rate, "a rate such as 20Mbit, 500kbit or 2.5MB (a second; at least 64kbit)", _write_rate)
 ADDRESS = Form(parse_address, "HOST:PORT such as 0.0.0.0:17430, [::]:17430 or :0")

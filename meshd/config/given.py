@@ -1,12 +1,15 @@
 """Turns a raw value of a setting, from any origin, into the value of the tree; errors name the setting."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from meshd.base.errors import UsageError, UserError
-from meshd.config.key import Key
-from meshd.model.model_name import hint_of_digits
+from meshd.config.removed import instead_of_value
+from meshd.config.setting import Setting
+from meshd.model.model_name import hint_for_name
+
+_PREFIX = "MESHD_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,24 +23,27 @@ class Given:
     error: type[UserError]
 
 
-def read_given(key: Key, given: Given) -> object:
-    """The value of the tree. Raises `given.error`."""
+def read_given(setting: Setting, given: Given) -> object:
+    """Return the value of the tree. Raises `given.error`."""
     try:
-        value = key.form.read(given.raw)
-    except (ValueError, RuntimeError):  # RuntimeError: `~name` of a user that does not exist
-        hint = hint_of_digits(str(given.raw)) if key.names_models else ""
-        if given.error is not UsageError:  # to that one the verb adds what it is called
-            hint = hint or f"see `{key.name}` in docs/config.md"
-        raise given.error(f"cannot use `{given.shown}`: expected {key.form.expected}", hint=hint) from None
-    if key.names_models:
+        value = setting.form.read(given.raw)
+    except ValueError:
+        hint = hint_for_name(str(given.raw)) if setting.names_models else ""
+        hint = hint or instead_of_value(setting.name, given.raw)
+        if given.error is not UsageError or not setting.option:  # else the verb points to its --help
+            hint = hint or f"see `{setting.name}` in docs/config.md"
+        raise given.error(
+            f"cannot use `{given.shown}`: expected {setting.form.expected}", hint=hint
+        ) from None
+    if setting.names_models:
         value = _models(value, given.base)
-    if key.names_files and isinstance(value, tuple):
+    if setting.names_files and isinstance(value, tuple):
         return tuple(_absolute(word, given.base) for word in value)
     return _anchored(value, given.base)
 
 
 def _models(value: object, base: Path) -> object:
-    """A word without a slash means the file of that name in `base`, if there is one; else it is a name."""
+    """Return the file's path for a word that names a file in `base`; else the word is a model's name."""
     if isinstance(value, tuple):
         return tuple(_models(item, base) for item in value)
     try:
@@ -47,7 +53,7 @@ def _models(value: object, base: Path) -> object:
 
 
 def _absolute(word: str, base: Path) -> str:
-    """The absolute path of a word that names a file in `base`; any other word unchanged."""
+    """Return the absolute path of a word that names a file in `base`; any other word unchanged."""
     if word.startswith("-") or not {".", "/"} & set(word):
         return word
     try:
@@ -65,25 +71,45 @@ def _anchored(value: object, base: Path) -> object:
     return value
 
 
-def raw_text(key: Key, raw: object) -> str:
-    """As an error shows it: never a secret."""
-    if key.secret:
+def raw_text(setting: Setting, raw: object) -> str:
+    """Return the text to show in an error: never a secret."""
+    if setting.secret:
         return "[hidden]"
     if isinstance(raw, list | tuple):
         return " ".join(str(item) for item in raw)
     return str(raw).lower() if isinstance(raw, bool) else str(raw)
 
 
+def unknown_variables(environ: Mapping[str, str], known: Sequence[str]) -> list[str]:
+    """Return a line about each variable that looks like a setting and is none: no error, as it may be another
+    program's.
+    """
+    lines = []
+    for name in sorted(environ):
+        if name.startswith(_PREFIX) and name not in known:
+            import difflib
+
+            own = [variable.removeprefix(_PREFIX) for variable in known]  # what all share says nothing
+            near = difflib.get_close_matches(name.removeprefix(_PREFIX), own, n=1, cutoff=0.8)
+            hint = (
+                f"did you mean `{_PREFIX}{near[0]}`?"
+                if near
+                else "`meshd config init FILE` writes all settings"
+            )
+            lines.append(f"meshd has no setting for the variable `{name[:64]}`; {hint}")
+    return lines
+
+
 def unknown_key(name: str, known: Sequence[str], file: Path) -> UserError:
-    """With the nearest key that is known."""
+    """Return the error for an unknown key, with the nearest known one."""
     import difflib
 
     section = name.rpartition(".")[0]
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     if section and near and near[0].startswith(f"{section}."):  # what they share says nothing
-        fields = [one.removeprefix(f"{section}.") for one in known if one.startswith(f"{section}.")]
+        fields = [key.removeprefix(f"{section}.") for key in known if key.startswith(f"{section}.")]
         field = name.removeprefix(f"{section}.")
-        near = [f"{section}.{one}" for one in difflib.get_close_matches(field, fields, n=1)]
+        near = [f"{section}.{key}" for key in difflib.get_close_matches(field, fields, n=1)]
     short = [k for k in known if k.split(".")[-1] == name.split(".")[-1]]
     best = (short or near or [""])[0]
     hint = f"use `{best}`, the nearest key" if best else "run `meshd config show` to list all keys"

@@ -19,24 +19,26 @@ _KEY = "node.name"
 
 
 def with_kept_name(loaded: LoadedConfig) -> LoadedConfig:
-    """`loaded`, with the kept name where no option, variable or file gives one. Raises UserError."""
+    """Return `loaded` with the kept name where no option, variable or file gives one. Raises UserError."""
     if loaded.origin(_KEY) != "default":
         return loaded
     config = loaded.config
     name = _kept(config.paths.home)
     if not name:
         return loaded
-    settings = tuple(
-        replace(setting, value=name, origin=f"kept in {config.paths.home}")
-        if setting.key.name == _KEY
-        else setting
-        for setting in loaded.settings
+    values = tuple(
+        replace(value, value=name, origin=f"kept in {config.paths.home}")
+        if value.setting.name == _KEY
+        else value
+        for value in loaded.values
     )
-    return LoadedConfig(replace(config, node=replace(config.node, name=name)), settings)
+    return LoadedConfig(replace(config, node=replace(config.node, name=name)), values)
 
 
 def keep_name(home: "Home", name: str) -> None:
-    """For the next start. The host's name alone is not kept: it is the default, and may change."""
+    """Keep the name for the next start. The host's name alone is not kept: it is the default, and
+    may change.
+    """
     kept = _kept(home.path)
     if name != kept and (kept or name != host_name()):
         home.keep_blob(naming.NAME_BLOB, name.encode())

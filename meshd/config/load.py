@@ -5,24 +5,27 @@ file that cannot be read is a UserError. Both name origin, key, value and the ex
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from meshd.base.errors import UsageError, UserError
+from meshd.base.home_folder import expanded
+from meshd.base.regular_file import read_regular
 from meshd.config.given import Given, raw_text, read_given, unknown_key
-from meshd.config.key import Key
-from meshd.config.keys import KEYS
 from meshd.config.model_tables import MODELS, read_model_tables
+from meshd.config.removed import check_variables, removed_key
+from meshd.config.serve_settings import ClientConfig, ServeConfig
+from meshd.config.setting import Setting
 from meshd.config.tree import (
-    ClientConfig,
+    SETTINGS,
     Config,
     LinksConfig,
     LogConfig,
     NodeConfig,
     Paths,
-    ServeConfig,
     WorkerConfig,
     find_cache,
     find_home,
@@ -30,67 +33,81 @@ from meshd.config.tree import (
 from meshd.model.model_name import split_models
 
 MAX_FILE_BYTES = 1 << 20
+_MAX_KEY_PARTS = 64  # of a dotted key; settings have three
+_KEY_RUN = re.compile(r"""[\w\-."' \t]+""")  # nothing that ends a key in TOML
+_KEY_PART = re.compile(r"""[\w\-"'][ \t]*\.""")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """One effective value; `origin` is `option --x`, `environment MESHD_X`, `file PATH` or `default`."""
+class EffectiveValue:
+    """The value of a setting; `origin` is `option --x`, `environment MESHD_X`, `file PATH` or `default`."""
 
-    key: Key
+    setting: Setting
     value: object
     origin: str
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """The tree, and where each of its values came from, in the order of `KEYS`."""
+    """The tree, and the origin of each of its values, in the order of `SETTINGS`."""
 
     config: Config
-    settings: tuple[Setting, ...]
+    values: tuple[EffectiveValue, ...]
 
     def origin(self, name: str) -> str:
-        """Origin of the key `section.field`; KeyError when there is none such."""
-        for setting in self.settings:
-            if setting.key.name == name:
-                return setting.origin
+        """Return the origin of the key `section.field`. Raises KeyError when there is none such."""
+        for value in self.values:
+            if value.setting.name == name:
+                return value.origin
         raise KeyError(name)
 
 
 def load(
     *,
     options: Mapping[str, object] | None = None,
+    assigned: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
     file: Path | None = None,
     role: str = "",
 ) -> LoadedConfig:
-    """The effective configuration. `options` maps `section.field` to what the command line gave.
+    """Return the effective configuration. `options` maps `section.field` to what the command line gave, and
+    `assigned` to what `--set` gave: text as in a variable.
 
     With a `role`, variables that belong only to other roles are not looked at. `file` None: the one that
     MESHD_CONFIG names, if any. Raises UsageError for options, UserError for the rest.
     """
+    # Read the file.
     variables = os.environ if environ is None else environ
     if file is None and variables.get("MESHD_CONFIG"):
-        file = Path(variables["MESHD_CONFIG"]).expanduser()
+        file = expanded(variables["MESHD_CONFIG"])
     table = _read_file(file) if file is not None else {}
     in_file = dict(_flat(table, file)) if file is not None else {}
+    # For each setting, take the value of the origin that comes first.
     values: dict[str, dict[str, object]] = {}
     origins: dict[str, str] = {}
-    for key in KEYS:
-        given = _find(key, options or {}, variables, in_file, file, role)
+    check_variables(variables, role)
+    for setting in SETTINGS:
+        given = _find(setting, options or {}, assigned or {}, variables, in_file, file, role)
         if given is not None:
-            values.setdefault(key.section, {})[key.field] = read_given(key, given)
-            origins[key.name] = given.origin
+            values.setdefault(setting.section, {})[setting.field] = read_given(setting, given)
+            origins[setting.name] = given.origin
+    # Build the tree, and report each value with its origin.
     config = _build(values, variables)
-    settings = [
-        Setting(key, getattr(getattr(config, key.section), key.field), origins.get(key.name, "default"))
-        for key in KEYS
+    effective = [
+        EffectiveValue(
+            setting,
+            getattr(getattr(config, setting.section), setting.field),
+            origins.get(setting.name, "default"),
+        )
+        for setting in SETTINGS
     ]
+    # Add the tables of several models.
     if file is not None and MODELS in table:
         models, given_there = read_model_tables(table[MODELS], file, config.serve)
         config = replace(config, models=models)
-        settings += [Setting(key, value, f"file {file}") for key, value in given_there]
-    return LoadedConfig(config, tuple(settings))
+        effective += [EffectiveValue(setting, value, f"file {file}") for setting, value in given_there]
+    return LoadedConfig(config, tuple(effective))
 
 
 def _build(values: Mapping[str, Mapping[str, object]], environ: Mapping[str, str]) -> Config:
@@ -109,46 +126,58 @@ def _build(values: Mapping[str, Mapping[str, object]], environ: Mapping[str, str
 
 
 def _find(
-    key: Key,
+    setting: Setting,
     options: Mapping[str, object],
+    assigned: Mapping[str, str],
     environ: Mapping[str, str],
     in_file: Mapping[str, object],
     file: Path | None,
     role: str,
 ) -> Given | None:
+    """Return what was given for a setting: by option, else by variable, else in the file."""
     here = Path.cwd()
-    if (raw := options.get(key.name)) is not None:
-        name = key.option or "--"
-        return Given(raw, f"option {name}", f"{name} {raw_text(key, raw)}", here, UsageError)
-    if key.variable and (text := environ.get(key.variable)) and (not role or key.is_for(role)):
-        raw = _divided(key, text) if key.list_separator else text
-        return Given(
-            raw, f"environment {key.variable}", f"{key.variable}={raw_text(key, text)}", here, UserError
-        )
-    if file is not None and key.name in in_file:
-        raw = in_file[key.name]
-        shown = f"{key.name} = {raw_text(key, raw)}"
+    if (raw := options.get(setting.name)) is not None:
+        name = setting.option or "--"
+        return Given(raw, f"option {name}", f"{name} {raw_text(setting, raw)}", here, UsageError)
+    if (text := assigned.get(setting.name)) is not None:
+        shown = f"--set {setting.name}={raw_text(setting, text)}"
+        return Given(_divided(setting, text), "option --set", shown, here, UsageError)
+    variable = setting.variable
+    if variable and (text := environ.get(variable)) and (not role or setting.is_for(role)):
+        raw = _divided(setting, text)
+        return Given(raw, f"environment {variable}", f"{variable}={raw_text(setting, text)}", here, UserError)
+    if file is not None and setting.name in in_file:
+        raw = in_file[setting.name]
+        shown = f"{setting.name} = {raw_text(setting, raw)}"
         return Given(raw, f"file {file}", f"{shown}` in `{file}", file.absolute().parent, UserError)
     return None
 
 
-def _divided(key: Key, text: str) -> list[str]:
-    return split_models(text) if key.names_models else text.split(key.list_separator)
+def _divided(setting: Setting, text: str) -> str | list[str]:
+    """Return the text of a variable, or its items where the setting is a list."""
+    if not setting.form.separator:
+        return text
+    return split_models(text) if setting.names_models else text.split(setting.form.separator)
 
 
 def _read_file(file: Path) -> dict[str, object]:
-    """The file's sections."""
+    """Return the file's sections. Raises UserError."""
     import tomllib
 
     try:
-        with file.open("rb") as stream:
-            data = stream.read(MAX_FILE_BYTES + 1)
+        data = read_regular(file, MAX_FILE_BYTES + 1)
         if len(data) > MAX_FILE_BYTES:
             raise UserError(
                 f"configuration `{file}` is larger than {MAX_FILE_BYTES} bytes",
                 hint="check the path: this is not a configuration file",
             )
-        table: dict[str, object] = tomllib.loads(data.decode())
+        text = data.decode()
+        if key := _deep_key(text):
+            raise UserError(
+                f"`{key}…` in configuration `{file}` is not a key: it has more than {_MAX_KEY_PARTS} parts",
+                hint="run `meshd config init FILE` for a file with all keys",
+            )
+        table: dict[str, object] = tomllib.loads(text)
     except OSError as error:
         raise UserError(
             f"cannot read configuration `{file}`: {error.strerror}",
@@ -161,9 +190,19 @@ def _read_file(file: Path) -> dict[str, object]:
     return table
 
 
+def _deep_key(text: str) -> str:
+    """Return the beginning of a dotted key with too many parts, for which tomllib takes quadratic time."""
+    for run in _KEY_RUN.finditer(text):
+        if len(_KEY_PART.findall(run[0])) > _MAX_KEY_PARTS:
+            return run[0].strip()[:32]
+    return ""
+
+
 def _flat(table: Mapping[str, object], file: Path) -> Iterator[tuple[str, object]]:
-    """Values by `section.field`, but for models; an unknown one is an error that names the nearest known."""
-    known = [key.name for key in KEYS if key.in_file]
+    """Yield values by `section.field`, but for models. Raises UserError with the nearest key for an unknown
+    one.
+    """
+    known = [setting.name for setting in SETTINGS if setting.in_file]
     sections = list(dict.fromkeys(name.split(".")[0] for name in known))
     for section, content in table.items():
         if section == MODELS:
@@ -182,10 +221,12 @@ def _flat(table: Mapping[str, object], file: Path) -> Iterator[tuple[str, object
 
 
 def _unknown(name: str, known: Sequence[str], file: Path) -> UserError:
-    for key in KEYS:
-        if key.name == name and not key.in_file:
+    if (gone := removed_key(name, f"`{name}` in `{file}`")) is not None:
+        return gone
+    for setting in SETTINGS:
+        if setting.name == name and not setting.in_file:
             return UserError(
                 f"`{name}` cannot be set in `{file}`",
-                hint=f"set {key.variable} in the environment, so that every verb finds the same directory",
+                hint=f"set {setting.variable} in the environment: every verb has to find the same directory",
             )
     return unknown_key(name, known, file)

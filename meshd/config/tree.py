@@ -1,5 +1,6 @@
 """The frozen tree that a daemon is built from. Sizes in bytes; `None` means: not set, decided later.
 
+Each field declares its setting in full: option, variable, key of the file and reference page follow from it.
 Built by load.py from the user's settings, or directly in code: every field has a default.
 """
 
@@ -8,31 +9,26 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
+from meshd.base.home_folder import expanded, home_folder
+from meshd.config import forms
+from meshd.config.forms import HostPort, choice, listed, whole
+from meshd.config.serve_settings import ClientConfig, ModelConfig, ServeConfig
+from meshd.config.setting import Setting, settings_of
 from meshd.identity import naming
 from meshd.link.transport import LinkKind
-from meshd.model.layer_range import LayerRange
 
 DEFAULT_MESH_PORT = 17430  # TCP and UDP; between 17236 and 17499 IANA has given nothing away
 MESH_PORT_TRIES = 16  # the default port and its successors, when nobody asked for a port
-DEFAULT_API_PORT = 8090
 LINK_KINDS = tuple(kind.value for kind in LinkKind)
 DEFAULT_STUN = ("stun.cloudflare.com:3478", "stun.l.google.com:19302")
-
-
-@dataclass(frozen=True, slots=True)
-class HostPort:
-    """`host` is a name or an address without brackets, empty for all addresses; `port` 0 picks one."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+# A link counts as dead after 4.5 s, and a new one takes a moment. Who asks for an answer waits for minutes.
+MIN_GRACE, MAX_GRACE = 10, 140
 
 
 def host_name() -> str:
-    """This machine's first name, made fit for a node's name."""
+    """Return this machine's first name, made fit for a node's name."""
     plain = os.uname().nodename.split(".")[0]
     fit = "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "-" for c in plain).lstrip("-_")
     name = fit[: naming.MAX_NAME_CHARS] or "node"
@@ -41,136 +37,309 @@ def host_name() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """Who this node is. `join` is the invite token itself once the verb has read it, else empty.
+    """The identity of this node. `join` is the invite token itself once the verb has read it, else empty."""
 
-    `give_models`: of which stores members may take models: `own`, `caches`, `all` or `off`.
-    """
-
-    name: str = field(default_factory=host_name)
-    join: str = field(default="", repr=False)  # a secret: it admits its bearer to the mesh
-    give_models: str = "own"
+    name: Annotated[
+        str,
+        Setting(
+            form=forms.NODE_NAME,
+            option="--name",
+            metavar="NAME",
+            help="this node's name in the mesh",
+            default="the last one given, else the host name",
+            example='"garage"',
+            more="1 to 63 letters, digits, dots, hyphens or underscores; the home keeps it.",
+        ),
+    ] = field(default_factory=host_name)
+    join: Annotated[
+        str,
+        Setting(
+            form=forms.JOIN,
+            option="--join",
+            metavar="TOKEN",
+            secret=True,
+            help="join a mesh with an invite token: the token, @FILE, or - for standard input; needed once",
+            example='"@token.txt"',
+            more="The membership is kept, and a restart needs no token. A secret: better in a file that only "
+            "you can read.",
+        ),
+    ] = field(default="", repr=False)
+    give_models: Annotated[
+        str,
+        Setting(
+            form=choice("own", "off"),
+            env="MESHD_GIVE_MODELS",
+            help="which of this machine's models members may list and take: own or off",
+            more="`own`: those that this node was started with, and those of meshd's own folder. Only "
+            "members with the role `use`.",
+        ),
+    ] = "own"
+    waiting: Annotated[
+        str,
+        Setting(
+            form=choice("auto", "timed", "poll", "sleep"),
+            env="MESHD_WAITING",
+            help="how to wait for the next message of a token: timed (sleep until shortly before it is due), "
+            "poll, sleep, or auto",
+            more="`auto`: `timed`, but `sleep` with fewer than four processors, and in llama.cpp's programs "
+            "with fewer than eight. `poll` is a little faster, and keeps several processors of each node "
+            "busy while an answer is generated. A mesh-server that lends a CPU sleeps with `auto`.",
+        ),
+    ] = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
-    """`format` is `text` or `json`; `level` debug, info, warning or error."""
+    """The lines to log, and their format."""
 
-    format: str = "text"
-    level: str = "info"
+    format: Annotated[
+        str,
+        Setting(
+            form=choice("text", "json"),
+            option="--log-format",
+            metavar="text|json",
+            help="format of log lines: text, for people, or json, for programs",
+        ),
+    ] = "text"
+    level: Annotated[
+        str,
+        Setting(
+            form=choice("debug", "info", "warning", "error"),
+            option="--log-level",
+            metavar="LEVEL",
+            help="lowest level to log: debug, info, warning or error",
+            more="Lines of that level and above are written.",
+        ),
+    ] = "info"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinksConfig:
-    """How other nodes are reached. `listen` None: the port kept from before, else the first free of
-    `MESH_PORT_TRIES` from `DEFAULT_MESH_PORT`, on all addresses."""
+    """The way to reach other nodes. `listen` None: the port kept from before, else the first free of
+    `MESH_PORT_TRIES` from `DEFAULT_MESH_PORT`, on all addresses.
+    """
 
-    listen: HostPort | None = None
-    kinds: tuple[str, ...] = LINK_KINDS
-    stun: tuple[str, ...] = DEFAULT_STUN
-    relays: tuple[str, ...] = ()
-    max_upload: int | None = None  # bytes a second
-    grace: int = 120  # seconds
-    no_mdns: bool = False
-    no_portmap: bool = False
-    no_relaying: bool = False
-    compress: str = "auto"
+    listen: Annotated[
+        HostPort | None,
+        Setting(
+            form=forms.ADDRESS,
+            option="--listen",
+            metavar="HOST:PORT",
+            help="address and port of the mesh, TCP and UDP; `:PORT` for all addresses; port 0 picks a free "
+            "one",
+            default="all addresses; the port used last, or the first free one from 17430 up",
+            example='":17430"',
+            more='"HOST:PORT", or ":PORT" for all addresses. If the port is taken, that is an error; without '
+            "this setting the first free of 16 is used, and kept.",
+        ),
+    ] = None
+    kinds: Annotated[
+        tuple[str, ...],
+        Setting(
+            form=listed(choice(*LINK_KINDS), unique=True),
+            option="--links",
+            metavar="KIND,…",
+            help=f"kinds of connection to use, separated by commas: {', '.join(LINK_KINDS)}",
+            default="all",
+            more="Restrict them only to find a fault.",
+        ),
+    ] = LINK_KINDS
+    stun: Annotated[
+        tuple[str, ...],
+        Setting(
+            form=listed(forms.STUN, none="none"),
+            option="--stun",
+            metavar="HOST:PORT",
+            repeat=True,
+            help="STUN servers, which tell this node its public address; `none` disables STUN",
+            more="Needed for hole punching. [] disables STUN; relays and other members are then asked "
+            "instead.",
+        ),
+    ] = DEFAULT_STUN
+    relays: Annotated[
+        tuple[str, ...],
+        Setting(
+            form=listed(forms.WORD),
+            option="--relay",
+            metavar="URL",
+            repeat=True,
+            help="URLs of relays, as `meshd relay` prints them",
+        ),
+    ] = ()
+    max_upload: Annotated[
+        int | None,
+        Setting(
+            form=forms.RATE,
+            option="--max-upload",
+            metavar="RATE",
+            help="upload limit of this node per second, such as 20Mbit or 2.5MB",
+            default="no limit",
+            example='"20Mbit"',
+            more="For all peers together; Mbit counts bits, MB bytes.",
+        ),
+    ] = None
+    grace: Annotated[
+        int,
+        Setting(
+            form=whole(MIN_GRACE, MAX_GRACE),
+            option="--grace",
+            metavar="SECONDS",
+            help="how long answers wait for an unreachable worker; the lower of both nodes' values applies",
+            more="In seconds, 10 to 140.",
+        ),
+    ] = 120
+    no_mdns: Annotated[
+        bool,
+        Setting(
+            form=forms.BOOLEAN,
+            option="--no-mdns",
+            help="disable mDNS: neither announce this node on the local network nor look for others there",
+        ),
+    ] = False
+    no_portmap: Annotated[
+        bool,
+        Setting(
+            form=forms.BOOLEAN,
+            option="--no-portmap",
+            help="do not ask the router to map a port (PCP, NAT-PMP, UPnP)",
+        ),
+    ] = False
+    no_relaying: Annotated[
+        bool,
+        Setting(
+            form=forms.BOOLEAN, env="MESHD_NO_RELAYING", help="do not forward traffic between other members"
+        ),
+    ] = False
+    compress: Annotated[
+        str,
+        Setting(
+            form=choice("auto", "on", "off"),
+            env="MESHD_COMPRESS",
+            help="compress traffic to and from workers; auto: what pays on the connection",
+            more="On a slow or relayed path that is everything, on a fast one over a distance what repeats "
+            'itself, within a machine or a wired network nothing. With "off", a worker accepts no '
+            "compressed traffic.",
+        ),
+    ] = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """What a worker lends. No `devices`: all that the backend finds. `memory` is bytes for each device,
-    `threads` those of its CPU.
+    """The devices and files that a worker lends. No `devices`: all that the backend finds. `memory` is bytes
+    for each device, `threads` those of its CPU.
 
     `models`: paths, and names (text) until the verb has found them.
-    `keep_weights`: most bytes of weights that came over the network and are kept in the cache.
-    `fetch_rate`: most bytes a second that a load takes from members.
     """
 
-    models: tuple[Path | str, ...] = ()
-    devices: tuple[str, ...] = ()
-    memory: int | None = None
-    threads: int | None = None
-    keep_weights: int = 20 << 30
-    fetch_rate: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeConfig:
-    """What a serving node loads, and where its API answers.
-
-    `model` is a path, or a name (text) until the verb has found it; with `header_only` that of its header.
-    `devices` ("none",) is a head that computes nothing; no `devices`, all that the backend finds. `ctx_size`
-    0: the longest context that fits.
-    """
-
-    model: Path | str | None = None
-    header_only: bool = False
-    mmproj: Path | None = None
-    host: str = "127.0.0.1"
-    port: int = DEFAULT_API_PORT
-    min_workers: int = 1
-    workers: tuple[str, ...] = ()
-    standby: tuple[str, ...] = ()
-    tensor_split: tuple[float, ...] = ()
-    layers: tuple[LayerRange, ...] = ()
-    ctx_size: int | None = None
-    slots: int = 4
-    devices: tuple[str, ...] = ()
-    rpc: tuple[HostPort, ...] = ()
-    load_mode: str | None = None
-    split: str = "auto"
-    no_push: bool = False
-    activations: str = "f32"
-    sample: str = "auto"
-    output: str = "auto"
-    api_key_file: Path | None = None
-    no_members: bool = False
-    allowed_hosts: tuple[str, ...] = ()
-    allowed_origins: tuple[str, ...] = ()
-    continue_answers: int = 300  # seconds
-    max_wait: int = 600  # seconds
-    speculate: str = "auto"
-    draft_model: Path | str | None = None
-    fallback_models: tuple[Path | str, ...] = ()
-    llama_args: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientConfig:
-    """Where the API of other nodes answers on this one, and of which: of all, if `heads` is empty."""
-
-    port: int = DEFAULT_API_PORT
-    heads: tuple[str, ...] = ()
-    allowed_origins: tuple[str, ...] = ()
-    continue_answers: int = 300  # seconds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    """One of several models of a serving node: a table `[models.NAME]`.
-
-    `serve` is the section of that name, with what the table says otherwise for its model.
-    """
-
-    name: str
-    aliases: tuple[str, ...] = ()
-    group: str = ""
-    ttl: int = 0  # seconds
-    preload: bool = False
-    serve: ServeConfig = field(default_factory=ServeConfig)
+    models: Annotated[
+        tuple[Path | str, ...],
+        Setting(
+            form=listed(forms.MODEL, comma=False),
+            option="--model",
+            metavar="FILE|NAME",
+            repeat=True,
+            help="local copies of models that heads serve, so that nothing comes from a head: GGUF files, or "
+            "names as for `meshd serve`",
+            default="download layers from the head",
+            more="The worker finds its share of a model's weights there, by content.",
+            names_models=True,
+        ),
+    ] = ()
+    devices: Annotated[
+        tuple[str, ...],
+        Setting(
+            form=listed(forms.WORD),
+            option="--device",
+            metavar="DEV",
+            repeat=True,
+            help="devices to lend, as `meshd doctor` names them",
+            default="all GPUs, else the CPU",
+            more='Names are "CPU", "CUDA0", "Metal" and the like.',
+        ),
+    ] = ()
+    memory: Annotated[
+        int | None,
+        Setting(
+            form=forms.LENT_MEMORY,
+            option="--memory",
+            metavar="SIZE",
+            help="maximum memory to lend per device, such as 8G or 512M",
+            default="all that is free",
+            example='"8G"',
+            more='For all heads together. In bytes, or text: "8G", "512M", "1GiB" in powers of 1024, "8GB" '
+            "in powers of 1000.",
+        ),
+    ] = None
+    threads: Annotated[
+        int | None,
+        Setting(
+            form=whole(1, 1024),
+            option="--threads",
+            metavar="N",
+            help="number of CPU threads to compute with",
+            default="half of the processors, within what the node may use",
+            example="8",
+            more="Half is right if each core counts as two processors, else too few (Apple's, ARM's, many "
+            "virtual machines).",
+        ),
+    ] = None
+    keep_weights: Annotated[
+        int,
+        Setting(
+            form=forms.SIZE_OR_NONE,
+            option="--keep-weights",
+            metavar="SIZE",
+            help="how much of the downloaded weights to keep on disk for later loads; 0 keeps none",
+            default="20G",
+            example='"20G"',
+            more="They are in the cache (`tensors`); the least recently used go first, and half of the free "
+            "disk is left free in any case. With 0, what other nodes of this user keep there stays.",
+        ),
+    ] = 20 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paths:
-    """Folders. `home` holds all state of one node, `cache` what can be made again."""
+    """The folders. `home` holds all state of one node, `cache` what can be created again."""
 
-    home: Path = field(default_factory=lambda: find_home(os.environ))
-    cache: Path = field(default_factory=lambda: find_cache(os.environ))
-    native_bin: Path | None = None
+    home: Annotated[
+        Path,
+        Setting(
+            form=forms.PATH,
+            env="MESHD_HOME",
+            in_file=False,
+            help="state of this node: identity, membership, control socket, logs",
+            default="see Folders",
+        ),
+    ] = field(default_factory=lambda: find_home(os.environ))
+    cache: Annotated[
+        Path,
+        Setting(
+            form=forms.PATH,
+            env="MESHD_CACHE",
+            in_file=False,
+            help="what can be recreated: native builds, downloads, hashes of model files, downloaded weights",
+            default="see Folders",
+        ),
+    ] = field(default_factory=lambda: find_cache(os.environ))
+    native_bin: Annotated[
+        Path | None,
+        Setting(
+            form=forms.PATH,
+            option="--native-bin",
+            metavar="DIR",
+            help="directory with llama.cpp's binaries",
+            default="meshd's own build",
+            example='"/opt/llama.cpp/bin"',
+            more="`meshd native build` makes the one in the cache.",
+        ),
+    ] = None
 
     @property
     def logs(self) -> Path:
-        """The daemon's log `meshd.log` and one `NAME.log` for each child; `meshd logs` reads them here."""
+        """The folder of the daemon's log `meshd.log` and one `NAME.log` for each child; `meshd logs` reads
+        it.
+        """
         return self.home / "logs"
 
 
@@ -189,21 +358,23 @@ class Config:
 
 
 def find_home(environ: Mapping[str, str]) -> Path:
-    """MESHD_HOME, else the platform's folder for state of a user (XDG base directory, Apple's guide)."""
+    """Return MESHD_HOME, else the platform's folder for state of a user (XDG base directory,
+    Apple's guide).
+    """
     if given := environ.get("MESHD_HOME"):
-        return Path(given).expanduser().absolute()
+        return expanded(given).absolute()
     if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support" / "meshd"
+        return home_folder() / "Library" / "Application Support" / "meshd"
     else:
         return _xdg(environ, "XDG_STATE_HOME", ".local/state") / "meshd"
 
 
 def find_cache(environ: Mapping[str, str]) -> Path:
-    """MESHD_CACHE, else the user's cache folder + `meshd`."""
+    """Return MESHD_CACHE, else the user's cache folder + `meshd`."""
     if given := environ.get("MESHD_CACHE"):
-        return Path(given).expanduser().absolute()
+        return expanded(given).absolute()
     if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "meshd"
+        return home_folder() / "Library" / "Caches" / "meshd"
     else:
         return _xdg(environ, "XDG_CACHE_HOME", ".cache") / "meshd"
 
@@ -211,9 +382,20 @@ def find_cache(environ: Mapping[str, str]) -> Path:
 def _xdg(environ: Mapping[str, str], name: str, default: str) -> Path:
     given = environ.get(name, "")
     # the XDG specification wants relative paths ignored
-    return Path(given) if given.startswith("/") else Path.home() / default
+    return Path(given) if given.startswith("/") else home_folder() / default
 
 
 def home_here() -> Path:
-    """The home that this process's environment means."""
+    """Return the home that this process's environment names."""
     return find_home(os.environ)
+
+
+SETTINGS: tuple[Setting, ...] = (
+    *settings_of(NodeConfig, "node"),
+    *settings_of(LogConfig, "log"),
+    *settings_of(LinksConfig, "links"),
+    *settings_of(WorkerConfig, "worker"),
+    *settings_of(ServeConfig, "serve"),
+    *settings_of(ClientConfig, "client"),
+    *settings_of(Paths, "paths"),
+)

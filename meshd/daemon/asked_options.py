@@ -1,4 +1,4 @@
-"""What a question for a plan says goes before what the user decided for serving. Pure."""
+"""Combine the options of a request for a plan with the settings for serving, which they override. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -6,15 +6,14 @@ from dataclasses import replace
 from meshd.admin.plan_api import PlanRequest
 from meshd.base.errors import UserError
 from meshd.model.layer_range import parse_layer_range
-from meshd.role.head.fixed_layers import nodes_of
-from meshd.role.head.split_plan import HeadOptions
+from meshd.plan.wishes import HeadOptions, nodes_of
 
 
 def asked_options(request: PlanRequest, served: HeadOptions) -> HeadOptions:
-    """Raises UserError for what contradicts itself."""
+    """Return the options for a plan. Raises UserError for contradictory ones."""
     options = replace(served, slots=request.streams or served.slots)
     if request.largest_context or request.ctx_size:
-        options = replace(options, ctx_size=request.ctx_size or None, largest_context=request.largest_context)
+        options = replace(options, ctx_size=0 if request.largest_context else request.ctx_size)
     if request.layers and request.tensor_split:
         raise UserError("`--layers` cannot be combined with `--tensor-split`", hint="give one of them")
     if request.devices:
@@ -30,23 +29,23 @@ def asked_options(request: PlanRequest, served: HeadOptions) -> HeadOptions:
     if request.layers:
         options = _with_layers(options, request)
     if request.workers:
-        options = replace(options, workers=request.workers)
+        options = replace(options, workers=request.workers, min_workers=None)  # of those that it serves with
     return options
 
 
 def _without_layers(served: HeadOptions) -> HeadOptions:
-    """As without `--layers`, which also says who the workers are, and that all of them take part."""
+    """Remove `--layers` and what follows from it: the workers, and that all of them take part."""
     if not served.layers:
         return served
     named = nodes_of(served.layers, served.node_name)
     by_layers = served.workers == named
-    least = served.min_workers if served.min_workers > len(named) else 1
+    least = served.min_workers if (served.min_workers or 0) > len(named) else None
     return replace(served, layers=(), workers=() if by_layers else served.workers, min_workers=least)
 
 
 def _with_layers(options: HeadOptions, request: PlanRequest) -> HeadOptions:
     try:
-        ranges = tuple(parse_layer_range(one) for one in request.layers)
+        ranges = tuple(parse_layer_range(text) for text in request.layers)
     except ValueError as error:
         raise UserError(f"`--layers`: {error}", hint="give NODE=FIRST-LAST") from None
     workers = nodes_of(ranges, options.node_name)
@@ -59,11 +58,11 @@ def _with_layers(options: HeadOptions, request: PlanRequest) -> HeadOptions:
 
 
 def asked_memory(request: PlanRequest) -> Mapping[str, int]:
-    """Bytes of each device, by node. Raises UserError for a node that is named twice."""
+    """Return the bytes per device, by node. Raises UserError for a node that is named twice."""
     found: dict[str, int] = {}
-    for one in request.memory:
-        if one.node in found:
-            whose = f"of `{one.node}`" if one.node else "of all nodes"
+    for limit in request.memory:
+        if limit.node in found:
+            whose = f"of `{limit.node}`" if limit.node else "of all nodes"
             raise UserError(f"`--memory` says the memory {whose} twice", hint="give one size for each node")
-        found[one.node] = one.bytes
+        found[limit.node] = limit.bytes
     return found

@@ -1,6 +1,7 @@
 """The role client, from the settings: the API of other nodes on this machine."""
 
 import contextlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -8,15 +9,17 @@ from typing import TYPE_CHECKING
 
 from meshd.config import Config
 from meshd.daemon.member_node import MemberNode
-from meshd.daemon.role_kind import BuiltRole
-from meshd.daemon.serve_role import claim_api, kept_answers
+from meshd.daemon.role_kind import BuiltRole, FetchingRole, Wanted
+from meshd.daemon.serve_role import claim_api
 from meshd.gateway.interface import GatewayConfig
 from meshd.role.interface import RoleRuntime
 from meshd.store.hash_cache import HashCache
 from meshd.tunnel.on_demand import open_on_demand
 
 if TYPE_CHECKING:
-    from meshd.gateway.server import ApiPort
+    from meshd.gateway.access import ApiPort
+    from meshd.gateway.server import Gateway
+    from meshd.role.client.api_client import ApiClient
 
 
 class ClientRole:
@@ -27,16 +30,20 @@ class ClientRole:
     founds_mesh = False
     token_use = what_now = ""
 
+    def wanted(self, config: Config) -> Sequence[Wanted]:
+        """Return no models: a client uses those of other nodes."""
+        return ()
+
     def devices(self, config: Config) -> Sequence[str]:
-        """See RoleKind."""
+        """Return that a client uses no device."""
         return ("none",)
 
     def threads(self, config: Config) -> int:
-        """See RoleKind."""
+        """Return 1, because a client computes no layers."""
         return 1
 
     async def claim(self, config: Config, hashes: HashCache, held: contextlib.ExitStack) -> "ClaimedClient":
-        """See RoleKind."""
+        """Bind the API's port. Raises UserError."""
         client = config.client
         api = await claim_api(
             GatewayConfig(
@@ -57,10 +64,16 @@ class ClaimedClient:
     config: Config
     api: "ApiPort"
 
+    def while_fetching(self, fetching: FetchingRole) -> BuiltRole:
+        """Return the role that fetches."""
+        return BuiltRole(fetching)
+
+    async def fetched(self, config: Config) -> None:
+        """Do nothing: a client fetches no models."""
+
     async def build(self, runtime: RoleRuntime, member: MemberNode) -> BuiltRole:
-        """See ClaimedRole."""
-        from meshd.gateway.one_model import PlainModel
-        from meshd.gateway.server import Gateway
+        """Build the client and its gateway. Raises MeshdError if this node may not use the mesh."""
+        from meshd.gateway.request import PlainModel
         from meshd.role.client.api_client import ApiClient, check_may_use
         from meshd.role.client.follow_heads import HeadFollower
 
@@ -68,5 +81,9 @@ class ClaimedClient:
         open_stream = partial(open_on_demand, runtime.mesh, metadata={})
         heads = HeadFollower(runtime.mesh, open_stream, self.config.client.heads)
         client = ApiClient(heads, runtime.tunnels.open, member.node.facts.peer, PlainModel)
-        kept = kept_answers(self.config, self.api.config)
-        return BuiltRole(client, Gateway(self.api.config, client, self.api, kept=kept))
+        return BuiltRole(client, lambda: self._gateway(client))
+
+    def _gateway(self, client: "ApiClient") -> "Gateway":
+        from meshd.gateway.server import Gateway
+
+        return Gateway(self.api, client, wall=time.time)

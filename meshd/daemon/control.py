@@ -5,7 +5,7 @@ import os
 import resource
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,11 @@ from meshd import __version__
 from meshd.admin.api import (
     AcceptReply,
     AcceptRequest,
+    BanList,
+    BanListRequest,
     Done,
+    ForgetReply,
+    ForgetRequest,
     InviteList,
     InviteListRequest,
     InviteReply,
@@ -29,6 +33,7 @@ from meshd.admin.api import (
     RevokeRequest,
     StatusRequest,
     StopRequest,
+    UnbanRequest,
 )
 from meshd.admin.authority import Authority
 from meshd.admin.health import examine
@@ -49,7 +54,6 @@ from meshd.admin.snapshot import (
     device_view,
     lent_views,
     link_path,
-    mdns_view,
     peer_views,
     tunnel_views,
 )
@@ -60,6 +64,7 @@ from meshd.base.errors import UserError
 from meshd.daemon.models import ModelExchange
 from meshd.daemon.network_state import NetworkState
 from meshd.daemon.pausing import Pausing
+from meshd.daemon.role_kind import BuiltRole
 from meshd.daemon.storage import Storage
 from meshd.daemon.tunnels import TunnelAnswers
 from meshd.gateway.interface import GatewayStatus
@@ -69,19 +74,16 @@ from meshd.identity.keystore import Home, Membership
 from meshd.identity.reply_code import Reply
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.reference_layer import REFERENCE_LAYERS, reference_rates
-from meshd.peer.mesh import PeerMesh
-from meshd.peer.naming import UnknownPeer
+from meshd.peer.mesh import PeerMesh, UnknownPeer
 from meshd.peer.node import Node
 from meshd.rendezvous.interface import MdnsStatus
 from meshd.rendezvous.open_for_joiners import ACCEPT_SECONDS
-from meshd.role.interface import ListedDevices, RunningRole
-from meshd.role.native.device_speeds import DeviceSpeeds
+from meshd.role.interface import ListedDevices
 from meshd.tunnel.user_tunnels import OwnTunnels
 from meshd.wire.address import Candidate
 
 if TYPE_CHECKING:
     from meshd.daemon.planning import Planning
-    from meshd.role.head.explain import Explained
 
 _STATM = Path("/proc/self/statm")
 
@@ -96,7 +98,8 @@ class Parts:
     authority: Authority
     mesh: PeerMesh
     node: Node
-    role: RunningRole
+    built: Callable[[], BuiltRole]
+    """The role now: another one once its models were fetched."""
     tunnels: OwnTunnels
     mdns: Callable[[], MdnsStatus | None]
     candidates: Callable[[], tuple[Candidate, ...]]
@@ -104,11 +107,9 @@ class Parts:
     accept: Callable[[str], Reply]
     network_state: NetworkState
     planning: "Callable[[], Planning]"
-    explain: "Callable[[], Awaitable[Explained | None]] | None"
     pausing: Pausing
     models: ModelExchange
     storage: Storage
-    speeds: DeviceSpeeds | None
     gateway: Callable[[], GatewayStatus | None]
     bans_changed: Callable[[], None]
     leave: Callable[[], None]
@@ -127,7 +128,7 @@ class DaemonControl(TunnelAnswers):
     async def status(self, request: StatusRequest) -> Status:
         parts, now, wall = self._parts, asyncio.get_running_loop().time(), time.time()
         facts = parts.node.facts
-        role = parts.role.status
+        role = parts.built().role.status
         peers = parts.mesh.peers()
         names = self._names()
         view = Status(
@@ -137,7 +138,7 @@ class DaemonControl(TunnelAnswers):
                 role=facts.role,
                 version=__version__,
                 pid=os.getpid(),
-                uptime_s=round(now - self._began, 3),
+                uptime_s=now - self._began,
                 rss_bytes=resident_bytes(),
                 listen=tuple(candidate.place for candidate in parts.candidates()),
                 home=str(parts.home_path),
@@ -154,11 +155,12 @@ class DaemonControl(TunnelAnswers):
             model=role.model,
             models=role.models,
             api=parts.gateway(),
-            mdns=mdns_view(parts.mdns()),
+            mdns=parts.mdns() or MdnsStatus(state="off"),
             store=role.store,
             devices=self._devices(role.listed, now),
             storage=await parts.storage.status(),
             lent=lent_views(role.lent, names),
+            fetching=role.fetching,
         )
         offsets = {str(peer.peer): peer.clock_offset for peer in peers if peer.clock_offset is not None}
         return examine(
@@ -174,7 +176,7 @@ class DaemonControl(TunnelAnswers):
 
     def _devices(self, listed: ListedDevices, now: float) -> tuple[DeviceView, ...]:
         """With what was measured before; nothing is measured now."""
-        speeds, found = self._parts.speeds, []
+        speeds, found = self._parts.built().speeds, []
         for device in listed.devices:
             times = speeds.known(device, REFERENCE_LAYERS) if speeds is not None else ()
             found.append(device_view(device, reference_rates(DeviceSpeed(times)), age=now - listed.at))
@@ -231,6 +233,23 @@ class DaemonControl(TunnelAnswers):
         self._parts.bans_changed()
         return reply
 
+    @ForgetRequest.answer
+    async def forget(self, request: ForgetRequest) -> ForgetReply:
+        peer = self._parts.mesh.find(request.peer)
+        name = next((one.name for one in self._parts.mesh.peers() if one.peer == peer), "")
+        self._parts.mesh.forget(peer)
+        return ForgetReply(id=str(peer), name=name)
+
+    @BanListRequest.answer
+    async def ban_list(self, request: BanListRequest) -> BanList:
+        return self._parts.authority.bans()
+
+    @UnbanRequest.answer
+    async def unban(self, request: UnbanRequest) -> RevokeReply:
+        reply = self._parts.authority.unban(request.id, now=int(time.time()))
+        self._parts.bans_changed()
+        return reply
+
     def _find(self, text: str) -> tuple[PeerId, str]:
         try:
             found = self._parts.mesh.find(text, self._parts.authority.admitted)
@@ -243,7 +262,7 @@ class DaemonControl(TunnelAnswers):
 
     @NetcheckRequest.answer
     async def netcheck(self, request: NetcheckRequest) -> NetcheckReply:
-        return await self._parts.network_state.reply(fresh=request.fresh)
+        return await self._parts.network_state.reply()
 
     @CapacityRequest.answer
     async def capacity(self, request: CapacityRequest) -> CapacityReply:
@@ -257,10 +276,11 @@ class DaemonControl(TunnelAnswers):
 
     @WhyRequest.answer
     async def why(self, request: WhyRequest) -> WhyReply:
-        if self._parts.explain is None:
+        built = self._parts.built()
+        if built.explain is None:
             raise UserError("this node serves no model", hint="run `meshd why` on the node that serves it")
-        found = await self._parts.explain()
-        model = self._parts.role.status.model
+        found = await built.explain()
+        model = built.role.status.model
         if found is None or model is None:
             raise UserError("the model is not loaded", hint="run `meshd status` to see what it waits for")
         if not found.answers and found.running is None and found.round is None:

@@ -1,4 +1,4 @@
-"""What `meshd doctor` looks at on this machine: home, native part, devices. Takes some seconds."""
+"""The checks of `meshd doctor` on this machine: home, native part, devices. They take some seconds."""
 
 import asyncio
 import os
@@ -11,6 +11,7 @@ from typing import Literal
 
 from meshd.base.byte_format import in_bytes, in_memory
 from meshd.base.errors import MeshdError, UserError
+from meshd.base.resource_limits import memory_limit
 from meshd.build.machine import need_compiler, need_tools
 from meshd.build.pin import read_pin
 from meshd.config import Config
@@ -33,7 +34,7 @@ State = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line: what was looked at, how it is, and what to do where it is not `ok`."""
+    """One line: the thing checked, its state, and what to do if it is not `ok`."""
 
     name: str
     state: State
@@ -42,18 +43,18 @@ class Finding:
 
 
 def look(config: Config) -> list[Finding]:
-    """All of it, for a command. Raises UserError when the pin itself cannot be read."""
-    found = [_home(config.paths.home), *_build(config)]
+    """Check everything, for a command. Raises UserError if the pin cannot be read."""
+    found = [_home(config.paths.home), *_build(config), *_limits()]
     try:
         native = find_native(config.paths)
     except UserError:
-        return found  # said already
+        return found  # reported already
     with tempfile.TemporaryDirectory(prefix="meshd-doctor-") as logs:
         return [*found, *asyncio.run(_native(native, Path(logs)))]
 
 
 def _home(home: Path) -> Finding:
-    """Whether what the node must remember can be written there, or where its folder is to be made."""
+    """Check that the home can be written, or else the folder in which it would be made."""
     place = next(folder for folder in (home, *home.parents) if folder.exists())
     try:
         _write_some(place)
@@ -65,7 +66,7 @@ def _home(home: Path) -> Finding:
 
 
 def _write_some(folder: Path) -> None:
-    """A file that is gone again when this returns. Raises OSError."""
+    """Write a file and remove it. Raises OSError."""
     descriptor, name = tempfile.mkstemp(dir=folder, prefix=".meshd-doctor-")
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -87,7 +88,7 @@ def _build(config: Config) -> Iterator[Finding]:
             except UserError as missing:
                 yield _fault(name, missing)
         return
-    # what others have built is asked below
+    # others' builds are checked below
     build = "built by others" if native.version.pin == UNKNOWN else native.version.pin[:12]
     what = f"{build}, with meshd's backend ({native.version.protocol})"
     where = native.llama_server.parent
@@ -120,8 +121,15 @@ async def _native(native: NativeBuild, logs: Path) -> list[Finding]:
     return found
 
 
+def _limits() -> Iterator[Finding]:
+    """Report a memory limit, such as a container's."""
+    if (limit := memory_limit()) is not None:
+        what = f"{in_memory(limit.limit)}, {in_memory(limit.free)} free (`{limit.group}`)"
+        yield Finding("memory limit", "ok", what)
+
+
 async def look_at_programs(native: NativeBuild, logs: Path) -> list[Finding]:
-    """What the programs of a head say they are."""
+    """Check the versions of a head's programs."""
     pin = read_pin()
     try:
         native = await check_native(native, pin=pin, logs=logs, head=True)
@@ -135,7 +143,7 @@ async def look_at_programs(native: NativeBuild, logs: Path) -> list[Finding]:
 
 
 async def _silent(_text: str) -> None:
-    """Nobody waits for a word of how far it is."""
+    """Ignore progress."""
 
 
 def _fault(name: str, error: MeshdError) -> Finding:

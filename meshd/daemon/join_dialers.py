@@ -1,4 +1,4 @@
-"""What a node joins a mesh with: links, mDNS, its UDP port (when: rendezvous/join_or_found.py)."""
+"""The transports with which a node joins a mesh: links, mDNS, its UDP port (rendezvous/join_or_found.py)."""
 
 import asyncio
 import os
@@ -40,11 +40,12 @@ async def enter(
     note: Callable[[str], object] = lambda _text: None,
     founds_mesh: bool = True,
 ) -> Entered[Joining]:
-    """See Enrolment.enter."""
+    """Enter a mesh as Enrolment.enter does: as a member, by an invite, or by founding one."""
 
     def transports(invite: Invite, keys: JoinKeys) -> "InviterDialers":
         return InviterDialers(invite, keys, key, config, mesh_port)
 
+    # how it may join, from the settings
     links = config.links
     options = JoinOptions(
         name=config.node.name,
@@ -56,6 +57,7 @@ async def enter(
         has_udp=mesh_port.quic is not None,
         founds_mesh=founds_mesh,
     )
+    # join
     enrolment = Enrolment(
         home,
         key,
@@ -82,13 +84,13 @@ class InviterDialers:
         self._handshake = HandshakeContext(credentials=Credentials(key, None), mesh=invite.mesh)
 
     async def tcp(self, places: Sequence[Dialable]) -> Joining:
-        """See JoinTransports."""
+        """Dial the inviter by TCP."""
         return await tcp.dial_join(
             places, handshake=self._handshake, inviter=self._invite.inviter, join=self._keys
         )
 
     async def quic(self, places: Sequence[Dialable]) -> Joining:
-        """From the mesh's own port: see reply_join.py."""
+        """Dial the inviter by QUIC, from the mesh's port: see reply_join.py."""
         return await quic.dial_join(
             places,
             handshake=self._handshake,
@@ -98,7 +100,7 @@ class InviterDialers:
         )
 
     async def relay(self, relays: Sequence[RelayHint]) -> Joining:
-        """See JoinTransports."""
+        """Reach the inviter through a relay."""
         return await through_relay.dial_join(
             relays,
             handshake=self._handshake,
@@ -108,7 +110,7 @@ class InviterDialers:
         )
 
     async def find_nearby(self) -> Sequence[Dialable]:
-        """By mDNS, unless this node keeps to its machine."""
+        """Find the inviter by mDNS, unless this node listens on loopback only."""
         listen = self._config.links.listen
         if listen is not None and is_loopback(listen.host):
             return ()
@@ -122,7 +124,7 @@ class InviterDialers:
         return dialable(found, source=Source.NEARBY, here=local_addresses.here()) if found else ()
 
     def reply_port(self) -> "MeshReplyPort":
-        """See JoinTransports."""
+        """Return the port at which an inviter's reply arrives."""
         return MeshReplyPort(self._mesh_port, self._config.links.stun)
 
 
@@ -136,15 +138,15 @@ class MeshReplyPort:
 
     @property
     def same_everywhere(self) -> bool | None:
-        """See ReplyPort."""
+        """Return True if all servers see the same port of this node; None if unknown."""
         return self._reflexive.same_everywhere
 
     def candidates(self) -> Sequence[Candidate]:
-        """See ReplyPort."""
+        """Return the addresses of the port: as servers see them, then the local ones."""
         here = self._mesh_port.quic.candidates() if self._mesh_port.quic is not None else ()
         return (*self._reflexive.candidates(), *here)
 
     async def ask_servers(self) -> None:
-        """See ReplyPort."""
+        """Ask STUN servers for the port's address, until cancelled."""
         with self._mesh_port.stun_answers(self._reflexive.heard):
             await self._reflexive.serve()

@@ -25,11 +25,10 @@ from meshd.link.secure.handshake import HandshakeContext
 from meshd.link.secure.joining import Joining
 from meshd.mux.config import NodeBudget
 from meshd.mux.upload import Upload
-from meshd.peer.local_member import LocalMember, Signature
+from meshd.peer.local_member import LocalMember, Numbering, Signature
 from meshd.peer.mesh import PeerMesh
 from meshd.peer.node import Node, NodeFacts
 from meshd.peer.presence_gossip import Signer
-from meshd.peer.record_numbers import Numbering
 from meshd.rendezvous.join import Inviter
 from meshd.rendezvous.join_or_found import Entered, remember
 from meshd.rendezvous.kept_book import KeptBook

@@ -1,10 +1,11 @@
-"""Which mesh port: the one asked for, else the one this node had before, else the first free of sixteen.
+"""The mesh port: the requested one, else the one this node had before, else the first free of sixteen.
 
-A token and every record name this port, so a member keeps it (docs/cli.md). A taken port that was asked for
-or kept is an error that names its holder; nobody must find another program there. A node that is in no mesh
-takes another one: nobody knows its port.
+Invites and every record name this port, so a member keeps it (docs/cli.md). If a requested or kept port is
+taken, that is an error that names its holder, because peers must not find another program there. A node that
+is in no mesh takes another port, because nobody knows its port.
 """
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -23,7 +24,7 @@ from meshd.link.tcp.listen import TcpListener
 from meshd.link.udp.batch_socket import Origin
 from meshd.wire.dialable import Dialable
 from meshd.wire.stun import Endpoint
-from meshd.wire.stun_answer import answer_to
+from meshd.wire.stun_answer import AnswerRates, answer_to
 
 _KEPT_HINT = (
     "this node has used that port before, and others know it: stop that program, or start once with "
@@ -37,23 +38,24 @@ class PortMember(Protocol):
     """The member that answers at a mesh port."""
 
     def handshake(self) -> HandshakeContext:
-        """What its links show and check, as of now."""
+        """Return the current credentials of links, and what they check."""
         ...
 
     async def admit(self, joining: Joining) -> bool:
-        """Answer one joiner; says whether it is a member now."""
+        """Answer one joiner; return True if it is a member now."""
         ...
 
 
 class MeshPort:
-    """The mesh port, bound before it is known as which member this node answers there.
+    """The mesh port, bound before this node knows its membership.
 
     Connections wait until the listener is served, which is after `answer_as`.
     """
 
     def __init__(self, *, asked: HostPort | None, home: Home) -> None:
-        """Raises UserError (PortTaken)."""
+        """Bind the port. Raises UserError (PortTaken)."""
         self._member: PortMember | None = None
+        self._stun_rates = AnswerRates()
         self._on_stun: Callable[[bytes, Endpoint], None] | None = None
         self.listener = open_listener(self._make, asked=asked, home=home)
         host = asked.host if asked is not None else ""
@@ -61,12 +63,12 @@ class MeshPort:
         self.quic = self._open_udp(host, self.listener.port)
 
     def answer_as(self, member: PortMember) -> None:
-        """Once, when this node is a member."""
+        """Set the member that answers; call it once, when this node is a member."""
         self._member = member
 
     @contextlib.contextmanager
     def stun_answers(self, heard: Callable[[bytes, Endpoint], None]) -> Iterator[None]:
-        """Hand what STUN servers answer at the UDP port to `heard`; to one at a time."""
+        """Pass STUN servers' answers at the UDP port to `heard` within the block; blocks do not nest."""
         self._on_stun = heard
         try:
             yield
@@ -74,13 +76,13 @@ class MeshPort:
             self._on_stun = None
 
     def close(self) -> None:
-        """Give the ports back."""
+        """Close the ports."""
         self.listener.close()
         if self.quic is not None:
             self.quic.close()
 
     def _open_udp(self, host: str, port: int) -> QuicListener | None:
-        """The same number for UDP. Without it no link comes in by QUIC, all others do."""
+        """Bind the same number for UDP; None if it is taken: then no links come in by QUIC."""
         quic = QuicListener(
             self._as_member, host=host, port=port, on_joiner=self._admit, on_other=self._answer_stun
         )
@@ -92,22 +94,29 @@ class MeshPort:
         return quic
 
     def dial_port(self, candidate: Dialable) -> DialPort | SharedPort:
-        """QUIC links are dialled from the mesh's port as well: it is the one that NATs are open for."""
+        """Return the port from which to dial by QUIC: the mesh port, for which NATs are open, if possible."""
         return DialPort(candidate) if self.quic is None else self.quic.dial_port(candidate)
 
     def send(self, data: bytes, to: Endpoint) -> None:
-        """A datagram that is not QUIC's, from the mesh's UDP port."""
+        """Send a datagram other than QUIC's from the mesh's UDP port."""
         if self.quic is not None:
             self.quic.send_other(data, Origin((to.host, to.port)))
 
     def _answer_stun(self, data: bytes, origin: Origin) -> None:
-        """Other members ask us where they come from, as they ask a server; servers answer us."""
+        """Answer a STUN request as a server does, or pass on a server's answer to ours."""
         source = Endpoint(*origin.address[:2])
         answer = answer_to(data, source)
         if answer is None and self._on_stun is not None:
             self._on_stun(data, source)
-        elif answer is not None and self.quic is not None:
+        elif answer is not None and self.quic is not None and self._may_answer(source.host):
             self.quic.send_other(answer, origin)
+
+    def _may_answer(self, host: str) -> bool:
+        """Spend one STUN answer; hosts of members seen lately have a rate that strangers cannot use up."""
+        now = asyncio.get_running_loop().time()
+        callers = None if self._member is None else self._member.handshake().callers
+        is_known = callers is not None and callers.knows(host, now)
+        return self._stun_rates.may_answer(host, now, is_known=is_known)
 
     def _make(self, host: str, port: int) -> TcpListener:
         return TcpListener(self._as_member, host=host, port=port, on_joiner=self._admit)
@@ -124,12 +133,12 @@ class MeshPort:
 def open_listener(
     make: Callable[[str, int], TcpListener], *, asked: HostPort | None, home: Home
 ) -> TcpListener:
-    """A listener that is bound. Raises UserError (PortTaken)."""
+    """Bind a listener at the port that this module chooses. Raises UserError (PortTaken)."""
     host = asked.host if asked is not None else ""
     kept = _kept(home)
     if asked is not None and asked.port:
-        return _open(make, host, asked.port)
-    if asked is not None:  # port 0: any, but rather the one that others know
+        return _keep(home, _open(make, host, asked.port))
+    if asked is not None:  # port 0: any, but preferably the one that others know
         try:
             return _keep(home, _open(make, host, kept))
         except PortTaken:

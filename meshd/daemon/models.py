@@ -1,10 +1,9 @@
-"""Models of members in a running daemon: what it gives, and the pulls that its user has started."""
+"""Models of members in a running daemon: those that it gives, and the pulls that its user has started."""
 
 import asyncio
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from meshd.admin.models_api import (
     NO_MEMBER_HAS_IT,
@@ -22,22 +21,16 @@ from meshd.base.tasks import Owner, in_thread
 from meshd.config import Config
 from meshd.daemon.storage import files_in_use, started_with
 from meshd.library.members.ask_models import ask_members
-from meshd.library.members.give_pieces import PieceGiver
-from meshd.library.members.offered_models import OfferedModels
+from meshd.library.members.give import OWN_SOURCES, ModelsTeller, OfferedModels, PieceGiver
 from meshd.library.members.offers import MemberOffer
-from meshd.library.members.plan_folders import remove_old_plans
-from meshd.library.members.pull_state import NobodyHasIt, PullPlace, PullStep
-from meshd.library.members.tell_models import ModelsTeller
-from meshd.library.own_models import own_models
-from meshd.library.stores import Stores
+from meshd.library.members.part_files import remove_old_plans
+from meshd.library.members.pull_model import ModelPull, NobodyHasIt, PullPlace, PullStep
+from meshd.library.stores import Stores, own_models
 from meshd.model.model_name import ModelName, parse_model_name
 from meshd.peer.interface import Mesh
 from meshd.role.interface import RoleStatus
 from meshd.store.piece_cache import PieceCache
 from meshd.wire.models import ToldDisk
-
-if TYPE_CHECKING:
-    from meshd.library.members.pull_model import ModelPull
 
 MAX_PULLS = 4  # at once
 MAX_FAILED_PULLS = 16  # that `meshd model ls` tells of
@@ -49,25 +42,26 @@ LOG = log.get("library")
 
 @dataclass(slots=True)
 class _Pull:
-    """One that was started; its answers stay until it is forgotten."""
+    """A pull that was started; its result is kept until the pull is forgotten."""
 
     id: int
     name: ModelName
-    work: "ModelPull"
+    work: ModelPull
     task: asyncio.Task[None] | None
     asked_at: float
     background: bool = False
+    is_own: bool = False
     error: MeshdError | None = None
 
     @property
     def failed_unseen(self) -> bool:
-        """It failed after its verb had gone."""
+        """True if the pull failed after the command that started it had ended."""
         known = self.background and bool(self.work.state.name)
         return known and self.task is None and self.error is not None
 
 
 class ModelExchange:
-    """Of one daemon; `serve` must run for pulls."""
+    """The exchange of models of one daemon; `serve` must run for pulls."""
 
     def __init__(
         self,
@@ -80,23 +74,33 @@ class ModelExchange:
     ) -> None:
         cache = config.paths.cache
         self._mesh, self._cache = mesh, cache
-        started = started_with(config)
+        self._started = started_with(config)
         self._place = PullPlace(
-            cache / "models", pieces.hashes, pieces, own=lambda: own_models(Stores.here(cache), started)
+            cache / "models", pieces.hashes, pieces, own=lambda: own_models(Stores.here(cache), self._started)
         )
-        offered = OfferedModels(
-            lambda: Stores.here(cache), cache / "weights", pieces, give=config.node.give_models
+        self._offered = offered = OfferedModels(
+            lambda: Stores.here(cache),
+            cache / "weights",
+            pieces,
+            sources=OWN_SOURCES if config.node.give_models == "own" else (),
         )
-        offered.add(started)
+        offered.add(self._started)
         ModelsTeller(mesh, offered, pieces, pieces.hashes, disk=disk)
         PieceGiver(mesh, offered, is_serving=is_serving)
-        self._in_use = FilesInUseReply(paths=tuple(str(path.absolute()) for path in files_in_use(config)))
+        self._in_use = _in_use(config)
         self._owner: Owner | None = None
         self._pulls: dict[int, _Pull] = {}
         self._last_id = 0
 
+    def fetched(self, config: Config) -> None:
+        """Offer fetched models to members and mark them as used; `config` has their paths."""
+        before, self._started = self._started, started_with(config)
+        self._offered.add([path for path in self._started if path not in before])
+        self._offered.changed()
+        self._in_use = _in_use(config)
+
     async def serve(self) -> None:
-        """Run pulls, and end those that nobody watches, until cancelled."""
+        """Run pulls, and end unwatched ones, until cancelled."""
         async with Owner() as owner:
             self._owner = owner
             try:
@@ -110,11 +114,11 @@ class ModelExchange:
 
     @property
     def in_use(self) -> FilesInUseReply:
-        """What the role of this node was started with."""
+        """The files with which this node's role was started."""
         return self._in_use
 
     async def listed(self) -> MemberModelsReply:
-        """What members have, which of it is being pulled, and which pulls in the background have failed."""
+        """List the models of members, the running pulls, and the background pulls that failed."""
         told = await ask_members(self._mesh)
         views = [_view(offer) for one in told for offer in one.offers if offer.stem]
         left_out = [LeftOutView(node=one.node, why=one.why_not) for one in told if one.why_not]
@@ -125,17 +129,20 @@ class ModelExchange:
             models=tuple(views[:MAX_MEMBER_MODELS]), left_out=tuple(left_out), pulls=pulls
         )
 
-    def start(self, request: PullRequest) -> PullReply:
-        """A pull of that name that runs already is watched by another one more, except for a plan.
+    def start(self, request: PullRequest, *, is_own: bool = False) -> PullReply:
+        """Start a pull, or watch a running one of the same name, unless it is for a plan.
 
-        Raises UserError for a text that names no model, and when too many pulls run.
+        `is_own`: the node needs the model itself, so no verb ends the pull or keeps it from beginning.
+        Raises UserError if the text names no model, or if too many pulls run.
         """
+        # the name
         try:
             name = parse_model_name(request.name)
         except ValueError as error:
             from meshd.library.resolve import no_name  # and stores, which no pull needs
 
             raise no_name(request.name, error) from None
+        # a running pull of the same name
         make = _kind_of_pull(request)
         running = (
             one
@@ -144,31 +151,33 @@ class ModelExchange:
         )
         if (same := next(running, None)) is not None:
             same.background = same.background or request.background
+            same.is_own = same.is_own or is_own
             return self.progress(same.id)
-        if sum(one.task is not None for one in self._pulls.values()) >= MAX_PULLS:
+        if not is_own and sum(one.task is not None for one in self._pulls.values()) >= MAX_PULLS:
             raise UserError(f"{MAX_PULLS} models are being pulled already", hint="wait for one of them")
         if self._owner is None:
             raise UserError("this node is starting or stopping", hint="try again in a moment")
         self._forget([one for one in self._pulls.values() if one.failed_unseen and one.name == name])
+        # a new one
         work = make(self._mesh, name, self._place, rate=float(request.rate) or None)
         self._last_id += 1
         now = asyncio.get_running_loop().time()
-        pull = _Pull(self._last_id, name, work, None, now, background=request.background)
+        pull = _Pull(self._last_id, name, work, None, now, background=request.background, is_own=is_own)
         self._pulls[pull.id] = pull
         pull.task = self._owner.start_for("local client", self._run(pull), name="model pull")
         pull.task.add_done_callback(lambda _: _end(pull))  # also of one that never began
         return _reply(pull)
 
     def progress(self, number: int) -> PullReply:
-        """Raises UserError for one that has been forgotten."""
+        """Return the progress of a pull, which counts as watching it. Raises UserError if it is forgotten."""
         pull = self._find(number)
         pull.asked_at = asyncio.get_running_loop().time()
         return _reply(pull)
 
-    def stop(self, number: int) -> PullReply:
-        """Raises UserError as `progress`."""
+    def stop(self, number: int, *, is_own: bool = False) -> PullReply:
+        """Stop a pull; with `is_own` also one that the node needs. Raises UserError if it is forgotten."""
         pull = self._find(number)
-        if pull.task is not None:
+        if pull.task is not None and (is_own or not pull.is_own):
             pull.task.cancel()
         return _reply(pull)
 
@@ -192,7 +201,7 @@ class ModelExchange:
 
     def _end_unwatched(self, now: float) -> None:
         for pull in [one for one in self._pulls.values() if now - one.asked_at > _UNWATCHED_SECONDS]:
-            if pull.task is not None and not pull.background:
+            if pull.task is not None and not (pull.background or pull.is_own):
                 pull.task.cancel()
             elif pull.task is None and not pull.failed_unseen:
                 self._forget([pull])
@@ -203,19 +212,16 @@ class ModelExchange:
             del self._pulls[pull.id]
 
 
-def _kind_of_pull(request: PullRequest) -> "type[ModelPull]":
-    # most nodes never pull
-    if request.for_plan:
-        from meshd.library.members.pull_plan import PlanPull
+def _in_use(config: Config) -> FilesInUseReply:
+    return FilesInUseReply(paths=tuple(str(path.absolute()) for path in files_in_use(config)))
 
-        return PlanPull
-    if request.header_only:
-        from meshd.library.members.pull_header import HeaderPull
 
-        return HeaderPull
-    from meshd.library.members.pull_model import ModelPull
+def _kind_of_pull(request: PullRequest) -> type[ModelPull]:
+    if not request.for_plan and not request.header_only:
+        return ModelPull
+    from meshd.library.members.pull_header import HeaderPull, PlanPull  # which most nodes never need
 
-    return ModelPull
+    return PlanPull if request.for_plan else HeaderPull
 
 
 def _end(pull: _Pull) -> None:
@@ -271,5 +277,5 @@ def _reply(pull: _Pull) -> PullReply:
 
 
 def gives_unbounded(config: Config, status: Callable[[], RoleStatus]) -> bool:
-    """Whether members get pieces of this node's models now, as fast as its line brings them."""
+    """Return True if members may now get pieces of this node's models without a limit of the rate."""
     return config.node.give_models != "off" and not status().is_computing

@@ -1,4 +1,4 @@
-"""A check of the network by a command, where no daemon runs: nothing is mapped, nothing is kept."""
+"""Check the network for a command without a daemon: map and keep nothing."""
 
 import asyncio
 import secrets
@@ -18,13 +18,13 @@ from meshd.portmap.survey import survey
 
 
 def servers_of(config: Config) -> Servers:
-    """STUN servers and relays that were configured; relays answer STUN as well. Raises UserError."""
+    """Return the configured STUN servers and relays, which answer STUN as well. Raises UserError."""
     relays = tuple(parse_relay_url(url).place for url in config.links.relays)
     return Servers((*config.links.stun, *relays), relays)
 
 
 def check_alone(config: Config, servers: Servers) -> NetcheckReply:
-    """Takes some seconds."""
+    """Check the network, which takes some seconds."""
     return asyncio.run(_check(config, servers))
 
 

@@ -1,4 +1,4 @@
-"""The network around this node: what netcheck knows of it, and the port that the home router maps."""
+"""The network around this node: the facts from netcheck, and the ports that the home router maps."""
 
 import asyncio
 import secrets
@@ -27,11 +27,10 @@ PORTMAP_BLOB = "portmap"  # what shows a router that it is us again
 
 
 class NetworkState:
-    """What is known of this node's network, and the ports that its home router maps to it.
+    """The known facts of this node's network, and the ports that its home router maps to it.
 
-    `changed` is called when a port of the router came or went, or the facts are others.
-
-    A node that keeps to this machine (`local_only`) asks no server and no router.
+    `changed` is called when a mapped port comes or goes, or the facts change. A node that listens on loopback
+    only (`local_only`) asks no server and no router.
     """
 
     def __init__(
@@ -46,6 +45,7 @@ class NetworkState:
         self._local_only = local_only
         self._changed = changed
         self._looked = asyncio.Event()
+        # the router
         self.portmap = PortMapper(
             ports=ports,
             routers=home_routers(
@@ -59,6 +59,7 @@ class NetworkState:
         )
         if config.links.no_portmap or local_only:
             self._looked.set()  # there is nothing to wait for
+        # the servers
         self.watch = NetWatch(
             servers=Servers(()) if local_only else servers_of(config),
             hosts=local_addresses.hosts,
@@ -67,30 +68,30 @@ class NetworkState:
         )
 
     def mappings(self) -> tuple[Candidate, ...]:
-        """Where the router leads to this node."""
+        """Return the router's addresses that lead to this node."""
         return self.portmap.mappings()
 
     def capabilities(self) -> Mapping[str, str]:
-        """For this node's record: what peers should know of its network, if anything is known."""
+        """Return the facts for this node's record, if any, which tell peers about its network."""
         facts = self.facts()
         return {CAPABILITY: facts.to_text()} if facts != NetFacts() else {}
 
     def why_not_direct(self, theirs: NetFacts | None, last_error: str) -> str:
-        """One sentence; see netcheck/reasons.py."""
+        """Say in one sentence why a link is not direct (netcheck/reasons.py)."""
         return why_not_direct(self.facts(), theirs, last_error=last_error)
 
     def addresses_changed(self) -> None:
-        """This machine is in another network, or has slept."""
+        """Look again: this machine is in another network, or has slept."""
         self.portmap.poke()
         self.watch.poke()
 
     def came_in(self, link: Link) -> None:
-        """A link was taken in at the mesh port itself: from outside, it shows that the mapping works."""
+        """Note a link that came in at the mesh port: from outside, it proves that the mapping works."""
         if link.info.path in ("public", "mapped"):
             self.portmap.came_in()
 
     async def serve(self) -> None:
-        """Until cancelled."""
+        """Map ports and watch the network, until cancelled."""
         async with Owner() as owner:
             owner.start(
                 kept_up(self.portmap.serve, source="router", name="port mapping"), name="port mapping"
@@ -100,21 +101,19 @@ class NetworkState:
                     kept_up(self.watch.serve, source="STUN servers", name="netcheck"), name="netcheck"
                 )
 
-    async def reply(self, *, fresh: bool) -> NetcheckReply:
-        """For `meshd netcheck`. Raises UserError where there is nothing to check."""
+    async def reply(self) -> NetcheckReply:
+        """Check now, for `meshd netcheck`. Raises UserError if the node listens on loopback only."""
         if self._local_only:
             raise UserError(
                 "this node listens on loopback only, so there is no network to check",
                 hint="restart it without `--listen 127.0.0.1:…`",
             )
-        report = self.watch.report()
-        if fresh or report is None:
-            report = await self.watch.check()
+        report = await self.watch.check()
         now = asyncio.get_running_loop().time()
         return netcheck_reply(report, self.portmap.status(), now=now, daemon=True)
 
     async def first_look(self) -> None:
-        """Until the router has been asked for the first time, 3 s at most: a token should name its port."""
+        """Wait up to 3 s until the router was first asked, because an invite should name its port."""
         try:
             async with asyncio.timeout(FIRST_LOOK_SECONDS):
                 await self._looked.wait()
@@ -126,7 +125,7 @@ class NetworkState:
         self.watch.router_changed()
 
     def facts(self) -> NetFacts:
-        """What is known of this node's network now."""
+        """Return the current facts about this node's network."""
         report = self.watch.report()
         return report.facts if report is not None else NetFacts()
 

@@ -1,4 +1,4 @@
-"""`meshd pause`, `drain` and `resume`. A pause is kept in the home, so that it outlives a restart."""
+"""`meshd pause`, `drain` and `resume`. A pause is stored in the home, so it survives a restart."""
 
 from typing import Protocol
 
@@ -10,24 +10,28 @@ _BLOB = "paused"
 
 
 class PausedMember(Protocol):
-    """Tells the mesh (peer/local_member.py)."""
+    """The member that announces a pause to the mesh (peer/local_member.py)."""
 
     def pause(self, *, paused: bool) -> None: ...
 
 
 def was_paused(home: Home) -> bool:
-    """When this node ran the last time."""
+    """Return True if this node was paused when it last ran."""
     return bool(home.read_blob(_BLOB))
 
 
 class Pausing:
-    """`pause` is that of the role, None where it lends nothing."""
+    """The pause of a node. `pause`: the role's; None if the role lends nothing."""
 
     def __init__(self, home: Home, local: PausedMember, pause: Pause | None) -> None:
         self._home = home
         self._local = local
+        self.lends(pause)
+
+    def lends(self, pause: Pause | None) -> None:
+        """Use the pause of a role that begins now; it begins paused if the node was paused before."""
         self._pause = pause
-        if pause is not None and was_paused(home):
+        if pause is not None and was_paused(self._home):
             pause.begin(end_leases=True)
 
     @property
@@ -35,14 +39,14 @@ class Pausing:
         return self._pause is not None and self._pause.is_on
 
     def begin(self, *, end_leases: bool) -> None:
-        """Raises UserError on a node that lends nothing."""
+        """Pause, also after a restart. Raises UserError on a node that lends nothing."""
         pause = self._lent()
         self._home.write_blob(_BLOB, b"1")
         self._local.pause(paused=True)
         pause.begin(end_leases=end_leases)
 
     def end(self) -> None:
-        """Raises UserError on a node that lends nothing."""
+        """Resume. Raises UserError on a node that lends nothing."""
         pause = self._lent()
         self._home.write_blob(_BLOB, b"")
         pause.end()

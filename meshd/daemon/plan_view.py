@@ -16,22 +16,25 @@ from meshd.admin.plan_api import (
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.output import DevicePath
 from meshd.model.reference_layer import reference_rates
+from meshd.plan.choice import SplitChoice
+from meshd.plan.machines import Machines
+from meshd.plan.prediction import ASSUMED_ANSWER, ASSUMED_PROMPT
+from meshd.plan.words import in_words
 from meshd.role.head.draft_forecast import DraftForecast
-from meshd.role.head.plan_prediction import ASSUMED_ANSWER, ASSUMED_PROMPT, Machines
-from meshd.role.head.split_choice import SplitChoice
 from meshd.wire.lease import OfferedDevice
 
 LeftOut = Sequence[tuple[str, str]]
 
 
 def plan_reply(
-    model: str, choices: Sequence[tuple[SplitChoice, DraftForecast]], left_out: LeftOut
+    model: str, head: str, choices: Sequence[tuple[SplitChoice, DraftForecast]], left_out: LeftOut
 ) -> PlanReply:
-    """The chosen one is the first."""
+    """Return the reply of `meshd plan`; the first of `choices` is the chosen one."""
     return PlanReply(
         model=model,
+        head=head,
         choice=0,
-        plans=tuple(_plan_view(*one) for one in choices),
+        plans=tuple(_plan_view(*choice) for choice in choices),
         left_out=_left_out(left_out),
     )
 
@@ -39,7 +42,7 @@ def plan_reply(
 def _plan_view(choice: SplitChoice, drafts: DraftForecast) -> PlanView:
     plan, predicted = choice.plan, choice.prediction
     shares = [share for share in plan.shares if share.layers]
-    worker, found = plan.output_worker, choice.correction
+    worker = plan.output_worker
     return PlanView(
         nodes=tuple(
             PlannedNode(
@@ -57,28 +60,23 @@ def _plan_view(choice: SplitChoice, drafts: DraftForecast) -> PlanView:
         load_s=round(predicted.load_s, 3),
         load_bytes=predicted.load_bytes,
         bytes_per_token=predicted.bytes_per_token,
-        ctx_size=plan.answers.tokens if plan.answers is not None else plan.shape.answer_tokens,
+        ctx_size=plan.answers.tokens if plan.answers is not None else plan.shape.cells,
         ctx_note=plan.answers.note if plan.answers is not None else "",
         slots=plan.shape.parallel,
         ubatch=plan.shape.step_tokens,
         output_on=worker.label if worker is not None else "head",
         measured=predicted.is_measured,
-        why=choice.why or plan.why,
+        why=in_words(choice.reasons or plan.reasons),
         answer_s=round(choice.seconds, 3),
         prompt_tokens=ASSUMED_PROMPT,
         answer_tokens=ASSUMED_ANSWER,
-        generate_factor=round(found.generate, 4) if found is not None else 1.0,
-        prompt_factor=round(found.prompt, 4) if found is not None else 1.0,
-        corrected_by="" if found is None else "this split" if found.is_own else "splits like it",
         parts=tuple(
             PlanPart(
-                part=one.name,
-                token_s=round(one.token_s, 6),
-                prompt_s=round(one.prompt_s, 6),
-                generate_factor=round(one.generate, 4),
-                prompt_factor=round(one.prompt, 4),
+                part=part.name,
+                token_s=round(part.token_s, 6),
+                prompt_s=round(part.prompt_s, 6),
             )
-            for one in choice.parts
+            for part in choice.outcome.parts
         ),
         speculation=PlanSpeculation(
             free_tokens=drafts.free,
@@ -99,7 +97,7 @@ def _left_out(left_out: LeftOut) -> tuple[LeftOutView, ...]:
 
 
 def capacity_reply(machines: Machines, me: str, left_out: LeftOut, unmeasured: LeftOut = ()) -> CapacityReply:
-    """`me`: the name of this node. Speeds are those of REFERENCE_LAYERS, asked alone."""
+    """Return the reply of `meshd capacity`. `me`: this node's name. Speeds are those of REFERENCE_LAYERS."""
     devices = [_device(me, device, machines.speeds.get((me, device.name))) for device in machines.own]
     devices += [
         _device(offer.node, device, machines.speeds.get((offer.node, device.name)))
@@ -108,7 +106,7 @@ def capacity_reply(machines: Machines, me: str, left_out: LeftOut, unmeasured: L
     ]
     own = [(me, offer.node, offer.path) for offer in machines.offers if offer.path is not None]
     between = [(source, to, path) for (source, to), path in machines.paths.items()]
-    paths = tuple(_path(*one) for one in [*own, *between])
+    paths = tuple(_path(*path) for path in [*own, *between])
     return CapacityReply(
         devices=tuple(devices), paths=paths, left_out=_left_out(left_out), unmeasured=_left_out(unmeasured)
     )

@@ -1,4 +1,4 @@
-"""What a plan reads of a model: its headers, and what is known of its tensors without reading them."""
+"""The parts of a model that a plan reads: its headers, and the index of its weights if known."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from meshd.store.shard import close_all, is_header
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
-    """`index` None: nobody has hashed it here. `name`: its file's."""
+    """A model to plan for. `name`: its file's name; `index` None: it was never hashed here."""
 
     name: str
     headers: Sequence[Header]
@@ -23,7 +23,7 @@ class PlannedModel:
 
 
 async def planned_model(path: Path, cache: HashCache) -> PlannedModel:
-    """Of a whole model, of one that a head serves without its layers, or of headers that came for a plan.
+    """Open a model for a plan: a whole one, a header that a head serves, or headers fetched for a plan.
 
     Raises UserError.
     """

@@ -1,7 +1,7 @@
-"""What a daemon takes and looks at on this machine before it speaks to another one.
+"""The checks of this machine before the daemon contacts another one.
 
-A fault of this machine (a taken port, a wrong device or relay, a key file that others can read) must be told
-before a use of an invite is spent on it, or a mesh is founded.
+A fault of this machine (a taken port, a wrong device or relay, a key file that others can read) must be
+reported before it costs one use of an invite, or a mesh is founded.
 """
 
 import contextlib
@@ -28,9 +28,9 @@ OF_EVERY_HEAD = ("none", "CPU")  # values of --device that name nothing to be fo
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """What the checks before the start have taken: the role's open files and ports, and the mesh port.
+    """The resources that the checks have opened: the role's files and ports, and the mesh port.
 
-    `release` gives them back.
+    `release` closes them.
     """
 
     role: ClaimedRole
@@ -41,19 +41,24 @@ class Preflight:
     async def make(
         cls, role: RoleKind, config: Config, native: NativeBuild, home: Home, hashes: HashCache
     ) -> Self:
-        """Raises UserError for the first thing that cannot be had."""
+        """Run all checks. Raises UserError for the first fault."""
         read_relays(config)
         with contextlib.ExitStack() as held:
             claimed = await role.claim(config, hashes, held)
             await _check_devices(role.devices(config), config, native)
             if role.runs_llama_server:
                 await _check_llama_args(config, native)
+            wanted = role.wanted(config)
+            if wanted and not config.node.join and home.load_membership() is None:  # no member can have it
+                from meshd.daemon.fetching import check_downloads  # which few starts need
+
+                await check_downloads(wanted)
             mesh_port = MeshPort(asked=config.links.listen, home=home)
             held.callback(mesh_port.close)
             return cls(claimed, mesh_port, held.pop_all())
 
     def release(self) -> None:
-        """Idempotent."""
+        """Close everything. Idempotent."""
         self._held.close()
 
 
@@ -68,13 +73,15 @@ async def _check_devices(asked: Sequence[str], config: Config, native: NativeBui
 
 
 async def _check_llama_args(config: Config, native: NativeBuild) -> None:
-    """llama-server reads its options from left to right, and ends at `--version`: what it refuses before that
-    is known at once, and not after a load. What names workers' devices is not known before those are there.
+    """Check the options for llama-server before a load. Raises UserError.
+
+    llama-server reads options from left to right and ends at `--version`, so it refuses bad ones at once.
+    Options that name workers' devices are skipped, because these are not known yet.
     """
     served = [model.serve for model in config.models] or [config.serve]
     log = config.paths.logs / "llama-options.log"
     for args in dict.fromkeys(serve.llama_args for serve in served):
-        if not args or any(_WORKERS_DEVICES in one for one in args):
+        if not args or any(_WORKERS_DEVICES in arg for arg in args):
             continue
         argv = (str(native.llama_server), *args, "--version")
         ended = await run_to_end(ChildSpec(name="llama-server options", argv=argv, log=log))

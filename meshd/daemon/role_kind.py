@@ -1,6 +1,6 @@
-"""What the daemon knows of a role: what it takes on this machine, and what is built of that.
+"""The interface between the daemon and a role: what a role needs on this machine, and how it is built.
 
-The roles themselves stand in roles.py; nothing else in the daemon tells one from another.
+The roles are listed in roles.py; nothing else in the daemon distinguishes them.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from meshd.config import Config
 from meshd.daemon.member_node import MemberNode
+from meshd.model.status import FetchStatus
 from meshd.role.interface import RoleRuntime, RunningRole
 from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.role.worker.pause import Pause
@@ -25,11 +26,26 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """A model that a role was given by name and this machine lacks.
+
+    `header_only`: a head without layers needs only the header. `partial`: a worker can use a part of it.
+    """
+
+    name: str
+    header_only: bool = False
+    partial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class BuiltRole:
-    """A role, and the gateway of one that serves an API."""
+    """A role, and the function that makes its gateway, if it serves an API.
+
+    The gateway is made once its modules are imported, while the role already runs.
+    """
 
     role: RunningRole
-    gateway: "Gateway | None" = None
+    gateway: "Callable[[], Gateway] | None" = None
     pause: Pause | None = None
     """Of a role that lends devices."""
     lendable: Callable[[Sequence[OfferedDevice]], tuple[OfferedDevice, ...]] = tuple
@@ -46,11 +62,28 @@ class BuiltRole:
     """Of the model with this file; None where it is not served."""
 
 
+class FetchingRole(RunningRole, Protocol):
+    """The substitute for a role while its models are fetched (fetching.py)."""
+
+    @property
+    def now(self) -> FetchStatus:
+        """The progress of the fetch."""
+        ...
+
+
 class ClaimedRole(Protocol):
     """A role whose files are open and whose ports are bound."""
 
+    def while_fetching(self, fetching: FetchingRole) -> BuiltRole:
+        """Return the role to run until the models are here."""
+        ...
+
+    async def fetched(self, config: Config) -> None:
+        """Open the files of models that were fetched; `config` has their paths. Raises UserError."""
+        ...
+
     async def build(self, runtime: RoleRuntime, member: MemberNode) -> BuiltRole:
-        """Raises MeshdError when the role cannot be played here."""
+        """Build the role. Raises MeshdError if it cannot run here."""
         ...
 
 
@@ -59,40 +92,45 @@ class RoleKind(Protocol):
 
     @property
     def needs_native(self) -> bool:
-        """Else it starts no program of llama.cpp."""
+        """True if the role starts programs of llama.cpp."""
         ...
 
     @property
     def runs_llama_server(self) -> bool:
-        """Else mesh-server is all that it needs."""
+        """True if the role needs llama-server, and not just mesh-server."""
         ...
 
     @property
     def founds_mesh(self) -> bool:
-        """Where this node is in none yet and has no token; else that is an error."""
+        """True if the node founds a mesh when it is in none and has no invite; else that is an error."""
         ...
 
     @property
     def token_use(self) -> str:
-        """What a person does with the invite token that it prints; empty: it prints none."""
+        """A hint for people on how to use the printed invite; empty if none is printed."""
         ...
 
     @property
     def what_now(self) -> str:
-        """For a person whose node has joined, and prints no token; empty: the API says that it is ready."""
+        """A hint for people after joining without a printed invite; empty if the API's readiness says it."""
+        ...
+
+    def wanted(self, config: Config) -> Sequence[Wanted]:
+        """Return the models to fetch before the role begins."""
         ...
 
     def devices(self, config: Config) -> Sequence[str]:
-        """Those that it is told to use: one that is not there is an error."""
+        """Return the devices that the settings name; a missing one is an error."""
         ...
 
     def threads(self, config: Config) -> int:
-        """With which its CPU computes layers."""
+        """Return the number of CPU threads that compute layers."""
         ...
 
     async def claim(self, config: Config, hashes: HashCache, held: contextlib.ExitStack) -> ClaimedRole:
-        """Open and bind what it needs; `held` gives it back. `hashes` are those of the whole daemon.
+        """Open the files and bind the ports that the role needs; `held` closes them.
 
-        Raises UserError for what cannot be had.
+        `hashes`: the daemon's cache of hashes. If models must be fetched, no model file is opened yet. Raises
+        UserError if a file or port is unavailable.
         """
         ...

@@ -13,7 +13,9 @@ from pathlib import Path
 from meshd.admin.socket_path import socket_folder
 from meshd.base import log
 from meshd.base.errors import UserError
+from meshd.base.process_work import work_of
 from meshd.base.stopped_process import is_stopped
+from meshd.base.wakeful_loop import AUTO
 from meshd.build import native as native_build
 from meshd.build.interface import LLAMA_SERVER, MESH_MODULE, MESH_PROGRAM
 from meshd.build.pin import read_pin
@@ -26,7 +28,7 @@ from meshd.peer.interface import Mesh
 from meshd.process.child import OwnedChild
 from meshd.process.handover import DescriptorSender, ReportPipe, pipe_with, socket_pair
 from meshd.process.interface import Child, ChildSpec, ReadyProbe
-from meshd.process.ready import http_200
+from meshd.process.ready import http_200, http_answer
 from meshd.process.run import run_to_end
 from meshd.role.interface import (
     NativeBuild,
@@ -43,6 +45,7 @@ from meshd.store.piece_cache import PieceCache
 from meshd.tunnel.compressed import COMPRESSED_VERSION
 from meshd.tunnel.compression_policy import judge
 from meshd.tunnel.joined import JoinedTunnel, join
+from meshd.wire.compressed import Compression
 from meshd.wire.native import UNKNOWN, NativeVersion, mesh_protocol
 
 LOG = log.get("daemon")
@@ -115,7 +118,7 @@ def make_runtime(
     return RoleRuntime(
         mesh=mesh,
         native=native,
-        processes=make_processes(),
+        processes=make_processes(config.node.waiting),
         tunnels=Tunnels(
             open=functools.partial(open_tunnel, config.links.compress, mesh),
             join=join,
@@ -128,18 +131,19 @@ def make_runtime(
             sockets=socket_folder(config.paths.home, os.environ),
             trial_cache=cache / "device-trials",
             speed_cache=cache / "device-speeds",
-            correction_cache=cache / "speed-corrections",
+            cpu_cache=cache / "device-cpu",
         ),
-        from_members=MemberWeights(mesh, pieces, rate=config.worker.fetch_rate, gives=gives),
+        from_members=MemberWeights(mesh, pieces, gives=gives),
     )
 
 
-def make_processes() -> Processes:
-    """Real ones."""
+def make_processes(waiting: str = AUTO) -> Processes:
+    """Return real ones; `waiting`: the setting."""
     return Processes(
         make_child=_make_child,
         run_to_end=run_to_end,
         http_ready=_answers,
+        loop_answers=functools.partial(http_answer, path="/slots"),
         first_token=_first_token,
         round_seconds=_round_seconds,
         drafted_rounds=_drafted_rounds,
@@ -148,6 +152,8 @@ def make_processes() -> Processes:
         make_descriptors=DescriptorSender,
         socket_pair=socket_pair,
         is_stopped=is_stopped,
+        work_of=work_of,
+        waiting=waiting,
     )
 
 
@@ -155,8 +161,8 @@ def open_tunnel(setting: str, mesh: Mesh, asked: TunnelRequest) -> Tunnel:
     """See TunnelRequest; `setting`: of `links.compress`."""
     takes = asked.compressed == COMPRESSED_VERSION
 
-    def compresses() -> bool:
-        return takes and _compresses(setting, mesh, asked.peer, always=asked.always)
+    def compresses() -> Compression:
+        return _compresses(setting, mesh, asked.peer, always=asked.always) if takes else Compression.NOTHING
 
     return JoinedTunnel(
         mesh=mesh,
@@ -169,6 +175,7 @@ def open_tunnel(setting: str, mesh: Mesh, asked: TunnelRequest) -> Tunnel:
         on_broken=asked.on_broken,
         compresses=compresses,
         flow=asked.flow,
+        asks=asked.asks,
     )
 
 
@@ -176,13 +183,13 @@ def _make_child(spec: Callable[[], ChildSpec], name: str) -> Child:
     return OwnedChild(spec, name=name)
 
 
-def _compresses(setting: str, mesh: Mesh, peer: PeerId, *, always: bool) -> bool:
-    """Whether a stream to `peer` is compressed: by what was asked for, else as its path is now."""
+def _compresses(setting: str, mesh: Mesh, peer: PeerId, *, always: bool) -> Compression:
+    """Return how a stream to `peer` is compressed: by what was asked for, else as its path is now."""
     if setting != "auto" or always:
-        return setting != "off"
+        return Compression.NOTHING if setting == "off" else Compression.ALL
     verdict = judge(next((status.paths for status in mesh.peers() if status.peer == peer), ()))
-    LOG.info("tunnel_opened", peer=peer.short, compressed=verdict.pays, why=verdict.why)
-    return verdict.pays
+    LOG.info("tunnel_opened", peer=peer.short, compressed=verdict.how.value, why=verdict.why)
+    return verdict.how
 
 
 def _answers(place: Path) -> ReadyProbe:

@@ -3,8 +3,10 @@
 import asyncio
 import gc
 import signal
-from collections.abc import Callable
-from functools import cache, partial
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from meshd.admin.server import AdminServer
@@ -12,39 +14,45 @@ from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.base.fault_boundary import watch_loop
 from meshd.base.freed_memory import keep_freed_memory
-from meshd.base.open_files import raise_limit
+from meshd.base.own_limits import raise_limit
 from meshd.base.tasks import Owner, first_error
-from meshd.base.wakeful_loop import WakefulLoop
+from meshd.base.wakeful_loop import WakefulLoop, loop_waiting
 from meshd.build.pin import read_pin
 from meshd.config import Config
 from meshd.daemon.control import DaemonControl, Parts
 from meshd.daemon.join_dialers import enter
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.models import ModelExchange, gives_unbounded
-from meshd.daemon.native_check import check_native
+from meshd.daemon.native_check import check_native_once
 from meshd.daemon.pausing import Pausing
 from meshd.daemon.preflight import Preflight
-from meshd.daemon.role_kind import BuiltRole
-from meshd.daemon.role_runtime import find_native, make_runtime, native_if_built
+from meshd.daemon.role_kind import BuiltRole, ClaimedRole
+from meshd.daemon.role_runtime import find_native, machine_id, make_runtime, native_if_built
 from meshd.daemon.roles import ROLES
+from meshd.daemon.serve_role import import_gateway
 from meshd.daemon.shared_names import watch_names
 from meshd.daemon.storage import Storage
 from meshd.daemon.tunnels import make_tunnels
 from meshd.gateway.interface import GatewayStatus
 from meshd.identity.keys import KeyPair
 from meshd.identity.keystore import Home
+from meshd.identity.role_names import WORKER_ROLE
 from meshd.library.stores import Stores
 from meshd.link.net import local_addresses
 from meshd.link.secure.joining import Joining
 from meshd.rendezvous.join_or_found import Entered
-from meshd.role.interface import NativeBuild, RoleRuntime
+from meshd.role.interface import NativeBuild, RoleRuntime, RoleStatus
+from meshd.role.native.trial_cache import TrialCache
 from meshd.store.piece_cache import PieceCache
 from meshd.tunnel.user_tunnels import OwnTunnels
 
 if TYPE_CHECKING:
+    from meshd.daemon.fetching import Fetching
     from meshd.daemon.planning import Planning
+    from meshd.gateway.server import Gateway
 
 ADDRESS_SECONDS = 2.0  # how often this machine's addresses are looked at
+_IMPORT_SECONDS = 0.0005  # for which an import in a thread keeps the loop from running
 _READY_SECONDS = 1.0  # how often is looked whether the API can answer
 GOODBYE_SECONDS = 0.3  # for the last frames to leave
 LOG = log.get("daemon")
@@ -58,10 +66,24 @@ def run(config: Config, role: str, out: Callable[[str], None]) -> int:
     home = Home(config.paths.home)
     with home.lock(daemon=True), log.in_background() as note:
         try:
-            with asyncio.Runner(loop_factory=WakefulLoop) as runner:
+            with asyncio.Runner(
+                loop_factory=partial(WakefulLoop, loop_waiting(config.node.waiting))
+            ) as runner:
                 return runner.run(Daemon(config, role, home, out=out, note=note).main())
         except ExceptionGroup as group:
             raise first_error(group) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Live:
+    """The parts of a node that is a member by now."""
+
+    member: MemberNode
+    runtime: RoleRuntime
+    claimed: ClaimedRole
+    storage: Storage
+    models: ModelExchange
+    fetching: "Fetching | None"
 
 
 class Daemon:
@@ -84,6 +106,9 @@ class Daemon:
         self._pieces = PieceCache.below(config.paths.cache)
         self._stopping = asyncio.Event()
         self._exit_code = 0
+        self._gateway: Gateway | None = None
+        self._built: BuiltRole  # while models are fetched, what stands in for the role
+        self._planning: Planning | None = None
 
     async def main(self) -> int:
         """Run until a signal or `meshd stop`; returns the exit code."""
@@ -130,7 +155,7 @@ class Daemon:
             preflight.release()
 
     async def _find_native(self) -> NativeBuild:
-        """The binaries in use; those that the user names are tried. Raises UserError."""
+        """Find the binaries to use, and check those that the user names. Raises UserError."""
         paths, role = self._config.paths, ROLES[self._role]
         if not role.needs_native:
             return native_if_built(paths)
@@ -141,12 +166,19 @@ class Daemon:
         if native.mesh_server.parent != paths.native_bin.absolute() and not head:
             what = f"no {native.mesh_server.name}; {native.mesh_server} is used"
             LOG.warning("native_bin_lacks", path=str(paths.native_bin), what=what)
-        return await check_native(native, pin=read_pin(), logs=paths.logs, head=head)
+        return await check_native_once(
+            native,
+            pin=read_pin(),
+            logs=paths.logs,
+            head=head,
+            passed=TrialCache(paths.cache / "native-checks"),
+            machine=machine_id(b""),
+        )
 
     async def _live(
         self, key: KeyPair, entered: Entered[Joining], native: NativeBuild, preflight: Preflight
     ) -> None:
-        """As a member, in its role."""
+        """Run this node as a member, in its role."""
         member = MemberNode(
             config=self._config,
             home=self._home,
@@ -157,64 +189,84 @@ class Daemon:
             mesh_port=preflight.mesh_port,
         )
         try:
-            built: BuiltRole
-            gives = partial(gives_unbounded, self._config, lambda: built.role.status)
-            runtime = make_runtime(self._config, member.mesh, native, self._pieces, gives=gives)
-            built = await preflight.role.build(runtime, member)
-            planning = cache(lambda: self._planning(member, runtime, built))
+            runtime = make_runtime(
+                self._config,
+                member.mesh,
+                native,
+                self._pieces,
+                gives=lambda: gives_unbounded(self._config, self._role_status),
+            )
             storage = Storage(
                 member.mesh,
                 self._config,
                 lambda: Stores.here(self._config.paths.cache),
-                kept=lambda: built.role.status.store,
+                kept=lambda: self._role_status().store,
             )
             models = ModelExchange(
                 member.mesh,
                 self._config,
                 self._pieces,
-                is_serving=lambda: built.role.status.is_computing,
+                is_serving=lambda: self._role_status().is_computing,
                 disk=storage.disk,
             )
-            await self._serve(member, built, planning, models, storage)
+            fetching = self._make_fetching(member, models)
+            if fetching is None:
+                self._built = await preflight.role.build(runtime, member)
+            else:
+                self._built = preflight.role.while_fetching(fetching)
+            live = _Live(member, runtime, preflight.role, storage, models, fetching)
+            await self._serve(live)
         finally:
             if member.local.has_left:
                 self._home.leave(drop_root=True)  # what was written since: bans, addresses, the book
 
-    def _planning(self, member: MemberNode, runtime: RoleRuntime, built: BuiltRole) -> "Planning":
-        from meshd.daemon.planning import make_planning  # nodes that nobody asks do without what it takes
+    def _role_status(self) -> RoleStatus:
+        return self._built.role.status
 
-        return make_planning(self._config, member, runtime, ROLES[self._role], built)
+    def _make_fetching(self, member: MemberNode, models: ModelExchange) -> "Fetching | None":
+        wanted = ROLES[self._role].wanted(self._config)
+        if not wanted:
+            return None
+        from meshd.daemon.fetching import Fetching
 
-    async def _serve(
-        self,
-        member: MemberNode,
-        built: BuiltRole,
-        planning: "Callable[[], Planning]",
-        models: ModelExchange,
-        storage: Storage,
-    ) -> None:
+        return Fetching(self._config, wanted, member.mesh, models)
+
+    def _planning_now(self, member: MemberNode, runtime: RoleRuntime) -> "Planning":
+        if self._planning is None:
+            from meshd.daemon.planning import make_planning  # nodes that nobody asks do without what it takes
+
+            self._planning = make_planning(self._config, member, runtime, ROLES[self._role], self._built)
+        return self._planning
+
+    async def _serve(self, live: "_Live") -> None:
         """Run everything. At the end the role goes first: its children, then the peers, then the links."""
+        member = live.member
         tunnels = make_tunnels(member.mesh, self._home)
-        control = self._control(member, built, tunnels, planning, models, storage)
+        pausing = Pausing(self._home, member.local, self._built.pause)
+        control = self._control(live, tunnels, pausing)
         admin = AdminServer(home=self._config.paths.home, control=control)
         admin.open()
         async with Owner() as network:
             network.start(member.serve(), name="peers")
             network.start(admin.serve(), name="admin")
             network.start(tunnels.serve(), name="tunnels")
-            network.start(models.serve(), name="models")
-            network.start(storage.serve(), name="storage")
+            network.start(live.models.serve(), name="models")
+            network.start(live.storage.serve(), name="storage")
             network.start(_watch_addresses(member), name="addresses")
             facts = member.node.facts
             network.start(watch_names(member.mesh, facts.peer, facts.name), name="names")
             try:
                 async with Owner() as work:
-                    if built.gateway is not None:
-                        work.start(built.gateway.serve(), name="gateway")
-                        await built.gateway.started.wait()
-                        gateway = built.gateway
+                    make_gateway, is_open = self._built.gateway, asyncio.Event()
+                    if make_gateway is None:
+                        is_open.set()
+                    work.start(self._play(live, pausing, is_open), name=self._role)
+                    if make_gateway is not None:
+                        gateway = self._gateway = await _made(make_gateway)
+                        work.start(gateway.serve(), name="gateway")
+                        await gateway.started.wait()
+                        is_open.set()
                         work.start(self._say_when_ready(lambda: gateway.status), name="ready")
-                    work.start(built.role.serve(), name=self._role)
                     gc.collect()
                     gc.freeze()  # objects that exist now stay: later collections need not walk them each time
                     await member.transports.network_state.first_look()
@@ -226,16 +278,26 @@ class Daemon:
                 member.local.say_goodbye()
                 await asyncio.sleep(GOODBYE_SECONDS)
 
-    def _control(
-        self,
-        member: MemberNode,
-        built: BuiltRole,
-        tunnels: OwnTunnels,
-        planning: "Callable[[], Planning]",
-        models: ModelExchange,
-        storage: Storage,
-    ) -> DaemonControl:
-        gateway, mdns = built.gateway, member.transports.mdns
+    async def _play(self, live: "_Live", pausing: Pausing, is_open: asyncio.Event) -> None:
+        """Run the role, once its models are here. `is_open`: its API is."""
+        if live.fetching is not None:
+            if self._role == WORKER_ROLE:  # heads ask it once it has something to lend
+                live.member.local.pause(paused=True)
+            self._config = config = await live.fetching.run()
+            await is_open.wait()
+            await live.claimed.fetched(config)
+            live.models.fetched(config)
+            live.storage.fetched(config)
+            self._built = await live.claimed.build(live.runtime, live.member)
+            self._planning = None  # it knew nothing of the role
+            pausing.lends(self._built.pause)
+            if self._role == WORKER_ROLE:
+                live.member.local.pause(paused=pausing.is_paused)
+        await self._built.role.serve()
+
+    def _control(self, live: "_Live", tunnels: OwnTunnels, pausing: Pausing) -> DaemonControl:
+        member = live.member
+        mdns = member.transports.mdns
         return DaemonControl(
             Parts(
                 home=self._home,
@@ -244,20 +306,18 @@ class Daemon:
                 authority=member.authority,
                 mesh=member.mesh,
                 node=member.node,
-                role=built.role,
+                built=lambda: self._built,
                 tunnels=tunnels,
                 mdns=lambda: mdns.status if mdns is not None else None,
                 candidates=member.local.token_candidates,
                 relays=member.transports.relays,
                 accept=member.transports.joiners.accept,
                 network_state=member.transports.network_state,
-                planning=planning,
-                explain=built.explain,
-                pausing=Pausing(self._home, member.local, built.pause),
-                models=models,
-                storage=storage,
-                speeds=built.speeds,
-                gateway=lambda: gateway.status if gateway is not None else None,
+                planning=lambda: self._planning_now(member, live.runtime),
+                pausing=pausing,
+                models=live.models,
+                storage=live.storage,
+                gateway=lambda: self._gateway.status if self._gateway is not None else None,
                 bans_changed=member.mesh.bans_changed,
                 leave=member.local.leave,
                 stop=self._stop,
@@ -280,15 +340,48 @@ class Daemon:
         self._remark(f"{invite.validity(member.node.wall_clock())}\n{use}")
 
     async def _say_when_ready(self, status: Callable[[], GatewayStatus]) -> None:
-        """Once, as the last line on a person's terminal: where to go now."""
+        """Print the API's URL once it is ready, as the last line for people."""
         while not (now := status()).ready:  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(_READY_SECONDS)
+        host = self._config.serve.host
         self._remark(f"ready: chat at {now.url}")
+        # 127.0.0.1 is of no use on the phone that it was opened for
+        if (lan := url_in_the_lan(now.url, host, local_addresses.hosts())) is not None:
+            self._remark(f"from other devices: {lan}")
 
     def _remark(self, text: str) -> None:
-        """For people: in a log for programs each line is for a program."""
+        """Print a remark for people, unless the log is for programs."""
         if text and self._config.log.format == "text":
             self._note(text)
+
+
+async def _made(make: "Callable[[], Gateway]") -> "Gateway":
+    """Make a gateway once a thread has imported its modules; clients that connect before wait at its port."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_IMPORT_SECONDS)
+    gc.disable()  # as daemon_import.py does
+    try:
+        await asyncio.to_thread(import_gateway)
+    finally:
+        gc.enable()
+        sys.setswitchinterval(before)
+    return make()
+
+
+def url_in_the_lan(url: str, host: str, reachable: Sequence[str]) -> str | None:
+    """Return the API's URL for other devices, None if it does not listen on every address.
+
+    `host` is the one it listens on; `reachable` are this machine's addresses, the best first.
+    """
+    if host not in ("0.0.0.0", "::"):
+        return None
+    fits = [address for address in reachable if host == "::" or ":" not in address]
+    fits.sort(key=lambda address: ":" in address)  # IPv4 is easier to type
+    port = url.rpartition(":")[2]
+    urls = (
+        f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}" for address in fits
+    )
+    return next(urls, None)
 
 
 async def _watch_addresses(member: MemberNode) -> None:

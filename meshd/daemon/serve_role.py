@@ -1,41 +1,39 @@
 """The role serve, from the settings: a head and its gateway.
 
-Both are imported where they are used, and so is what else only a head needs: a worker's daemon knows this
-module, and does without aiohttp (11 MB).
+Modules that only a head needs are imported where they are used: a worker's daemon imports this module, and
+does without aiohttp (11 MB).
 """
 
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshd.base.byte_format import in_bytes
 from meshd.base.errors import UserError
-from meshd.config import Config, ServeConfig
+from meshd.config import Config, ModelSettings, ServeConfig
 from meshd.daemon.member_node import MemberNode
-from meshd.daemon.role_kind import BuiltRole
+from meshd.daemon.role_kind import BuiltRole, FetchingRole, Wanted
 from meshd.daemon.role_runtime import device_speeds, machine_id
 from meshd.gateway.interface import GatewayConfig
 from meshd.library.ollama import name_of_blob
-from meshd.model.known_architectures import check_architecture, check_projector
+from meshd.model.known_architectures import check_architecture, check_is_model, check_projector
 from meshd.model.status import ModelStatus
 from meshd.role.interface import RoleRuntime
 from meshd.role.native.device_speeds import DeviceSpeeds
-from meshd.role.native.processors import llama_threads
+from meshd.role.native.processors import head_threads
 from meshd.store.hash_cache import HashCache
 from meshd.store.model_file import ModelFile
 
 if TYPE_CHECKING:
+    from meshd.daemon.fetching_api import ModelsOnceFetched
+    from meshd.gateway.access import ApiPort
     from meshd.gateway.interface import Models
-    from meshd.gateway.kept_folder import KeptFolder
-    from meshd.gateway.server import ApiPort, Gateway
-    from meshd.role.head.draft_model import DraftModel
-    from meshd.role.head.split_plan import HeadOptions
+    from meshd.gateway.server import Gateway
+    from meshd.plan.wishes import DraftModel, HeadOptions
     from meshd.role.models.model_pool import ModelPool
-
-LOAD_MODE = "mmap"  # our module knows the weights of a mapped file, and nobody reads those of the workers
 
 
 class ServeRole:
@@ -47,37 +45,57 @@ class ServeRole:
     token_use = "on each machine that lends its GPU or CPU, run `meshd worker --join TOKEN`, with this token"
     what_now = ""
 
+    def wanted(self, config: Config) -> Sequence[Wanted]:
+        """Return the models to fetch: those given by name, drafts and fallbacks included."""
+        found = []
+        for serve in _served(config):
+            found.append((serve.model, serve.header_only))
+            found += [(other, False) for other in (serve.draft_model, *serve.fallback_models)]
+        return [Wanted(name, header_only=only) for name, only in found if isinstance(name, str)]
+
     def devices(self, config: Config) -> Sequence[str]:
-        """See RoleKind."""
-        return tuple(dict.fromkeys(name for one in _served(config) for name in one.devices))
+        """Return the devices that the user named, for all models."""
+        return tuple(dict.fromkeys(name for serve in _served(config) for name in serve.devices))
 
     def threads(self, config: Config) -> int:
-        """See RoleKind."""
-        from meshd.role.head.llama_args import read_llama_args
+        """Return the number of CPU threads that compute layers."""
+        from meshd.plan.wishes import read_llama_args
 
-        return read_llama_args(config.serve.llama_args).threads or llama_threads()
+        return read_llama_args(config.serve.llama_args).threads or head_threads()
 
     async def claim(self, config: Config, hashes: HashCache, held: contextlib.ExitStack) -> "ClaimedServe":
-        """See RoleKind."""
-        from meshd.role.head.llama_args import read_llama_args
+        """Bind the API's port, and open the model files unless models must be fetched. Raises UserError."""
+        from meshd.plan.wishes import read_llama_args
 
-        files = []
         for serve in _served(config):
             read_llama_args(serve.llama_args)
-            own = await _open(serve.model, config, hashes, held, header_only=serve.header_only)
-            smaller = [await _open(one, config, hashes, held) for one in serve.fallback_models]
-            _check_smaller(own, smaller)
-            files.append([own, *smaller])
+        api_config = _gateway_config(config)
+        files = held.enter_context(contextlib.ExitStack())
+        opened = () if self.wanted(config) else await _open_all(config, hashes, files)
+        for serve in _served(config):
             if serve.mmproj is not None:
                 await _check_mmproj(serve.mmproj, hashes)
-        api = await claim_api(_gateway_config(config))
+        api = await claim_api(api_config)
         held.callback(api.close)
-        return ClaimedServe(config, files, api, hashes)
+        return ClaimedServe(config, opened, api, hashes, files)
 
 
 def _served(config: Config) -> Sequence[ServeConfig]:
-    """How each model is served."""
+    """Return the settings of each model."""
     return [model.serve for model in config.models] or [config.serve]
+
+
+async def _open_all(
+    config: Config, hashes: HashCache, held: contextlib.ExitStack
+) -> Sequence[Sequence[ModelFile]]:
+    """Open each model's file, followed by its smaller fallbacks. Raises UserError."""
+    files = []
+    for serve in _served(config):
+        own = await _open(serve.model, config, hashes, held, header_only=serve.header_only)
+        smaller = [await _open(fallback, config, hashes, held) for fallback in serve.fallback_models]
+        _check_smaller(own, smaller)
+        files.append([own, *smaller])
+    return files
 
 
 async def _open(
@@ -88,28 +106,29 @@ async def _open(
     *,
     header_only: bool = False,
 ) -> ModelFile:
-    assert isinstance(path, Path)  # config/check.py; the verb has found what a name means
+    assert isinstance(path, Path)  # names are found by now
     if header_only:
         from meshd.store.header_file import HeaderFile  # which no worker needs
 
-        # the verb has left out this node's devices: here are no layers to compute with
+        # this node's devices were left out: here are no layers to compute with
         file: ModelFile = await HeaderFile.open_header(path)
     else:
         file = await ModelFile.open(path, cache=hashes, name=name_of_blob(path))
     held.callback(file.close)
+    check_is_model(file.headers[0], label=file.name)
     if config.paths.native_bin is None:  # a llama.cpp of the user's own may know others
         check_architecture(file.headers[0], label=file.name)
     return file
 
 
 def _check_smaller(own: ModelFile, others: Sequence[ModelFile]) -> None:
-    """Raises UserError for one that fits nowhere where the model's own does not: mistyped, most likely."""
+    """Refuse a fallback that is not smaller than the model, most likely a typing error. Raises UserError."""
     for other in others:
         if _weight_bytes(other) >= (size := _weight_bytes(own)):
             raise UserError(
                 f"`{other.name}` is not smaller than `{own.name}`: its weights have "
                 f"{in_bytes(_weight_bytes(other))}, the model's {in_bytes(size)}",
-                hint="give a smaller quantisation of the same model with `--fallback-model`",
+                hint="give a smaller quantisation of the same model in `fallback_models`",
             )
 
 
@@ -117,7 +136,15 @@ def _weight_bytes(file: ModelFile) -> int:
     return sum(tensor.size for header in file.headers for tensor in header.tensors)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
+class EarlyApi:
+    """An API that opens before the models are here; `gateway` is None until it is made."""
+
+    models: "ModelsOnceFetched"
+    gateway: "Gateway | None" = None
+
+
+@dataclass(slots=True)
 class ClaimedServe:
     """Implements ClaimedRole."""
 
@@ -126,19 +153,42 @@ class ClaimedServe:
     """Of each model its own, and smaller ones for when that does not fit."""
     api: "ApiPort"
     hashes: HashCache
+    held: contextlib.ExitStack
+    """Closes the files."""
+    early: "EarlyApi | None" = None
+    """The API that opened before the models were here."""
+
+    def while_fetching(self, fetching: FetchingRole) -> BuiltRole:
+        """Return the role that fetches, with an open API that reports the progress."""
+        from meshd.daemon.fetching_api import ModelsOnceFetched
+
+        models = ModelsOnceFetched(lambda: fetching.now, on_demand=bool(self.config.models))
+        early = self.early = EarlyApi(models)
+
+        def gateway() -> "Gateway":
+            early.gateway = self._make_gateway(models)
+            return early.gateway
+
+        async def explain() -> None:
+            return None
+
+        return BuiltRole(fetching, gateway, explain=explain)
+
+    async def fetched(self, config: Config) -> None:
+        """Open the model files. Raises UserError."""
+        self.config, self.files = config, await _open_all(config, self.hashes, self.held)
 
     async def build(self, runtime: RoleRuntime, member: MemberNode) -> BuiltRole:
-        """See ClaimedRole."""
-        from meshd.gateway.one_model import OneModel
+        """Build the head, or a pool of heads, and its gateway. Raises MeshdError."""
+        from meshd.gateway.request import OneModel
         from meshd.role.head.cycle import Serve
 
         speeds = device_speeds(runtime, ServeRole().threads(self.config))
         if self.config.models:
             pool = await self._pool(runtime, member, speeds)
-            gateway = self._gateway(pool, runtime, member, lambda: pool.statuses)
             return BuiltRole(
                 pool,
-                gateway,
+                self._opened(pool, runtime, member, lambda: pool.statuses),
                 held=lambda: pool.held,
                 explain=pool.explain,
                 speeds=speeds,
@@ -148,10 +198,9 @@ class ClaimedServe:
         file, *smaller = self.files[0]
         draft = await self._draft_model(self.config.serve, file)
         head = Serve(runtime, file, head_options(self.config, member, draft), speeds, smaller)
-        gateway = self._gateway(OneModel(head), runtime, member, lambda: [head.model_status])
         return BuiltRole(
             head,
-            gateway,
+            self._opened(OneModel(head), runtime, member, lambda: [head.model_status]),
             held=lambda: head.held,
             explain=head.explain,
             speeds=speeds,
@@ -159,21 +208,46 @@ class ClaimedServe:
             drafting=head.drafting,
         )
 
-    def _gateway(
+    def _opened(
         self,
         models: "Models",
         runtime: RoleRuntime,
         member: MemberNode,
         statuses: Callable[[], Sequence[ModelStatus]],
-    ) -> "Gateway":
-        """`statuses` of all models, which members are told."""
-        from meshd.gateway.answer_log import ANSWER_LOG_NAME, AnswerLog
+    ) -> "Callable[[], Gateway]":
+        """Return a function that makes the gateway; `statuses` of all models go to members.
+
+        An early gateway, if any, gets these models at once.
+        """
+        early = self.early
+        if early is not None and early.gateway is not None:
+            early.models.come(models)
+            self._open_to_members(early.gateway, models, runtime, member, statuses)
+
+        def gateway() -> "Gateway":
+            made = self._make_gateway(models)
+            self._open_to_members(made, models, runtime, member, statuses)
+            return made
+
+        return gateway
+
+    def _make_gateway(self, models: "Models") -> "Gateway":
         from meshd.gateway.server import Gateway
-        from meshd.role.head.member_api import MemberApi, served_models
+        from meshd.gateway.turns import ANSWER_LOG_NAME, AnswerLog
 
         log = AnswerLog(self.config.paths.logs / ANSWER_LOG_NAME)
-        kept = kept_answers(self.config, self.api.config)
-        gateway = Gateway(self.api.config, models, self.api, log=log, kept=kept, wall=time.time)
+        return Gateway(self.api, models, log=log, wall=time.time)
+
+    def _open_to_members(
+        self,
+        gateway: "Gateway",
+        models: "Models",
+        runtime: RoleRuntime,
+        member: MemberNode,
+        statuses: Callable[[], Sequence[ModelStatus]],
+    ) -> None:
+        from meshd.role.head.member_api import MemberApi, served_models
+
         if not self.config.serve.no_members:
             MemberApi(
                 runtime.mesh,
@@ -182,7 +256,6 @@ class ClaimedServe:
                 lambda: served_models(statuses(), gateway.requests_of, on_demand=models.on_demand),
                 me=member.node.facts.peer,
             )
-        return gateway
 
     async def _pool(self, runtime: RoleRuntime, member: MemberNode, speeds: DeviceSpeeds) -> "ModelPool":
         from meshd.role.head.cycle import Serve
@@ -205,8 +278,8 @@ class ClaimedServe:
         return ModelPool(models)
 
     async def _draft_model(self, serve: ServeConfig, model: ModelFile) -> "DraftModel | None":
-        """Raises UserError."""
-        from meshd.role.head.draft_model import draft_model
+        """Read the draft model, if one is set. Raises UserError."""
+        from meshd.plan.wishes import draft_model
 
         path = serve.draft_model
         if path is None:
@@ -218,45 +291,33 @@ class ClaimedServe:
 
 
 def head_options(config: Config, member: MemberNode, draft: "DraftModel | None" = None) -> "HeadOptions":
-    """What the user decided for serving."""
-    from meshd.role.head.fixed_layers import nodes_of
-    from meshd.role.head.split_plan import HeadOptions
+    """Return the head's options: the settings of `[serve]` and the facts of this node."""
+    from meshd.plan.wishes import HeadOptions, nodes_of
 
     serve = config.serve
     named = nodes_of(serve.layers, config.node.name)
     # options for drafts are those of the pin
     drafts = serve.speculate == "auto" and config.paths.native_bin is None
-    return HeadOptions(
-        min_workers=max(serve.min_workers, len(named)) if serve.layers else serve.min_workers,
+    settings = replace(
+        serve,
+        min_workers=max(serve.min_workers or 0, len(named)) if serve.layers else serve.min_workers,
         workers=serve.workers or named,
-        standby=serve.standby,
-        tensor_split=serve.tensor_split,
-        layers=serve.layers,
-        ctx_size=serve.ctx_size or None,
-        largest_context=serve.ctx_size == 0,
-        devices=serve.devices,
-        rpc=tuple(str(address) for address in serve.rpc),
-        load_mode=serve.load_mode or LOAD_MODE,
-        split=serve.split,
-        push=not serve.no_push,
-        activations=serve.activations,
-        output=serve.output,
-        sample_on_worker=serve.sample == "auto",
-        slots=serve.slots,
-        llama_args=serve.llama_args,
-        mmproj=str(serve.mmproj.absolute()) if serve.mmproj is not None else "",
+        speculate="auto" if drafts else "off",
+    )
+    return HeadOptions(
+        **{setting.name: getattr(settings, setting.name) for setting in fields(ModelSettings)},
+        rpc=serve.rpc,
+        draft=draft if drafts else None,
         machine=machine_id(member.membership.mesh.raw),
         node_name=config.node.name,
         node_id=str(member.node.facts.peer),
         incarnation=member.node.facts.incarnation,
         grace=float(config.links.grace),
-        speculate=drafts,
-        draft_model=draft if drafts else None,
     )
 
 
 async def _check_mmproj(path: Path, hashes: HashCache) -> None:
-    """llama-server reads it; here only that it is one. Raises UserError."""
+    """Check that a file is a projector, which only llama-server reads. Raises UserError."""
     file = await ModelFile.open(path, cache=hashes)
     try:
         check_projector(file.headers[0], label=file.name)
@@ -265,7 +326,7 @@ async def _check_mmproj(path: Path, hashes: HashCache) -> None:
 
 
 def _gateway_config(config: Config) -> GatewayConfig:
-    from meshd.gateway.auth import load_keys
+    from meshd.gateway.access import load_keys
 
     serve = config.serve
     return GatewayConfig(
@@ -275,21 +336,18 @@ def _gateway_config(config: Config) -> GatewayConfig:
         allowed_hosts=serve.allowed_hosts,
         allowed_origins=serve.allowed_origins,
         continue_seconds=float(serve.continue_answers),
-        max_wait_seconds=float(serve.max_wait),
     )
 
 
-def kept_answers(config: Config, gateway: GatewayConfig) -> "KeptFolder | None":
-    """Where answers are kept for clients that come back; None where answers do not go on."""
-    from meshd.gateway.kept_folder import KEPT_ANSWERS_NAME, KeptFolder
-
-    if gateway.continue_seconds <= 0:
-        return None
-    return KeptFolder(config.paths.home / KEPT_ANSWERS_NAME, wall=time.time)
-
-
 async def claim_api(config: GatewayConfig) -> "ApiPort":
-    """The API's port. Raises UserError when it cannot be had."""
-    from meshd.gateway.server import ApiPort
+    """Bind the API's port. Raises UserError."""
+    from meshd.gateway.access import ApiPort
 
     return await ApiPort.claim(config)
+
+
+def import_gateway() -> None:
+    """Import the modules of a role's gateway, which may take long, so call it in a thread."""
+    import meshd.gateway.ready
+    import meshd.gateway.server
+    import meshd.role.head.member_api  # noqa: F401 - whoever makes a gateway finds them

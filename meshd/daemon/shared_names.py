@@ -1,4 +1,4 @@
-"""Logs when two nodes have one name, which then stands for neither of them."""
+"""Log when two nodes have the same name, which then means neither of them."""
 
 import asyncio
 
@@ -13,18 +13,21 @@ LOG = log.get("daemon")
 
 
 async def watch_names(mesh: Mesh, me: PeerId, name: str) -> None:
-    """Once for each set of nodes with one name, for as long as they have it. Until cancelled."""
-    told: dict[str, list[str]] = {}
+    """Log each set of nodes that share a name once while they share it, until cancelled."""
+    logged: dict[str, list[str]] = {}
     seen = -1
     while True:
         seen = await mesh.changed(seen)
         peers = {str(status.peer): status.name for status in mesh.peers()}
         shared = naming.shared({**peers, str(me): name})
-        for one, nodes in shared.items():
-            if told.get(one) != nodes:
+        for shared_name, nodes in shared.items():
+            if logged.get(shared_name) != nodes:
                 other = next(node for node in nodes if node != str(me))
                 LOG.warning(
-                    "name_shared", name=one, peer=other[: naming.SHORT_CHARS], what=same_name(one, nodes)
+                    "name_shared",
+                    name=shared_name,
+                    peer=other[: naming.SHORT_CHARS],
+                    what=same_name(shared_name, nodes),
                 )
-        told = shared
+        logged = shared
         await asyncio.sleep(_LOOK_SECONDS)

@@ -1,7 +1,7 @@
-"""What this node stores and has room for: the disk of its cache, and the model files of this machine.
+"""The storage of this node: the disk of its cache, and the model files of this machine.
 
-Members are told of the disk with their models, and tell of theirs. `meshd status`, which may be asked each
-second, walks no folders: files are counted when somebody has asked, and not again for a while.
+Members exchange the state of their disks with their lists of models. `meshd status`, which may run each
+second, walks no folders: files are counted after a request, and not again for a while.
 """
 
 import asyncio
@@ -14,41 +14,39 @@ from meshd.admin.status import StorageView
 from meshd.base.fault_boundary import ended
 from meshd.base.tasks import in_thread
 from meshd.config import Config
-from meshd.library.disk_space import free_bytes
+from meshd.library.disk import bytes_on_disk, free_bytes
 from meshd.library.facts import facts_of
 from meshd.library.interface import StoredModel
 from meshd.library.members.ask_models import MemberModels, ask_members
-from meshd.library.members.offered_models import names_of
-from meshd.library.own_models import own_models
-from meshd.library.stores import Stores
-from meshd.library.walk import bytes_on_disk
+from meshd.library.members.give import names_of
+from meshd.library.stores import Stores, own_models
 from meshd.model.status import StoreStatus
 from meshd.peer.interface import Mesh
 from meshd.wire.limits import MAX_DISK_BYTES
 from meshd.wire.models import ToldDisk
 
-SHOWN_FILES = 16  # of a node; how many more there are is said
+SHOWN_FILES = 16  # of a node; the number of others is shown
 COUNT_SECONDS = 60.0  # for so long files are not counted again
-_FIRST_COUNT_SECONDS = 0.5  # how long the first who asks waits
+_FIRST_COUNT_SECONDS = 0.5  # that the first request waits
 
 
 def started_with(config: Config) -> list[Path]:
-    """The model files that this node was started with, wherever they are."""
+    """Return the model files with which this node was started, wherever they are."""
     served = [config.serve, *(model.serve for model in config.models)]
-    named = [*(one.model for one in served), *config.worker.models]
-    named += [file for one in served for file in one.fallback_models]
+    named = [*(serve.model for serve in served), *config.worker.models]
+    named += [file for serve in served for file in serve.fallback_models]
     return [path for path in named if isinstance(path, Path)]
 
 
 def files_in_use(config: Config) -> list[Path]:
-    """Of models: what the role of this node opens now or with its next load."""
+    """Return the model files that this node's role opens now or at its next load."""
     served = [config.serve, *(model.serve for model in config.models)]
-    beside = [file for one in served for file in (one.draft_model, one.mmproj)]
+    beside = [file for serve in served for file in (serve.draft_model, serve.mmproj)]
     return [*started_with(config), *(path for path in beside if isinstance(path, Path))]
 
 
 class Storage:
-    """Of one daemon; `serve` must run for counts."""
+    """The storage of one daemon; `serve` must run to count files."""
 
     def __init__(
         self,
@@ -58,7 +56,7 @@ class Storage:
         *,
         kept: Callable[[], StoreStatus | None],
     ) -> None:
-        """`kept`: the weights that its role keeps, if it does."""
+        """Take `kept`: returns the state of the role's kept weights, if it keeps any."""
         self._mesh = mesh
         self._node = config.node.name
         self._cache = config.paths.cache
@@ -70,8 +68,12 @@ class Storage:
         self._first = True
         self._count: tuple[int, int] | None = None  # files of models as one, and bytes
 
+    def fetched(self, config: Config) -> None:
+        """Note the fetched models; `config` has their paths."""
+        self._started_with = started_with(config)
+
     async def serve(self) -> None:
-        """Count when that is wanted, until cancelled."""
+        """Count files on request, until cancelled."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()
@@ -82,7 +84,7 @@ class Storage:
             await asyncio.sleep(COUNT_SECONDS)
 
     def disk(self) -> ToldDisk | None:
-        """Of the cache, now; None where that cannot be found out."""
+        """Return the current state of the cache's disk; None if it is unknown."""
         kept = self._kept()
         try:
             free = free_bytes(self._cache)
@@ -92,7 +94,7 @@ class Storage:
         return ToldDisk(min(MAX_DISK_BYTES, free), room)
 
     async def status(self) -> StorageView:
-        """What is known without a walk; the count may be some time old, and is missing at first."""
+        """Return the state without walking folders; the count may be old, or missing at first."""
         self._wanted.set()
         if self._first:
             self._first = False
@@ -109,7 +111,7 @@ class Storage:
         )
 
     async def of_all(self) -> tuple[StorageCapacity, ...]:
-        """This node's as it is now, then those of the members that are there."""
+        """Return the storage of this node, then of the connected members."""
         own = _capacity(self._node, self.disk(), *await in_thread(self._listed))
         return (own, *map(_of_member, await ask_members(self._mesh)))
 
@@ -117,30 +119,30 @@ class Storage:
         return own_models(self._stores(), self._started_with)
 
     def _listed(self) -> tuple[list[StoredFile], int]:
-        """The largest, and how many more there are. A header tells the fingerprint, if that is known."""
+        """List the largest models, with fingerprints if known, and count the others."""
         models, hashes = self._own(), self._cache / "weights"
-        shown = [(one, facts_of(one, hashes)) for one in models[:SHOWN_FILES]]
+        shown = [(model, facts_of(model, hashes)) for model in models[:SHOWN_FILES]]
         files: dict[str, StoredFile] = {}  # a second file with one content is no other model
-        for one, facts in shown:
+        for model, facts in shown:
             if not facts.problem:
-                file = StoredFile(name=names_of(one)[0], bytes=one.size, fingerprint=facts.fingerprint)
-                files.setdefault(facts.fingerprint or str(one.paths), file)
+                file = StoredFile(name=names_of(model)[0], bytes=model.size, fingerprint=facts.fingerprint)
+                files.setdefault(facts.fingerprint or str(model.paths), file)
         return list(files.values()), len(models) - len(shown)
 
 
 def _held(model: StoredModel) -> int:
-    """Bytes of it on the disk: of a header (`--header-only`) most are a hole."""
+    """Return a model's bytes on the disk; a header's file (`--header-only`) is mostly a hole."""
     return min(model.size, sum(map(bytes_on_disk, model.paths)) or model.size)
 
 
-def _of_member(told: MemberModels) -> StorageCapacity:
+def _of_member(reply: MemberModels) -> StorageCapacity:
     files = [
-        StoredFile(name=one.stem, bytes=one.model.size, fingerprint=one.model.fingerprint.hex() or None)
-        for one in told.offers
-        if one.stem
+        StoredFile(name=offer.stem, bytes=offer.model.size, fingerprint=offer.model.fingerprint.hex() or None)
+        for offer in reply.offers
+        if offer.stem
     ]
-    files.sort(key=lambda one: (-one.bytes, one.name))
-    return _capacity(told.node, told.disk, files[:SHOWN_FILES], len(files[SHOWN_FILES:]), told.why_not)
+    files.sort(key=lambda file: (-file.bytes, file.name))
+    return _capacity(reply.node, reply.disk, files[:SHOWN_FILES], len(files[SHOWN_FILES:]), reply.why_not)
 
 
 def _capacity(

@@ -47,7 +47,7 @@ from meshd.wire.dialable import Here
 
 
 class RelayMail:
-    """The relays' mailboxes as signals want them (peer/signal_routes.py)."""
+    """The relays' mailboxes as signals want them (peer/signals.py)."""
 
     def __init__(self, client: RelayClient) -> None:
         self._client = client
@@ -203,7 +203,7 @@ class Transports:
             mesh=membership.mesh,
             me=key.peer,
             addresses=local_addresses.neighbourhood,
-            candidates=self.candidates,
+            candidates=self._nearby_candidates,
             peers=book.peers,
             found=self._user.found_nearby,
             random=secrets.token_bytes,
@@ -223,6 +223,11 @@ class Transports:
         """Where this node can be reached, as known now."""
         found = [candidate for listener in self._listeners for candidate in listener.candidates()]
         return tuple(dict.fromkeys([*found, *self.network_state.mappings(), *self.reflexive.candidates()]))
+
+    def _nearby_candidates(self) -> Sequence[Candidate]:
+        """Return `candidates` and the link-local ones for neighbours on one link, which no record names."""
+        listener = self._mesh_port.listener
+        return (*self.candidates(), *(listener.on_links() if listener in self._listeners else ()))
 
     def capabilities(self) -> Mapping[str, str]:
         """See Reach."""

@@ -27,8 +27,7 @@ from meshd.config.forms import parse_address
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.identity.keystore import Home
-from meshd.peer.mesh import PeerMesh
-from meshd.peer.naming import UnknownPeer
+from meshd.peer.mesh import PeerMesh, UnknownPeer
 from meshd.process.connections import Address, ConnectionOwners
 from meshd.tunnel.interface import OwnerCheck, TunnelStatus
 from meshd.tunnel.user_tunnels import OwnTunnels

@@ -1,19 +1,18 @@
-"""Where the time of a model's tokens went, as `meshd why` shows it. Pure."""
+"""The time of a model's tokens by part, as `meshd why` shows it. Pure."""
 
 from meshd.admin.why_api import AdviceView, AnswerTime, WhyReply
-from meshd.model.time_account import TimeAccount
-from meshd.role.head.advice import SplitAdvice
+from meshd.plan.words import basis_in_words, change_in_words, part_in_words
 from meshd.role.head.explain import Explained
 from meshd.role.head.timed_answers import RunningAnswer, TimedAnswer
 
 
 def why_reply(model: str, found: Explained) -> WhyReply:
-    """`found` has an answer at least, or one that runs."""
-    answers = [_answer(one, found.now) for one in found.answers]
+    """Return the reply of `meshd why`. `found` has at least one answer, finished or running."""
+    answers = [_answer(timed, found.now) for timed in found.answers]
     if found.running is not None:
         answers.append(_running(found.running))
-    advice = found.advice
-    scale = measured_scale(found.token, advice)
+    advice, at_load = found.advice, found.facts.at_load
+    now = advice.now.prediction
     return WhyReply(
         model=model,
         split=" → ".join(f"{part.node} {part.device}: {part.layers}" for part in found.split if part.layers),
@@ -24,21 +23,18 @@ def why_reply(model: str, found: Explained) -> WhyReply:
         round=found.round,
         why_no_round=found.why_no_round,
         advice=AdviceView(
-            change=advice.change,
+            change=change_in_words(advice.change) if advice.change is not None else "",
             gain=round(advice.gain, 4),
-            why=advice.why,
-            generate_tok_s=round(advice.now_tok_s * scale, 2),
-            generate_tok_s_then=round(advice.then_tok_s * scale, 2),
-            measured=advice.is_measured,
+            why=basis_in_words(advice.basis),
+            generate_tok_s=round(now.generate_tok_s, 2),
+            generate_tok_s_then=round(advice.then_tok_s, 2),
+            measured=now.is_measured,
         ),
+        generate_tok_s_at_load=(
+            round(at_load.prediction.generate_tok_s, 2) if at_load.prediction.is_measured else None
+        ),
+        since_load=tuple(map(part_in_words, advice.now.changes_since(at_load))),
     )
-
-
-def measured_scale(token: TimeAccount | None, advice: SplitAdvice) -> float:
-    """What was measured, as a part of what is predicted: a change is compared with what is seen now."""
-    if token is None or token.seconds <= 0 or advice.now_tok_s <= 0:
-        return 1.0
-    return 1 / (token.seconds * advice.now_tok_s)
 
 
 def _answer(one: TimedAnswer, now: float) -> AnswerTime:

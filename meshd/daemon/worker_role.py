@@ -7,12 +7,13 @@ from pathlib import Path
 
 from meshd.config import Config
 from meshd.daemon.member_node import MemberNode
-from meshd.daemon.role_kind import BuiltRole
+from meshd.daemon.role_kind import BuiltRole, FetchingRole, Wanted
 from meshd.daemon.role_runtime import device_speeds, machine_id
 from meshd.role.capacity.path_probe import ProbesTaken
 from meshd.role.capacity.tell_capacity import CapacityTeller
 from meshd.role.interface import RoleRuntime
 from meshd.role.worker.cycle import Worker
+from meshd.role.worker.pause import Pause
 from meshd.role.worker.turn_times import computed_for
 from meshd.role.worker.worker_options import WorkerOptions, check_may_work
 from meshd.store.content_store import DiskContentStore
@@ -29,36 +30,53 @@ class WorkerRole:
     token_use = "where you want the API, run `meshd serve --model FILE --join TOKEN`, with this token"
     what_now = "this node is in the mesh, and lends its devices to each node that runs `meshd serve`"
 
+    def wanted(self, config: Config) -> Sequence[Wanted]:
+        """Return the models to fetch: those given by name."""
+        return [Wanted(name, partial=True) for name in config.worker.models if isinstance(name, str)]
+
     def devices(self, config: Config) -> Sequence[str]:
-        """See RoleKind."""
+        """Return the devices that the user named."""
         return config.worker.devices
 
     def threads(self, config: Config) -> int:
-        """See RoleKind."""
+        """Return the number of CPU threads that compute layers."""
         return WorkerOptions(threads=config.worker.threads).cpu_threads
 
     async def claim(self, config: Config, hashes: HashCache, held: contextlib.ExitStack) -> "ClaimedWorker":
-        """See RoleKind."""
-        files = []
-        for path in config.worker.models:
-            assert isinstance(path, Path)  # the verb has found what a name means
-            files.append(await ModelFile.open(path, cache=hashes, partial=True))
-            held.callback(files[-1].close)
+        """Open the store, and the model files unless models must be fetched. Raises UserError."""
         limit = config.worker.keep_weights
         store = DiskContentStore(config.paths.cache / "tensors", limit=limit, cache=hashes)
-        return ClaimedWorker(config, files, store)
+        claimed = ClaimedWorker(config, store, hashes, held.enter_context(contextlib.ExitStack()))
+        if not self.wanted(config):
+            await claimed.fetched(config)
+        return claimed
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ClaimedWorker:
-    """Implements ClaimedRole."""
+    """Implements ClaimedRole; `held` closes its files."""
 
     config: Config
-    files: Sequence[ModelFile]
     store: DiskContentStore
+    hashes: HashCache
+    held: contextlib.ExitStack
+    files: Sequence[ModelFile] = ()
+
+    def while_fetching(self, fetching: FetchingRole) -> BuiltRole:
+        """Return the role that fetches, which lends nothing yet and can be paused."""
+        return BuiltRole(fetching, pause=Pause())
+
+    async def fetched(self, config: Config) -> None:
+        """Open the model files. Raises UserError."""
+        files = []
+        for path in config.worker.models:
+            assert isinstance(path, Path)  # names are found by now
+            files.append(await ModelFile.open(path, cache=self.hashes, partial=True))
+            self.held.callback(files[-1].close)
+        self.config, self.files = config, files
 
     async def build(self, runtime: RoleRuntime, member: MemberNode) -> BuiltRole:
-        """See ClaimedRole."""
+        """Build the worker. Raises MeshdError if this node may not lend devices."""
         check_may_work(member.membership.roles)
         lent = self.config.worker
         options = WorkerOptions(
@@ -76,7 +94,8 @@ class ClaimedWorker:
             speeds,
             devices=worker.devices,
             machine=options.machine,
-            is_busy=lambda: worker.is_lending,
+            is_busy=lambda: worker.is_computing,
+            is_lending=lambda: worker.is_lending,
             lacks=worker.lacks,
             computed=lambda peer, lease_id, spans: computed_for(
                 ((server.lease, server.turns) for server in worker.servers), peer, lease_id, spans

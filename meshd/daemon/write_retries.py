@@ -1,4 +1,4 @@
-"""What the disk did not take is tried again, with back-off, for as long as the daemon runs."""
+"""Retry failed writes with back-off, as long as the daemon runs."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ _RETRY = Backoff(first=1.0, factor=2.0, most=30.0, jitter=0.0)
 
 
 async def write_again(keeping: Keeping) -> None:
-    """Until cancelled; then once more, for what this node knows dies with it."""
+    """Retry until cancelled, and then once more, because unwritten state is lost with the process."""
     tries = 0
     try:
         while True:

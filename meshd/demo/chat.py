@@ -12,7 +12,7 @@ _ANSWER_SECONDS = 120.0  # of silence
 
 
 async def chat(url: str, prompt: str, *, max_tokens: int, on_text: Callable[[str], None]) -> int:
-    """Stream the answer to `on_text`; returns how many tokens it had. Raises MeshdError."""
+    """Stream the answer to `on_text`; return its number of tokens. Raises MeshdError."""
     loop = asyncio.get_running_loop()
 
     def run() -> int:
@@ -52,7 +52,7 @@ def _stream(url: str, prompt: str, max_tokens: int) -> Iterator[str]:
 
 
 def _delta(line: str) -> str:
-    """The text in one line of the event stream."""
+    """Return the text in one line of the event stream. Raises MeshdError for an error event."""
     if not line.startswith("data: ") or line == "data: [DONE]":
         return ""
     event = json.loads(line.removeprefix("data: "))

@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class DemoOutput(Protocol):
-    """Where results, remarks and progress go (`meshd.cli.output.Output`)."""
+    """The output of results, remarks and progress (`meshd.cli.output.Output`)."""
 
     def line(self, text: str = "") -> None: ...
     def raw(self, text: str) -> None: ...
@@ -16,13 +16,8 @@ class DemoOutput(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoArgs:
-    """`model` None: SmolLM2, fetched into `cache`. `prompt` empty: the built-in one.
-
-    `keep`: leave nodes and state there at the end. `round_trips`: one worker for each, so far away, in ms.
-    """
+    """`model` None: SmolLM2, fetched into `cache`. `round_trips`: one worker for each, so far away, in ms."""
 
     model: Path | None
     cache: Path
-    prompt: str = ""
-    keep: bool = False
     round_trips: tuple[float, ...] = ()

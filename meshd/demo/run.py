@@ -23,7 +23,7 @@ MAX_TOKENS = 96
 
 
 def run(args: DemoArgs, out: DemoOutput) -> int:
-    """Returns the exit code. Raises MeshdError."""
+    """Run the demo; return the exit code. Raises MeshdError."""
     log.set_up(level="warning")
     folder = Path(tempfile.mkdtemp(prefix="meshd-demo-"))
     try:
@@ -31,10 +31,7 @@ def run(args: DemoArgs, out: DemoOutput) -> int:
     except ExceptionGroup as group:
         raise first_error(group) from None
     finally:
-        if args.keep:
-            out.note(f"state and logs of the nodes are in {folder}")
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
     return 0
 
 
@@ -42,14 +39,16 @@ async def _demo(args: DemoArgs, out: DemoOutput, folder: Path) -> None:
     def progress(step: BuildProgress) -> None:
         out.progress(step.text, step.done / step.total if step.total else None)
 
+    out.progress("looking for llama.cpp and the model")
     if find(args.cache) is None:
         out.note("building llama.cpp for meshd, once; this takes some minutes")
         await build(args.cache, progress=progress)
     model = args.model if args.model is not None else await demo_model(args.cache, progress)
     async with Owner() as owner:
         # the workers get the file under another name in another folder, as on another machine
+        out.progress("copying the model for the workers" if args.model is None else "preparing the nodes")
         copy = await asyncio.to_thread(other_copy, model, folder, whole=args.model is None)
-        round_trips = [one / 1000 for one in args.round_trips] or [0.0]
+        round_trips = [milliseconds / 1000 for milliseconds in args.round_trips] or [0.0]
         fleet = Fleet(
             FleetSpec(
                 folder=folder,
@@ -65,13 +64,14 @@ async def _demo(args: DemoArgs, out: DemoOutput, folder: Path) -> None:
         head = await fleet.start_head(owner)
         status = await head.until(ready_or_raise, on_status=lambda status: _tell(status, out))
         _show_split(status, out)
-        tokens = await _chat(fleet.api_url(status), args.prompt or PROMPT, out)
+        tokens = await _chat(fleet.api_url(status), PROMPT, out)
         _show_wire(status, await head.status(), tokens, out)
+        out.progress("stopping the nodes")
         owner.cancel()
 
 
 def other_copy(model: Path, folder: Path, *, whole: bool) -> Path:
-    """`model` under another name below `folder`: all its bytes when `whole`, else a link.
+    """Return a copy of `model` under another name below `folder`: all its bytes when `whole`, else a link.
 
     A symbolic one: a hard link would change the file's status time, by which a program that has it open
     knows that somebody has touched it.
@@ -113,10 +113,17 @@ async def _chat(url: str, prompt: str, out: DemoOutput) -> int:
         raise MeshdError("the head shows no API")
     out.line(f"API      {url}/v1")
     out.line(f"you      {prompt}")
-    out.raw("model    ")
+    out.progress("reading the prompt")
     loop = asyncio.get_running_loop()
     began = loop.time()
-    tokens = await chat(url, prompt, max_tokens=MAX_TOKENS, on_text=out.raw)
+    label = "model    "
+
+    def show(text: str) -> None:
+        nonlocal label
+        out.raw(label + text)
+        label = ""
+
+    tokens = await chat(url, prompt, max_tokens=MAX_TOKENS, on_text=show)
     out.line()
     out.line(f"speed    {tokens / (loop.time() - began):.1f} tokens per second, including the prompt")
     return tokens

@@ -11,10 +11,10 @@ HELD_BYTES = 64 << 20  # what 1 GB/s puts on a way of 60 ms; more is not read fr
 
 
 class DelayLine:
-    """One direction of one connection. `now` is in seconds of any clock that only goes forward."""
+    """One direction of one connection. `now` is in seconds of any monotonic clock."""
 
     def __init__(self, seconds: float, *, limit: int = HELD_BYTES) -> None:
-        """`limit`: bytes that may be under way; the last chunk may go beyond it."""
+        """Set up an empty line. `limit`: bytes that may be under way; the last chunk may go beyond it."""
         self._seconds = seconds
         self._limit = limit
         self._under_way: deque[tuple[float, bytes]] = deque()
@@ -23,26 +23,26 @@ class DelayLine:
 
     @property
     def room(self) -> bool:
-        """Whether more may be put in."""
+        """True if more may be put in."""
         return self.held < self._limit
 
     @property
     def next_at(self) -> float | None:
-        """When the next bytes come out; None: nothing is under way."""
+        """The time when the next bytes come out; None: nothing is under way."""
         return self._under_way[0][0] if self._under_way else None
 
     def put(self, data: bytes, now: float) -> None:
-        """`b""` is the end, which travels as bytes do."""
+        """Put bytes in; `b""` is the end, which travels as bytes do."""
         self._latest = max(self._latest, now + self._seconds)
         self._under_way.append((self._latest, data))
         self.held += len(data)
 
     def hold(self, seconds: float, now: float) -> None:
-        """Whatever is put in from now on comes out no sooner than `seconds` after it would have."""
+        """Delay whatever is put in from now on by `seconds` more than the distance."""
         self._latest = max(self._latest, now + self._seconds) + seconds
 
     def take(self, now: float) -> bytes | None:
-        """The next that has arrived by now; None: nothing has."""
+        """Return the next bytes that have arrived by now; None: nothing has."""
         if not self._under_way or self._under_way[0][0] > now:
             return None
         data = self._under_way.popleft()[1]

@@ -15,17 +15,18 @@ from meshd.process.ready import LineSeen
 
 
 async def apart(
-    owner: Owner, round_trips: Sequence[float], folder: Path, *, wire: bool = False
+    owner: Owner, round_trips: Sequence[float], folder: Path, *, wire: bool = False, stepped: bool = False
 ) -> FleetPlace:
-    """Networks for a head and as many workers, so far from the head in seconds. Raises UserError."""
+    """Create networks for a head and as many workers, so far from the head in seconds. Raises UserError."""
     need_namespaces()
     seen = LineSeen(r"^\{")
-    orders = json.dumps(asdict(NetworkOrders(tuple(round_trips), wire)))
+    orders = json.dumps(asdict(NetworkOrders(tuple(round_trips), wire, stepped)))
     child = OwnedChild(
         ChildSpec(
             name="networks",
             argv=(sys.executable, "-m", "meshd.fleet.networks", orders),
             log=folder / "networks.log",
+            stamped=False,
             probe=seen,
             on_line=seen.see,
         )
@@ -34,9 +35,9 @@ async def apart(
     try:
         await child.ensure_ready()
     except ChildFailed as error:
-        said = error.tail[-1] if error.tail else error.what
+        reason = error.tail[-1] if error.tail else error.what
         raise UserError(
-            f"cannot create networks: {said}", hint="run this as root, or allow user namespaces"
+            f"cannot create networks: {reason}", hint="run this as root, or allow user namespaces"
         ) from None
     found = json.loads(seen.line)
     return FleetPlace(int(found["pid"]), tuple(map(int, found["networks"])), int(found["api_port"]), wire)

@@ -26,6 +26,7 @@ class FleetSpec:
     """`round_trips`: one worker for each, so many seconds from the head; nothing is put between if all are 0.
 
     `wire`: packets are delayed between the nodes and not connections (networks.py), also where all are 0.
+    `stepped`: distance in rounds (stepped_clock.py).
     `worker_model` is the workers' file, None: they have none. The head waits for all of them.
     `worker_options`: what else each worker is told, where anything.
     `environments`: variables of nodes, by their names (HEAD_NAME, worker_names).
@@ -41,6 +42,7 @@ class FleetSpec:
     worker_options: Sequence[tuple[str, ...]] = ()
     environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     wire: bool = False
+    stepped: bool = False
     cores: Sequence[Sequence[int]] = ()
 
 
@@ -54,7 +56,9 @@ def workers_alike(
     threads: int,
     head_options: tuple[str, ...] = (),
 ) -> FleetSpec:
-    """So many workers that have the model's file, all as far away, each with so many threads."""
+    """Return a fleet of `count` workers with the model's file, all as far away, each with `threads`
+    threads.
+    """
     return FleetSpec(
         folder=folder,
         cache=cache,
@@ -67,7 +71,7 @@ def workers_alike(
 
 
 def worker_names(count: int) -> list[str]:
-    """Of the workers of a fleet."""
+    """Return the names of a fleet's workers."""
     return ["worker"] if count == 1 else [f"worker-{number}" for number in range(1, count + 1)]
 
 
@@ -81,10 +85,12 @@ class Fleet:
         self.workers: list[LocalNode] = []
 
     async def start_workers(self, owner: Owner) -> None:
-        """The first one founds the mesh. Raises MeshdError."""
+        """Start the workers; the first one founds the mesh. Raises MeshdError."""
         spec = self.spec
-        if any(spec.round_trips) or spec.wire:
-            self._place = await apart(owner, spec.round_trips, spec.folder, wire=spec.wire)
+        if any(spec.round_trips) or spec.wire or spec.stepped:
+            self._place = await apart(
+                owner, spec.round_trips, spec.folder, wire=spec.wire, stepped=spec.stepped
+            )
         has = ("--model", str(spec.worker_model)) if spec.worker_model is not None else ()
         for number, name in enumerate(worker_names(len(spec.round_trips)), 1):
             more = [word for words in spec.worker_options[number - 1 : number] for word in words]
@@ -94,7 +100,7 @@ class Fleet:
             self._token = self._token or await worker.token()
 
     async def start_head(self, owner: Owner, *more: str) -> LocalNode:
-        """Its process is there when this returns. Of an option that is given twice the last one counts.
+        """Start the head's process; of an option that is given twice the last one counts.
 
         Another head may follow over the same workers once it has ended. Raises MeshdError.
         """
@@ -103,7 +109,7 @@ class Fleet:
         least = ("--min-workers", str(len(spec.round_trips)))
         # without a wire addresses are those of loopback, and there a node does not compress by itself
         is_far = max(spec.round_trips, default=0.0) >= NEAR_SECONDS and not spec.wire
-        far = ("--compress", "on") if is_far else ()
+        far = ("--set", "links.compress=on") if is_far else ()
         # what is compared computes one token at a time, on all workers
         alike = ("--split", "always", "--speculate", "off")
         given = ("--model", str(spec.model), "--port", str(port), *alike)
@@ -113,7 +119,7 @@ class Fleet:
         return head
 
     def api_url(self, status: Status) -> str:
-        """The head's API, as it is reached from here; empty while it has none."""
+        """Return the head's API, as it is reached from here; empty while it has none."""
         if self._place is not None:
             return f"http://127.0.0.1:{self._place.api_port}"
         return status.api.url if status.api is not None else ""

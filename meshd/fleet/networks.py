@@ -18,6 +18,7 @@ import shutil
 import socket
 import struct
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -27,6 +28,7 @@ from meshd.base.errors import UserError
 from meshd.base.listening_socket import LOOPBACK_HOST, listen_at
 from meshd.base.tasks import Owner
 from meshd.fleet.proxy import Counts, DelayingProxy, ProxyRules, connecting, run_loop
+from meshd.fleet.stepped_clock import SteppedClock, all_sleep
 from meshd.fleet.tun import SIOCSIFFLAGS, make_device
 from meshd.fleet.wire import NETMASK, Packets, Wire, host_of
 from meshd.link.net.local_addresses import IFF_UP
@@ -40,16 +42,18 @@ CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000  # sched.h
 class NetworkOrders:
     """`round_trips`: from the head to each worker, in seconds; between workers it is the mean of theirs.
 
-    `wire`: packets are delayed, not connections.
+    `wire`: packets are delayed, not connections. `stepped`: all nodes are one half round trip apart, and time
+    goes on only while none of them computes (stepped_clock.py); what passes in each step is printed.
     """
 
     round_trips: tuple[float, ...]
     wire: bool = False
+    stepped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class FleetPlace:
-    """Where the networks are: a process and its descriptors, the head's first.
+    """The location of the networks: a process and its descriptors, the head's first.
 
     `api_port` leads to the head's API, from the network of the process that asked for this place.
     """
@@ -60,24 +64,24 @@ class FleetPlace:
     wire: bool = False
 
     def prefix(self, node: int) -> tuple[str, ...]:
-        """What runs a program in the network of a node; 0 is the head."""
+        """Return the command that runs a program in the network of a node; 0 is the head."""
         user = (f"--user=/proc/{self.pid}/ns/user", "--preserve-credentials") if os.geteuid() else ()
         return ("nsenter", *user, f"--net=/proc/{self.pid}/fd/{self.networks[node]}", "--")
 
 
 def listen_address(node: int, *, wire: bool = False) -> str:
-    """Where a node listens in its network."""
+    """Return where a node listens in its network."""
     return f"{host_of(node) if wire else LOOPBACK_HOST}:{FIRST_NODE_PORT + node}"
 
 
 def one_way(round_trips: Sequence[float], here: int, there: int) -> float:
-    """Seconds from one node to another; 0 is the head."""
+    """Return the seconds from one node to another; 0 is the head."""
     between = [round_trips[node - 1] for node in (here, there) if node]
     return sum(between) / len(between) / 2
 
 
 def need_namespaces() -> None:
-    """Raises UserError where there cannot be any."""
+    """Raise UserError where there cannot be network namespaces."""
     if sys.platform != "linux" or shutil.which("nsenter") is None:
         raise UserError(
             "simulated distance needs Linux and nsenter",
@@ -86,7 +90,7 @@ def need_namespaces() -> None:
 
 
 class _Networks:
-    """Made by this process, which is in one of them from now on."""
+    """The networks that this process made; it is in one of them from now on."""
 
     def __init__(self, count: int) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -100,7 +104,7 @@ class _Networks:
             raise UserError(f"the system refused a network namespace: {reason}")
 
     def _become_root(self) -> None:
-        """Of a user namespace only, in which files still belong to whom they did."""
+        """Become root of a user namespace only, in which files keep their owners."""
         user, group = os.geteuid(), os.getegid()
         self._check(self._libc.unshare(CLONE_NEWUSER))
         Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
@@ -114,11 +118,11 @@ class _Networks:
         return os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
     def enter(self, node: int) -> None:
-        """Sockets that are made from now on belong there; those that exist stay where they are."""
+        """Enter a node's network: new sockets belong there; existing ones stay where they are."""
         self._check(self._libc.setns(self.numbers[node], CLONE_NEWNET))
 
     def device(self, node: int) -> int:
-        """A way out of a network."""
+        """Create a TUN device in a node's network. Raises UserError."""
         self.enter(node)
         try:
             return make_device(host_of(node), netmask=NETMASK)
@@ -160,25 +164,51 @@ def _carry_packets(owner: Owner, networks: _Networks, orders: NetworkOrders) -> 
 def _pass_connections(owner: Owner, networks: _Networks, orders: NetworkOrders) -> None:
     counts = Counts()
     nodes = range(len(networks.numbers))
+    clock = SteppedClock(partial(all_sleep, networks.numbers), _Steps(counts).say) if orders.stepped else None
+    if clock is not None:
+        owner.start(clock.serve(), name="clock")
     for here in nodes:
         for there in nodes:
             if here != there:
                 port = FIRST_NODE_PORT + there
-                rules = ProxyRules(one_way=one_way(orders.round_trips, here, there))
+                way = 1.0 if orders.stepped else one_way(orders.round_trips, here, there)
+                rules = ProxyRules(one_way=way)
                 proxy = DelayingProxy(
                     networks.listen(here, port),
                     partial(networks.connect, there, port),
                     rules=rules,
                     counts=counts,
+                    clock=clock,
                 )
                 owner.start(proxy.serve(), name=f"{here} to {there}")
 
 
+class _Steps:
+    """The printer of a stepped clock's steps: when each was, and the bytes sent since the one before."""
+
+    def __init__(self, counts: Counts) -> None:
+        self._counts = counts
+        self._before = 0
+
+    def say(self, now: int, quiet: bool) -> None:
+        total = self._counts.up + self._counts.down
+        step = {"step": now, "at": time.time(), "quiet": quiet, "bytes": total - self._before}
+        self._before = total
+        sys.stdout.write(json.dumps(step) + "\n")
+        sys.stdout.flush()
+
+
 def main(argv: Sequence[str]) -> None:
-    """`python -m meshd.fleet.networks ORDERS` (JSON)."""
+    """Run `python -m meshd.fleet.networks ORDERS` (JSON)."""
     orders = json.loads(argv[0])
     try:
-        run_loop(_serve(NetworkOrders(tuple(map(float, orders["round_trips"])), bool(orders["wire"]))))
+        run_loop(
+            _serve(
+                NetworkOrders(
+                    tuple(map(float, orders["round_trips"])), bool(orders["wire"]), bool(orders["stepped"])
+                )
+            )
+        )
     except UserError as error:
         raise SystemExit(error.what) from None
 

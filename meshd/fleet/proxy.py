@@ -14,7 +14,7 @@ import socket
 import struct
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from meshd.base.tasks import Owner
 from meshd.fleet.delay_line import HELD_BYTES, DelayLine
@@ -42,7 +42,7 @@ class ProxyRules:
 
 @dataclass(slots=True)
 class Counts:
-    """What has passed. `up` is from the side that connected."""
+    """The traffic that has passed. `up` is from the side that connected."""
 
     connections: int = 0
     up: int = 0
@@ -50,24 +50,57 @@ class Counts:
     rpc: RpcCounts = field(default_factory=RpcCounts)
 
 
+class ProxyClock(Protocol):
+    """A clock that proxies share instead of the loop's."""
+
+    def time(self) -> float: ...
+
+    async def until(self, at: float) -> None:
+        """Wait until the clock shows `at`, or is about to."""
+        ...
+
+
+class _LoopClock:
+    """The seconds of the running loop; learns how late timers come here, and sets them so much earlier."""
+
+    def __init__(self) -> None:
+        self._late = 0.0
+
+    def time(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def until(self, at: float) -> None:
+        wanted = at - self._late
+        await asyncio.sleep(wanted - self.time())
+        self._late += LEARN * (min(self.time() - wanted, MOST_LATE_SECONDS) - self._late)
+
+
 class DelayingProxy:
     """Takes connections on `listener` and passes them on to new ones of `connect`.
 
-    `connect` returns at once, with a socket that is connecting. Several proxies may share `counts`.
+    `connect` returns at once, with a socket that is connecting. Several proxies may share `counts`, and a
+    `clock` in which `rules` are then.
     """
 
     def __init__(
-        self, listener: socket.socket, connect: Connect, *, rules: ProxyRules, counts: Counts | None = None
+        self,
+        listener: socket.socket,
+        connect: Connect,
+        *,
+        rules: ProxyRules,
+        counts: Counts | None = None,
+        clock: ProxyClock | None = None,
     ) -> None:
         listener.setblocking(False)
         self._listener = listener
         self._connect = connect
         self._rules = rules
+        self._clock = clock
         self.counts = Counts() if counts is None else counts
         self._free = asyncio.Semaphore(MOST_CONNECTIONS)
 
     async def serve(self) -> None:
-        """Until cancelled; then every connection is reset, and the listener closed."""
+        """Serve until cancelled; then reset every connection, and close the listener."""
         loop = asyncio.get_running_loop()
         try:
             async with Owner() as owner:
@@ -98,15 +131,15 @@ class DelayingProxy:
             self._free.release()
 
     async def _pass(self, near: socket.socket, far: socket.socket) -> None:
-        loop, rules = asyncio.get_running_loop(), self._rules
+        clock, rules = self._clock or _LoopClock(), self._rules
         self.counts.connections += 1
         counted = RpcListener(self.counts.rpc) if rules.rpc or rules.compute else None
-        up = _OneWay(near, far, rules, self.counts, counted, up=True)
-        down = _OneWay(far, near, rules, self.counts, counted, up=False)
-        open_at = loop.time() + 3 * rules.one_way
+        up = _OneWay(near, far, rules, clock, self.counts, counted, up=True)
+        down = _OneWay(far, near, rules, clock, self.counts, counted, up=False)
+        open_at = clock.time() + 3 * rules.one_way
         async with Owner() as owner:
             owner.start(up.read(), name="read up")
-            await asyncio.sleep(open_at - loop.time())
+            await clock.until(open_at)
             await _until_connected(far)
             owner.start(up.write(), name="write up")
             owner.start(down.read(), name="read down")
@@ -121,6 +154,7 @@ class _OneWay:
         source: socket.socket,
         target: socket.socket,
         rules: ProxyRules,
+        clock: ProxyClock,
         counts: Counts,
         listener: RpcListener | None,
         *,
@@ -129,15 +163,13 @@ class _OneWay:
         self._source = source
         self._target = target
         self._compute = rules.compute if up else 0.0
+        self._clock = clock
         self._counts = counts
         self._listener = listener
         self._up = up
         self._line = DelayLine(rules.one_way, limit=rules.held_bytes)
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
-        self._late = (
-            0.0  # seconds that timers come too late here, on the average: so much earlier they are set
-        )
 
     async def read(self) -> None:
         loop = asyncio.get_running_loop()
@@ -147,7 +179,7 @@ class _OneWay:
                 self._room.clear()
                 await self._room.wait()
             data = await loop.sock_recv(self._source, _READ_BYTES)
-            self._put(data, loop.time())
+            self._put(data, self._clock.time())
             self._changed.set()
 
     def _put(self, data: bytes, now: float) -> None:
@@ -172,10 +204,14 @@ class _OneWay:
     async def write(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            data = self._line.take(loop.time() + self._late)
-            if data is None:
-                await self._until_next()
+            if (at := self._line.next_at) is None:
+                self._changed.clear()
+                await self._changed.wait()
                 continue
+            if at > self._clock.time():
+                await self._clock.until(at)
+            data = self._line.take(at)
+            assert data is not None
             self._room.set()
             if not data:
                 with contextlib.suppress(OSError):  # gone already
@@ -183,20 +219,9 @@ class _OneWay:
                 return
             await loop.sock_sendall(self._target, data)
 
-    async def _until_next(self) -> None:
-        at = self._line.next_at
-        if at is None:
-            self._changed.clear()
-            await self._changed.wait()
-            return
-        loop = asyncio.get_running_loop()
-        wanted = at - self._late
-        await asyncio.sleep(wanted - loop.time())
-        self._late += LEARN * (min(loop.time() - wanted, MOST_LATE_SECONDS) - self._late)
-
 
 async def _until_connected(sock: socket.socket) -> None:
-    """Raises OSError when the connection was refused."""
+    """Wait for the connection. Raises OSError when it was refused."""
     loop = asyncio.get_running_loop()
     writable = asyncio.Event()
     loop.add_writer(sock, writable.set)
@@ -210,13 +235,13 @@ async def _until_connected(sock: socket.socket) -> None:
 
 
 def connect_to(host: str, port: int) -> socket.socket:
-    """A socket that is connecting. Raises OSError."""
+    """Return a socket that is connecting. Raises OSError."""
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     return connecting(sock, (host, port))
 
 
 def connecting(sock: socket.socket, place: tuple[str, int]) -> socket.socket:
-    """Begin to connect it. Raises OSError."""
+    """Begin to connect the socket. Raises OSError."""
     sock.setblocking(False)
     try:
         with contextlib.suppress(BlockingIOError):
@@ -228,7 +253,7 @@ def connecting(sock: socket.socket, place: tuple[str, int]) -> socket.socket:
 
 
 def run_loop(work: Coroutine[object, object, T]) -> T:
-    """As asyncio.run, with a clock that is as fine as the system's."""
+    """Run like asyncio.run, with a clock that is as fine as the system's."""
 
     def fine() -> asyncio.SelectorEventLoop:
         return asyncio.SelectorEventLoop(selectors.SelectSelector())

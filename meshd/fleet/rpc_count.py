@@ -40,7 +40,7 @@ class RpcCounts:
 
     @property
     def bytes(self) -> int:
-        """Of all kinds."""
+        """The bytes of all kinds."""
         return self.weights + self.tensors + self.graphs + self.control
 
 
@@ -60,7 +60,9 @@ class RpcListener:
         counts.connections += 1
 
     def sent(self, data: bytes) -> list[int]:
-        """By the client. Returns where in `data` requests for computing begin (0: there, or before it)."""
+        """Count the client's data; return where in it requests for computing begin (0: there, or
+        before it).
+        """
         self._asked = True
         computing = []
         at = 0
@@ -78,7 +80,7 @@ class RpcListener:
         return computing
 
     def _header_bytes(self) -> int:
-        """As much of a request as tells what its bytes are: with SET_TENSOR, that is the tensor's name."""
+        """Return how much of a request tells what its bytes are: with SET_TENSOR, up to the tensor's name."""
         header = self._header
         if len(header) < RPC_REQUEST.size or header[0] != SET_TENSOR:
             return RPC_REQUEST.size
@@ -86,7 +88,7 @@ class RpcListener:
         return RPC_REQUEST.size + min(size, _NAME_OFFSET + _NAME_BYTES)
 
     def _request(self) -> bool:
-        """A header is complete. Returns whether it asks for computing."""
+        """Handle a complete header; return True if it requests computing."""
         header = bytes(self._header)
         self._header.clear()
         command, size = RPC_REQUEST.unpack_from(header)
@@ -99,7 +101,7 @@ class RpcListener:
         return command in _COMPUTE
 
     def answered(self, data: bytes) -> None:
-        """By the server."""
+        """Count the server's data."""
         if self._asked and data:
             self._counts.round_trips += 1
             self._asked = False

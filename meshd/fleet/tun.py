@@ -16,7 +16,7 @@ _SIOCSIFNETMASK = 0x891C
 
 
 def make_device(host: str, *, other: str = "", netmask: str = "") -> int:
-    """A device with address `host`, up, and loopback too; returns its descriptor, which does not block.
+    """Create a device with address `host`, up, and loopback too; return its non-blocking descriptor.
 
     It leads to the one address `other`, or to the network of `netmask`. Raises OSError.
     """

@@ -19,15 +19,15 @@ _IPV4, _DESTINATION = 4, slice(16, 20)  # RFC 791, 3.1
 
 
 def host_of(node: int) -> str:
-    """The address of a node."""
+    """Return the address of a node."""
     return f"{NETWORK}{node + 1}"
 
 
 class Packets:
-    """Those that are under way. `now` is in seconds of any clock that only goes forward."""
+    """The packets under way. `now` is in seconds of any monotonic clock."""
 
     def __init__(self, nodes: int, one_way: Callable[[int, int], float]) -> None:
-        """`one_way`: seconds from a node to another."""
+        """Set up empty. `one_way`: seconds from a node to another."""
         self._nodes = {socket.inet_aton(host_of(node)): node for node in range(nodes)}
         self._one_way = one_way
         self._under_way: list[tuple[float, int, int, bytes]] = []
@@ -35,11 +35,11 @@ class Packets:
 
     @property
     def next_at(self) -> float | None:
-        """When the next arrives; None: nothing is under way."""
+        """The time when the next packet arrives; None: nothing is under way."""
         return self._under_way[0][0] if self._under_way else None
 
     def put(self, source: int, packet: bytes, now: float) -> None:
-        """One that a node sent; it is dropped if no node here has its address."""
+        """Put in a packet that a node sent; it is dropped if no node here has its address."""
         there = self._nodes.get(packet[_DESTINATION]) if packet and packet[0] >> 4 == _IPV4 else None
         if there is None or there == source or len(self._under_way) >= MOST_UNDER_WAY:
             return
@@ -47,7 +47,7 @@ class Packets:
         heapq.heappush(self._under_way, (arrives, next(self._number), there, packet))
 
     def take(self, now: float) -> list[tuple[int, bytes]]:
-        """Those that have arrived by now, and where, in order."""
+        """Return the packets that have arrived by now, with their nodes, in order."""
         arrived = []
         while self._under_way and self._under_way[0][0] <= now:
             _, _, there, packet = heapq.heappop(self._under_way)
@@ -56,10 +56,10 @@ class Packets:
 
 
 class Wire:
-    """The devices of all nodes. It wants a loop with a fine clock (proxy.run_loop)."""
+    """The TUN devices of all nodes. Needs a loop with a fine clock (proxy.run_loop)."""
 
     def __init__(self, devices: Sequence[int], packets: Packets) -> None:
-        """Owns the descriptors."""
+        """Take the descriptors, which this object owns from now on."""
         self._devices = devices
         self._packets = packets
         self._came = asyncio.Event()

@@ -1,35 +1,505 @@
-"""How a request is put so that llama-server goes on behind the text that a client has. Pure.
+"""Ask llama-server to continue the text that a client already has. Pure.
 
-The prompt becomes the prompt with that text behind it: as tokens where the answer told them, else as text; of
-a chat it is the beginning of the assistant's message, with calls of tools as the template writes them
-(begun_calls.py). A grammar is moved on by the same text: llama-server feeds it what it calls the generation
-prompt. Fewer tokens remain to be generated, and the numbers at the end count all of them (rest_events.py).
+The text is appended to the prompt: as tokens if the answer had them, else as text. In a chat it becomes the
+beginning of the assistant's message. A grammar advances by the same text, which llama-server calls the
+generation prompt. The limit of tokens is reduced, and the figures at the end count all tokens (events.py).
+
+Calls of tools are written as the model wrote them. A client gets only name and arguments, but to continue
+within the arguments llama-server needs the text around them as well. So its `/apply-template` is shown a call
+with arguments that are easy to find, which are then replaced by those that the client has: all at once if the
+template writes them as JSON. Other templates write each argument separately, usually in a tag, strings
+without quotation marks and other values as JSON. They are shown a mark instead of each value, twice: with the
+real arguments, and with one more at the end. If the last value is complete, the text that both have after it
+is written as well, such as a closing tag.
 """
 
-from collections.abc import Mapping
+import json
+import re
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from io import StringIO
+from itertools import takewhile
 
-from meshd.gateway.begun_calls import CallTemplate, messages_as_a_chat, responses_as_a_chat
-from meshd.gateway.json_fields import objects_of
-from meshd.gateway.sent_text import Dialect, SentText
+from meshd.base.errors import MeshdError
+from meshd.gateway.dialects.fields import is_number, objects_of, text_of
+
+# possessive, else each letter would be remembered, to go back to
+_WHOLE_LETTERS = re.compile(r'(?:[^\\"]+|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*+')
+_NUMBER = re.compile(r"[-+.0-9eE]+")  # as far as it came: `0.` is none yet
+_SPACE = re.compile(r"\s*")
+_decoder = json.JSONDecoder(strict=False)
+
+
+@dataclass(frozen=True, slots=True)
+class BegunArgument:
+    """An argument of a call. `value`: its JSON; that of the last argument may be cut off."""
+
+    name: str
+    value: str
+
+    @property
+    def is_text(self) -> bool:
+        return self.value.startswith('"')
+
+    @property
+    def is_whole(self) -> bool:
+        try:
+            return _decoder.raw_decode(self.value)[1] == len(self.value)
+        except ValueError:
+            return False
+
+    @property
+    def text(self) -> str:
+        """Return a string value decoded, as far as it came."""
+        return _letters(self.value[1:])
+
+
+@dataclass(slots=True)
+class BegunArguments:
+    """The arguments of a call so far. `next_name`: the beginning of the next argument's name, if it came.
+
+    `is_closed`: the last value is complete.
+    """
+
+    arguments: list[BegunArgument] = field(default_factory=list)
+    next_name: str | None = None
+    is_closed: bool = True
+
+
+def begun_arguments(text: str) -> BegunArguments | None:
+    """Read the beginning of a JSON object; None if `text` is not one."""
+    found, at = BegunArguments(), _behind_space(text, 0)
+    if at == len(text):
+        return found
+    if text[at] != "{":
+        return None
+    at = _behind_space(text, at + 1)
+    while at < len(text) and text[at] != "}":
+        try:
+            read = _read_one(text, at, found)
+        except (ValueError, RecursionError):
+            return None
+        at = _behind_space(text, read)
+        if at < len(text) and text[at] == ",":
+            at = _behind_space(text, at + 1)
+            found.is_closed, found.next_name = True, "" if at == len(text) else None
+        elif at < len(text) and text[at] == "}":
+            found.is_closed = True
+        elif at < len(text):
+            return None
+    return found
+
+
+def _read_one(text: str, at: int, found: BegunArguments) -> int:
+    """Read one argument; return where it ends. Raises ValueError."""
+    if text[at] != '"':
+        raise ValueError("a name begins with a quotation mark")
+    try:
+        name, at = _decoder.raw_decode(text, at)
+    except ValueError:
+        found.next_name = _letters(text[at + 1 :])
+        return len(text)
+    at = _behind_space(text, at)
+    if at < len(text):
+        if text[at] != ":":
+            raise ValueError("a name is followed by a colon")
+        at = _behind_space(text, at + 1)
+    if at == len(text):  # how its value is written can depend on what it is
+        found.next_name, found.is_closed = name, True
+        return at
+    end = _end_of_value(text, at)
+    argument = BegunArgument(name, text[at:end])
+    found.arguments.append(argument)
+    found.is_closed = argument.is_text and argument.is_whole  # a number can have more digits
+    return end
+
+
+def _end_of_value(text: str, at: int) -> int:
+    if (number := _NUMBER.match(text, at)) is not None:
+        return number.end()
+    try:
+        return _decoder.raw_decode(text, at)[1]
+    except ValueError:
+        return len(text)
+
+
+def _letters(escaped: str) -> str:
+    """Decode a JSON string without its opening quotation mark, up to an incomplete escape sequence."""
+    whole = _WHOLE_LETTERS.match(escaped)
+    found: str = json.loads(f'"{whole[0] if whole is not None else ""}"', strict=False)
+    return found[:-1] if "\ud800" <= found[-1:] <= "\udbff" else found  # of two that are one letter
+
+
+def _behind_space(text: str, at: int) -> int:
+    space = _SPACE.match(text, at)
+    return at if space is None else space.end()
+
+
+_NEXT_NAME = "meshd-next"
+# an argument that is no text is shown as a number: a template may write texts in another way
+_FIRST_NUMBER = 7_303_014_000
+_TO_A_TAGS_END = re.compile(r"(?s).*[>\]}\s]")
+
+
+def tagged_arguments(calls: Sequence[BegunArguments]) -> tuple[list[str], list[str]]:
+    """Return the arguments of all calls, as JSON, for two requests to the template."""
+    marks = iter(_marks(calls))
+    shown = [{argument.name: next(marks) for argument in call.arguments} for call in calls]
+    longer = [*shown[:-1], {**shown[-1], _NEXT_NAME: "-"}]
+    return [json.dumps(arguments) for arguments in shown], [json.dumps(arguments) for arguments in longer]
+
+
+def written_tagged(shown: str, longer: str, calls: Sequence[BegunArguments]) -> str | None:
+    """Return what the model wrote for these calls; None if that cannot be determined.
+
+    `shown` and `longer`: the two prompts of the template, from where the calls begin.
+    """
+    arguments = [argument for call in calls for argument in call.arguments]
+    parts, at, longer_at = [], 0, 0  # not the rest of the two each time: a peer can send very many arguments
+    for argument, mark in zip(arguments, map(str, _marks(calls)), strict=True):
+        found, longer_found = shown.find(mark, at), longer.find(mark, longer_at)
+        before = shown[at:found]
+        if found < 0 or longer_found < 0 or before != longer[longer_at:longer_found]:
+            return None
+        at, longer_at = found + len(mark), longer_found + len(mark)
+        parts.append(before)
+        if argument.is_text and before.endswith('"') and shown.startswith('"', at):
+            parts.append(argument.value[1:])
+            at, longer_at = at + argument.is_whole, longer_at + argument.is_whole
+        else:
+            parts.append(argument.text if argument.is_text else argument.value)
+    last, longer = calls[-1], longer[longer_at:]
+    if last.next_name is not None:
+        before, name, _ = longer.partition(_NEXT_NAME)
+        if not name:
+            return None
+        parts += [before, last.next_name]
+    elif last.is_closed:
+        parts.append(_closing(shown[at:], longer))
+    return "".join(parts)
+
+
+def _closing(shown: str, longer: str) -> str:
+    """Return the common beginning of both texts, cut after the last tag, bracket or whitespace."""
+    alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(shown, longer, strict=False)))
+    found = _TO_A_TAGS_END.match(shown[:alike])
+    return "" if found is None else found[0]
+
+
+def _marks(calls: Sequence[BegunArguments]) -> Iterator[str | int]:
+    arguments = [argument for call in calls for argument in call.arguments]
+    for number, argument in enumerate(arguments):
+        yield f"meshd-value-{number}." if argument.is_text else _FIRST_NUMBER + number
+
+
+_CONTENT = "meshd-content"
+_ARGUMENTS = "meshd-arguments"
+
+
+@dataclass(slots=True)
+class SentCall:
+    """A tool call, as far as the client has it."""
+
+    id: str = ""
+    name: str = ""
+    arguments: StringIO = field(default_factory=StringIO)
+
+    @property
+    def text(self) -> str:
+        """Return the arguments so far, as text."""
+        return self.arguments.getvalue()
+
+
+# Another node may answer that serves several models, each with its own template.
+_TEMPLATE_FIELDS = ("model", "tools", "chat_template_kwargs", "reasoning_effort", "reasoning_format")
+
+
+class CallTemplate:
+    """Finds out how the template writes calls: alternate `question` and `answer`, then read `written`.
+
+    There is one question at a time, because a peer decides how much memory calls and their tools take.
+    """
+
+    def __init__(self, asked: Mapping[str, object], calls: Sequence[SentCall], *, after_text: bool) -> None:
+        """Take a chat's fields and its calls so far. `after_text`: the client has text before the calls."""
+        self._asked = {name: asked[name] for name in _TEMPLATE_FIELDS if name in asked}
+        self._calls = calls
+        self._after_text = after_text
+        self._begun: list[BegunArguments] = []
+        self._arguments = [[_marked(number) for number, _ in enumerate(calls)]]  # to be shown, in turn
+        self._before = ""  # the prompt without the calls
+        self._behind: list[str] = []  # of each prompt with them, what follows the text
+        self._has_content = False
+        self._is_over = False
+        self.written: str | None = None  # by the model, up to the last of the arguments that the client has
+
+    def question(self) -> bytes | None:
+        """Return the next body for `/apply-template`: a chat before the calls were made, then with them."""
+        if self._is_over:
+            return None
+        # what was said before does not matter for how a call is written
+        messages: list[Mapping[str, object]] = [{"role": "user", "content": "-"}]
+        if self._before:
+            messages += self._made(self._arguments[len(self._behind)])
+        return json.dumps({**self._asked, "messages": messages}).encode()
+
+    def answer(self, prompt: str) -> None:
+        """Take the prompt that answers the last question; empty if the template made none."""
+        if prompt and not self._before:
+            self._before = prompt
+            return
+        behind = self._behind_text(prompt)
+        if behind is None:
+            self._is_over = True
+            return
+        self._behind.append(behind)
+        if len(self._behind) == 1 and (text := _written_as_json(behind, self._calls)) is not None:
+            self._write(text)
+        elif len(self._behind) == 1:
+            self._show_tagged()
+        elif len(self._behind) == len(self._arguments):
+            self._write(written_tagged(self._behind[1], self._behind[2], self._begun))
+
+    def _show_tagged(self) -> None:
+        begun = [begun_arguments(call.text) for call in self._calls]
+        self._begun = [call for call in begun if call is not None]
+        self._is_over = len(self._begun) < len(begun)
+        if not self._is_over:
+            self._arguments += tagged_arguments(self._begun)
+
+    def _write(self, text: str | None) -> None:
+        self._is_over = True
+        # where the client has no text, the whitespace that follows it in the template was not written either
+        strips = text is not None and self._has_content and not self._after_text
+        self.written = text.lstrip() if text is not None and strips else text
+
+    def _made(self, arguments: Sequence[str]) -> list[Mapping[str, object]]:
+        made, answers = [], []
+        for call, text in zip(self._calls, arguments, strict=True):
+            function = {"name": call.name, "arguments": text}
+            made.append({"id": call.id, "type": "function", "function": function})
+            answers.append({"role": "tool", "tool_call_id": call.id, "name": call.name, "content": "-"})
+        # an answer of each tool behind it: a message that ends with calls would be continued
+        return [{"role": "assistant", "content": _CONTENT, "tool_calls": made}, *answers]
+
+    def _behind_text(self, prompt: str) -> str | None:
+        """Return the part of a prompt that follows the message's text; None if it cannot be found."""
+        _, found, behind = prompt.rpartition(_CONTENT)
+        if found:
+            self._has_content = True
+            return behind
+        # some templates write no text beside calls
+        return prompt[len(self._before) :] if self._before and prompt.startswith(self._before) else None
+
+
+def _marked(number: int) -> str:
+    return json.dumps({f"{_ARGUMENTS}-{number}": 0})
+
+
+def _written_as_json(behind: str, calls: Sequence[SentCall]) -> str | None:
+    parts, at = [], 0
+    for number, call in enumerate(calls):
+        found = re.compile(rf'\{{\s*"{_ARGUMENTS}-{number}"\s*:\s*0\s*\}}').search(behind, at)
+        if found is None:  # this template writes arguments otherwise
+            return None
+        parts += [behind[at : found.start()], call.text]
+        at = found.end()
+    return "".join(parts)
+
+
+class OtherAnswer(MeshdError):
+    """A second run of a request made a different answer than the first."""
+
+
+class _Left:
+    """A text that is generated again, and how much of it has come."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0  # so much of it has come: a copy of the rest for each piece would take minutes
+
+    def without(self, added: str) -> str:
+        """Return the part of `added` that goes beyond the text. Raises OtherAnswer if it differs."""
+        come = added[: len(self._text) - self._at]
+        if not self._text.startswith(come, self._at):
+            raise OtherAnswer("it begins with other text")
+        self._at += len(come)
+        return added[len(come) :]
+
+
+class Echo:
+    """The text and calls that a client has when the answer continues, to compare with a repetition."""
+
+    def __init__(self, text: str, reasoning: str, calls: Sequence[SentCall]) -> None:
+        self.text = _Left(text)
+        self.reasoning = _Left(reasoning)
+        self._calls = [_Left(call.text) for call in calls]
+
+    @property
+    def calls(self) -> int:
+        """Return the number of calls of which the client has a part."""
+        return len(self._calls)
+
+    def fresh(self, delta: Mapping[str, object]) -> dict[str, object]:
+        """Return what the client lacks of a chat's delta. Raises OtherAnswer."""
+        fresh = dict(delta)
+        for name, left in (("content", self.text), ("reasoning_content", self.reasoning)):
+            if isinstance(text := delta.get(name), str) and text:
+                fresh[name] = left.without(text)
+                if not fresh[name]:
+                    del fresh[name]
+        calls = delta.get("tool_calls")
+        if isinstance(calls, list):
+            fresh["tool_calls"] = [piece for call in calls for piece in self._fresh_call(call)]
+            if not fresh["tool_calls"]:
+                del fresh["tool_calls"]
+        return fresh
+
+    def fresh_arguments(self, number: int, added: str) -> str:
+        """Return what the client lacks of these arguments of a call. Raises OtherAnswer."""
+        return self._calls[number].without(added) if 0 <= number < len(self._calls) else added
+
+    def _fresh_call(self, call: object) -> list[object]:
+        number = call.get("index") if isinstance(call, dict) else None
+        if not isinstance(call, dict) or type(number) is not int or not 0 <= number < len(self._calls):
+            return [call]
+        function = call.get("function")
+        added = function.get("arguments") if isinstance(function, dict) else None
+        fresh = self.fresh_arguments(number, added) if isinstance(added, str) else ""
+        return [{"index": number, "function": {"arguments": fresh}}] if fresh else []
+
+
+_MOST_KEPT = 4 << 20  # letters and tokens of an answer: 131,072 tokens have about half a million letters
+_MOST_CALLS = 64  # of tools, in one answer
+_CALL_NAME_LETTERS = 256  # letters of the id and of the name of a call
+
+
+class SentForm(StrEnum):
+    """A form of llama-server's requests and events in which an answer can be continued."""
+
+    NATIVE = "native"
+    COMPLETION = "completion"
+    CHAT = "chat"
+
+
+SENT_FORMS: Mapping[str, SentForm] = {
+    "/completion": SentForm.NATIVE,
+    "/completions": SentForm.NATIVE,
+    "/v1/completions": SentForm.COMPLETION,
+    "/v1/chat/completions": SentForm.CHAT,
+}
+
+
+@dataclass(slots=True)
+class SentText:
+    """The text, reasoning and tool calls that were sent to a client.
+
+    `is_text` is False if the answer cannot be kept so: for other content, several answers, or too much text.
+    """
+
+    form: SentForm
+    tokens: "array[int]" = field(default_factory=lambda: array("i"))
+    count: int = 0  # of tokens, or of pieces where it is not told
+    is_text: bool = True
+    is_over: bool = False
+    calls: list[SentCall] = field(default_factory=list)
+    written: str | None = None  # what the model wrote for them
+    # not lists: of short pieces those would hold many times their letters
+    _said: StringIO = field(default_factory=StringIO)
+    _thought: StringIO = field(default_factory=StringIO)
+    _kept: int = 0
+    echo: Echo = field(
+        default_factory=lambda: Echo("", "", [])
+    )  # of a run that continues what the client has
+
+    @property
+    def text(self) -> str:
+        return self._said.getvalue()
+
+    @property
+    def reasoning(self) -> str:
+        return self._thought.getvalue()
+
+    def see(self, event: Mapping[str, object]) -> None:
+        """Add one event, by its JSON."""
+        if not self.is_text:
+            return
+        match self.form:
+            case SentForm.NATIVE:
+                self._native(event)
+            case _:
+                self._choices(event)
+        if self._kept > _MOST_KEPT:
+            self.is_text = False
+        if not self.is_text:
+            self._said, self._thought, self.tokens, self.calls = StringIO(), StringIO(), array("i"), []
+
+    def goes_on(self) -> None:
+        """Remember the text sent so far, to compare with what the next run repeats."""
+        self.echo = Echo(self.text, self.reasoning, self.calls)
+
+    def _add(self, text: str, thought: str = "") -> None:
+        """Add text. A model writes none after a call, and reasons before it writes."""
+        has_more = bool(text or thought)
+        self.is_text &= not (self.calls and has_more)
+        self._kept += self._said.write(text) + self._thought.write(thought)
+        self.count += has_more
+
+    def _native(self, event: Mapping[str, object]) -> None:
+        self.is_over |= event.get("stop") is True
+        self.is_text &= event.get("index", 0) == 0
+        tokens, count = event.get("tokens"), event.get("tokens_predicted")
+        if isinstance(tokens, list):
+            self.tokens.extend(token for token in tokens if is_number(token))
+            self._kept += len(tokens)
+        self._add(text_of(event, "content"))
+        if is_number(count):
+            self.count = count
+
+    def _choices(self, event: Mapping[str, object]) -> None:
+        for choice in objects_of(event.get("choices")):
+            self.is_text &= choice.get("index", 0) == 0
+            self.is_over |= choice.get("finish_reason") is not None
+            delta = choice.get("delta")
+            of = delta if isinstance(delta, dict) else choice
+            self._add(text_of(of, "content") + text_of(of, "text"), text_of(of, "reasoning_content"))
+            for call in objects_of(of.get("tool_calls")):
+                self._called(call.get("index"), text_of(call, "id"), call.get("function"))
+
+    def _called(self, number: object, id: str, function: object) -> None:
+        """Add more of a call."""
+        most = min(len(self.calls), _MOST_CALLS - 1)
+        if not is_number(number) or not isinstance(function, dict) or number > most:
+            self.is_text = False
+            return
+        if number == len(self.calls):
+            self.calls.append(SentCall())
+        self.is_text &= number == len(self.calls) - 1
+        begun = self.calls[-1]
+        begun.id, begun.name = begun.id or id, begun.name or text_of(function, "name")
+        self.is_text &= max(len(begun.id), len(begun.name)) <= _CALL_NAME_LETTERS
+        self._kept += begun.arguments.write(text_of(function, "arguments"))
+        self.count += 1
+
 
 # What they ask for depends on more than the text so far, or is what the rest is asked for with.
 _STATE = ("echo", "suffix", "generation_prompt", "grammar_type", "continue_final_message")
 # These say which text may come next, so what was sent moves them on.
 _FORMS = ("grammar", "json_schema", "response_format")
 # A chat's own grammar is fed nothing: what comes before the answer would not fit it.
-_CONTINUED_FORMS: Mapping[Dialect, frozenset[str]] = {
-    Dialect.NATIVE: frozenset({"grammar", "json_schema"}),
-    Dialect.COMPLETION: frozenset({"grammar", "json_schema"}),
-    Dialect.CHAT: frozenset({"json_schema", "response_format"}),
-    Dialect.RESPONSES: frozenset({"json_schema", "response_format"}),
-    Dialect.ANTHROPIC: frozenset(),
+_CONTINUED_FORMS: Mapping[SentForm, frozenset[str]] = {
+    SentForm.NATIVE: frozenset({"grammar", "json_schema"}),
+    SentForm.COMPLETION: frozenset({"grammar", "json_schema"}),
+    SentForm.CHAT: frozenset({"json_schema", "response_format"}),
 }
 _SEVERAL = ("n", "n_cmpl", "best_of")
-_LENGTHS = ("max_completion_tokens", "max_output_tokens", "max_tokens", "n_predict")
+_LENGTHS = ("max_completion_tokens", "max_tokens", "n_predict")
 
 
 def continued(asked: Mapping[str, object], sent: SentText) -> dict[str, object] | None:
-    """The request for the rest; None where it cannot be put so."""
+    """Return the request for the rest of the answer; None if it cannot be continued."""
     if not _can_go_on(asked, sent) or (sent.calls and sent.written is None):
         return None
     request = _with_text(asked, sent)
@@ -44,47 +514,35 @@ def _can_go_on(asked: Mapping[str, object], sent: SentText) -> bool:
     ):
         return False
     forms = {name for name in _FORMS if asked.get(name)}
-    return forms <= _CONTINUED_FORMS[sent.dialect]
+    return forms <= _CONTINUED_FORMS[sent.form]
 
 
 def unwritten_calls(asked: Mapping[str, object], sent: SentText) -> CallTemplate | None:
-    """What is to be known of the template before the rest can be asked for; None: nothing."""
+    """Return the questions to the template that must come before `continued`; None if there are none."""
     if not sent.calls or not _can_go_on(asked, sent):
         return None
-    if sent.dialect is Dialect.ANTHROPIC:
-        asked = messages_as_a_chat(asked)
-    elif sent.dialect is Dialect.RESPONSES:
-        asked = responses_as_a_chat(asked)
     return CallTemplate(asked, sent.calls, after_text=bool(sent.text))
 
 
 def is_sampled(asked: Mapping[str, object]) -> bool:
-    """Whether the seed decides."""
+    """Return True if the answer depends on the seed."""
     return asked.get("temperature") != 0
 
 
 def _with_text(asked: Mapping[str, object], sent: SentText) -> dict[str, object] | None:
-    if sent.dialect in (Dialect.NATIVE, Dialect.COMPLETION):
+    if sent.form is not SentForm.CHAT:
         return _with_prompt(asked, sent)
-    if sent.dialect is Dialect.RESPONSES:
-        items = _with_items(asked.get("input"), sent)
-        request = None if items is None else {**asked, "input": items}
-    else:
-        messages = objects_of(asked.get("messages"))
-        if not messages or messages[-1].get("role") == "assistant":
-            return None
-        request = {**asked, "messages": [*messages, _begun_message(sent)]}
-    if request is None:
+    messages = objects_of(asked.get("messages"))
+    if not messages or messages[-1].get("role") == "assistant":
         return None
-    if sent.dialect is not Dialect.ANTHROPIC:  # there it follows from the last message
-        request["add_generation_prompt"] = False
-        has_spoken = sent.has_text or sent.calls
-        request["continue_final_message"] = "content" if has_spoken else "reasoning_content"
-        if sent.calls:
-            # what the parser makes of the beginning may be less than was sent: all is told, and compared
-            request["echo"] = True
-    if sent.calls and _is_free(asked):  # else the grammar would wait for the beginning of a call
-        request["tool_choice"] = {"type": "any"} if sent.dialect is Dialect.ANTHROPIC else "required"
+    request: dict[str, object] = {**asked, "messages": [*messages, _begun_message(sent)]}
+    request["add_generation_prompt"] = False
+    request["continue_final_message"] = "content" if sent.text or sent.calls else "reasoning_content"
+    if sent.calls:
+        # what the parser makes of the beginning may be less than was sent: all is told, and compared
+        request["echo"] = True
+        if _is_free(asked):  # else the grammar would wait for the beginning of a call
+            request["tool_choice"] = "required"
     return request
 
 
@@ -94,9 +552,9 @@ def _with_prompt(asked: Mapping[str, object], sent: SentText) -> dict[str, objec
     request = dict(asked)
     prompt = asked.get("prompt")
     parts = [prompt] if isinstance(prompt, str) else prompt
-    if not isinstance(parts, list) or not all(isinstance(one, str | int) for one in parts):
+    if not isinstance(parts, list) or not all(isinstance(part, str | int) for part in parts):
         return None
-    if sum(isinstance(one, str) for one in parts) > 1:
+    if sum(isinstance(part, str) for part in parts) > 1:
         return None  # several prompts
     has_form = any(asked.get(name) for name in _FORMS)
     if has_form:
@@ -113,39 +571,17 @@ def _with_prompt(asked: Mapping[str, object], sent: SentText) -> dict[str, objec
 def _begun_message(sent: SentText) -> dict[str, object]:
     content = sent.text + (sent.written or "")
     begun: dict[str, object] = {"role": "assistant", "content": content}
-    if not sent.reasoning:
-        return begun
-    if sent.dialect is Dialect.CHAT:
-        return {**begun, "reasoning_content": sent.reasoning}
-    said = [{"type": "text", "text": content}] if content or sent.has_text else []
-    return {**begun, "content": [{"type": "thinking", "thinking": sent.reasoning, "signature": ""}, *said]}
-
-
-def _with_items(asked: object, sent: SentText) -> list[dict[str, object]] | None:
-    """The input of the Responses API. llama-server makes one message of these two items, in this order."""
-    items = [{"role": "user", "content": asked}] if isinstance(asked, str) else objects_of(asked)
-    if not items or items[-1].get("role") == "assistant":
-        return None
-    if items[-1].get("type") in ("function_call", "reasoning"):
-        return None
-    begun: list[dict[str, object]] = []
-    if content := sent.text + (sent.written or ""):
-        part = {"type": "output_text", "text": content}
-        begun.append({"type": "message", "role": "assistant", "content": [part]})
-    if sent.reasoning:
-        thought = {"type": "reasoning_text", "text": sent.reasoning}
-        begun.append({"type": "reasoning", "summary": [], "content": [thought]})
-    return [*items, *begun]
+    return {**begun, "reasoning_content": sent.reasoning} if sent.reasoning else begun
 
 
 def _is_free(asked: Mapping[str, object]) -> bool:
-    """To call a tool or not."""
+    """Return True if the model may choose whether to call a tool."""
     choice = asked.get("tool_choice")
     return (choice.get("type") if isinstance(choice, dict) else choice) in (None, "auto", "none")
 
 
 def _shorten(request: dict[str, object], by: int) -> bool:
-    """Whether any tokens remain."""
+    """Reduce the limit of tokens by those sent; return False if none remain."""
     for name in _LENGTHS:
         most = request.get(name)
         if isinstance(most, int) and most > 0:

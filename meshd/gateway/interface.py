@@ -2,7 +2,7 @@
 
 The gateway reports true readiness, forwards streams unbuffered, checks keys and browser
 headers, and turns a lost upstream into an error event. It knows an Upstream, never the mesh.
-It must never keep an answer that the client does not read, nor a generation whose client is gone.
+It must never hold an answer that the client does not read, nor continue a generation whose client is gone.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,18 +10,35 @@ from dataclasses import dataclass, field
 from socket import socket
 from typing import Protocol
 
-from meshd.gateway.api_key import ApiKey
 from meshd.model.device_sampling import DeviceSampling
+from meshd.model.served_facts import ServedFacts
 from meshd.model.status import ModelState, ModelStatus, WorkerWeights
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """The limits of one key; None: no limit. The fields are the names in the key file."""
+
+    concurrent: int | None = None  # requests at a time, with those that wait for their turn
+    requests_per_minute: int | None = None
+    tokens_per_day: int | None = None  # of prompts and answers, from midnight to midnight UTC
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """An API key. `name` is shown in status and in the log of answers; the secret never is."""
+
+    secret: str = field(repr=False)
+    name: str = "key-1"
+    limits: KeyLimits = KeyLimits()
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
     """State of the model now; `reason` in words; `retry_after` in seconds; progress in [0, 1] or None.
 
-    `workers`: how far each is while the model is loaded. `no_room`: it has failed, or waits, for lack of
-    memory, which other workers may bring.
-    `note`: what clients are told whose answers go on.
+    `workers`: the progress of each worker while the model loads. `no_room`: the model failed, or waits, for
+    lack of memory, which other workers may bring. `note`: a comment for clients whose answers continue.
     """
 
     state: ModelState
@@ -35,9 +52,9 @@ class Readiness:
 
 @dataclass(frozen=True, slots=True)
 class AnswerTimings:
-    """What llama-server says that an answer took; `prompt_tokens` without those that it had before.
+    """The times of an answer, as llama-server gives them. `prompt_tokens` excludes cached tokens.
 
-    `drafted`: tokens that were guessed; `accepted`: those of them that are in the answer.
+    `drafted`: draft tokens; `accepted`: those of them that are in the answer.
     """
 
     prompt_tokens: int
@@ -50,7 +67,7 @@ class AnswerTimings:
 
 @dataclass(frozen=True, slots=True)
 class ModelWish:
-    """What a request says of who may answer it: its `model`, and the digests of the keys that it carries."""
+    """A request's wish for a model: its name, and the digests of the keys that the request carries."""
 
     model: str = ""
     keys: tuple[bytes, ...] = field(default=(), repr=False)
@@ -58,99 +75,105 @@ class ModelWish:
 
 @dataclass(frozen=True, slots=True)
 class MemberCaller:
-    """A member that calls the API over a stream of the mesh. `key`: whose share its requests count in, and
-    whose turn it is with them; None: it has shown none of the API keys that are asked for.
+    """A member that calls the API over a stream of the mesh.
+
+    Its requests take turns and shares as those of `key` do. None: a key is required, and it has shown none.
     """
 
     key: bytes | None = field(repr=False)
 
 
 class Upstream(Protocol):
-    """What the gateway needs to know of who answers: llama-server, or for one request another node's API."""
+    """The server that answers requests: a llama-server, or for one request another node's API."""
 
     @property
     def readiness(self) -> Readiness: ...
 
     @property
     def model_name(self) -> str:
-        """Empty where a request leaves it to another node."""
+        """Return the model's name; empty if a request leaves the choice to another node."""
+        ...
+
+    @property
+    def facts(self) -> ServedFacts:
+        """Return the facts about the model that clients see; all unknown for another node's model."""
         ...
 
     @property
     def slots(self) -> int | None:
-        """Answers that it generates at a time; of a llama-server the last one's while none is loaded. None:
-        requests do not wait here for their turn, who answers them has a queue."""
-        ...
+        """Return how many answers it generates at a time; the last known number while no model is loaded.
 
-    @property
-    def weights(self) -> bytes:
-        """The fingerprint of the model's weights, or of those that an answer was begun with; empty while it
-        is not known."""
-        ...
-
-    def keep_to(self, weights: bytes) -> None:
-        """An answer was begun with these: nobody else may go on with it."""
+        None: requests do not queue here, because the node that answers them has a queue.
+        """
         ...
 
     async def connect(self) -> socket:
-        """A new connection, on which HTTP is spoken; the caller owns it. Raises OSError, MeshdError."""
+        """Open a connection for HTTP, which the caller owns. Raises OSError, MeshdError."""
         ...
 
     def is_refusal(self, status: int) -> bool:
-        """Whether an answer with this status means: ask again, somebody else may take the request."""
+        """Return True if an answer with this status means that another upstream may take the request."""
         ...
 
     async def upstream_broke(self, why: str) -> str:
-        """Told when a request found it gone, or of no use. Returns why, as far as it is known.
+        """Note that a request found the upstream gone or useless. Returns why, as far as it is known.
 
         New requests are refused from the call on; the reason may take a second.
         """
         ...
 
     @property
+    def crashes(self) -> int:
+        """Count the llama-servers that crashed: by a signal of their own, or for lack of progress.
+
+        The last one counts once `upstream_broke` has returned.
+        """
+        ...
+
+    @property
     def device_sampling(self) -> DeviceSampling | None:
-        """What decides which requests take candidates from a worker, or may ask it; None: nobody cares."""
+        """Return the rule for requests that sample on a worker; None if there is none."""
         ...
 
     @property
     def holds_turns(self) -> str:
-        """Why no more answers are to begin now: it waits for the end of the others; empty: they may."""
+        """Return why no more answers may begin until the running ones have ended; empty if they may."""
         ...
 
     def queued(self, waiting: int) -> None:
-        """Told how many of the requests under way wait for their turn, when that has changed."""
+        """Note how many requests wait for their turn; called when that has changed."""
         ...
 
     def requested(self, active: int) -> None:
-        """Told when the number of requests under way has changed."""
+        """Note how many requests are under way; called when that has changed."""
         ...
 
     def generated(self, total: int, grown: int, *, alone: bool) -> None:
-        """Told while an answer is streamed: it has `total` tokens by now, `grown` of them new.
+        """Note the progress of a stream: `total` tokens by now, `grown` of them new.
 
-        `alone`: no other is under way.
+        `alone`: no other answer is running.
         """
         ...
 
     def answered(self, timings: AnswerTimings, *, alone: bool, seconds: float) -> None:
-        """Told of a whole answer, `seconds` after its request came; `alone`: no other was under way."""
+        """Note the end of an answer, `seconds` after its request came. `alone`: no other ran meanwhile."""
         ...
 
 
 class ModelTurn(Protocol):
-    """One request's use of a model: it waits in `begin`, and from then on the model stays until `end`."""
+    """One request's use of a model: `begin` waits for the model, which then stays until `end`."""
 
     @property
     def notice(self) -> str:
-        """What it waits for, in words; empty when it does not wait."""
+        """Return what the request waits for, in words; empty if it does not wait."""
         ...
 
     async def begin(self) -> Readiness | None:
-        """Wait until the model may be asked. Returns why not if it cannot be had, else None."""
+        """Wait until the model may be asked. Returns its state if it cannot be used, else None."""
         ...
 
     def end(self) -> None:
-        """The request is over, or will not be made. Idempotent."""
+        """End the use, whether or not the request was made. Idempotent."""
         ...
 
 
@@ -161,42 +184,43 @@ class NamedModel(Protocol):
     def upstream(self) -> Upstream: ...
 
     def turn(self) -> ModelTurn:
-        """A request for it has come."""
+        """Return a turn for a new request."""
         ...
 
 
 class Models(Protocol):
-    """The models behind a gateway: one that answers whatever the request names, several by name, or those
-    of other nodes."""
+    """The models behind a gateway: one that answers to any name, several by name, or other nodes' models."""
 
     @property
     def all(self) -> Sequence[NamedModel]:
-        """Those that can be asked for now: those of other nodes change."""
+        """Return the models that can be requested now; those of other nodes change."""
         ...
 
     @property
     def only(self) -> NamedModel | None:
-        """The model of a gateway that has one; it is loaded, or about to be, whether or not anybody asks."""
+        """Return the model of a gateway with a single one, which is loaded without a request; else None."""
         ...
 
     @property
     def on_demand(self) -> bool:
-        """They are loaded here for requests, so all can be named at any time; one that cannot be had is not
-        waited for."""
+        """Return True if requests load models, so that all can be named at any time.
+
+        Requests then do not wait for a model that cannot be loaded.
+        """
         ...
 
     @property
     def readiness(self) -> Readiness:
-        """Of all together: READY while any of them may be asked for."""
+        """Return the readiness of all together: READY while any model can be used."""
         ...
 
     def find(self, wish: ModelWish) -> NamedModel | None:
-        """Who answers one request: by name or alias; the default for an empty name."""
+        """Find the model for one request, by name or alias; the default for an empty name."""
         ...
 
     @property
     def statuses(self) -> Sequence[ModelStatus]:
-        """Of models on demand, in the order of `all`."""
+        """Return the statuses of models on demand, in the order of `all`."""
         ...
 
 
@@ -204,30 +228,29 @@ class MemberGate(Protocol):
     """The API as members of the mesh call it."""
 
     def requests_of(self, model: str) -> int:
-        """Under way, or waiting for their turn."""
+        """Count the requests for a model that are under way, or wait for their turn."""
         ...
 
     @property
     def key_digests(self) -> Sequence[bytes]:
-        """Of the API keys, one of which is asked for; empty: none is."""
+        """Return the digests of the accepted API keys; empty if no key is required."""
         ...
 
     async def take(self, connection: socket, member: MemberCaller) -> None:
-        """Answer on a connection that a member has made, which it owns from now on. Raises Broken."""
+        """Answer on a connection that a member has opened; the gate owns it from now on. Raises Broken."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
-    """`port` 0 picks a free one; beyond loopback keys are demanded. `allowed_hosts` are extra Host names.
+    """The gateway's settings. `port` 0 picks a free port; beyond loopback, keys are required.
 
-    `allowed_origins` are whole origins (`https://chat.example`). `max_body_bytes` bounds one request,
-    `max_bodies_bytes` all that are held together, of which those of members may take half; `max_requests`
-    may be under way at once, waiting for their turn or not; for their turn they wait for `max_wait_seconds`
-    at most.
-    `keepalive_seconds` of silence in a stream are followed by a comment line. For `continue_seconds` an
-    answer waits for a model that was lost under it, and goes on then. `fails_over`: where one upstream is
-    lost or refuses, another one may answer at once.
+    `allowed_hosts` are extra Host names, `allowed_origins` whole origins (`https://chat.example`).
+    `max_body_bytes` limits one request's body, `max_bodies_bytes` all bodies together, of which members'
+    may take half. `max_requests` limits the requests under way, waiting or running. After
+    `keepalive_seconds` of silence a stream gets a comment line. If the model is lost, an answer waits up to
+    `continue_seconds` for it and then continues. `fails_over`: if one upstream is lost or refuses, another
+    may answer at once.
     """
 
     host: str = "127.0.0.1"
@@ -238,7 +261,6 @@ class GatewayConfig:
     max_body_bytes: int = 64 << 20
     max_bodies_bytes: int = 256 << 20
     max_requests: int = 256
-    max_wait_seconds: float = 600.0
     keepalive_seconds: float = 10.0
     continue_seconds: float = 0.0
     fails_over: bool = False
@@ -246,7 +268,7 @@ class GatewayConfig:
 
 @dataclass(frozen=True, slots=True)
 class KeyStatus:
-    """What one API key has used since the daemon's start."""
+    """The use of one API key since the daemon's start."""
 
     name: str  # as in the key file
     active: int  # requests now, with those that wait for their turn
@@ -266,7 +288,7 @@ class GatewayStatus:
     tokens: int  # generated since the daemon's start
     running: int = 0  # answers under way
     waiting: int = 0  # requests that wait for their turn
-    keys: tuple[KeyStatus, ...] = ()  # empty where no key is asked for
+    keys: tuple[KeyStatus, ...] = ()  # empty if no key is required
     reason: str = ""  # why it is not ready; the models that a client offers
     continue_s: float = 0.0  # how long answers wait for a model that is lost under them; 0: they end
 
@@ -277,9 +299,10 @@ FindSampling = Callable[[Mapping[str, object]], DeviceSampling | None]
 
 @dataclass(frozen=True, slots=True)
 class ReadyReport:
-    """What came of asking for one token: `seconds` it took when `ready`, else `reason` says why not."""
+    """The outcome of asking for one token: `seconds` it took when `ready`, else `reason` says why not."""
 
     ready: bool
     reason: str
     seconds: float = 0.0
     settings: Mapping[str, object] = field(default_factory=dict)  # of llama-server, for requests
+    props: Mapping[str, object] = field(default_factory=dict)  # all that llama-server says by `/props`

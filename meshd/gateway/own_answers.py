@@ -1,101 +1,107 @@
-"""What the API answers by itself: health, and the list of models."""
+"""Answer what needs no llama-server: health, the lists of models, and the chat page."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from aiohttp import web
 
-from meshd.gateway.failure import Failure, HttpRefusal, not_ready
-from meshd.gateway.interface import Models, ModelWish, NamedModel, Readiness
+from meshd.gateway.dialects.ollama import VERSION, ListedModel, running, shown, tags
+from meshd.gateway.failure import HttpRefusal
+from meshd.gateway.interface import Models, Readiness
+from meshd.gateway.request import check_ready, find_model, model_names, not_ready, unknown_model
+from meshd.model.served_facts import ServedFacts
 from meshd.model.status import ModelState, ModelStatus
 
 HEALTH_PATHS = frozenset({"/health", "/v1/health"})
 MODELS_PATHS = frozenset({"/v1/models", "/models"})
 MODEL_PREFIX = "/v1/models/"
-_SHOWN_NAMES = 32  # of models, in an error
+TAGS_PATH, RUNNING_PATH, VERSION_PATH = "/api/tags", "/api/ps", "/api/version"
 
 Headers = Mapping[str, str]
 
 
 class OwnAnswers:
-    """Of one gateway. `extra`: headers of every answer."""
+    """The answers that a gateway gives without a llama-server. `extra`: headers of every answer."""
 
     def __init__(self, models: Models) -> None:
         self._models = models
 
-    def find(self, asked: object, keys: tuple[bytes, ...] = ()) -> NamedModel:
-        """The model for a request that names this one, and carries these keys. Raises HttpRefusal."""
-        if self._models.only is not None:
-            return self._models.only  # whatever a client calls it
-        if asked is not None and not isinstance(asked, str):
-            raise HttpRefusal(Failure(400, "`model` must be the name of a model", code="invalid_model"))
-        found = self._models.find(ModelWish(asked or "", keys))
-        if found is None:
-            raise HttpRefusal(self._unknown(asked or ""))
-        return found
-
-    def check_ready(self) -> None:
-        """Raises HttpRefusal when no request can be answered; of models on demand, each says that itself."""
-        if not self._models.on_demand:
-            check_ready(self._models.readiness)
-
     def health(self, asked: str, extra: Headers) -> web.Response:
-        """Of the only model, or of the one that is `asked` for; of several: whether any can be had."""
+        """Report the health of the only model, of the one called `asked`, or of all together."""
         if asked and self._models.only is None:
-            one = self.find(asked).upstream
-            return _health(one.readiness, {"model": one.model_name}, extra)
-        states = {one.name: str(one.state) for one in self._models.statuses}
-        said: Mapping[str, object] = {"models": states} if self._models.on_demand else {"model": self._name}
-        return _health(self._models.readiness, said, extra)
+            upstream = find_model(self._models, asked).upstream
+            return _health(upstream.readiness, {"model": upstream.model_name}, extra)
+        states = {status.name: str(status.state) for status in self._models.statuses}
+        fields: Mapping[str, object] = {"models": states} if self._models.on_demand else {"model": self._name}
+        return _health(self._models.readiness, fields, extra)
 
     def answers(self, path: str) -> bool:
-        """Whether a model or all of them are asked about."""
+        """Return True if `path` asks about one model or all."""
+        if path in (TAGS_PATH, RUNNING_PATH, VERSION_PATH):
+            return True
         return path in MODELS_PATHS or path.startswith(MODEL_PREFIX)
 
     def about(self, path: str, extra: Headers) -> web.Response:
-        """One model, or all. Raises HttpRefusal."""
-        self.check_ready()  # a client takes a model that is listed for one that answers
-        rows = [((one.name, *one.aliases), _described(one)) for one in self._models.statuses]
+        """Describe one model, or all. Raises HttpRefusal."""
+        if path == VERSION_PATH:
+            return web.json_response({"version": VERSION}, headers=extra)
+        if path == RUNNING_PATH:
+            return web.json_response(running(self._listed), headers=extra)
+        if not self._models.on_demand:  # their rows tell the state of each
+            check_ready(self._models.readiness)  # a client takes a model that is listed for one that answers
+        if path == TAGS_PATH:
+            return web.json_response(tags(self._listed), headers=extra)
+        facts = {model.upstream.model_name: model.upstream.facts for model in self._models.all}
+        rows = [
+            ((status.name, *status.aliases), _described(status, facts.get(status.name, ServedFacts())))
+            for status in self._models.statuses
+        ]
         if not self._models.on_demand:
-            rows = [((name,), _model_object(name)) for name in self._names]
+            rows = [((name,), model_object(name, known)) for name, known in facts.items() if name]
         if path in MODELS_PATHS:
             data = [row for _names, row in rows]
             return web.json_response({"object": "list", "data": data}, headers=extra)
         asked = path.removeprefix(MODEL_PREFIX)
         found = next((row for names, row in rows if asked in names), None)
         if found is None:
-            raise HttpRefusal(self._unknown(asked))
+            raise HttpRefusal(unknown_model(self._models, asked))
         return web.json_response(found, headers=extra)
 
+    def show(self, asked: Mapping[str, object], extra: Headers) -> web.Response:
+        """Answer `POST /api/show`; older clients name the model in `name`. Raises HttpRefusal."""
+        upstream = find_model(self._models, asked.get("model") or asked.get("name")).upstream
+        model = ListedModel(upstream.model_name, upstream.facts)
+        return web.json_response(shown(model), headers=extra)
+
     @property
-    def _names(self) -> list[str]:
-        return [name for model in self._models.all if (name := model.upstream.model_name)]
+    def _listed(self) -> list[ListedModel]:
+        found = [model.upstream for model in self._models.all]
+        loaded = {status.name for status in self._models.statuses if status.state is ModelState.READY}
+        return [
+            ListedModel(
+                upstream.model_name,
+                upstream.facts,
+                upstream.model_name in loaded
+                if self._models.on_demand
+                else upstream.readiness.state is ModelState.READY,
+            )
+            for upstream in found
+            if upstream.model_name
+        ]
 
     @property
     def _name(self) -> str:
-        """Empty when there is none, or more than one."""
-        names = self._names
+        """Return the name of the only model; empty when there is none, or more than one."""
+        names = model_names(self._models)
         return names[0] if len(names) == 1 else ""
 
-    def _unknown(self, asked: str) -> Failure:
-        names = [f"`{name}`" for name in self._names]
-        shown = ", ".join(names[:_SHOWN_NAMES]) + (", …" if len(names) > _SHOWN_NAMES else "")
-        served = f"{shown} {'is' if len(names) == 1 else 'are'}" if names else "no model is"
-        message = f"the model `{asked[:200]}` is not served here; {served}"
-        return Failure(404, message, code="model_not_found")
 
-
-def check_ready(now: Readiness) -> None:
-    """Raises HttpRefusal."""
-    if now.state is not ModelState.READY:
-        raise HttpRefusal(not_ready(now))
-
-
-def _health(now: Readiness, said: Mapping[str, object], extra: Headers) -> web.Response:
+def _health(now: Readiness, fields: Mapping[str, object], extra: Headers) -> web.Response:
     if now.state is ModelState.READY:
-        return web.json_response({"status": "ok", **said}, headers=extra)
+        return web.json_response({"status": "ok", **fields}, headers=extra)
     failure = not_ready(now)
-    whole = {"status": str(now.state), "reason": now.reason, "progress": now.progress, **said}
+    whole = {"status": str(now.state), "reason": now.reason, "progress": now.progress, **fields}
     workers = [asdict(worker) for worker in now.workers]
     headers = {**failure.headers(), **extra}
     return web.json_response(
@@ -103,11 +109,76 @@ def _health(now: Readiness, said: Mapping[str, object], extra: Headers) -> web.R
     )
 
 
-def _described(status: ModelStatus) -> dict[str, object]:
+def _described(status: ModelStatus, facts: ServedFacts) -> dict[str, object]:
     more = {"aliases": list(status.aliases), "state": str(status.state), "reason": status.reason}
-    return {**_model_object(status.name), **more}
+    return {**model_object(status.name, facts), **more}
 
 
-def _model_object(name: str) -> dict[str, object]:
-    # OpenAI's clients demand `created`; nobody knows when a GGUF file was made
-    return {"id": name, "object": "model", "created": 0, "owned_by": "meshd"}
+def model_object(name: str, facts: ServedFacts) -> dict[str, object]:
+    """Return OpenAI's model object, with further fields that clients look for; unknown ones are omitted.
+
+    The context has the names of vLLM (`max_model_len`), OpenRouter (`context_length`), Groq
+    (`context_window`) and llama-server (`meta.n_ctx`).
+    """
+    known = {"max_model_len": facts.context, "context_length": facts.context, "context_window": facts.context}
+    meta = {
+        "n_ctx": facts.context,
+        "n_ctx_train": facts.trained_context,
+        "n_params": facts.parameters,
+        "size": facts.size,
+        "ftype": facts.quantization,
+        "architecture": facts.architecture,
+    }
+    return {
+        "id": name,
+        "object": "model",
+        "created": facts.created,  # OpenAI's clients demand a number
+        "owned_by": "meshd",
+        **{field: value for field, value in known.items() if value},
+        "capabilities": list(facts.capabilities),
+        "meta": {field: value for field, value in meta.items() if value},
+    }
+
+
+_PAGE_FOLDER = Path(__file__).parent / "page"
+_PAGE_FILES = {
+    "/": ("index.html", "text/html"),
+    "/chat.js": ("chat.js", "text/javascript"),
+    "/chat.css": ("chat.css", "text/css"),
+}
+
+# Its own two files and the API, and no other page around it: a text of a model that became HTML by mistake
+# could neither run a script nor send anything away.
+_PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_PAGE_HEADERS = {
+    "Content-Security-Policy": _PAGE_POLICY,
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",  # the files of the version that runs
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    """One file of the chat page. The page needs no key, but its requests to the API do."""
+
+    content_type: str
+    body: bytes
+
+    def response(self, extra: Mapping[str, str]) -> web.Response:
+        """Return the whole file; aiohttp omits the body for a HEAD request."""
+        return web.Response(
+            body=self.body,
+            content_type=self.content_type,
+            charset="utf-8",
+            headers={**_PAGE_HEADERS, **extra},
+        )
+
+
+def load_page() -> Mapping[str, PageFile]:
+    """Read the files, by path."""
+    return {
+        path: PageFile(kind, (_PAGE_FOLDER / name).read_bytes()) for path, (name, kind) in _PAGE_FILES.items()
+    }

@@ -29,56 +29,51 @@ _REQUEST = {
 }
 
 
-async def one_token(
-    socket_path: Path,
-    sampling: FindSampling,
-    *,
-    poll_seconds: float = _POLL_SECONDS,
-) -> ReadyReport:
+async def one_token(socket_path: Path, sampling: FindSampling) -> ReadyReport:
     """Ask llama-server for one real token at temperature 0.
 
-    `sampling`: what becomes of requests, by llama-server's own settings. The token is taken as those of
-    clients are, so that logits do not cross where theirs do not.
+    `sampling`: returns where to sample, by llama-server's settings. The token is sampled as those of clients
+    are, so that logits cross the network only if theirs do.
 
-    Waits without limit while the socket is not there yet or the answer is 503 (loading): the caller
-    cancels when the child has ended or time is up. Once it is past loading, an error, a broken
-    connection or an answer without a token is a report with the reason.
+    Waits without limit while the socket does not exist or the answer is 503 (loading): the caller cancels
+    when the child has ended or time is up. After loading, an error, a broken connection or an answer without
+    a token is reported with the reason.
     """
     async with open_session(partial(connect_unix, socket_path)) as session:
         while True:
-            settings = await _settings(session)
-            if settings is not None:
-                chosen = sampling(settings)
+            props = await _props(session)
+            if props is not None:
+                chosen = sampling(_settings(props))
                 added = chosen.added_to(_REQUEST) if chosen is not None else {}
-                report = await _ask(session, {**_REQUEST, **added}, settings)
+                report = await _ask(session, {**_REQUEST, **added}, props)
                 if report is not None:
                     return report
-            await asyncio.sleep(poll_seconds)
+            await asyncio.sleep(_POLL_SECONDS)
 
 
-async def one_round(
-    socket_path: Path, sampling: DeviceSampling | None, *, tries: int = _TRIES
-) -> float | None:
-    """Seconds that llama-server takes for the second of two tokens: the first is the prompt's, and with one
-    to go it drafts nothing. The shortest of some tries; None if it does not tell, for one that is gone.
+async def one_round(socket_path: Path, sampling: DeviceSampling | None) -> float | None:
+    """Measure the seconds that llama-server takes for the second of two tokens, the shortest of some tries.
+
+    The first token belongs to the prompt, and with one token left llama-server drafts nothing. None if it
+    gives no timings, or is gone.
     """
-    told = await _timings(socket_path, sampling, 2, tries)
-    return min((one.generated_seconds for one in told if one.generated_tokens == 2), default=None)
+    timings = await _timings(socket_path, sampling, 2, _TRIES)
+    return min((answer.generated_seconds for answer in timings if answer.generated_tokens == 2), default=None)
 
 
 async def drafted_rounds(
     socket_path: Path, sampling: DeviceSampling | None, length: int
 ) -> AnswerTimings | None:
-    """Of a short answer, made with drafts of this length; None if llama-server does not tell of any."""
-    told = await _timings(socket_path, sampling, length + _MORE_TOKENS, _TRIES - 1)
-    drafted = [one for one in told if one.drafted and one.generated_tokens > 1]
-    return min(drafted, key=lambda one: one.generated_seconds, default=None)
+    """Time a short answer with drafts of this length; None if llama-server reports no drafts."""
+    timings = await _timings(socket_path, sampling, length + _MORE_TOKENS, _TRIES - 1)
+    drafted = [answer for answer in timings if answer.drafted and answer.generated_tokens > 1]
+    return min(drafted, key=lambda answer: answer.generated_seconds, default=None)
 
 
 async def _timings(
     socket_path: Path, sampling: DeviceSampling | None, tokens: int, tries: int
 ) -> list[AnswerTimings]:
-    """Of the same answer of so many tokens, made again and again."""
+    """Generate the same answer several times, and return the timings of each."""
     added = sampling.added_to(_REQUEST) if sampling is not None else {}
     request = {**_REQUEST, **added, "n_predict": tokens, "ignore_eos": True}
     taken: list[AnswerTimings] = []
@@ -94,8 +89,8 @@ async def _timings(
     return taken
 
 
-async def _settings(session: aiohttp.ClientSession) -> Mapping[str, object] | None:
-    """What requests have that say nothing else; {} where it does not tell, None when it is too early."""
+async def _props(session: aiohttp.ClientSession) -> Mapping[str, object] | None:
+    """Return llama-server's properties; {} if it gives none, None if it is not ready."""
     try:
         async with session.get(f"{_HOST}/props") as answer:
             body = await _body(answer)
@@ -103,17 +98,20 @@ async def _settings(session: aiohttp.ClientSession) -> Mapping[str, object] | No
         return None
     except (aiohttp.ClientError, OSError):
         return {}  # what has become of it is told below
-    if answer.status == 503:
-        return None
-    found: object = _parsed(body).get("default_generation_settings")
+    return None if answer.status == 503 else _parsed(body)
+
+
+def _settings(props: Mapping[str, object]) -> Mapping[str, object]:
+    """Return llama-server's defaults for requests; {} if it gives none."""
+    found = props.get("default_generation_settings")
     settings = found.get("params") if isinstance(found, dict) else None
     return settings if isinstance(settings, dict) else {}
 
 
 async def _ask(
-    session: aiohttp.ClientSession, request: Mapping[str, object], settings: Mapping[str, object]
+    session: aiohttp.ClientSession, request: Mapping[str, object], props: Mapping[str, object]
 ) -> ReadyReport | None:
-    """One try; None when it is too early."""
+    """Ask once; None if llama-server is not ready."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     try:
@@ -129,11 +127,11 @@ async def _ask(
         return ReadyReport(False, f"the first token failed: {_error_text(answer.status, body)}")
     if not _has_token(body):
         return ReadyReport(False, "llama-server answered without a token")
-    return ReadyReport(True, "", seconds=loop.time() - began, settings=settings)
+    return ReadyReport(True, "", seconds=loop.time() - began, settings=_settings(props), props=props)
 
 
 async def _body(answer: aiohttp.ClientResponse) -> bytes:
-    """All of it, however many pieces it comes in; anything longer than an answer can be is cut."""
+    """Read the whole body, cut at the length that an answer can have."""
     body = await answer.content.read(_ANSWER_BYTES)
     while not answer.content.at_eof() and len(body) < _ANSWER_BYTES:
         body += await answer.content.read(_ANSWER_BYTES)

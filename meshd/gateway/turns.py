@@ -1,33 +1,199 @@
-"""Requests for answers wait here for their turn: the queue of one llama-server, with clock and tasks."""
+"""Share llama-server between users: the order of turns, quotas of API keys, and a log of the use.
+
+llama-server handles requests in the order of their arrival: fifty requests of one user delay the next user by
+fifty answers. So the gateway sends only as many requests as llama-server has slots, and the others wait here.
+
+The next turn goes to the user with the fewest answers under way; among those, to the one that has used the
+least of llama-server's time recently, and then to the one that has waited longest. The time that a request
+waits for its model to load does not count, because everybody waits for that. One user's requests keep their
+order. After HALF_LIFE_SECONDS, used time counts half, so that using an idle hour has no lasting cost. With
+one slot, a user without recent use waits for at most one answer of each other user; recent use adds at most
+its own time, for each other user (`USE_BOUND_SECONDS`).
+
+`AnswerQueue` decides the order, without a clock; `Turns` adds the clock and the waiting tasks of one
+llama-server; `AllTurns` has those of the gateway.
+
+A key may have limits: requests at a time, requests per minute, tokens per day. An answer that has begun is
+always finished: its tokens are known only at its end, when they are counted for the status, the daily limit
+and the log. The log has one JSON object per line, in a file of bounded size that only its owner can read. It
+contains neither prompts nor answers.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator
+import json
+import math
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
 
 from meshd.base.byte_format import in_number
+from meshd.base.errors import UserError
+from meshd.base.log import get
+from meshd.base.peer_limits import API_USERS_KNOWN
+from meshd.base.rotated_file import RotatedFile
 from meshd.base.time_format import in_time
-from meshd.gateway.answer_queue import AnswerQueue, Ticket
+from meshd.base.token_bucket import TokenBucket
+from meshd.gateway.events import AnswerMeter
 from meshd.gateway.failure import Failure, HttpRefusal
+from meshd.gateway.interface import ApiKey, KeyStatus, Upstream
+from meshd.identity.key_proof import key_digest
+from meshd.model.status import ModelState
 
-_LOOK_SECONDS = 1.0  # nobody tells when llama-server is loaded again with more slots
+HALF_LIFE_SECONDS = 60.0
+USE_BOUND_SECONDS = HALF_LIFE_SECONDS / math.log(2.0)  # recent use of one answer after another
+TURN_SECONDS = 600.0  # for which a request waits for its turn at most
+_FORGOTTEN_SECONDS = 0.01  # of use: as good as none
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A request of `user` that came at `entered` as the `number`th; its turn came at `began`.
+
+    `computes`: it uses llama-server now.
+    """
+
+    user: Hashable
+    entered: float
+    number: int
+    began: float | None = None
+    computes: bool = False
+    has_left: bool = False
+
+
+@dataclass(slots=True)
+class _User:
+    """A user's requests, and `use`: decayed seconds of llama-server at the time `at`.
+
+    `computing` of the `running` requests use llama-server now.
+    """
+
+    at: float
+    use: float = 0.0
+    running: int = 0
+    computing: int = 0
+    waiting: deque[Ticket] = field(default_factory=deque)
+
+    def use_at(self, now: float) -> float:
+        fade = math.exp2(-max(0.0, now - self.at) / HALF_LIFE_SECONDS)
+        return self.use * fade + self.computing * USE_BOUND_SECONDS * (1.0 - fade)
+
+    def compute(self, ticket: Ticket, computes: bool, now: float) -> None:
+        """Set whether a request uses llama-server from now on."""
+        if ticket.computes is not computes:
+            self.use, self.at = self.use_at(now), max(self.at, now)
+            self.computing += 1 if computes else -1
+            ticket.computes = computes
+
+
+class AnswerQueue:
+    """The order of the requests for one llama-server. `now` is a clock in seconds that never goes back.
+
+    The limits of requests and bytes, in total and per user, are checked before.
+    """
+
+    def __init__(self) -> None:
+        self._users: dict[Hashable, _User] = {}
+        self._came = 0
+        self.running = 0
+        self.waiting = 0
+
+    def enter(self, user: Hashable, now: float) -> Ticket:
+        """Queue a request behind the others of `user`."""
+        state = self._users.get(user)
+        if state is None:
+            self._forget(now)
+            state = self._users[user] = _User(now)
+        self._came += 1
+        ticket = Ticket(user, now, self._came)
+        state.waiting.append(ticket)
+        self.waiting += 1
+        return ticket
+
+    def begin(self, slots: int, now: float) -> list[Ticket]:
+        """Begin the turns that are due, and return them; at most `slots` answers run at a time."""
+        begun = []
+        while self.waiting and self.running < slots:
+            state = min(
+                (state for state in self._users.values() if state.waiting),
+                key=lambda state: (state.running, state.use_at(now), state.waiting[0].number),
+            )
+            ticket = state.waiting.popleft()
+            ticket.began = now
+            self.waiting -= 1
+            state.compute(ticket, True, now)
+            state.running += 1
+            self.running += 1
+            begun.append(ticket)
+        return begun
+
+    def leave(self, ticket: Ticket, now: float) -> None:
+        """End a ticket, whether its answer has ended or was given up. Call it once for each ticket."""
+        state = self._users[ticket.user]
+        ticket.has_left = True
+        if ticket.began is None:
+            state.waiting.remove(ticket)
+            self.waiting -= 1
+        else:
+            state.compute(ticket, False, now)
+            state.running -= 1
+            self.running -= 1
+
+    def compute(self, ticket: Ticket, computes: bool, now: float) -> None:
+        """Set whether a request whose turn has come computes from now on, or waits for its model."""
+        if ticket.began is not None and not ticket.has_left:
+            self._users[ticket.user].compute(ticket, computes, now)
+
+    def place(self, ticket: Ticket, now: float) -> int:
+        """Count the requests ahead of `ticket`, if no answer ended and no request came."""
+        mine = self._users[ticket.user]
+        behind = mine.waiting.index(ticket)
+        level = mine.running + behind  # answers under way that its user has when its turn comes
+        rank = (mine.use_at(now), ticket.number)
+        before = behind
+        for other in self._users.values():
+            if other is mine:
+                continue
+            fewer = max(0, min(len(other.waiting), level - other.running))
+            # then its user has as many under way as mine
+            equal = other.waiting[fewer] if 0 <= level - other.running < len(other.waiting) else None
+            before += fewer + (equal is not None and (other.use_at(now), equal.number) < rank)
+        return before
+
+    def _forget(self, now: float) -> None:
+        """Forget users without requests or recent use; if too many remain, also those with the least use."""
+        idle = {
+            user: state.use_at(now)
+            for user, state in self._users.items()
+            if not state.running and not state.waiting
+        }
+        spare = len(self._users) - API_USERS_KNOWN.most + 1
+        least = sorted(idle, key=idle.__getitem__)[: max(0, spare)]
+        for user in {*least, *(user for user, use in idle.items() if use < _FORGOTTEN_SECONDS)}:
+            del self._users[user]
+
+
+_LOOK_SECONDS = 1.0  # no event says when llama-server is loaded again with more slots
 _SHORTEST_SECONDS = 0.01  # what is left in the end may be too short for the clock to move
 _RETRY_SECONDS = 10
 
 
 class Turn:
-    """Of one request, which waits in `come`; times in seconds."""
+    """One request's turn, for which it waits in `come`; times in seconds."""
 
     def __init__(self, turns: "Turns", ticket: Ticket) -> None:
         self._turns = turns
         self._ticket = ticket
 
     async def come(self) -> None:
-        """Wait for it; at once when it has come before. Raises HttpRefusal when it takes too long."""
+        """Wait for the turn, unless it has come already. Raises HttpRefusal if it takes too long."""
         await self._turns.wait_for(self._ticket)
 
     @asynccontextmanager
     async def for_model(self) -> AsyncIterator[None]:
-        """It waits for its model, for others as well: in this time its user uses nothing."""
+        """Count no use within the block, because the request waits for its model."""
         before = self._ticket.computes
         self._turns.compute(self._ticket, False)
         try:
@@ -36,7 +202,7 @@ class Turn:
             self._turns.compute(self._ticket, before)
 
     def notice(self, silence: float) -> str:
-        """What a client is told that has waited for `silence` seconds, else nothing."""
+        """Return the request's place in the queue, in words; empty before it has waited `silence` seconds."""
         if self._ticket.began is not None or self.waited < silence:
             return ""
         before, held = self._turns.before(self._ticket), self._turns.held
@@ -45,18 +211,18 @@ class Turn:
 
     @property
     def waited(self) -> float:
-        """Until its turn came, or until now."""
+        """Return the seconds until its turn came, or until now."""
         began = self._ticket.began
         return (self._turns.now if began is None else began) - self._ticket.entered
 
     @property
     def computed(self) -> float:
-        """Since its turn came."""
+        """Return the seconds since its turn came."""
         return 0.0 if self._ticket.began is None else self._turns.now - self._ticket.began
 
 
 class Turns:
-    """Of one llama-server, which generates `slots()` answers at a time."""
+    """The queue of one llama-server, which generates `slots()` answers at a time."""
 
     def __init__(
         self,
@@ -68,9 +234,12 @@ class Turns:
         on_waiting: Callable[[int], object] = lambda _waiting: None,
         clock: Callable[[], float],
     ) -> None:
-        """`max_wait`: seconds that a request waits at most; those in which the model `is_loading` do not
-        count, as whoever is first waits for its load without limit. Nor do those in which no turn begins,
-        because of what `held` says. `on_waiting`: told how many wait."""
+        """Take `max_wait`: the most seconds that a request waits.
+
+        Time does not count while the model `is_loading`, because the first request waits for that without
+        limit, nor while `held` returns a reason to begin no turns. `on_waiting` gets the number of waiting
+        requests.
+        """
         self._queue = AnswerQueue()
         self._slots = slots
         self._max_wait = max_wait
@@ -82,27 +251,27 @@ class Turns:
 
     @property
     def now(self) -> float:
-        """Of the queue's clock."""
+        """Return the time of the queue's clock."""
         return self._clock()
 
     @property
     def running(self) -> int:
-        """Requests whose turn has come."""
+        """Count the requests whose turn has come."""
         return self._queue.running
 
     @property
     def waiting(self) -> int:
-        """Requests whose turn has not."""
+        """Count the requests whose turn has not come."""
         return self._queue.waiting
 
     @property
     def held(self) -> str:
-        """Why no turn begins now; empty: they do."""
+        """Return why no turn begins now; empty if turns begin."""
         return self._held()
 
     @contextmanager
     def enter(self, user: Hashable) -> Iterator[Turn]:
-        """A place in the queue, and afterwards at llama-server, until the block is left."""
+        """Hold a place in the queue, and then one of llama-server's slots, until the block is left."""
         ticket = self._queue.enter(user, self.now)
         self._come[ticket] = asyncio.Event()
         try:
@@ -113,12 +282,19 @@ class Turns:
             self._queue.leave(ticket, self.now)
             self._begin()
 
+    @asynccontextmanager
+    async def turn(self, user: Hashable) -> AsyncIterator[None]:
+        """Wait for a turn, which lasts until the block is left. Raises HttpRefusal as Turn.come does."""
+        with self.enter(user) as turn:
+            await turn.come()
+            yield
+
     def compute(self, ticket: Ticket, computes: bool) -> None:
-        """See AnswerQueue.compute."""
+        """Set whether a request computes from now on, as AnswerQueue.compute does."""
         self._queue.compute(ticket, computes, self.now)
 
     async def wait_for(self, ticket: Ticket) -> None:
-        """See Turn.come."""
+        """Wait for a turn, as Turn.come does."""
         event = self._come.get(ticket)
         if event is None:
             return
@@ -141,7 +317,7 @@ class Turns:
         )
 
     def before(self, ticket: Ticket) -> int:
-        """How many of those that wait come before this one, as things are."""
+        """Count the waiting requests that are now ahead of this one."""
         return self._queue.place(ticket, self.now)
 
     def _begin(self) -> None:
@@ -150,9 +326,348 @@ class Turns:
         self._on_waiting(self.waiting)
 
 
+class AllTurns:
+    """The queues of a gateway: one for each llama-server, made at its first request."""
+
+    def __init__(self) -> None:
+        self._of: dict[Upstream, Turns] = {}
+
+    def of(self, upstream: Upstream) -> Turns | None:
+        """Return the queue of `upstream`; None if its requests do not wait here.
+
+        Such an upstream may exist for a single request, so nothing is kept for it.
+        """
+        if upstream.slots is None:
+            return None
+        if (turns := self._of.get(upstream)) is None:
+            turns = self._of[upstream] = Turns(
+                lambda: upstream.slots or 1,
+                max_wait=TURN_SECONDS,
+                is_loading=lambda: upstream.readiness.state is ModelState.LOADING,
+                held=lambda: upstream.holds_turns,
+                on_waiting=upstream.queued,
+                clock=asyncio.get_running_loop().time,
+            )
+        return turns
+
+    @property
+    def running(self) -> int:
+        """Count the requests whose turn has come."""
+        return sum(turns.running for turns in self._of.values())
+
+    @property
+    def waiting(self) -> int:
+        """Count the requests whose turn has not come."""
+        return sum(turns.waiting for turns in self._of.values())
+
+
+def one_at_a_time() -> Turns:
+    """Return a queue for the gateway's own work, which runs one at a time and may wait without limit."""
+    return Turns(
+        lambda: 1,
+        max_wait=math.inf,
+        is_loading=lambda: False,
+        clock=lambda: asyncio.get_running_loop().time(),
+    )
+
+
 async def _wait(event: asyncio.Event, seconds: float) -> None:
     try:
         async with asyncio.timeout(seconds):
             await event.wait()
     except TimeoutError:
         pass
+
+
+ANSWER_LOG_NAME = "answers.jsonl"
+ANSWER_LOG_BYTES = 4 << 20  # some 16,000 answers; one older file of the same size is kept beside it
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedAnswer:
+    """One line of the log. `time`: the end of the answer, UTC; `key`: the key's name, null without keys.
+
+    Figures that llama-server did not give are null, but the tokens of a computed prompt are estimated.
+    `waited_s`: seconds until its turn came; `computed_s`: seconds from then. `status`: the HTTP status; the
+    error's if a stream ended with one; 499 if the client hung up before the end.
+    """
+
+    time: str
+    key: str | None
+    model: str
+    path: str
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    generated_tokens: int
+    waited_s: float
+    computed_s: float
+    status: int
+    prompt_estimated: bool = False
+
+
+class AnswerLog:
+    """The log of answers: the file at `path`, and the one before it."""
+
+    def __init__(self, path: Path, *, most: int = ANSWER_LOG_BYTES) -> None:
+        self._path = path
+        self._file = RotatedFile(path, most=most, on_lost=self._lost)
+
+    def write(self, answer: LoggedAnswer) -> None:
+        """Append a line. If the disk refuses it, the line is lost, and the daemon's log counts lost lines."""
+        self._file.write(json.dumps(asdict(answer)).encode() + b"\n")
+        if lost := self._file.take_lost():
+            _log.warning("answer_log_back", path=str(self._path), count=lost)
+
+    def close(self) -> None:
+        """Close the file; a later write opens it again. Idempotent."""
+        self._file.close()
+
+    def tokens_by_key(self, day: str) -> Mapping[str, int]:
+        """Sum the tokens of `day` (`2026-11-23`, UTC), prompts and answers, by the key's name.
+
+        Reads both files, so call it in a thread. Raises UserError if one exists and cannot be read.
+        """
+        found: Counter[str] = Counter()
+        for line in self._lines():
+            if not line.startswith(f'{{"time": "{day}'):
+                continue
+            try:
+                fields: object = json.loads(line)
+            except ValueError:
+                continue  # half a line
+            if isinstance(fields, dict) and isinstance(key := fields.get("key"), str):
+                figures = (fields.get("prompt_tokens"), fields.get("generated_tokens"))
+                found[key] += sum(figure for figure in figures if isinstance(figure, int) and figure > 0)
+        return found
+
+    def _lines(self) -> Iterator[str]:
+        for path in (self._path.with_name(self._path.name + ".1"), self._path):
+            try:
+                with path.open(encoding="utf-8", errors="replace") as file:
+                    yield from file
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise UserError(
+                    f"cannot read the log of answers `{path}`: {error.strerror}",
+                    hint="make it readable, or move it away: limits per day then count anew",
+                ) from error
+
+    def _lost(self, error: OSError) -> None:
+        _log.warning("answer_log_lost", path=str(self._path), why=error.strerror or type(error).__name__)
+
+
+def utc_text(wall: float) -> str:
+    """Write unix seconds as `2026-11-23T16:35:00.123Z`."""
+    return datetime.fromtimestamp(wall, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+DAY_SECONDS = 86400
+_ANOTHER_SECONDS = 2  # before a client whose requests are too many at a time tries again
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """The reason to refuse a request. `is_quota`: the daily quota, not the rate. `retry_after`: seconds."""
+
+    message: str
+    retry_after: int
+    is_quota: bool = False
+
+
+class KeyQuota:
+    """The limits of one key and its use.
+
+    `now` is a clock in seconds that never goes back, `wall` unix seconds.
+    """
+
+    def __init__(self, key: ApiKey, now: float) -> None:
+        self._limits = key.limits
+        self._name = key.name
+        minute = key.limits.requests_per_minute
+        self._bucket = None if minute is None else TokenBucket(rate=minute / 60, burst=minute, now=now)
+        self._day = 0
+        self._tokens = 0
+        self.active = 0
+
+    def tokens_today(self, wall: float) -> int:
+        """Return the tokens counted since midnight UTC."""
+        return self._tokens if self._day == int(wall // DAY_SECONDS) else 0
+
+    def add_tokens(self, tokens: int, wall: float) -> None:
+        """Count the tokens of an answer that has ended at `wall`."""
+        self._tokens = self.tokens_today(wall) + tokens
+        self._day = int(wall // DAY_SECONDS)
+
+    def spent(self, wall: float) -> Excess | None:
+        """Return a refusal if the tokens of today are used up, else None."""
+        most = self._limits.tokens_per_day
+        if most is None or self.tokens_today(wall) < most:
+            return None
+        rest = math.ceil(DAY_SECONDS - wall % DAY_SECONDS)
+        spent = f"the key `{self._name}` has used up its {most} tokens per day"
+        return Excess(f"{spent}: more in {in_time(rest)}", max(1, rest), is_quota=True)
+
+    def begin(self, now: float, wall: float) -> Excess | None:
+        """Count a request until `end`, or return why it is refused."""
+        limits, of = self._limits, f"of the key `{self._name}`"
+        if (spent := self.spent(wall)) is not None:
+            return spent
+        if limits.concurrent is not None and self.active >= limits.concurrent:
+            are = "is" if self.active == 1 else "are"
+            what = f"{in_number(self.active, 'request')} {of} {are} already in progress"
+            return Excess(what, _ANOTHER_SECONDS)
+        if self._bucket is not None and not self._bucket.spend(1, now):
+            minute = limits.requests_per_minute
+            assert minute is not None
+            # what a request with many answers has taken in advance comes first
+            rest = max(1, math.ceil(self._bucket.take(0, now) + 60 / minute))
+            what = (
+                f"more than {in_number(minute, 'request')} per minute {of}: the next one in {in_time(rest)}"
+            )
+            return Excess(what, rest)
+        self.active += 1
+        return None
+
+    def add_answers(self, answers: int, now: float) -> None:
+        """Count a running request as `answers` requests; those beyond the limit delay the next request."""
+        if self._bucket is not None:
+            self._bucket.take(answers - 1, now)
+
+    def end(self) -> None:
+        """End a request that `begin` counted."""
+        self.active -= 1
+
+
+class _Account:
+    def __init__(self, name: str | None, quota: KeyQuota) -> None:
+        self.name = name
+        self.quota = quota
+        self.answers = 0
+        self.prompt_tokens = 0
+        self.generated_tokens = 0
+
+
+class Accounts:
+    """The keys of one gateway with their use.
+
+    `wall` gives unix seconds; without a `log` nothing is written.
+    """
+
+    def __init__(self, keys: Sequence[ApiKey], *, log: AnswerLog | None, wall: Callable[[], float]) -> None:
+        self._log = log
+        self._wall = wall
+        self._is_limited = any(key.limits.tokens_per_day is not None for key in keys)
+        self._of = {key_digest(key.secret): _Account(key.name, KeyQuota(key, 0.0)) for key in keys}
+        self._anybody = _Account(None, KeyQuota(ApiKey(""), 0.0))  # if no key is required
+
+    async def open(self) -> None:
+        """Load the tokens used today before a restart. Raises UserError if the log cannot be read."""
+        if self._log is None or not self._is_limited:
+            return
+        wall = self._wall()
+        used = await asyncio.to_thread(self._log.tokens_by_key, utc_text(wall)[:10])
+        for account in self._of.values():
+            if account.name is not None and account.name in used:
+                account.quota.add_tokens(used[account.name], wall)
+
+    def close(self) -> None:
+        """Close the log. Idempotent."""
+        if self._log is not None:
+            self._log.close()
+
+    @property
+    def status(self) -> tuple[KeyStatus, ...]:
+        """Return the use of each key since the start; empty if no key is required."""
+        wall = self._wall()
+        return tuple(
+            KeyStatus(
+                name=account.name,
+                active=account.quota.active,
+                answers=account.answers,
+                prompt_tokens=account.prompt_tokens,
+                generated_tokens=account.generated_tokens,
+                tokens_today=account.quota.tokens_today(wall),
+            )
+            for account in self._of.values()
+            if account.name is not None
+        )
+
+    def _account(self, key: bytes) -> _Account:
+        """Return the account of a key; without keys, the one that all callers share."""
+        return self._of[key] if self._of else self._anybody
+
+    @contextmanager
+    def request(self, key: bytes) -> Iterator[None]:
+        """Count a request of this key until the block is left.
+
+        Raises HttpRefusal if the key may have no more.
+        """
+        quota = self._account(key).quota
+        excess = quota.begin(asyncio.get_running_loop().time(), self._wall())
+        if excess is not None:
+            raise HttpRefusal(_over_quota(excess))
+        try:
+            yield
+        finally:
+            quota.end()
+
+    def add_answers(self, key: bytes, answers: int) -> None:
+        """Count the number of answers that a running request asks for."""
+        self._account(key).quota.add_answers(answers, asyncio.get_running_loop().time())
+
+    def check_tokens(self, key: bytes) -> None:
+        """Refuse more answers if the tokens of today are used up. Raises HttpRefusal."""
+        if (excess := self._account(key).quota.spent(self._wall())) is not None:
+            raise HttpRefusal(_over_quota(excess))
+
+    @contextmanager
+    def answer(self, key: bytes, model: str, path: str, meter: AnswerMeter, turn: Turn) -> Iterator[None]:
+        """Count and log an answer of `model` when the block ends or fails. `path`: the client's."""
+        try:
+            yield
+        except HttpRefusal as refusal:
+            meter.status = refusal.failure.status
+            raise
+        except asyncio.CancelledError:
+            meter.hung_up()
+            raise
+        finally:
+            self._answered(key, model, path, meter, turn)
+
+    def _answered(self, key: bytes, model: str, path: str, meter: AnswerMeter, turn: Turn) -> None:
+        account, wall = self._account(key), self._wall()
+        account.answers += 1
+        estimated = meter.estimated_prompt
+        prompt = meter.prompt if estimated is None else estimated
+        account.prompt_tokens += prompt or 0
+        account.generated_tokens += meter.generated
+        account.quota.add_tokens((prompt or 0) + meter.generated, wall)
+        if self._log is not None:
+            self._log.write(
+                LoggedAnswer(
+                    time=utc_text(wall),
+                    key=account.name,
+                    model=model,
+                    path=path,
+                    prompt_tokens=prompt,
+                    cached_tokens=meter.cached,
+                    generated_tokens=meter.generated,
+                    waited_s=round(turn.waited, 3),
+                    computed_s=round(turn.computed, 3),
+                    status=meter.status,
+                    prompt_estimated=estimated is not None,
+                )
+            )
+
+
+def _over_quota(excess: Excess) -> Failure:
+    if excess.is_quota:
+        name = "insufficient_quota"
+        return Failure(429, excess.message, type=name, code=name, retry_after=excess.retry_after)
+    return Failure(
+        429, excess.message, type="requests", code="rate_limit_exceeded", retry_after=excess.retry_after
+    )
+
+
+_log = get("gateway")

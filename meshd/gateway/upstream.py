@@ -1,15 +1,52 @@
-"""Speaks HTTP with what is behind the gateway, over connections that somebody else makes."""
+"""Ask llama-server, or another node's API, and find the request that crashes it.
+
+The caller opens the connections.
+
+Each request has its own connection: llama-server may be a new process behind the same socket path, an idle
+connection would hold one of its few threads, and closing it frees the slot when the client hangs up. There is
+no timeout, because a prompt of 30,000 tokens on a CPU may take very long.
+
+llama-server is also asked how its chat template writes messages, and requests are adapted to it.
+
+A request that crashes llama-server must not be retried, and all others must be. llama-server may crash while
+it has several requests: by a signal of its own making, for lack of memory, or because it made no progress and
+the head ended it. Each request under way may be the reason, so all are suspects. A suspect that is retried is
+on trial: one at a time, and no new request is admitted meanwhile. It passes when its answer is whole, when it
+is some pieces longer than at the crash, or after TRIAL_SECONDS.
+
+A request is blamed only if llama-server had no other when it crashed. A suspect that passed may be the reason
+after all, later in its answer, while the next one is on trial. Then both are suspects again: the one on trial
+is tried first, with llama-server to itself, and all trials are longer.
+
+If nothing is retried, a request that was alone is blamed at its first crash, and none if there were several.
+
+A request whose client hangs up is never blamed, so hang-ups are counted by caller: see `Trials.refusal`.
+
+`Trials` and `Culprits` decide, without a clock; `TrialGates` admits the requests of a gateway accordingly.
+"""
 
 import asyncio
+import json
+import math
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
+from meshd.base.byte_format import in_number
 from meshd.base.errors import MeshdError
-from meshd.base.peer_limits import INTERIM_ANSWERS
+from meshd.base.peer_limits import API_CULPRITS, API_CULPRITS_GONE, API_USERS_KNOWN, INTERIM_ANSWERS
+from meshd.base.time_format import in_time
+from meshd.gateway.dialects.fields import encoded
+from meshd.gateway.dialects.template_fit import TemplateTraits, fitted, template_questions, traits_of
+from meshd.gateway.failure import MOST_REFUSAL_BYTES, Failure, HttpRefusal, plain_failure, read_failure
+from meshd.gateway.interface import Upstream
 
 if TYPE_CHECKING:
     from aiohttp.client_reqrep import ClientRequest
@@ -17,7 +54,10 @@ if TYPE_CHECKING:
     from aiohttp.streams import StreamReader
     from aiohttp.tracing import Trace
 
+
 HELD_ANSWER_BYTES = 8 << 20  # a whole answer up to this is held, so that a loss is a clean 502
+MOST_JOINED_BYTES = 32 << 20  # of all answers to one request
+_REFUSAL_SECONDS = 10.0  # until all of it has come: who refuses computes nothing
 _READ_BYTES = 64 << 10  # aiohttp stops reading at twice this
 
 _CONTENT_TYPES = frozenset({"application/json", "text/event-stream", "text/plain"})  # of llama-server
@@ -26,7 +66,7 @@ Connect = Callable[[], Awaitable[socket.socket]]
 
 
 class UpstreamLost(MeshdError):
-    """llama-server went away, or cannot answer; `taken` tells whether it had the request by then."""
+    """llama-server is gone, or cannot answer. `taken`: it had received the request."""
 
     def __init__(self, what: str, *, taken: bool) -> None:
         super().__init__(what)
@@ -34,15 +74,14 @@ class UpstreamLost(MeshdError):
 
 
 class _CountedAnswers(ResponseHandler):
-    """aiohttp's, which reads answers that are none yet for as long as they come. Who answers may be another
-    node."""
+    """aiohttp's handler with a limit for interim answers (1xx), because another node may answer."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
         self._interim = 0
 
     def feed_data(self, data: "tuple[RawResponseMessage, StreamReader]", size: int = 0) -> None:
-        """See aiohttp.streams.DataQueue: the head of an answer has come."""
+        """Take the head of an answer; abort after too many interim ones."""
         self._interim += data[0].code < 200
         if self._interim <= INTERIM_ANSWERS.most:
             super().feed_data(data, size)
@@ -51,7 +90,7 @@ class _CountedAnswers(ResponseHandler):
 
 
 class _GivenConnector(aiohttp.UnixConnector):
-    """aiohttp's connector for unix sockets, with connections that somebody else makes."""
+    """aiohttp's connector for unix sockets, with connections that `connect` opens."""
 
     def __init__(self, connect: Connect) -> None:
         super().__init__("/", limit=0, force_close=True)
@@ -76,7 +115,7 @@ class _GivenConnector(aiohttp.UnixConnector):
 
 
 def open_session(connect: Connect) -> aiohttp.ClientSession:
-    """A client session over connections that `connect` makes, without timeouts; close it when done."""
+    """Return a session without timeouts, over connections that `connect` opens. The caller closes it."""
     return aiohttp.ClientSession(
         connector=_GivenConnector(connect),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=None, sock_read=None),
@@ -89,7 +128,7 @@ def open_session(connect: Connect) -> aiohttp.ClientSession:
 async def send_call(
     session: aiohttp.ClientSession, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
 ) -> aiohttp.ClientResponse:
-    """Returns when the answer has begun. Raises UpstreamLost."""
+    """Send a request; return when the answer has begun. Raises UpstreamLost."""
     try:
         return await session.request(
             method, f"http://localhost{path}", data=body, headers=headers, allow_redirects=False
@@ -103,7 +142,7 @@ async def send_call(
 
 
 async def read_some(answer: aiohttp.ClientResponse) -> bytes:
-    """The next bytes, empty at the end. Raises UpstreamLost."""
+    """Return the next bytes, empty at the end. Raises UpstreamLost."""
     try:
         return await answer.content.readany()
     except (aiohttp.ClientError, OSError) as error:
@@ -111,16 +150,462 @@ async def read_some(answer: aiohttp.ClientResponse) -> bytes:
 
 
 def is_event_stream(answer: aiohttp.ClientResponse) -> bool:
-    """Whether it comes piece by piece."""
+    """Return True if an answer is a stream of events."""
     return answer.content_type == "text/event-stream"
 
 
 def answer_headers(answer: aiohttp.ClientResponse, more: Mapping[str, str]) -> dict[str, str]:
-    """For the client of an answer that is passed on."""
+    """Return the headers of an answer that is passed on."""
     kind = answer.headers.get("Content-Type", "application/json")
     if answer.content_type not in _CONTENT_TYPES:
-        kind = "application/octet-stream"  # who answers may be another node: no page of its own runs here
-    headers = {"Content-Type": kind, **more}
-    if answer.status == 503:
-        headers["Retry-After"] = "1"  # llama-server is loading, or busy
-    return headers
+        kind = "application/octet-stream"  # no page of another node runs here
+    return {"Content-Type": kind, **more}
+
+
+async def failure_in(answer: aiohttp.ClientResponse) -> Failure:
+    """Read the failure in an answer that is not a stream. Raises UpstreamLost."""
+    held = bytearray()
+    try:
+        async with asyncio.timeout(_REFUSAL_SECONDS):
+            while len(held) <= MOST_REFUSAL_BYTES and (data := await read_some(answer)):
+                held += data
+    except TimeoutError:
+        pass  # what has come must do
+    return read_failure(bytes(held), answer.status) or plain_failure(answer.status, bytes(held))
+
+
+_PROMPT_BYTES = 1 << 20  # of the prompt, most of which are tools; another node may send it
+_TEMPLATE_SECONDS = 30.0  # it computes nothing, but it may be busy with a batch
+_TEMPLATE_HEADERS = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
+
+
+async def template_prompt(connect: Connect, body: bytes) -> str | None:
+    """Return the prompt that the template makes of `body`; empty if none, None without a timely answer."""
+    held = bytearray()
+    try:
+        async with asyncio.timeout(_TEMPLATE_SECONDS), open_session(connect) as session:
+            answer = await send_call(session, "POST", "/apply-template", body, _TEMPLATE_HEADERS)
+            while len(held) <= _PROMPT_BYTES and (data := await read_some(answer)):
+                held += data
+            parsed: object = json.loads(held) if len(held) <= _PROMPT_BYTES else None
+    except (UpstreamLost, TimeoutError):
+        return None
+    except (ValueError, RecursionError):
+        return ""
+    prompt = parsed.get("prompt") if isinstance(parsed, dict) else None
+    return prompt if isinstance(prompt, str) else ""
+
+
+class TemplateFits:
+    """The known traits of chat templates, by upstream, until its model is lost."""
+
+    def __init__(self) -> None:
+        self._known: WeakKeyDictionary[Upstream, TemplateTraits] = WeakKeyDictionary()
+
+    def forget(self, upstream: Upstream) -> None:
+        """Forget the template: another model may take its place."""
+        self._known.pop(upstream, None)
+
+    async def fit(self, upstream: Upstream, body: bytes) -> tuple[bytes, tuple[str, ...]]:
+        """Return the body of a chat as the template accepts it, and notes of what was omitted.
+
+        Bodies for another node's API stay unchanged, since that node fits them. Raises HttpRefusal.
+        """
+        if upstream.slots is None:
+            return body, ()
+        traits = self._known.get(upstream)
+        if traits is None:
+            prompts = [await template_prompt(upstream.connect, question) for question in template_questions()]
+            traits = traits_of([prompt or "" for prompt in prompts])
+            if any(prompts) and None not in prompts:  # else it is asked again for the next request
+                self._known[upstream] = traits
+        return await asyncio.to_thread(_fit, body, traits)
+
+
+def _fit(body: bytes, traits: TemplateTraits) -> tuple[bytes, tuple[str, ...]]:
+    fields, notes = fitted(json.loads(body), traits)
+    return encoded(fields), notes
+
+
+PASSED_PIECES = 16  # that were sent and are new: with drafts a piece may come with several others
+TRIAL_SECONDS = 90.0  # longer than the head takes to notice that no progress is made (server_watch.py)
+LATER_TRIAL_SECONDS = 300.0  # of a request that was under way at two crashes
+CULPRIT_SECONDS = 600.0  # for which a caller's culprits are counted
+ENDS_SERVER = "request_ends_server"
+_GATHER_SECONDS = 1.0  # until all suspects are there, after the model is
+_CRASHES_KNOWN = 4 * API_CULPRITS_GONE.most  # of one llama-server: other crashes may come between
+
+
+@dataclass(slots=True, eq=False)
+class Standing:
+    """One request while it is under way. `has_begun`: its client has a part of the answer.
+
+    `server`: how many llama-servers had crashed before the one that has the request; None if none has it.
+    `pieces`: new pieces from this llama-server; `lost_pieces`: from the one before.
+    `goes_first`: it was on trial at the last crash. `heard`: when llama-server was last known to be alive.
+    `left`: its client hung up while llama-server had it, or while it was a suspect.
+    """
+
+    number: int
+    caller: Hashable
+    has_begun: bool = False
+    server: int | None = None
+    pieces: int = 0
+    lost_pieces: int = 0
+    crashes: int = 0  # at which it was under way
+    last_crash: int = 0
+    is_suspect: bool = False
+    trial_began: float | None = None
+    goes_first: bool = False
+    heard: float = 0.0
+    left: bool = False
+
+    @property
+    def rank(self) -> tuple[bool, bool, int]:
+        """Return a key to sort trials: the newest request without a token comes first, as most dangerous."""
+        return not self.goes_first, self.has_begun, -self.number
+
+    def sent(self, now: float) -> bool:
+        """Note a piece of the answer that is new to the client. Returns True if the trial is passed by it."""
+        self.has_begun, self.heard = True, now
+        self.pieces += 1
+        enough = PASSED_PIECES + (self.lost_pieces if self.crashes > 1 else 0)
+        if self.trial_began is None or self.pieces < enough:
+            return False
+        self.passed()
+        return True
+
+    def passed(self) -> None:
+        """End the suspicion."""
+        self.is_suspect, self.trial_began, self.goes_first = False, None, False
+
+    def leave(self) -> None:
+        """Note that llama-server no longer has the request."""
+        self.server, self.trial_began = None, None
+        self.lost_pieces, self.pieces = self.pieces, 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Crash:
+    """One crash, noted at `at`.
+
+    `there`: the requests that llama-server had then or shortly before, without those answered since.
+    """
+
+    at: float
+    there: set[Standing]
+
+
+class Trials:
+    """The requests of one llama-server and its successors.
+
+    `now` is a clock in seconds that never goes back, `crashes` the number of llama-servers that have crashed.
+    """
+
+    def __init__(self) -> None:
+        self.all: set[Standing] = set()
+        self._came = 0
+        self._crash = 0
+        self._only: Standing | None = None  # that was under way at that crash
+        # for each caller its last request that ended early, at which llama-server and when; the latest last
+        self._given_up: OrderedDict[Hashable, tuple[Standing, int, float]] = OrderedDict()
+        self._crashes: deque[_Crash] = deque(maxlen=_CRASHES_KNOWN)
+
+    def come(self, caller: Hashable) -> Standing:
+        """Add a request, until `go`."""
+        self._came += 1
+        standing = Standing(self._came, caller)
+        self.all.add(standing)
+        return standing
+
+    def go(self, who: Standing, now: float) -> None:
+        """Forget a request, which may have left after a crash that was not noted yet."""
+        self.gave_up(who, now)
+        who.left = who.left or who.is_suspect
+        self.all.discard(who)
+
+    def on_trial(self, now: float) -> Standing | None:
+        """Return the request on trial, if any; a trial that has lasted long enough is passed."""
+        for request in self.all:
+            if request.trial_began is None:
+                continue
+            if now - request.trial_began < (TRIAL_SECONDS if request.crashes < 2 else LATER_TRIAL_SECONDS):
+                return request
+            request.passed()
+        return None
+
+    def may_enter(self, who: Standing, gate: set[Standing], waited: float, now: float) -> bool:
+        """Return True if `who`, which has waited at the `gate` for `waited` seconds, may be sent."""
+        if self.on_trial(now) is not None:
+            return False
+        suspects = {request for request in self.all if request.is_suspect}
+        # a suspect may be about to come; it may also wait for a client that does not read
+        if not who.is_suspect:
+            return not suspects or (waited >= _GATHER_SECONDS and gate.isdisjoint(suspects))
+        if min(suspects, key=lambda request: request.rank) is who:
+            return True
+        return waited >= _GATHER_SECONDS and min(gate & suspects, key=lambda request: request.rank) is who
+
+    def enter(self, who: Standing, crashes: int, now: float) -> None:
+        """Note that `who` is sent to llama-server."""
+        self._note(crashes, now)  # so that a request that is given up here is of the last one
+        who.server, who.heard, who.left = crashes, now, False
+        if who.is_suspect:
+            who.trial_began = now
+
+    def answered(self, who: Standing) -> None:
+        """Note that llama-server has answered `who` and is still alive."""
+        who.leave()
+        who.passed()
+        self._clear(who)
+
+    def gave_up(self, who: Standing, now: float) -> None:
+        """Note that the client of `who` has left; llama-server may compute for it a little longer."""
+        who.left = who.left or who.server is not None
+        if who.server is not None and who.server == self._crash:  # of an earlier one it was found there
+            self._given_up[who.caller] = who, who.server, now
+            self._given_up.move_to_end(who.caller)
+            if len(self._given_up) > API_USERS_KNOWN.most:
+                self._given_up.popitem(last=False)
+        who.leave()
+
+    def lost(self, who: Standing, crashes: int, now: float, *, taken: bool, repeats: bool) -> Failure | None:
+        """Note that the llama-server of `who` is gone. Returns the failure if it must not be retried.
+
+        `taken`: llama-server had the request. `repeats`: requests are retried.
+        """
+        server = who.server
+        crashed = server is not None and crashes > server
+        if crashed:
+            self._note(crashes, now)
+            if not taken:
+                who.passed()
+                self._clear(who)
+            elif server is not None:
+                _suspect(who, server + 1, on_trial=who.trial_began is not None)
+        who.leave()
+        if not repeats:
+            who.passed()
+        if not crashed or self._only is not who or self._crash != who.last_crash:
+            return None
+        if repeats and who.crashes == 1:
+            return None
+        for crash in [crash for crash in self._crashes if who in crash.there]:
+            self._crashes.remove(crash)  # it is explained
+        how = "and again when it was repeated alone" if who.crashes > 1 else "and nothing else"
+        return _ends_server(how)
+
+    def refusal(self, caller: Hashable, now: float) -> Failure | None:
+        """Return the failure if requests of `caller` are refused now, else None.
+
+        They are refused if it had a request that left at each of several crashes, and no other caller had
+        unanswered requests at all of them.
+        """
+        at = [
+            crash
+            for crash in self._crashes
+            if now - crash.at < CULPRIT_SECONDS
+            and any(request.caller == caller and request.left for request in crash.there)
+        ]
+        if len(at) < API_CULPRITS_GONE.most:
+            return None
+        if set.intersection(*({request.caller for request in crash.there} for crash in at)) != {caller}:
+            return None
+        what = (
+            f"llama-server crashed {API_CULPRITS_GONE.most} times within {in_time(CULPRIT_SECONDS)} while or "
+            "just after it computed a request of this caller that was given up"
+        )
+        return _too_many(what, at[-API_CULPRITS_GONE.most].at + CULPRIT_SECONDS - now)
+
+    def _clear(self, who: Standing) -> None:
+        """Note that `who` caused none of the crashes."""
+        for crash in self._crashes:
+            crash.there.discard(who)
+
+    def _note(self, crash: int, now: float) -> None:
+        """Note a crash, when the first request notices it: the others are still as they were."""
+        if crash == self._crash:
+            return
+        self._crash = crash
+        trial = self.on_trial(now)
+        there = [request for request in self.all if request.server == crash - 1]
+        # a client that does not read notices late: what counts is how long llama-server was alive for sure
+        heard = max((request.heard for request in there), default=-math.inf)
+        given_up = {
+            request
+            for request, server, at in self._given_up.values()
+            if server == crash - 1 and heard - at < TRIAL_SECONDS
+        }
+        self._given_up.clear()
+        self._only = there[0] if len(there) == 1 and not given_up else None
+        if there or given_up:
+            self._crashes.append(_Crash(now, given_up.union(there)))
+        for request in there:
+            _suspect(request, crash, on_trial=request is trial)
+
+
+def _suspect(request: Standing, crash: int, *, on_trial: bool) -> None:
+    """Suspect a request that was under way at this crash. Idempotent."""
+    if request.last_crash != crash:
+        request.last_crash, request.is_suspect, request.goes_first = crash, True, on_trial
+        request.crashes += 1
+
+
+class Culprits:
+    """Callers whose requests have ended llama-server. `now` is a clock in seconds that never goes back."""
+
+    def __init__(self) -> None:
+        self._of: OrderedDict[Hashable, deque[float]] = OrderedDict()
+
+    def named(self, caller: Hashable, now: float) -> None:
+        """Note that a request of `caller` has provably ended llama-server."""
+        times = self._of.setdefault(caller, deque(maxlen=API_CULPRITS.most))
+        times.append(now)
+        self._of.move_to_end(caller)
+        if len(self._of) > API_USERS_KNOWN.most:
+            self._of.popitem(last=False)
+
+    def refusal(self, caller: Hashable, now: float) -> Failure | None:
+        """Return the failure if requests of `caller` are refused now, else None."""
+        times = self._of.get(caller)
+        if times is None or len(times) < API_CULPRITS.most or (left := times[0] + CULPRIT_SECONDS - now) <= 0:
+            return None
+        what = (
+            f"{in_number(API_CULPRITS.most, 'request')} of this caller ended llama-server within "
+            f"{in_time(CULPRIT_SECONDS)} (`{ENDS_SERVER}`)"
+        )
+        return _too_many(what, left)
+
+
+def _too_many(what: str, left: float) -> Failure:
+    message = f"{what}: no more are taken for {in_time(left)}; change those before sending them again"
+    return Failure(429, message, type="requests", code="too_many_crashes", retry_after=round(left) + 1)
+
+
+def _ends_server(how: str) -> Failure:
+    message = (
+        f"llama-server crashed or hung while it computed this request, {how}: change the request before "
+        "sending it again; `meshd logs llama-server` on the serving node says more"
+    )
+    return Failure(500, message, code=ENDS_SERVER, is_final=True)
+
+
+_LOOK_SECONDS = 0.5
+
+
+class GatedRequest:
+    """One request that computes, while it is under way."""
+
+    def __init__(self, gate: "_Gate", caller: Hashable, culprits: Culprits) -> None:
+        self._gate = gate
+        self._culprits = culprits
+        self._was_let_in = False
+        self.standing: Standing = gate.trials.come(caller)
+
+    def check(self) -> None:
+        """Refuse a caller that has ended llama-server too often. Raises HttpRefusal."""
+        caller, now = self.standing.caller, _now()
+        failure = self._culprits.refusal(caller, now) or self._gate.trials.refusal(caller, now)
+        if failure is not None:
+            raise HttpRefusal(failure)
+
+    def sent(self) -> None:
+        """Note that the client got a new piece of the answer."""
+        if self.standing.sent(_now()):
+            self._gate.wake()
+
+    def lost(self, crashes: int, *, taken: bool, repeats: bool) -> Failure | None:
+        """Note that llama-server is gone, as Trials.lost does; count the caller if its request is blamed."""
+        failure = self._gate.trials.lost(self.standing, crashes, _now(), taken=taken, repeats=repeats)
+        if failure is not None:
+            self._culprits.named(self.standing.caller, _now())
+        self._gate.wake()
+        return failure
+
+    @asynccontextmanager
+    async def at_server(self, upstream: Upstream) -> AsyncIterator[None]:
+        """Wait while another request is on trial or comes first; the caller asks within the block.
+
+        Raises HttpRefusal.
+        """
+        await self._gate.entry(self.standing)
+        if not self._was_let_in:
+            self.check()  # it may have waited since the last one was named
+        self._was_let_in = True
+        self._gate.trials.enter(self.standing, upstream.crashes, _now())
+        try:
+            yield
+        except UpstreamLost:
+            raise  # `lost` comes next, or the client leaves before: `go`
+        except HttpRefusal:
+            self._gate.trials.answered(self.standing)
+            raise
+        except BaseException:
+            self._gate.trials.gave_up(self.standing, _now())
+            raise
+        else:
+            self._gate.trials.answered(self.standing)
+        finally:
+            self._gate.wake()
+
+
+class _Gate:
+    """The gate of one llama-server, at which its requests wait for trials."""
+
+    def __init__(self) -> None:
+        self.trials = Trials()
+        self._waiting: set[Standing] = set()
+        self._changed: set[asyncio.Event] = set()
+
+    def wake(self) -> None:
+        """Make all waiting requests check again."""
+        for event in self._changed:
+            event.set()
+
+    async def entry(self, who: Standing) -> None:
+        """Wait until `who` may be sent."""
+        event, came = asyncio.Event(), _now()
+        self._changed.add(event)
+        self._waiting.add(who)
+        try:
+            while not self.trials.may_enter(who, self._waiting, _now() - came, _now()):
+                event.clear()
+                try:
+                    async with asyncio.timeout(_LOOK_SECONDS):
+                        await event.wait()
+                except TimeoutError:
+                    pass  # a trial may be over by now
+        finally:
+            self._changed.discard(event)
+            self._waiting.discard(who)
+            self.wake()
+
+
+class TrialGates:
+    """The trials of a gateway: one gate for each llama-server, made at its first request."""
+
+    def __init__(self) -> None:
+        self._of: dict[Upstream, _Gate] = {}
+        self._culprits = Culprits()
+
+    @contextmanager
+    def request(self, upstream: Upstream, caller: Hashable) -> Iterator[GatedRequest | None]:
+        """Count a request of `caller` as under way until the block is left. Raises HttpRefusal.
+
+        Yields None for another node's API, whose gateway has its own trials.
+        """
+        if upstream.slots is None:  # may be of one request, and is not kept
+            yield None
+            return
+        gate = self._of.setdefault(upstream, _Gate())
+        request = GatedRequest(gate, caller, self._culprits)
+        try:
+            request.check()
+            yield request
+        finally:
+            gate.trials.go(request.standing, _now())
+            gate.wake()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -27,7 +27,7 @@ def _characters(count: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Armour:
-    """One kind of word: `what` it is called, its prefix up to the version digit, and its remedy."""
+    """One kind of word: its name `what`, its prefix up to the version digit, and its remedy."""
 
     what: str
     stem: str
@@ -36,23 +36,23 @@ class Armour:
 
     @property
     def prefix(self) -> str:
-        """What every such word begins with."""
+        """The beginning of every such word."""
         return f"{self.stem}{self.version}"
 
     def overhead_chars(self, payload_bytes: int) -> int:
-        """How long the word for so many bytes is."""
+        """Return the length of the word for so many bytes, in characters."""
         bits = 8 * (_LENGTH_BYTES + payload_bytes + CHECKSUM_BYTES)
         return len(self.prefix) + -(-bits // 5)
 
     def write(self, payload: bytes) -> str:
-        """The word that `read` turns back into `payload`."""
+        """Return the word that `read` turns back into `payload`."""
         head = len(payload).to_bytes(_LENGTH_BYTES, "big")
         return self.prefix + to_base32(head + payload + self._checksum(payload))
 
     def read(self, text: str) -> bytes:
-        """The payload of a pasted word. Raises UserError that says what is wrong with it.
+        """Return the payload of a pasted word. Raises UserError that says what is wrong with it.
 
-        White space and line breaks anywhere, quotes around it and capitals are forgiven.
+        White space and line breaks anywhere, quotes around it and capitals are accepted.
         """
         word = "".join(text[:MAX_PASTED_CHARS].split()).translate(_INVISIBLE).strip(_AROUND).lower()
         digits = self._after_prefix(word, len(text))
@@ -62,7 +62,7 @@ class Armour:
         return self._payload(digits)
 
     def wrong(self, why: str) -> UserError:
-        """An error of a word of this kind."""
+        """Return the error for a malformed word of this kind."""
         return UserError(f"cannot read the {self.what}: {why}", hint=self.remedy)
 
     def _after_prefix(self, word: str, length: int) -> str:
@@ -81,7 +81,7 @@ class Armour:
         return word[len(self.prefix) :]
 
     def newer(self) -> UserError:
-        """The word is of a version that this code does not know."""
+        """Return the error for a word of a version that this code does not know."""
         return UserError(
             f"cannot read the {self.what}: it was made by a newer version of meshd",
             hint="update meshd on this machine",

@@ -29,29 +29,29 @@ class Away:
 
     @classmethod
     def sign(cls, key: KeyPair, *, mesh: MeshId, peer: PeerId, order: tuple[int, int]) -> "Away":
-        """By this node; `order` is that of the last sign of life of `peer`."""
+        """Sign a statement by this node; `order` is that of the last sign of life of `peer`."""
         head = _HEAD.pack(peer.raw, *order, key.peer.raw)
         return cls(peer, *order, key.peer, key.sign(_CONTEXT, mesh.raw + head))
 
     @property
     def order(self) -> tuple[int, int]:
-        """Of the sign of life that it holds against."""
+        """The order of the sign of life that the statement contradicts."""
         return self.sequence, self.count
 
     def _head(self) -> bytes:
         return _HEAD.pack(self.peer.raw, self.sequence, self.count, self.reporter.raw)
 
     def holds(self, mesh: MeshId) -> bool:
-        """True when the reporter signed it for this mesh."""
+        """Return True when the reporter signed it for this mesh."""
         return verify(self.reporter, _CONTEXT, mesh.raw + self._head(), self.signature)
 
     def to_bytes(self) -> bytes:
-        """140 bytes."""
+        """Return 140 bytes."""
         return self._head() + self.signature
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Away":
-        """Read them; nothing is verified. Raises RemoteProtocolError (code `message`)."""
+        """Decode the statement; nothing is verified. Raises RemoteProtocolError (code `message`)."""
         if len(data) != AWAY_BYTES:
             raise RemoteProtocolError(f"a statement of absence has {len(data)} bytes", code="message")
         peer, sequence, count, reporter = _HEAD.unpack_from(data)

@@ -1,4 +1,4 @@
-"""How often this node was started, and which numbers its records may have: kept in the home."""
+"""The number of starts of this node, and the numbers that its records may have: kept in the home."""
 
 import os
 from collections.abc import Callable
@@ -24,16 +24,17 @@ class Counters:
         self._least = dict.fromkeys(_COUNTS, 0)  # what the file has to say, at least
 
     def next_incarnation(self, random: Callable[[int], bytes] = os.urandom) -> bytes:
-        """16 bytes, greater at each call: an 8-byte count, then chance (a copied home differs).
+        """Return 16 bytes, greater at each call: an 8-byte count, then random bytes (a copied home differs).
 
-        Where the disk takes nothing the count stays, and chance alone tells this start from the last one.
+        If the disk cannot be written the count stays, and only the random bytes tell this start from the last
+        one.
         """
         count = self._read()["incarnation"] + 1
         self._keep("incarnation", count)
         return count.to_bytes(8, "big") + random(INCARNATION_BYTES - 8)
 
     def last_sequence(self) -> int:
-        """The greatest number that a record of this node may have."""
+        """Return the greatest number that a record of this node may have."""
         return self._read()["sequence"]
 
     def reserve_sequences(self, last: int) -> bool:

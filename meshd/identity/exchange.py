@@ -1,6 +1,7 @@
-"""What both sides of the proof share: its words, its transcript, cutting frames within the budget. Pure.
+"""The part shared by both sides of the proof: its words, its transcript, cutting frames within the budget.
+Pure.
 
-The exchange itself, and how a driver uses it, is told in proof.py.
+The exchange itself, and how a driver uses it, is described in proof.py.
 """
 
 import hmac
@@ -8,7 +9,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
 
-from meshd.base.errors import LocalProtocolError, Refused, RemoteProtocolError
+from meshd.base.errors import BANNED_HINT, LocalProtocolError, Refused, RemoteProtocolError
 from meshd.identity.invite import JoinKeys
 from meshd.identity.keys import SIGNATURE_BYTES, KeyPair, MeshId, PeerId, joined, verify
 from meshd.identity.membership import Chain, Member
@@ -28,7 +29,7 @@ _JOIN = b"meshd proof join v1"
 
 
 class Purpose(StrEnum):
-    """What the link is for."""
+    """The purpose of a link."""
 
     JOIN = "join"
     MEMBER = "member"
@@ -45,7 +46,7 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """Who is at the other end. `member` is None for a joiner (and for a relay that is no member).
+    """The identity of the other end. `member` is None for a joiner (and for a relay that is no member).
 
     `leftover`: bytes behind the exchange, the first of the link's own data.
     """
@@ -66,13 +67,13 @@ class ProofFailed(RemoteProtocolError):
 
 
 def never_banned(chain: Chain) -> str | None:
-    """For joiners, who know of no bans yet."""
+    """Return None: joiners know of no bans yet."""
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """What both sides sign."""
+    """The data that both sides sign."""
 
     low: int
     high: int
@@ -99,7 +100,7 @@ class Transcript:
         )
 
     def mac(self, keys: JoinKeys) -> bytes:
-        """What shows that the joiner knows the invite's secret."""
+        """Return the MAC by which a joiner proves that it knows the invite's secret."""
         return hmac.digest(keys.join_key, joined(_JOIN, keys.invite_id, self.encode()), "sha256")
 
 
@@ -111,7 +112,7 @@ def frame(fields: dict[str, Value]) -> bytes:
 
 
 class Exchange(ABC):
-    """What both sides share: cutting frames within the budget, refusals, the result."""
+    """The part that both sides share: cutting frames within the budget, refusals, the result."""
 
     def __init__(self, *, magic: bytes) -> None:
         self._magic = magic
@@ -127,7 +128,9 @@ class Exchange(ABC):
         return self._result
 
     def receive(self, data: bytes) -> bytes:
-        """Take a chunk in; returns what to send. Raises Refused (they said no) and ProofFailed (we do)."""
+        """Take a chunk in; return what to send. Raises Refused (the other side refused) and ProofFailed (we
+        do).
+        """
         if self._failed or self._result is not None:
             raise LocalProtocolError("the proof is over")
         self._buffer += data
@@ -158,10 +161,10 @@ class Exchange(ABC):
 
     @abstractmethod
     def _on(self, fields: Fields) -> bytes:
-        """The next message, within the limits; returns what to answer. Raises RemoteProtocolError."""
+        """Handle the next message, within the limits; return the reply. Raises RemoteProtocolError."""
 
     def _next(self) -> Fields | None:
-        """The next whole message, or None for "need more"."""
+        """Return the next whole message, or None for "need more". Raises RemoteProtocolError."""
         if self._magic:
             start = bytes(self._buffer[: len(self._magic)])
             if start != self._magic[: len(start)]:
@@ -196,7 +199,7 @@ def _refusal(error: RemoteProtocolError) -> bytes:
 
 
 def _short(text: str) -> str:
-    """Within the limits of what the other side takes."""
+    """Return the text printable and cut to what the other side accepts."""
     plain = "".join(char if char.isprintable() else "?" for char in text[: MAX_TEXT_BYTES // 4])
     return plain.encode("utf-8", "replace").decode()
 
@@ -228,12 +231,7 @@ def check_signature(fields: Fields, signer: PeerId, context: str, transcript: Tr
 
 def refuse_banned(why: str | None) -> None:
     if why is not None:
-        raise RemoteProtocolError(
-            why,
-            code="banned",
-            hint="to return, a banned node needs a new key and a new token: `meshd leave "
-            "--new-identity` there",
-        )
+        raise RemoteProtocolError(why, code="banned", hint=BANNED_HINT)
 
 
 def refuse_often(why: str | None) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from meshd.base.errors import UserError
 
 DAEMON = "daemon"  # purpose of the lock that a daemon holds on its home
+MEMBERSHIP = "membership"  # file of a home: the mesh that its node is in
 
 _FOLDER_VERSION = 1
 _LOOSE = 0o077
@@ -31,7 +32,7 @@ class PrivateFolder:
         self._mark = mark
 
     def read(self, name: str, *, limit: int) -> bytes | None:
-        """The payload of file `name`, None when there is none. Raises UserError."""
+        """Return the payload of file `name`, None when there is none. Raises UserError."""
         path = self.path / name
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -50,11 +51,13 @@ class PrivateFolder:
         return _unwrap(path, data, limit)
 
     def exists(self, name: str) -> bool:
-        """True when there is such a file."""
+        """Return True when there is such a file."""
         return (self.path / name).exists()
 
     def names(self, ending: str) -> list[str]:
-        """Files whose names end so; none when there is no folder."""
+        """Return the sorted names of files with this ending; none when there is no folder. Raises
+        UserError.
+        """
         try:
             return sorted(path.name for path in self.path.glob(f"*{ending}"))
         except OSError as error:
@@ -80,7 +83,7 @@ class PrivateFolder:
             raise _unusable(path, error) from None
 
     def remove(self, name: str) -> None:
-        """Delete file `name`; none is fine."""
+        """Delete file `name`, if it exists."""
         try:
             (self.path / name).unlink(missing_ok=True)
             if self.path.exists():
@@ -89,7 +92,7 @@ class PrivateFolder:
             raise _unusable(self.path / name, error) from None
 
     def prepare(self) -> None:
-        """Make the folder, or see that it is safe. Raises UserError with the remedy."""
+        """Create the folder, or check that it is safe. Raises UserError with the remedy."""
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._check()
@@ -100,7 +103,8 @@ class PrivateFolder:
 
     @contextmanager
     def lock(self, *, holder: str, purpose: str = "") -> Iterator[None]:
-        """Hold the folder alone; the operating system lets go when the process ends, however it ends.
+        """Lock the folder exclusively; the operating system unlocks it when the process ends, however it
+        ends.
 
         `purpose` is one word for `lock_holder`. Raises UserError naming the pid that holds it.
         """
@@ -155,14 +159,14 @@ class PrivateFolder:
             os.close(descriptor)
 
     def _sweep(self) -> None:
-        """What writers that were killed left; only under the lock."""
+        """Remove what killed writers left behind; call it only under the lock."""
         for left in self.path.glob(".*.tmp"):
             with suppress(OSError):
                 left.unlink()
 
 
 def lock_holder(path: Path, *, purpose: str) -> int | None:
-    """The process that holds the lock of folder `path` for `purpose`; None when nobody does."""
+    """Return the pid that holds the lock of folder `path` for `purpose`, or None."""
     try:
         with (path / "lock").open("rb") as file:
             pid, word = _lock_words(file.read(_MAX_LOCK_BYTES))
@@ -218,7 +222,7 @@ def _unwrap(path: Path, data: bytes, limit: int) -> bytes:
 
 
 def damaged(path: Path, why: str) -> UserError:
-    """The error for a file whose content cannot be used."""
+    """Return the error for a file whose content cannot be used."""
     return UserError(
         f"`{path}` is damaged: {why}",
         hint="restore it from a backup, or move it away: its contents will be lost, and this node "
@@ -228,7 +232,7 @@ def damaged(path: Path, why: str) -> UserError:
 
 def _unusable(path: Path, error: OSError) -> UserError:
     if isinstance(error, NotADirectoryError):
-        file = next((one for one in (path, *path.parents) if one.is_file()), path)
+        file = next((parent for parent in (path, *path.parents) if parent.is_file()), path)
         return UserError(f"`{file}` is not a directory", hint="set MESHD_HOME to a directory")
     reason = (error.strerror or type(error).__name__).lower()
     return UserError(f"`{path}` cannot be used: {reason}", hint="check the directory, its owner and its disk")

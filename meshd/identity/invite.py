@@ -47,7 +47,7 @@ class RelayHint:
 
 @dataclass(frozen=True, slots=True)
 class Invite:
-    """What a token says. `expires_at` is unix seconds, `secret` 16 bytes."""
+    """The content of a token. `expires_at` is unix seconds, `secret` 16 bytes."""
 
     mesh: MeshId
     inviter: PeerId
@@ -57,13 +57,13 @@ class Invite:
     relays: tuple[RelayHint, ...] = ()
 
     def expired(self, now: int) -> bool:
-        """By this node's clock, which may lie: the inviter's decides."""
+        """Return True if it has expired by this node's clock, which may be wrong: the inviter's decides."""
         return now >= self.expires_at
 
 
 @dataclass(frozen=True, slots=True)
 class JoinKeys:
-    """What the secret of an invite gives (HKDF-SHA256, RFC 5869).
+    """The keys derived from the secret of an invite (HKDF-SHA256, RFC 5869).
 
     `join_key`: 32 bytes, proves the secret; `mailbox`: 16 bytes, where to meet at a relay; `invite_id`: 8
     bytes, public; ICE user and password as RFC 8445 wants them, so that strangers can punch.
@@ -77,7 +77,7 @@ class JoinKeys:
 
 
 def derive(secret: bytes) -> JoinKeys:
-    """The keys of an invite."""
+    """Derive the keys of an invite. Raises LocalProtocolError for a secret of the wrong length."""
     if len(secret) != INVITE_SECRET_BYTES:
         raise LocalProtocolError(f"secret of {len(secret)} bytes, must be {INVITE_SECRET_BYTES}")
     middle = hmac.digest(b"meshd invite v1", secret, "sha256")
@@ -95,7 +95,7 @@ def derive(secret: bytes) -> JoinKeys:
 
 
 def encode_token(invite: Invite) -> str:
-    """One word of at most 300 characters. Candidates and relays that do not fit are left out.
+    """Return one word of at most 300 characters. Candidates and relays that do not fit are left out.
 
     The nearest addresses are kept first; four of IPv4 and two of IPv6 always fit when there is no relay.
     """
@@ -180,7 +180,7 @@ def _exact(found: dict[int, bytes], tag: int, size: int, what: str) -> bytes:
 
 
 def _relay(value: bytes) -> list[RelayHint]:
-    """A hint that cannot be used is no reason to refuse the token."""
+    """Decode a relay hint; one that cannot be used is left out instead of refusing the token."""
     try:
         place = value[KEY_BYTES:].decode("ascii")
     except UnicodeDecodeError:
@@ -193,7 +193,7 @@ def _relay(value: bytes) -> list[RelayHint]:
 
 
 def expired_text(expires_at: int, now: int) -> str:
-    """`expired 3 hours ago`: since when, in words."""
+    """Return how long ago it expired in words: `expired 3 hours ago`."""
     ago = max(0, now - expires_at)
     for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
         if ago >= size:

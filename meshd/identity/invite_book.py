@@ -18,6 +18,7 @@ MAX_INVITES = 256
 MAX_USES = 1000
 MAX_INVITE_BOOK_BYTES = 32 << 20
 KEEP_EXPIRED_SECONDS = 30 * 86400  # so that a late joiner hears "expired", not "unknown"
+CLOCK_SET_BACK_SECONDS = 86400  # a clock that was corrected by more was wrong when the invite was made
 
 NEW_INVITE = "ask for a new one: `meshd invite` on a machine of that mesh"
 
@@ -54,21 +55,25 @@ class InviteEntry:
 
     @property
     def left(self) -> int:
-        """How many more nodes it admits (if it is valid)."""
+        """The number of nodes that it may still admit (if it is valid)."""
         return self.uses - len(self.used)
 
     def state(self, now: int) -> str:
-        """`valid`, `revoked`, `used_up` or `expired`."""
+        """Return `valid`, `revoked`, `used_up` or `expired`."""
         if self.revoked:
             return "revoked"
         if self.left <= 0:
             return "used_up"
-        return "expired" if now >= self.expires_at else "valid"
+        return "expired" if now >= self.expires_at or self.is_of_the_future(now) else "valid"
+
+    def is_of_the_future(self, now: int) -> bool:
+        """Return True if the clock was far ahead when this was made: it would be valid until that date."""
+        return now < self.created_at - CLOCK_SET_BACK_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`code` is `ok`, or why not: unknown, expired, used_up, revoked.
+    """The decision on a join: `code` is `ok`, or why not: unknown, expired, used_up, revoked.
 
     `certificate` is the one that this node was given before: it gets the same again.
     """
@@ -103,7 +108,8 @@ class InviteBook:
         uses: int,
         printed: bool = False,
     ) -> InviteEntry:
-        """A new invite; `secret` is 16 random bytes. Raises UserError for limits out of range."""
+        """Create an invite; `secret` is 16 random bytes. Raises UserError for limits out of range."""
+        # Check the limits.
         wanted = frozenset(roles)
         if not wanted:
             raise UserError("an invite must grant at least one role", hint=f"choose from {', '.join(Role)}")
@@ -115,6 +121,7 @@ class InviteBook:
             raise UserError(
                 "an invite must expire in the future", hint="give a duration, such as `--expires 24h`"
             )
+        # Make room: drop invites that expired long ago.
         for entry in list(self._entries.values()):
             if now >= entry.expires_at + KEEP_EXPIRED_SECONDS:
                 del self._entries[entry.invite_id]
@@ -128,7 +135,7 @@ class InviteBook:
         return entry
 
     def reserve(self, invite_id: bytes, node: PeerId, now: int) -> Decision:
-        """Count `node` in, or say why not. A node that was counted before is always let in again.
+        """Count `node` in, or return why not. A node that was counted before is always let in again.
 
         That holds after the invite expired, too (a crash in between costs nothing), but not after it was
         revoked.
@@ -148,12 +155,15 @@ class InviteBook:
             return Decision(
                 "expired", f"this invite {expired_text(entry.expires_at, now)}", NEW_INVITE, entry
             )
+        if entry.is_of_the_future(now):
+            why = "this invite has expired: it was made before its machine's clock was set back"
+            return Decision("expired", why, NEW_INVITE, entry)
         entry = replace(entry, used=(*entry.used, Use(node, None)))
         self._entries[invite_id] = entry
         return Decision("ok", entry=entry)
 
     def certify(self, invite_id: bytes, node: PeerId, certificate: Certificate) -> None:
-        """Note what a reserved node was given. Raises LocalProtocolError without an open reservation."""
+        """Store a reserved node's certificate. Raises LocalProtocolError without an open reservation."""
         entry = self._entries.get(invite_id)
         if entry is None or certificate.node != node or certificate.invite != invite_id:
             raise LocalProtocolError("the certificate does not belong to a reservation")
@@ -163,7 +173,9 @@ class InviteBook:
         self._entries[invite_id] = replace(entry, used=used)
 
     def revoke(self, invite_id: bytes) -> InviteEntry:
-        """Nobody joins by it any more (a ban of its id ends those who did). Raises UserError if unknown."""
+        """Revoke an invite for new nodes (a ban of its id ends those who joined). Raises UserError if
+        unknown.
+        """
         entry = self._entries.get(invite_id)
         if entry is None:
             raise UserError(
@@ -174,19 +186,19 @@ class InviteBook:
         return entry
 
     def forget(self, invite_id: bytes) -> None:
-        """An invite that nobody was told of."""
+        """Delete an invite that nobody has received."""
         self._entries.pop(invite_id, None)
 
     def entries(self) -> tuple[InviteEntry, ...]:
-        """All that are kept, the oldest first."""
+        """Return all kept invites, the oldest first."""
         return tuple(sorted(self._entries.values(), key=lambda entry: (entry.created_at, entry.invite_id)))
 
     def get(self, invite_id: bytes) -> InviteEntry | None:
-        """One by its id."""
+        """Return the invite with this id, or None."""
         return self._entries.get(invite_id)
 
     def find(self, text: str) -> InviteEntry:
-        """By the start of its id, as people type it. Raises UserError."""
+        """Return the invite whose id begins with `text`, as people type it. Raises UserError."""
         start = text.strip().lower()
         found = [entry for entry in self._entries.values() if start and entry.id_text.startswith(start)]
         if len(found) == 1:
@@ -195,7 +207,7 @@ class InviteBook:
         raise UserError(f"`{text[:64]}` {why}", hint="run `meshd invite ls` to list the invites")
 
     def current(self, *, roles: Iterable[Role], now: int) -> InviteEntry | None:
-        """The newest printed invite of exactly these roles that is still good."""
+        """Return the newest printed invite of exactly these roles that is still valid."""
         wanted = frozenset(roles)
         good = (
             entry
@@ -205,7 +217,9 @@ class InviteBook:
         return next(good, None)
 
     def join_keys(self, invite_id: bytes) -> JoinKeys | None:
-        """For ListenProof's `invites`. Ended invites are found, too: their bearer is told what is wrong."""
+        """Return the keys of an invite for ListenProof. Ended invites are found, too: their bearer learns
+        what is wrong.
+        """
         entry = self._entries.get(invite_id)
         if entry is None:
             return None
@@ -214,13 +228,13 @@ class InviteBook:
         return self._keys[invite_id]
 
     def encode(self) -> bytes:
-        """For the key store: it holds secrets."""
+        """Encode the book for the key store: it holds secrets."""
         entries: list[Value] = [_pack_entry(entry) for entry in self.entries()]
         return pack({"mesh": self.mesh.raw, "entries": entries})
 
     @classmethod
     def decode(cls, data: bytes) -> "InviteBook":
-        """Read what `encode` gave. Raises RemoteProtocolError."""
+        """Read the output of `encode`. Raises RemoteProtocolError."""
         fields = unpack(data, limit=MAX_INVITE_BOOK_BYTES)
         mesh = MeshId(fields.raw("mesh", exact=KEY_BYTES))
         return cls(mesh, (_read_entry(item) for item in fields.maps("entries", count=MAX_INVITES)))

@@ -1,6 +1,6 @@
 """State that must be on disk at the next start, also while the disk cannot be written to.
 
-A write that fails is logged once and remembered; the daemon goes on with what it has in memory, says so in
+A write that fails is logged once and remembered; the daemon continues with what it has in memory, says so in
 its status, and tries again until the newest content of each file is written.
 """
 
@@ -15,7 +15,7 @@ LOG = log.get("identity")
 
 
 class Keeping:
-    """Writes by the name of their file. May be used by several threads; an older content never overtakes."""
+    """The pending writes, by file name. May be used by several threads; an older content never overtakes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -24,11 +24,11 @@ class Keeping:
 
     @property
     def waiting(self) -> Mapping[str, str]:
-        """Files whose newest content is in memory only, and why it could not be written."""
+        """The files whose newest content is in memory only, and why they could not be written."""
         return MappingProxyType(dict(self._why))
 
     def keep(self, name: str, write: Callable[[], None]) -> bool:
-        """Call `write` now, or again at each `retry` until it works or a newer one comes; True: it worked.
+        """Call `write` now, or again at each `retry` until it works or a newer one comes; True if it worked.
 
         `write` raises UserError or OSError when the disk does not take it.
         """
@@ -36,7 +36,7 @@ class Keeping:
             return self._try(name, write)
 
     def retry(self) -> bool:
-        """Write what waits; True when nothing does any more."""
+        """Write what is pending; True when nothing is left."""
         for name in list(self._waiting):
             with self._lock:
                 write = self._waiting.get(name)

@@ -1,7 +1,7 @@
-"""How a member shows a head that it has one of its API keys, without telling the key. Pure.
+"""Proves to a head that a member has one of its API keys, without revealing the key. Pure.
 
-Any member may say that it serves a model. One that is sent a key could use it elsewhere; a proof is of use
-with the head it was made for alone, in a session of the member that made it.
+Any member may say that it serves a model. One that receives a key could use it elsewhere; a proof is of use
+only with the head it was made for, in a session of the member that made it.
 """
 
 import hashlib
@@ -16,17 +16,17 @@ _CONTEXT = b"meshd api key v1"
 
 
 def key_digest(key: str) -> bytes:
-    """SHA-256 of a key as text of a header, whose other bytes are surrogates."""
+    """Return the SHA-256 of a key, read as text of a header, whose other bytes are surrogates."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def prove_key(digest: bytes, *, head: PeerId, member: PeerId) -> bytes:
-    """For the key with this digest, from `member` to `head`."""
+    """Return the proof from `member` to `head` for the key with this digest."""
     return hmac.digest(digest, joined(_CONTEXT, head.raw, member.raw), hashlib.sha256)
 
 
 def proven_key(proofs: bytes, digests: Sequence[bytes], *, head: PeerId, member: PeerId) -> bytes | None:
-    """The one of `digests` that some of these proofs, one behind the other, is for; None: of none."""
+    """Return the one of `digests` that one of these concatenated proofs is for, or None."""
     found: bytes | None = None
     for at in range(0, min(len(proofs), MAX_PROOFS * PROOF_BYTES), PROOF_BYTES):
         given = proofs[at : at + PROOF_BYTES]

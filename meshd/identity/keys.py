@@ -23,17 +23,17 @@ _MESH_CONTEXT = b"meshd mesh id v1\0"
 
 
 def joined(*parts: bytes) -> bytes:
-    """Parts with their lengths (u32) in front: no two lists of parts give the same bytes."""
+    """Concatenate parts with their lengths (u32) in front: different lists never give the same bytes."""
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 
 def to_base32(raw: bytes) -> str:
-    """Lower-case base32 (RFC 4648) without padding."""
+    """Return lower-case base32 (RFC 4648) without padding."""
     return base64.b32encode(raw).decode("ascii").lower().rstrip("=")
 
 
 def from_base32(text: str) -> bytes:
-    """Strict inverse of `to_base32` (upper case is taken too). Raises ValueError.
+    """Decode `to_base32` strictly (upper case is accepted, too). Raises ValueError.
 
     Left-over bits must be zero: one value has one text.
     """
@@ -45,7 +45,7 @@ def from_base32(text: str) -> bytes:
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Name32:
-    """32 bytes that are shown as 52 characters of base32."""
+    """A value of 32 bytes, shown as 52 characters of base32."""
 
     raw: bytes
 
@@ -85,7 +85,7 @@ class PeerId(_Name32):
 
     @classmethod
     def parse(cls, text: str) -> "PeerId":
-        """Read what `str()` gave. Raises UserError."""
+        """Read the output of `str()`. Raises UserError."""
         return cls._parse(text, "a node id")
 
 
@@ -95,12 +95,12 @@ class MeshId(_Name32):
 
     @classmethod
     def of(cls, root: PeerId) -> "MeshId":
-        """The mesh whose root key is `root`."""
+        """Return the mesh whose root key is `root`."""
         return cls(hashlib.sha256(_MESH_CONTEXT + root.raw).digest())
 
     @classmethod
     def parse(cls, text: str) -> "MeshId":
-        """Read what `str()` gave. Raises UserError."""
+        """Read the output of `str()`. Raises UserError."""
         return cls._parse(text, "a mesh id")
 
 
@@ -115,7 +115,7 @@ class KeyPair:
 
     @classmethod
     def from_seed(cls, seed: bytes) -> "KeyPair":
-        """The pair that grows from 32 random bytes."""
+        """Return the key pair of 32 random bytes."""
         if len(seed) != KEY_BYTES:
             raise LocalProtocolError(f"seed of {len(seed)} bytes, must be {KEY_BYTES}")
         return cls(Ed25519PrivateKey.from_private_bytes(seed))
@@ -126,7 +126,7 @@ class KeyPair:
         return self._key.private_bytes_raw()
 
     def sign(self, context: str, data: bytes) -> bytes:
-        """64 bytes that `verify` accepts for the same context and data."""
+        """Return 64 bytes that `verify` accepts for the same context and data."""
         return self._key.sign(joined(context.encode(), data))
 
     def __repr__(self) -> str:
@@ -152,12 +152,14 @@ _SMALL_ORDER = frozenset(
 
 
 def is_small_order(key: bytes) -> bool:
-    """True for a public key for which anybody can sign."""
+    """Return True for a public key for which anybody can sign."""
     return key[:-1] + bytes([key[-1] & 0x7F]) in _SMALL_ORDER
 
 
 def verify(peer: PeerId, context: str, data: bytes, signature: bytes) -> bool:
-    """True when `peer` signed `data` for `context`. Nothing holds of a key for which anybody can sign."""
+    """Return True when `peer` signed `data` for `context`; always False for a key for which anybody
+    can sign.
+    """
     if len(signature) != SIGNATURE_BYTES or is_small_order(peer.raw):
         return False
     try:

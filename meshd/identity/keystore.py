@@ -17,7 +17,7 @@ from typing import TypeVar
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError, UserError
 from meshd.identity.armour import Armour
 from meshd.identity.counters import Counters
-from meshd.identity.folder import DAEMON, PrivateFolder, damaged
+from meshd.identity.folder import DAEMON, MEMBERSHIP, PrivateFolder, damaged
 from meshd.identity.invite_book import MAX_INVITE_BOOK_BYTES, InviteBook
 from meshd.identity.keeping import Keeping
 from meshd.identity.keys import KEY_BYTES, KeyPair, MeshId, PeerId
@@ -38,13 +38,9 @@ from meshd.wire.message import Fields, pack, unpack
 
 MAX_BLOB_BYTES = 16 << 20
 PORT_BLOB = "mesh-port"
+IMPORTED_BLOB = "imported-root"  # says that the root key came from a backup: its mesh has other members
 
-_IDENTITY, _MEMBERSHIP, _INVITES, _BANS = (
-    "identity.key",
-    "membership",
-    "invites",
-    "revocations",
-)
+_IDENTITY, _INVITES, _BANS = "identity.key", "invites", "revocations"
 _BLOB_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 _MAX_SMALL = 8 << 10
 
@@ -78,21 +74,23 @@ class Membership:
 
     @property
     def roles(self) -> frozenset[Role]:
-        """This node's own."""
+        """This node's own roles."""
         return self.chain.leaf.roles
 
     @property
     def is_founder(self) -> bool:
-        """True where the root's seed is."""
+        """True if this node has the root's seed."""
         return self.root_seed is not None
 
     @property
     def gives(self) -> frozenset[Role]:
-        """Roles that this node may give to those it invites; none: it cannot invite."""
+        """The roles that this node may give to those it invites; none: it cannot invite."""
         return may_give(self.chain, is_root=self.is_founder)
 
     def signer(self, key: KeyPair) -> tuple[KeyPair, Chain | None]:
-        """With which key, and which chain to show, this node certifies and bans: the root's if it is here."""
+        """Return the key, and the chain to show, with which this node certifies and bans: the root's if it is
+        here.
+        """
         if self.root_seed is not None:
             return KeyPair.from_seed(self.root_seed), None
         return key, self.chain
@@ -100,7 +98,9 @@ class Membership:
     def admit(
         self, key: KeyPair, *, node: PeerId, roles: frozenset[Role], serial: bytes, invite: bytes, now: int
     ) -> Chain:
-        """The chain of a new member. `key` is this node's own. Raises LocalProtocolError if it may not."""
+        """Return the chain of a new member. `key` is this node's own. Raises LocalProtocolError if it may
+        not.
+        """
         if not roles <= self.gives:
             raise LocalProtocolError("this node cannot grant these roles")
         signer, _ = self.signer(key)
@@ -110,13 +110,15 @@ class Membership:
         return self.chain_of(leaf)
 
     def chain_of(self, leaf: Certificate) -> Chain:
-        """The chain above a certificate that this node issued, now or before it had the root's key."""
+        """Return the chain above a certificate that this node issued, now or before it had the root's key."""
         above = () if leaf.issuer == self.root else self.chain.certificates
         return Chain((leaf, *above), self.root)
 
 
 class Home:
-    """The folder of one node's state. Nothing is made before the first write. Every method: UserError."""
+    """The folder of one node's state. Nothing is created before the first write. Every method raises
+    UserError.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -125,35 +127,39 @@ class Home:
         self.counters = Counters(self._folder, self.keeping)
 
     def lock(self, *, daemon: bool = False) -> AbstractContextManager[None]:
-        """Held by the one daemon (or verb) that uses this home. Raises UserError naming the holder's pid."""
+        """Lock the home for the one daemon (or verb) that uses it. Raises UserError naming the
+        holder's pid.
+        """
         return self._folder.lock(holder="meshd", purpose=DAEMON if daemon else "")
 
     # -- who this node is
 
     def load_identity(self) -> KeyPair | None:
-        """The node's key, None when there is none yet."""
+        """Return the node's key, None when there is none yet."""
         data = self._folder.read(_IDENTITY, limit=_MAX_SMALL)
         if data is None:
             return None
         return KeyPair.from_seed(self._parse(_IDENTITY, data, lambda f: f.raw("seed", exact=KEY_BYTES)))
 
     def load_or_create_identity(self, random: Random = os.urandom) -> KeyPair:
-        """The node's key, made at the first call. A membership without a key is damage, not a first call."""
+        """Return the node's key; the first call creates it. A membership without a key is damage, not a first
+        call.
+        """
         key = self.load_identity()
         if key is not None:
             return key
-        if self._folder.exists(_MEMBERSHIP):
+        if self._folder.exists(MEMBERSHIP):
             raise damaged(self.path / _IDENTITY, "it is missing, although this node is a member of a mesh")
         return self._new_identity(random)
 
     def reset_identity(self, *, now: int, random: Random = os.urandom) -> KeyPair:
-        """A new key: a banned node needs one to come back. The old membership ends with the old key.
+        """Create a new key: a banned node needs one to come back. The old membership ends with the old key.
 
-        At a founder the root certifies the new key, so that the mesh goes on. Calling it again after a
-        crash in between is right.
+        On the founder the root certifies the new key, so that the mesh continues. Calling it again after a
+        crash in between is safe.
         """
-        data = self._folder.read(_MEMBERSHIP, limit=_MAX_SMALL)
-        old = self._parse(_MEMBERSHIP, data, _read_membership) if data is not None else None
+        data = self._folder.read(MEMBERSHIP, limit=_MAX_SMALL)
+        old = self._parse(MEMBERSHIP, data, _read_membership) if data is not None else None
         if old is None or old.root_seed is None:
             self.leave()
             return self._new_identity(random)
@@ -169,22 +175,24 @@ class Home:
     # -- which mesh it is in
 
     def load_membership(self) -> Membership | None:
-        """This node's membership, checked against its key; None when it is in no mesh."""
-        data = self._folder.read(_MEMBERSHIP, limit=_MAX_SMALL)
+        """Return this node's membership, checked against its key; None when it is in no mesh. Raises
+        UserError.
+        """
+        data = self._folder.read(MEMBERSHIP, limit=_MAX_SMALL)
         if data is None:
             return None
-        found = self._parse(_MEMBERSHIP, data, _read_membership)
+        found = self._parse(MEMBERSHIP, data, _read_membership)
         key = self.load_or_create_identity()
         if found.chain.leaf.node != key.peer:
             raise UserError(
-                f"`{self.path / _MEMBERSHIP}` belongs to a different key than `{_IDENTITY}`",
+                f"`{self.path / MEMBERSHIP}` belongs to a different key than `{_IDENTITY}`",
                 hint="restore both from one backup, or run `meshd leave --new-identity` and join again",
             )
-        self._parse(_MEMBERSHIP, data, lambda _: check_chain(found.chain, found.mesh, key.peer))
+        self._parse(MEMBERSHIP, data, lambda _: check_chain(found.chain, found.mesh, key.peer))
         return found
 
     def save_membership(self, membership: Membership) -> None:
-        """Keep it; from now on a restart needs no token."""
+        """Store the membership; from now on a restart needs no token."""
         inviter = membership.inviter.raw if membership.inviter is not None else b""
         fields = {
             "mesh": membership.mesh.raw,
@@ -192,10 +200,10 @@ class Home:
             "inviter": inviter,
             "root": membership.root_seed or b"",
         }
-        self._folder.write(_MEMBERSHIP, pack(fields))
+        self._folder.write(MEMBERSHIP, pack(fields))
 
     def found_mesh(self, *, now: int, random: Random = os.urandom) -> Membership:
-        """A mesh of its own: a new root key, and this node its first member with every role."""
+        """Found a mesh: create a root key, and make this node its first member with every role."""
         self._refuse_member("found a mesh")
         key = self.load_or_create_identity(random)
         membership = _founder(random(KEY_BYTES), key.peer, now=now, serial=random(SERIAL_BYTES))
@@ -203,10 +211,11 @@ class Home:
         return membership
 
     def leave(self, *, drop_root: bool = False) -> None:
-        """Forget the mesh, its invites, bans and blobs; the key stays. Raises UserError at a founder, unless
-        `drop_root`: without its root key nobody can ever admit or ban for that mesh again."""
-        data = self._folder.read(_MEMBERSHIP, limit=_MAX_SMALL)
-        if data is not None and not drop_root and self._parse(_MEMBERSHIP, data, _read_membership).root_seed:
+        """Delete the membership, invites, bans and blobs; the key stays. Raises UserError at a founder,
+        unless `drop_root`: without its root key nobody can ever admit or ban for that mesh again.
+        """
+        data = self._folder.read(MEMBERSHIP, limit=_MAX_SMALL)
+        if data is not None and not drop_root and self._parse(MEMBERSHIP, data, _read_membership).root_seed:
             raise UserError(
                 "this node holds the root key of its mesh",
                 hint="keep a backup with `meshd mesh export FILE`, then run `meshd leave --force`",
@@ -214,11 +223,13 @@ class Home:
         # the membership goes last: after a crash in between, the node is still a member and can leave again
         stay = (_blob(PORT_BLOB), _blob(NAME_BLOB))  # this machine's, not the mesh's
         blobs = (name for name in self._folder.names(".blob") if name not in stay)
-        for name in (*blobs, _INVITES, _BANS, _MEMBERSHIP):
+        for name in (*blobs, _INVITES, _BANS, MEMBERSHIP):
             self._folder.remove(name)
 
     def export_root(self) -> str:
-        """The root key as one word, for `import_root`. It is all that the mesh's owner is: keep it secret."""
+        """Return the root key as one word, for `import_root`. Whoever has it owns the mesh: keep it
+        secret.
+        """
         membership = self.load_membership()
         if membership is None:
             raise UserError("this node is not in a mesh", hint="run this on the node that founded the mesh")
@@ -230,7 +241,7 @@ class Home:
         return ROOT_BACKUP.write(membership.root_seed)
 
     def import_root(self, text: str, *, now: int, random: Random = os.urandom) -> Membership:
-        """Make this node a founder by a backup; a node that is in that mesh already only gains the root."""
+        """Make this node a founder from a backup; a node that is in that mesh already only gains the root."""
         seed = ROOT_BACKUP.read(text)
         if len(seed) != KEY_BYTES:
             raise ROOT_BACKUP.wrong("its length is wrong")
@@ -239,6 +250,7 @@ class Home:
         membership = _founder(seed, key.peer, now=now, serial=random(SERIAL_BYTES))
         if present is not None and present.mesh != membership.mesh:
             self._refuse_member("import the root key of another one")
+        self.write_blob(IMPORTED_BLOB, b"1")
         self.save_membership(membership)
         return membership
 
@@ -253,49 +265,51 @@ class Home:
     # -- whom it invited, who is banned
 
     def load_invites(self, mesh: MeshId) -> InviteBook:
-        """This node's invites of `mesh`; an empty book when there are none."""
+        """Return this node's invites of `mesh`; an empty book when there are none."""
         data = self._folder.read(_INVITES, limit=MAX_INVITE_BOOK_BYTES)
         book = self._decode(_INVITES, InviteBook.decode, data) if data is not None else None
         return book if book is not None and book.mesh == mesh else InviteBook(mesh)
 
     def save_invites(self, book: InviteBook) -> None:
-        """Durable when it returns: call it between `reserve` and `certify`, and before the answer."""
+        """Write the invites; they are durable when it returns. Call it between `reserve` and `certify`, and
+        before replying.
+        """
         self._folder.write(_INVITES, book.encode())
 
     def load_revocations(self, mesh: MeshId) -> RevocationSet:
-        """The bans known of `mesh`; an empty set when there are none."""
+        """Return the bans known of `mesh`; an empty set when there are none."""
         data = self._folder.read(_BANS, limit=MAX_SET_BYTES)
         bans = self._decode(_BANS, RevocationSet.decode, data) if data is not None else None
         return bans if bans is not None and bans.mesh == mesh else RevocationSet(mesh)
 
     def save_revocations(self, revocations: RevocationSet) -> None:
-        """Keep it, before anything else is done about a new ban."""
+        """Store the bans, before anything else is done about a new one."""
         self._folder.write(_BANS, revocations.encode())
 
     def keep_revocations(self, revocations: RevocationSet) -> None:
-        """As `save_revocations`, or as soon as the disk allows: they hold meanwhile (`keeping`)."""
+        """Write the bans, or retry until the disk allows: they are in force meanwhile (`keeping`)."""
         data = revocations.encode()
         self.keeping.keep(_BANS, lambda: self._folder.write(_BANS, data))
 
     def keep_invites(self, book: InviteBook) -> bool:
-        """As `save_invites`, or as soon as the disk allows; True when it is durable already."""
+        """Write the invites, or retry until the disk allows; True when they are durable already."""
         data = book.encode()
         return self.keeping.keep(_INVITES, lambda: self._folder.write(_INVITES, data))
 
     # -- what other packages keep
 
     def read_blob(self, name: str) -> bytes | None:
-        """What `write_blob` kept under `name` (a-z, 0-9, -), None when nothing."""
+        """Return what `write_blob` stored under `name` (a-z, 0-9, -), None when nothing."""
         return self._folder.read(_blob(name), limit=MAX_BLOB_BYTES)
 
     def write_blob(self, name: str, data: bytes) -> None:
-        """Keep at most 16 MiB under `name`, atomically."""
+        """Store at most 16 MiB under `name`, atomically."""
         if len(data) > MAX_BLOB_BYTES:
             raise LocalProtocolError(f"blob `{name}` of {len(data)} bytes")
         self._folder.write(_blob(name), data)
 
     def keep_blob(self, name: str, data: bytes) -> bool:
-        """As `write_blob`, or as soon as the disk allows; True when it is durable already."""
+        """Write the data, or retry until the disk allows; True when it is durable already."""
         return self.keeping.keep(_blob(name), lambda: self.write_blob(name, data))
 
     def _parse(self, name: str, data: bytes, read: Callable[[Fields], T]) -> T:

@@ -26,7 +26,7 @@ _CONTEXT = "meshd certificate v1"
 
 
 class Role(StrEnum):
-    """What a member may do."""
+    """The right of a member to do something."""
 
     WORK = "work"  # lends its devices
     USE = "use"  # takes leases, calls the API
@@ -57,16 +57,16 @@ class Certificate:
 
     @property
     def signature(self) -> bytes:
-        """The issuer's, over the statement's body."""
+        """The issuer's signature, over the statement's body."""
         return self.statement.signature
 
     def encode(self) -> bytes:
-        """At most 640 bytes, about 260 in fact."""
+        """Return at most 640 bytes, usually about 260."""
         return self.statement.encode()
 
     @classmethod
     def decode(cls, data: bytes) -> "Certificate":
-        """Read what `encode` gave; the signature is not checked here. Raises RemoteProtocolError."""
+        """Read the output of `encode`; the signature is not checked here. Raises RemoteProtocolError."""
         statement = Statement.decode(data, limit=MAX_CERTIFICATE_BYTES)
         fields = statement.fields()
         return cls(
@@ -81,18 +81,18 @@ class Certificate:
         )
 
     def is_signed(self) -> bool:
-        """True when `issuer` really signed it."""
+        """Return True when `issuer` really signed it."""
         return self.statement.holds(self.issuer, _CONTEXT)
 
 
 def read_roles(fields: Fields, name: str) -> frozenset[Role]:
-    """Roles in field `name`; those of a later version mean nothing here and are left out."""
+    """Return the roles in field `name`; those of a later version are unknown here and left out."""
     known = {str(role) for role in Role}
     return frozenset(Role(text) for text in fields.texts(name, most=16, count=16) if text in known)
 
 
 def read_invite_id(fields: Fields, name: str) -> bytes:
-    """An invite id in field `name`: 8 bytes or none. Raises RemoteProtocolError (code `message`)."""
+    """Return an invite id in field `name`: 8 bytes or none. Raises RemoteProtocolError (code `message`)."""
     invite = fields.raw(name, most=INVITE_ID_BYTES)
     if len(invite) not in (0, INVITE_ID_BYTES):
         raise RemoteProtocolError(f"field `{name}` must be empty or {INVITE_ID_BYTES} bytes", code="message")
@@ -109,7 +109,9 @@ def issue(
     invite: bytes,
     issued_at: int,
 ) -> Certificate:
-    """A certificate by `signer`; `serial` is 16 random bytes. Whether it may: `may_give`, `check_chain`."""
+    """Return a certificate by `signer`; `serial` is 16 random bytes. `may_give` and `check_chain` decide
+    whether it may.
+    """
     if len(serial) != SERIAL_BYTES or len(invite) not in (0, INVITE_ID_BYTES):
         raise LocalProtocolError("a serial has 16 bytes, an invite id 8 or none")
     body = pack(
@@ -128,7 +130,7 @@ def issue(
 
 @dataclass(frozen=True, slots=True, order=True)
 class Admitter:
-    """Who let a node in, as its chain says: an inviter, or the root by one of its invites.
+    """The admitter of a node, as its chain says: an inviter, or the root by one of its invites.
 
     What one of them may fill (base/peer_limits.py) is counted by this: an inviter can certify any number of
     keys, and the bearer of a token of the root as many as that token has uses.
@@ -153,23 +155,23 @@ class Chain:
 
     @property
     def admitter(self) -> Admitter:
-        """Whose share the node counts in."""
+        """The admitter in whose share the node counts."""
         leaf = self.leaf
         is_root = leaf.issuer == self.root
         return Admitter(leaf.issuer, leaf.invite if is_root else b"", is_root)
 
     @property
     def place(self) -> bytes:
-        """Its node's, among others (`place_of`)."""
+        """The place of its node among others (`place_of`)."""
         return place_of(self.leaf.node, self.leaf.serial)
 
     def encode(self) -> bytes:
-        """At most 1536 bytes, about 600 in fact."""
+        """Return at most 1536 bytes, usually about 600."""
         return pack({"root": self.root.raw, "certs": [item.encode() for item in self.certificates]})
 
     @classmethod
     def decode(cls, data: bytes) -> "Chain":
-        """Read what `encode` gave; no signature is checked here. Raises RemoteProtocolError."""
+        """Read the output of `encode`; no signature is checked here. Raises RemoteProtocolError."""
         fields = unpack(data, limit=MAX_CHAIN_BYTES)
         parts = fields.raws("certs", most=MAX_CERTIFICATE_BYTES, count=MAX_CHAIN_CERTIFICATES)
         if not parts:
@@ -180,10 +182,10 @@ class Chain:
 
 @lru_cache(maxsize=8192)
 def place_of(node: PeerId, serial: bytes = b"") -> bytes:
-    """32 bytes by which nodes are put in an order that all agree on, and that none of them can choose.
+    """Return 32 bytes that order nodes in a way all agree on, and that none of them can choose.
 
-    A key can be made until it comes wherever one likes in an order of keys. The serial of its certificate is
-    drawn by the issuer, which has the key before.
+    A node could generate keys until one sorts where it likes. The serial of its certificate is drawn by the
+    issuer, which has the key before.
     """
     return hashlib.sha256(b"meshd place v1\0" + node.raw + serial).digest()
 
@@ -198,12 +200,13 @@ class Member:
     chain: Chain
 
     def may(self, role: Role) -> bool:
-        """True when it has `role`."""
+        """Return True when it has `role`."""
         return role in self.roles
 
 
 def may_give(chain: Chain, *, is_root: bool) -> frozenset[Role]:
-    """Which roles the node of a checked `chain` may give to those it invites; none: it cannot invite.
+    """Return the roles that the node of a checked `chain` may give to those it invites; none: it cannot
+    invite.
 
     `is_root`: it holds the root's seed and signs with it.
     """
@@ -215,9 +218,9 @@ def may_give(chain: Chain, *, is_root: bool) -> frozenset[Role]:
 
 
 def check_chain(chain: Chain, mesh: MeshId, node: PeerId) -> Member:
-    """The member that `chain` proves `node` to be. Raises RemoteProtocolError (code `chain`).
+    """Return the member that `chain` proves `node` to be. Raises RemoteProtocolError (code `chain`).
 
-    Bans are looked at elsewhere (`RevocationSet.why_banned`).
+    Bans are checked elsewhere (`RevocationSet.why_banned`).
     """
     if MeshId.of(chain.root) != mesh:
         raise _bad("its root belongs to another mesh")

@@ -23,29 +23,31 @@ _UNFIT = re.compile(r"[^A-Za-z0-9._-]")
 
 
 def is_word(text: str) -> bool:
-    """Whether `text` has the form of a name."""
+    """Return True if `text` has the form of a name."""
     return _WORD.fullmatch(text) is not None
 
 
 def looks_like_id(text: str) -> bool:
-    """Whether `text` can only be an id or its beginning: no node is called so."""
+    """Return True if `text` can only be an id or its beginning: no node has such a name."""
     return len(text) >= SHORT_CHARS and _ID_PART.fullmatch(text) is not None
 
 
 def is_name(text: str) -> bool:
-    """Whether a node may be called so."""
+    """Return True if a node may have this name."""
     return is_word(text) and not looks_like_id(text)
 
 
 def shown(name: str) -> str:
-    """A peer's own name: `name` if it is allowed, else `?` and its harmless characters."""
+    """Return a peer's own name: `name` if it is allowed, else `?` and its harmless characters."""
     if is_name(name):
         return name
     return UNNAMED + _UNFIT.sub("?", name)[: MAX_NAME_CHARS - 1]
 
 
 def shown_among(name: str, node: str, ids: Sequence[str]) -> str:
-    """`name` of the node with this id; with `?` before it if another one of `ids`, sorted, begins with it."""
+    """Return `name` of the node with this id; with `?` before it if another one of `ids` (sorted) begins with
+    it.
+    """
     if not _may_begin_id(name):
         return name
     at = bisect_left(ids, name.lower())
@@ -54,7 +56,7 @@ def shown_among(name: str, node: str, ids: Sequence[str]) -> str:
 
 
 def meant(text: str, names: Mapping[str, str]) -> list[str]:
-    """The ids that `text` fits: exactly one is what it means. `names`: by id, empty where unknown."""
+    """Return the ids that `text` matches; exactly one is unambiguous. `names`: by id, empty where unknown."""
     plain = text.strip()
     begins = plain.lower()
     ids = [node for node in names if _may_begin_id(plain) and node.startswith(begins)]
@@ -68,7 +70,9 @@ def _may_begin_id(text: str) -> bool:
 
 
 def shared(names: Mapping[str, str]) -> dict[str, list[str]]:
-    """The names that several nodes have, by id, and which. Texts shown in place of a name do not count."""
+    """Return the names that several nodes have, with their ids. Texts shown in place of a name do
+    not count.
+    """
     nodes: dict[str, list[str]] = {}
     for node, name in sorted(names.items()):
         if is_name(name):
@@ -77,9 +81,9 @@ def shared(names: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def labels(names: Mapping[str, str], taken: Collection[str] = ()) -> dict[str, str]:
-    """By id, what each node is called where every label must be another one, and none of `taken`.
+    """Return a unique label for each node id, none of them in `taken`.
 
-    Its name where nobody else has that, else its name and id: in a form that no name has.
+    A label is the name where nobody else has it, else name and id: in a form that no name has.
     """
     same = Counter(names.values())
     short = Counter((name, node[:SHORT_CHARS]) for node, name in names.items())

@@ -28,27 +28,27 @@ class Presence:
 
     @classmethod
     def sign(cls, key: KeyPair, *, mesh: MeshId, sequence: int, count: int) -> "Presence":
-        """One of this node's own."""
+        """Sign a sign of life of this node."""
         head = _HEAD.pack(key.peer.raw, sequence, count)
         return cls(key.peer, sequence, count, key.sign(_CONTEXT, mesh.raw + head))
 
     @property
     def order(self) -> tuple[int, int]:
-        """The greater is the newer, of one node's."""
+        """The order among one node's signs of life: the greater is the newer."""
         return self.sequence, self.count
 
     def holds(self, mesh: MeshId) -> bool:
-        """True when the node itself signed it for this mesh."""
+        """Return True when the node itself signed it for this mesh."""
         head = _HEAD.pack(self.peer.raw, self.sequence, self.count)
         return verify(self.peer, _CONTEXT, mesh.raw + head, self.signature)
 
     def to_bytes(self) -> bytes:
-        """108 bytes."""
+        """Return 108 bytes."""
         return _HEAD.pack(self.peer.raw, self.sequence, self.count) + self.signature
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Presence":
-        """Read them; nothing is verified. Raises RemoteProtocolError (code `message`)."""
+        """Decode a sign of life; nothing is verified. Raises RemoteProtocolError (code `message`)."""
         if len(data) != PRESENCE_BYTES:
             raise RemoteProtocolError(f"a sign of life has {len(data)} bytes", code="message")
         peer, sequence, count = _HEAD.unpack_from(data)

@@ -99,7 +99,7 @@ class DialProof(Exchange):
         self._transcript: Transcript | None = None
 
     def start(self) -> bytes:
-        """The first bytes to send."""
+        """Return the first bytes to send."""
         return MAGIC + frame(
             {
                 "t": "hi",

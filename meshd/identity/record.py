@@ -46,21 +46,23 @@ class PeerRecord:
 
     @property
     def signature(self) -> bytes:
-        """The node's, over the statement's body."""
+        """The node's signature, over the statement's body."""
         return self.statement.signature
 
     @property
     def has_left(self) -> bool:
-        """It is the node's last word: kept and passed on, so that older ones do not bring the node back."""
+        """True if it is the node's last word: kept and forwarded, so that older ones do not bring the node
+        back.
+        """
         return "left" in self.capabilities
 
     @property
     def is_paused(self) -> bool:
-        """Its user has paused it: it lends nothing."""
+        """True if its user has paused it: it lends nothing."""
         return PAUSED_MARK in self.capabilities
 
     def encode(self) -> bytes:
-        """At most 4 KiB."""
+        """Return at most 4 KiB."""
         return self.statement.encode()
 
     @classmethod
@@ -76,7 +78,7 @@ class PeerRecord:
         relays: tuple[str, ...] = (),
         capabilities: Mapping[str, str] = MappingProxyType({}),
     ) -> "PeerRecord":
-        """A record of `key`'s node. Raises LocalProtocolError when it breaks a limit."""
+        """Sign a record of `key`'s node. Raises LocalProtocolError when it breaks a limit."""
         body = pack(
             {
                 "peer": key.peer.raw,
@@ -97,13 +99,13 @@ class PeerRecord:
 
     @classmethod
     def decode(cls, data: bytes) -> "PeerRecord":
-        """Read what `encode` gave; nothing is proven before `verify`. Raises RemoteProtocolError."""
+        """Read the output of `encode`; nothing is proven before `verify`. Raises RemoteProtocolError."""
         return _read(data)
 
     def verify(self, mesh: MeshId) -> Member:
-        """The member that speaks. Raises RemoteProtocolError (code `record` or `chain`).
+        """Return the member that signed it. Raises RemoteProtocolError (code `record` or `chain`).
 
-        Whether it is banned: ask the RevocationSet with `chain`.
+        Bans are not checked: ask the RevocationSet with `chain`.
         """
         if self.mesh != mesh:
             raise RemoteProtocolError("a record of another mesh", code="record")
@@ -114,7 +116,9 @@ class PeerRecord:
 
 @functools.lru_cache(maxsize=KEPT_RECORDS)
 def _read(data: bytes) -> PeerRecord:
-    """Kept: every session of a large mesh begins with all records, most of which are known."""
+    """Decode a record. Cached: every session of a large mesh begins with all records, most of which are
+    known.
+    """
     statement = Statement.decode(data, limit=MAX_RECORD_BYTES)
     fields = statement.fields()
     return PeerRecord(

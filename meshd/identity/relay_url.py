@@ -14,7 +14,7 @@ _MAX_URL_CHARS = 300
 
 
 def relay_url(hint: RelayHint) -> str:
-    """As `parse_relay_url` reads it."""
+    """Return the URL that `parse_relay_url` reads."""
     return f"{SCHEME}{hint.key}@{hint.place}"
 
 
@@ -33,7 +33,7 @@ def parse_relay_url(text: str) -> RelayHint:
 
 
 def split_place(place: str) -> tuple[str, int]:
-    """Host (a name or an address, without brackets) and port of `host:port`. Raises UserError."""
+    """Return host (a name or an address, without brackets) and port of `host:port`. Raises UserError."""
     host, _, port = place.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]

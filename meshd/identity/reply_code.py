@@ -30,7 +30,7 @@ REPLY = Armour(
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Who wants to join, by which invite, and where its datagrams come from (UDP candidates)."""
+    """A joiner: its id, its invite, and where its datagrams come from (UDP candidates)."""
 
     invite_id: bytes
     joiner: PeerId
@@ -38,7 +38,7 @@ class Reply:
 
 
 def encode_reply(reply: Reply, keys: JoinKeys) -> str:
-    """One word; `keys` are those of the invite. Raises LocalProtocolError."""
+    """Return the reply as one word; `keys` are those of the invite. Raises LocalProtocolError."""
     if not 1 <= len(reply.candidates) <= MAX_REPLY_CANDIDATES:
         raise LocalProtocolError(f"a reply code cannot have {len(reply.candidates)} addresses")
     body = reply.invite_id + reply.joiner.raw + pack_candidates(reply.candidates)
@@ -46,7 +46,7 @@ def encode_reply(reply: Reply, keys: JoinKeys) -> str:
 
 
 def parse_reply(text: str, invites: Callable[[bytes], JoinKeys | None]) -> Reply:
-    """Read what `encode_reply` wrote; `invites` has the keys by an invite's id. Raises UserError."""
+    """Read the output of `encode_reply`; `invites` has the keys by an invite's id. Raises UserError."""
     payload = REPLY.read(text)
     mac, body = payload[:REPLY_MAC_BYTES], payload[REPLY_MAC_BYTES:]
     invite_id, key = body[:INVITE_ID_BYTES], body[INVITE_ID_BYTES : INVITE_ID_BYTES + KEY_BYTES]

@@ -5,6 +5,9 @@ and never on a date. So the set converges whatever the order of arrival, and nob
 the one who banned it was banned later. Root and admins ban for the whole mesh; an inviter's ban takes back
 its own admissions only: it could certify any key it likes, and must not throw out others' members so.
 
+Only the root lifts bans. Its statements about one target are numbered (`epoch`), and the newest counts: if
+that lifts, no other issuer's ban of this target has an effect, whenever it was made.
+
 The set is bounded: one ban for each issuer and target, a share for each issuer other than the root, and
 a total in which the root's come first. What does not fit is decided by hash, the same on every node.
 """
@@ -32,6 +35,7 @@ from meshd.wire.limits import MAX_BAN_BYTES, MAX_CHAIN_BYTES, MAX_TIME
 from meshd.wire.message import pack, unpack
 
 MAX_BANS = 4096
+MAX_EPOCH = 2**32 - 1
 MAX_BANS_PER_ISSUER = 256  # of an admin or inviter; the root may fill the set
 MAX_SET_BYTES = MAX_BANS * MAX_BAN_BYTES + 1024
 
@@ -46,7 +50,8 @@ class Ban:
     """`issuer` bans a node key (32 bytes) or an invite id (8 bytes). Made by `ban` and `decode` only.
 
     `issuer_chain` is None when the root itself signed. `evidence`: the certificate by which an inviter
-    admitted the node that it bans. `issued_at` (unix seconds) is for people only.
+    admitted the node that it bans. `issued_at` (unix seconds) is for people only. The root's statement with
+    the highest `epoch` counts; one that `lifts` ends all bans of the target.
     """
 
     mesh: MeshId
@@ -57,19 +62,21 @@ class Ban:
     evidence: Certificate | None
     issued_at: int
     statement: Statement = field(repr=False)
+    epoch: int = 0
+    lifts: bool = False
 
     @property
     def signature(self) -> bytes:
-        """The issuer's, over the statement's body."""
+        """The issuer's signature, over the statement's body."""
         return self.statement.signature
 
     def encode(self) -> bytes:
-        """At most 3 KiB, about 300 to 1100 bytes in fact."""
+        """Return at most 3 KiB, usually 300 to 1100 bytes."""
         return self.statement.encode()
 
     @classmethod
     def decode(cls, data: bytes) -> "Ban":
-        """Read what `encode` gave; authority: `RevocationSet.add`. Raises RemoteProtocolError."""
+        """Read the output of `encode`; authority: `RevocationSet.add`. Raises RemoteProtocolError."""
         statement = Statement.decode(data, limit=MAX_BAN_BYTES)
         fields = statement.fields()
         kind, size = _kind(fields.text("kind", most=16))
@@ -84,6 +91,8 @@ class Ban:
             evidence=Certificate.decode(evidence) if evidence else None,
             issued_at=fields.number("at", low=0, high=MAX_TIME),
             statement=statement,
+            epoch=fields.number("epoch", low=0, high=MAX_EPOCH, default=0),
+            lifts=fields.flag("lifts", default=False),
         )
 
 
@@ -104,32 +113,37 @@ def ban(
     target: bytes,
     issued_at: int,
     evidence: Certificate | None = None,
+    epoch: int = 0,
+    lifts: bool = False,
 ) -> Ban:
-    """A ban by `signer`; `chain` is the signer's own, None when it signs with the root's key.
+    """Return a ban by `signer`; `chain` is the signer's own, None when it signs with the root's key.
 
-    An inviter who bans a node gives the certificate by which it admitted it. Raises RemoteProtocolError
-    (code `ban` or `chain`) when the signer may not ban that target.
+    An inviter who bans a node gives the certificate by which it admitted it. `epoch` and `lifts` are the
+    root's alone: see `RevocationSet.next_epoch`. Raises RemoteProtocolError (code `ban` or `chain`) when the
+    signer may not ban that target.
     """
     if len(target) != _kind(kind)[1]:
         raise LocalProtocolError(f"target of {len(target)} bytes for a ban of kind {kind}")
-    body = pack(
-        {
-            "mesh": mesh.raw,
-            "kind": kind,
-            "target": target,
-            "issuer": signer.peer.raw,
-            "chain": chain.encode() if chain is not None else b"",
-            "evidence": evidence.encode() if evidence is not None else b"",
-            "at": issued_at,
-        }
-    )
-    made = Ban.decode(Statement.make(signer, _CONTEXT, body).encode())
+    # Only statements of the root have these fields.
+    body: dict[str, bytes | str | int | bool] = {
+        "mesh": mesh.raw,
+        "kind": kind,
+        "target": target,
+        "issuer": signer.peer.raw,
+        "chain": chain.encode() if chain is not None else b"",
+        "evidence": evidence.encode() if evidence is not None else b"",
+        "at": issued_at,
+    }
+    if epoch or lifts:
+        body |= {"epoch": epoch, "lifts": lifts}
+    # Decode our own ban and check it as any other node will.
+    made = Ban.decode(Statement.make(signer, _CONTEXT, pack(body)).encode())
     _rank(made)
     return made
 
 
 def _rank(ban: Ban) -> int:
-    """By what right the issuer bans the target. Raises RemoteProtocolError when it has none."""
+    """Return the right by which the issuer bans the target. Raises RemoteProtocolError when it has none."""
     if not ban.statement.holds(ban.issuer, _CONTEXT):
         raise _bad("its signature is wrong")
     if ban.kind == "node" and MeshId.of(PeerId(ban.target)) == ban.mesh:
@@ -138,6 +152,8 @@ def _rank(ban: Ban) -> int:
         if MeshId.of(ban.issuer) != ban.mesh:
             raise _bad("its issuer is not the root of the mesh")
         return _ROOT
+    if ban.epoch or ban.lifts:
+        raise _bad("only the root of the mesh lifts bans")
     issuer = check_chain(ban.issuer_chain, ban.mesh, ban.issuer)
     if issuer.may(Role.ADMIN):
         return _ADMIN
@@ -165,18 +181,27 @@ def _bad(why: str) -> RemoteProtocolError:
 
 
 def digest_of(entry: bytes) -> bytes:
-    """The hash by which the set knows an encoded ban."""
+    """Return the hash by which the set knows an encoded ban."""
     return hashlib.sha256(entry).digest()
+
+
+def _age(ban: Ban, digest: bytes) -> tuple[int, bool, bytes]:
+    """Return the sort key of the bans of one slot: the least is kept; of the root's bans, the newest."""
+    return -ban.epoch, ban.lifts, digest
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Slot:
-    """One ban is kept for each: a second of the same issuer and target says nothing new."""
+    """The slot of one ban: a second one of the same issuer and target says nothing new."""
 
     rank: int
     issuer: PeerId
     kind: str
     target: bytes
+
+    def is_of_root(self, kind: str, target: bytes) -> bool:
+        """Return True if the root speaks about this target in it."""
+        return (self.rank, self.kind, self.target) == (_ROOT, kind, target)
 
 
 class RevocationSet:
@@ -192,9 +217,10 @@ class RevocationSet:
         # who is refused: for the whole mesh, and among the admissions of one inviter
         self._wide: Counter[tuple[str, bytes]] = Counter()
         self._scoped: Counter[tuple[str, bytes, PeerId]] = Counter()
+        self._lifted: set[tuple[str, bytes]] = set()  # by the root: nobody else bans those
 
     def add(self, ban: Ban) -> bool:
-        """Take a ban in; True when the set changed. Raises RemoteProtocolError (code `ban`, `chain`)."""
+        """Add a ban; True when the set changed. Raises RemoteProtocolError (code `ban`, `chain`)."""
         if ban.mesh != self.mesh:
             raise _bad("it is of another mesh")
         digest = digest_of(ban.encode())
@@ -202,7 +228,7 @@ class RevocationSet:
             return False
         slot = _Slot(_rank(ban), ban.issuer, ban.kind, ban.target)
         present = self._kept.get(slot)
-        if present is not None and present[0] <= digest:
+        if present is not None and _age(present[1], present[0]) <= _age(ban, digest):
             return False
         if present is not None:
             self._drop(slot)
@@ -211,8 +237,9 @@ class RevocationSet:
         return digest in self._known
 
     def merge(self, entries: Iterable[bytes]) -> int:
-        """Take encoded bans in, in any order; how many were new. Raises RemoteProtocolError at the first
-        that is not valid (those before it stay)."""
+        """Add encoded bans, in any order; return how many were new. Raises RemoteProtocolError at the first
+        invalid one (those before it stay).
+        """
         return sum(1 for entry in entries if self._merge_one(entry))
 
     def _merge_one(self, entry: bytes) -> bool:
@@ -220,35 +247,46 @@ class RevocationSet:
         return digest_of(entry) not in self._known and self.add(Ban.decode(entry))
 
     def entries(self) -> tuple[bytes, ...]:
-        """Every ban, encoded; the root's first."""
+        """Return every ban, encoded; the root's first."""
         kept = sorted((slot.rank, digest, ban) for slot, (digest, ban) in self._kept.items())
         return tuple(ban.encode() for _, _, ban in kept)
 
     def entry(self, digest: bytes) -> bytes | None:
-        """The ban with that hash (`digest_of`), encoded; None: it is not in the set (any more)."""
+        """Return the encoded ban with that hash (`digest_of`), or None if it is not in the set (any more)."""
         slot = self._known.get(digest)
         return None if slot is None else self._kept[slot][1].encode()
 
     def digests(self) -> Collection[bytes]:
-        """The hashes of all bans."""
+        """Return the hashes of all bans."""
         return self._known.keys()
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def bans(self) -> tuple[Ban, ...]:
-        """Every ban, the oldest (as their issuers say) first."""
+        """Return every ban that is in force, the oldest (as their issuers say) first."""
         kept = sorted(self._kept.values(), key=lambda item: (item[1].issued_at, item[0]))
-        return tuple(ban for _, ban in kept)
+        return tuple(ban for _, ban in kept if (ban.kind, ban.target) not in self._lifted)
+
+    def is_lifted(self, kind: BanKind, target: bytes) -> bool:
+        """Return True if the root has lifted the bans of this target: only the root can ban it again."""
+        return (kind, target) in self._lifted
+
+    def next_epoch(self, kind: BanKind, target: bytes) -> int:
+        """Return the epoch of a statement of the root that replaces its present one about this target."""
+        kept = [ban.epoch for slot, (_, ban) in self._kept.items() if slot.is_of_root(kind, target)]
+        return max(kept, default=-1) + 1
 
     def digest(self) -> bytes:
-        """32 bytes that are equal on two nodes exactly when their sets are."""
+        """Return 32 bytes that are equal on two nodes exactly when their sets are."""
         if self._digest is None:
             self._digest = hashlib.sha256(b"meshd bans v1\0" + b"".join(sorted(self._known))).digest()
         return self._digest
 
     def why_banned(self, chain: Chain) -> str | None:
-        """Why the node of `chain` is out (a ban of it, of its inviter, or of the invite), else None."""
+        """Return why the node of `chain` is out (a ban of it, of its inviter, or of the invite),
+        else None.
+        """
         for place, certificate in enumerate(chain.certificates):
             if self._refuses("node", certificate.node.raw, certificate.issuer):
                 who = "" if place == 0 else ", who admitted it,"
@@ -259,30 +297,32 @@ class RevocationSet:
         return None
 
     def why_node_banned(self, node: PeerId, *, issuer: PeerId | None = None) -> str | None:
-        """Why `node` must not be admitted by `issuer` (its node key; None for the root), else None."""
+        """Return why `node` must not be admitted by `issuer` (its node key; None for the root), else None."""
         if self._refuses("node", node.raw, issuer):
             return f"node `{node.short}` is banned from this mesh"
         return None
 
     def why_invite_banned(self, invite_id: bytes, *, issuer: PeerId | None = None) -> str | None:
-        """Why nobody may be admitted by `issuer` (as above) with this invite, else None."""
+        """Return why nobody may be admitted by `issuer` (as above) with this invite, else None."""
         if self._refuses("invite", invite_id, issuer):
             return "this invite was revoked"
         return None
 
     def encode(self) -> bytes:
-        """For the key store."""
+        """Encode the set for the key store."""
         return pack({"mesh": self.mesh.raw, "bans": list(self.entries())})
 
     @classmethod
     def decode(cls, data: bytes) -> "RevocationSet":
-        """Read what `encode` gave; every ban is checked again. Raises RemoteProtocolError."""
+        """Read the output of `encode`; every ban is checked again. Raises RemoteProtocolError."""
         fields = unpack(data, limit=MAX_SET_BYTES)
         found = cls(MeshId(fields.raw("mesh", exact=KEY_BYTES)))
         found.merge(fields.raws("bans", most=MAX_BAN_BYTES, count=MAX_BANS))
         return found
 
     def _refuses(self, kind: BanKind, target: bytes, issuer: PeerId | None) -> bool:
+        if (kind, target) in self._lifted:
+            return False
         return (kind, target) in self._wide or (issuer is not None and (kind, target, issuer) in self._scoped)
 
     def _keep(self, slot: _Slot, digest: bytes, ban: Ban) -> None:
@@ -291,18 +331,22 @@ class RevocationSet:
         self.journal.touch(digest)
         self._per_issuer[slot.rank, slot.issuer] += 1
         self._digest = None
-        if slot.rank == _INVITER:
+        if ban.lifts:
+            self._lifted.add((slot.kind, slot.target))
+        elif slot.rank == _INVITER:
             self._scoped[slot.kind, slot.target, slot.issuer] += 1
         else:
             self._wide[slot.kind, slot.target] += 1
 
     def _drop(self, slot: _Slot) -> None:
-        digest, _ = self._kept.pop(slot)
+        digest, ban = self._kept.pop(slot)
         del self._known[digest]
         self.journal.drop(digest)
         self._per_issuer[slot.rank, slot.issuer] -= 1
         self._digest = None
-        if slot.rank == _INVITER:
+        if ban.lifts:
+            self._lifted.discard((slot.kind, slot.target))
+        elif slot.rank == _INVITER:
             del self._scoped[slot.kind, slot.target, slot.issuer]
         else:
             key = slot.kind, slot.target
@@ -311,9 +355,14 @@ class RevocationSet:
                 del self._wide[key]
 
     def _trim(self, added: _Slot) -> None:
-        """Back to the limits after one was added: the largest hash goes, the same one on every node."""
+        """Trim to the limits after one was added: the largest hash goes, the same one on every node."""
         if added.rank != _ROOT and self._per_issuer[added.rank, added.issuer] > MAX_BANS_PER_ISSUER:
             mine = (s for s in self._kept if (s.rank, s.issuer) == (added.rank, added.issuer))
             self._drop(max(mine, key=lambda slot: self._kept[slot][0]))
         if len(self._kept) > MAX_BANS:
-            self._drop(max(self._kept, key=lambda slot: (slot.rank, self._kept[slot][0])))
+            self._drop(max(self._kept, key=lambda slot: (slot.rank, *self._age_of(slot))))
+
+    def _age_of(self, slot: _Slot) -> tuple[int, bool, bytes]:
+        # as within a slot: otherwise an older statement could come back in place of one that was dropped
+        digest, ban = self._kept[slot]
+        return _age(ban, digest)

@@ -25,12 +25,12 @@ class Signal:
     statement: Statement = field(repr=False)
 
     def encode(self) -> bytes:
-        """At most 6 KiB."""
+        """Return at most 6 KiB."""
         return self.statement.encode()
 
     @classmethod
     def sign(cls, key: KeyPair, body: SignalBody) -> "Signal":
-        """`body` with the signature of `key`, whose node must be its sender. Raises LocalProtocolError."""
+        """Sign `body` with `key`, whose node must be its sender. Raises LocalProtocolError."""
         if body.sender != key.peer.raw:
             raise LocalProtocolError("a signal must be signed by its sender")
         if len(body.payload) > MAX_PAYLOAD_BYTES:
@@ -44,15 +44,15 @@ class Signal:
 
     @classmethod
     def decode(cls, data: bytes) -> "Signal":
-        """Read what `encode` gave. Raises RemoteProtocolError (code `message`)."""
+        """Read the output of `encode`. Raises RemoteProtocolError (code `message`)."""
         statement = Statement.decode(data, limit=MAX_SIGNAL_BYTES)
         body = SignalBody.decode(statement.body)
         return cls(PeerId(body.sender), PeerId(body.to), body, statement)
 
     def verify(self, mesh: MeshId) -> Member:
-        """The member that speaks. Raises RemoteProtocolError (code `signal` or `chain`).
+        """Return the member that signed it. Raises RemoteProtocolError (code `signal` or `chain`).
 
-        Whether it is banned: ask the RevocationSet with the member's chain.
+        Bans are not checked: ask the RevocationSet with the member's chain.
         """
         if not self.statement.holds(self.sender, _CONTEXT):
             raise RemoteProtocolError("a signal's signature is wrong", code="signal")

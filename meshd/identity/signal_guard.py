@@ -22,7 +22,7 @@ MOST_SENDERS = SENDERS_KNOWN.most
 
 
 class SignalVerdict(StrEnum):
-    """What becomes of a signal; all but GOOD drop it."""
+    """The verdict on a signal; all but GOOD drop it."""
 
     GOOD = "good"
     REPEATED = "it was received before"
@@ -46,7 +46,7 @@ class SignalGuard:
         self._seen: dict[PeerId, _SeenSignals] = {}
 
     def cookie(self, peer: PeerId, now: float) -> bytes:
-        """What `peer` is to echo; `now` in seconds by a clock that never goes back."""
+        """Return the cookie that `peer` is to echo; `now` in seconds of a monotonic clock."""
         return self._cookie(peer, int(now / COOKIE_SECONDS))
 
     def take(self, signal: Signal, *, now: float, wall: int) -> SignalVerdict:

@@ -20,12 +20,12 @@ class Statement:
     signature: bytes
 
     def encode(self) -> bytes:
-        """One statement as bytes."""
+        """Encode one statement."""
         return pack({"b": self.body, "s": self.signature})
 
     @classmethod
     def decode(cls, data: bytes, *, limit: int) -> "Statement":
-        """Read what `encode` gave, at most `limit` bytes. Raises RemoteProtocolError (code `message`)."""
+        """Read the output of `encode`, at most `limit` bytes. Raises RemoteProtocolError (code `message`)."""
         fields = unpack(data, limit=limit)
         found = cls(fields.raw("b", most=limit), fields.raw("s", exact=SIGNATURE_BYTES))
         if found.encode() != data:
@@ -38,9 +38,9 @@ class Statement:
         return cls(body, signer.sign(context, body))
 
     def holds(self, signer: PeerId, context: str) -> bool:
-        """True when `signer` signed it."""
+        """Return True when `signer` signed it."""
         return verify(signer, context, self.body, self.signature)
 
     def fields(self) -> Fields:
-        """The body's fields. Raises RemoteProtocolError (code `message`)."""
+        """Return the body's fields. Raises RemoteProtocolError (code `message`)."""
         return unpack(self.body)

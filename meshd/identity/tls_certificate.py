@@ -36,7 +36,7 @@ class LinkCertificate:
 
 
 def make_link_certificate() -> LinkCertificate:
-    """A fresh ECDSA P-256 key with a self-signed certificate under a random name."""
+    """Make a fresh ECDSA P-256 key with a self-signed certificate under a random name."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, secrets.token_hex(8))])
     certificate = (
@@ -59,12 +59,12 @@ def make_link_certificate() -> LinkCertificate:
 
 
 def unpack_link_certificate(made: LinkCertificate) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """Certificate and key as the library's objects, for those that take no PEM."""
+    """Return certificate and key as the library's objects, for callers that take no PEM."""
     key = load_pem_private_key(made.key_pem, password=None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     return x509.load_der_x509_certificate(made.der), key
 
 
 def certificate_hash(certificate: x509.Certificate) -> bytes:
-    """SHA-256 of its DER form, as `LinkCertificate.sha256`."""
+    """Return the SHA-256 of its DER form, as `LinkCertificate.sha256`."""
     return hashlib.sha256(certificate.public_bytes(Encoding.DER)).digest()

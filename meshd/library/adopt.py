@@ -1,24 +1,50 @@
-"""Models of Hugging Face that came from members: compared with the hub's hashes, and moved to its cache.
+"""Models of Hugging Face that came from members: compare them with the hub's hashes, move them to its cache.
 
 A member's word that its file is `hf:ORG/REPO:QUANT` proves nothing. The hub's list of a repository has the
 SHA-256 of each file, and costs a few kB. Where the hub cannot be asked, the model stays in meshd's own folder
-with a note of what it was called (pulled_names.py), by which `hf:ORG/REPO:QUANT` finds it there.
+with a note of what it was called (pulled_models.py), by which `hf:ORG/REPO:QUANT` finds it there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from meshd.base.errors import UserError
 from meshd.library.interface import NotTheSame, ReportProgress
-from meshd.library.pulled_names import notes_of
-from meshd.model.model_name import HubName
+from meshd.library.pulled_models import add_name, is_pulled, notes_of
+from meshd.model.model_name import HubName, hub_name_of
 from meshd.store.hash_cache import FileState
 from meshd.store.piece_cache import PieceCache
 from meshd.store.shard import close_all, open_shards
 
 
+def keep_pulled(
+    given: str,
+    paths: Sequence[Path],
+    hub: Path,
+    cache: Path,
+    report: ReportProgress,
+    tell: Callable[[str], object],
+) -> Path | None:
+    """Return where a model from members is in the end; None when Hugging Face has another by that name.
+
+    `given`: as the user named it. `hub` and `cache` as in `adopt`. `tell` gets what the user should know.
+    """
+    if (name := hub_name_of(given)) is None or not is_pulled(paths):
+        return paths[0]
+    try:
+        return adopt(name, paths, hub, cache, report)[0]
+    except NotTheSame as error:
+        tell(f"{error.what}; it was removed")
+        return None
+    except (UserError, OSError) as error:
+        tell(f"not compared with the hash that Hugging Face promises: {error}")
+        add_name(name, paths)
+        return paths[0]
+
+
 def adopt(name: HubName, paths: Sequence[Path], hub: Path, cache: Path, report: ReportProgress) -> list[Path]:
-    """The files in Hugging Face's cache, at `hub`; `cache` is meshd's.
+    """Return the files in Hugging Face's cache, at `hub`; `cache` is meshd's.
 
     Raises NotTheSame, and then they are gone; UserError where the hub cannot be asked, and then they stay.
     """
@@ -30,7 +56,7 @@ def adopt(name: HubName, paths: Sequence[Path], hub: Path, cache: Path, report: 
     index = pieces.load(before)
     shards = open_shards(paths[0])
     try:
-        digests = [hashes.load(shard.state, shard.header) for shard in shards]
+        digests = [hashes.load(shard.state, shard.header, shard.descriptor) for shard in shards]
         headers = [shard.header for shard in shards]
     finally:
         close_all(shards)
@@ -51,7 +77,7 @@ def adopt(name: HubName, paths: Sequence[Path], hub: Path, cache: Path, report: 
 
 
 def _drop(paths: Sequence[Path]) -> None:
-    """What is left in the folder of a model that is not there any more."""
+    """Remove what is left in the folder of a model that is not there any more."""
     with suppress(OSError):
         for path in (*paths, *notes_of(paths)):
             path.unlink(missing_ok=True)

@@ -1,39 +1,43 @@
-"""Downloads a model into Hugging Face's cache: resumed, checked by its hash, and in place only when right.
+"""Download a model into Hugging Face's cache: resumed, checked by its hash, and in place only when right.
 
 A file grows as `blobs/HASH.incomplete` and stays there when the download is cut or interrupted, so that the
 next one continues. The library's own download begins anew each time, which a home's line does not forgive
-with 20 GB; this one takes the same lock and leaves the same layout, so both can work on one cache.
+with 20 GB; this one takes the same lock and leaves the same layout, so both can work on one cache. A plan
+needs only the headers of a model's files, which are taken by ranges.
 """
 
 import errno
 import fcntl
+import functools
 import io
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from meshd.base.byte_format import in_bytes
 from meshd.base.errors import LocalProtocolError, UserError
-from meshd.library.disk_space import DISK_IS_FULL, check_space, no_space
-from meshd.library.disk_space import RESERVED_BYTES as RESERVED_BYTES
+from meshd.library.disk import DISK_IS_FULL, check_space, no_space, size_of
+from meshd.library.disk import RESERVED_BYTES as RESERVED_BYTES
 from meshd.library.hub_cache import PART_SUFFIX, PREFIX, folder_of
 from meshd.library.hub_client import (
     MOST_PLAIN_BYTES,
     HubFile,
     HubListing,
+    closed_afterwards,
     fetch,
+    fetch_beginning,
     fetch_by_xet,
     is_inside,
     list_repository,
 )
 from meshd.library.interface import NotTheSame, ReportProgress, TransferProgress
-from meshd.library.meter import Meter
-from meshd.library.promised_hash import hash_of
-from meshd.library.walk import size_of
-from meshd.model.gguf_names import SHARD, GgufFile, GgufModel, choose, models_in
+from meshd.library.verify import Meter, hash_of
+from meshd.model.cursor import MAX_HEADER_BYTES
+from meshd.model.gguf import read_header
+from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX, SHARD, GgufFile, GgufModel, choose, models_in
 from meshd.model.model_name import HubName
 
 _FETCHES = 2  # a file that arrives with a wrong hash is fetched once more
@@ -43,14 +47,30 @@ _SPACE_HINT = (
     "free some (`meshd model ls`, `meshd model rm NAME`), or set HF_HUB_CACHE to a directory on "
     "another disk; a download continues where it stopped"
 )
+_FIRST_BYTES = 8 << 20  # vocabularies of 150,000 tokens with their merges take about 6 MB
 
 
-def download(name: HubName, cache: Path, report: ReportProgress) -> tuple[GgufModel, list[Path]]:
-    """The model that the name means, and its files in the cache. Raises UserError."""
-    listing = list_repository(name.repository)
+@closed_afterwards()
+def check_download(name: HubName, cache: Path, report: ReportProgress) -> None:
+    """Raise UserError unless the hub has what the name means, and it fits on the disk."""
+    listing = list_repository(name.repository, report)
+    _, wanted = _files_of(name, listing)
+    with _explained(cache):
+        Repository(name, cache).check_space(wanted)
+
+
+def _files_of(name: HubName, listing: HubListing) -> tuple[GgufModel, list[HubFile]]:
+    """Return the model that the name means, and its files. Raises UserError."""
     model = chosen_model(name, listing)
     by_path = {file.path: file for file in listing.files}
-    wanted = [by_path[file.path] for file in model.files]
+    return model, [by_path[file.path] for file in model.files]
+
+
+@closed_afterwards()
+def download(name: HubName, cache: Path, report: ReportProgress) -> tuple[GgufModel, list[Path]]:
+    """Return the model that the name means, and its files in the cache. Raises UserError."""
+    listing = list_repository(name.repository, report)
+    model, wanted = _files_of(name, listing)
     store = Repository(name, cache)
     with _explained(cache):
         store.check_space(wanted)
@@ -59,12 +79,13 @@ def download(name: HubName, cache: Path, report: ReportProgress) -> tuple[GgufMo
     return model, paths
 
 
+@closed_afterwards()
 def adopt_files(name: HubName, paths: Sequence[Path], cache: Path, report: ReportProgress) -> list[Path]:
     """Move files that came from elsewhere into the cache, if they are the repository's own.
 
     Raises NotTheSame where they are not, UserError where the hub cannot be asked.
     """
-    listing = list_repository(name.repository)
+    listing = list_repository(name.repository, report)
     stem = SHARD.sub(r"\g<stem>.gguf", paths[0].name)
     models = choose(list(models_in(GgufFile(file.path, file.size) for file in listing.files)), stem)
     by_path = {file.path: file for file in listing.files}
@@ -82,7 +103,7 @@ def adopt_files(name: HubName, paths: Sequence[Path], cache: Path, report: Repor
 
 
 def chosen_model(name: HubName, listing: HubListing) -> GgufModel:
-    """The one that the name means. Raises UserError."""
+    """Return the model that the name means. Raises UserError."""
     models = models_in(GgufFile(file.path, file.size) for file in listing.files)
     if not models:
         raise UserError(
@@ -123,12 +144,12 @@ class Repository:
         self._locks = cache / ".locks" / f"{PREFIX}{name.org}--{name.repo}"
 
     def check_space(self, files: Sequence[HubFile]) -> None:
-        """Raises UserError unless what is lacking of these files fits on the disk."""
+        """Raise UserError unless what is lacking of these files fits on the disk."""
         lacking = sum(max(0, file.size - self._present(file)) for file in files)
         check_space(self._cache, lacking, hint=_SPACE_HINT)
 
     def get(self, file: HubFile, commit: str, report: ReportProgress) -> Path:
-        """The file's path in the snapshot of this commit."""
+        """Return the file's path in the snapshot of this commit, downloaded if need be."""
         blob = self._blob(file)
         if not blob.exists() and file.size > MOST_PLAIN_BYTES:
             report(TransferProgress(f"downloading {_short(file)} ({in_bytes(file.size)})"))
@@ -142,13 +163,13 @@ class Repository:
         return self._link(file, commit)
 
     def are_the_same(self, files: Sequence[HubFile], paths: Sequence[Path], report: ReportProgress) -> bool:
-        """Whether these are the bytes of the repository's files."""
+        """Say whether these are the bytes of the repository's files."""
         return len(files) == len(paths) and all(
             self._is_right(path, file, report) for file, path in zip(files, paths, strict=True)
         )
 
     def adopt(self, file: HubFile, path: Path, commit: str) -> Path:
-        """Move a file whose hash is right to its place; its path in the snapshot of this commit."""
+        """Move a file whose hash is right to its place, and return its path in this commit's snapshot."""
         blob = self._blob(file)
         blob.parent.mkdir(parents=True, exist_ok=True)
         if not blob.exists():
@@ -233,7 +254,7 @@ class _Growing(io.BufferedWriter):
         self._unchecked = _SPACE_CHECK_BYTES  # so the first bytes are checked
 
     def write(self, data: "bytes | bytearray | memoryview") -> int:  # type: ignore[override]
-        """As of any file. Raises UserError for what would not fit."""
+        """Write as any file does. Raises UserError for what would not fit."""
         count = len(data)
         if self.tell() + count > self._size:
             raise UserError(
@@ -251,13 +272,13 @@ class _Growing(io.BufferedWriter):
         return written
 
     def truncate(self, size: int | None = None) -> int:
-        """The server sends the file from its beginning instead."""
+        """Cut the file off: the server sends it from its beginning instead."""
         at = super().truncate(size)
         self._meter.add(at - self._meter.done)
         return at
 
     def close(self) -> None:
-        """What cannot be written any more was reported by then, or is found by the check of the size."""
+        """Close it. What cannot be written any more was reported by then, or is found by its size."""
         with suppress(OSError):
             self.flush()
         with suppress(OSError):
@@ -275,7 +296,7 @@ def _short(file: HubFile) -> str:
 
 @contextmanager
 def _locked(place: Path, what: str, report: ReportProgress) -> Iterator[None]:
-    """Alone with this file: the library's own downloads take the same lock."""
+    """Be alone with this file: the library's own downloads take the same lock."""
     place.parent.mkdir(parents=True, exist_ok=True)
     with place.open("ab") as file:
         told = False
@@ -302,3 +323,64 @@ def _explained(cache: Path) -> Iterator[None]:
             f"cannot write `{error.filename or cache}`: {(error.strerror or str(error)[:200]).lower()}",
             hint="fix the cause, or set HF_HUB_CACHE to a directory that you can write to",
         ) from None
+
+
+def fetch_headers(name: HubName, folder: Path, report: ReportProgress) -> list[Path]:
+    """Return files in `folder` with their headers, as long as the whole ones, with holes for the rest.
+
+    They end in HEADER_SUFFIX, so that nobody takes them for a model. Raises UserError.
+    """
+    listing = list_repository(name.repository, report)
+    model = chosen_model(name, listing)
+    by_path = {file.path: file for file in listing.files}
+    paths = []
+    for number, part in enumerate(model.files, start=1):
+        of = f" ({number} of {len(model.files)})" if len(model.files) > 1 else ""
+        report(TransferProgress(f"reading the header of {name}{of}"))
+        file = by_path[part.path]
+        fetch = functools.partial(fetch_beginning, name.repository, listing.commit, file)
+        beginning = _header_of(file, fetch)
+        paths.append(_keep(folder, file, beginning))
+    return paths
+
+
+def _header_of(file: HubFile, fetch: Callable[[int], bytes]) -> bytes:
+    """Return a file up to the end of its header. Nobody says how long that is: more may be asked for."""
+    count = _FIRST_BYTES
+    while True:
+        count = min(count, file.size)
+        data = fetch(count)
+        beginning = _BytesSoFar(data)
+        try:
+            header = read_header(beginning.pread, size=file.size, label=file.path)
+        except UserError:
+            if not beginning.was_short or count >= min(file.size, MAX_HEADER_BYTES):
+                raise
+            count *= 4
+            continue
+        return data[: header.data_offset]
+
+
+class _BytesSoFar:
+    """Of a file; `was_short`: more was read than is there."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.was_short = False
+
+    def pread(self, offset: int, length: int) -> bytes:
+        self.was_short = self.was_short or offset + length > len(self._data)
+        return self._data[offset : offset + length]
+
+
+def _keep(folder: Path, file: HubFile, beginning: bytes) -> Path:
+    path = folder / (file.path.rpartition("/")[2].removesuffix(GGUF_SUFFIX) + HEADER_SUFFIX)
+    try:
+        path.write_bytes(beginning)
+        os.truncate(path, file.size)
+    except OSError as error:
+        raise UserError(
+            f"cannot write `{path}`: {(error.strerror or str(error)).lower()}",
+            hint="fix the cause, or set MESHD_CACHE to a directory that you can write to",
+        ) from None
+    return path

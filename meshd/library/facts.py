@@ -1,4 +1,4 @@
-"""What a model's files say about themselves, and meshd's fingerprint of it where it was hashed before."""
+"""Read what a model's files say about themselves, and its fingerprint where it was hashed before."""
 
 import math
 from dataclasses import dataclass, replace
@@ -6,8 +6,8 @@ from pathlib import Path
 
 from meshd.base.byte_format import in_exact_bytes
 from meshd.base.errors import UserError
-from meshd.library.headers import ONLY_HEADER
 from meshd.library.interface import StoredModel
+from meshd.library.pulled_models import ONLY_HEADER
 from meshd.model.file_types import FILE_TYPES
 from meshd.model.gguf import Header
 from meshd.model.known_architectures import KNOWN_ARCHITECTURES
@@ -40,7 +40,7 @@ class ModelFacts:
 
 
 def facts_of(model: StoredModel, hashes: Path) -> ModelFacts:
-    """Reads the headers, nothing else; a file that cannot be read is a `problem`, not an error.
+    """Read the headers, nothing else; a file that cannot be read is a `problem`, not an error.
 
     `hashes`: the folder of meshd's own.
     """
@@ -59,7 +59,7 @@ def facts_of(model: StoredModel, hashes: Path) -> ModelFacts:
 
 
 def _of_header(facts: ModelFacts, path: Path) -> ModelFacts:
-    """Its fingerprint is that which a member told."""
+    """Add the fingerprint, which a member told."""
     try:
         note = read_note(path)
     except UserError as error:
@@ -93,7 +93,7 @@ def _quant(header: Header) -> str:
 
 
 def problem_of(shards: list[Shard]) -> str:
-    """What is lacking of these files; empty if they are whole."""
+    """Return what is lacking of these files; empty if they are whole."""
     lacking = shards[0].header.shard[1] - len(shards)
     if lacking > 0:
         return f"{lacking} of {shards[0].header.shard[1]} files missing"
@@ -102,6 +102,6 @@ def problem_of(shards: list[Shard]) -> str:
 
 
 def _fingerprint(shards: list[Shard], hashes: HashCache) -> str | None:
-    digests = [hashes.load(shard.state, shard.header) for shard in shards]
+    digests = [hashes.load(shard.state, shard.header, shard.descriptor) for shard in shards]
     known = [one for one in digests if one is not None]
     return fingerprint([shard.header for shard in shards], known) if len(known) == len(shards) else None

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from meshd.base.home_folder import expanded, in_home
+from meshd.library.disk import MAX_ENTRIES, files_below, folders_in, size_of
 from meshd.library.interface import ModelSource, StoredModel
-from meshd.library.walk import MAX_ENTRIES, files_below, folders_in, size_of
 from meshd.model.gguf_names import GgufFile, GgufModel, choose, models_in
 from meshd.model.model_name import HubName, parse_model_name
 
@@ -22,25 +23,24 @@ _SNAPSHOT_DEPTH = 3
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
-    """Where the library keeps what it downloads, by its own rules."""
-    home = Path("~").expanduser()
-    given = environ.get("XDG_CACHE_HOME", str(home / ".cache"))
+    """Return where the library keeps what it downloads, by its own rules."""
+    given = environ.get("XDG_CACHE_HOME", str(in_home(".cache")))
     hf_home = _expanded(environ.get("HF_HOME", str(Path(given) / "huggingface")))
     legacy = environ.get("HUGGINGFACE_HUB_CACHE", str(hf_home / "hub"))
     return _expanded(environ.get("HF_HUB_CACHE", legacy))
 
 
 def _expanded(text: str) -> Path:
-    return Path(os.path.expandvars(text)).expanduser()
+    return expanded(os.path.expandvars(text))
 
 
 def folder_of(cache: Path, name: HubName) -> Path:
-    """The repository's folder."""
+    """Return the repository's folder."""
     return cache / f"{PREFIX}{name.org}--{name.repo}"
 
 
 def find(cache: Path, name: HubName) -> list[StoredModel]:
-    """What the name means among the complete models of its repository; several fit if it is ambiguous.
+    """Find what the name means among its repository's complete models; an ambiguous name means several.
 
     Raises OSError when the folder cannot be read.
     """
@@ -52,7 +52,7 @@ def find(cache: Path, name: HubName) -> list[StoredModel]:
 
 
 def all_models(cache: Path) -> Iterator[StoredModel]:
-    """Every model of the cache. Raises OSError when the cache itself cannot be read."""
+    """Find every model of the cache. Raises OSError when the cache itself cannot be read."""
     for folder in folders_in(cache, PREFIX):
         org, _, repo = folder.name.removeprefix(PREFIX).partition("--")
         try:
@@ -64,7 +64,7 @@ def all_models(cache: Path) -> Iterator[StoredModel]:
 
 
 def of_repository(cache: Path, name: HubName) -> list[StoredModel]:
-    """What the cache has of this repository, incomplete models and pieces included."""
+    """Find what the cache has of this repository, incomplete models and pieces included."""
     return list(_of_repository(name, folder_of(cache, name)))
 
 
@@ -88,7 +88,7 @@ def _parts(folder: Path) -> list[Path]:
 
 
 def _snapshots(folder: Path) -> list[Path]:
-    """Of the present branch first, then the newest."""
+    """Return the snapshots: that of the present branch first, then the newest."""
     try:
         found = [one for one in folders_in(folder / "snapshots", "") if _COMMIT.fullmatch(one.name)]
     except OSError:

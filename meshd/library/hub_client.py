@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import httpx2
-from huggingface_hub import HfApi, constants, errors, hf_hub_download, hf_hub_url
+from huggingface_hub import HfApi, close_session, constants, errors, hf_hub_download, hf_hub_url
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import logging as library_logging
 from huggingface_hub.utils._headers import build_hf_headers
@@ -25,6 +25,7 @@ from huggingface_hub.utils.tqdm import tqdm
 
 from meshd import __version__
 from meshd.base.errors import UserError
+from meshd.library.interface import ReportProgress, TransferProgress
 
 constants.HF_HUB_DISABLE_TELEMETRY = True
 constants.DOWNLOAD_CHUNK_SIZE = 1 << 20  # how often progress is seen, and what a cut loses; its own is 10 MiB
@@ -53,11 +54,21 @@ class HubListing:
     files: tuple[HubFile, ...]
 
 
-def list_repository(repository: str) -> HubListing:
-    """What the branch `main` of `ORG/REPO` has now, without files whose paths lead elsewhere.
+@contextmanager
+def closed_afterwards() -> Iterator[None]:
+    """Close the connections that the library keeps, when the block is left: a daemon lives on for months."""
+    try:
+        yield
+    finally:
+        close_session()
+
+
+def list_repository(repository: str, report: ReportProgress) -> HubListing:
+    """List what the branch `main` of `ORG/REPO` has now, without files whose paths lead elsewhere.
 
     Raises UserError.
     """
+    report(TransferProgress(f"asking {constants.ENDPOINT} for the files of `{repository}`"))
     with explained(repository):
         api = HfApi(library_name="meshd", library_version=__version__)
         about = api.model_info(repository, files_metadata=True, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
@@ -79,7 +90,7 @@ def list_repository(repository: str) -> HubListing:
 
 
 def is_inside(path: str) -> bool:
-    """Whether a file of a repository stays in the folder in which it is put: a mirror says what it likes."""
+    """Say whether a file stays in the folder in which it is put: a mirror may name it as it likes."""
     parts = path.split("/")
     return all(part not in ("", ".", "..") for part in parts) and path.isprintable() and "\\" not in path
 
@@ -119,7 +130,7 @@ class _FirstBytes(io.BytesIO):
 
 
 def fetch_beginning(repository: str, commit: str, file: HubFile, count: int) -> bytes:
-    """The first `count` bytes of the file. Raises UserError."""
+    """Return the first `count` bytes of the file. Raises UserError."""
     url = hf_hub_url(repository, file.path, revision=commit)
     headers = build_hf_headers(library_name="meshd", library_version=__version__)
     headers |= {"Accept-Encoding": "identity", "Range": f"bytes=0-{count - 1}"}
@@ -130,7 +141,7 @@ def fetch_beginning(repository: str, commit: str, file: HubFile, count: int) -> 
 
 
 def fetch_by_xet(repository: str, commit: str, file: HubFile, cache: Path) -> Path:
-    """A file too large for plain HTTP, by the library's own means and with its own progress bar."""
+    """Download a file too large for plain HTTP by the library's own means, with its own progress bar."""
     with explained(repository):
         found = hf_hub_download(repository, file.path, revision=commit, cache_dir=cache)
         return Path(str(found))
@@ -151,7 +162,7 @@ def _silent_class() -> type[tqdm]:
 
 @contextmanager
 def explained(repository: str) -> Iterator[None]:
-    """Turns the library's errors into a UserError that says what to do."""
+    """Turn the library's errors into a UserError that says what to do."""
     where = f"`{repository}` from {constants.ENDPOINT}"
     try:
         yield

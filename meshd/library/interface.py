@@ -60,6 +60,10 @@ class NotHere(UserError):
     """This machine does not have the model; members of the mesh may."""
 
 
+class NotDownloaded(NotHere):
+    """This machine does not have the model; a download may bring it."""
+
+
 class NotTheSame(UserError):
     """The hub has another file of that name than members."""
 

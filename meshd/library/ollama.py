@@ -12,8 +12,9 @@ from pathlib import Path
 
 from meshd.base.byte_format import in_exact_bytes
 from meshd.base.errors import UserError
+from meshd.base.home_folder import expanded, in_home
+from meshd.library.disk import MAX_ENTRIES, size_of
 from meshd.library.interface import ModelSource, StoredModel
-from meshd.library.walk import MAX_ENTRIES, size_of
 from meshd.model.model_name import OllamaName, parse_model_name
 
 MAX_MANIFEST_BYTES = 1 << 20  # real ones have about 1 kB
@@ -33,15 +34,15 @@ class Layer:
 
 
 def folders(environ: Mapping[str, str]) -> list[Path]:
-    """Where Ollama may keep models on this machine: the user's own, then that of its system service."""
+    """Return where Ollama may keep models: the user's own folder, then that of its system service."""
     if given := environ.get("OLLAMA_MODELS"):
-        return [Path(given).expanduser()]
-    own = [Path("~/.ollama/models").expanduser()]
+        return [expanded(given)]
+    own = [in_home(".ollama/models")]
     return [*own, *map(Path, _ON_LINUX)] if sys.platform == "linux" else own
 
 
 def find(places: list[Path], name: OllamaName) -> StoredModel | None:
-    """The model, from the first folder that has it. Raises UserError when it cannot be used or read."""
+    """Find the model in the first folder that has it. Raises UserError when it cannot be used or read."""
     for place in places:
         manifest = place / "manifests" / name.host / name.namespace / name.model / name.tag
         try:
@@ -59,7 +60,7 @@ def find(places: list[Path], name: OllamaName) -> StoredModel | None:
 
 
 def all_models(place: Path) -> Iterator[StoredModel]:
-    """Every model of one folder. Raises OSError when the folder cannot be read."""
+    """Find every model of one folder. Raises OSError when the folder cannot be read."""
     root = place / "manifests"
     for path in _manifests(root):
         parts = path.relative_to(root).parts
@@ -72,7 +73,7 @@ def all_models(place: Path) -> Iterator[StoredModel]:
 
 
 def name_of_blob(path: Path) -> str:
-    """What Ollama calls the model with this blob (`smollm2:135m`); empty if it is none of its blobs."""
+    """Return Ollama's name of the model with this blob (`smollm2:135m`); empty if it is not Ollama's."""
     match = _DIGEST.fullmatch(path.name)
     if match is None or path.parent.name != "blobs":
         return ""
@@ -129,7 +130,7 @@ def _stored(place: Path, name: OllamaName, content: bytes) -> StoredModel:
 
 
 def read_manifest(content: bytes, name: str) -> Layer:
-    """The GGUF layer that a manifest names. Raises UserError for one that is damaged, or has none."""
+    """Return the GGUF layer that a manifest names. Raises UserError for a damaged one, or one without."""
     damaged = UserError(
         f"the manifest of `{name}` is damaged", hint=f"run `ollama pull {name.removeprefix('ollama:')}`"
     )
@@ -161,7 +162,7 @@ def read_manifest(content: bytes, name: str) -> Layer:
 
 
 def not_allowed(place: Path, what: str) -> UserError:
-    """Ollama's service runs as a user of its own."""
+    """Return the error for files of Ollama's service, which runs as a user of its own."""
     return UserError(
         f"not allowed to read `{what}` in `{place}`: it belongs to Ollama's own user",
         hint="join its group (`sudo usermod -aG ollama $USER`, then log in again), or download the model "

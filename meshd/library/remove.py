@@ -1,4 +1,4 @@
-"""Removes a model that a download put into Hugging Face's cache or meshd's own; no other program's."""
+"""Remove a model that a download put into Hugging Face's cache or meshd's own; no other program's."""
 
 import shlex
 import shutil
@@ -9,13 +9,12 @@ from pathlib import Path
 
 from meshd.base.errors import UserError
 from meshd.library import hub_cache
-from meshd.library.headers import files_of, header_at
+from meshd.library.disk import files_below, size_of
 from meshd.library.hub_cache import PREFIX
 from meshd.library.interface import ModelSource, StoredModel
-from meshd.library.pulled_names import is_own_folder, notes_of
+from meshd.library.pulled_models import files_of, header_at, is_own_folder, notes_of
 from meshd.library.resolve import Resolver
 from meshd.library.stores import Stores
-from meshd.library.walk import files_below, size_of
 from meshd.model.model_name import HubName, parse_model_name
 from meshd.store.header_file import LINKS_FOLDER
 from meshd.store.shard import is_header
@@ -32,7 +31,7 @@ class Removal:
 
 
 def plan_removal(given: Path | str, resolver: Resolver, stores: Stores) -> Removal:
-    """What to remove for this name; `hf:ORG/REPO` without more is all that the cache has of it.
+    """Decide what to remove for this name; `hf:ORG/REPO` is all that the cache has of it.
 
     Raises UserError for what is not there, or is not ours to remove.
     """
@@ -75,7 +74,7 @@ def _not_ours(model: StoredModel) -> UserError:
 
 
 def _of_hub(models: Sequence[StoredModel], repository: Path) -> Removal:
-    """Links of every snapshot to the same bytes, then the bytes."""
+    """Return links of every snapshot to the same bytes, then the bytes."""
     paths = {path for model in models for path in model.paths}
     blobs = {blob for path in paths if (blob := _blob(path, repository)) is not None}
     below = {path for path, _ in files_below(repository / "snapshots", depth=5)}
@@ -90,7 +89,7 @@ def _of_hub(models: Sequence[StoredModel], repository: Path) -> Removal:
 
 
 def _blob(path: Path, repository: Path) -> Path | None:
-    """What the link names, if it is one of this repository's blobs."""
+    """Return what the link names, if it is one of this repository's blobs."""
     try:
         target = (path.parent / path.readlink()).parent.resolve() / path.readlink().name
     except OSError:
@@ -104,7 +103,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def remove(removal: Removal) -> None:
-    """Links first, so that nothing names bytes that are gone. Raises UserError."""
+    """Remove links first, so that nothing names bytes that are gone. Raises UserError."""
     try:
         for path in removal.files:
             path.unlink(missing_ok=True)

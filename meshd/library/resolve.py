@@ -1,4 +1,4 @@
-"""From what `--model` was given to the file, downloaded if no store of this machine has it."""
+"""Find the file that `--model` means, and download it if no store of this machine has it."""
 
 import asyncio
 import difflib
@@ -7,25 +7,44 @@ from pathlib import Path
 
 from meshd.base.byte_format import in_bytes
 from meshd.base.errors import UserError
+from meshd.base.home_folder import expanded
 from meshd.build.demo_model import demo_model
 from meshd.build.interface import BuildProgress
-from meshd.library import folders, hub_cache, ollama
+from meshd.library import hub_cache, ollama
+from meshd.library.disk import hint_for_missing, is_file, is_folder, size_of
 from meshd.library.facts import facts_of
-from meshd.library.headers import ONLY_HEADER, find_header
-from meshd.library.interface import ModelSource, NotHere, ReportProgress, StoredModel, TransferProgress
-from meshd.library.pulled_names import find_noted, is_of_members, names_of, text_of, words_of
-from meshd.library.short_names import DEMO, DEMO_FINGERPRINT, DEMO_STEM, SHORT_NAMES, stem_of
-from meshd.library.stores import Stores
-from meshd.library.walk import hint_for_missing, is_file, is_folder, size_of
+from meshd.library.interface import (
+    ModelSource,
+    NotDownloaded,
+    NotHere,
+    ReportProgress,
+    StoredModel,
+    TransferProgress,
+)
+from meshd.library.pulled_models import (
+    ONLY_HEADER,
+    find_header,
+    find_noted,
+    is_of_members,
+    names_of,
+    text_of,
+    words_of,
+)
+from meshd.library.stores import Stores, models_below, only_model
 from meshd.model.gguf_names import GGUF_SUFFIX, quant_of
 from meshd.model.model_name import (
+    DEMO,
+    DEMO_FINGERPRINT,
+    DEMO_STEM,
+    SHORT_NAMES,
     BareName,
     HubName,
     MeshName,
     OllamaName,
-    hint_of_digits,
+    hint_for_name,
     is_path,
     parse_model_name,
+    stem_of,
 )
 
 _MOST_NAMED = 8  # candidates that an error lists
@@ -41,14 +60,14 @@ class Resolver:
         self._report = report
 
     def get(self, given: Given, *, partial: bool = False) -> StoredModel:
-        """The model, on this machine and complete, unless a `partial` one will do. Raises UserError."""
+        """Return the model, whole unless a `partial` one will do; may download it. Raises UserError."""
         found = self._find(given, download=True)
         return found if partial and found.paths and found.problem != ONLY_HEADER else _usable(found)
 
     def local(self, given: Given) -> StoredModel:
-        """As `get`, without a download: an error says how to start it. The model may be incomplete.
+        """Return as `get` does, without a download: an error says how to start it. It may be incomplete.
 
-        Raises NotHere, and UserError for a name that means no model or several.
+        Raises NotHere, NotDownloaded among them, and UserError for a name that means no model or several.
         """
         return self._find(given, download=False)
 
@@ -59,7 +78,7 @@ class Resolver:
             name = parse_model_name(given)
         except ValueError as error:
             if is_path(given):
-                return self._path(_expanded(given))
+                return self._path(expanded(given).absolute())
             raise no_name(given, error) from None
         match name:
             case HubName():
@@ -73,7 +92,7 @@ class Resolver:
 
     def _path(self, path: Path) -> StoredModel:
         if is_folder(path):
-            return folders.only_model(path)
+            return only_model(path)
         if not is_file(path):
             raise UserError(f"there is no model file `{path}`", hint=hint_for_missing(path))
         stem = path.name.removesuffix(GGUF_SUFFIX)
@@ -87,7 +106,7 @@ class Resolver:
         if (noted := find_noted(name, self._stores.meshd)) is not None:
             return noted
         if not download:
-            raise NotHere(f"`{name}` is not on this machine", hint=f"run `meshd model pull {name}`")
+            raise NotDownloaded(f"`{name}` is not on this machine", hint=f"run `meshd model pull {name}`")
         from meshd.library.download import download as fetch  # huggingface_hub: half a second to import
 
         model, paths = fetch(name, self._stores.hub, self._report)
@@ -106,12 +125,12 @@ class Resolver:
         )
 
     def _mesh(self, name: MeshName) -> StoredModel:
-        """What was pulled from members; a daemon asks them, and only `meshd model pull` asks that.
+        """Return what was pulled from members before; a daemon asks them.
 
         With a fingerprint, any model of this machine that is known to have it.
         """
         hashes = self._stores.meshd.parent / "weights"
-        pulled = folders.all_models(self._stores.meshd, ModelSource.MESHD)
+        pulled = models_below(self._stores.meshd, ModelSource.MESHD)
         for one in self._stores.all_models() if name.fingerprint else pulled:
             if one.complete and _is_called(name, one, hashes):
                 return one
@@ -160,7 +179,7 @@ class Resolver:
             if facts_of(one, hashes).fingerprint == DEMO_FINGERPRINT:
                 return one
         if not download:
-            raise NotHere(f"`{DEMO}` is not on this machine", hint=f"run `meshd model pull {DEMO}`")
+            raise NotDownloaded(f"`{DEMO}` is not on this machine", hint=f"run `meshd model pull {DEMO}`")
 
         def progress(step: BuildProgress) -> None:
             self._report(TransferProgress(step.text, step.done, step.total))
@@ -171,7 +190,7 @@ class Resolver:
         )
 
     def _near(self, text: str) -> str:
-        """`, but …`: names that look like it, or nothing."""
+        """Return `; near: …`, names that look like it, or nothing."""
         low = text.lower().removesuffix(GGUF_SUFFIX)
         by_word: dict[str, str] = {name: name for name in (*SHORT_NAMES, DEMO)}
         for one in self._stores.listed():
@@ -189,19 +208,19 @@ _FORMS = (
 
 
 def no_name(text: str, error: ValueError) -> UserError:
-    """The error for a text that parse_model_name refuses."""
-    return UserError(f"`{text[:200]}` is not a model's name: {error}", hint=hint_of_digits(text) or _FORMS)
+    """Return the error for a text that parse_model_name refuses."""
+    return UserError(f"`{text[:200]}` is not a model's name: {error}", hint=hint_for_name(text) or _FORMS)
 
 
 def _is_demo(model: StoredModel) -> bool:
-    """By its name; one of members only if it was pulled by the short one."""
+    """Say whether its name is that of the demo; one of members must have been pulled by the short name."""
     if is_of_members(model):
         return BareName(DEMO) in names_of(model.paths)
     return model.stem.lower() == DEMO_STEM.lower()
 
 
 def _words(model: StoredModel) -> set[str]:
-    """What a bare name may call it, in small letters."""
+    """Return the bare names that mean it, in small letters."""
     if is_of_members(model):
         return words_of(model.paths)
     words = {model.stem.lower(), model.name.lower()}
@@ -211,19 +230,10 @@ def _words(model: StoredModel) -> set[str]:
 
 
 def _is_called(name: MeshName, model: StoredModel, hashes: Path) -> bool:
-    """By its fingerprint, if it was named by that; else by the name of a file that no member chose."""
+    """Compare its fingerprint, if the name is one; else the name of a file that no member chose."""
     if name.fingerprint:
         return (facts_of(model, hashes).fingerprint or "").startswith(name.fingerprint)
     return text_of(name).lower() in _words(model)
-
-
-def _expanded(text: str) -> Path:
-    try:
-        return Path(text).expanduser().absolute()
-    except RuntimeError:
-        raise UserError(
-            f"no model file `{text}`: there is no such user", hint="give a path without `~`"
-        ) from None
 
 
 def _usable(model: StoredModel) -> StoredModel:

@@ -1,19 +1,69 @@
-"""All stores of this machine, in the order in which they are searched."""
+"""The stores of this machine, in the order in which they are searched, and the models in plain folders."""
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from meshd.library import folders, headers, hub_cache, ollama
+from meshd.base.errors import UserError
+from meshd.base.home_folder import in_home
+from meshd.library import hub_cache, ollama
+from meshd.library.disk import files_below, is_file, size_of
 from meshd.library.interface import ModelSource, StoredModel
-from meshd.library.pulled_names import is_of_members, texts_of
-from meshd.library.short_names import DEMO, DEMO_STEM, SHORT_NAMES
+from meshd.library.pulled_models import all_headers, is_of_members, texts_of
+from meshd.model.gguf_names import GGUF_SUFFIX, SHARD, GgufFile, models_in, quant_of
+from meshd.model.model_name import DEMO, DEMO_STEM, SHORT_NAMES
 
+_LM_STUDIO_DEPTH = 4  # LM Studio's have PUBLISHER/REPO/FILE
 _BY_STEM = frozenset(
     {ModelSource.LM_STUDIO, ModelSource.FOLDER, ModelSource.MESHD}
 )  # have no names but those of files
+
+
+def lm_studio_folders() -> list[Path]:
+    """Return LM Studio's folders, of present and earlier versions."""
+    return [in_home(path) for path in (".lmstudio/models", ".cache/lm-studio/models")]
+
+
+def models_folder() -> Path:
+    """Return where people put files themselves."""
+    return in_home(".models")
+
+
+def models_below(folder: Path, source: ModelSource) -> Iterator[StoredModel]:
+    """Find every model below the folder, named by its path."""
+    files = files_below(folder, depth=_LM_STUDIO_DEPTH)
+    for model in models_in(GgufFile(path.relative_to(folder).as_posix(), size) for path, size in files):
+        missing = model.missing
+        paths = tuple(folder / file.path for file in model.files)
+        yield StoredModel(
+            name=str(paths[0]),
+            source=source,
+            paths=paths,
+            size=model.size,
+            stem=model.name.rpartition("/")[2],
+            quant=model.quant,
+            problem=f"missing: {missing[0].rpartition('/')[2]}" if missing else "",
+        )
+
+
+def only_model(folder: Path) -> StoredModel:
+    """Return the folder's one model. Raises UserError when it has none, or several."""
+    found = list(models_below(folder, ModelSource.PATH))
+    if not found:
+        raise UserError(
+            f"`{folder}` has no model: no file in it ends in `.gguf`",
+            hint="give the path of a GGUF file, or a name that `meshd model ls` lists",
+        )
+    if len(found) > 1:
+        names = [f"`{one.paths[0].relative_to(folder)}`" for one in found]
+        more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+        raise UserError(
+            f"`{folder}` has several models: {', '.join(names[:12])}{more}",
+            hint=f"give the path of one: `{found[0].paths[0]}`",
+        )
+    return found[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +77,18 @@ class Stores:
     meshd: Path
 
     @classmethod
-    def here(cls, cache: Path, environ: Mapping[str, str] | None = None) -> "Stores":
-        """Those of this user; `cache` is meshd's."""
-        variables = os.environ if environ is None else environ
+    def here(cls, cache: Path) -> "Stores":
+        """Find the stores of this user; `cache` is meshd's."""
         return cls(
-            hub=hub_cache.cache_folder(variables),
-            ollama=ollama.folders(variables),
-            lm_studio=folders.lm_studio_folders(),
-            folder=folders.models_folder(),
+            hub=hub_cache.cache_folder(os.environ),
+            ollama=ollama.folders(os.environ),
+            lm_studio=lm_studio_folders(),
+            folder=models_folder(),
             meshd=cache / "models",
         )
 
     def all_models(self, unreadable: Callable[[Path], None] = lambda place: None) -> Iterator[StoredModel]:
-        """Every model, store by store. `unreadable` is told of places that this user may not read."""
+        """Find every model, store by store. `unreadable` gets places that this user may not read."""
         for place, models in self._each():
             try:
                 yield from models
@@ -47,7 +96,7 @@ class Stores:
                 unreadable(place)
 
     def listed(self, unreadable: Callable[[Path], None] = lambda place: None) -> list[StoredModel]:
-        """All models by the shortest names that mean them: a file's own, where no other is called so.
+        """List all models by the shortest names that mean them: a file's own, where no other has it.
 
         One of members is called as it was pulled.
         """
@@ -62,7 +111,7 @@ class Stores:
         ]
 
     def named(self, model: StoredModel) -> StoredModel:
-        """The same, by the name that lists have of it, if it lies in a store."""
+        """Return the model by the name that lists have of it, if it lies in a store."""
         paths = [path.resolve() for path in model.paths[:1]]
         here = (one for one in self.listed() if [path.resolve() for path in one.paths[:1]] == paths)
         return next(here, model) if paths else model
@@ -72,14 +121,39 @@ class Stores:
         for place in self.ollama:
             yield place, ollama.all_models(place)
         for place in self.lm_studio:
-            yield place, folders.all_models(place, ModelSource.LM_STUDIO)
-        yield self.folder, folders.all_models(self.folder, ModelSource.FOLDER)
-        yield self.meshd, folders.all_models(self.meshd, ModelSource.MESHD)
-        yield self.meshd, headers.all_headers(self.meshd)
+            yield place, models_below(place, ModelSource.LM_STUDIO)
+        yield self.folder, models_below(self.folder, ModelSource.FOLDER)
+        yield self.meshd, models_below(self.meshd, ModelSource.MESHD)
+        yield self.meshd, all_headers(self.meshd)
 
 
 def _texts_of(model: StoredModel) -> list[str]:
-    """By which a bare name may mean it, the best first."""
+    """Return the bare names that may mean it, the best first."""
     if is_of_members(model):
         return [text for text in texts_of(model.paths) if text.lower() not in SHORT_NAMES]
     return [model.stem, DEMO] if model.stem.lower() == DEMO_STEM.lower() else [model.stem]
+
+
+def own_models(stores: Stores, started_with: Sequence[Path]) -> list[StoredModel]:
+    """Return the complete models, each once, the largest first. `started_with`: this node's own files.
+
+    Walks the folders of all stores: for a thread.
+    """
+    found: dict[tuple[str, ...], StoredModel] = {}
+    for one in (*stores.all_models(), *(of_path(path) for path in started_with if is_file(path))):
+        if one.complete and one.paths:
+            found.setdefault(tuple(map(os.path.realpath, one.paths)), one)
+    return sorted(found.values(), key=lambda one: (-one.size, one.stem))
+
+
+def of_path(path: Path) -> StoredModel:
+    """Return the model that the user named by its file; of several shards any."""
+    stem = path.name.removesuffix(GGUF_SUFFIX)
+    paths: tuple[Path, ...] = (path,)
+    if match := SHARD.fullmatch(path.name):
+        stem, count = match["stem"], int(match["count"])
+        names = [f"{stem}-{number:05d}-of-{count:05d}{GGUF_SUFFIX}" for number in range(1, count + 1)]
+        paths = tuple(path.with_name(name) for name in names)
+    problem = "" if all(map(is_file, paths)) else "missing"
+    size = sum(map(size_of, paths))
+    return StoredModel(str(path), ModelSource.PATH, paths, size, stem, quant_of(path.name), problem)

@@ -1,20 +1,82 @@
-"""Reads all bytes of a model, and compares them with what its store and meshd know about them."""
+"""Read all bytes of a model, and compare them with what its store and meshd know about them."""
 
 import asyncio
+import hashlib
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from meshd.base.errors import UserError
 from meshd.library.facts import problem_of
 from meshd.library.interface import ModelSource, ReportProgress, StoredModel, TransferProgress
-from meshd.library.meter import Meter
-from meshd.library.promised_hash import hash_of, promised_by
 from meshd.model.gguf import Header
 from meshd.store.hash_cache import FileState, HashCache
 from meshd.store.header_file import compare_headers, compare_present, read_note
 from meshd.store.interface import HashProgress
 from meshd.store.model_file import ModelFile
 from meshd.store.shard import Shard, close_all, is_header, open_shards
+
+_READ_BYTES = 1 << 20
+_SHA256_DIGITS, _GIT_DIGITS = 64, 40
+_REPORT_SECONDS = 0.5
+
+
+def hash_of(path: Path, promised: str, read: Callable[[int], None]) -> str:
+    """Hash the file's bytes in the way of `promised`: SHA-256, or git's for a blob. Raises OSError.
+
+    `read` gets the number of bytes of each step.
+    """
+    with path.open("rb") as file:
+        if len(promised) == _SHA256_DIGITS:
+            digest = hashlib.sha256()
+        else:
+            digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+        while data := file.read(_READ_BYTES):
+            digest.update(data)
+            read(len(data))
+    return digest.hexdigest()
+
+
+def promised_by(path: Path) -> str:
+    """Return the hash in the name of the file that a store's path leads to; empty where there is none.
+
+    Hugging Face's blobs are called HASH, Ollama's `sha256-HASH`. Only the first link counts: the blob itself
+    may be one, into a store that several caches share and that has other names.
+    """
+    try:
+        name = path.readlink().name if path.is_symlink() else path.name
+    except OSError:
+        return ""
+    name = name.removeprefix("sha256-").lower()
+    if len(name) in (_SHA256_DIGITS, _GIT_DIGITS) and all(char in "0123456789abcdef" for char in name):
+        return name
+    return ""
+
+
+class Meter:
+    """Counts bytes of one activity; `begin_at` of them were there before it began."""
+
+    def __init__(self, report: ReportProgress, activity: str, total: int, *, begin_at: int = 0) -> None:
+        self._report = report
+        self._activity = activity
+        self._total = total
+        self._first = begin_at
+        self._began = self._told = time.monotonic()
+        self.done = begin_at
+        self._tell(0.0)
+
+    def add(self, count: int) -> None:
+        """Count so many bytes more; negative when some have to come again."""
+        self.done += count
+        now = time.monotonic()
+        if now - self._told >= _REPORT_SECONDS or self.done == self._total:
+            self._told = now
+            self._tell(now - self._began)
+
+    def _tell(self, seconds: float) -> None:
+        rate = (self.done - self._first) / seconds if seconds > 0 else 0.0
+        self._report(TransferProgress(self._activity, self.done, self._total, max(0.0, rate)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +95,15 @@ class Verified:
 class _ReadAnew(HashCache):
     """A cache that knows nothing, so that everything is read, and keeps what is found."""
 
-    def load(self, state: FileState, header: Header) -> tuple[bytes, ...] | None:
-        """Nothing."""
+    def load(
+        self, state: FileState, header: Header, descriptor: int | None = None
+    ) -> tuple[bytes, ...] | None:
+        """Return nothing."""
         return None
 
 
 def verify(model: StoredModel, hashes: Path, report: ReportProgress) -> Verified:
-    """Raises UserError for a model that is incomplete or damaged; `hashes` is the folder of meshd's."""
+    """Read it all. Raises UserError for an incomplete or damaged one; `hashes` is the folder of meshd's."""
     if model.paths and is_header(model.paths[0]):
         return _verify_header(model, report)
     shards = _opened(model)
@@ -60,7 +124,7 @@ def verify(model: StoredModel, hashes: Path, report: ReportProgress) -> Verified
 
 
 def _verify_header(model: StoredModel, report: ReportProgress) -> Verified:
-    """What is there of it, against the hashes that a member told."""
+    """Compare what is there with the hashes that a member told."""
     path = model.paths[0]
     note = read_note(path)
     shards = open_shards(path, header_only=True)

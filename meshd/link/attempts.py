@@ -1,4 +1,4 @@
-"""Attempts that two nodes make together, talked over by signals: which is whose, and who gives way to whom.
+"""Attempts that two nodes make together by signals: begun by one side, answered by the other, with yielding.
 
 A *talk* is one attempt: begun by the dialer, answered by the other side, ended by either. Kinds of link
 bring the words (each has the id of its `attempt`; the last of all may be `No`) and what is done about them.
@@ -29,10 +29,12 @@ _log = get("link")
 
 
 class Message(Protocol):
-    """What a kind of link says about an attempt."""
+    """A message of a kind of link about an attempt."""
 
     @property
     def attempt(self) -> bytes: ...
+
+    def encode(self) -> bytes: ...
 
 
 M = TypeVar("M", bound=Message)
@@ -55,16 +57,18 @@ class Talk(Generic[M]):
         self._queue: asyncio.Queue[tuple[M, float]] = asyncio.Queue(_INBOX)
 
     async def send(self, message: M) -> None:
-        """Raises Broken: there is no way to the peer now."""
+        """Send a message to the peer. Raises Broken if there is no way to it now."""
         await self._send(self.peer, message)
 
     def put(self, message: M) -> None:
-        """Keep it, with the time; dropped when there are more than there are words for."""
+        """Keep a message with its arrival time; excess ones are dropped."""
         with contextlib.suppress(asyncio.QueueFull):
             self._queue.put_nowait((message, asyncio.get_running_loop().time()))
 
     async def next(self, word: type[W], *, seconds: float) -> tuple[W, float]:
-        """The next message of that kind, and when it came. Raises Yielded, Broken (ended), TimeoutError."""
+        """Return the next message of that kind, and when it came. Raises Yielded, Broken (ended),
+        TimeoutError.
+        """
         async with asyncio.timeout(seconds):
             while True:
                 message, at = await self._queue.get()
@@ -90,20 +94,18 @@ class Talks(Generic[M]):
         kind: LinkKind,
         first: type[M],
         decode: Callable[[bytes], M | No],
-        encode: Callable[[M | No], bytes],
     ) -> None:
         self._signals = signals
         self._kind = kind
         self._first = first
         self._decode = decode
-        self._encode = encode
         self._attempts: Attempts[M | No] = Attempts(own)
         self._yielded: dict[PeerId, set[asyncio.Event]] = {}  # dials that wait for that peer's own attempt
         self._begins = Rates(ATTEMPTS)
         self._owner: Owner | None = None  # while `serve` runs
 
     async def serve(self, answer: Answer[M]) -> None:
-        """Hear signals and run `answer` for each talk that a peer begins, until cancelled."""
+        """Receive signals and run `answer` for each talk that a peer begins, until cancelled."""
         try:
             async with Owner() as owner:
                 self._owner = owner
@@ -128,7 +130,7 @@ class Talks(Generic[M]):
 
     @contextlib.contextmanager
     def ours(self, peer: PeerId) -> Iterator[Talk[M | No]]:
-        """A talk that we begin; when the block is left in a hurry the other side is told, if it can be."""
+        """Begin a talk of ours; if the block is cancelled the other side is told, if possible."""
         talk = Talk[M | No](secrets.token_bytes(ATTEMPT_BYTES), peer, self._send)
         attempt = self._attempts.begin(talk.id, peer, talk.put)
         attempt.give_way = lambda: talk.put(No(attempt=talk.id, code=PunchVerdict.GLARE))
@@ -141,7 +143,7 @@ class Talks(Generic[M]):
             self._attempts.end(talk.id)
 
     def over(self, talk: Talk[M | No]) -> None:
-        """A talk that we answered has come to its end: no message reaches it any more."""
+        """End a talk that we answered: no message reaches it any more."""
         self._attempts.end(talk.id)
         for event in self._yielded.get(talk.peer, ()):
             event.set()
@@ -151,7 +153,7 @@ class Talks(Generic[M]):
         self._say(talk.peer, No(attempt=talk.id, code="ended", text=why))
 
     async def given_way(self, peer: PeerId) -> DialError:
-        """Wait for the end of the talk that ours has yielded to; what our dial raises then."""
+        """Wait for the end of the talk that ours has yielded to; return the error for our dial."""
         over = asyncio.Event()
         waiting = self._yielded.setdefault(peer, set())
         waiting.add(over)
@@ -194,10 +196,10 @@ class Talks(Generic[M]):
             task.add_done_callback(lambda _: self.over(talk))
 
     async def _send(self, peer: PeerId, message: M | No) -> None:
-        await self._signals.send(peer, self._encode(message))
+        await self._signals.send(peer, message.encode())
 
     def _say(self, peer: PeerId, message: No) -> None:
-        """Send it beside everything else; if it is lost, the other side's time runs out."""
+        """Send it in the background; if it is lost, the other side times out."""
 
         async def say() -> None:
             with contextlib.suppress(Broken):

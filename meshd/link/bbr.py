@@ -71,7 +71,7 @@ class ModelWindow:
         self._cut_at = 0.0
 
     def acked(self, now: float, size: int, rtt: float | None, *, starved: bool = False) -> None:
-        """`size` bytes were acknowledged, `rtt` seconds after they were sent (None: not known).
+        """Record that `size` bytes were acknowledged, `rtt` seconds after they were sent (None: unknown).
 
         `starved`: nothing waits to be sent, so the delivery rate says little of the path.
         """
@@ -96,7 +96,7 @@ class ModelWindow:
         self._resize()
 
     def lost(self, now: float, size: int, sent_at: float) -> None:
-        """`size` bytes, sent at `sent_at`, are taken for lost."""
+        """Record that `size` bytes, sent at `sent_at`, are taken for lost."""
         self._round_lost += size
         if self.phase == "startup" and self._round_lost > max(
             STARTUP_LOSS * (self._round_delivered + self._round_lost), 8 * self.segment
@@ -111,7 +111,7 @@ class ModelWindow:
             self._resize()
 
     def silenced(self) -> None:
-        """Nothing came through for long: begin again, carefully."""
+        """Start over carefully, after nothing came through for long."""
         self.window = MIN_WINDOW_SEGMENTS * self.segment
         self.phase, self.beside_others = "startup", False
         self._rates.clear()
@@ -132,7 +132,7 @@ class ModelWindow:
             self._min_seen = now
 
     def _measure(self, now: float, starved: bool) -> None:
-        """What arrived within a round trip; the most of the last ten that had work comes first."""
+        """Measure the delivery rate over a round trip, and keep the maximum of the last ten that had work."""
         span = max(self.min_rtt or 0.1, SPAN_SECONDS)
         history, rates = self._history, self._rates
         history.append((now, self._delivered))
@@ -152,7 +152,7 @@ class ModelWindow:
         self.rate = rates[0][1]
 
     def _turn(self, now: float, starved: bool) -> None:
-        """A round trip is over."""
+        """Change the phase as needed, after each round trip."""
         if not self.rate or self.min_rtt is None:
             return
         if self.phase == "startup":
@@ -196,7 +196,7 @@ class ModelWindow:
             self._step_min = 0.0
 
     def _drain(self) -> None:
-        """The path is full: what was delivered lately is what it can."""
+        """Drain the queue: the path is full, and what was delivered lately is what it can carry."""
         self.phase, self._full_rounds = "drain", 0
 
     def _join_others(self) -> None:
@@ -205,7 +205,7 @@ class ModelWindow:
             self._fair = max(float(self.window), self.rate * self._step_min)
 
     def _others_rtt(self) -> float:
-        """A round trip with more queue than our window makes by itself."""
+        """Return the round trip above which others must be queueing: more than our own window explains."""
         return (
             (1 + CRUISE_MORE) * (self.min_rtt or 0.0)
             + SLACK_SECONDS
@@ -214,7 +214,7 @@ class ModelWindow:
         )
 
     def _long_rtt(self) -> float:
-        """A round trip with more queue than we make when we let go."""
+        """Return the round trip above which more is queued than we leave when we drain."""
         shortest = self.min_rtt or 0.0
         return shortest + max(STANDING_SECONDS, 0.2 * shortest)
 

@@ -1,7 +1,7 @@
-"""What the pipes of all kinds of link do alike: wait for room or for bytes, refuse, close within a second.
+"""The common part of all pipes: wait for room or for bytes, refuse, close within a second.
 
-A kind adds its engine below: what it does with pieces that go out, how it fetches what came in, how it says
-goodbye. The path of a message is laid so that it costs one call of the kind's own, no more.
+A kind adds its engine below: what it does with outgoing pieces, how it fetches what came in, how it says
+goodbye. The path of a message is designed to cost one call of the kind's own, no more.
 """
 
 import asyncio
@@ -52,24 +52,24 @@ class BufferedPipe(ABC):
 
     @abstractmethod
     def _fetch(self) -> bytes:
-        """The next chunk; `_unread` says that there is one."""
+        """Return the next chunk; called only while `_unread` is not 0."""
 
     @abstractmethod
     async def _say_goodbye(self, *, ended: bool) -> None:
-        """Throw away what is unread, say goodbye, wait for the other's; `ended`: there was an end before."""
+        """Drop what is unread, say goodbye, wait for the other's; `ended`: there was an end before."""
 
     @abstractmethod
     def abort(self) -> None:
         """Drop it at once, without a goodbye. Idempotent."""
 
     async def _wait_gone(self) -> None:  # noqa: B027 - most are gone at once
-        """After `abort`: until nothing of it is left."""
+        """Wait, after `abort`, until nothing of it is left."""
 
     # --- what the owner calls
 
     @property
     def unread_bytes(self) -> int:
-        """What `receive` has not fetched yet."""
+        """The bytes that `receive` has not fetched yet."""
         return self._unread
 
     async def secure(self) -> None:
@@ -109,7 +109,7 @@ class BufferedPipe(ABC):
             self._sending = False
 
     def try_send(self, data: Sequence[bytes | memoryview]) -> bool:
-        """As `send`, without waiting; False when it would have to. Raises Closed, Broken."""
+        """Send without waiting; False when `send` would have to wait. Raises Closed, Broken."""
         if self._sending or not self._writable.is_set() or self._since_breath >= self._breath_bytes:
             return False
         size = sum(map(len, data))
@@ -120,11 +120,10 @@ class BufferedPipe(ABC):
         return True
 
     def divert(self, take: Callable[[bytes | memoryview], bool]) -> None:
-        """As `Link.divert`."""
         self._take = take
 
     async def receive(self) -> bytes:
-        """The next chunk. Raises EndOfStream, Broken, Closed when there is nothing left; Busy."""
+        """Return the next chunk. Raises EndOfStream, Broken, Closed when there is nothing left; Busy."""
         if self._receiving:
             raise Busy("two tasks receive on one link")
         self._receiving = True
@@ -138,7 +137,7 @@ class BufferedPipe(ABC):
         return self._fetch()
 
     async def aclose(self) -> None:
-        """Have what was sent arrive, and say goodbye. At most 0.8 s, then the connection is dropped."""
+        """Deliver what was sent, and say goodbye. At most 0.8 s, then the connection is dropped."""
         ended = self._end is not None
         self._finish(Closed, "this link was closed")
         self._unread = 0
@@ -154,7 +153,7 @@ class BufferedPipe(ABC):
     # --- inside
 
     def _finish(self, kind: type[MeshdError], what: str) -> None:
-        """Nothing more is sent, and only unread bytes still come. The first end counts."""
+        """End the pipe: nothing more is sent, and only unread bytes still come. The first end counts."""
         self._end = self._end or (kind, what)
         self._readable.set()
         self._writable.set()

@@ -28,7 +28,7 @@ LOOPBACK, RELAYED = "loopback", "relayed"  # paths of LinkInfo
 
 
 class DialFailure(StrEnum):
-    """Why a dial did not end in a link."""
+    """The reason why a dial did not end in a link."""
 
     TIMEOUT = "timeout"
     REFUSED = "refused"
@@ -40,7 +40,7 @@ class DialFailure(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """How one attempt ended; `place` is `host:port` where it was an address."""
+    """The failure of one attempt; `place` is `host:port` where it was an address."""
 
     place: str
     failure: DialFailure
@@ -48,7 +48,7 @@ class Tried:
 
 
 class DialError(MeshdError):
-    """One candidate did not work, or several: `tried` has how each ended."""
+    """The failure of one candidate or several: `tried` has how each ended."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class DialError(MeshdError):
 
 @dataclass(frozen=True, slots=True)
 class LinkInfo:
-    """What is known of a link. `established_at` is loop time in seconds; addresses are `host:port`.
+    """The facts about a link. `established_at` is loop time in seconds; addresses are `host:port`.
 
     `passing`: it ends soon by itself, and is good for a beginning only.
     """
@@ -98,14 +98,14 @@ class Link(Protocol):
         ...
 
     def try_send(self, data: Sequence[bytes | memoryview]) -> bool:
-        """As `send`, without waiting: False, and nothing sent, over the high-water mark or beside a `send`.
+        """Send without waiting: False, and nothing sent, above the high-water mark or during a `send`.
 
         Saves a turn of the event loop for each small message. Raises Closed, Broken.
         """
         ...
 
     async def receive(self) -> bytes:
-        """The next chunk (never empty), in order. Raises EndOfStream, Broken, Closed."""
+        """Return the next chunk (never empty), in order. Raises EndOfStream, Broken, Closed."""
         ...
 
     def divert(self, take: Callable[[bytes | memoryview], bool]) -> None:
@@ -119,7 +119,7 @@ class Link(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Idempotent; done within 1 s whatever the network does."""
+        """Close the link within 1 s, whatever the network does. Idempotent."""
         ...
 
 
@@ -135,7 +135,7 @@ class Signals(Protocol):
         ...
 
     async def receive(self) -> tuple[PeerId, bytes]:
-        """The next verified message of any peer; few are kept, the oldest are dropped."""
+        """Return the next verified message of any peer; few are kept, the oldest are dropped."""
         ...
 
 
@@ -157,7 +157,7 @@ class Listener(Protocol):
     def kind(self) -> LinkKind: ...
 
     def candidates(self) -> Sequence[Candidate]:
-        """Where this listener can be reached, as known now."""
+        """Return where this listener can be reached, as known now."""
         ...
 
     async def serve(self, accept: Callable[[Link], Awaitable[None]]) -> None:

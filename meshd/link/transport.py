@@ -2,8 +2,7 @@
 
 A *kind* names what carries a link; status and settings use it. A *transport* is how this node makes a link;
 several make links of one kind, as plain and punched TCP do. To add one, add its name and its row here. The
-diallers (link/*), their schedule (peer/dial_schedule.py) and the reasons that people read (peer/reasons.py)
-look it up.
+diallers (link/*), their schedule and the reasons that people read (peer/dial_schedule.py) look it up.
 """
 
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from meshd.wire.address import Proto
 
 
 class LinkKind(StrEnum):
-    """What carries the bytes."""
+    """The carrier of the bytes."""
 
     TCP = "tcp"
     WEBRTC = "webrtc"
@@ -23,7 +22,7 @@ class LinkKind(StrEnum):
 
 
 class Transport(StrEnum):
-    """How a link is made; those that need no other node come first."""
+    """The way in which a link is made; those that need no other node come first."""
 
     TCP = "tcp"
     TCP_PUNCH = "tcp-punch"
@@ -36,7 +35,7 @@ class Transport(StrEnum):
 
 
 class Rank(IntEnum):
-    """What decides between links before anything measured (peer/path_selection.py)."""
+    """The order of links before anything is measured (peer/path_selection.py)."""
 
     TCP = 0
     UDP = 1
@@ -46,8 +45,9 @@ class Rank(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class KindTraits:
-    """What a link is good for. In bytes a second, `cpu` is what the processor can do (docs/benchmarks.md),
-    `expected` what a path carries before it is measured."""
+    """The traits of a link. In bytes a second, `cpu` is what the processor can do (docs/lab/benchmarks.md),
+    `expected` what a path carries before it is measured.
+    """
 
     rank: Rank
     cpu: float
@@ -56,7 +56,7 @@ class KindTraits:
 
 @dataclass(frozen=True, slots=True)
 class TransportTraits:
-    """How a transport is dialled, and what it is called.
+    """The dialling and the name of a transport.
 
     `words`: in sentences for people. `delay`: seconds after a race begins. `needs_signals`: both sides begin
     it together, told by signals. `proto`: it dials the peer's addresses of this protocol. `spare_to`: another

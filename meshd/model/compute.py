@@ -2,7 +2,7 @@
 
 llama.cpp reserves one buffer on each device for the largest step (`n_ubatch` tokens over a full cache,
 `llama_context::sched_reserve`); its exact size comes out of the graph allocator. The bound counts what can be
-alive at once, in bytes, with T tokens a step and N cells of cache:
+alive at once, in bytes, with T tokens a step and N cells of a stream, among which the tokens are divided:
 
     inputs  = copies x (T x N x mask + 3 x 4 x T x n_embd)    mask: 2 (f16) with flash attention, else 4;
                                                               twice with windowed layers
@@ -37,8 +37,7 @@ def compute_bound(
     """Upper bound in bytes for one device, by the formula above."""
     widths = model.widths
     tokens = shape.step_tokens
-    cells = shape.cells * shape.streams
-    mask = tokens * cells * (2 if shape.flash_attention else 4)
+    mask = tokens * shape.cells * (2 if shape.flash_attention else 4)
     if any(layer.window for layer in model.cache.layers):
         mask *= 2
     bound = (PIPELINE_COPIES if pipelined else 1) * (mask + 12 * tokens * widths.embedding)
@@ -46,7 +45,7 @@ def compute_bound(
         elements = 8 * widths.embedding + 4 * (widths.attention + widths.feed_forward + widths.experts)
         bound += 4 * tokens * elements + 64 * widths.state
         if not shape.flash_attention:
-            bound += 5 * tokens * cells * widths.heads
+            bound += 5 * tokens * shape.cells * widths.heads
     if with_output:
         bound += 4 * shape.outputs * (2 * widths.vocabulary + widths.embedding)
     if on_gpu:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from meshd.base.byte_format import in_number
 from meshd.model.cursor import WINDOW_BYTES, Cursor, PRead
 from meshd.model.ggml import TENSOR_TYPES, TensorType
+from meshd.model.not_gguf import FORMAT_HINT, LOOKED_AT, what_it_is
 
-_FORMAT_HINT = "meshd reads models in llama.cpp's GGUF format (*.gguf)"
 MAX_KEYS = 16_384  # real files have 20 to 100
 MAX_TENSORS = 65_536  # the largest models with unmerged experts have about 60,000
 MAX_KEY_BYTES = 256  # upstream allows 65535; real keys have up to 60
@@ -140,23 +140,26 @@ def _magic_and_version(cursor: Cursor, size: int) -> int:
     if size == 0:
         raise cursor.fault("the file is empty", hint="download the model again")
     if size < 4:
-        raise cursor.fault(f"not a GGUF file: it has only {in_number(size, 'byte')}", hint=_FORMAT_HINT)
+        raise cursor.fault(f"not a GGUF file: it has only {in_number(size, 'byte')}", hint=FORMAT_HINT)
     magic = cursor.take(4, "the magic number")
     if magic != b"GGUF":
-        seen = (
-            magic.decode("ascii", "replace")
-            if magic.isascii() and magic.decode().isprintable()
-            else magic.hex()
-        )
-        raise cursor.fault(
-            f"not a GGUF file: it begins with `{seen}`, expected `GGUF`",
-            hint=_FORMAT_HINT,
-        )
+        what, hint = what_it_is(magic + cursor.take(min(size, LOOKED_AT) - 4, "the file"))
+        raise cursor.fault(what, hint=hint)
     version = cursor.u32("the version")
     if version & 0xFFFF == 0 and version != 0:
-        raise cursor.fault("the file is big endian, expected little endian")
+        raise cursor.fault(
+            "the file is big endian, expected little endian",
+            hint="download a little-endian one, or run gguf-py's `gguf_convert_endian.py FILE little`",
+        )
+    if version == 1:
+        raise cursor.fault(
+            "it has GGUF version 1, expected 2 or 3", hint="download the model again, or convert it"
+        )
     if version not in (2, 3):
-        raise cursor.fault(f"GGUF version {version}, expected 2 or 3")
+        raise cursor.fault(
+            f"it has GGUF version {version}, expected 2 or 3",
+            hint="the file is damaged, or made for a newer llama.cpp: download it again, or upgrade meshd",
+        )
     return version
 
 

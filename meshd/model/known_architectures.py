@@ -35,8 +35,21 @@ _OF_OLLAMA: Mapping[str, str] = {
     "deepseekocr": "deepseek2-ocr",
 }
 PROJECTOR = "clip"  # the architecture of all mmproj files
-_LOOKS_LIKE_PART: Mapping[str, str] = {
-    PROJECTOR: "it is the part of a model that sees images (mmproj), not a model",
+# `general.type` of files that are no model (GGUFType of gguf-py): what it is, and what to do
+_PROJECTOR_WORDS = (
+    "it is the part of a model that sees images or hears audio (mmproj), not a model",
+    "name the model's own file with `--model`, and this one with `--mmproj`",
+)
+_NO_MODEL: Mapping[str, tuple[str, str]] = {
+    "adapter": (
+        "it is an adapter (LoRA), which changes a model, not a model",
+        "name the model that it was made for; llama.cpp's `llama-export-lora` merges the two into one file",
+    ),
+    "imatrix": (
+        "it is an importance matrix, which llama-quantize uses, not a model",
+        "name the model's own file with `--model`",
+    ),
+    "mmproj": _PROJECTOR_WORDS,
 }
 
 
@@ -50,8 +63,17 @@ def check_projector(header: Header, *, label: str) -> None:
         )
 
 
+def check_is_model(header: Header, *, label: str) -> None:
+    """Raises UserError for a GGUF file that is something else than a model; `label` names it."""
+    is_projector = header.text("general.architecture") == PROJECTOR
+    kind = "mmproj" if is_projector else header.text("general.type")
+    if kind in _NO_MODEL:
+        what, hint = _NO_MODEL[kind]
+        raise UserError(f"`{label}` cannot be served: {what}", hint=hint)
+
+
 def check_architecture(header: Header, *, label: str) -> None:
-    """Raises UserError for a file that llama.cpp cannot load; `label` names it."""
+    """Raises UserError for a model that the pinned llama.cpp cannot load; `label` names it."""
     architecture = header.text("general.architecture")
     if architecture in KNOWN_ARCHITECTURES:
         return
@@ -59,8 +81,6 @@ def check_architecture(header: Header, *, label: str) -> None:
         raise UserError(
             f"`{label}` does not say which architecture it has", hint="download the model again, as GGUF"
         )
-    if (part := _LOOKS_LIKE_PART.get(architecture)) is not None:
-        raise UserError(f"`{label}` cannot be served: {part}", hint="name the model's own file")
     if (upstream := _OF_OLLAMA.get(architecture)) is not None:
         raise UserError(
             f"`{label}` has the architecture `{architecture}`, which only Ollama knows; in llama.cpp it is "

@@ -8,12 +8,19 @@ A text that can only be a path is one. Anything else is a bare name, which every
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshd.model.gguf_names import GGUF_SUFFIX
 
 HUB, OLLAMA, MESH = "hf:", "ollama:", "mesh:"
 _SCHEMES = (HUB, OLLAMA, MESH)
+_ADDRESS = re.compile(r"(?:https?|ftp|s3)://(.*)", re.IGNORECASE | re.DOTALL)
+_HUB_PAGE = re.compile(  # and the link of a file there
+    r"(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+)/([\w.-]+)"
+    r"(?:/(?:tree|blob|resolve)/[\w.-]+)?(?:/([\w./+-]+\.gguf))?/?(?:\?\S*)?",
+    re.ASCII,
+)
 MAX_MODEL_NAME_CHARS = 512
 FINGERPRINT_DIGITS = 64
 # 128 bits. With 12 digits, a graphics card finds another model that begins with them within hours
@@ -93,8 +100,13 @@ class BareName:
 ModelName = HubName | OllamaName | MeshName | BareName
 
 
-def hint_of_digits(text: str) -> str:
-    """Where the rest of a fingerprint is; empty for a text that is not `mesh:` with digits."""
+def hint_for_name(text: str) -> str:
+    """Return what to give instead of an address, or of too few digits; empty for any other text."""
+    if address := _ADDRESS.fullmatch(text):
+        if found := _HUB_PAGE.fullmatch(address[1]):
+            file = f":{found[3]}" if found[3] else ""
+            return f"give the model's name: `{HUB}{found[1]}/{found[2]}{file}`"
+        return "download the file first, then give its path; models of Hugging Face have names: `hf:ORG/REPO`"
     if not text.startswith(MESH) or not is_digits(text.removeprefix(MESH)):
         return ""
     least, whole = LEAST_FINGERPRINT_DIGITS, FINGERPRINT_DIGITS
@@ -103,7 +115,9 @@ def hint_of_digits(text: str) -> str:
 
 def is_path(text: str) -> bool:
     """Whether it can only be a path: it has a slash, or begins with `~` or a dot, and no scheme before it."""
-    return not text.startswith(_SCHEMES) and ("/" in text or text.startswith(("~", ".")))
+    if text.startswith(_SCHEMES) or _ADDRESS.fullmatch(text):
+        return False
+    return "/" in text or text.startswith(("~", "."))
 
 
 def parse_model_name(text: str) -> ModelName:
@@ -116,6 +130,8 @@ def parse_model_name(text: str) -> ModelName:
         return _ollama(text.removeprefix(OLLAMA))
     if text.startswith(MESH):
         return _mesh(text.removeprefix(MESH))
+    if _ADDRESS.fullmatch(text):
+        raise ValueError("expected a name or a path, not an address")
     if is_path(text):
         raise ValueError("expected a name, not a path")
     return BareName(text)
@@ -201,3 +217,28 @@ def split_models(text: str) -> list[str]:
                 one += ":" + pieces.pop(0)
         found.append(one)
     return found
+
+
+DEMO = "smollm2"  # the model of `meshd demo`, which comes from the Python package index
+DEMO_STEM = "SmolLM2-135M-Instruct.Q4_1"
+DEMO_FINGERPRINT = "570760e3492da2f0e896dcdde144711f48d754472738e2c21394a4e685763c29"
+SHORT_NAMES: Mapping[str, HubName] = {
+    "glm": HubName("unsloth", "GLM-4.7-Flash-GGUF", "Q4_K_M"),
+    "qwen3": HubName("unsloth", "Qwen3-Coder-30B-A3B-Instruct-GGUF", "Q4_K_M"),
+}
+
+
+def stem_of(name: HubName) -> str:
+    """The name of its file, without `.gguf`, as its authors call it: by it other stores have it, too."""
+    return f"{name.repo.removesuffix('-GGUF')}-{name.choice}"
+
+
+def hub_name_of(text: str) -> HubName | None:
+    """The model of Hugging Face that a text means, by its own name or a short one."""
+    if (known := SHORT_NAMES.get(text.lower().removesuffix(GGUF_SUFFIX))) is not None:
+        return known
+    try:
+        name = parse_model_name(text)
+    except ValueError:
+        return None
+    return name if isinstance(name, HubName) else None

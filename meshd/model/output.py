@@ -43,10 +43,11 @@ class DevicePath:
 
 @dataclass(frozen=True, slots=True)
 class OutputChoice:
-    """Whether the head has the output, and what a token was estimated to take, if that decided."""
+    """Whether the head has the output, and the seconds of a token here and there, if these decided."""
 
     on_head: bool
-    why: str = ""
+    head_seconds: float | None = None
+    worker_seconds: float | None = None
 
 
 def choose_output(
@@ -69,8 +70,7 @@ def choose_output(
     head = model.output / CPU_RATE + path.seconds(4 * slots * widths.embedding)
     worker = model.output / (GPU_RATE if worker_is_gpu else CPU_RATE)
     worker += path.seconds(slots * (SAMPLED_BYTES if sampled else 4 * widths.vocabulary))
-    why = f"{head * 1000:.1f} ms per token on the head, {worker * 1000:.1f} ms on the worker, estimated"
-    return OutputChoice(worker >= _GAIN * head, why)
+    return OutputChoice(worker >= _GAIN * head, head, worker)
 
 
 def output_on_cpu(model: ModelLayers) -> str:

@@ -1,4 +1,4 @@
-"""The state of the model that a head serves, and of the weights that a worker keeps.
+"""The state of the model that a head serves or fetches, and of the weights that a worker keeps.
 
 Reported by the roles, the API and `meshd status`.
 
@@ -10,11 +10,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from meshd.base.byte_format import in_bytes
+from meshd.base.time_format import in_time
+
+COUNTED = "waiting for workers"  # begins the reason while so many workers are demanded as are not there
 
 
 class ModelState(StrEnum):
-    """What a head's model is at, from waiting for workers to serving; one of several may be unloaded."""
+    """The state of a head's model, from fetching its file to serving; one of several may be unloaded."""
 
+    FETCHING = "fetching"
     WAITING = "waiting"
     LOADING = "loading"
     READY = "ready"
@@ -33,6 +37,10 @@ class SplitPart:
     bytes: int  # of weights
     push: bool | None = None  # straight from the previous worker, not through the head; null: there is none
     why_no_push: str = ""  # why activations go through the head
+
+
+NOT_HELD = "no such hash"
+"""The reason of a tensor of which the worker has no copy: nothing is wrong then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +135,7 @@ class ModelStatus:
     fingerprint: str  # hash of its content
     state: ModelState
     reason: str
-    load_seconds: float | None  # without the measuring of devices before it
+    load_seconds: float | None
     weights_local_bytes: int  # read by workers from their own files
     weights_network_bytes: int  # sent over the network
     tensors_from_network: tuple[NetworkTensor, ...]
@@ -136,7 +144,7 @@ class ModelStatus:
     progress: float | None = None  # 0 to 1 while loading
     workers: tuple[WorkerWeights, ...] = ()  # while the model is loading, and afterwards
     answers: AnswersAtOnce | None = None  # null until it is loaded
-    predicted: Speeds | None = None  # of the split in use; null where a device was never measured
+    predicted: Speeds | None = None  # of the split in use, at load; null where a device was never measured
     measured: Speeds | None = None  # of answers that were made alone; null before the first
     aliases: tuple[str, ...] = ()  # other names in requests, where several models are served
     group: str = ""  # models of one group may be loaded together
@@ -145,10 +153,55 @@ class ModelStatus:
     waiting: int = 0  # requests that wait for it
     speculation: SpeculationStatus | None = None  # null while no model is loaded
     standby: tuple[StandbyStatus, ...] = ()  # the workers of `--standby`
-    fallbacks: tuple[str, ...] = ()  # the files of `--fallback-model`, in the order in which they are tried
-    measuring_seconds: float = 0.0  # of the devices, before that load: once for each kind of model
+    fallbacks: tuple[str, ...] = ()  # the files of `fallback_models`, in the order in which they are tried
+    measuring_seconds: float = 0.0  # of the devices, after that load: once for each kind of model
+    estimated: tuple[str, ...] = ()  # nodes whose speed was estimated for the split, and is measured later
     split_why: str = ""  # all that decided the split; `reason` of a ready model begins with it, in short
     fallback: str = ""  # the file in place of the model's own, which does not fit any more; empty: its own
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSource:
+    """A member that has a model that is fetched."""
+
+    node: str
+    bytes: int  # that it gave
+    problem: str = ""  # why it gives no more; empty while it does
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchStatus:
+    """A model that this node was given by name and lacks; its role begins when all of them are here."""
+
+    name: str  # as the user gave it
+    step: str  # asking, looking (at what is there from before), fetching, checking or done
+    activity: str  # the step in words
+    source: str = ""  # members or download; empty until that is known
+    done_bytes: int = 0
+    total_bytes: int = 0  # 0 until it is known
+    bytes_s: float = 0.0  # the mean rate; 0 until it is known
+    sources: tuple[FetchSource, ...] = ()  # the members that have it
+
+    @property
+    def share(self) -> float | None:
+        """Return how much is done, from 0 to 1; None until the size is known."""
+        return self.done_bytes / self.total_bytes if self.total_bytes else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Return how long it will take at this rate; None if that is unknown."""
+        left = self.total_bytes - self.done_bytes
+        return left / self.bytes_s if self.bytes_s > 0 and left > 0 else None
+
+    @property
+    def text(self) -> str:
+        """Say for people how far it is."""
+        if not self.total_bytes:
+            return self.activity
+        text = f"{self.activity}: {in_bytes(self.done_bytes)} of {in_bytes(self.total_bytes)}"
+        if (left := self.seconds_left) is not None:
+            text += f", {in_bytes(self.bytes_s)}/s, {in_time(left)} left"
+        return text
 
 
 class LentState(StrEnum):

@@ -18,7 +18,7 @@ _ACK_CRUMB = 16 << 10  # bytes of a stream that are acknowledged with company on
 
 
 class AckQueue:
-    """Of all streams of a session. Times are loop time."""
+    """The acknowledgements that a session's streams owe. Times are loop time."""
 
     def __init__(self, streams: StreamTable, timer: DueTimer) -> None:
         self._streams = streams
@@ -31,7 +31,7 @@ class AckQueue:
         self.late: dict[int, Ack] = {}  # answers about streams that are forgotten
 
     def want(self, stream: StreamState, now: float, *, urgent: bool) -> None:
-        """An Ack of this stream goes with the next data, or when it has waited, or at once (`urgent`)."""
+        """Queue an Ack for this stream: with the next data, after a short delay, or at once (`urgent`)."""
         self.due[stream.stream_id] = None
         if urgent:
             self.ripe = True
@@ -40,31 +40,34 @@ class AckQueue:
             self._timer.want(self.at)
 
     def ripen(self, now: float) -> None:
-        """Those that have waited their time are due."""
+        """Make acknowledgements due whose delay is over."""
         if self.at is not None and now >= self.at:
             self.at = None
             self.ripe = True
 
     def worth_sending(self, now: float) -> bool:
-        """Are acknowledgements worth sending without company?"""
+        """Return True if acknowledgements are worth sending without data."""
         if self.at is not None and now >= self.at:
             self.ripen(now)
         return self.ripe or bool(self.late) or self._credit.due()
 
     def acknowledge(self, link: LinkState, now: float, out: list[Piece], *, carries: bool) -> None:
-        """Something is sent anyway: all acknowledgements go with it, but crumbs."""
+        """Append all acknowledgements to data that is sent anyway, but not small ones each time."""
         self.company_at = now
+        # Acknowledge the bytes of the link itself.
         received = link.ack(now)
         if received is not None:
             out.append(encode(LinkAck(received)))
         if not carries:
             return
+        # On the data link: the session's credit, and repeated acknowledgements.
         credit = self._credit
         if credit.due():
             out.append(encode(MaxData(credit.grant())))
         if self.late:
             out.extend(map(encode, self.late.values()))
             self.late.clear()
+        # Then one Ack for each stream that owes one; small ones wait for company.
         self.ripen(now)
         crumbs = self.ripe or (self.at is not None and now >= self.at - ACK_DELAY + ACK_CRUMB_DELAY)
         streams = self._streams.by_id
@@ -85,7 +88,7 @@ class AckQueue:
         self.ripe = False
 
     def answer_late(self, data: Data) -> None:
-        """Data for a forgotten stream: all of it was here once, so say so again."""
+        """Repeat the acknowledgement of a forgotten stream, all of which arrived once."""
         late = self.late
         end = data.offset + len(data.payload)
         before = late.get(data.stream_id)
@@ -96,11 +99,11 @@ class AckQueue:
             raise RemoteProtocolError("too many frames for streams that have ended", code="stream")
 
     def drop(self, stream: StreamState) -> None:
-        """No Ack of this stream is worth anything now."""
+        """Drop the Ack of this stream, which is worthless now."""
         self.due.pop(stream.stream_id, None)
 
     def forget(self, stream: StreamState) -> None:
-        """The stream is forgotten, but its end may not have been acknowledged."""
+        """Forget the stream, but keep an acknowledgement of its end that is still due."""
         stream_id = stream.stream_id
         if stream_id in self.due:
             del self.due[stream_id]
@@ -109,11 +112,11 @@ class AckQueue:
                 self.late[stream_id] = Ack(stream_id, end, end, accepted=True, ended=True)
 
     def told(self) -> None:
-        """The Resume of another link says it all."""
+        """Forget what is due: the Resume on another link says it all."""
         self.due.clear()
         self.at = None
         self.ripe = False
 
     def end(self) -> None:
-        """The session is over."""
+        """Stop the timer: the session is over."""
         self.at = None

@@ -15,7 +15,7 @@ Side = Literal["leader", "follower"]  # the leader has the even stream ids and s
 
 
 class Priority(IntEnum):
-    """What goes first when a link is busy; the number goes over the wire."""
+    """The order in which streams use a busy link; the number goes over the wire."""
 
     INTERACTIVE = 0  # somebody waits for each answer
     BULK = 1  # the total counts
@@ -35,20 +35,21 @@ class MuxConfig:
 
 
 class NodeBudget:
-    """What all sessions of this node share: bytes by which their windows may grow beyond their first size,
-    and what they may send in a second (None: as much as the links carry)."""
+    """The budget that all sessions of this node share: the bytes by which their windows may grow beyond their
+    first size, and the upload a second (None: as much as the links carry).
+    """
 
     def __init__(self, left: int, upload: Upload | None = None) -> None:
         self.left = left
         self.upload = upload
 
     def take(self, count: int) -> bool:
-        """Take `count` bytes if they are there."""
+        """Take `count` bytes if available; False if not."""
         if count > self.left:
             return False
         self.left -= count
         return True
 
     def give(self, count: int) -> None:
-        """Give back what was taken."""
+        """Give back `count` bytes."""
         self.left += count

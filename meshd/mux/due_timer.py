@@ -1,4 +1,4 @@
-"""When a session needs its timer for changes since its times were last asked for."""
+"""Collects the earliest time at which a session needs its timer, since its times were last read."""
 
 
 class DueTimer:
@@ -10,11 +10,11 @@ class DueTimer:
         self._at: float | None = None
 
     def want(self, at: float) -> None:
-        """Something is due at `at` now that was not before."""
+        """Request the timer at `at`, unless it is due earlier."""
         if self._at is None or at < self._at:
             self._at = at
 
     def take(self) -> float | None:
-        """What was wanted since this was asked last."""
+        """Return and clear the time requested since the last call."""
         at, self._at = self._at, None
         return at

@@ -25,7 +25,7 @@ class Code(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class StreamOpened:
-    """The peer opened a stream: answer with `accept` or `reset`. Data may follow before the answer."""
+    """The peer opened a stream: reply with `accept` or `reset`. Data may follow before that."""
 
     stream_id: int
     service: str
@@ -70,14 +70,14 @@ class StreamReset:
 
 @dataclass(frozen=True, slots=True)
 class Writable:
-    """A `write` that took less than it was given can go on."""
+    """A `write` that took less than it was given can continue."""
 
     stream_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class PongReceived:
-    """Answer to `ping`; `rtt` in seconds."""
+    """The reply to `ping`; `rtt` in seconds."""
 
     link_id: int
     ping_id: int

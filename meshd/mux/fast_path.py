@@ -32,10 +32,11 @@ class FastPath:
         self._links = state.links
 
     def send(self, link_id: int, stream_id: int, data: bytes, now: float) -> list[Piece] | None:
-        """`write` and `transmit` at once: what to send. None, and nothing done: that may not be all to do."""
+        """Write and transmit at once: return what to send, or None, with nothing done, if more may be due."""
         state = self._state
         link = self._links.by_id.get(link_id)
         stream = self._streams.by_id.get(stream_id)
+        # Anything due beside this message takes the slow path.
         size = len(data)
         if (
             link is None
@@ -58,6 +59,7 @@ class FastPath:
         offset = send.written
         if not self._sending.pass_on(stream, data, size):
             return None
+        # Nothing stops us: acknowledgements that are due go in front.
         state.now = now
         acks = self._acks
         out: list[Piece] = []
@@ -74,15 +76,16 @@ class FastPath:
         return out
 
     def receive(self, link_id: int, data: Piece, now: float) -> tuple[int, Piece, bool] | None:
-        """`receive` of one frame of data that comes in its turn, with acknowledgements before it or none: its
-        stream, what it holds, and whether there may be something to send now (`Session.due` knows).
+        """Receive one Data frame that comes in order, with only acknowledgements before it. Return its
+        stream, its payload, and whether there may be something to send now (`Session.due` knows).
 
-        None, and nothing done, for whatever else; what breaks a rule goes the long way, too.
+        Returns None, with nothing done, for anything else; violations take the slow path, too.
         """
         state = self._state
         link = self._links.by_id.get(link_id)
         if link is None or len(data) > _MOST_READ_BYTES or self._sending.blocked or state.events:
             return None
+        # Acknowledgements may come first.
         at = 0
         acks: Sequence[LinkAck | Ack] = ()
         if data[0] != DATA:
@@ -90,6 +93,7 @@ class FastPath:
             if found is None or not self._are_plain(found[0]):
                 return None
             acks, at = found
+        # Then exactly one whole Data frame, in order.
         head = link.parser.whole(data, at)
         if head is None:
             return None
@@ -98,6 +102,7 @@ class FastPath:
         stream = self._streams.by_id.get(stream_id)
         if stream is None or not self._is_next(stream, offset, len(data) - at):
             return None
+        # From here on the state changes: count bytes, acknowledgements, data.
         state.now = now
         ripe_at = link.heard(len(data), now)
         if ripe_at is not None:
@@ -113,7 +118,7 @@ class FastPath:
         return stream_id, payload, urgent or bool(acks) or link.received - link.acked >= ACK_LEAST
 
     def _are_plain(self, acks: Sequence[LinkAck | Ack]) -> bool:
-        """They only acknowledge, and give credit."""
+        """Return True if the acknowledgements do nothing but acknowledge and give credit."""
         for ack in acks:
             if isinstance(ack, LinkAck):
                 continue
@@ -130,7 +135,7 @@ class FastPath:
         return True
 
     def _is_next(self, stream: StreamState, offset: int, size: int) -> bool:
-        """These bytes come in their turn, to a stream that takes them."""
+        """Return True if these bytes come in order, to a stream that takes them."""
         receive, credit = stream.receive, self._streams.credit
         return (
             not stream.resetting
@@ -143,7 +148,7 @@ class FastPath:
         )
 
     def _take(self, stream: StreamState, size: int, now: float) -> bool:
-        """Count them. Is their acknowledgement urgent?"""
+        """Count received bytes; True if their acknowledgement is urgent."""
         receive, acks = stream.receive, self._acks
         receive.received = receive.highest = end = receive.received + size
         self._streams.credit.receive(size)

@@ -70,7 +70,7 @@ class Inbound:
         }
 
     def act(self, link: LinkState, frame: Frame) -> None:
-        """One frame that came over `link`."""
+        """Handle one frame that came over `link`."""
         self._acts[type(frame)](link, frame)
 
     # data
@@ -135,7 +135,9 @@ class Inbound:
         state.events.append(StreamOpened(frame.stream_id, frame.service, frame.metadata, stream.priority))
 
     def _too_many(self) -> bool:
-        """Is it one stream too many? Raises when the peer must have known."""
+        """Return True if there is one stream too many. Raises RemoteProtocolError when the peer must have
+        known.
+        """
         theirs = [stream for stream in self._streams.by_id.values() if not stream.ours]
         if sum(not stream.finished() for stream in theirs) > MAX_STREAMS:
             raise RemoteProtocolError(f"more than {MAX_STREAMS} streams", code="stream")
@@ -227,7 +229,9 @@ class Inbound:
         self._state.forget_if_finished(stream)
 
     def _finish_forgotten(self, stream: StreamState) -> None:
-        """The peer has forgotten the stream: it has all of ours, and knows that we have all of its own."""
+        """Finish a stream that the peer has forgotten: it has all of ours, and knows that we have all of its
+        own.
+        """
         if stream.resetting:
             self._state.forget(stream)
             return

@@ -54,7 +54,9 @@ class LinkState:
     # receiving
 
     def heard(self, count: int, now: float) -> float | None:
-        """`count` bytes came in; when to acknowledge them, if that has a time now, or a sooner one."""
+        """Count `count` bytes received; return when to acknowledge them, if that time is new or sooner, else
+        None.
+        """
         before = self.received - self.acked
         self.received += count
         self.last_heard = now
@@ -67,11 +69,13 @@ class LinkState:
         return self._ripe_at(self._unacked_since)
 
     def on_link_ack(self, total: int, now: float) -> None:
-        """The peer has received `total` bytes of ours (some time ago: no proof that it hears us now)."""
+        """Handle the acknowledgement of `total` bytes of ours. Being old, it does not prove that the peer
+        hears us now.
+        """
         self.pacing.on_acked(total, now)
 
     def on_pong(self, number: int, now: float) -> float | None:
-        """A ping came back: its round trip, if the application had asked for it."""
+        """Handle a pong; return its round trip in seconds if the application had asked for the ping."""
         sent_at = self._pinged.pop(number, None)
         if sent_at is None:
             return None
@@ -90,7 +94,7 @@ class LinkState:
         return rtt
 
     def on_ping(self, number: int, hold: bool, now: float) -> None:
-        """The peer asks for a Pong, and perhaps for a moment without data."""
+        """Handle a ping: queue the pong, and hold data for a moment if the peer asks for that."""
         if self.hold_until and not hold:
             self.pacing.refill()
         self.hold_until = now + _HOLD if hold else 0.0
@@ -100,7 +104,7 @@ class LinkState:
     # sending
 
     def control_due(self) -> bool:
-        """May there be a control frame of the link's own to send? Asked with every message."""
+        """Return True if the link itself may have a control frame to send. Called with every message."""
         return bool(
             self.pongs_due
             or self.pings_due
@@ -112,14 +116,14 @@ class LinkState:
         )
 
     def ask(self, number: int) -> None:
-        """The application wants a ping."""
+        """Queue a ping for the application."""
         self.pings_due.append(number)
         self._asked.add(number)
         if len(self.pings_due) > _MOST_PINGS:
             self._asked.discard(self.pings_due.pop(0))
 
     def ping_sent(self, number: int, now: float) -> None:
-        """A ping leaves."""
+        """Record that a ping leaves."""
         self._pinged[number] = now
         if len(self._pinged) > _MOST_PINGS:
             oldest = next(iter(self._pinged))
@@ -127,10 +131,10 @@ class LinkState:
             self._asked.discard(oldest)
 
     def probe_due(self) -> bool:
-        """Does measuring the shortest round trip need a ping now?
+        """Return True if measuring the shortest round trip needs a ping now.
 
-        It takes two: the first asks the peer to hold its data, and its pong comes behind what had been
-        under way, so that the second meets no queue in either direction.
+        It takes two: the first asks the peer to hold its data, and its pong comes behind what had been under
+        way, so that the second meets no queue in either direction.
         """
         pacing = self.pacing
         if not pacing.probing or self._probe is not None:
@@ -138,7 +142,7 @@ class LinkState:
         return self._held is None or (self._drained and pacing.in_flight <= pacing.allowance())
 
     def probe(self, number: int) -> None:
-        """This ping is the one that `probe_due` wants."""
+        """Queue the ping that `probe_due` wants."""
         if self._held is None:
             self._held = number
         else:
@@ -146,11 +150,11 @@ class LinkState:
         self.pings_due.append(number)
 
     def holds(self, number: int) -> bool:
-        """Does this ping ask the peer to hold its data?"""
+        """Return True if this ping asks the peer to hold its data."""
         return self.pacing.probing and number != self._probe
 
     def ack_due(self, now: float) -> bool:
-        """Is a LinkAck worth a frame of its own?"""
+        """Return True if a LinkAck is worth a frame of its own."""
         pending = self.received - self.acked
         if pending < ACK_LEAST:
             return False
@@ -160,9 +164,9 @@ class LinkState:
         return self._ack_ripe
 
     def ack(self, now: float) -> int | None:
-        """The total to acknowledge, with whatever else is sent; crumbs not each time.
+        """Return the total to acknowledge with other frames, or None; small amounts not each time.
 
-        A question and its answer cost a third less without one.
+        Without it a request and its reply cost a third less.
         """
         pending = self.received - self.acked
         if not pending or (pending < ACK_LEAST and now - self._acked_at < _ACK_CRUMB_DELAY):
@@ -176,14 +180,14 @@ class LinkState:
     # time
 
     def next_timeout(self) -> float:
-        """When this link wants to be looked at."""
+        """Return when this link next needs `ripen` or a check of its liveness."""
         at = min(self._next_ping, self.last_heard + self._dead_after, self.confirmed_at + self._dead_after)
         if self._unacked_since is not None:
             at = min(at, self._ripe_at(self._unacked_since))
         return min(at, self.hold_until) if self.hold_until else at
 
     def ripen(self, now: float) -> None:
-        """What has waited its time: a LinkAck is due, a hold is over."""
+        """Apply what is due: a LinkAck becomes due, a hold ends."""
         if self._unacked_since is not None and now >= self._ripe_at(self._unacked_since):
             self._unacked_since = None
             self._ack_ripe = True
@@ -192,20 +196,22 @@ class LinkState:
             self.pacing.refill()
 
     def _ripe_at(self, since: float) -> float:
-        """A burst that fills what may be in flight stands still until it is acknowledged."""
+        """Return when to acknowledge. A burst that fills the flight limit stands still until it is
+        acknowledged.
+        """
         if self.received - self.acked >= _ACK_BYTES:
             return self._acked_at + _ACK_PAUSE
         return since + _ACK_DELAY
 
     def ping_due(self, now: float) -> bool:
-        """Is it time for a ping? Says so once for each interval."""
+        """Return True if it is time for a ping, once for each interval."""
         if now < self._next_ping:
             return False
         self._next_ping = now + self._interval
         return not self.pings_due
 
     def dead(self, now: float) -> str:
-        """Why the link is dead; empty if it is not."""
+        """Return why the link is dead; empty if it is not."""
         # the very sum of next_timeout: a difference may round to "not yet" at that time, again and again
         due = min(self.last_heard, self.confirmed_at) + self._dead_after
         if now < due:

@@ -6,7 +6,7 @@ from meshd.mux.link import LinkState
 
 
 class LinkTable:
-    """By number. For the effect of a lost or changed link on streams, see state.py."""
+    """A session's links by number. For the effect of a lost or changed link on streams, see state.py."""
 
     def __init__(self, side: Side, config: MuxConfig) -> None:
         self._leads = side == "leader"
@@ -20,21 +20,21 @@ class LinkTable:
         self.grace_at: float | None = None  # the end of a session without links
 
     def rtt(self) -> float | None:
-        """Round trip of the data link under load, if known."""
+        """Return the round trip of the data link under load in seconds, if known."""
         link = self.by_id.get(self.data_link) if self.data_link is not None else None
         return None if link is None else (link.pacing.rtt_loaded or link.rtt)
 
     def best(self) -> int:
-        """Of those that there are; links that are known to be quick first."""
+        """Return the best attached link; links known to be quick come first."""
         return min(self.by_id.values(), key=_order).link_id
 
     def new_ping(self) -> int:
-        """A number for the next ping."""
+        """Return a number for the next ping."""
         self._next_ping = self._next_ping % 0xFFFFFFFF + 1
         return self._next_ping
 
     def add(self, link_id: int, now: float) -> None:
-        """A link on which both Hellos have passed. One that is not the first waits for the peer's Resume."""
+        """Attach a link on which both Hellos have passed. Any but the first waits for the peer's Resume."""
         if link_id in self.by_id:
             raise LocalProtocolError(f"link {link_id} is attached already")
         self.grace_at = None
@@ -44,7 +44,7 @@ class LinkTable:
         self.by_id[link_id] = link
 
     def remove(self, link_id: int, now: float) -> bool:
-        """A link is gone; True when it carried the data."""
+        """Remove a lost link; True when it carried the data."""
         if self.by_id.pop(link_id, None) is None:
             return False
         if not self.by_id:
@@ -55,37 +55,37 @@ class LinkTable:
         return True
 
     def carry_on(self, link_id: int) -> None:
-        """From now on this link carries data; it begins with a Resume."""
+        """Let this link carry data from now on; it begins with a Resume."""
         self.data_link = link_id
         self.switches += 1
         self.by_id[link_id].resume_due = True
 
     def lead_to(self, link_id: int) -> None:
-        """The leader says so to the peer."""
+        """Tell the peer, as the leader, to use this link."""
         if not self._leads:
             raise LocalProtocolError("only the leader says which link carries data")
         self.sequence += 1
         self.by_id[link_id].switch_due = self.sequence
 
     def follow(self, sequence: int) -> bool:
-        """The leader has said so. False: it has said something newer already."""
+        """Accept the leader's choice; False: a newer one is known already."""
         if sequence <= self.sequence:
             return False
         self.sequence = sequence
         return True
 
     def say_lost(self) -> None:
-        """The follower tells the leader, on every link, that it has lost the one that carried data."""
+        """Tell the leader, on every link, that the one that carried data is lost."""
         for link in self.by_id.values():
             link.lost_due = self.sequence
 
     def say_goodbye(self) -> None:
-        """On every link."""
+        """Queue a goodbye on every link."""
         for link in self.by_id.values():
             link.goodbye_due = True
 
     def end(self) -> None:
-        """The session is over; links may still carry its goodbye."""
+        """End the session; links may still carry its goodbye."""
         self.data_link = None
         self.grace_at = None
 

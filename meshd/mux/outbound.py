@@ -31,7 +31,7 @@ class Outbound:
         self._links = state.links
 
     def transmit(self, link: LinkState, now: float, budget: int) -> list[Piece]:
-        """Buffers for this link, in order; about `budget` bytes."""
+        """Return buffers for this link, in order; about `budget` bytes."""
         out: list[Piece] = []
         data: list[Piece] = []
         state = self._state
@@ -106,7 +106,7 @@ class Outbound:
     # data
 
     def _data(self, link: LinkState, now: float, out: list[Piece], count: int, budget: int) -> bool:
-        """Frames of data until there is no room; True if the link had room for more."""
+        """Append Data frames until there is no room; True if the link had room for more."""
         upload = self._state.upload
         pacing = link.pacing
         room = min(budget, pacing.allowance() - pacing.sent + pacing.acked) - count
@@ -116,7 +116,7 @@ class Outbound:
         return self._allowed(upload, now, out, room, min(most, upload.share))
 
     def _allowed(self, upload: Upload, now: float, out: list[Piece], room: int, most: int) -> bool:
-        """As `SendQueue.frames`, held to what the node may give now."""
+        """Append frames like `SendQueue.frames`, within what the node may upload now."""
         state = self._state
         who = id(state)
         if room <= 0:

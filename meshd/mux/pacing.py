@@ -46,7 +46,7 @@ _TELLING = 16 << 10  # bytes in flight whose late acknowledgement tells of a que
 
 @dataclass(slots=True)
 class _Mark:
-    """What was known when the bytes up to `end` were sent."""
+    """A snapshot of what was known when the bytes up to `end` were sent."""
 
     end: int
     sent_at: float
@@ -66,7 +66,7 @@ class _Highest:
 
     @property
     def value(self) -> float | None:
-        """Bytes a second; None before the first sample."""
+        """The rate in bytes a second; None before the first sample."""
         return self._rates[0][1] if self._rates else None
 
     def add(self, rate: float, now: float, *, limited: bool) -> bool:
@@ -92,7 +92,7 @@ class _Lowest:
 
     @property
     def value(self) -> float | None:
-        found = [one for one in (self._before, self._current) if one is not None]
+        found = [rtt for rtt in (self._before, self._current) if rtt is not None]
         return min(found, default=None)
 
     def add(self, value: float, now: float) -> None:
@@ -141,18 +141,18 @@ class Pacing:
 
     @property
     def full_rate(self) -> float | None:
-        """`rate`, once the link has shown what it can do: before, it says how much there was to send, or how
-        far the start has come.
+        """The rate, once the link has shown what it can do; before, it only shows how much there
+        was to send.
         """
         return self.rate if self._measured and (not self._starting or self.acked >= _SHOWN) else None
 
     @property
     def in_flight(self) -> int:
-        """Bytes sent and not yet acknowledged on this link."""
+        """The bytes sent and not yet acknowledged on this link."""
         return self.sent - self.acked
 
     def allowance(self) -> int:
-        """Bytes that may be in flight."""
+        """Return the bytes that may be in flight."""
         if self._allowed is None:
             self._allowed = self._allow()
         return self._allowed
@@ -180,14 +180,14 @@ class Pacing:
         return int(target) if self._measured else max(int(target), FIRST_ALLOWANCE)
 
     def frame_size(self) -> int:
-        """Payload of a frame that holds up nothing for long."""
+        """Return the payload of a frame that delays nothing for long, in bytes."""
         rate = self.rate
         if rate is None or not self._measured:
             return _FRAME_UNKNOWN
         return int(min(max(rate * _FRAME_TIME, FRAME_LEAST), _FRAME_MOST))
 
     def on_sent(self, count: int, now: float, *, starved: bool) -> None:
-        """`count` bytes were handed to the link; `starved`: there was room for more, and nothing to send.
+        """Record `count` bytes handed to the link; `starved`: there was room for more, and nothing to send.
 
         Bytes in flight after that say nothing about the link's rate.
         """
@@ -209,7 +209,7 @@ class Pacing:
             marks.append(_Mark(self.sent, now, self.acked, self._acked_at, self._first_sent_at, limited))
 
     def on_acked(self, total: int, now: float) -> None:
-        """The peer has received `total` bytes on this link. Nonsense only slows who sends it."""
+        """Record that the peer has received `total` bytes on this link. Lies only slow their sender."""
         if not self.acked < total <= self.sent:
             return
         self._allowed = None
@@ -239,7 +239,7 @@ class Pacing:
             self._on_round(mark.limited)
 
     def refill(self) -> None:
-        """The path has run dry because the peer asked us to hold: no burst fills it again."""
+        """Ramp up again instead of sending a burst: the path ran empty because the peer asked us to hold."""
         if self.rate is not None:
             self._allowed = None
             self._ramp = self.in_flight + _queue_share(self.rate)
@@ -264,7 +264,7 @@ class Pacing:
         self._long_limited = self.acked < self._limited_until
 
     def on_pong(self, rtt: float, now: float, *, probe: bool) -> None:
-        """A ping came back; `probe` if it was sent to end `probing`."""
+        """Record a round trip; `probe` if the ping was sent to end `probing`."""
         self._allowed = None
         if probe and self.probing:
             self.probing = False
@@ -306,5 +306,5 @@ class Pacing:
 
 
 def _queue_share(rate: float) -> float:
-    """Bytes that may wait in front of the bottleneck."""
+    """Return the bytes that may queue in front of the bottleneck."""
     return max(min(max(rate * _QUEUE_TIME, _QUEUE_LEAST), _QUEUE_MOST), rate * _COARSE_TIME)

@@ -20,13 +20,13 @@ class Schedule:
         self._turns = 0  # of interactive streams while bulk waited
 
     def add(self, stream_id: int, priority: Priority) -> None:
-        """The stream has something to send. Nothing, if it waits already."""
+        """Queue a stream that has something to send, unless it waits already."""
         if stream_id not in self.waiting:
             self.waiting.add(stream_id)
             self._rings[priority].append(stream_id)
 
     def next(self) -> int | None:
-        """Take the stream whose turn it is out of its ring; `add` it again if it has more."""
+        """Return the next stream and take it out of its ring; `add` it again if it has more."""
         interactive, bulk = self._rings
         ring = interactive
         if bulk and (not interactive or self._turns >= _BULK_TURN - 1):
@@ -39,7 +39,7 @@ class Schedule:
         return stream_id
 
     def remove(self, stream_id: int, priority: Priority) -> None:
-        """The stream is gone."""
+        """Remove a stream that is gone."""
         if stream_id in self.waiting:
             self.waiting.discard(stream_id)
             self._rings[priority].remove(stream_id)

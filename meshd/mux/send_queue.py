@@ -17,7 +17,7 @@ _LEAST = 4 << 10  # what a frame may hold even if less room is left: crumbs cost
 
 
 class SendQueue:
-    """Of all streams of a session. Sizes in bytes."""
+    """The outgoing data of a session's streams. Sizes in bytes."""
 
     def __init__(self, config: MuxConfig) -> None:
         self._stream_window = config.max_stream_window
@@ -33,13 +33,13 @@ class SendQueue:
     # from writers
 
     def room(self, stream: StreamState) -> int:
-        """Bytes that a write may add now."""
+        """Return the bytes that a write may add now."""
         send = stream.send
         most = self._stream_window - (send.written - send.acked) - send.overhead()
         return max(min(send.credit - send.written, most, self._session_window - self.buffered), 0)
 
     def write(self, stream: StreamState, data: Piece | bytearray) -> int:
-        """Take as much as there is room for; says how much. If that is not all, the writer waits."""
+        """Take as much as there is room for; return how much. If that is not all, the writer waits."""
         size = len(data)
         room = self.room(stream)
         if size > room:
@@ -60,14 +60,14 @@ class SendQueue:
         return size
 
     def write_eof(self, stream: StreamState) -> None:
-        """No more bytes follow."""
+        """End the stream's data: no more bytes follow."""
         stream.send.eof = True
         self.blocked.pop(stream.stream_id, None)
         if stream.ready():
             self.schedule.add(stream.stream_id, stream.priority)
 
     def pass_on(self, stream: StreamState, data: bytes, size: int) -> bool:
-        """`write`, and send all of it at once: nothing else waits. False, with nothing done, without room."""
+        """Write and send all of it at once, if nothing else waits; False, with nothing done, without room."""
         send = stream.send
         most = self._stream_window - (send.written - send.acked) - send.overhead()
         if (
@@ -83,7 +83,7 @@ class SendQueue:
         return True
 
     def woken(self) -> list[int]:
-        """Those whose writers now have room worth waking for; they wait no more."""
+        """Return the streams whose writers now have room worth waking for, and stop their waiting."""
         woken = []
         for stream_id, stream in list(self.blocked.items()):
             send = stream.send
@@ -97,7 +97,7 @@ class SendQueue:
     # to the link
 
     def frames(self, streams: Mapping[int, StreamState], out: list[Piece], room: int, most: int) -> bool:
-        """Frames of data until there is no room; True if there was room and nothing to send."""
+        """Append Data frames until there is no room; True if there was room and nothing to send."""
         schedule = self.schedule
         held_back = 0  # streams in a row that only the session's credit stops
         while room > 0:
@@ -115,7 +115,7 @@ class SendQueue:
         return False
 
     def _frame(self, stream: StreamState, most: int, out: list[Piece]) -> int:
-        """One frame of data of this stream; returns its size, 0 if the session's credit forbids it."""
+        """Append one Data frame of this stream; return its size, 0 if the session's credit forbids it."""
         send = stream.send
         size = min(send.sendable(), most)
         fresh = send.cursor + size - send.sent
@@ -137,18 +137,20 @@ class SendQueue:
         return size + DATA_OVERHEAD
 
     def wait_for_upload(self, at: float) -> None:
-        """The node gives no more before `at`."""
+        """Wait for the node's upload budget until `at`."""
         self.upload_at = at
 
     def upload_ripe(self, now: float) -> None:
-        """The next call for frames finds out whether the node has more credit."""
+        """End the wait for upload; the next call of `frames` finds out whether there is more."""
         if self.upload_at is not None and now >= self.upload_at:
             self.upload_at = None
 
     # from the peer
 
     def acknowledge(self, stream: StreamState, received: int, credit: int, ended: bool) -> None:
-        """The peer has all below `received`, takes bytes up to `credit`, and perhaps knows the end."""
+        """Record that the peer has all below `received`, takes bytes up to `credit`, and perhaps knows the
+        end.
+        """
         send = stream.send
         self.buffered -= send.acknowledge(received)
         if ended and not send.eof_acked:
@@ -161,18 +163,18 @@ class SendQueue:
                 self.schedule.add(stream.stream_id, stream.priority)
 
     def grant(self, credit: int) -> None:
-        """The peer takes that many bytes of all streams together."""
+        """Raise the peer's credit for all streams together to `credit` bytes."""
         self.peer_credit = max(self.peer_credit, credit)
 
     def never_arrived(self, stream: StreamState, received: int) -> None:
-        """The peer has reset the stream, and counts no more than it has seen."""
+        """Uncount bytes that never arrived on a stream that the peer has reset."""
         self.sent -= stream.send.sent - received
         stream.send.sent = received
 
     # streams and links
 
     def drop(self, stream: StreamState) -> None:
-        """Nothing more of this stream will be sent."""
+        """Drop everything of this stream that is not sent."""
         send = stream.send
         self.buffered -= send.written - send.acked
         send.acked = send.cursor = send.written = send.sent
@@ -180,19 +182,19 @@ class SendQueue:
         self.forget(stream)
 
     def forget(self, stream: StreamState) -> None:
-        """The stream has no turn and no writer any more."""
+        """Remove the stream from the schedule and the waiting writers."""
         self.schedule.remove(stream.stream_id, stream.priority)
         self.blocked.pop(stream.stream_id, None)
 
     def rewind(self, streams: Iterable[StreamState]) -> None:
-        """Another link carries on: all that is not known to have arrived is sent again."""
+        """Queue everything unacknowledged again, for another link."""
         for stream in streams:
             self.resent += stream.send.rewind()
             if stream.ready():
                 self.schedule.add(stream.stream_id, stream.priority)
 
     def end(self) -> None:
-        """The session is over."""
+        """Drop everything: the session is over."""
         self.blocked.clear()
         self.schedule = Schedule()
         self.buffered = 0

@@ -52,7 +52,7 @@ class Session:
 
     @property
     def session_id(self) -> bytes:
-        """As both sides agreed on it (mux/session_choice.py)."""
+        """The id that both sides agreed on (mux/session_choice.py)."""
         return self._state.session_id
 
     @property
@@ -99,14 +99,14 @@ class Session:
         return self._sending.write(stream, data)
 
     def write_eof(self, stream_id: int) -> None:
-        """No more bytes follow; the other direction stays open. Idempotent. Raises Closed."""
+        """End our direction; the other one stays open. Idempotent. Raises Closed."""
         stream = self._streams.by_id.get(stream_id)
         if stream is None or stream.resetting:
             raise self._gone(stream_id)
         self._sending.write_eof(stream)
 
     def reset(self, stream_id: int, code: int, reason: str) -> None:
-        """Throw the stream away in both directions, as TCP's RST. Nothing, if it is gone already."""
+        """Reset the stream in both directions, as TCP's RST; nothing if it is gone already."""
         state = self._state
         stream = self._streams.by_id.get(stream_id)
         if stream is None or stream.resetting:
@@ -119,9 +119,9 @@ class Session:
         state.wake_writers()
 
     def consumed(self, stream_id: int, count: int) -> bool:
-        """The application handed on `count` bytes of DataReceived: the peer may send as many more.
+        """Give the peer credit for `count` bytes of DataReceived that the application has handed on.
 
-        True when that is worth telling at once.
+        True when that is worth sending at once.
         """
         state = self._state
         stream = self._streams.by_id.get(stream_id)
@@ -157,7 +157,7 @@ class Session:
     # from the links
 
     def link_up(self, link_id: int, now: float) -> list[Event]:
-        """A link on which both Hellos have passed is attached. The leader's first carries data at once."""
+        """Attach a link on which both Hellos have passed. The leader's first carries data at once."""
         state = self._state
         self._check_open()
         self._links.add(link_id, now)
@@ -167,13 +167,13 @@ class Session:
         return state.drain_events()
 
     def link_down(self, link_id: int, now: float) -> list[Event]:
-        """A link is gone (idempotent). The leader moves data to another attached one, if there is one."""
+        """Detach a lost link (idempotent). The leader moves data to another attached one, if there is one."""
         self._state.now = now
         self._state.unlink(link_id, now)
         return self._state.drain_events()
 
     def switch_to(self, link_id: int, now: float) -> list[Event]:
-        """Leader only: this link carries the data from now on. Nothing, if it does already or is gone."""
+        """Move the data to this link (leader only), unless it carries the data already or is gone."""
         state = self._state
         state.now = now
         if link_id != self._links.data_link and link_id in self._links.by_id and not state.over:
@@ -181,7 +181,7 @@ class Session:
         return state.drain_events()
 
     def receive(self, link_id: int, data: bytes | memoryview, now: float) -> list[Event]:
-        """Bytes that came over a link, in order. Raises RemoteProtocolError: the session is over then."""
+        """Handle bytes of a link, in order. Raises RemoteProtocolError, and then the session is over."""
         state = self._state
         state.now = now
         link = self._links.by_id.get(link_id)
@@ -205,7 +205,7 @@ class Session:
         return state.drain_events()
 
     def due(self, link_id: int, now: float) -> bool:
-        """Is `transmit` worth a call for this link? Acknowledgements that can wait are not.
+        """Return True if `transmit` is worth a call for this link; acknowledgements that can wait are not.
 
         Cheaper than the call: most of what comes in asks for nothing.
         """
@@ -219,18 +219,20 @@ class Session:
         )
 
     def transmit(self, link_id: int, now: float, budget: int) -> list[bytes | memoryview]:
-        """Buffers to send on this link, in order, about `budget` bytes; empty when nothing is to be sent."""
+        """Return buffers to send on this link, in order, about `budget` bytes; empty when nothing is to be
+        sent.
+        """
         self._state.now = now
         link = self._links.by_id.get(link_id)
         return [] if link is None else self._outbound.transmit(link, now, budget)
 
     @property
     def limited(self) -> bool:
-        """Has this node a limit on what it gives? It has one from its start or never."""
+        """True if this node's upload is limited; fixed from its start."""
         return self._state.upload is not None
 
     def next_timeout(self) -> float | None:
-        """When `handle_timeout` wants to be called (and `transmit` after it); may change with any call."""
+        """Return when `handle_timeout` is due (and `transmit` after it); may change with any call."""
         state = self._state
         state.timer.take()
         if state.events:
@@ -266,12 +268,12 @@ class Session:
         return state.drain_events()
 
     def links(self) -> tuple[LinkStatus, ...]:
-        """As `status` has them, whatever the number of streams."""
+        """Return the links as in `status`, without the cost of all streams."""
         links = self._links
         return tuple(LinkStatus.of(link, link.link_id == links.data_link) for link in links.by_id.values())
 
     def status(self) -> SessionStatus:
-        """The whole session as plain values."""
+        """Return the whole session as plain values."""
         streams, sending = self._streams, self._sending
         return SessionStatus(
             session_id=self._state.session_id,

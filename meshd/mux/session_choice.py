@@ -38,7 +38,7 @@ class SessionAnswer:
 
 
 class SessionVerdict(Enum):
-    """What the leader does with a link, given the follower's answer."""
+    """The leader's decision about a link, given the follower's answer."""
 
     ATTACH = "attach"  # to the session it has
     BEGIN = "begin"  # lose the session it has, if any; make the answered one; draw a new `fresh`
@@ -46,14 +46,17 @@ class SessionVerdict(Enum):
 
 
 def answer(offer: SessionOffer, *, mine: bytes | None, salt: bytes) -> SessionAnswer:
-    """The follower's choice; `mine` is the session that it has, `salt` HALF_BYTES of chance."""
+    """Return the follower's choice; `mine` is its session, if any, `salt` HALF_BYTES of randomness."""
     if mine is not None and (mine == offer.current or mine[:HALF_BYTES] == offer.fresh):
         return SessionAnswer(session_id=mine, begins=False)
     return SessionAnswer(session_id=offer.fresh + salt, begins=True)
 
 
 def settle(answered: bytes, *, current: bytes | None, fresh: bytes) -> SessionVerdict:
-    """The leader's conclusion, with `current` and `fresh` as they are when the answer arrives."""
+    """Return the leader's decision, with `current` and `fresh` as they are when the answer arrives.
+
+    Raises RemoteProtocolError for a malformed id.
+    """
     if len(answered) != SESSION_ID_BYTES:
         raise RemoteProtocolError(f"session id of {len(answered)} bytes", code="session")
     if answered == current:

@@ -17,7 +17,7 @@ from meshd.wire.frame_types import Goodbye
 
 
 class State:
-    """All of it. Times are loop time."""
+    """The whole state of a session. Times are loop time."""
 
     def __init__(self, side: Side, session_id: bytes, config: MuxConfig, budget: NodeBudget | None) -> None:
         self.side: Side = side
@@ -35,45 +35,45 @@ class State:
         self.links = LinkTable(side, config)
 
     def drain_events(self) -> list[Event]:
-        """Events so far, handed over."""
+        """Return the events so far, and clear them."""
         events = self.events
         self.events = []
         return events
 
     def wake_writers(self) -> None:
-        """Say Writable for those writers that now have room worth waking for."""
+        """Emit Writable for those writers that now have room worth waking for."""
         self.events.extend(map(Writable, self.sending.woken()))
 
     def start_reset(self, stream: StreamState, code: int, reason: str) -> None:
-        """Throw a stream away and tell the peer until it confirms."""
+        """Reset a stream, and tell the peer until it confirms."""
         self.streams.start_reset(stream, code, reason)
         self.drop(stream)
         self.acks.drop(stream)
 
     def drop(self, stream: StreamState) -> None:
-        """Nothing more of this stream will be sent or read."""
+        """Drop data of this stream that is neither sent nor read."""
         self.sending.drop(stream)
         stream.receive.window.drain(stream.receive.highest)
 
     def forget(self, stream: StreamState) -> None:
-        """Nothing is owed about this stream any more; its id never comes back."""
+        """Forget a stream about which nothing is owed any more; its id is never used again."""
         self.streams.forget(stream)
         self.sending.forget(stream)
         self.acks.forget(stream)
 
     def forget_if_finished(self, stream: StreamState) -> None:
-        """Both directions are done and everything has been read."""
+        """Forget the stream if both directions are done and everything has been read."""
         if stream.finished() and not stream.resetting and not stream.receive.unread():
             self.forget(stream)
 
     def say_goodbye(self, goodbye: Goodbye) -> None:
-        """The session ends here on purpose: what it still sends is the goodbye, on every link."""
+        """End the session on purpose: all it still sends is the goodbye, on every link."""
         self.goodbye = goodbye
         self.links.say_goodbye()
         self.end("we said goodbye")
 
     def end(self, why: str) -> None:
-        """The session is over: nothing is kept, nothing is possible."""
+        """End the session and drop its state; `over` says why."""
         self.over = why
         self.streams.end()
         self.sending.end()
@@ -83,7 +83,7 @@ class State:
     # links
 
     def carry_on(self, link_id: int) -> None:
-        """From now on this link carries data: all that is not known to have arrived is sent on it."""
+        """Let this link carry data from now on: everything not known to have arrived is sent on it."""
         self.links.carry_on(link_id)
         self.sending.rewind(self.streams.by_id.values())
         self.streams.say_again()
@@ -91,12 +91,12 @@ class State:
         self.events.append(Switched(link_id))
 
     def lead_to(self, link_id: int) -> None:
-        """The leader's choice: carry on there and say so."""
+        """Choose this link as the leader: carry on there and tell the peer."""
         self.links.lead_to(link_id)
         self.carry_on(link_id)
 
     def unlink(self, link_id: int, now: float) -> None:
-        """A link is gone. The leader moves on to the best of those left."""
+        """Remove a lost link. The leader moves on to the best of those left."""
         if not self.links.remove(link_id, now):
             return
         if self.links.by_id and self.side == "leader":

@@ -25,7 +25,7 @@ class LinkStatus:
 
     @classmethod
     def of(cls, link: LinkState, carries_data: bool) -> Self:
-        """As it is now."""
+        """Return the link's present status."""
         pacing = link.pacing
         return cls(
             link_id=link.link_id,
@@ -58,7 +58,7 @@ class StreamStatus:
 
     @classmethod
     def of(cls, stream: StreamState) -> Self:
-        """As it is now."""
+        """Return the stream's present status."""
         window = stream.receive.window
         return cls(
             stream_id=stream.stream_id,

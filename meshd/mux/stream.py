@@ -48,7 +48,7 @@ class SendHalf:
         self._gathered = bytearray()  # small writes behind _unsent
 
     def overhead(self) -> int:
-        """Bytes that the pieces cost beside what they hold."""
+        """Return the bytes that the pieces cost beyond their contents."""
         pieces = len(self._unsent) + len(self._flying)
         return (pieces - _FREE_PIECES) * _PIECE_COST if pieces > _FREE_PIECES else 0
 
@@ -66,17 +66,17 @@ class SendHalf:
             self._unsent.append(data)
 
     def pass_on(self, data: Piece, size: int) -> None:
-        """`write` and `take` together, of all of it: nothing else waits, and it may be sent."""
+        """Write and take all of it in one step: nothing else waits, and it may be sent."""
         self.written += size
         self.cursor = self.sent = self.written
         self._flying.append(data)
 
     def sendable(self) -> int:
-        """Bytes that the stream's own credit allows to be sent now."""
+        """Return the bytes that the stream's own credit allows to be sent now."""
         return min(self.written, self.credit) - self.cursor
 
     def eof_due(self) -> bool:
-        """All is sent but the end itself."""
+        """Return True if everything but the end itself is sent."""
         return self.eof and not self.eof_sent and self.cursor == self.written
 
     def take(self, count: int, out: list[Piece]) -> None:
@@ -102,7 +102,7 @@ class SendHalf:
             count -= size
 
     def acknowledge(self, received: int) -> int:
-        """The peer has all below `received`; returns the bytes that frees. Raises RemoteProtocolError."""
+        """Handle an ack of all below `received`; return the bytes freed. Raises RemoteProtocolError."""
         if received > self.sent:
             raise RemoteProtocolError(f"acknowledged {received} bytes of {self.sent} sent", code="ack")
         freed = received - self.acked
@@ -118,7 +118,7 @@ class SendHalf:
         return freed
 
     def rewind(self) -> int:
-        """Everything unacknowledged is to be sent again; returns how many bytes had been sent."""
+        """Queue everything unacknowledged again; return how many bytes of it had been sent."""
         again = self.cursor - self.acked
         self._unsent.extendleft(reversed(self._flying))
         self._flying.clear()
@@ -165,7 +165,7 @@ class ReceiveHalf:
         self._gaps: list[tuple[int, bytes]] = []  # pieces beyond `received`, by offset
 
     def take(self, offset: int, payload: Piece, fin: bool) -> list[Piece]:
-        """Pieces that are now in order. Raises RemoteProtocolError (credit, or an end that moves)."""
+        """Return the pieces that are now in order. Raises RemoteProtocolError (credit, a moving end)."""
         end = offset + len(payload)
         if end > self.window.granted:
             raise RemoteProtocolError(
@@ -187,7 +187,7 @@ class ReceiveHalf:
         return pieces
 
     def unread(self) -> int:
-        """Bytes that the application has, or will get, and has not handed on."""
+        """Return the bytes that the application has, or will get, and has not handed on."""
         return self.highest - self.window.consumed
 
     def _check_end(self, end: int, fin: bool) -> None:
@@ -215,7 +215,7 @@ class ReceiveHalf:
 
 
 class StreamState:
-    """Both halves of a stream, and where it stands."""
+    """Both halves of a stream, and its handshake."""
 
     __slots__ = (
         "accepted",
@@ -256,10 +256,12 @@ class StreamState:
         self.reason = ""
 
     def finished(self) -> bool:
-        """Both directions ended and acknowledged: no frame about this stream is owed by either side."""
+        """Return True if both directions ended and are acknowledged: neither side owes a frame about this
+        stream.
+        """
         return self.send.eof_acked and self.receive.ended
 
     def ready(self) -> bool:
-        """Is there something to send, as far as the stream itself goes?"""
+        """Return True if the stream itself has something to send."""
         send = self.send
         return not self.resetting and (send.sendable() > 0 or send.eof_due())

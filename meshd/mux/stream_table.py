@@ -17,7 +17,7 @@ MOST_LATE = 4 * MAX_STREAMS  # answers owed about forgotten streams; an honest p
 
 
 class StreamTable:
-    """By id, and the credit that the peer has for all of them together."""
+    """A session's streams by id, and the credit that the peer has for all of them together."""
 
     def __init__(self, side: Side, config: MuxConfig, budget: NodeBudget | None) -> None:
         self._config = config
@@ -32,11 +32,13 @@ class StreamTable:
         self.reset_acks_due: dict[int, None] = {}
 
     def is_own(self, stream_id: int) -> bool:
-        """Is this the id of a stream that we open?"""
+        """Return True if this is the id of a stream that we open."""
         return stream_id % 2 == self.next_own % 2
 
     def find(self, stream_id: int) -> StreamState | None:
-        """One that the peer speaks of, or None if it is forgotten. Raises if it never was."""
+        """Return the stream that the peer names, or None if it is forgotten. Raises RemoteProtocolError if it
+        never was.
+        """
         stream = self.by_id.get(stream_id)
         if stream is None:
             end = self.next_own if self.is_own(stream_id) else self.next_peer
@@ -47,11 +49,11 @@ class StreamTable:
         return stream
 
     def control_due(self) -> bool:
-        """Are there control frames about streams, beside acknowledgements?"""
+        """Return True if there are control frames about streams, beside acknowledgements."""
         return bool(self.opens_due or self.resets_due or self.reset_acks_due)
 
     def open(self, service: str, metadata: Mapping[str, str | int | bytes], priority: Priority) -> int:
-        """One of our own. Raises LocalProtocolError when the metadata is too large."""
+        """Open a stream; return its id. Raises LocalProtocolError when the metadata is too large."""
         stream_id, window = self.next_own, self._config.stream_window
         frame = Open(stream_id, service, metadata, int(priority), window)
         self._opens[stream_id] = self.opens_due[stream_id] = encode(frame)
@@ -60,7 +62,7 @@ class StreamTable:
         return stream_id
 
     def opened(self, frame: Open) -> StreamState | None:
-        """One of the peer's; None for a repetition, which Resume has answered."""
+        """Add a stream of the peer; None for a repetition, which Resume has answered."""
         if frame.stream_id < self.next_peer:
             return None
         self.next_peer = frame.stream_id + 2
@@ -86,32 +88,32 @@ class StreamTable:
         return stream
 
     def never_open(self, stream_id: int) -> None:
-        """The peer has reset a stream whose Open has not come: it will not be believed."""
+        """Ignore the Open of a stream that the peer has reset before it came."""
         if not self.is_own(stream_id):
             self.next_peer = max(self.next_peer, stream_id + 2)
 
     def answer(self, stream: StreamState) -> None:
-        """The peer is known to know the stream: its Open need not be repeated."""
+        """Record that the peer knows the stream: its Open need not be repeated."""
         if not stream.answered:
             stream.answered = True
             self._opens.pop(stream.stream_id, None)
             self.opens_due.pop(stream.stream_id, None)
 
     def answer_reset(self, stream_id: int) -> None:
-        """The peer's reset is done."""
+        """Queue the confirmation of the peer's reset. Raises RemoteProtocolError if too many wait."""
         self.reset_acks_due[stream_id] = None
         if len(self.reset_acks_due) > MOST_LATE:
             raise RemoteProtocolError("too many resets", code="stream")
 
     def start_reset(self, stream: StreamState, code: int, reason: str) -> None:
-        """Tell the peer until it confirms."""
+        """Queue a Reset for the peer until it confirms."""
         stream.resetting = True
         stream.code = code
         stream.reason = reason
         self.resets_due[stream.stream_id] = None
 
     def take_opens(self, budget: int) -> list[bytes]:
-        """Encoded, those that go now."""
+        """Return the encoded Opens to send now, within `budget` bytes."""
         taken = []
         while self.opens_due and budget > 0:
             stream_id = next(iter(self.opens_due))
@@ -122,19 +124,19 @@ class StreamTable:
         return taken
 
     def take_resets(self) -> list[StreamState]:
-        """Those that are to be reset now."""
+        """Return the streams to be reset now."""
         taken = [self.by_id[stream_id] for stream_id in self.resets_due]
         self.resets_due.clear()
         return taken
 
     def take_reset_acks(self) -> list[int]:
-        """Those whose reset is to be confirmed now."""
+        """Return the streams whose reset is to be confirmed now."""
         taken = list(self.reset_acks_due)
         self.reset_acks_due.clear()
         return taken
 
     def forget(self, stream: StreamState) -> None:
-        """Nothing is owed about this stream any more; its id never comes back."""
+        """Forget a stream about which nothing is owed any more; its id is never used again."""
         del self.by_id[stream.stream_id]
         self._opens.pop(stream.stream_id, None)
         self.opens_due.pop(stream.stream_id, None)
@@ -142,12 +144,12 @@ class StreamTable:
         stream.receive.window.release()
 
     def say_again(self) -> None:
-        """Another link carries on: what the peer may not have heard."""
+        """Queue again what the peer may not have heard, for another link."""
         self.opens_due = dict(sorted(self._opens.items()))
         self.resets_due = {stream.stream_id: None for stream in self.by_id.values() if stream.resetting}
 
     def end(self) -> None:
-        """The session is over: nothing is kept."""
+        """Drop everything: the session is over."""
         for stream in self.by_id.values():
             stream.receive.window.release()
             stream.send.clear()

@@ -31,7 +31,9 @@ class Upload:
         self._waiting: dict[int, float] = {}  # when each was told to come again
 
     def room(self, who: int, want: int, now: float) -> int:
-        """Of `want` bytes of data (above 0), how many `who` may send now; 0: it has to `wait`."""
+        """Return how many of `want` bytes (above 0) `who` may send now. 0 means: call `wait` for when to try
+        again.
+        """
         self._fill(now)
         self._drop_absent(now)
         given = self._given[who] = max(self._given.get(who, 0.0), self._floor)
@@ -42,30 +44,32 @@ class Upload:
         return min(want, self.share if self._waiting else int(self._tokens))
 
     def spend(self, who: int, count: int, now: float) -> None:
-        """So many bytes of data were sent."""
+        """Charge `count` bytes of data to `who`."""
         self.spend_control(count, now)
         if who in self._given:
             self._given[who] += count
         if len(self._given) > _MOST_SESSIONS:
-            self._given = {one: given for one, given in self._given.items() if one in self._waiting}
+            self._given = {
+                session: given for session, given in self._given.items() if session in self._waiting
+            }
 
     def spend_control(self, count: int, now: float) -> None:
-        """So many bytes were sent that nothing holds back."""
+        """Charge `count` bytes of control frames, which nothing holds back."""
         self._fill(now)
         self._tokens = max(self._tokens - count, -self._most - MAX_FRAME_BYTES)
 
     def wait(self, who: int, want: int, now: float) -> float:
-        """It has more to send: when to come again (at the earliest; nobody is called)."""
+        """Register that `who` has more to send; return when to try again, at the earliest (no callback)."""
         missing = self._wanted(who, want) - self._tokens
         due = self._waiting[who] = now + max(missing / self.rate, _SOON)
         return due
 
     def leave(self, who: int) -> None:
-        """It has nothing that waits for the bucket."""
+        """Stop waiting for the bucket."""
         self._waiting.pop(who, None)
 
     def _wanted(self, who: int, want: int) -> float:
-        """Tokens for this one, and for all who wait and were given less."""
+        """Return the tokens for `who`, and for all that wait and were given less."""
         mine = (self._given[who], who)
         before = sum((self._given[other], other) < mine for other in self._waiting if other != who)
         return min(before * self.share + min(want, self.share), self._most)

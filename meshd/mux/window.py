@@ -33,11 +33,11 @@ class SessionCredit:
             )
 
     def due(self) -> bool:
-        """Has enough been consumed to be worth a MaxData?"""
+        """Return True if enough has been consumed to be worth a MaxData."""
         return self.consumed + self.window - self.granted >= self.window // 4 + 1
 
     def grant(self) -> int:
-        """The credit to tell now."""
+        """Return the credit to send now."""
         self.granted = max(self.granted, self.consumed + self.window)
         return self.granted
 
@@ -58,9 +58,10 @@ class StreamWindow:
         session.windows += first
 
     def consume(self, count: int, *, now: float, rtt: Callable[[], float | None]) -> bool:
-        """The application handed on `count` bytes; `rtt` tells the round trip under load, if known.
+        """Record that the application handed on `count` bytes; `rtt` returns the round trip under load, if
+        known.
 
-        It is asked once a window, not with every message. True when enough has been consumed to be worth an
+        It is called once a window, not with every message. True when enough has been consumed to be worth an
         Ack for the credit alone.
         """
         if not self._since or self.consumed == self._mark:
@@ -76,18 +77,18 @@ class StreamWindow:
         return self.consumed + self.size - self.granted >= self.size // 4 + 1
 
     def grant(self) -> int:
-        """The credit to tell now."""
+        """Return the credit to send now."""
         self.granted = max(self.granted, self.consumed + self.size)
         return self.granted
 
     def drain(self, highest: int) -> None:
-        """Nothing up to `highest` will be read any more: what it held of the session's credit is free."""
+        """Free what the stream held of the session's credit: nothing up to `highest` will be read."""
         self._session.consumed += highest - self.consumed
         self.consumed = highest
         self.release()
 
     def release(self) -> None:
-        """The stream is gone: what its window had grown by is free for others. Once only."""
+        """Free what the window had grown by, for others: the stream is gone. Call it once only."""
         self._session.windows -= self.size
         self.size = 0
         if self._node is not None:

@@ -20,7 +20,7 @@ class Advice:
 
 
 def nat_class(facts: NetFacts) -> str:
-    """The NAT in two or three words, as people call them."""
+    """Name the NAT in two or three words, as people call them."""
     if facts.udp is Udp.BLOCKED:
         return "UDP blocked"
     match facts.mapping:
@@ -44,7 +44,7 @@ def nat_class(facts: NetFacts) -> str:
 
 
 def outlook(facts: NetFacts, *, servers: Sequence[str] = (), unresolved: Sequence[str] = ()) -> str:
-    """Whether peers could be direct: one sentence, lower case, without a full stop.
+    """Say whether peers could be direct: one sentence, lower case, without a full stop.
 
     `servers` were asked, all but the `unresolved`.
     """
@@ -82,7 +82,7 @@ def _why_unknown(servers: Sequence[str], unresolved: Sequence[str]) -> str:
 
 
 def advise(facts: NetFacts, *, servers: Sequence[str], unresolved: Sequence[str] = ()) -> tuple[Advice, ...]:
-    """What is wrong and what to do about it, the worst first."""
+    """Return what is wrong and what to do about it, the worst first."""
     found: list[Advice] = []
     if not servers:
         found.append(
@@ -98,7 +98,7 @@ def advise(facts: NetFacts, *, servers: Sequence[str], unresolved: Sequence[str]
     found += _blocked(facts, bool(servers))
     found += _nat(facts)
     order: tuple[Severity, ...] = ("error", "warning", "info")
-    return tuple(sorted(found, key=lambda one: order.index(one.severity)))
+    return tuple(sorted(found, key=lambda advice: order.index(advice.severity)))
 
 
 def _blocked(facts: NetFacts, asked: bool) -> list[Advice]:

@@ -29,7 +29,7 @@ _SITES = (*PRIVATE_V4, ipaddress.IPv4Network("169.254.0.0/16"))
 
 
 def classify(seen: Observations) -> NetFacts:
-    """What this network is like."""
+    """Derive the facts about this network."""
     udp4, tcp4 = _outside(_v4(seen.udp)), _outside(_v4(seen.tcp))
     udp = _udp(seen)
     ports, step = ports_of(udp4)
@@ -55,8 +55,12 @@ def classify(seen: Observations) -> NetFacts:
 
 
 def mapping_of(seen: Sequence[Seen]) -> Mapping:
-    """Test 4.3 of RFC 5780, by as many addresses and ports as answered; the worst socket counts."""
-    found = {_socket_mapping([one for one in seen if one.socket == number]) for number in _sockets(seen)}
+    """Classify the mapping by test 4.3 of RFC 5780, with all addresses and ports that answered; the worst
+    socket counts.
+    """
+    found = {
+        _socket_mapping([answer for answer in seen if answer.socket == number]) for number in _sockets(seen)
+    }
     for mapping in (Mapping.ADDRESS_PORT, Mapping.ADDRESS, Mapping.DEPENDENT, Mapping.INDEPENDENT):
         if mapping in found:
             return mapping
@@ -64,11 +68,11 @@ def mapping_of(seen: Sequence[Seen]) -> Mapping:
 
 
 def _socket_mapping(seen: Sequence[Seen]) -> Mapping:
-    if all(one.mapped == one.local for one in seen):
+    if all(answer.mapped == answer.local for answer in seen):
         return Mapping.NONE
     by_host: dict[str, dict[int, Endpoint]] = {}
-    for one in seen:
-        by_host.setdefault(one.server.host, {})[one.server.port] = one.mapped
+    for answer in seen:
+        by_host.setdefault(answer.server.host, {})[answer.server.port] = answer.mapped
     if any(len(set(ports.values())) > 1 for ports in by_host.values()):
         return Mapping.ADDRESS_PORT
     if len(by_host) == 1:
@@ -79,7 +83,9 @@ def _socket_mapping(seen: Sequence[Seen]) -> Mapping:
 
 
 def filtering_of(tests: Iterable[FilterTest]) -> Filtering:
-    """Test 4.4 of RFC 5780. An answer that got in is certain; one that did not may have been lost."""
+    """Classify the filtering by test 4.4 of RFC 5780. A reply that got in is certain; a missing one may be
+    lost.
+    """
     tests = list(tests)
     if any(test.from_elsewhere for test in tests):
         return Filtering.INDEPENDENT
@@ -89,17 +95,17 @@ def filtering_of(tests: Iterable[FilterTest]) -> Filtering:
 
 
 def ports_of(seen: Sequence[Seen]) -> tuple[Ports, int]:
-    """How outside ports are picked, and the step of those that count."""
+    """Return how outside ports are picked, and the step of those that count."""
     if not seen:
         return Ports.UNKNOWN, 0
-    if all(one.mapped.port == one.local.port for one in seen):
+    if all(answer.mapped.port == answer.local.port for answer in seen):
         return Ports.PRESERVED, 0
     picked: list[int] = []
     known: set[tuple[int, Endpoint]] = set()
-    for one in sorted(seen, key=lambda one: one.at):
-        if (one.socket, one.mapped) not in known:
-            known.add((one.socket, one.mapped))
-            picked.append(one.mapped.port)
+    for answer in sorted(seen, key=lambda answer: answer.at):
+        if (answer.socket, answer.mapped) not in known:
+            known.add((answer.socket, answer.mapped))
+            picked.append(answer.mapped.port)
     if len(picked) < FEWEST_PORTS:
         return Ports.UNKNOWN, 0
     steps = [after - before for before, after in pairwise(picked)]
@@ -112,18 +118,22 @@ def ports_of(seen: Sequence[Seen]) -> tuple[Ports, int]:
 
 
 def tcp_of(connections: Sequence[ConnectionFacts], udp: Udp) -> Tcp:
-    """Which ports are open, judged by the servers that were tried."""
-    if any(one.outcome is Outcome.ODD for one in connections):
+    """Return which ports are open, judged by the servers that were tried."""
+    if any(connection.outcome is Outcome.ODD for connection in connections):
         return Tcp.INTERCEPTED
-    working = {one.server.port for one in connections if one.outcome in (Outcome.OK, Outcome.MUTE)}
+    working = {
+        connection.server.port
+        for connection in connections
+        if connection.outcome in (Outcome.OK, Outcome.MUTE)
+    }
     if working - {HTTPS}:
         return Tcp.WORKS
-    others = [one.outcome for one in connections if one.server.port != HTTPS]
+    others = [connection.outcome for connection in connections if connection.server.port != HTTPS]
     if working:
         # a server that refuses may just not speak TCP; one that is silent is behind a filter
         blocked = bool(others) and all(outcome is not Outcome.REFUSED for outcome in others)
         return Tcp.ONLY_443 if blocked else Tcp.UNKNOWN
-    if not connections or any(one.outcome is Outcome.REFUSED for one in connections):
+    if not connections or any(connection.outcome is Outcome.REFUSED for connection in connections):
         return Tcp.UNKNOWN
     return Tcp.BLOCKED if udp is Udp.WORKS else Tcp.UNKNOWN
 
@@ -131,13 +141,15 @@ def tcp_of(connections: Sequence[ConnectionFacts], udp: Udp) -> Tcp:
 def _udp(seen: Observations) -> Udp:
     if seen.udp:
         return Udp.WORKS
-    up = any(one.outcome in (Outcome.OK, Outcome.MUTE, Outcome.REFUSED) for one in seen.connections)
+    up = any(
+        connection.outcome in (Outcome.OK, Outcome.MUTE, Outcome.REFUSED) for connection in seen.connections
+    )
     return Udp.BLOCKED if seen.udp_asked and up else Udp.UNKNOWN
 
 
 def _ipv6(seen: Observations) -> TriState:
     has = any(":" in host and ipaddress.ip_address(host).is_global for host in seen.hosts)
-    if any(":" in one.server.host for one in (*seen.udp, *seen.tcp)):
+    if any(":" in answer.server.host for answer in (*seen.udp, *seen.tcp)):
         return TriState.YES
     if seen.v6_asked:
         return TriState.NO
@@ -152,20 +164,20 @@ def _carrier_nat(seen: Observations, public: str) -> bool:
 
 
 def _public_v4(seen: Sequence[Seen]) -> str:
-    hosts = [one.mapped.host for one in seen if not _in_site(one.mapped.host)]
+    hosts = [answer.mapped.host for answer in seen if not _in_site(answer.mapped.host)]
     return max(hosts, key=hosts.count) if hosts else ""
 
 
 def _outside(seen: Sequence[Seen]) -> Sequence[Seen]:
-    return [one for one in seen if not _in_site(one.server.host)] or seen
+    return [answer for answer in seen if not _in_site(answer.server.host)] or seen
 
 
 def _v4(seen: Sequence[Seen]) -> Sequence[Seen]:
-    return [one for one in seen if ":" not in one.server.host and ":" not in one.mapped.host]
+    return [answer for answer in seen if ":" not in answer.server.host and ":" not in answer.mapped.host]
 
 
 def _sockets(seen: Sequence[Seen]) -> set[int]:
-    return {one.socket for one in seen}
+    return {answer.socket for answer in seen}
 
 
 def _in_site(host: str) -> bool:

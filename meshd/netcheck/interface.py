@@ -14,7 +14,7 @@ from meshd.wire.stun import Endpoint
 
 
 class Outcome(StrEnum):
-    """How a connection to a server ended."""
+    """The result of a connection to a server."""
 
     OK = "ok"  # it answered as such a server does, or took the connection where no more is asked
     REFUSED = "refused"  # an RST: somebody is there, and wants none
@@ -40,7 +40,8 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class FilterTest:
-    """RFC 5780, 4.4, on a socket that had sent nothing elsewhere before: which answers got in.
+    """A test of filtering (RFC 5780, 4.4) on a socket that had sent nothing elsewhere before: which answers
+    got in.
 
     `other_works`: the server's other address does answer when asked itself, so its silence means filtering.
     """
@@ -60,7 +61,8 @@ class ConnectionFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observations:
-    """All of one check. `udp_asked` counts the servers that were sent datagrams; None: not tried.
+    """The observations of one check. `udp_asked` counts the servers that were sent datagrams; None: not
+    tried. `udp_asked` counts the servers that were sent datagrams; None: not tried.
 
     `router` is what port mapping knows: its state, and the router's outer address (empty if unknown).
     """
@@ -93,11 +95,11 @@ class NetCheck(Protocol):
     """The present knowledge, kept up to date by `serve`."""
 
     def report(self) -> NetReport | None:
-        """None until the first check is done."""
+        """Return the last report; None until the first check is done."""
         ...
 
     def poke(self) -> None:
-        """Something changed: check again soon."""
+        """Check again soon: something changed."""
         ...
 
     async def check(self) -> NetReport:

@@ -26,7 +26,9 @@ _HAIRPIN_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """As `host:port`. `stun`: asked by UDP and TCP; `relays`: a TCP connection is made and closed."""
+    """The servers as `host:port`. `stun`: asked by UDP and TCP; `relays`: a TCP connection is made and
+    closed.
+    """
 
     stun: tuple[str, ...]
     relays: tuple[str, ...] = ()
@@ -34,7 +36,7 @@ class Servers:
 
 @dataclass(slots=True)
 class _Log:
-    """What a check has seen so far."""
+    """The observations of a check so far."""
 
     udp: list[Seen] = field(default_factory=list)
     filters: list[FilterTest] = field(default_factory=list)
@@ -42,15 +44,15 @@ class _Log:
     order: "itertools.count[int]" = field(default_factory=itertools.count)
 
     def take(self, number: int, local: Endpoint, answers: Iterable[StunAnswer | None]) -> list[StunAnswer]:
-        """Keep answers that a UDP socket got; gives those that came."""
+        """Store answers that a UDP socket got; return those that came."""
         came = [answer for answer in answers if answer is not None]
-        for one in came:
-            self.udp.append(Seen(number, float(next(self.order)), local, one.server, one.mapped))
+        for seen in came:
+            self.udp.append(Seen(number, float(next(self.order)), local, seen.server, seen.mapped))
         return came
 
 
 async def observe(servers: Servers, *, hosts: Sequence[str]) -> tuple[Observations, tuple[str, ...]]:
-    """Ask them all; returns what was seen, and the servers whose name was not found.
+    """Ask all servers; return the observations, and the servers whose name was not found.
 
     Takes about 5 s at most; raises nothing of the network. `hosts`: this machine's addresses for others.
     """
@@ -82,12 +84,12 @@ async def observe(servers: Servers, *, hosts: Sequence[str]) -> tuple[Observatio
 async def _look_up(names: Sequence[str]) -> dict[str, tuple[Endpoint, ...]]:
     found: dict[str, tuple[Endpoint, ...]] = dict.fromkeys(names, ())
 
-    async def one(name: str) -> None:
+    async def look_up(name: str) -> None:
         found[name] = await resolve([name])
 
     async with Owner() as owner:
         for name in names:
-            owner.start(one(name), name="look-up")
+            owner.start(look_up(name), name="look-up")
     return found
 
 
@@ -104,7 +106,9 @@ async def _udp(log: _Log, servers: Sequence[Endpoint], family: int) -> None:
         except OSError:
             return
         first, local, number = socks[0]
-        answers = log.take(number, local, await ask_udp(first, [Question(server=one) for one in servers]))
+        answers = log.take(
+            number, local, await ask_udp(first, [Question(server=server) for server in servers])
+        )
         if not answers or family == socket.AF_INET6:
             return
         # one after another: the order in which outside ports were given is the order of what was seen
@@ -122,7 +126,7 @@ def _open(stack: contextlib.ExitStack, family: int, host: str) -> _Socket:
 
 
 def _own_socket(family: int, host: str) -> socket.socket:
-    """Bound to a port of its own, shared with nobody. Raises OSError."""
+    """Return a socket bound to a port of its own, shared with nobody. Raises OSError."""
     sock = socket.socket(family, socket.SOCK_DGRAM)
     try:
         sock.setblocking(False)
@@ -134,7 +138,7 @@ def _own_socket(family: int, host: str) -> socket.socket:
 
 
 def _others(answers: Sequence[StunAnswer], asked: Sequence[Endpoint]) -> list[Endpoint]:
-    """Second addresses and ports that servers name (RFC 5780, 7.4), and were not asked yet."""
+    """Return second addresses and ports that servers name (RFC 5780, 7.4), and that were not asked yet."""
     found: list[Endpoint] = []
     for one in answers:
         if one.other is not None and (":" in one.other.host) == (":" in one.server.host):
@@ -149,7 +153,7 @@ def _others(answers: Sequence[StunAnswer], asked: Sequence[Endpoint]) -> list[En
 async def _ask_others(
     log: _Log, asking: _Socket, others: Sequence[Endpoint], answers: Sequence[StunAnswer]
 ) -> None:
-    """The second addresses themselves, on the same socket; then whether they get in unasked, on a new one."""
+    """Ask the second addresses on the same socket; then test on a new one whether they get in unasked."""
     sock, local, number = asking
     came = log.take(number, local, await ask_udp(sock, [Question(server=one) for one in others]))
     working = {one.server for one in came}
@@ -178,17 +182,17 @@ async def _filter_test(server: Endpoint, other: Endpoint, host: str) -> FilterTe
 
 
 async def _ask_more(log: _Log, socks: Sequence[_Socket], server: Endpoint) -> None:
-    """One server from more sockets, one after another; then a letter from one of them to another outside."""
+    """Ask one server from more sockets, one after another; then send from one of them to another outside."""
     mapped: list[tuple[socket.socket, Endpoint]] = []
     for sock, local, number in socks:
-        for one in log.take(number, local, await ask_udp(sock, [Question(server=server)])):
-            mapped.append((sock, one.mapped))
+        for answer in log.take(number, local, await ask_udp(sock, [Question(server=server)])):
+            mapped.append((sock, answer.mapped))
     if len(mapped) >= 2 and mapped[0][1].host == mapped[1][1].host:
         log.hairpin = await _hairpin(*mapped[0], *mapped[1])
 
 
 async def _hairpin(one: socket.socket, at_one: Endpoint, two: socket.socket, at_two: Endpoint) -> bool:
-    """Both send to where the other is seen outside, as two nodes behind this NAT would."""
+    """Test hairpinning: both send to the other's outer address, as two nodes behind this NAT would."""
     loop = asyncio.get_running_loop()
     letter = secrets.token_bytes(_HAIRPIN_BYTES)
 
@@ -217,7 +221,7 @@ async def _hairpin(one: socket.socket, at_one: Endpoint, two: socket.socket, at_
 
 
 def _source(servers: Sequence[Endpoint], family: int) -> str | None:
-    """This machine's address towards them; nothing is sent."""
+    """Return this machine's address towards them; nothing is sent."""
     for server in servers:
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as sock:

@@ -29,14 +29,14 @@ MAX_OTHERS = 4
 
 @dataclass(slots=True)
 class TcpLog:
-    """What was seen; `seen` in the order of the answers."""
+    """The observations; `seen` in the order of the answers."""
 
     seen: list[Seen] = field(default_factory=list)
     connections: list[ConnectionFacts] = field(default_factory=list)
 
 
 async def ask(servers: Sequence[Endpoint], host: str | None) -> TcpLog:
-    """STUN over TCP to all servers from one local port of `host`; then to one of them from more ports.
+    """Ask all servers by STUN over TCP from one local port of `host`; then one of them from more ports.
 
     Second addresses that servers name are asked as well, from the first port, while the first connections
     live. Raises nothing of the network.
@@ -48,7 +48,9 @@ async def ask(servers: Sequence[Endpoint], host: str | None) -> TcpLog:
         try:
             local = _reserve(stack, host)
             others = await _ask_all(log, stack, local, servers)
-            await _ask_all(log, stack, local, [one for one in others if one not in servers][:MAX_OTHERS])
+            await _ask_all(
+                log, stack, local, [endpoint for endpoint in others if endpoint not in servers][:MAX_OTHERS]
+            )
             for _ in range(MORE_PORTS if log.seen else 0):
                 await _ask_all(log, stack, _reserve(stack, host), [log.seen[0].server])
         except OSError:
@@ -57,7 +59,7 @@ async def ask(servers: Sequence[Endpoint], host: str | None) -> TcpLog:
 
 
 def _reserve(stack: contextlib.ExitStack, host: str) -> Endpoint:
-    """A local port that the sockets of this check share. Raises OSError."""
+    """Reserve a local port that the sockets of this check share. Raises OSError."""
     sock = stack.enter_context(
         contextlib.closing(bound_socket(socket.AF_INET, socket.SOCK_STREAM, host=host))
     )
@@ -67,10 +69,10 @@ def _reserve(stack: contextlib.ExitStack, host: str) -> Endpoint:
 async def _ask_all(
     log: TcpLog, stack: contextlib.ExitStack, local: Endpoint, servers: Sequence[Endpoint]
 ) -> list[Endpoint]:
-    """Raises nothing of the network; returns the second addresses that were named."""
+    """Ask servers; return the second addresses that they name. Raises nothing of the network."""
     others: list[Endpoint] = []
 
-    async def one(server: Endpoint) -> None:
+    async def ask_server(server: Endpoint) -> None:
         try:
             sock = bound_socket(socket.AF_INET, socket.SOCK_STREAM, host=local.host, port=local.port)
         except OSError:
@@ -85,7 +87,7 @@ async def _ask_all(
 
     async with Owner() as owner:
         for server in servers:
-            owner.start(one(server), name="netcheck tcp")
+            owner.start(ask_server(server), name="netcheck tcp")
     return others
 
 
@@ -116,12 +118,12 @@ async def _stun_over_tcp(sock: socket.socket, server: Endpoint) -> tuple[Outcome
 
 
 def _no_stun(data: bytes) -> Outcome:
-    """A web page in the place of a server is somebody else's: of a captive portal, or a proxy."""
+    """Return the outcome without STUN: a web page comes from a captive portal, or a proxy."""
     return Outcome.ODD if data.startswith(b"HTTP/") else Outcome.MUTE
 
 
 async def connect(server: Endpoint) -> ConnectionFacts:
-    """Whether a connection is let through; it is closed at once."""
+    """Test whether a connection is let through; close it at once."""
     family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
     loop = asyncio.get_running_loop()
     outcome = Outcome.OK

@@ -7,7 +7,7 @@ from meshd.wire.netfacts import DEPENDING, Filtering, Mapped, Mapping, NetFacts,
 
 
 class Likelihood(IntEnum):
-    """How likely a kind of connection is to work; greater is better."""
+    """The likelihood that a kind of connection works; greater is better."""
 
     NO = 0
     HARD = 1  # by prediction of ports, or by many sockets: seconds, and not always
@@ -17,14 +17,16 @@ class Likelihood(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reachability:
-    """What may be tried between two nodes, besides a relay."""
+    """The ways worth trying between two nodes, besides a relay."""
 
     udp: Likelihood
     tcp: Likelihood
 
 
 def reachability(mine: NetFacts, theirs: NetFacts) -> Reachability:
-    """The same from both sides. Addresses in one LAN are another matter: always worth a try."""
+    """Return the same from both sides. Addresses in one LAN are always worth a try, and not
+    considered here.
+    """
     return Reachability(_udp(mine, theirs), _tcp(mine, theirs))
 
 
@@ -50,7 +52,7 @@ def _tcp(a: NetFacts, b: NetFacts) -> Likelihood:
         return Likelihood.YES
     if {a.tcp, b.tcp} & {Tcp.BLOCKED, Tcp.ONLY_443, Tcp.INTERCEPTED}:
         return Likelihood.NO
-    known = [one.tcp_mapping for one in (a, b) if one.tcp_mapping is not Mapping.UNKNOWN]
+    known = [facts.tcp_mapping for facts in (a, b) if facts.tcp_mapping is not Mapping.UNKNOWN]
     if len(known) < 2:
         return Likelihood.MAYBE
     depending = [mapping for mapping in known if mapping in DEPENDING]
@@ -60,15 +62,18 @@ def _tcp(a: NetFacts, b: NetFacts) -> Likelihood:
 
 
 def why_not_direct(mine: NetFacts, theirs: NetFacts | None, *, last_error: str = "") -> str:
-    """One sentence for people, lower case and without a full stop. `theirs` None: the peer has not told.
+    """Return one sentence for people, lower case and without a full stop. `theirs` None: the peer has not
+    told.
 
-    `last_error` is how the last direct attempt ended: told where the networks themselves give no reason.
+    `last_error` is how the last direct attempt ended: shown where the networks themselves give no reason.
     """
+    # One network alone may rule everything out.
     for who, facts in (("this node", mine), ("the peer", theirs)):
         if facts is not None and (reason := _alone(who, facts)):
             return reason
     if theirs is None:
         return _still_trying("the peer has not reported its network", last_error)
+    # Else the two together may, or make it unlikely.
     possible = reachability(mine, theirs)
     if max(possible.udp, possible.tcp) is Likelihood.NO:
         return _never(mine, theirs)
@@ -79,6 +84,7 @@ def why_not_direct(mine: NetFacts, theirs: NetFacts | None, *, last_error: str =
             "searched for",
             last_error,
         )
+    # Else it should work: name what is most likely in the way.
     if mine.public_v4 and mine.public_v4 == theirs.public_v4:
         return _still_trying(
             f"both are behind the same address `{mine.public_v4}`, and its router does not support "
@@ -92,7 +98,7 @@ def why_not_direct(mine: NetFacts, theirs: NetFacts | None, *, last_error: str =
 
 
 def _alone(who: str, facts: NetFacts) -> str:
-    """A network that rules out everything, whatever the other one is."""
+    """Return the reason of a network that rules out everything, whatever the other one is; else nothing."""
     if facts.tcp is Tcp.INTERCEPTED and facts.udp is not Udp.WORKS:
         return f"something on {who}'s network intercepts connections: log in to that network first"
     if facts.udp is Udp.BLOCKED and facts.tcp is Tcp.ONLY_443:

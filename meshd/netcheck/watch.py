@@ -50,20 +50,18 @@ class NetWatch:
         self._checking = asyncio.Lock()
 
     def report(self) -> NetReport | None:
-        """See NetCheck."""
         return self._report
 
     def poke(self) -> None:
-        """See NetCheck."""
         self._poked.set()
 
     def router_changed(self) -> None:
-        """Port mapping knows something else: the facts follow without another check."""
+        """Update the facts from port mapping's new state, without another check."""
         if self._report is not None:
             self._take(replace(self._report, facts=classify(self._with_router(self._seen))))
 
     async def serve(self) -> None:
-        """Check, and check again, until cancelled."""
+        """Check repeatedly, until cancelled."""
         while True:
             await self.check()
             await asyncio.sleep(_LEAST_SECONDS)
@@ -75,7 +73,6 @@ class NetWatch:
                 pass
 
     async def check(self) -> NetReport:
-        """See NetCheck."""
         loop = asyncio.get_running_loop()
         asked_at = loop.time()
         async with self._checking:
@@ -90,7 +87,7 @@ class NetWatch:
                 seconds=loop.time() - asked_at,
                 servers=(*self._servers.stun, *self._servers.relays),
                 unresolved=unresolved,
-                seen_v6=next((one.mapped.host for one in seen.udp if ":" in one.mapped.host), ""),
+                seen_v6=next((answer.mapped.host for answer in seen.udp if ":" in answer.mapped.host), ""),
             )
             self._take(report)
             return report

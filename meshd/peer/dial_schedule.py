@@ -1,15 +1,16 @@
-"""Which dial starts when. Everything that may work is raced, nothing waits for a failure. Pure.
+"""Which dial starts when, and how the last ones ended. Pure.
 
-While there is no link all transports (link/transport.py) are tried, each with its own back-off; with
-one, those that could bring a better one (path_selection.py), more patiently; and a relay, to stand by behind
-a path that a router may end. Whatever changes (addresses, the peer's record, the NAT) starts all of it anew.
+Everything that may work is raced, nothing waits for a failure. While there is no link all transports
+(link/transport.py) are tried, each with its own back-off; with one, those that could bring a better one
+(path_selection.py), more patiently; and a relay, to stand by behind a path that a router may end. Whatever
+changes (addresses, the peer's record, the NAT) starts all of it anew.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from meshd.base.backoff import Backoff
-from meshd.link.interface import TRANSPORTS, LinkKind, Rank, Transport
+from meshd.link.interface import TRANSPORTS, DialFailure, LinkKind, Rank, Transport
 from meshd.peer.path_selection import fragile, rank_of
 
 RETRY = Backoff(first=0.2, factor=1.8, most=15.0)
@@ -223,3 +224,36 @@ class DialSchedule:
             state.stale = state.running
             wanted = TRANSPORTS[transport].kind in kinds or wish(transport, facts) is not None
             state.again = again and facts.possible and wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """How the last attempt by one transport ended; `what` is for people."""
+
+    transport: Transport
+    failure: DialFailure | None
+    what: str
+
+    @property
+    def direct(self) -> bool:
+        """Was it an attempt at a direct link?"""
+        relayed = TRANSPORTS[self.transport].kind is LinkKind.RELAY
+        return not relayed and self.failure is not DialFailure.UNFIT
+
+
+def last_error(failed: Mapping[int, Failed]) -> str:
+    """Lower case, without a full stop; empty while nothing direct has failed."""
+    return ", ".join(_told(one) for _, one in sorted(failed.items()) if one.direct)
+
+
+def _told(one: Failed) -> str:
+    name = TRANSPORTS[one.transport].words
+    match one.failure:
+        case DialFailure.TIMEOUT:
+            return f"{name} gets no answer"
+        case DialFailure.REFUSED:
+            return f"{name} connections are refused at the peer's addresses"
+        case DialFailure.WRONG_PEER:
+            return f"{name} finds another node at the peer's addresses"
+        case _:
+            return f"{name}: {one.what}"

@@ -5,10 +5,10 @@ pair (higher PeerId) does, so that racing links agree on one session (mux/sessio
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NoReturn, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 from meshd.base.errors import Broken, EndOfStream, Refused, RemoteProtocolError
 from meshd.base.peer_limits import GREETED_FAULTS
@@ -23,7 +23,7 @@ BANS_PER_MESSAGE = 12  # 4 KiB each at most, so that a message stays under MAX_C
 
 
 class GreetingHandler(Protocol):
-    """What a peer connection decides during a greeting. Both methods may raise Refused."""
+    """What a peer decides during a greeting (peer.py). Each method may raise Refused, `settle` Broken too."""
 
     def my_hello(self, theirs: Hello | None) -> Hello:
         """Our Hello; `theirs` is None for the leader, which speaks first."""
@@ -31,6 +31,10 @@ class GreetingHandler(Protocol):
 
     async def check_hello(self, theirs: Hello) -> None:
         """Version, incarnation: may this link go on?"""
+        ...
+
+    def settle(self, mine: Hello, theirs: Hello) -> bytes:
+        """Return the id of the session, which is called as soon as both sides' words on it are known here."""
         ...
 
     def ban_entries(self) -> Sequence[bytes]: ...
@@ -41,6 +45,14 @@ class GreetingHandler(Protocol):
     def check_banned(self, link: Link) -> None:
         """After both sets are known. Raises Refused (code `banned`)."""
         ...
+
+
+class Greeted(NamedTuple):
+    """The peer's Hello, the session that both agreed on, and bytes received behind the greeting."""
+
+    hello: Hello
+    session_id: bytes
+    rest: bytes
 
 
 @dataclass(slots=True)
@@ -62,19 +74,13 @@ class _GreetingWire:
         return greeting
 
 
-async def greet(
-    link: Link, handler: GreetingHandler, *, leader: bool, settle: Callable[[Hello, Hello], None]
-) -> tuple[Hello, bytes]:
-    """Exchange greetings on `link`; returns the peer's Hello and bytes that already belong to the session.
-
-    `settle(mine, theirs)` is called as soon as both sides' words on the session id are
-    known here. Raises Refused, Broken, EndOfStream, RemoteProtocolError.
-    """
+async def greet(link: Link, handler: GreetingHandler, *, leader: bool) -> Greeted:
+    """Exchange greetings on `link`. Raises Refused, Broken, EndOfStream, RemoteProtocolError."""
     wire = _GreetingWire(link)
     try:
         async with asyncio.timeout(GREETING_SECONDS):
             try:
-                theirs = await _exchange(wire, handler, leader=leader, settle=settle)
+                theirs, session_id = await _exchange(wire, handler, leader=leader)
             except ExceptionGroup as group:
                 raise first_error(group) from None
             except Refused as refusal:
@@ -83,7 +89,17 @@ async def greet(
                 raise
     except TimeoutError as error:
         raise Broken(f"no greeting within {GREETING_SECONDS:.0f} s") from error
-    return theirs, wire.parser.rest()
+    return Greeted(theirs, session_id, wire.parser.rest())
+
+
+def in_use(remote: str) -> Refused:
+    """Return why a second place with one identity gets no link: the first, at `remote`, still answers."""
+    return Refused(
+        f"this identity is in use at {remote}, which still answers",
+        code="identity_in_use",
+        hint="stop the other daemon; if its state directory was copied, run "
+        "`meshd leave --new-identity` there, then join again",
+    )
 
 
 async def turn_away(link: Link, refusal: Refused) -> NoReturn:
@@ -96,9 +112,7 @@ async def turn_away(link: Link, refusal: Refused) -> NoReturn:
     raise refusal
 
 
-async def _exchange(
-    wire: _GreetingWire, handler: GreetingHandler, *, leader: bool, settle: Callable[[Hello, Hello], None]
-) -> Hello:
+async def _exchange(wire: _GreetingWire, handler: GreetingHandler, *, leader: bool) -> tuple[Hello, bytes]:
     # Settling follows the decision without an await between: a second link's greeting that runs at
     # the same time must see the session that this one has chosen.
     if leader:
@@ -106,12 +120,12 @@ async def _exchange(
         await wire.send(mine)
         theirs = _hello(await wire.receive())
         await handler.check_hello(theirs)
-        settle(mine, theirs)
+        session_id = handler.settle(mine, theirs)
     else:
         theirs = _hello(await wire.receive())
         await handler.check_hello(theirs)
         mine = handler.my_hello(theirs)
-        settle(mine, theirs)
+        session_id = handler.settle(mine, theirs)
         await wire.send(mine)
     if mine.bans_digest != theirs.bans_digest:
         async with Owner() as owner:  # at once in both directions: two full sets would block each other
@@ -122,7 +136,7 @@ async def _exchange(
         await wire.send(Go())
     elif not isinstance(await wire.receive(), Go):
         raise RemoteProtocolError("greeting: expected `go`", code="greeting")
-    return theirs
+    return theirs, session_id
 
 
 async def _send_bans(wire: _GreetingWire, entries: Sequence[bytes]) -> None:

@@ -79,6 +79,7 @@ class PeerStatus:
     last_fault: str = ""
     grace: int = 0  # for how many seconds its session lives on without a link
     stopped: str = ""  # its words when it said goodbye; empty once it is back
+    gone: str = ""  # why its process is known to have ended without a goodbye; empty once it is back
     paused: bool = False  # it lends nothing for now: its user wants that
 
     @property
@@ -199,8 +200,11 @@ class Book(Protocol):
         """Of a node that has not left."""
         ...
 
-    def add(self, record: PeerRecord) -> bool:
-        """True if it was new (an unknown peer, or a higher sequence number)."""
+    def add(self, record: PeerRecord, *, from_itself: bool = False) -> bool:
+        """Keep a record; True if it was new (an unknown peer, or a higher sequence number).
+
+        `from_itself`: its peer has sent it on its own link, and so is there again if it was forgotten.
+        """
         ...
 
     def told(self, peer: PeerId) -> Sequence[tuple[Source, Sequence[Candidate]]]:
@@ -212,5 +216,8 @@ class Book(Protocol):
         ...
 
     def forget(self, peer: PeerId) -> None:
-        """A member is banned, or has left: records that are not newer are not taken again."""
+        """Drop a member that is banned, has left, or is not wanted in the list here.
+
+        Records that are not newer are not taken again, unless the peer itself sends one.
+        """
         ...

@@ -1,16 +1,19 @@
-"""The links of one peer: which there are, which carries data, who answers on them.
+"""Carry one session over the links of a peer: move bytes, choose which link carries data, ask who answers.
 
-The session decides nothing about links but what it is told: the leader of the pair chooses
-(peer/path_selection.py) and says so to the session.
+`LinkDriver` is a task that sends and a task that receives, until the link ends. It holds no state of the
+session: it moves bytes between `Session` and `Link`, and hands the events on. Whether its task or a caller
+sends now is decided in send_turn.py. `PeerLinks` has all links of a peer. The session decides nothing about
+links but what it is told: the leader of the pair chooses (path_selection.py) and says so to the session.
 """
 
 import asyncio
+import math
 from collections.abc import Callable
 
 from meshd.base import log
-from meshd.base.errors import Broken, Closed
-from meshd.base.fault_boundary import Contained
-from meshd.base.tasks import Owner
+from meshd.base.errors import Broken, Closed, RemoteProtocolError
+from meshd.base.fault_boundary import Contained, Fault
+from meshd.base.tasks import Owner, cancel_and_wait, first_error
 from meshd.identity.keys import PeerId
 from meshd.link.interface import Link
 from meshd.mux.events import Event, LinkDead, PongReceived
@@ -18,16 +21,200 @@ from meshd.mux.session import Session
 from meshd.mux.status import LinkStatus
 from meshd.peer.dial_schedule import Present
 from meshd.peer.interface import PathStatus
-from meshd.peer.link_driver import LinkDriver
 from meshd.peer.path_selection import SILENT_AFTER, Chooser, Path, surplus
+from meshd.peer.send_turn import (
+    ASKED,
+    FED,
+    FEED,
+    FEED_FAILED,
+    FULL,
+    IDLE,
+    SEND,
+    SENT,
+    TASK_RESTS,
+    TASK_WORKS,
+    WAKE,
+    WORKING,
+)
 
+SEND_BYTES = 256 << 10  # one turn of the sender: small enough that a control frame does not wait long
+_FAREWELL_SECONDS = 0.5
 SUSPECT_AFTER = 0.5  # seconds without an answer, or four round trips, that cast doubt on a link being tested
 TEST_SECONDS = 1.5  # more, after which it ends
 LOG = log.get("peer")
 
 
+class LinkDriver:
+    """Move bytes between one attached link and its session."""
+
+    def __init__(
+        self,
+        *,
+        link: Link,
+        link_id: int,
+        session: Session,
+        now: Callable[[], float],
+        dispatch: Callable[[Session, list[Event]], None],
+        deliver: Callable[[Session, int, bytes | memoryview], None],
+        rearm: Callable[[float], None],
+        contained: Contained,
+    ) -> None:
+        self.link = link
+        self.link_id = link_id
+        self.session = session
+        self._now = now
+        self._limited = session.limited
+        self._dispatch = dispatch
+        self._deliver = deliver
+        self._rearm = rearm
+        self._contained = contained
+        self._wake = asyncio.Event()
+        self._ending = asyncio.Event()
+        self.why = ""
+        self._turn = WORKING
+        self._fault: RemoteProtocolError | Fault | None = None
+        self._held: list[bytes | memoryview] = []  # what a full link has not taken: first of all
+
+    def wake(self) -> None:
+        """Send what the session may have to send, at once where nothing is in the way."""
+        self._turn, act = ASKED[self._turn]
+        if act is SEND:
+            self._send_now()
+        elif act is WAKE:
+            self._wake.set()
+
+    def pass_on(self, stream_id: int, data: bytes) -> bool:
+        """Write to a stream and send it at once; False, and nothing done, where that takes more steps."""
+        if self._turn != IDLE:
+            return False
+        pieces = self.session.fast_path.send(self.link_id, stream_id, data, self._now())
+        if pieces is None:
+            return False
+        try:
+            if self.link.try_send(pieces):
+                return True
+        except (Broken, Closed):
+            pieces = [b""]  # the task meets the same error
+        self._keep(pieces)
+        return True
+
+    def _send_now(self) -> None:
+        """Send here and now, which saves the turn of the event loop that waking a task would cost."""
+        try:
+            while pieces := self.session.transmit(self.link_id, self._now(), SEND_BYTES):
+                if not self.link.try_send(pieces):
+                    self._keep(pieces)
+                    return
+                if sum(map(len, pieces)) < SEND_BYTES:
+                    return  # that was all there is
+        except (Broken, Closed):
+            self._keep([b""])  # the task meets the same error
+        finally:
+            self._turn = SENT[self._turn]
+            if self._limited:
+                self._mind_timer()
+
+    def _keep(self, pieces: list[bytes | memoryview]) -> None:
+        """Keep what the link did not take for the task, before anything else."""
+        self._held = pieces
+        self._turn = FULL[self._turn]
+        self._wake.set()
+
+    def _mind_timer(self) -> None:
+        at = self.session.take_timer_at()
+        if at is not None:
+            self._rearm(at)
+
+    def end(self, why: str) -> None:
+        """Send the rest (a goodbye), then leave `carry` with Broken(why)."""
+        if not self._ending.is_set():
+            self.why = why
+            self._ending.set()
+
+    async def carry(self, first: bytes) -> None:
+        """Own the link's traffic; `first` was received behind the greeting.
+
+        Always raises: Broken, EndOfStream, or RemoteProtocolError, which ends the session as well.
+        """
+        if first:
+            self._take(first)
+        try:
+            async with Owner() as owner:
+                sender = owner.start(self._send(), name="link sender")
+                receiver = owner.start(self._receive(), name="link receiver")
+                self.link.divert(self._took)
+                await self._ending.wait()
+                await cancel_and_wait(sender, receiver)
+                await self._farewell()
+        except ExceptionGroup as group:
+            raise first_error(group) from None
+        raise self._fault or Broken(self.why)
+
+    async def _send(self) -> None:
+        session, link, wake = self.session, self.link, self._wake
+        while True:
+            wake.clear()
+            held, self._held = self._held, []
+            pieces = held or session.transmit(self.link_id, self._now(), SEND_BYTES)
+            if pieces:
+                await link.send(pieces)
+            else:
+                self._turn = TASK_RESTS[self._turn]
+                self._mind_timer()
+                try:
+                    await wake.wait()
+                finally:
+                    self._turn = TASK_WORKS[self._turn]
+
+    async def _receive(self) -> None:
+        while True:
+            self._take(await self.link.receive())
+
+    def _took(self, data: bytes | memoryview) -> bool:
+        if self._ending.is_set():
+            return True  # of a link that is being closed
+        try:
+            with self._contained:  # nobody is below but the event loop
+                self._take(data)
+        except (RemoteProtocolError, Fault) as error:
+            self._fault = error
+            self.end(error.what)
+        return True
+
+    def _take(self, data: bytes | memoryview) -> None:
+        self._turn = FEED[self._turn]
+        session, now = self.session, self._now()
+        try:
+            arrived = session.fast_path.receive(self.link_id, data, now)
+            if arrived is not None:
+                stream_id, payload, ask = arrived
+                self._deliver(session, stream_id, payload)
+            else:
+                ask = True
+                self._dispatch(session, session.receive(self.link_id, data, now))
+        except BaseException:
+            self._turn = FEED_FAILED[self._turn]
+            raise
+        self._turn, act = FED[self._turn]
+        if act is SEND:
+            self._send_now()
+        elif act is WAKE:
+            self._wake.set()
+        elif ask and session.due(self.link_id, now):
+            self.wake()
+        self._mind_timer()
+
+    async def _farewell(self) -> None:
+        try:
+            async with asyncio.timeout(_FAREWELL_SECONDS):
+                while pieces := self.session.transmit(self.link_id, self._now(), SEND_BYTES):
+                    await self.link.send(pieces)
+        except (TimeoutError, Broken):
+            return
+
+
 class PeerLinks:
-    """Links by their number; every method but `end` and `wake` is about those that are attached."""
+    """Keep the links of one peer by their number; all methods but `end`, `wake` are about attached ones."""
 
     def __init__(self, *, peer: PeerId, leads: bool, now: Callable[[], float]) -> None:
         self._peer = peer
@@ -46,16 +233,16 @@ class PeerLinks:
         return len(self._drivers)
 
     def has(self, link: Link) -> bool:
-        """True while `link` is attached."""
+        """Tell whether `link` is attached."""
         return any(driver.link is link for driver in self._drivers.values())
 
     def wake(self) -> None:
-        """The session may have something to send."""
+        """Send what the session may have to send."""
         for driver in self._drivers.values():
             driver.wake()
 
     def pass_on(self, session: Session, stream_id: int, data: bytes) -> bool:
-        """As LinkDriver.pass_on, over the link that carries the data of `session`."""
+        """Pass on as LinkDriver does, over the link that carries the data of `session`."""
         driver = self._drivers.get(session.data_link or 0)
         return driver is not None and driver.session is session and driver.pass_on(stream_id, data)
 
@@ -64,33 +251,13 @@ class PeerLinks:
         for driver in self._drivers.values():
             driver.end(why)
 
-    def driver(
-        self,
-        link: Link,
-        session: Session,
-        *,
-        dispatch: Callable[[Session, list[Event]], None],
-        deliver: Callable[[Session, int, bytes | memoryview], None],
-        rearm: Callable[[float], None],
-        contained: Contained,
-    ) -> LinkDriver:
-        """The driver for a link whose greeting is over; not attached yet."""
-        number = self._next
+    def new_number(self) -> int:
+        """Return the number of the next link."""
         self._next += 1
-        now = asyncio.get_running_loop().time
-        return LinkDriver(
-            link=link,
-            link_id=number,
-            session=session,
-            now=now,
-            dispatch=dispatch,
-            deliver=deliver,
-            rearm=rearm,
-            contained=contained,
-        )
+        return self._next - 1
 
     def attach(self, driver: LinkDriver) -> list[Event]:
-        """Tell the session; returns its events. Raises Broken when it has just ended."""
+        """Tell the session of a link; returns its events. Raises Broken when it has just ended."""
         try:
             happened = driver.session.link_up(driver.link_id, self._now())
         except Closed as error:
@@ -99,7 +266,7 @@ class PeerLinks:
         return happened
 
     def detach(self, driver: LinkDriver) -> list[Event] | None:
-        """Tell the session; its events, or None for a link that never was attached."""
+        """Tell the session of the end of a link; returns its events, or None if it never was attached."""
         if self._drivers.pop(driver.link_id, None) is None:
             return None
         happened: list[Event] = []
@@ -110,13 +277,18 @@ class PeerLinks:
 
     # What is known of them.
 
+    def heard_at(self, driver: LinkDriver) -> float:
+        """Return when bytes came over this link last, in loop time; minus infinity if it is not attached."""
+        numbers = (one for one in driver.session.links() if one.link_id == driver.link_id)
+        return next((one.last_heard for one in numbers), -math.inf)
+
     def statuses(self, session: Session) -> list[PathStatus]:
-        """All links of `session`, the one that carries data first."""
+        """Show all links of `session`, the one that carries data first."""
         paths = [self._status(numbers) for numbers in self._numbers(session)]
         return sorted(paths, key=lambda path: not path.selected)
 
     def selected(self, session: Session) -> tuple[int, PathStatus] | None:
-        """The link that carries data."""
+        """Return the number of the link that carries data, and show it."""
         for numbers in self._numbers(session):
             if numbers.carries_data:
                 return numbers.link_id, self._status(numbers)
@@ -141,7 +313,7 @@ class PeerLinks:
     # Choice.
 
     def present(self, session: Session) -> tuple[Present, ...]:
-        """All links of `session`, as the planning of attempts sees them."""
+        """Return all links of `session`, as the planning of dials sees them."""
         now = self._now()
         found = []
         for numbers in self._numbers(session):
@@ -151,7 +323,7 @@ class PeerLinks:
         return tuple(found)
 
     def choose(self, session: Session) -> list[Event]:
-        """The choice of the link that carries data, if this side leads, and the end of those not needed."""
+        """Choose the link that carries data, if this side leads, and end those not needed."""
         links, data_link = session.links(), session.data_link
         if not self._leads:
             self._leave_suspects(session)
@@ -187,20 +359,20 @@ class PeerLinks:
         )
 
     def _leave_suspects(self, session: Session) -> None:
-        """Who does not choose can only end a link: the leader hears of it, and takes another one at once."""
+        """End suspects if another link is lively: the leader hears of it, and takes that one at once."""
         if self._suspects and any(link.lively for link in self.present(session)):
             for number in self._suspects & self._drivers.keys():
                 self._drivers[number].end("no answer after a sleep or a change of addresses")
 
     def _last_heard(self, numbers: LinkStatus) -> float:
-        """When both directions were last shown to work."""
+        """Return when both directions were last shown to work."""
         at = min(numbers.last_heard, numbers.confirmed_at)
         return at - 2 * SILENT_AFTER if numbers.link_id in self._suspects else at
 
     # Life signs.
 
     async def first_answer(self, within: float) -> str | None:
-        """Where a link leads that answers a ping within that many seconds; None when none does."""
+        """Return where a link leads that answers a ping within that many seconds; None if none does."""
         drivers = list(self._drivers.values())
         async with Owner() as owner:
             pings = [owner.start(self.ping(c.session, c.link_id, within), name="challenge") for c in drivers]
@@ -228,7 +400,7 @@ class PeerLinks:
             driver.end("no answer after a sleep or a change of addresses")
 
     async def ping(self, session: Session, number: int, within: float) -> float | None:
-        """Round trip over one link in seconds; None when no answer comes in time."""
+        """Return the round trip over one link in seconds; None when no answer comes in time."""
         try:
             key = (number, session.ping(number, self._now()))
         except Closed:

@@ -1,17 +1,23 @@
-"""All peers of this node: what others ask of them, and what keeps them connected.
+"""All peers of this node: what others ask of them, what keeps them connected, and how people see them.
 
-What there is with each stands in peer_table.py, how people see them in roster.py.
+`PeerTable` has those that there is something with now, each in a task of its own. Nobody else begins or ends
+them. With whom to keep a session is decided in presence.py; how many peers there may be, and how many of one
+issuer that called us, stands in base/peer_limits.py.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
 from meshd.base import log
-from meshd.base.errors import Broken, MeshdError, RemoteProtocolError
+from meshd.base.errors import Broken, MeshdError, RemoteProtocolError, UserError
+from meshd.base.fault_boundary import Contained, Fault, contained
+from meshd.base.peer_limits import TABLED_ADMITTED, TABLED_PEERS
 from meshd.base.tasks import Owner
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
-from meshd.identity.membership import Member
+from meshd.identity.membership import Admitter, Member
 from meshd.identity.record import PeerRecord
 from meshd.link.interface import Dialer, Link, LinkInfo, LinkKind
 from meshd.mux.events import Code
@@ -21,27 +27,168 @@ from meshd.peer.interface import (
     Handler,
     MetadataValue,
     PathStatus,
+    PeerState,
     PeerStatus,
     Stream,
 )
+from meshd.peer.limits import DialRates
 from meshd.peer.news import News
-from meshd.peer.node import Node, Service
-from meshd.peer.peer_table import PeerEntry, PeerTable
+from meshd.peer.node import Node, Service, boot_seconds, watch_sleep
+from meshd.peer.peer import Peer
 from meshd.peer.presence import MemberPresence, in_order
 from meshd.peer.presence_gossip import Signer
-from meshd.peer.roster import MemberRoster
 from meshd.peer.streams import OF_THE_MESH
-from meshd.peer.suspend_detector import boot_seconds, watch_sleep
 from meshd.wire.hello import Hello
 from meshd.wire.news import NEWS_SERVICE
 
 MESH_LOOK_SECONDS = 2.0  # how often a large mesh is looked at
 SESSION_IDLE_SECONDS = 60.0  # without a stream, until a session that neither end keeps is ended
+_AGAIN_SECONDS = 5.0  # after something failed that nobody foresaw, until a peer is looked after again
 LOG = log.get("peer")
 
 
+class UnknownPeer(UserError):
+    """No peer has that name or id."""
+
+
+def find(text: str, *, me: PeerId, names: Mapping[PeerId, str]) -> PeerId:
+    """Return the one of `names`, which include ours, that `text` means. The rules are in identity/naming.py.
+
+    Raises UnknownPeer, or UserError for this node or several.
+    """
+    by_id = {str(peer): peer for peer in names}
+    found = [by_id[node] for node in naming.meant(text, {str(peer): name for peer, name in names.items()})]
+    if not found:
+        raise UnknownPeer(f"no node `{text}` is known", hint="run `meshd peers` for names and ids")
+    if len(found) > 1:
+        found.sort(key=lambda peer: peer != me)
+        shown = ", ".join("this node" if peer == me else peer.short for peer in found)
+        raise UserError(
+            f"`{text}` matches {len(found)} nodes: {shown}",
+            hint="give the first ten characters of its id, or more",
+        )
+    if found == [me]:
+        raise UserError(f"`{text}` is this node itself", hint="give another node's name or id")
+    return found[0]
+
+
+class PeerTable(Mapping[PeerId, Peer]):
+    """Map ids to peers; `owner` runs them, and without one none begins. `rates` counts their dials."""
+
+    def __init__(
+        self,
+        *,
+        node: Node,
+        book: Book,
+        presence: MemberPresence,
+        dialers: Sequence[Dialer],
+        rng: Callable[[], float],
+    ) -> None:
+        self._node = node
+        self._book = book
+        self._presence = presence
+        self.dialers = dialers
+        self._rng = rng
+        self.rates = DialRates()
+        self._peers: dict[PeerId, Peer] = {}
+        self.owner: Owner | None = None
+
+    def __getitem__(self, peer: PeerId) -> Peer:
+        return self._peers[peer]
+
+    def __iter__(self) -> Iterator[PeerId]:
+        return iter(self._peers)
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def wish(self, peer: PeerId) -> Peer | None:
+        """Return what there is with a peer; it is begun where a session with it is to be kept."""
+        known = self._peers.get(peer)
+        if known is None and peer in self._book.peers() and self._presence.wants(peer):
+            known = self.begin(peer)
+        return known
+
+    def begin(self, peer: PeerId, *, caller: Admitter | None = None) -> Peer | None:
+        """Return what there is with a peer, made if there is nothing yet; None: there is no room for it.
+
+        `caller`: who let in a peer that calls us.
+        """
+        known = self._peers.get(peer)
+        if known is not None:
+            return known
+        if self.owner is None or peer == self._node.peer or not self._has_room(peer, caller):
+            return None
+        known = self._peers[peer] = Peer(
+            node=self._node,
+            peer=peer,
+            book=self._book,
+            dialers=self.dialers,
+            rates=self.rates,
+            rng=self._rng,
+            admitter=caller,
+        )
+        known.wanted = self._presence.wants(peer)
+        known.facts.take_name()
+        self.owner.start_for(f"peer {peer.short}", self._live(known), name=f"peer {peer.short}")
+        self._node.changed()
+        return known
+
+    def is_linked(self, peer: PeerId) -> bool:
+        """Tell whether there is a link to it."""
+        known = self._peers.get(peer)
+        return known is not None and known.linked
+
+    def demand(self, peer: PeerId) -> Peer | None:
+        """Begin what there is with a member, as somebody needs a session with it now. None: it is unknown."""
+        known = self._peers.get(peer)
+        if known is None:
+            if peer not in self._book.peers():
+                return None
+            self._presence.demand(peer)
+            known = self.begin(peer)
+        if known is not None:
+            self._presence.demand(peer)
+            known.wanted = True
+            known.used_at = self._node.now()
+        return known
+
+    def drop(self, peer: PeerId, code: Code, why: str) -> None:
+        """End what there is with a peer: it is no member any more."""
+        known = self._peers.pop(peer, None)
+        if known is not None:
+            known.close(code, why)
+            known.drop()
+
+    def retire(self, peer: PeerId) -> None:
+        """Drop a member that nobody needs: its record stays in the book."""
+        self._peers.pop(peer).drop()
+
+    def _has_room(self, peer: PeerId, caller: Admitter | None) -> bool:
+        if len(self._peers) >= TABLED_PEERS.most:
+            return False
+        if caller is None or self._presence.keeps(peer):
+            return True
+        alike = (other for other, known in self._peers.items() if known.admitter == caller)
+        return sum(not self._presence.keeps(other) for other in alike) < TABLED_ADMITTED.most
+
+    async def _live(self, known: Peer) -> None:
+        """Own a peer until it is dropped. If its life fails as nobody foresaw, another one begins."""
+        peer = known.id
+        source = f"peer {peer.short}"
+        try:
+            await contained(known.serve(), source=source, name="connection", blame=known.blame)
+        except MeshdError:
+            if self._peers.get(peer) is known:
+                del self._peers[peer]
+            with suppress(Fault), Contained(source, "connection", known.blame):
+                known.close(Code.NONE, "it failed here")  # the links that others own
+            await asyncio.sleep(_AGAIN_SECONDS)
+            self.wish(peer)
+
+
 class PeerMesh:
-    """Implements `Mesh` and `NodeEvents`. `serve` must run for anything to happen."""
+    """Implement `Mesh` and `NodeEvents`. `serve` must run for anything to happen."""
 
     def __init__(
         self,
@@ -50,46 +197,94 @@ class PeerMesh:
         book: Book,
         dialers: Sequence[Dialer],
         rng: Callable[[], float],
+        signer: Signer,
         boot: Callable[[], float] = boot_seconds,
-        signer: Signer | None = None,
     ) -> None:
         self._node = node
         self._book = book
         self._rng = rng
         self._boot = boot
         self._leaving = False
-        self._presence = MemberPresence(node=node, book=book, signer=signer, rng=rng)
-        self._peers = PeerTable(node=node, book=book, presence=self._presence, dialers=dialers, rng=rng)
-        self._roster = MemberRoster(node, book, self._presence, self._peers)
-        self._news = News(node, book, self._presence.gossip, heard=self._heard)
-        book.spare(self._peers.is_linked)
-        node.subscribe(self)
-        node.services[NEWS_SERVICE] = Service(self._news.talk, lambda _member, _metadata: None, once=True)
+        self.presence = MemberPresence(node=node, book=book, signer=signer, rng=rng)
+        self.table = PeerTable(node=node, book=book, presence=self.presence, dialers=dialers, rng=rng)
+        self.news = News(node, book, self.presence.gossip, heard=self._heard)
+        book.spare(self.table.is_linked)
+        node.events = self
+        node.services[NEWS_SERVICE] = Service(self.news.talk, lambda _member, _metadata: None, once=True)
 
     # Mesh.
 
     def peers(self) -> Sequence[PeerStatus]:
-        """See Mesh; members that are only known from their record come as `known`."""
-        return self._roster.peers()
+        """Return the status of each (see Mesh); members only known from their record come as `known`."""
+        found = [known.status() for known in self.table.values()]
+        found += [self._unmet(peer) for peer in self._book.peers() if peer not in self.table]
+        ids = sorted(str(peer) for peer in (self._node.peer, *(status.peer for status in found)))
+        return [self._shown(status, ids) for status in found]
+
+    def _unmet(self, peer: PeerId) -> PeerStatus:
+        """Return the status of a member with which this node has nothing now."""
+        record = self._book.record(peer)
+        return PeerStatus(
+            peer=peer,
+            name=naming.shown(record.name) if record is not None else "",
+            role=record.role if record is not None else "",
+            state=PeerState.KNOWN,
+            paths=(),
+            native=None,
+            software="",
+            resumes=0,
+            since=self.presence.met(peer),
+            last_error="",
+            clock_offset=None,
+        )
+
+    def _shown(self, status: PeerStatus, ids: Sequence[str]) -> PeerStatus:
+        """Add what others say of it, its faults, and a mark to a name with which one of `ids` begins."""
+        record = self._book.record(status.peer)
+        faults, last_fault = self._node.faults.told(status.peer, self._node.now())
+        return replace(
+            self._with_presence(status),
+            name=naming.shown_among(status.name, str(status.peer), ids),
+            faults=faults,
+            last_fault=last_fault,
+            paused=record is not None and record.is_paused,
+        )
+
+    def _with_presence(self, status: PeerStatus) -> PeerStatus:
+        """Add what news tell of a peer that is not connected because nobody needs it: whether it is there."""
+        if not self.presence.large or status.state in (PeerState.CONNECTED, PeerState.SUSPENDED):
+            return status
+        if self.presence.present(status.peer):
+            away = status.state is PeerState.LOST  # from here only
+            return replace(status, state=PeerState.KNOWN if away else status.state, present=True)
+        since = self.presence.away_since(status.peer)
+        return status if since is None else replace(status, state=PeerState.LOST, since=since)
 
     def find(self, text: str, also: Iterable[PeerId] = ()) -> PeerId:
-        """The peer that `text` means, or one of `also`, which need not be peers now. Raises UnknownPeer, or
-        UserError when it is this node, or fits several."""
-        return self._roster.find(text, also)
+        """Return the peer that `text` means, or one of `also`, which need not be peers now.
+
+        Raises UnknownPeer, or UserError when it is this node, or fits several.
+        """
+        names = dict.fromkeys(also, "")
+        for peer in self._book.peers():
+            record = self._book.record(peer)
+            names[peer] = naming.shown(record.name) if record is not None else ""
+        names |= {peer: known.facts.name for peer, known in self.table.items()}
+        return find(text, me=self._node.peer, names=names | {self._node.peer: self._node.facts.name})
 
     def member(self, peer: PeerId) -> Member | None:
         """See Mesh."""
-        entry = self._peers.get(peer)
-        return entry.connection.view.member if entry is not None else None
+        known = self.table.get(peer)
+        return known.facts.member if known is not None else None
 
     def open_stream(
         self, peer: PeerId, service: str, *, metadata: Mapping[str, MetadataValue], bulk: bool = False
     ) -> Stream:
         """See Mesh."""
-        entry = self._peers.get(peer) if service in OF_THE_MESH else self._peers.demand(peer)
-        if entry is None:
+        known = self.table.get(peer) if service in OF_THE_MESH else self.table.demand(peer)
+        if known is None:
             raise Broken(f"unknown peer {peer.short}")
-        return entry.connection.open_stream(service, metadata, bulk=bulk)
+        return known.open_stream(service, metadata, bulk=bulk)
 
     def handle(self, service: str, handler: Handler, *, allow: Allow, quiet: bool = False) -> None:
         """See Mesh; `quiet` as in Service."""
@@ -97,55 +292,51 @@ class PeerMesh:
 
     def reachable(self) -> Sequence[PeerId]:
         """See signals.Carriers."""
-        return [peer for peer, entry in self._peers.items() if entry.connection.linked]
+        return [peer for peer, known in self.table.items() if known.linked]
 
     def direct(self) -> Sequence[PeerId]:
-        """Peers whose data goes over a link that is not relayed (link/relayed/through_member.py)."""
+        """Return peers whose data goes over a link that is not relayed (link/relayed/through_member.py)."""
         return [
             peer
-            for peer, entry in self._peers.items()
-            if any(
-                path.selected and path.link.kind is not LinkKind.RELAY
-                for path in entry.connection.status().paths
-            )
+            for peer, known in self.table.items()
+            if any(path.selected and path.link.kind is not LinkKind.RELAY for path in known.status().paths)
         ]
 
     def hears(self, peer: PeerId) -> bool:
         """See signals.Carriers."""
-        entry = self._peers.get(peer)
-        return entry is not None and entry.connection.hears
+        known = self.table.get(peer)
+        return known is not None and known.hears
 
     async def changed(self, seen: int) -> int:
         """See Mesh."""
         return await self._node.wait_changed(seen)
 
     async def ping(self, peer: PeerId, within: float) -> tuple[float, PathStatus]:
-        """Round trip in seconds, and the path it took. Raises Broken."""
+        """Return the round trip in seconds, and the path it took. Raises Broken."""
         began = self._node.now()
-        entry = await self._reach(peer, within)
-        return await entry.connection.ping(max(0.01, began + within - self._node.now()))
+        known = await self._reach(peer, within)
+        return await known.ping(max(0.01, began + within - self._node.now()))
 
     async def reach(self, peer: PeerId, within: float) -> None:
         """Have a session with a member that is not connected because nobody needed it. Raises Broken."""
         await self._reach(peer, within)
 
-    async def _reach(self, peer: PeerId, within: float) -> PeerEntry:
-        """Returns at once where a session is kept anyway, connected or not."""
-        kept = self._peers.get(peer)
-        if kept is not None and kept.connector.wanted:
-            return kept
-        entry = self._peers.demand(peer)
-        if entry is None:
+    async def _reach(self, peer: PeerId, within: float) -> Peer:
+        """Return at once where a session is kept anyway, connected or not."""
+        known = self.table.get(peer)
+        if known is not None and known.wanted:
+            return known
+        known = self.table.demand(peer)
+        if known is None:
             raise Broken(f"unknown peer {peer.short}")
         try:
             async with asyncio.timeout(within):
                 seen = -1
-                while not any(path.selected for path in entry.connection.status().paths):
+                while not any(path.selected for path in known.status().paths):
                     seen = await self._node.wait_changed(seen)
         except TimeoutError:
-            why = entry.connection.view.last_error
-            raise Broken(f"not connected to {entry.connection.view.label}: {why or 'no link yet'}") from None
-        return entry
+            raise known.facts.not_connected() from None
+        return known
 
     # Life.
 
@@ -153,53 +344,53 @@ class PeerMesh:
         """Connect to all known members, and keep at it until cancelled; then say goodbye."""
         try:
             async with Owner() as owner:
-                self._peers.owner = owner
-                self._presence.tick(())
+                self.table.owner = owner
+                self.presence.tick(())
                 owner.start(self._keep_sessions(), name="sessions")
                 self._add_wanted()
                 await watch_sleep(self._woke, boot=self._boot)  # until cancelled
         finally:
-            self._peers.owner = None
+            self.table.owner = None
 
     def say_goodbye(self, reason: str, *, code: Code = Code.SHUTDOWN) -> None:
         """End all sessions on purpose, and make no new ones; the caller then gives the links a moment."""
         self._leaving = True
-        for entry in self._peers.values():
-            entry.connector.stop()
-            entry.connection.close(code, reason)
+        for known in self.table.values():
+            known.stop()
+            known.close(code, reason)
 
     async def accept(self, link: Link) -> None:
         """Own a link that a listener took in."""
         caller = link.info.member.chain.admitter
-        entry = None if self._leaving else self._peers.entry(link.info.peer, caller=caller)
-        if entry is None:
+        known = None if self._leaving else self.table.begin(link.info.peer, caller=caller)
+        if known is None:
             await link.aclose()
             return
         try:
-            await entry.connection.run_link(link)
+            await known.run_link(link)
         except MeshdError as error:
             LOG.info("link_refused", peer=link.info.peer.short, why=error.what)
 
     def expect(self, peer: PeerId) -> None:
         """Begin to connect to a peer that is known by address only (from a token)."""
-        self._presence.tick(self.reachable())
-        self._peers.wish(peer)
+        self.presence.tick(self.reachable())
+        self.table.wish(peer)
 
     def seen_nearby(self, peer: PeerId) -> None:
-        """It was just seen in one of our networks: dial now, unless it is connected."""
-        entry = self._peers.wish(peer)
-        if entry is not None:
-            entry.connector.told()
+        """Dial a peer that was just seen in one of our networks, unless it is connected."""
+        known = self.table.wish(peer)
+        if known is not None:
+            known.told()
 
     def addresses_changed(self) -> None:
-        """Our own addresses are others now: old links may be dead without knowing it."""
-        for entry in self._peers.values():
-            entry.connector.poke(although_connected=True)
+        """Test and dial all, as our own addresses changed: links may be dead without knowing it."""
+        for known in self.table.values():
+            known.poke(although_connected=True)
 
     def nat_changed(self) -> None:
-        """More is known of this node's network, or it lets other things through: try again what failed."""
-        for entry in self._peers.values():
-            entry.connector.poke()
+        """Try again what failed, as more is known of this node's network, or it lets other things through."""
+        for known in self.table.values():
+            known.poke()
 
     def _woke(self, slept: float) -> None:
         LOG.info("woke_up", seconds=round(slept, 1))
@@ -207,39 +398,53 @@ class PeerMesh:
         self.addresses_changed()
 
     def record_changed(self) -> None:
-        """Our own record is another one: tell everybody."""
+        """Tell everybody our new record."""
         self._node.changed()
 
     async def _keep_sessions(self) -> None:
-        """In a large mesh: keep few sessions, and end those that nobody needs."""
+        """Keep few sessions in a large mesh, and end those that nobody needs."""
         while True:
             await asyncio.sleep(MESH_LOOK_SECONDS)
-            self._presence.tick(self.reachable())
+            self.presence.tick(self.reachable())
             self._add_wanted()
             now = self._node.now()
-            for peer, entry in list(self._peers.items()):
-                entry.connector.wanted = self._presence.wants(peer)
-                if entry.connection.in_use:
-                    self._presence.demand(peer)
-                if entry.connector.wanted or entry.connection.in_use:
-                    entry.used_at = now
-                elif now - entry.used_at < SESSION_IDLE_SECONDS:
+            for peer, known in list(self.table.items()):
+                known.wanted = self.presence.wants(peer)
+                if known.in_use:
+                    self.presence.demand(peer)
+                if known.wanted or known.in_use:
+                    known.used_at = now
+                elif now - known.used_at < SESSION_IDLE_SECONDS:
                     continue
-                elif not entry.connection.linked and not entry.connection.session_id:
-                    self._peers.retire(peer, entry)
-                elif entry.connection.linked and entry.connection.leads:
-                    entry.connection.close(Code.IDLE, "it is not needed now")
+                elif not known.linked and not known.session_id:
+                    self.table.retire(peer)
+                elif known.linked and known.leads:
+                    known.close(Code.IDLE, "it is not needed now")
 
     def _add_wanted(self) -> None:
-        for peer in in_order(self._presence.wishes() - self._peers.keys()):
-            self._peers.entry(peer)
+        for peer in in_order(self.presence.wishes() - self.table.keys()):
+            self.table.begin(peer)
 
     def _drop(self, peer: PeerId, code: Code, why: str) -> None:
-        """A peer is no member any more: forget where it is, end what there is with it, show it no longer."""
+        """Forget a peer that is no member any more: where it is, and what there is with it."""
         self._book.forget(peer)
-        self._presence.forget(peer)
-        self._peers.drop(peer, code, why)
+        self.presence.forget(peer)
+        self.table.drop(peer, code, why)
         self._node.changed()
+
+    def forget(self, peer: PeerId) -> None:
+        """Drop a member that is away from what this node knows, until the member itself is heard of again.
+
+        Raises UserError while it is there.
+        """
+        known = self.table.get(peer)
+        if self.presence.present(peer) or (known is not None and known.session_id):
+            name = known.facts.label if known is not None else peer.short
+            raise UserError(
+                f"`{name}` is connected, or was a moment ago",
+                hint="stop meshd there, or wait until it is shown as away; `meshd revoke` bans a node",
+            )
+        self._drop(peer, Code.NONE, "it was forgotten here")
 
     def _heard(self, record: PeerRecord) -> None:
         if record.has_left:
@@ -247,69 +452,69 @@ class PeerMesh:
             self._drop(record.peer, Code.NONE, "it has left the mesh")
             return
         self._known_now(record.peer)
-        entry = self._peers.wish(record.peer)
-        if entry is not None:
-            self._peers.name_from_record(entry.connection)
-            entry.connector.told()
+        known = self.table.wish(record.peer)
+        if known is not None:
+            if not known.linked:
+                known.facts.take_name()
+            known.told()
 
     def _known_now(self, peer: PeerId) -> None:
-        """Its record is new. One that dialled us before we knew it is wanted from now on."""
-        if self._presence.large:  # others may be next to us now: see _keep_sessions
+        """Note a peer whose record is new: if it dialled us before we knew it, it is wanted from now on."""
+        if self.presence.large:  # others may be next to us now: see _keep_sessions
             return
-        self._presence.tick(self.reachable())
-        entry = self._peers.get(peer)
-        if entry is not None:
-            entry.connector.wanted = self._presence.wants(peer)
+        self.presence.tick(self.reachable())
+        known = self.table.get(peer)
+        if known is not None:
+            known.wanted = self.presence.wants(peer)
 
-    def link_made(self, peer: PeerId, hello: Hello, _info: LinkInfo) -> None:
-        """Raises RemoteProtocolError where the peer shows no good record: it would never be a member here."""
+    def link_made(self, peer: PeerId, hello: Hello, info: LinkInfo) -> None:
+        """See NodeEvents. A peer without a good record would never be a member here."""
         record = PeerRecord.decode(hello.record)
         if record.peer != peer:
             raise RemoteProtocolError("a greeting contains another node's record", code="record")
-        if self._book.add(record):
+        self.table.rates.link_made(info)
+        if self._book.add(record, from_itself=True):
             self._node.changed()
             if record.has_left:
                 self._drop(peer, Code.NONE, "it has left the mesh")
             else:
                 self._known_now(peer)
-        entry = self._peers.get(peer)
-        if entry is None:
+        known = self.table.get(peer)
+        if known is None:
             return  # dropped while it greeted
-        if entry.connection.leads and entry.news_session != entry.connection.session_id and self._peers.owner:
-            self._keep_news(entry, self._peers.owner)
+        if known.leads and known.news_session != known.session_id and self.table.owner:
+            self._keep_news(known, self.table.owner)
 
-    def _keep_news(self, entry: PeerEntry, owner: Owner) -> None:
+    def _keep_news(self, known: Peer, owner: Owner) -> None:
         """Speak of news with the peer for as long as its session of now lasts."""
-        connection = entry.connection
-        session = entry.news_session = connection.session_id
+        session = known.news_session = known.session_id
 
         def open_stream() -> Stream:
-            if connection.session_id != session:
+            if known.session_id != session:
                 raise Broken("the session has ended")
-            return connection.open_stream(NEWS_SERVICE, {}, bulk=False)
+            return known.open_stream(NEWS_SERVICE, {}, bulk=False)
 
-        if entry.news is not None:
-            entry.news.cancel()  # of the session before: it waits
-        entry.news = owner.start_for(
-            f"peer {connection.peer.short}",
-            self._news.keep(connection.peer, open_stream, self._rng),
-            name=f"news {connection.peer.short}",
-            blame=connection.blame,
+        if known.news is not None:
+            known.news.cancel()  # of the session before: it waits
+        known.news = owner.start_for(
+            f"peer {known.id.short}",
+            self.news.keep(known.id, open_stream, self._rng),
+            name=f"news {known.id.short}",
+            blame=known.blame,
         )
 
     def said_goodbye(self, peer: PeerId, code: int) -> None:
         if code != Code.IDLE:
             LOG.info("peer_left", peer=peer.short, code=code)
-            self._presence.parted(peer)
+            self.presence.parted(peer)
         if code == Code.LEFT:
             self._drop(peer, Code.NONE, "it has left the mesh")
 
     def bans_changed(self) -> None:
-        """A node is banned: close its sessions, and tell the others."""
+        """Close the sessions with banned nodes, and tell the others."""
         bans = self._node.bans
-        for peer in dict.fromkeys([*self._peers, *self._book.peers()]):
-            entry, record = self._peers.get(peer), self._book.record(peer)
-            member = entry.connection.view.member if entry is not None else None
+        for peer in dict.fromkeys([*self.table, *self._book.peers()]):
+            record, member = self._book.record(peer), self.member(peer)
             chain = member.chain if member is not None else record and record.chain
             why = bans.why_banned(chain) if chain else bans.why_node_banned(peer)
             if why is not None:

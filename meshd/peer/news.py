@@ -1,11 +1,12 @@
-"""News between connected members: records, bans and who is there, over one durable stream a pair.
+"""Exchange news between connected members: records, bans and who is there, over one durable stream a pair.
 
 What changes is told once to each. Nothing is queued: what there is is the queue, and each stream reads its
-journal with its own mark (peer/news_outbox.py). At first, and each minute in which nothing happens, the
-two compare a hash of everything, and tell each other what one of them lacks (peer/news_digest.py).
+journal with its own mark (peer/news_ledger.py). At first, and each minute in which nothing happens, the
+two compare a hash of everything, and tell each other what one of them lacks.
 
 A member's news are read at a bounded rate: one that sends more waits, and one whose news do not verify is
-soon ignored (peer/news_limits.py).
+soon ignored. That is counted for a member (`NewsLimits`), not for a stream or a session: a new one is no new
+start.
 """
 
 import asyncio
@@ -17,28 +18,110 @@ from meshd.base import log
 from meshd.base.backoff import Backoff
 from meshd.base.errors import Broken, Busy, EndOfStream, Refused, RemoteProtocolError
 from meshd.base.fault_boundary import Contained, Fault
+from meshd.base.peer_limits import (
+    ANSWERED,
+    ANSWERED_OF_ISSUER,
+    COMPARED,
+    DIGESTS,
+    NEWS_CHECKS,
+    NEWS_FAULTS,
+)
+from meshd.base.rate_by_key import TokenBuckets
 from meshd.base.tasks import Owner
 from meshd.identity.away import Away
 from meshd.identity.keys import PeerId
+from meshd.identity.membership import Admitter
 from meshd.identity.presence import Presence
 from meshd.identity.record import PeerRecord
 from meshd.identity.revocation import digest_of
 from meshd.peer.interface import Book, Stream
 from meshd.peer.messages import MessageStream
-from meshd.peer.news_digest import NewsLedger
-from meshd.peer.news_limits import KNOWN_COST, NEW_BAN_COST, NEW_COST, NewsLimits, NewsLimitsByMember
-from meshd.peer.news_outbox import BanItem, Item, LifeItem, NewsOutbox
-from meshd.peer.news_told import COMPARE_SECONDS, Told
+from meshd.peer.news_ledger import COMPARE_SECONDS, BanItem, Item, LifeItem, NewsLedger, NewsOutbox, Told
 from meshd.peer.node import Node
 from meshd.peer.presence_gossip import PresenceGossip
 from meshd.wire.news import AwayNews, BanNews, BucketsNews, DigestNews, PresenceNews, RecordNews, decode
 
+Issuers = TokenBuckets[Admitter | PeerId]
+
+NEW_COST = 1.0  # a statement whose signatures are checked
+NEW_BAN_COST = 5.0  # one that is written to the disk before it is acted on, too
+KNOWN_COST = 0.1  # one that is known: a hash
+LEAST_PAUSE = 0.001  # shorter ones are what rounding leaves
+_MANY_MEMBERS = 64  # members that are remembered before those that owe nothing are forgotten
+LOG = log.get("peer")
 MAX_COMPARE_SECONDS = 3600.0  # while they never come to have the same: it is doubled each time
 QUIET_SECONDS = 5.0  # after a change until hashes are compared: it may be on its way
 _AGAIN = Backoff(first=5.0, most=300.0)  # until a stream that was lost is opened again
 LASTING_SECONDS = 600.0  # one that was open for so long was no failure
 _AT_ONCE = 16  # signs of life that are checked before others have a turn
-LOG = log.get("peer")
+
+
+class NewsLimits:
+    """What one member may tell, and be told, at a time."""
+
+    def __init__(self, peer: PeerId, issuers: Issuers, now: float) -> None:
+        self._peer = peer
+        self._issuers = issuers
+        self._checks = NEWS_CHECKS.bucket(now)
+        self._faults = NEWS_FAULTS.bucket(now)
+        self._compared = COMPARED.bucket(now)
+        self._digests = DIGESTS.bucket(now)
+        self._answered = ANSWERED.bucket(now)
+        self.issuer: Admitter | PeerId = peer  # in whose share it counts as well
+        self.checked = 0.0  # what its news have cost, in all
+
+    async def pause(self, cost: float) -> None:
+        """Let others have their turn, and wait while the member has told too much."""
+        self.checked += cost
+        await asyncio.sleep(self._checks.take(cost, asyncio.get_running_loop().time()))
+
+    def fault(self, why: str) -> None:
+        """It told what does not hold. Raises RemoteProtocolError when that was too often."""
+        if not self._faults.spend(1, asyncio.get_running_loop().time()):
+            raise RemoteProtocolError(f"too many invalid news, the last one: {why}", code="news")
+        LOG.info("news_dropped", peer=self._peer.short, why=why)
+
+    def compares(self, now: float) -> bool:
+        """May it have another answer to its hashes? That may be everything there is."""
+        return self._compared.spend(1, now)
+
+    def digests(self, now: float) -> bool:
+        """May it have another digest compared? The answer to 16 bytes is 2 KiB."""
+        return self._digests.spend(1, now)
+
+    def answered(self, size: int, now: float) -> None:
+        """So many bytes were told to it because its hashes differ."""
+        self._answered.take(size, now)
+        self._issuers.of(self.issuer, now).take(size, now)
+
+    def rest(self, now: float) -> float:
+        """Seconds until it may be told more for that reason; 0: now."""
+        pause = max(self._answered.take(0, now), self._issuers.of(self.issuer, now).take(0, now))
+        return pause if pause > LEAST_PAUSE else 0.0
+
+    def clear(self, now: float) -> bool:
+        """Nothing is owed."""
+        buckets = (self._checks, self._faults, self._compared, self._digests, self._answered)
+        return all(bucket.full(now) for bucket in buckets)
+
+
+class NewsLimitsByMember:
+    """The limits of all members that owe something."""
+
+    def __init__(self) -> None:
+        self._of: dict[PeerId, NewsLimits] = {}
+        self._issuers: Issuers = TokenBuckets(ANSWERED_OF_ISSUER)
+
+    def of(self, peer: PeerId, now: float, *, admitter: Admitter | None = None) -> NewsLimits:
+        """The same one for as long as it owes something; `admitter`: who let it in, where that is known."""
+        if len(self._of) >= _MANY_MEMBERS:
+            self._of = {one: limits for one, limits in self._of.items() if not limits.clear(now)}
+        limits = self._of.get(peer)
+        if limits is None:
+            limits = self._of[peer] = NewsLimits(peer, self._issuers, now)
+        if admitter is not None:
+            limits.issuer = admitter
+        return limits
 
 
 class News:
@@ -51,9 +134,9 @@ class News:
         self._book = book
         self._gossip = gossip
         self._heard = heard
-        self._outbox = NewsOutbox(me=node.peer, book=book, bans=node.bans, gossip=gossip)
+        self.outbox = NewsOutbox(me=node.peer, book=book, bans=node.bans, gossip=gossip)
         self._ledger = NewsLedger(me=node.peer, book=book, bans=node.bans, gossip=gossip)
-        self._limits = NewsLimitsByMember()
+        self.limits = NewsLimitsByMember()
         self._marks: tuple[int, ...] = ()
         self._changed_at = 0.0
 
@@ -81,7 +164,7 @@ class News:
         messages, told = MessageStream(stream), Told()
         record = self._book.record(stream.peer)
         admitter = record.chain.admitter if record is not None else None
-        limits = self._limits.of(stream.peer, self._node.now(), admitter=admitter)
+        limits = self.limits.of(stream.peer, self._node.now(), admitter=admitter)
         try:
             async with Owner() as owner:
                 telling = self._tell(messages, stream.peer, told, limits)
@@ -101,13 +184,13 @@ class News:
 
     async def _tell(self, messages: MessageStream, peer: PeerId, told: Told, limits: NewsLimits) -> None:
         self._collect()
-        mark = self._outbox.journal.mark  # what there is already is compared
+        mark = self.outbox.journal.mark  # what there is already is compared
         gossip_mark = self._gossip.journal.mark
         await self._tell_digest(messages, told)
         while True:
             seen = self._node.version
             self._collect()
-            items, mark = self._outbox.journal.since(mark), self._outbox.journal.mark
+            items, mark = self.outbox.journal.since(mark), self.outbox.journal.mark
             for item in items:
                 for message in self._words(item, peer, told):
                     await messages.send(message)
@@ -144,7 +227,7 @@ class News:
         marks = self._ledger.marks(own)
         if marks != self._marks:
             self._marks, self._changed_at = marks, now
-        self._outbox.collect(own, now)
+        self.outbox.collect(own, now)
 
     def _is_quiet(self) -> bool:
         return self._node.now() >= self._changed_at + QUIET_SECONDS
@@ -156,8 +239,8 @@ class News:
     async def _until_changed(self, seen: int, told: Told, limits: NewsLimits) -> None:
         """Or until it is the turn of something that changed too often, or time to compare."""
         due = max(told.compared_at + told.pause, self._changed_at + QUIET_SECONDS)
-        if self._outbox.due is not None:
-            due = min(due, self._outbox.due)
+        if self.outbox.due is not None:
+            due = min(due, self.outbox.due)
         if told.asked or told.refuted:
             due = min(due, self._node.now() + limits.rest(self._node.now()))
         try:

@@ -1,4 +1,8 @@
-"""What every peer connection shares: who this node is, its services, its bans, its limits."""
+"""Hold what every peer connection shares: who this node is, its services, its bans, its limits, its clocks.
+
+In a suspend monotonic time stands still, so that nothing that counts seconds knows of it: the clock since
+boot runs on, and their difference is the sleep. A stopped process (SIGSTOP) sees monotonic time jump.
+"""
 
 import asyncio
 import time
@@ -8,7 +12,7 @@ from typing import Protocol
 
 from meshd import __version__
 from meshd.base import log
-from meshd.base.errors import BANNED_HINT, RemoteProtocolError
+from meshd.base.errors import BANNED_HINT, Refused, RemoteProtocolError
 from meshd.base.fault_boundary import Contained, Fault
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
@@ -16,8 +20,8 @@ from meshd.identity.record import PeerRecord
 from meshd.identity.revocation import RevocationSet
 from meshd.link.interface import LinkInfo, MayDial
 from meshd.mux.config import MuxConfig, NodeBudget
-from meshd.peer.faults import Faults
 from meshd.peer.interface import Allow, Handler
+from meshd.peer.limits import Faults
 from meshd.wire.address import Candidate
 from meshd.wire.hello import WIRE_VERSION, Hello
 from meshd.wire.limits import MAX_FRAME_BYTES
@@ -25,6 +29,8 @@ from meshd.wire.native import NativeVersion
 from meshd.wire.netfacts import NetFacts
 
 LOG = log.get("peer")
+CLOCK_LOOK_SECONDS = 2.0  # between two looks at the clocks
+SLEPT_LEAST = 5.0  # seconds; a busy machine is late by less
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +53,19 @@ class NodeHost(Protocol):
     def may_dial(self) -> MayDial: ...
 
     def record(self) -> PeerRecord:
-        """Its own, as others are told it."""
+        """Return its own, as others are told it."""
         ...
 
     def is_near(self, candidates: Sequence[Candidate]) -> bool:
-        """Is one of these on this machine, or in one LAN with it?"""
+        """Tell whether one of these is on this machine, or in one LAN with it."""
         ...
 
     def why_not_direct(self, theirs: NetFacts | None, last_error: str) -> str:
-        """One sentence. `theirs`: what is known of the peer's network."""
+        """Say it in one sentence. `theirs`: what is known of the peer's network."""
         ...
 
     def woke(self) -> None:
-        """This machine has slept: ports, mappings and relays may be gone. The mesh tests its links itself."""
+        """Look after ports, mappings and relays: a sleep is over. The mesh tests its links itself."""
         ...
 
 
@@ -76,31 +82,19 @@ class Service:
     once: bool = False
 
 
-class DiallingSide(Protocol):
-    """What dials one peer, as its connection sees it."""
-
-    def links_changed(self) -> None:
-        """A link came, went, fell silent, or is used now."""
-        ...
-
-    def why_not_direct(self) -> str:
-        """In one sentence, for a peer whose data is relayed."""
-        ...
-
-
 class NodeEvents(Protocol):
-    """Is told what connections learn that concerns the whole mesh."""
+    """Take in what is learnt of one peer and concerns the whole mesh (mesh.py)."""
 
     def link_made(self, peer: PeerId, hello: Hello, info: LinkInfo) -> None:
-        """A link has greeted. Raises RemoteProtocolError where the peer shows no good record."""
+        """Note a link that has greeted. Raises RemoteProtocolError where the peer shows no good record."""
         ...
 
     def said_goodbye(self, peer: PeerId, code: int) -> None:
-        """A peer ended its session on purpose."""
+        """Note a peer that ended its session on purpose."""
         ...
 
     def bans_changed(self) -> None:
-        """There are new bans, and they are saved."""
+        """Act on new bans, which are saved."""
         ...
 
 
@@ -120,7 +114,7 @@ class Node:
     config: MuxConfig = field(default_factory=MuxConfig)
     services: dict[str, Service] = field(default_factory=dict)
     faults: Faults = field(default_factory=Faults)
-    _events: list[NodeEvents] = field(default_factory=list)
+    events: NodeEvents | None = None
     _banned: bool = False  # the log has it
     version: int = 0
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -130,19 +124,19 @@ class Node:
         return self.facts.peer
 
     def now(self) -> float:
-        """Loop time, seconds."""
+        """Return the loop time in seconds."""
         return asyncio.get_running_loop().time()
 
     def wall_clock(self) -> int:
-        """Unix seconds: only told to peers, to find clocks that are wrong."""
+        """Return Unix seconds, which are only told to peers, to find clocks that are wrong."""
         return int(time.time())
 
     def mux_config(self, grace: int) -> MuxConfig:
-        """The session's configuration with the smaller of both sides' grace."""
+        """Return the session's configuration with the smaller of both sides' grace."""
         return replace(self.config, grace=float(grace))
 
     def hello(self, *, current: bytes, fresh: bytes, chosen: bytes) -> Hello:
-        """Our Hello with the given session fields (wire/hello.py)."""
+        """Return our Hello with the given session fields (wire/hello.py)."""
         facts = self.facts
         return Hello(
             version=WIRE_VERSION,
@@ -180,43 +174,53 @@ class Node:
                 LOG.debug("ban_refused", why=error.what)  # the caller names the sender, and counts these
         if new:
             self.save_bans()
-            for each in self._events:
-                each.bans_changed()
+            if self.events is not None:
+                self.events.bans_changed()
         return invalid
 
-    def subscribe(self, events: NodeEvents) -> None:
-        """Tell `events` from now on."""
-        self._events.append(events)
-
-    def link_made(self, peer: PeerId, hello: Hello, info: LinkInfo) -> None:
-        """See NodeEvents."""
-        for each in self._events:
-            each.link_made(peer, hello, info)
-
-    def said_goodbye(self, peer: PeerId, code: int) -> None:
-        """See NodeEvents."""
-        for each in self._events:
-            each.said_goodbye(peer, code)
-
     def why_banned(self, member: Member) -> str | None:
-        """Why a member is out, or None."""
+        """Return why a member is out, or None."""
         return self.bans.why_banned(member.chain)
 
+    def check_banned(self, member: Member) -> None:
+        """Raise Refused (code `banned`) if a member is out."""
+        why = self.why_banned(member)
+        if why is not None:
+            raise Refused(why, code="banned", hint=BANNED_HINT)
+
     def told_banned(self, peer: PeerId, judge: str, why: str) -> None:
-        """A peer holds this node for banned. All say so, each time they are dialled: one line is enough."""
+        """Log that a peer holds this node for banned. All say so, at each dial: one line is enough."""
         if not self._banned:
             self._banned = True
             what = f"this node's key is banned in this mesh, according to {judge}: {why}"
             LOG.warning("banned", peer=peer.short, why=what, hint=BANNED_HINT)
 
     def changed(self) -> None:
-        """Something about a peer changed: wake `wait_changed`."""
+        """Wake `wait_changed`, as something about a peer changed."""
         self.version += 1
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def wait_changed(self, seen: int) -> int:
-        """Returns the version now, once it is not `seen` any more."""
+        """Return the version now, once it is not `seen` any more."""
         while self.version == seen:
             await self._changed.wait()
         return self.version
+
+
+def boot_seconds() -> float:
+    """Return the seconds since boot, suspends included where the system tells (Linux)."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
+
+
+async def watch_sleep(woke: Callable[[float], None], *, boot: Callable[[], float] = boot_seconds) -> None:
+    """Call `woke` with the seconds slept after each sleep of SLEPT_LEAST or more, until cancelled."""
+    loop = asyncio.get_running_loop()
+    while True:
+        since, booted = loop.time(), boot()
+        await asyncio.sleep(CLOCK_LOOK_SECONDS)
+        ran = loop.time() - since
+        slept = max(boot() - booted, ran) - CLOCK_LOOK_SECONDS
+        if slept >= SLEPT_LEAST:
+            woke(slept)

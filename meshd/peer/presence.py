@@ -37,13 +37,12 @@ def in_order(peers: Collection[PeerId]) -> list[PeerId]:
 class MemberPresence:
     """Which members are there, as this node sees it, and with which of them it keeps a session.
 
-    `tick` every few seconds; the rest are questions. Without a `signer` every mesh counts as small.
+    `tick` every few seconds; the rest are questions.
     """
 
-    def __init__(self, *, node: Node, book: Book, signer: Signer | None, rng: Callable[[], float]) -> None:
+    def __init__(self, *, node: Node, book: Book, signer: Signer, rng: Callable[[], float]) -> None:
         self._node = node
         self._book = book
-        self._signer = signer
         self._rng = rng
         self.gossip = PresenceGossip(
             me=node.peer,
@@ -89,7 +88,7 @@ class MemberPresence:
         if self._seen[:1] == (self._book.version,):
             return
         self._members = frozenset(self._book.peers())
-        self.large = self._signer is not None and len(self._members) > DEGREE
+        self.large = len(self._members) > DEGREE
         for peer in self._members - self._met.keys():
             self._met[peer] = now
         for gone in self._met.keys() - self._members:

@@ -43,7 +43,7 @@ class _MemberLife:
 class PresenceGossip:
     """The reported presence of each member in `book`; `now` is loop time in seconds."""
 
-    def __init__(self, *, me: PeerId, own: Callable[[], int], book: Book, signer: Signer | None) -> None:
+    def __init__(self, *, me: PeerId, own: Callable[[], int], book: Book, signer: Signer) -> None:
         """`own` gives the sequence number of our record."""
         self._me = me
         self._own = own
@@ -98,7 +98,7 @@ class PresenceGossip:
 
     def hear_sign(self, sign: Presence) -> bool | None:
         """A sign of life. False: it does not hold; None: nothing new, or of nobody known."""
-        if self._signer is None or sign.peer == self._me:
+        if sign.peer == self._me:
             return None
         record = self._book.record(sign.peer)
         if record is None or record.sequence > sign.sequence or sign.order <= self.order(sign.peer):
@@ -117,11 +117,7 @@ class PresenceGossip:
         Who has no session with us does not tell us so itself: that is one who wants to keep us busy.
         """
         about_us = away.peer == self._me
-        if (
-            self._signer is None
-            or away.order != self.order(away.peer)
-            or (about_us and (self._accused or teller == away.reporter))
-        ):
+        if away.order != self.order(away.peer) or (about_us and (self._accused or teller == away.reporter)):
             return None
         reporter = self._book.record(away.reporter)
         if reporter is None or away.reporter in (away.peer, self._me):
@@ -166,7 +162,7 @@ class PresenceGossip:
 
     def refute(self, now: float) -> bool:
         """Say that we live where somebody says that we do not; True: there is something to tell."""
-        if self._signer is None or not self._accused or not self._refutations.spend(1, now):
+        if not self._accused or not self._refutations.spend(1, now):
             return False
         self._accused = False
         sequence, count = self.order(self._me)
@@ -177,7 +173,7 @@ class PresenceGossip:
 
     def report(self, peer: PeerId, now: float) -> bool:
         """Say that a member is away, unless that is said already, or too much was."""
-        if self._signer is None or self._book.record(peer) is None or self.statements(peer)[1] is not None:
+        if self._book.record(peer) is None or self.statements(peer)[1] is not None:
             return False
         if not self._reporters.of(self._me, now).spend(1, now):
             return False

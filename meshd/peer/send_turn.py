@@ -5,7 +5,7 @@ with what a link has received: deep in nested calls, and while the link's own ta
 says what each may do, so that nothing is sent while the session is being fed or within another send, and
 nothing overtakes what a full link has not taken.
 
-`step` has the rules. The driver (link_driver.py) looks up rows that are made of it once, by the number of a
+`step` has the rules. The driver (links.py) looks up rows that are made of it once, by the number of a
 state in `TURNS`: each message asks several times, and so it costs no more than a flag.
 """
 

@@ -16,7 +16,7 @@ _MAX_DATAGRAMS = 16  # datagrams; more at once is no router's way
 
 
 class _RouterReplies(asyncio.DatagramProtocol):
-    """What came, few of them; an error (nobody listens there) ends the wait."""
+    """The queue of a few replies; an error (nobody listens there) ends the wait."""
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[bytes | Exception] = asyncio.Queue(_MAX_DATAGRAMS)
@@ -38,7 +38,7 @@ async def ask(
     read: Callable[[bytes], T],
     seconds: float = _ASK_SECONDS,
 ) -> T:
-    """The first answer that `read` takes. Raises NotMapped: refused, or silent for so many seconds.
+    """Return the first reply that `read` accepts. Raises NotMapped: refused, or silent for so many seconds.
 
     The socket is connected: the kernel drops what comes from anywhere else.
     """
@@ -50,6 +50,7 @@ async def ask(
     except OSError as error:
         raise NotMapped(f"cannot reach the gateway: {error.strerror or error}", silent=True) from None
     try:
+        # Repeat with doubled pauses, as datagrams get lost.
         async with asyncio.timeout(seconds):
             pause = _FIRST_SECONDS
             while True:

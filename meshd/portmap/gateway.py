@@ -22,7 +22,7 @@ _RTF_GATEWAY = 0x2
 
 
 async def find_route() -> GatewayRoute:
-    """The route out of this network, as of now. Raises Broken when there is none."""
+    """Return the route out of this network, as of now. Raises Broken when there is none."""
     table = _proc_table()
     if table is not None:
         gateway = read_proc(table, order=sys.byteorder)
@@ -41,7 +41,7 @@ def _proc_table() -> str | None:
 
 
 def address_towards(gateway: str) -> str:
-    """This machine's address towards the gateway; nothing is sent. Raises Broken."""
+    """Return this machine's address towards the gateway; nothing is sent. Raises Broken."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((gateway, 9))
@@ -51,7 +51,7 @@ def address_towards(gateway: str) -> str:
 
 
 def read_proc(table: str, *, order: str) -> str | None:
-    """The gateway of the default route with the lowest metric, from /proc/net/route (proc(5)).
+    """Return the gateway of the default route with the lowest metric, from /proc/net/route (proc(5)).
 
     `order`: the machine's byte order; the kernel prints addresses as it holds them.
     """
@@ -70,7 +70,7 @@ def read_proc(table: str, *, order: str) -> str | None:
 
 
 def read_netstat(table: str) -> str | None:
-    """The gateway of the first default route in the output of `netstat -rn -f inet`."""
+    """Return the gateway of the first default route in the output of `netstat -rn -f inet`."""
     for line in table[:_MAX_ROUTES_BYTES].splitlines():
         fields = line.split()
         if len(fields) >= 3 and fields[0] in ("default", "0.0.0.0", "0/0") and "G" in fields[2]:

@@ -16,7 +16,7 @@ from meshd.wire.portmap import Granted, Wish
 
 
 class Language(StrEnum):
-    """How a router is asked, the best first: with PCP its restart is noticed soonest."""
+    """The protocol spoken with a router, the best first: with PCP its restart is noticed soonest."""
 
     PCP = "pcp"
     NATPMP = "nat-pmp"
@@ -24,7 +24,7 @@ class Language(StrEnum):
 
 
 class MapState(StrEnum):
-    """What became of it."""
+    """The state of port mapping."""
 
     OFF = "off"  # by the user's wish
     ASKING = "asking"
@@ -37,7 +37,7 @@ class MapState(StrEnum):
 
 
 class NotMapped(MeshdError):
-    """A router did not do it; `silent`: it never answered."""
+    """The failure of a router; `silent`: it never answered."""
 
     def __init__(self, what: str, *, silent: bool = False) -> None:
         super().__init__(what)
@@ -71,7 +71,7 @@ class GatewayRoute:
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """A sign that the router still is what it was: `epoch` None where it has none (UPnP)."""
+    """A sign of life of the router: `epoch` None where it has none (UPnP)."""
 
     epoch: int | None
     external_host: str  # empty where the answer does not tell
@@ -85,7 +85,7 @@ class HomeRouter(Protocol):
     def language(self) -> Language: ...
 
     async def probe(self) -> Pulse:
-        """Is it there? Asks for nothing that changes anything."""
+        """Check whether the router is there; changes nothing."""
         ...
 
     async def map(self, wish: Wish) -> Granted:
@@ -93,9 +93,9 @@ class HomeRouter(Protocol):
         ...
 
     async def unmap(self, granted: Granted) -> None:
-        """Take one away."""
+        """Remove one mapping."""
         ...
 
     async def pulse(self, held: Sequence[Granted]) -> Pulse:
-        """Does it still know them?"""
+        """Check whether the router still knows the mappings."""
         ...

@@ -1,4 +1,5 @@
-"""When to renew, when to check, and how to interpret a router's answers. Times are loop seconds. Pure.
+"""Decides when to renew, when to check, and how to interpret a router's answers. Times are loop seconds.
+Pure.
 
 RFC 6887, 8.5 and 11.2.1; RFC 6886, 3.3 and 3.6.
 """
@@ -34,7 +35,7 @@ _INSIDE: tuple[tuple[ipaddress.IPv4Network, str], ...] = tuple(
 
 
 def why_not_outside(host: str) -> str | None:
-    """Why nobody outside reaches an address that a router calls its outer one; None: it is public."""
+    """Return why a router's outer address cannot be reached from outside; None: it is public."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -46,14 +47,14 @@ def why_not_outside(host: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A router's epoch as we saw it, and when."""
+    """A router's epoch, and when it was read."""
 
     epoch: int
     at: float
 
 
 def forgot(before: Beat | None, after: Beat) -> bool:
-    """True when the router was restarted between two signs of life (RFC 6887, 8.5).
+    """Return True when the router was restarted between two signs of life (RFC 6887, 8.5).
 
     Its clock may run wrong by a sixteenth, and 2 s more.
     """
@@ -76,19 +77,19 @@ class PortLease:
 
 
 def begin(granted: Granted, now: float) -> PortLease:
-    """A lease just granted: to be renewed at half its life."""
+    """Return a lease just granted: to be renewed at half its life."""
     life = max(min(granted.lifetime, LIFETIME), SHORTEST_LIFETIME)
     return PortLease(granted, now + life / 2, now + max(granted.lifetime, SHORTEST_LIFETIME))
 
 
 def failed(lease: PortLease, now: float) -> PortLease:
-    """A renewal did not work: try again after a while, longer each time."""
+    """Return the lease after a failed renewal: try again with exponential back-off."""
     pause = min(RETRY_MOST, RETRY_FIRST * 2.0 ** min(lease.failures, 16))
     return PortLease(lease.granted, now + pause, lease.ends, lease.failures + 1)
 
 
 def moved(held: list[Granted], pulse: Pulse) -> bool:
-    """True when the router has another outer address than at the time of the mappings."""
+    """Return True when the router has another outer address than at the time of the mappings."""
     return bool(pulse.external_host) and any(
         granted.external_host and granted.external_host != pulse.external_host for granted in held
     )

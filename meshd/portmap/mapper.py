@@ -36,8 +36,11 @@ LOG = log.get("portmap")
 def home_routers(
     *, secret: bytes, name: str, random_port: Callable[[], int]
 ) -> Callable[[GatewayRoute], Sequence[HomeRouter]]:
-    """The gateway in each language, the best first. `secret`: at least 16 bytes that this node keeps (see
-    PcpRouter); `name` shows in the router's list; `random_port` draws from 0 to 65535."""
+    """Return a function that gives the gateway in each protocol, the best first.
+
+    `secret`: at least 16 bytes that this node keeps (see PcpRouter); `name` shows in the router's list;
+    `random_port` draws from 0 to 65535.
+    """
 
     def of(route: GatewayRoute) -> Sequence[HomeRouter]:
         return (
@@ -50,7 +53,7 @@ def home_routers(
 
 
 class PortMapper:
-    """`ports` tells the mesh ports to map, each time anew; `changed` is called after `mappings` has changed,
+    """`ports` returns the mesh ports to map each time; `changed` is called after `mappings` has changed,
     `settled` after each time that the router was asked from the beginning, whatever came of it.
 
     Nothing is sent before `serve`, and nothing ever when not `enabled`.
@@ -83,11 +86,13 @@ class PortMapper:
         self._status = MapStatus(state=MapState.ASKING if enabled else MapState.OFF)
 
     def mappings(self) -> tuple[Candidate, ...]:
-        """Where others reach this node by the router; none when another outer address is seen outside."""
+        """Return where others reach this node by the router; none when another outer address is
+        seen outside.
+        """
         return self.status().mappings
 
     def status(self) -> MapStatus:
-        """What became of it, as known now."""
+        """Return the present state of port mapping."""
         verified = self._verified()
         found = () if verified is False else tuple(map(_candidate, (lease.granted for lease in self._leases)))
         status = self._status
@@ -101,18 +106,18 @@ class PortMapper:
         return replace(status, mappings=found, verified=verified)
 
     def poke(self) -> None:
-        """Addresses have changed, or the machine slept: look at once whether the router still knows us."""
+        """Check at once whether the router still knows us: addresses have changed, or the machine slept."""
         self._poked.set()
 
     def seen_outside(self, hosts: frozenset[str]) -> None:
-        """The public addresses of this node as others see them (STUN); empty: nobody told."""
+        """Set the public addresses of this node as others see them (STUN); empty: unknown."""
         before = self.mappings()
         self._seen = hosts
         if self.mappings() != before:
             self._changed()
 
     def came_in(self) -> None:
-        """Somebody from outside of this network made a connection to the mesh port: the mapping works."""
+        """Note that a connection from outside reached the mesh port: the mapping works."""
         self._came_in = bool(self._leases)
 
     def _verified(self) -> bool | None:
@@ -124,7 +129,7 @@ class PortMapper:
         return self._leases[0].granted.external_host in v4 if v4 else None
 
     async def serve(self) -> None:
-        """Map, renew, and map again, until cancelled; then take everything away."""
+        """Map, renew, and map again, until cancelled; then remove all mappings."""
         if not self._enabled:
             await asyncio.Event().wait()
         try:
@@ -138,7 +143,7 @@ class PortMapper:
     # To get mappings.
 
     async def _establish(self) -> None:
-        """Ask in all languages at once; map by the best one that answers."""
+        """Ask in all protocols at once; map by the best one that answers."""
         before = self.mappings()
         self._forget()
         try:
@@ -175,7 +180,7 @@ class PortMapper:
             owner.cancel()
 
     async def _use(self, router: HomeRouter, route: GatewayRoute, pulse: Pulse | NotMapped) -> MapStatus:
-        """Map everything by one router."""
+        """Map all ports by one router."""
         status = MapStatus(state=MapState.REFUSED, gateway=route.gateway, language=router.language)
         if isinstance(pulse, NotMapped):
             return replace(
@@ -198,7 +203,9 @@ class PortMapper:
             return status
         now = asyncio.get_running_loop().time()
         self._take(held, now)
-        LOG.info("port_mapped", kind=str(router.language), listen=[_candidate(one).place for one in held])
+        LOG.info(
+            "port_mapped", kind=str(router.language), listen=[_candidate(mapped).place for mapped in held]
+        )
         return replace(status, state=MapState.MAPPED)
 
     def _wish(self, proto: Proto, port: int) -> Wish:
@@ -218,7 +225,7 @@ class PortMapper:
     # To keep them.
 
     async def _hold(self) -> None:
-        """Renew until it is time to ask anew: the router forgot, the way out is another, nothing is left."""
+        """Renew until a new start is due: the router forgot, the route changed, or no mapping is left."""
         loop = asyncio.get_running_loop()
         router, silent = self._router, 0
         if router is None:
@@ -248,7 +255,7 @@ class PortMapper:
             await self._renew(router, loop.time())
 
     async def _wait(self, seconds: float) -> bool:
-        """True when poked before so many seconds are over."""
+        """Wait for `seconds`; True when poked before."""
         try:
             async with asyncio.timeout(max(0.0, seconds)):
                 await self._poked.wait()
@@ -307,9 +314,9 @@ _RANK = {state: rank for rank, state in enumerate(MapState)}  # the later, the m
 
 
 async def _unmap(router: HomeRouter, held: Sequence[Granted]) -> None:
-    """Take mappings away, all at once and within a second; what is left ends with its lease."""
+    """Remove mappings, all at once and within a second; what is left ends with its lease."""
 
-    async def one(granted: Granted) -> None:
+    async def unmap_quietly(granted: Granted) -> None:
         try:
             await router.unmap(granted)
         except NotMapped as refusal:
@@ -318,7 +325,7 @@ async def _unmap(router: HomeRouter, held: Sequence[Granted]) -> None:
     try:
         async with asyncio.timeout(_FAREWELL_SECONDS), Owner() as owner:
             for granted in held:
-                owner.start(one(granted), name="unmap")
+                owner.start(unmap_quietly(granted), name="unmap")
     except TimeoutError:
         LOG.info("port_not_unmapped", why="the router does not answer")
 

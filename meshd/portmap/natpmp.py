@@ -19,7 +19,6 @@ class NatPmpRouter:
         self._at = (route.gateway, port)
 
     async def probe(self) -> Pulse:
-        """See Router."""
         try:
             outside = await ask(
                 wire.natpmp_ask_address(),
@@ -32,19 +31,17 @@ class NatPmpRouter:
         return Pulse(outside.epoch, outside.host)
 
     async def map(self, wish: Wish) -> Granted:
-        """See Router."""
         granted = await self._map(wish)
         outside = await self.probe()
         return replace(granted, external_host=outside.external_host)
 
     async def unmap(self, granted: Granted) -> None:
-        """See Router."""
         await self._map(
             Wish(proto=granted.proto, internal_port=granted.internal_port, external_port=0, lifetime=0)
         )
 
     async def pulse(self, held: Sequence[Granted]) -> Pulse:
-        """See Router: its epoch tells whether it forgot."""
+        """Ask for its epoch, which tells whether it forgot."""
         return await self.probe()
 
     async def _map(self, wish: Wish) -> Granted:

@@ -22,7 +22,6 @@ class PcpRouter:
         self._secret = secret
 
     async def probe(self) -> Pulse:
-        """See Router."""
         question = wire.pcp_announce(client=self._route.local)
         try:
             epoch = await ask(question, at=self._at, local=self._route.local, read=wire.read_pcp_announced)
@@ -33,7 +32,6 @@ class PcpRouter:
         return Pulse(epoch, "")
 
     async def map(self, wish: Wish) -> Granted:
-        """See Router."""
         nonce = self._nonce(wish.proto, wish.internal_port)
         question = wire.pcp_map(wish, client=self._route.local, nonce=nonce)
         try:
@@ -47,13 +45,12 @@ class PcpRouter:
             raise NotMapped(refusal.what) from None
 
     async def unmap(self, granted: Granted) -> None:
-        """See Router."""
         await self.map(
             Wish(proto=granted.proto, internal_port=granted.internal_port, external_port=0, lifetime=0)
         )
 
     async def pulse(self, held: Sequence[Granted]) -> Pulse:
-        """See Router: its epoch tells whether it forgot."""
+        """Ask for its epoch, which tells whether it forgot."""
         return await self.probe()
 
     def _nonce(self, proto: Proto, port: int) -> bytes:

@@ -10,16 +10,18 @@ from meshd.portmap.lease import why_not_outside
 
 
 async def survey(routers: Callable[[GatewayRoute], Sequence[HomeRouter]]) -> MapStatus:
-    """Ask the default gateway in every language whether it is there; OFFERED if it is. Takes some seconds."""
+    """Ask the default gateway in every protocol whether it is there; OFFERED if it is. Takes some seconds."""
     try:
         route = await find_route()
     except Broken as error:
         return MapStatus(state=MapState.NO_GATEWAY, why=error.what)
+    # Probe in all protocols at once.
     asked = routers(route)
     async with Owner() as owner:
         probes = [owner.start(probe(router), name=f"probe {router.language}") for router in asked]
     refusal = ""
     offered: MapStatus | None = None
+    # The best protocol that answers decides, in the order of `asked`.
     for router, probing in zip(asked, probes, strict=True):
         pulse = probing.result()
         if isinstance(pulse, NotMapped):
@@ -50,7 +52,7 @@ async def survey(routers: Callable[[GatewayRoute], Sequence[HomeRouter]]) -> Map
 
 
 async def probe(router: HomeRouter) -> Pulse | NotMapped:
-    """One language; the refusal is a result too."""
+    """Probe one protocol; the refusal is a result too."""
     try:
         return await router.probe()
     except NotMapped as refusal:

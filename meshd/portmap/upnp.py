@@ -33,11 +33,11 @@ class _SsdpAnswers(asyncio.DatagramProtocol):
             self.queue.put_nowait(data)
 
     def error_received(self, exc: Exception) -> None:
-        """The gateway has no such port; others may."""
+        """Ignore the error: the gateway has no such port; others may."""
 
 
 def _send_groups_by(transport: asyncio.DatagramTransport, local: str) -> None:
-    """Multicast leaves by the interface of the gateway, not by one that the system picks."""
+    """Send multicast by the interface of the gateway, not by one that the system picks."""
     sock = transport.get_extra_info("socket")
     if sock is not None:
         sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(local))
@@ -63,7 +63,6 @@ class UpnpRouter:
         self._control: igd.IgdControl | None = None
 
     async def probe(self) -> Pulse:
-        """See Router."""
         try:
             url = await self._search()
             reply = await self._http(url, "GET", {}, b"")
@@ -75,7 +74,6 @@ class UpnpRouter:
         return Pulse(None, await self._external())
 
     async def map(self, wish: Wish) -> Granted:
-        """See Router."""
         port, lifetime = wish.external_port or wish.internal_port, wish.lifetime
         tries = 0
         while True:
@@ -87,6 +85,7 @@ class UpnpRouter:
                 lifetime=lifetime,
                 name=self._name,
             )
+            # Some routers take only permanent mappings, and ports may be taken: adapt and retry.
             try:
                 await self._call("AddPortMapping", arguments)
                 break
@@ -108,7 +107,6 @@ class UpnpRouter:
         )
 
     async def unmap(self, granted: Granted) -> None:
-        """See Router."""
         arguments = igd.entry_arguments(proto=granted.proto, external_port=granted.external_port)
         try:
             await self._call("DeletePortMapping", arguments)
@@ -117,7 +115,7 @@ class UpnpRouter:
                 raise NotMapped(fault.what) from None
 
     async def pulse(self, held: Sequence[Granted]) -> Pulse:
-        """See Router: it is asked for each mapping."""
+        """Ask the router for each mapping."""
         external = await self._external()
         for granted in held:
             arguments = igd.entry_arguments(proto=granted.proto, external_port=granted.external_port)
@@ -138,7 +136,9 @@ class UpnpRouter:
             raise NotMapped(error.what) from None
 
     async def _search(self) -> str:
-        """The description's URL: the group is asked, and the gateway alone, where multicast does not pass."""
+        """Return the description's URL: ask the group, and the gateway alone, where multicast does
+        not pass.
+        """
         loop = asyncio.get_running_loop()
         gateway = self._route.gateway
         try:
@@ -149,6 +149,7 @@ class UpnpRouter:
             raise NotMapped(f"cannot reach the gateway: {error.strerror or error}", silent=True) from None
         why = ""
         try:
+            # Search the group and the gateway alone, several times, as datagrams get lost.
             _send_groups_by(transport, self._route.local)
             async with asyncio.timeout(_SEARCH_SECONDS):
                 for _ in range(_SEARCHES):
@@ -171,7 +172,7 @@ class UpnpRouter:
         raise NotMapped(why or "the router does not answer", silent=not why)
 
     async def _call(self, action: str, arguments: Mapping[str, str]) -> Mapping[str, str]:
-        """Raises SoapFault, NotMapped."""
+        """Call an action. Raises SoapFault, NotMapped."""
         if self._control is None:
             raise NotMapped("the router has not been found yet")
         headers, body = igd.soap(self._control, action, arguments)

@@ -29,7 +29,9 @@ class ConnectionOwners:
         self._turn = asyncio.Lock()
 
     async def user_has(self, uid: int, client: Address, server: Address) -> bool | None:
-        """Whether a process of user `uid`, or root's, holds the client's end; None: it does not tell."""
+        """Return True if a process of user `uid`, or root's, holds the client's end; None: the system does
+        not tell.
+        """
         if sys.platform == "linux":
             async with self._turn:
                 return await in_thread(partial(user_has_connection, uid, client, server))
@@ -38,7 +40,7 @@ class ConnectionOwners:
 
 
 def user_has_connection(uid: int, client: Address, server: Address) -> bool:
-    """See ConnectionOwners. Takes long where there are many connections."""
+    """Return True if user `uid` or root holds the client's end. Slow if there are many connections."""
     name = "/proc/net/tcp6" if ":" in client[0] else "/proc/net/tcp"
     try:
         with Path(name).open(encoding="ascii") as table:
@@ -57,9 +59,9 @@ def _warn_unreadable(error: OSError) -> None:
 
 
 def find_user(table: Iterable[str], local: str, remote: str) -> int | None:
-    """Owner of the connection from `local` to `remote`, both as the table has them.
+    """Return the owner of the connection from `local` to `remote`, both as the table has them.
 
-    One that no process has open any more is shown as root's, with inode 0: it counts as nobody's.
+    A connection that no process has open any more appears as root's, with inode 0: it counts as nobody's.
     """
     for fields in _lines_with(table, local, remote):
         if fields[9] != "0" and fields[7].isdecimal():

@@ -15,7 +15,7 @@ from typing import Self
 
 from meshd.base import log
 from meshd.base.errors import MeshdError, UserError
-from meshd.base.open_files import lower_for
+from meshd.base.own_limits import lower_for
 from meshd.process.interface import ChildSpec
 from meshd.process.orphans import Guard, group_lives
 
@@ -38,12 +38,11 @@ INHERITED_PREFIXES = (
 logger = log.get("process")
 
 
-def environment(extra: Mapping[str, str], base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """A small clean environment from `base` (this process's by default), plus `extra`."""
-    source = os.environ if base is None else base
+def environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """Return a small clean environment from this process's, plus `extra`."""
     kept = {
         name: value
-        for name, value in source.items()
+        for name, value in os.environ.items()
         if name in INHERITED or name.startswith(INHERITED_PREFIXES)
     }
     kept.setdefault("PATH", os.defpath)
@@ -51,7 +50,9 @@ def environment(extra: Mapping[str, str], base: Mapping[str, str] | None = None)
 
 
 def find_program(spec: ChildSpec) -> str:
-    """The path of argv[0], which may be a bare name. Raises UserError that says what is wrong with it."""
+    """Return the path of argv[0], which may be a bare name. Raises UserError that says what is
+    wrong with it.
+    """
     if not spec.argv or not spec.argv[0]:
         raise UserError(f"`{spec.name}` could not be started: its command line is empty")
     program = spec.argv[0]
@@ -76,7 +77,7 @@ def find_program(spec: ChildSpec) -> str:
 
 
 def _spawn_error(spec: ChildSpec, program: str, error: OSError) -> MeshdError:
-    """What an exec that failed means for the user."""
+    """Return the error that tells the user why exec failed."""
     what = f"`{spec.name}` could not be started"
     if not spec.cwd.is_dir():
         return UserError(f"{what}: its working directory `{spec.cwd}` does not exist")
@@ -147,17 +148,17 @@ class Group:
         return self._guard.guard_pids
 
     def signal(self, number: signal.Signals) -> None:
-        """To every process of the group; the guard heeds only KILL."""
+        """Send a signal to every process of the group; the guard heeds only KILL."""
         self._guard.signal(number)
         if number == signal.SIGTERM:
             self._guard.signal(signal.SIGCONT)  # one that was stopped could not heed it
 
     async def exited(self) -> int:
-        """The exit code, or minus the signal's number, as soon as the program itself has ended."""
+        """Return the exit code, or minus the signal's number, as soon as the program itself has ended."""
         return await self._process.wait()
 
     async def bury(self) -> None:
-        """KILL the rest, reap, and wait until the group is empty (2 s at most for those that others reap).
+        """Kill the rest, reap, and wait until the group is empty (2 s at most for those that others reap).
 
         Cancelled, it finishes all the same and then raises: a group is never left behind.
         """

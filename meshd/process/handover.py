@@ -22,10 +22,10 @@ _NUMBERED = struct.Struct("<II")  # kind, number
 
 
 def pipe_with(data: bytes) -> int:
-    """A descriptor from which `data` can be read, then the end. The caller owns it.
+    """Return a descriptor from which `data` can be read, then the end. The caller owns it.
 
-    At most 64 KiB go into a pipe (read once, never on a disk). More, or where the system gives pipes less
-    room (pipe(7): a user's limit), goes the way of `file_with`. Never blocks. Raises OSError.
+    At most 64 KiB go into a pipe (read once, never on a disk). More data, or a system with smaller pipes
+    (pipe(7): a user's limit), uses `file_with`. Never blocks. Raises OSError.
     """
     if len(data) > PIPE_BYTES:
         return file_with(data)
@@ -48,7 +48,7 @@ def pipe_with(data: bytes) -> int:
 
 
 def file_with(data: bytes) -> int:
-    """A descriptor of a file without a name that holds `data`, at its start. The caller owns it.
+    """Return a descriptor of an unnamed file that holds `data`, at its start. The caller owns it.
 
     In memory on Linux (memfd), an unlinked temporary file elsewhere. Raises OSError (no space).
     """
@@ -69,7 +69,7 @@ def file_with(data: bytes) -> int:
 
 
 def socket_pair() -> tuple[socket.socket, int]:
-    """Our end of a stream, and a child's as a descriptor. The caller owns both. Raises OSError."""
+    """Return our end of a stream, and a child's as a descriptor. The caller owns both. Raises OSError."""
     ours, theirs = socket.socketpair()
     return ours, theirs.detach()
 
@@ -82,12 +82,12 @@ class DescriptorSender:
     """
 
     def __init__(self) -> None:
-        """Raises OSError."""
+        """Create the socket pair. Raises OSError."""
         self._ours, self.child_end = socket_pair()
         self._ours.setblocking(False)
 
     def send(self, kind: int, number: int, descriptor: int = -1) -> None:
-        """`descriptor` stays the caller's; -1: there is none. Raises Broken, Closed."""
+        """Send a message with a descriptor, which stays the caller's (-1: none). Raises Broken, Closed."""
         if self._ours.fileno() < 0:
             raise Closed("the child is not sent descriptors any more")
         message, sent = _NUMBERED.pack(kind, number), [descriptor] if descriptor >= 0 else []
@@ -97,7 +97,7 @@ class DescriptorSender:
             raise Broken(f"the child takes no descriptors: {(error.strerror or '').lower()}") from None
 
     def close(self) -> None:
-        """The child reads the end. `child_end` is its owner's matter. Idempotent."""
+        """Close our end, so that the child reads the end. `child_end` is closed by its owner. Idempotent."""
         self._ours.close()
 
 
@@ -110,7 +110,7 @@ class ReportPipe:
     """
 
     def __init__(self, *, limit: int = REPORT_LINE_BYTES) -> None:
-        """`limit` in bytes of one line. Raises OSError."""
+        """Create the pipe. `limit` in bytes of one line. Raises OSError."""
         self._limit = limit
         self._read_end, self.child_end = os.pipe()
         os.set_blocking(self._read_end, False)
@@ -120,7 +120,7 @@ class ReportPipe:
         self._waiter: asyncio.Future[None] | None = None
 
     async def line(self) -> str:
-        """The next line without its end. A last line without an end counts.
+        """Return the next line without its end. A last line without an end counts.
 
         Raises EndOfStream when there is none, Broken for one over the limit, Closed, Busy.
         """

@@ -1,8 +1,8 @@
 """Child processes with an owner.
 
 One task owns one child: it spawns it in its own process group behind a guard, probes it until it is
-ready, keeps its output, restarts it with back-off, and ends the whole group. If meshd itself dies, however
-that happens, the guard ends the group. This package knows nothing but base.
+ready, keeps its output, and ends the whole group. Nothing is started again unless somebody asks. If meshd
+itself dies, however that happens, the guard ends the group. This package knows nothing but base.
 
 It opens no connection to a child in use to see whether it lives (an rpc-server has a backlog of one), and
 never hands a child a descriptor, variable or argument that was not named. Words: *child*, one program
@@ -26,13 +26,12 @@ ReadyProbe = Callable[[], Awaitable[bool]]
 
 
 class ChildState(StrEnum):
-    """What a child process is at; lifecycle.py tells how it comes from one state to another."""
+    """States of a child. FAILED and STOPPED last until somebody asks for it again."""
 
     STOPPED = "stopped"
     STARTING = "starting"
     READY = "ready"
     STOPPING = "stopping"
-    BACKOFF = "backoff"
     FAILED = "failed"
 
 
@@ -46,12 +45,13 @@ class ChildFailed(MeshdError):
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """How to run a child. Times in seconds, sizes in bytes.
+    """The way to run a child. Times in seconds, sizes in bytes.
 
     `pass_fds` are inherited with their numbers kept and stay the caller's; so are `hand_over`, but those
     belong to the child's owner from now on and are closed here when the child has them or could not start.
     `on_line` gets each line of output (cut, without control characters); it must be quick and must not
-    raise.
+    raise. `stamped`: lines of the log begin with the time; not where the child's own lines have it, or a
+    program reads them.
     """
 
     name: str
@@ -62,33 +62,33 @@ class ChildSpec:
     pass_fds: tuple[int, ...] = ()
     ready_timeout: float | None = 60.0  # None: as long as it lives (a model that loads slowly is not dead)
     stop_timeout: float = 5.0
-    restart: bool = False
     hand_over: tuple[int, ...] = ()
     cwd: Path = Path("/")  # never the daemon's: llama.cpp loads libraries that lie in its own
     on_line: Callable[[str], None] | None = None
     log_filter: Callable[[str], str] | None = (
         None  # a line as log and tail get it, where only on_line may have all
     )
+    stamped: bool = True
     log_bytes: int = 4 << 20  # of the log file; one older file of the same size is kept beside it
 
 
 @dataclass(frozen=True, slots=True)
 class ChildStatus:
-    """What is known of a child process now."""
+    """The present state of a child process."""
 
     name: str
     state: ChildState
-    pid: int | None
-    restarts: int
-    reason: str  # why it is in this state, in words; the last error
-    tail: tuple[str, ...]  # last lines of output, filled when it failed
-    crash_loop: bool = False  # fails again and again until something is changed
+    pid: int | None = None
+    restarts: int = 0  # that nobody asked for, as its user counts them
+    reason: str = ""  # why it is in this state, in words; the last error
+    tail: tuple[str, ...] = ()  # last lines of output, filled when it failed
     exit_code: int | None = None  # of its last process, once that has ended
     exit_signal: int | None = None  # or what ended it
+    no_memory: str = ""  # the kernel ended it, because this memory ran out
 
     @property
     def is_up(self) -> bool:
-        """It runs, and is not being ended."""
+        """True if it runs, and is not being ended."""
         return self.state in (ChildState.STARTING, ChildState.READY)
 
 
@@ -105,40 +105,37 @@ class Child(Protocol):
     async def ensure_ready(self) -> None:
         """Start it if need be; returns when READY. Raises MeshdError with the reason and last lines.
 
-        READY: returns. STOPPED, FAILED: starts it. STARTING, BACKOFF: waits for that attempt's outcome.
+        READY: returns. STOPPED, FAILED: starts it. STARTING: waits for that attempt's outcome.
         STOPPING: waits until the group is gone, then starts it. Stopped by another task meanwhile, or no
-        longer owned: raises Closed. One call waits for one attempt: with `restart` it may be called again
-        and waits for the next. Cancelling the call does not stop the child.
+        longer owned: raises Closed. Cancelling the call does not stop the child.
         """
         ...
 
     async def stop(self) -> None:
-        """TERM, then KILL after `stop_timeout`, reap; returns when the group is gone. Idempotent.
-
-        Also forgets earlier failures, so that the next start is not held back.
-        """
+        """Send TERM, then KILL after `stop_timeout`, and reap; returns when the group is gone. Idempotent."""
         ...
 
     def kill(self) -> None:
-        """KILL to the whole group, if there is one: it ends as by any other signal."""
+        """Kill the whole group, if there is one: it ends as by any other signal."""
         ...
 
     async def wait_changed(self, seen: ChildStatus) -> ChildStatus:
-        """Returns as soon as the status differs from `seen`."""
+        """Wait until the status differs from `seen`; return the new one."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a program that runs to its end did so: exit code, or signal (the other is None)."""
+    """The end of a program that ran to its end: exit code, or signal (the other is None)."""
 
     code: int | None
     signal: int | None
     tail: tuple[str, ...]
+    no_memory: str = ""  # the kernel ended it, because this memory ran out
 
 
 RunToEnd = Callable[[ChildSpec], Awaitable[Ended]]
-"""Runs a program once and waits for its end (a compiler, say); probe, restart and ready_timeout do not count.
+"""Runs a program once and waits for its end (a compiler, say); probe and ready_timeout do not count.
 
 Raises UserError when it cannot be started. Cancelled: ends the whole group first.
 """

@@ -56,7 +56,9 @@ class Guard:
 
     @classmethod
     async def start(cls, name: str) -> Self:
-        """A guard that is ready. Raises UserError without a shell, MeshdError when it does not start."""
+        """Start a guard that is ready. Raises UserError without a shell, MeshdError when it does
+        not start.
+        """
         guard = cls(name)
         try:
             guard._spawn()
@@ -75,18 +77,18 @@ class Guard:
 
     @property
     def pid(self) -> int:
-        """Number of the group, which stays taken until `end`."""
+        """The number of the group, which stays taken until `end`."""
         assert self._leader is not None
         return self._leader.pid
 
     @property
     def guard_pids(self) -> tuple[int, ...]:
-        """Pids of the guard, and of those that took its place (for tests and reports)."""
+        """The pids of the guard, and of those that replaced it (for tests and reports)."""
         first = (self._leader,) if self._leader is not None else ()
         return tuple(process.pid for process in (*first, *self._others))
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it to the whole group; the guard ignores all but KILL. Nothing happens after `end`."""
+        """Send a signal to the whole group; the guard ignores all but KILL. Does nothing after `end`."""
         if number == signal.SIGKILL:
             self._replaceable = 0
         if self._leader is not None:
@@ -95,7 +97,9 @@ class Guard:
                 os.killpg(self._leader.pid, number)
 
     def end(self) -> None:
-        """KILL the group, reap the guards, close the pipes. Idempotent; no coroutine, so never cut short."""
+        """Kill the group, reap the guards, close the pipes. Idempotent; not a coroutine, so never cancelled
+        halfway.
+        """
         self.signal(signal.SIGKILL)
         self._drop_pipes()
         for process in self._others:
@@ -151,7 +155,7 @@ class Guard:
         self._replace()
 
     def _replace(self) -> None:
-        """The guard is gone, perhaps with its whole group: if anything is left of it, guard that again."""
+        """Guard what is left of the group again, if its guard is gone."""
         if self._leader is None or self._replaceable <= 0:
             return
         self._replaceable -= 1
@@ -172,7 +176,9 @@ class Guard:
 
 
 def group_lives(group: int) -> bool:
-    """Whether any process is in process group `group`; zombies, which wait to be reaped, do not count."""
+    """Return True if any process is in process group `group`; zombies, which wait to be reaped, do
+    not count.
+    """
     try:
         os.killpg(group, 0)
     except (ProcessLookupError, PermissionError):  # EPERM: macOS, for a group of zombies
@@ -201,7 +207,7 @@ def _lives_in(entry: Path, group: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PidRecord:
-    """What a pid file says. Numbers may be taken by others by now: for reports, never for signals."""
+    """The content of a pid file. The numbers may be reused by now: for reports, never for signals."""
 
     name: str
     pid: int
@@ -210,13 +216,13 @@ class PidRecord:
 
 
 def write_pid_file(path: Path, record: PidRecord) -> None:
-    """Note who runs. Failing to is no reason to fail."""
+    """Write the pid file. A failure is ignored."""
     with contextlib.suppress(OSError):
         text = f"{record.pid} {record.group} {record.owner} {record.name}\n"
         replace_file(path, text.encode())
 
 
 def remove_pid_file(path: Path) -> None:
-    """The child ended as it should."""
+    """Remove the pid file: the child ended as it should."""
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ import os
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 from meshd.base import log
@@ -26,6 +27,8 @@ READ_RATE = 320 << 10  # bytes a slice: 3 MB/s cost a tenth of a core, and no sa
 WRITE_RATE = 256 << 10  # bytes a second into the file, once the burst is used up
 WRITE_BURST = 4 << 20  # bytes: a model's whole start-up is below 200 KB
 
+_STAMP_BYTES = len("2026-11-25T13:33:51.123456Z ")
+
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -40,7 +43,7 @@ class LineCutter:
         self._dropped = 0
 
     def feed(self, data: bytes) -> Iterator[str]:
-        """Whole lines, clean. A carriage return ends a line too (progress bars)."""
+        """Yield whole lines, clean. A carriage return ends a line too (progress bars)."""
         parts = re.split(rb"[\r\n]", data)
         for part in parts[:-1]:
             self._take(part)
@@ -48,7 +51,7 @@ class LineCutter:
         self._take(parts[-1])
 
     def flush(self) -> Iterator[str]:
-        """The line begun, if any."""
+        """Yield the unfinished line, if any."""
         if self._partial:
             yield self._clean(bytes(self._partial), self._dropped)
         self._partial.clear()
@@ -65,14 +68,14 @@ class LineCutter:
 
 
 class WriteBudget:
-    """How many bytes may go into the file now: a token bucket. Pure."""
+    """The bytes that may go into the file now: a token bucket. Pure."""
 
     def __init__(self, now: float) -> None:
         self._left = float(WRITE_BURST)
         self._at = now
 
     def take(self, count: int, now: float) -> bool:
-        """True when `count` bytes may be written at `now`."""
+        """Return True when `count` bytes may be written at `now`, and spend them."""
         self._left = min(WRITE_BURST, self._left + (now - self._at) * WRITE_RATE)
         self._at = now
         if count > self._left:
@@ -91,8 +94,10 @@ class ChildOutput:
         limit: int,
         on_line: Callable[[str], None] | None = None,
         log_filter: Callable[[str], str] | None = None,
+        stamped: bool = True,
     ) -> None:
-        """Raises UserError when the log cannot be written. `limit` in bytes, see RotatedFile."""
+        """Open the log. Raises UserError when it cannot be written. `limit` in bytes, see RotatedFile."""
+        self._stamped = stamped
         self._loop = asyncio.get_running_loop()
         self._cutter = LineCutter()
         self._budget = WriteBudget(self._loop.time())
@@ -120,8 +125,8 @@ class ChildOutput:
         return write_end
 
     def note(self, text: str) -> None:
-        """A line of our own in the file."""
-        self._file.write(f"[meshd] {text}\n".encode())
+        """Write a line of our own into the file."""
+        self._file.write(f"{self._stamp()}[meshd] {text}\n".encode())
 
     async def finish(self, seconds: float) -> None:
         """Take what is still in the pipe, wait at most `seconds` for other holders of it, and close."""
@@ -182,17 +187,23 @@ class ChildOutput:
         text = line if self._log_filter is None else self._log_filter(line)
         self._tail.append(text)
         data = f"{text}\n".encode("utf-8", errors="replace")
-        if self._budget.take(len(data), self._loop.time()):
+        if self._budget.take(_STAMP_BYTES + len(data), self._loop.time()):
             if self._left_out:
                 self.note(f"{self._left_out} bytes of output were dropped because it printed too much")
                 self._left_out = 0
-            self._file.write(data)
+            self._file.write(self._stamp().encode() + data)
             if lost := self._file.take_lost():
                 self.note(f"{lost} lines were lost: the log could not be written")
         else:
             self._left_out += len(data)
         if self._on_line is not None:
             self._on_line(line)
+
+    def _stamp(self) -> str:
+        """Return the UTC time in the form of meshd's own log: `meshd logs` merges both."""
+        if not self._stamped:
+            return ""
+        return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z ")
 
 
 def _open_log(path: Path, limit: int) -> RotatedFile:
@@ -213,7 +224,7 @@ def _open_log(path: Path, limit: int) -> RotatedFile:
 
 
 def show_tail(tail: tuple[str, ...], path: Path) -> str:
-    """The last lines as a hint for an error."""
+    """Return the last lines as a hint for an error."""
     if not tail:
         return f"it printed nothing; its log is `{path}`"
     with contextlib.suppress(ValueError, RuntimeError):

@@ -10,10 +10,10 @@ from meshd.base.listening_socket import LOOPBACK_HOST, listen_at
 
 
 def listening_socket() -> socket.socket:
-    """A TCP socket that listens on any free port of 127.0.0.1, not inheritable until it is passed.
+    """Return a TCP socket that listens on any free port of 127.0.0.1, not inheritable until it is passed.
 
-    Give its number in ChildSpec.pass_fds, and close it here when the child shall be its only holder.
-    Raises UserError when the system has none left.
+    Give its number in ChildSpec.pass_fds, and close it here when the child is to be its only holder. Raises
+    UserError when the system has none left.
     """
     try:
         return listen_at(socket.AF_INET, LOOPBACK_HOST, 0)

@@ -19,7 +19,7 @@ SOCKET_PATH_BYTES = 103 if sys.platform == "darwin" else 107  # sun_path without
 
 
 def check_socket_path(path: Path) -> None:
-    """Raises UserError when `path` is too long for a unix socket on this system."""
+    """Raise UserError when `path` is too long for a unix socket on this system."""
     length = len(str(path).encode())
     if length > SOCKET_PATH_BYTES:
         raise UserError(
@@ -28,17 +28,26 @@ def check_socket_path(path: Path) -> None:
         )
 
 
-def http_200(socket_path: Path, *, path: str = "/health", seconds: float = QUESTION_SECONDS) -> ReadyProbe:
-    """GET `path` over unix socket `socket_path`: ready when the status is 200 (RFC 9112, 4).
+def http_200(socket_path: Path) -> ReadyProbe:
+    """Return a probe that GETs /health over the unix socket: ready when the status is 200 (RFC 9112, 4).
 
     llama-server answers 503 while it loads. Raises UserError at once when the socket's path is too long.
     """
+    return _http_status(socket_path, "/health", re.compile(rb"HTTP/1\.[01] 200[ \r]"))
+
+
+def http_answer(socket_path: Path, *, path: str) -> ReadyProbe:
+    """Return a probe that GETs `path` as http_200 does; any status will do."""
+    return _http_status(socket_path, path, re.compile(rb"HTTP/1\.[01] \d{3}"))
+
+
+def _http_status(socket_path: Path, path: str, wanted: re.Pattern[bytes]) -> ReadyProbe:
     check_socket_path(socket_path)
     request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
 
     async def ask() -> bool:
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(QUESTION_SECONDS):
                 reader, writer = await asyncio.open_unix_connection(socket_path, limit=STATUS_LINE_BYTES)
                 try:
                     writer.write(request)
@@ -47,17 +56,19 @@ def http_200(socket_path: Path, *, path: str = "/health", seconds: float = QUEST
                     writer.transport.abort()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             return False
-        return re.match(rb"HTTP/1\.[01] 200[ \r]", line) is not None
+        return wanted.match(line) is not None
 
     return ask
 
 
-def port_open(port: int, *, seconds: float = QUESTION_SECONDS) -> ReadyProbe:
-    """Ready when something takes a connection at this port of 127.0.0.1; it is closed at once."""
+def port_open(port: int) -> ReadyProbe:
+    """Return a probe that is ready when something accepts a connection at this port of 127.0.0.1, and closes
+    it.
+    """
 
     async def ask() -> bool:
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(QUESTION_SECONDS):
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
         except (OSError, TimeoutError):
             return False
@@ -68,27 +79,26 @@ def port_open(port: int, *, seconds: float = QUESTION_SECONDS) -> ReadyProbe:
 
 
 class LineSeen:
-    """Ready when a line of output matches. Give `see` as ChildSpec.on_line and the object itself as probe.
+    """Be ready when a line of output matches. Give `see` as ChildSpec.on_line and the object itself as probe.
 
     One object serves one start: make it in the function that makes the spec. `line` is the one that matched.
     """
 
-    def __init__(self, pattern: str, *, seconds: float = QUESTION_SECONDS) -> None:
-        """`pattern` is searched in each line; a question waits at most `seconds` for it."""
+    def __init__(self, pattern: str) -> None:
+        """Search `pattern` in each line; a question waits at most QUESTION_SECONDS for it."""
         self._pattern = re.compile(pattern)
-        self._seconds = seconds
         self._seen = asyncio.Event()
         self.line = ""
 
     def see(self, line: str) -> None:
-        """One more line of output."""
+        """Search one more line of output."""
         if not self._seen.is_set() and self._pattern.search(line):
             self.line = line
             self._seen.set()
 
     async def __call__(self) -> bool:
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout(QUESTION_SECONDS):
                 await self._seen.wait()
         except TimeoutError:
             return False

@@ -1,4 +1,4 @@
-"""The circuits to each node, and which one is replaced when the node has its maximum. Pure.
+"""The circuits to each node, and which one is evicted when the node has its maximum. Pure.
 
 Whom a node lets in is not for its callers to say: one that asks for circuits and proves nothing in them would
 keep all others out. A circuit is settled once the node has said more in it than it says to a stranger, or
@@ -20,26 +20,32 @@ class Calls:
         self._to: dict[NodeIdentity, dict[int, Circuit]] = {}
 
     def add(self, circuit: Circuit) -> None:
-        """A new one."""
+        """Add a circuit."""
         self._to.setdefault(circuit.callee, {})[circuit.number] = circuit
 
     def remove(self, circuit: Circuit) -> None:
-        """One that is over."""
+        """Remove a circuit that is over."""
         calls = self._to[circuit.callee]
         del calls[circuit.number]
         if not calls:
             del self._to[circuit.callee]
 
     def between(self, caller: NodeIdentity, callee: NodeIdentity) -> int:
-        """How many the one has to the other."""
-        return sum(one.caller == caller for one in self._to.get(callee, {}).values())
+        """Return how many circuits `caller` has to `callee`."""
+        return sum(circuit.caller == caller for circuit in self._to.get(callee, {}).values())
 
     def yielding(self, callee: NodeIdentity, caller: NodeIdentity, now: float) -> Circuit | None:
-        """Gives way to one more of `caller`: the oldest of the caller with the most, if it has more."""
+        """Choose the circuit to evict for one more of `caller`: the oldest of the caller with the most, if it
+        has more.
+        """
         calls = self._to.get(callee, {}).values()
-        held = Counter(one.caller for one in calls)
-        loose = [one for one in calls if held[one.caller] > held[caller] and not self._is_settled(one, now)]
-        return max(loose, key=lambda one: (held[one.caller], -one.number), default=None)
+        held = Counter(circuit.caller for circuit in calls)
+        loose = [
+            circuit
+            for circuit in calls
+            if held[circuit.caller] > held[caller] and not self._is_settled(circuit, now)
+        ]
+        return max(loose, key=lambda circuit: (held[circuit.caller], -circuit.number), default=None)
 
     def _is_settled(self, circuit: Circuit, now: float) -> bool:
         both = len(circuit.came) == 2

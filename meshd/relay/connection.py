@@ -86,13 +86,13 @@ class Connection(asyncio.BufferedProtocol):
             self.abort()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """The relay's; a small part of it while nothing is proven."""
+        """Return the relay's buffer; a small part of it while nothing is proven."""
         if self.stage is RelayStage.JOINED:
             return self._spaces.raw
         return self._spaces.raw[:MAX_UNPROVEN_BYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Bytes came."""
+        """Handle received bytes according to the stage."""
         self.heard = asyncio.get_running_loop().time()
         data = self._spaces.raw[:nbytes]
         if self.stage is RelayStage.FIRST:
@@ -110,14 +110,14 @@ class Connection(asyncio.BufferedProtocol):
             self._secret(self._engine, data)
 
     def eof_received(self) -> bool:
-        """Its half is closed: a node says goodbye inside TLS before it does that."""
+        """Handle the peer's half-close: a node says goodbye inside TLS before it does that."""
         self._finish(Broken(f"the connection to `{self.remote}` ended without a goodbye"))
         if self.stage is not RelayStage.STUN:
             self.end_other(clean=False)
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is gone."""
+        """Handle the loss of the socket."""
         self._finish(Broken(f"the connection to `{self.remote}` broke"))
         self.end_other(clean=False)
         self.stage = RelayStage.OVER
@@ -125,14 +125,14 @@ class Connection(asyncio.BufferedProtocol):
         self._exchange.lost(self)
 
     def pause_writing(self) -> None:
-        """Over the high-water mark: its senders must wait."""
+        """Stop the senders: the high-water mark is exceeded."""
         self._full = True
         self._writable.clear()
         if self.other is not None:
             self.other.hold(Hold.FULL)
 
     def resume_writing(self) -> None:
-        """It has drained."""
+        """Resume the senders: the buffer has drained."""
         self._full = False
         self._writable.set()
         if self.other is not None:
@@ -141,41 +141,41 @@ class Connection(asyncio.BufferedProtocol):
     # --- for the relay: circuits
 
     def bind(self, circuit: int, side: int, *, bound: int) -> None:
-        """It belongs to a circuit, whose other end is not there yet. At most `bound` bytes, if not 0."""
+        """Bind to a circuit whose other end is not there yet. It carries at most `bound` bytes, if not 0."""
         self.circuit, self.side, self.bound, self._bounded = circuit, side, bound, bound > 0
         self.stage = RelayStage.WAITING
         self.hold(Hold.WAITING)
 
     def join(self, other: "Connection") -> None:
-        """Carry bytes to and from `other` from here on; called on both ends."""
+        """Pass bytes to and from `other` from here on; called on both ends."""
         self.other = other
         self.stage = RelayStage.JOINED
 
     def begin(self) -> None:
-        """Both ends know each other: pass on what came early, and read."""
+        """Start passing on: both ends know each other. Bytes that came early go first."""
         early, self._head = self._head, bytearray()
         if early:
             self._carry(memoryview(early))
         self.release(Hold.WAITING)
 
     def hold(self, why: Hold) -> None:
-        """Do not read, for this reason too."""
+        """Stop reading, for this reason too."""
         self._held |= why
         if self._transport is not None:
             self._transport.pause_reading()
 
     def holds(self, why: Hold) -> bool:
-        """Whether it is not read for this reason."""
+        """Return True if it is not read for this reason."""
         return why in self._held
 
     def release(self, why: Hold) -> None:
-        """That reason is over."""
+        """Remove a reason for not reading; read again after the last one."""
         self._held &= ~why
         if not self._held and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def end_other(self, *, clean: bool) -> None:
-        """The circuit is over: deliver the bytes on their way to the other end, and close it."""
+        """End the circuit: deliver the bytes on their way to the other end, and close it."""
         other, self.other = self.other, None
         if other is not None:
             other.other = None
@@ -198,7 +198,7 @@ class Connection(asyncio.BufferedProtocol):
         self._over()
 
     def abort(self) -> None:
-        """Drop it at once."""
+        """Drop the connection at once."""
         self._finish(Closed("dropped by the relay"))
         self.stage = RelayStage.OVER
         if self._transport is not None:
@@ -207,12 +207,12 @@ class Connection(asyncio.BufferedProtocol):
     # --- for the relay: control (a RawPipe)
 
     async def send(self, data: Sequence[bytes | memoryview]) -> None:
-        """As `Link.send`."""
+        """Send like `Link.send`."""
         if not self.try_send(data):
             await self._writable.wait()
 
     def try_send(self, data: Sequence[bytes | memoryview]) -> bool:
-        """Sends always; False when the other side should be waited for."""
+        """Send always; return False when the caller should wait for the other side."""
         if self._end is not None:
             raise self._end.afresh()
         if self._engine is not None:
@@ -220,10 +220,10 @@ class Connection(asyncio.BufferedProtocol):
         return not self._full
 
     def divert(self, take: Callable[[bytes], bool]) -> None:
-        """Never asks."""
+        """Do nothing: a relay never asks."""
 
     async def receive(self) -> bytes:
-        """The next chunk. Raises EndOfStream, Broken, Closed."""
+        """Return the next chunk. Raises EndOfStream, Broken, Closed."""
         while not self._chunks:
             if self._end is not None:
                 raise self._end.afresh()
@@ -243,7 +243,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def backlog(self) -> int:
-        """Bytes that wait to go out."""
+        """The bytes that wait to go out."""
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     # --- inside
@@ -283,7 +283,7 @@ class Connection(asyncio.BufferedProtocol):
             self._write(engine.outgoing())  # answers of TLS itself
 
     def _take(self, data: memoryview) -> None:
-        """Plain bytes of any stage."""
+        """Handle plain bytes of any stage."""
         if self.stage is RelayStage.JOINED:
             self._carry(data)
         elif self.stage is RelayStage.CONTROL:
@@ -294,7 +294,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._look()
 
     def _look(self) -> None:
-        """Control or data: the first five bytes say."""
+        """Tell control from data by the first five bytes."""
         head = bytes(self._head)
         if head.startswith(TICKET_MAGIC):
             if len(head) >= TICKET_PREFACE_BYTES:

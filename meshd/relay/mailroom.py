@@ -24,7 +24,7 @@ class _KeptLetter(Generic[To]):
 
     @property
     def size(self) -> int:
-        """What it takes of the room."""
+        """The bytes that it takes."""
         return len(self.mail.blob) + LETTER_BYTES
 
 
@@ -50,23 +50,23 @@ class _Senders(Generic[To]):
             del self._hosts[letter.host], self._held[letter.host]
 
     def count(self, letter: _KeptLetter[To]) -> int:
-        """How many its sender has."""
+        """Return how many letters its sender has."""
         return len(self._hosts[letter.host][letter.mail.sender])
 
     def oldest_of(self, letter: _KeptLetter[To]) -> _KeptLetter[To]:
-        """Of its sender."""
+        """Return the oldest letter of its sender."""
         return next(iter(self._hosts[letter.host][letter.mail.sender]))
 
     def held(self, host: str) -> int:
-        """Bytes that wait from there."""
+        """Return the bytes that wait from this host."""
         return self._held.get(host, 0)
 
     def next_to_go(self) -> _KeptLetter[To]:
-        """The oldest of the largest holder."""
+        """Return the letter to evict next: the oldest of the largest holder."""
         return self.next_of(max(self._held, key=self._held.__getitem__))
 
     def next_of(self, host: str) -> _KeptLetter[To]:
-        """The oldest of that one of its keys which holds most."""
+        """Return the oldest letter of the host's sender with the most."""
         keys = self._hosts[host]
         return next(iter(keys[max(keys, key=lambda key: len(keys[key]))]))
 
@@ -101,7 +101,7 @@ class Mailroom(Generic[To]):
             self._drop(self._senders.next_to_go())
 
     def take(self, to: To, now: float) -> list[Mail]:
-        """All that waits for `to`, which is there now."""
+        """Return and remove all that waits for `to`, which is connected now."""
         self._drop_old(to, now)
         letters = list(self._waiting.get(to, ()))
         for letter in letters:
@@ -109,7 +109,7 @@ class Mailroom(Generic[To]):
         return [letter.mail for letter in letters]
 
     def forget(self, to: To) -> None:
-        """Nobody will come for it."""
+        """Drop the letters for a node that will not come."""
         for letter in list(self._waiting.get(to, ())):
             self._drop(letter)
 
@@ -119,7 +119,7 @@ class Mailroom(Generic[To]):
             self._drop_old(to, now)
 
     def _drop_old(self, to: To, now: float) -> None:
-        for letter in [one for one in self._waiting.get(to, ()) if now >= one.until]:
+        for letter in [kept for kept in self._waiting.get(to, ()) if now >= kept.until]:
             self._drop(letter)
 
     def _drop(self, letter: _KeptLetter[To]) -> None:

@@ -13,7 +13,7 @@ _END = b"\r\n\r\n"
 
 
 def lines(relay: RelayServer) -> str:
-    """All figures, one a line; no node's name or address is among them."""
+    """Return all metrics, one a line, without any node's name or address."""
     board = relay.board
     now = {
         "connections": relay.connections,
@@ -33,6 +33,7 @@ def lines(relay: RelayServer) -> str:
         "tickets_refused": board.counts["tickets_refused"],
         "rests": board.counts["rests"],
         "stun_answers": board.counts["stun_answers"],
+        "stun_refused": board.counts["stun_refused"],
         "unproven_sent_away": relay.sent_away,
     }
     shown = [f"meshd_relay_{name} {value}" for name, value in now.items()]
@@ -49,7 +50,7 @@ class MetricsPort:
         self._readers: set[_RequestReader] = set()
 
     async def serve(self) -> None:
-        """Until cancelled."""
+        """Serve until cancelled."""
         try:
             async with Owner() as owner:
                 for sock in self._sockets:
@@ -72,7 +73,7 @@ class _RequestReader(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Turned away when too many read already."""
+        """Turn a reader away when there are too many."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         if len(self._readers) >= MAX_READERS:
@@ -80,7 +81,7 @@ class _RequestReader(asyncio.Protocol):
         self._readers.add(self)
 
     def data_received(self, data: bytes) -> None:
-        """The request's head is waited for and not read."""
+        """Answer when the request's head is complete; its content is ignored."""
         self._request += data
         if self._transport is None:
             return
@@ -93,10 +94,10 @@ class _RequestReader(asyncio.Protocol):
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Gone."""
+        """Forget the reader."""
         self._readers.discard(self)
 
     def close(self) -> None:
-        """The relay ends."""
+        """Abort: the relay ends."""
         if self._transport is not None:
             self._transport.abort()

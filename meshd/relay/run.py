@@ -14,7 +14,7 @@ from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.base.fault_boundary import watch_loop
 from meshd.base.hosts import is_loopback
-from meshd.base.open_files import raise_limit
+from meshd.base.own_limits import raise_limit
 from meshd.base.tasks import Owner, first_error
 from meshd.identity.keys import KeyPair, MeshId
 from meshd.identity.keystore import Home
@@ -51,7 +51,9 @@ class RelaySettings:
 
 
 def limits_for(settings: RelaySettings, *, files: int) -> Limits:
-    """`--mesh` and `--open` lift the quota of a key. `files`: descriptors that the process may have. Pure."""
+    """Return the limits; `--mesh` and `--open` lift the quota of a key. `files`: descriptors that the process
+    may have. Pure.
+    """
     limits = WIDE if settings.open or settings.meshes else SMALL
     if settings.rate is not None:
         limits = replace(limits, rate=settings.rate, burst=max(4 * settings.rate, 64 << 10))
@@ -66,7 +68,7 @@ def limits_for(settings: RelaySettings, *, files: int) -> Limits:
 
 
 def run(settings: RelaySettings, out: Callable[[str], None]) -> int:
-    """Relay until stopped; returns the exit code. `out` gets the URL. Raises MeshdError."""
+    """Relay until stopped; return the exit code. `out` gets the URL. Raises MeshdError."""
     log.set_up(level=settings.log_level, form=settings.log_format)
     try:
         settings.home.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -100,7 +102,7 @@ class _Relay:
         self._exit_code = 0
 
     async def main(self) -> int:
-        """Until a signal."""
+        """Relay until a signal; return the exit code."""
         loop = asyncio.get_running_loop()
         watch_loop(loop)
         loop.add_signal_handler(signal.SIGTERM, self._stop, 0)
@@ -164,7 +166,9 @@ class _Relay:
 
 
 def public_host(bound: str, hosts: tuple[str, ...]) -> str:
-    """Under which host others reach this one: where it listens, else a public address, else any. Pure."""
+    """Return the host under which others reach this one: where it listens, else a public address, else any.
+    Pure.
+    """
     if bound not in ("", "::", "0.0.0.0"):
         return bound
     public = [host for host in hosts if _is_global(host)]
@@ -173,9 +177,9 @@ def public_host(bound: str, hosts: tuple[str, ...]) -> str:
 
 
 def stun_hosts(bound: str, second: str, hosts: tuple[str, ...]) -> tuple[str, str]:
-    """Two IPv4 addresses of this host for RFC 5780, or two empty words. Pure.
+    """Return two IPv4 addresses of this host for RFC 5780, or two empty words. Pure.
 
-    `second` is what the user names; without it two public addresses are wanted.
+    `second` is the user's choice; without it two public addresses are needed.
     """
     fours = [host for host in hosts if ":" not in host]
     if bound not in ("", "::", "0.0.0.0"):

@@ -31,7 +31,7 @@ from meshd.relay.stun import StunPorts
 from meshd.relay.switchboard import Switchboard
 from meshd.relay.throttle import Throttle
 from meshd.wire.lengths import LengthParser, framed
-from meshd.wire.relay import MAX_RELAY_MESSAGE_BYTES, Mail, decode_from_node, encode
+from meshd.wire.relay import MAX_RELAY_MESSAGE_BYTES, Mail, decode_from_node
 
 _SWEEP_SECONDS = 0.5
 UDP_TRIES = 8  # for a port that is free in TCP and UDP
@@ -61,17 +61,20 @@ class RelayServer:
         first_host: str = "",
         second_host: str = "",
     ) -> None:
+        # The user's choices.
         self._credentials = credentials
         self._host = host
         self._asked_port = port
         self._meshes = meshes
         self.limits = limits
+        # The decisions, and the certificate that all connections show.
         self.board = Switchboard(limits, random=secrets.token_bytes)
         self._certificate = make_link_certificate()
         self._context: ssl.SSLContext = listener_context(self._certificate)
         self._spaces = Spaces(self._context)
+        # What is open now.
         self._sockets: list[socket.socket] = []
-        self._stun = StunPorts(self.board.counts, second=second_host)
+        self._stun = StunPorts(self.board.counts, self.board.has_client_at, second=second_host)
         self._first_host = first_host or host
         self._connections: dict[int, Connection] = {}
         self._of_host: dict[str, int] = {}
@@ -97,16 +100,16 @@ class RelayServer:
 
     @property
     def resting(self) -> int:
-        """Ends of circuits that are not read just now, because their nodes have used more than their rate."""
+        """The circuit ends that are not read just now, because their nodes have exceeded their rate."""
         return len(self._throttle)
 
     @property
     def sent_away(self) -> int:
-        """Connections that had proven nothing when room was needed, so far."""
+        """The connections dropped so far before they had proven anything, to make room."""
         return self._unproven.sent_away
 
     def hint(self, public_host: str) -> RelayHint:
-        """What nodes need to come here, after `open`. `public_host`: a name or an address."""
+        """Return the hint by which nodes come here, after `open`. `public_host`: a name or an address."""
         host = f"[{public_host}]" if ":" in public_host else public_host
         return RelayHint(f"{host}:{self._port}", self._credentials.key.peer)
 
@@ -135,7 +138,7 @@ class RelayServer:
         self._stun.close()
 
     async def serve(self) -> None:
-        """Until cancelled; then every connection is dropped."""
+        """Serve until cancelled; then drop every connection."""
         if not self._sockets:
             raise LocalProtocolError("the relay is not open")
         try:
@@ -180,7 +183,7 @@ class RelayServer:
         return Connection(self._spaces, self, number=self._next)
 
     def arrived(self, connection: Connection) -> bool:
-        """A TCP connection."""
+        """Admit a TCP connection; False if there is no room for it."""
         of_host = self._of_host.get(connection.host, 0)
         if (
             self._owner is None
@@ -195,7 +198,7 @@ class RelayServer:
         return True
 
     def lost(self, connection: Connection) -> None:
-        """Its socket is closed."""
+        """Forget a closed connection; the circuit ends with the last of its two."""
         self._unproven.leave(connection)
         if self._connections.pop(connection.number, None) is None:
             return
@@ -212,7 +215,7 @@ class RelayServer:
                 self.board.ended(connection.circuit)
 
     def control(self, connection: Connection) -> None:
-        """It begins to prove its key."""
+        """Begin the proof of a control connection."""
         if self._owner is None:
             return
         try:
@@ -225,7 +228,7 @@ class RelayServer:
             task.add_done_callback(lambda _: connection.abort())
 
     def ticket(self, connection: Connection, ticket: bytes) -> None:
-        """It shows a ticket."""
+        """Join a connection to the circuit of its ticket."""
         found = self.board.arrive(ticket)
         if found is None:
             self.board.counts["tickets_refused"] += 1
@@ -245,7 +248,7 @@ class RelayServer:
             second.begin()
 
     def carried(self, connection: Connection, size: int) -> None:
-        """Bytes of a circuit: their sender pays, and rests when it owes."""
+        """Charge bytes of a circuit to their sender, which rests when it owes."""
         self.carried_bytes += size
         seconds = self.board.owed(
             connection.circuit, connection.side, size, asyncio.get_running_loop().time()
@@ -256,7 +259,7 @@ class RelayServer:
             self._throttle.rest(seconds, lambda: self._rested(connection))
 
     def _rested(self, connection: Connection) -> None:
-        """It has waited; its node may have sent more meanwhile, on this circuit or on others."""
+        """Resume a rested connection, unless its node owes again by then, on this circuit or others."""
         seconds = self.board.owed(connection.circuit, connection.side, 0, asyncio.get_running_loop().time())
         if seconds > 0:
             self._throttle.rest(seconds, lambda: self._rested(connection))
@@ -266,7 +269,7 @@ class RelayServer:
     # --- control connections
 
     async def _welcome(self, connection: Connection) -> None:
-        """The whole life of one control connection."""
+        """Run the whole life of one control connection."""
         proof = ListenProof(
             credentials=self._credentials,
             mesh=None,
@@ -307,7 +310,7 @@ class RelayServer:
         for action in actions:
             match action:
                 case Tell(client, message):
-                    self._tell(client, framed(encode(message)), may_drop=isinstance(message, Mail))
+                    self._tell(client, framed(message.encode()), may_drop=isinstance(message, Mail))
                 case Drop(client):
                     if client in self._connections:
                         self._connections[client].close()

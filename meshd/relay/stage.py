@@ -10,7 +10,7 @@ _NOT_SENT_BYTES = 128 << 10  # what the kernel takes before it has sent what it 
 
 
 class RelayStage(Enum):
-    """What the other side is doing."""
+    """The other side's progress on a connection."""
 
     FIRST = auto()  # nothing has come
     STUN = auto()
@@ -23,7 +23,7 @@ class RelayStage(Enum):
 
 
 class Hold(Flag):
-    """Why a connection is not read."""
+    """The reason why a connection is not read."""
 
     NOTHING = 0
     WAITING = auto()
@@ -33,31 +33,31 @@ class Hold(Flag):
 
 
 class RelayExchange(Protocol[C]):
-    """What a connection asks of its relay. No method raises."""
+    """The relay as its connections see it. No method raises."""
 
     def arrived(self, connection: C) -> bool:
-        """A connection is there; False: there is no room for it."""
+        """Admit a connection; False if there is no room for it."""
         ...
 
     def control(self, connection: C) -> None:
-        """It begins to prove its key."""
+        """Begin the proof of a control connection."""
         ...
 
     def ticket(self, connection: C, ticket: bytes) -> None:
-        """It shows a ticket."""
+        """Redeem a ticket."""
         ...
 
     def carried(self, connection: C, size: int) -> None:
-        """`size` bytes of a circuit came on it and were passed on."""
+        """Count `size` bytes of a circuit that came on it and were passed on."""
         ...
 
     def lost(self, connection: C) -> None:
-        """Its socket is closed."""
+        """Forget a connection whose socket is closed."""
         ...
 
 
 def tune(sock: socket.socket) -> None:
-    """Quick to send, quick to notice that nobody is there, nothing hoarded in the kernel."""
+    """Tune the socket: quick to send, quick to notice a dead peer, little buffered in the kernel."""
     for name, value in (
         ("TCP_NODELAY", 1),
         ("TCP_KEEPIDLE", 15),

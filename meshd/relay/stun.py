@@ -9,14 +9,16 @@ import asyncio
 import contextlib
 import socket
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import cast
 
 from meshd.base.errors import RemoteProtocolError
 from meshd.base.tasks import Owner
+from meshd.base.unproven_connections import origin
 from meshd.link.net import local_addresses
 from meshd.wire.stun import Endpoint, StunKind, StunMessage, decode, encode
-from meshd.wire.stun_answer import answer_to
+from meshd.wire.stun_answer import AnswerRates, answer_to
 
 _SQUARE_TRIES = 8  # for a second port that is free at both addresses
 
@@ -26,7 +28,7 @@ Corner = tuple[int, int]  # which address, which port
 def answer_from(
     data: bytes, seen: Endpoint, at: Corner, square: dict[Corner, Endpoint]
 ) -> tuple[bytes, Corner] | None:
-    """What to send to `seen`, and from where, for a datagram that came to corner `at`. Pure."""
+    """Return the reply to `seen` and the corner to send it from, for a datagram that came to `at`. Pure."""
     try:
         request = decode(data)
     except RemoteProtocolError:
@@ -49,10 +51,15 @@ def answer_from(
 
 
 class StunPorts:
-    """All UDP sockets of a relay. `second`: another address of this host, or empty."""
+    """All UDP sockets of a relay. `second`: another address of this host, or empty.
 
-    def __init__(self, counts: Counter[str], *, second: str = "") -> None:
-        self._counts = counts
+    `is_known`: is a client of the relay connected from that address (as `origin` gives it)?
+    """
+
+    def __init__(self, counts: Counter[str], is_known: Callable[[str], bool], *, second: str = "") -> None:
+        self.counts = counts
+        self._is_known = is_known
+        self._rates = AnswerRates()  # of all ports together
         self._second = second
         self._plain: list[socket.socket] = []
         self._square: dict[Corner, socket.socket] = {}
@@ -100,14 +107,22 @@ class StunPorts:
         loop = asyncio.get_running_loop()
         for corner in list(self._square):
             transport, ports[corner] = await loop.create_datagram_endpoint(
-                partial(_StunPort, self._counts, corner, square, ports), sock=self._square.pop(corner)
+                partial(_StunPort, self, corner, square, ports), sock=self._square.pop(corner)
             )
             owner.start(_close_at_end(transport), name="relay stun")
         while self._plain:
             transport, _ = await loop.create_datagram_endpoint(
-                partial(_StunPort, self._counts, (0, 0), {}, {}), sock=self._plain.pop()
+                partial(_StunPort, self, (0, 0), {}, {}), sock=self._plain.pop()
             )
             owner.start(_close_at_end(transport), name="relay stun")
+
+    def may_answer(self, host: str) -> bool:
+        """Spend one answer to `host`, or return False, and count that."""
+        now = asyncio.get_running_loop().time()
+        if self._rates.may_answer(host, now, is_known=self._is_known(origin(host))):
+            return True
+        self.counts["stun_refused"] += 1
+        return False
 
     def close(self) -> None:
         """Close what was opened and not started."""
@@ -122,12 +137,12 @@ class _StunPort(asyncio.DatagramProtocol):
 
     def __init__(
         self,
-        counts: Counter[str],
+        whole: StunPorts,
         corner: Corner,
         square: dict[Corner, Endpoint],
         ports: "dict[Corner, _StunPort]",
     ) -> None:
-        self._counts = counts
+        self._whole = whole
         self._corner = corner
         self._square = square
         self._ports = ports
@@ -135,38 +150,38 @@ class _StunPort(asyncio.DatagramProtocol):
         self._full = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep it for the answers."""
+        """Store the transport for the replies."""
         self._transport = cast(asyncio.DatagramTransport, transport)  # it is none by its class in 3.11
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
-        """Answer, from where it was asked for."""
+        """Reply, from the address that the request names."""
         if addr[1] == 0:
             return  # nobody can be answered there
         seen = Endpoint(addr[0].partition("%")[0], addr[1])
         if self._square:
             found = answer_from(data, seen, self._corner, self._square)
-            if found is not None:
+            if found is not None and self._whole.may_answer(addr[0]):
                 self._ports[found[1]].send(found[0], addr)
         else:
             reply = answer_to(data, seen)
-            if reply is not None:
+            if reply is not None and self._whole.may_answer(addr[0]):
                 self.send(reply, addr)
 
     def send(self, reply: bytes, addr: tuple[str, int]) -> None:
-        """Send, unless answers pile up."""
+        """Send, unless replies pile up."""
         if self._transport is not None and not self._full:
-            self._counts["stun_answers"] += 1
+            self._whole.counts["stun_answers"] += 1
             self._transport.sendto(reply, addr)
 
     def error_received(self, exc: Exception) -> None:
-        """Somebody did not want an answer."""
+        """Ignore the error: the client did not want the answer."""
 
     def pause_writing(self) -> None:
-        """Answers pile up: clients that ask now will ask again."""
+        """Stop answering while replies pile up: clients ask again."""
         self._full = True
 
     def resume_writing(self) -> None:
-        """They have gone out."""
+        """Answer again."""
         self._full = False
 
 

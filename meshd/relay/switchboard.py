@@ -80,8 +80,12 @@ class Switchboard:
 
     # --- clients
 
+    def has_client_at(self, host: str) -> bool:
+        """Return True if a node that has proven its key is connected from `host`, as `enter` was told it."""
+        return host in self._of_host
+
     def enter(self, client: int, who: NodeIdentity, *, host: str, seen: str, now: float) -> list[Action]:
-        """A node has proven its key on a new control connection."""
+        """Enter a node that has proven its key on a new control connection."""
         if text := self._too_many(who, host):
             self.counts["clients_refused"] += 1
             return [Tell(client, RelayRefusal(0, "full", text, "try another relay")), Drop(client)]
@@ -100,7 +104,7 @@ class Switchboard:
         return actions + [Tell(client, mail) for mail in self._mail.take(who, now)]
 
     def _too_many(self, who: NodeIdentity, host: str) -> str:
-        """Why there is no room for another client, or nothing."""
+        """Return why there is no room for another client; empty if there is."""
         if len(self._clients) >= self.limits.clients:
             return "this relay is full"
         if self._of_host[host] >= self.limits.clients_of_host:
@@ -113,7 +117,7 @@ class Switchboard:
         return ""
 
     def leave(self, client: int) -> None:
-        """Its control connection is gone. Its circuits stay: they are separate connections."""
+        """Remove a lost control connection. Its circuits stay: they are separate connections."""
         gone = self._clients.pop(client, None)
         if gone is None:
             return
@@ -124,7 +128,7 @@ class Switchboard:
             del self._by_identity[gone.who]
 
     def receive(self, client: int, message: FromNode, now: float) -> list[Action]:
-        """A message of a node that has entered."""
+        """Handle a message of a node that has entered."""
         state = self._clients.get(client)
         if state is None:
             return []
@@ -148,7 +152,9 @@ class Switchboard:
     # --- circuits
 
     def arrive(self, ticket: bytes) -> tuple[int, int] | None:
-        """A connection has shown a ticket, which is good once: the circuit's number and the side, 0 or 1."""
+        """Redeem a ticket, which is good once, for the circuit's number and the side, 0 or 1; None: not
+        valid.
+        """
         found = self._tickets.get(ticket)
         if found is None:
             return None
@@ -160,11 +166,11 @@ class Switchboard:
         return found
 
     def join_bounds(self, circuit: int) -> int:
-        """How many bytes a circuit may carry each way; 0: any number."""
+        """Return how many bytes a circuit may carry each way; 0: any number."""
         return self.limits.join_bytes if self._circuits[circuit].is_join else 0
 
     def ended(self, circuit: int) -> None:
-        """Both connections of a circuit are gone."""
+        """Remove a circuit when both its connections are gone."""
         found = self._circuits.pop(circuit, None)
         if found is None:
             return
@@ -177,7 +183,7 @@ class Switchboard:
             self._boxes[found.box].joins -= 1
 
     def owed(self, circuit: int, side: int, size: int, now: float) -> float:
-        """Charge `size` bytes to their sender; returns for how many seconds it must not be read."""
+        """Charge `size` bytes to their sender; return the seconds for which it must not be read."""
         found = self._circuits.get(circuit)
         if found is not None and side == 1:
             found.answered += size
@@ -191,7 +197,7 @@ class Switchboard:
         return bucket.take(size, now)
 
     def sweep(self, now: float) -> list[Action]:
-        """Forget finished calls; to be called about every second."""
+        """Forget finished calls; call it about every second."""
         actions: list[Action] = []
         for circuit in list(self._circuits.values()):
             age = now - circuit.since
@@ -243,7 +249,7 @@ class Switchboard:
         ]
 
     def _whom(self, state: ConnectedNode, to: bytes) -> tuple[NodeIdentity | None, tuple[str, str] | None]:
-        """Who is meant by a key or a box, or why the client may not ask for it."""
+        """Return the node that a key or a box names, or why the client may not ask for it."""
         if len(to) == PEER_BYTES:
             if state.who.is_guest:
                 return None, ("guest", "only members can reach nodes by their key")
@@ -274,7 +280,7 @@ class Switchboard:
         return self._of_identity[who] >= self.limits.circuits_of_key
 
     def _make_room(self, caller: NodeIdentity, callee: NodeIdentity, now: float) -> list[Action]:
-        """For one more between them; there is some, or `_no_room` would have said why not."""
+        """Evict circuits for one more between them; possible, or `_no_room` would have refused."""
         cuts: list[Action] = []
         for who in (caller, callee):
             found = self._calls.yielding(who, caller, now) if self._is_full(who) else None
@@ -311,7 +317,7 @@ class Switchboard:
         return [Tell(client, Posted(post.number, False))]
 
     def _is_guest_of(self, owner: NodeIdentity, peer: bytes) -> bool:
-        """`peer` has written to a box of `owner`, so it may be answered."""
+        """Return True if `peer` has written to a box of `owner`, so that it may be answered."""
         return any(box.owner == owner and peer in box.guests for box in self._boxes.values())
 
     def _open_box(self, client: int, state: ConnectedNode, wanted: OpenBox, now: float) -> list[Action]:

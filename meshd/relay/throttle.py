@@ -18,14 +18,14 @@ class Throttle:
         return len(self._resting)
 
     def rest(self, seconds: float, wake: Callable[[], None]) -> None:
-        """As above; `wake` must not raise."""
+        """Call `wake`, which must not raise, after `seconds`."""
         at = asyncio.get_running_loop().time() + seconds
         heapq.heappush(self._resting, (at, next(self._numbers), wake))
         if self._resting[0][0] == at:
             self._sooner.set()
 
     async def serve(self) -> None:
-        """Until cancelled."""
+        """Serve until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             self._sooner.clear()

@@ -21,7 +21,7 @@ from meshd.identity.membership import Admitter
 from meshd.identity.record import PeerRecord
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Source
-from meshd.wire.limits import MAX_ITEMS, MAX_RECORD_BYTES
+from meshd.wire.limits import MAX_ITEMS, MAX_RECORD_BYTES, MAX_SEQUENCE
 from meshd.wire.message import Fields, Value, pack, unpack
 
 MAX_BOOK_PEERS = BOOK_RECORDS.most
@@ -50,11 +50,12 @@ class AddressBook:
         self._hints: dict[PeerId, list[Candidate]] = {}
         self._nearby: dict[PeerId, tuple[Candidate, ...]] = {}  # not kept: it holds for this network and now
         self._is_spared: Callable[[PeerId], bool] = lambda _peer: False
-        self._forgotten: dict[PeerId, int] = {}  # the sequence number that others may still tell of
+        self._forgotten: dict[PeerId, int] = {}  # sequence numbers of records that others may still tell of
 
     def load(self, blob: bytes | None, *, file: str = "") -> None:
-        """Take in what `encode` gave at an earlier start; records that no longer hold are dropped, and so
-        is whatever is above the limits. `file` is its name for the error. Raises UserError."""
+        """Load the output of `encode`; records that no longer verify, and those above the limits, are
+        dropped. `file` is its name for the error. Raises UserError.
+        """
         if blob is None:
             return
         try:
@@ -63,6 +64,10 @@ class AddressBook:
                 self._load_record(raw)
             for entry in fields.maps("hints", count=MAX_ITEMS)[-MAX_BOOK_PEERS:]:
                 self._load_hints(entry)
+            if "forgotten" in fields:  # not in a book of an earlier version
+                for entry in fields.maps("forgotten", count=MAX_ITEMS)[-MAX_BOOK_PEERS:]:
+                    peer = PeerId(entry.raw("peer", exact=32))
+                    self._forgotten[peer] = entry.number("seq", low=0, high=MAX_SEQUENCE)
         except RemoteProtocolError as error:
             raise UserError(
                 f"the address book `{file}` cannot be read: {error.what}",
@@ -91,7 +96,6 @@ class AddressBook:
         self._hints[peer] = hints
 
     def spare(self, who: Callable[[PeerId], bool]) -> None:
-        """See Book."""
         self._is_spared = who
 
     def _changed(self) -> None:
@@ -99,39 +103,42 @@ class AddressBook:
         self._save()
 
     def encode(self) -> bytes:
-        """For the disk; `load` reads it."""
+        """Encode the book for the disk; `load` reads it."""
         hints: list[Value] = [
             {"peer": peer.raw, "at": [str(candidate) for candidate in candidates]}
             for peer, candidates in self._hints.items()
         ]
-        return pack({"records": [record.encode() for record in self._records.values()], "hints": hints})
+        forgotten: list[Value] = [
+            {"peer": peer.raw, "seq": sequence} for peer, sequence in self._forgotten.items()
+        ]
+        records = [record.encode() for record in self._records.values()]
+        return pack({"records": records, "hints": hints, "forgotten": forgotten})
 
     # Book.
 
     def records(self) -> Sequence[PeerRecord]:
-        """See Book."""
         return tuple(sorted(self._records.values(), key=lambda record: record.has_left))
 
     def peers(self) -> Sequence[PeerId]:
-        """See Book."""
         members = (peer for peer, record in self._records.items() if not record.has_left)
         return tuple(dict.fromkeys([*members, *self._hints]))
 
     def record(self, peer: PeerId) -> PeerRecord | None:
-        """See Book."""
         record = self._records.get(peer)
         return None if record is None or record.has_left else record
 
     def newest(self, peer: PeerId) -> PeerRecord | None:
-        """See Book."""
         return self._records.get(peer)
 
-    def add(self, record: PeerRecord) -> bool:
-        """See Book. Raises RemoteProtocolError when the record is not to be trusted."""
+    def add(self, record: PeerRecord, *, from_itself: bool = False) -> bool:
+        """Add a record if it is newer and there is room. Raises RemoteProtocolError when it cannot be
+        trusted.
+        """
         if record.peer == self._me:
             return False
         known = self._records.get(record.peer)
-        if record.sequence <= (known.sequence if known else self._forgotten.get(record.peer, -1)):
+        least = -1 if from_itself else self._forgotten.get(record.peer, -1)
+        if record.sequence <= (known.sequence if known else least):
             return False
         if known is None and not self._has_room(record):
             return False
@@ -144,7 +151,8 @@ class AddressBook:
         return True
 
     def _put(self, record: PeerRecord) -> None:
-        """Keep it; what it displaces goes."""
+        """Store a record, and remove what it displaces."""
+        self._forgotten.pop(record.peer, None)
         admitter = record.chain.admitter
         known = self._records.get(record.peer)
         if known is not None and known.chain.admitter == admitter:
@@ -162,7 +170,7 @@ class AddressBook:
             self._take_out(displaced)
 
     def _has_room(self, record: PeerRecord) -> bool:
-        """Would it stay? What would not is not even verified."""
+        """Return True if the record would stay. One that would not is not even verified."""
         mine = self._admitted.get(record.chain.admitter, set())
         if not record.chain.admitter.is_root and len(mine) >= INVITER_RECORDS.most:
             return (True, record.chain.place) < max(map(self._rank, mine))
@@ -176,7 +184,8 @@ class AddressBook:
         return (True, record.chain.place) < self._rank(victim)
 
     def _displaced(self, newcomer: Admitter) -> PeerId:
-        """Who goes from a full book: one of the largest share; there one that has left, if there is any.
+        """Choose the record to evict from a full book: one of the largest share; there one that has left, if
+        any.
 
         A newcomer of a share as large as the largest displaces one of its own.
         """
@@ -187,7 +196,7 @@ class AddressBook:
         return max([peer for peer in alike if self._records[peer].has_left] or alike, key=self._rank)
 
     def _rank(self, peer: PeerId) -> tuple[bool, bytes]:
-        """The greatest goes first."""
+        """Return the key of eviction: the greatest goes first."""
         return not self._is_spared(peer), self._records[peer].chain.place
 
     def _take_out(self, peer: PeerId) -> None:
@@ -201,15 +210,19 @@ class AddressBook:
             del self._admitted[record.chain.admitter]
 
     def hint(self, peer: PeerId, candidates: Sequence[Candidate]) -> None:
-        """Addresses from a token: tried after those of the record."""
-        if peer == self._me:
+        """Add addresses from a token: tried after those of the record.
+
+        A token given again at a restart, with the same command line, does not bring back a peer that was
+        forgotten since.
+        """
+        if peer == self._me or peer in self._forgotten:
             return
         self._set_hints(peer, [*candidates, *self._hints.get(peer, [])])
 
     def nearby(self, peer: PeerId, candidates: Sequence[Candidate]) -> None:
-        """Where a peer is seen in our networks now (mDNS); each call replaces what the last one said.
+        """Set where a peer is seen in our networks now (mDNS); each call replaces the last one's addresses.
 
-        Anybody there may have said so: it is tried, and neither kept nor put in the place of other addresses.
+        Anybody there may have said so: the addresses are tried, but neither stored nor preferred to others.
         """
         self._nearby.pop(peer, None)
         if candidates and peer in self.peers():
@@ -223,7 +236,9 @@ class AddressBook:
         self._changed()
 
     def told(self, peer: PeerId) -> Sequence[tuple[Source, Sequence[Candidate]]]:
-        """See Book: what worked last, then where it is seen, then the record's, then hints."""
+        """Return a peer's addresses by source: what worked last, where it is seen, the record's,
+        then hints.
+        """
         record = self.record(peer)
         hints = self._hints.get(peer, [])
         return (
@@ -234,11 +249,11 @@ class AddressBook:
         )
 
     def candidates(self, peer: PeerId) -> Sequence[Candidate]:
-        """All of them, without who named them."""
-        return tuple(dict.fromkeys(candidate for _, told in self.told(peer) for candidate in told))
+        """Return all addresses, without their sources."""
+        return tuple(dict.fromkeys(candidate for _, named in self.told(peer) for candidate in named))
 
     def worked(self, peer: PeerId, remote: str) -> None:
-        """See Book: the next dial begins there."""
+        """Record the address that worked: the next dial begins there."""
         try:
             candidate = Candidate.parse(f"{remote}/tcp")
         except UserError:
@@ -248,7 +263,7 @@ class AddressBook:
             self._set_hints(peer, [candidate, *hints])
 
     def forget(self, peer: PeerId) -> None:
-        """See Book. A last word stays: it is what others are told."""
+        """Forget a peer. A last word stays: others are told of it."""
         self._nearby.pop(peer, None)
         record = self.record(peer)
         if record is not None:

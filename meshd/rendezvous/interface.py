@@ -1,17 +1,16 @@
-"""How nodes find each other: tokens, records, and who is near. What others may see of it."""
+"""Discovery, as other packages see it: tokens, records, and neighbours."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+MdnsState = Literal["off", "looking", "silent", "heard"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MdnsStatus:
-    """`networks` are interfaces that are joined; `members` of this mesh are seen there now.
+    """Multicast DNS: `off`, `looking` (no member heard yet), `silent` (none heard in time), `heard`."""
 
-    `heard`: some node, of whatever mesh, has been heard since the start. `silent`: none, and there was time.
-    """
-
-    networks: tuple[str, ...]
-    members: int
-    heard: bool
-    silent: bool
-    why: str  # what keeps it from working, in words; empty when nothing is known to
+    state: MdnsState
+    networks: tuple[str, ...] = ()  # interfaces on which this node is announced
+    members: int = 0  # of this mesh, seen there
+    why: str = ""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from meshd.base import log
-from meshd.base.errors import Broken, EndOfStream, Refused, RemoteProtocolError
+from meshd.base.errors import BANNED_HINT, Broken, EndOfStream, Refused, RemoteProtocolError
 from meshd.identity import naming
 from meshd.identity.invite_book import NEW_INVITE, InviteBook
 from meshd.identity.keys import KeyPair, MeshId, PeerId
@@ -38,7 +38,7 @@ class JoinPipe(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """What a joiner has when it is in."""
+    """The joiner's result: its chain, and the records and bans to begin with."""
 
     chain: Chain
     records: tuple[PeerRecord, ...]
@@ -54,7 +54,7 @@ class _JoinTalk:
         await self._pipe.send([framed(message.encode())])
 
     async def receive(self) -> JoinMessage:
-        """The one message that the other side sends before it hears from us."""
+        """Return the one message that the other side sends before it hears from us."""
         while (message := self._parser.next()) is None:
             self._parser.feed(await self._pipe.receive())
         if self._parser.rest():
@@ -63,7 +63,7 @@ class _JoinTalk:
 
 
 async def ask(pipe: JoinPipe, *, me: PeerId, mesh: MeshId, name: str, role: str) -> Admitted:
-    """The joiner's side. Raises Refused with the inviter's reason, Broken."""
+    """Ask to join, as the joiner. Raises Refused with the inviter's reason, Broken."""
     talk = _JoinTalk(pipe)
     try:
         async with asyncio.timeout(_JOIN_SECONDS):
@@ -102,7 +102,9 @@ class Inviter:
         random: Callable[[int], bytes],
         wall_clock: Callable[[], int],
     ) -> None:
-        """`save` keeps `book`, and says whether it is durable: nobody is certified before."""
+        """Set up the inviter's side. `save` stores `book`, and returns True if it is durable: nobody is
+        certified before.
+        """
         self._key = key
         self._membership = membership
         self._book = book
@@ -115,7 +117,7 @@ class Inviter:
     async def admit(self, pipe: JoinPipe, *, joiner: PeerId, invite_id: bytes) -> bool:
         """Answer one joiner that has proven the invite's secret. True: it is a member now.
 
-        Whatever else it sends on the pipe is left there: it may go on as a member (link/secure/joining.py).
+        Whatever else it sends on the pipe stays there: it may continue as a member (link/secure/joining.py).
         """
         talk = _JoinTalk(pipe)
         try:
@@ -140,9 +142,7 @@ class Inviter:
         """Reserve, persist, certify, persist. No await in between: two joiners cannot share one use."""
         banned = self._bans.why_node_banned(joiner, issuer=self._key.peer)
         if banned is not None:
-            return NotAdmitted(
-                "banned", banned, "to return, a banned node needs a new key: `meshd leave --new-identity`"
-            )
+            return NotAdmitted("banned", banned, BANNED_HINT)
         revoked = self._bans.why_invite_banned(invite_id, issuer=self._key.peer)
         if revoked is not None:  # the joiner did nothing wrong: its key is as good as before
             return NotAdmitted("revoked", revoked, NEW_INVITE)
@@ -178,7 +178,7 @@ def _not_kept() -> NotAdmitted:
 
 
 def _fitting(entries: Iterable[bytes], room: int) -> tuple[bytes, ...]:
-    """The first entries that take up at most `room` bytes in a message."""
+    """Return the first entries that take up at most `room` bytes in a message."""
     kept: list[bytes] = []
     for entry in entries:
         room -= len(entry) + 5  # msgpack's head of a long binary

@@ -1,16 +1,19 @@
-"""How this node comes into a mesh: as it was, by a token, or as the founder of a new one.
+"""Brings this node into a mesh: as it was, by a token, or as the founder of a new one.
 
-What reaches the inviter is given (`JoinTransports`). Here it is decided whether to join at all, what is tried
-and when, what a failure means, and what is kept.
+The transports to the inviter are given (`JoinTransports`). This module decides whether to join at all, what
+is tried and when, what a failure means, and what is stored.
 """
 
-from collections.abc import Callable, Coroutine, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from meshd.base import log
+from meshd.base.byte_format import in_number
 from meshd.base.errors import MeshdError, Refused, RemoteProtocolError, UserError
-from meshd.base.tasks import first_success
+from meshd.base.tasks import Owner, first_error, first_success
 from meshd.identity.invite import (
     Invite,
     JoinKeys,
@@ -21,17 +24,18 @@ from meshd.identity.invite import (
     refuse_expired,
 )
 from meshd.identity.keys import KeyPair
-from meshd.identity.keystore import Home, Membership
+from meshd.identity.keystore import IMPORTED_BLOB, Home, Membership
 from meshd.identity.revocation import RevocationSet
 from meshd.link.interface import DialError, DialFailure, LinkKind
 from meshd.rendezvous.join import Admitted, JoinPipe, ask
-from meshd.rendezvous.kept_book import KeptBook
+from meshd.rendezvous.kept_book import BOOK_BLOB, KeptBook
 from meshd.rendezvous.reply_join import ReplyPort, join_by_reply, why_no_code
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, trusted
 
 QUIC_AFTER = 0.3  # seconds: TCP is ten times cheaper, and tells sooner that nobody is there
 NEARBY_AFTER = 0.5  # for a token whose addresses are those of yesterday
+LOOKING_AFTER, LOOKING_EVERY = 1.0, 3.0  # seconds until a person is told what is waited for, and again
 LOG = log.get("rendezvous")
 
 
@@ -46,13 +50,13 @@ P_co = TypeVar("P_co", bound=InviterPipe, covariant=True)
 
 
 class JoinTransports(Protocol[P_co]):
-    """How the inviter of one token is reached. Those that dial raise DialError, Refused."""
+    """The transports to the inviter of one token. Those that dial raise DialError, Refused."""
 
     async def tcp(self, places: Sequence[Dialable]) -> P_co: ...
     async def quic(self, places: Sequence[Dialable]) -> P_co: ...
     async def relay(self, relays: Sequence[RelayHint]) -> P_co: ...
     async def find_nearby(self) -> Sequence[Dialable]:
-        """Where it is seen in the networks of this machine; waits some seconds."""
+        """Return where it is seen in the networks of this machine; waits some seconds."""
         ...
 
     def reply_port(self) -> ReplyPort: ...
@@ -60,7 +64,7 @@ class JoinTransports(Protocol[P_co]):
 
 @dataclass(frozen=True, slots=True)
 class JoinOptions:
-    """What this node may use to join. `has_udp`: the UDP port of the mesh is its own.
+    """The means by which this node may join. `has_udp`: the UDP port of the mesh is its own.
 
     `founds_mesh`: without a token it founds one, if it is in none.
     """
@@ -88,7 +92,7 @@ class Entered(Generic[P]):
     pipe: P | None = None
 
     async def aclose(self) -> None:
-        """Idempotent."""
+        """Close the pipe. Idempotent."""
         if self.pipe is not None:
             await self.pipe.aclose()
 
@@ -123,6 +127,7 @@ class Enrolment(Generic[P]):
     async def enter(self, token: str) -> Entered[P]:
         """Find the membership, join if need be. Raises MeshdError. The caller closes the pipe, if it
         gets one."""
+        # Without a token: stay as we are, or found a mesh.
         present = self._home.load_membership()
         if not token:
             if present is None and not self._options.founds_mesh:
@@ -135,23 +140,38 @@ class Enrolment(Generic[P]):
                 present = self._home.found_mesh(now=self._wall_clock(), random=self._random)
                 LOG.info("mesh_founded", mesh=present.mesh.short)
             return Entered(present)
+        # With the token of our own mesh: stay as well.
         invite = parse_token(token)
         if present is not None and present.mesh == invite.mesh:
             # mostly a restart with the same command line: the membership stands
             LOG.info("join_not_used", why=f"this home is already a member of mesh `{present.mesh.short}`")
             return Entered(present, invite)
-        if present is not None:
+        # With that of another mesh: leave ours only if that loses nothing.
+        if present is not None and not self._is_alone(present):
+            leave = "meshd leave --force" if present.is_founder else "meshd leave"
             raise UserError(
                 f"this node is in mesh `{present.mesh.short}`, "
                 f"but the token is for mesh `{invite.mesh.short}`",
-                hint="run `meshd leave` first, or use another MESHD_HOME",
+                hint=f"run `{leave}`, then repeat this command; or use another MESHD_HOME"
+                + ("; back up the root key first: `meshd mesh export FILE`" if present.is_founder else ""),
             )
+        # Join, and store the membership.
         refuse_expired(invite, self._wall_clock())
         admitted, pipe = await self._join(invite)
+        if present is not None:
+            self._home.leave(drop_root=True)
+            LOG.info("mesh_left_empty", mesh=present.mesh.short)
         membership = Membership(invite.mesh, admitted.chain, inviter=invite.inviter)
         self._home.save_membership(membership)
         LOG.info("mesh_joined", mesh=membership.mesh.short)
         return Entered(membership, invite, admitted, pipe)
+
+    def _is_alone(self, present: Membership) -> bool:
+        """Return True if this node founded its mesh and nobody ever joined: then nothing is lost with it."""
+        invites = self._home.load_invites(present.mesh).entries()
+        is_used = any(entry.used for entry in invites)
+        has_others = self._home.read_blob(BOOK_BLOB) or self._home.read_blob(IMPORTED_BLOB)
+        return present.is_founder and not is_used and not has_others
 
     async def _join(self, invite: Invite) -> tuple[Admitted, P]:
         options, keys = self._options, derive(invite.secret)
@@ -161,7 +181,8 @@ class Enrolment(Generic[P]):
         )
         try:
             try:
-                pipe = await self._reach(invite, transports)
+                async with _said_meanwhile(self._note, self._looking(invite)):
+                    pipe = await self._reach(invite, transports)
             except DialError:
                 if no_code:
                     raise
@@ -183,7 +204,7 @@ class Enrolment(Generic[P]):
         return admitted, pipe
 
     async def _reach(self, invite: Invite, transports: JoinTransports[P]) -> P:
-        """The inviter, by whatever transport is first. Raises DialError, Refused."""
+        """Reach the inviter by whatever transport succeeds first. Raises DialError, Refused."""
         starts = self._starts(invite, transports)
         if not starts:
             raise UserError(
@@ -198,7 +219,7 @@ class Enrolment(Generic[P]):
     def _starts(
         self, invite: Invite, transports: JoinTransports[P]
     ) -> list[tuple[float, Callable[[], Coroutine[object, object, P]]]]:
-        """What is tried, and after how many seconds."""
+        """Return the attempts, each with its delay in seconds."""
         options = self._options
 
         async def nearby() -> P:
@@ -216,15 +237,28 @@ class Enrolment(Generic[P]):
             starts.append((0.0, lambda: transports.tcp(trusted(invite.candidates))))
             if options.mdns:
                 starts.append((NEARBY_AFTER, nearby))
-        relays = tuple(dict.fromkeys((*invite.relays, *options.relays)))
-        if "relay" in options.kinds and relays:
+        if relays := self._relays(invite):
             starts.append((0.0, lambda: transports.relay(relays)))
         if "quic" in options.kinds:
             starts.append((QUIC_AFTER, lambda: transports.quic(trusted(with_udp(invite.candidates)))))
         return starts
 
+    def _relays(self, invite: Invite) -> tuple[RelayHint, ...]:
+        relays = dict.fromkeys((*invite.relays, *self._options.relays))
+        return tuple(relays) if "relay" in self._options.kinds else ()
+
+    def _looking(self, invite: Invite) -> str:
+        """Return, for people, how the inviter is being sought."""
+        count, relays = len(invite.candidates), len(self._relays(invite))
+        places = [f"{count} address{'' if count == 1 else 'es'}"]
+        if "tcp" in self._options.kinds and self._options.mdns:
+            places.append("mDNS")
+        if relays:
+            places.append(in_number(relays, "relay"))
+        return f"looking for the node that made this token ({', '.join(places)})…"
+
     def _unreachable(self, invite: Invite, error: DialError, no_code: str) -> MeshdError:
-        """`no_code`: why there is no reply code that could help, if so."""
+        """Return the error for an inviter out of reach. `no_code`: why a reply code cannot help, if so."""
         now = self._wall_clock()
         if invite.expired(now):  # by our clock, which may be the wrong one: the inviter could not be asked
             return MeshdError(
@@ -240,8 +274,9 @@ class Enrolment(Generic[P]):
 
 
 def remember(entered: Entered[P], kept: KeptBook, bans: RevocationSet, home: Home) -> None:
-    """Put what the token and the inviter said where it is looked for, and on the disk: a node that is killed
-    in a moment finds its mesh again."""
+    """Store what the token and the inviter said, also on disk: a node that is killed in a moment finds its
+    mesh again.
+    """
     invite, admitted = entered.invite, entered.admitted
     if invite is not None and bans.why_node_banned(invite.inviter) is None:
         kept.book.hint(invite.inviter, invite.candidates)
@@ -261,9 +296,31 @@ def remember(entered: Entered[P], kept: KeptBook, bans: RevocationSet, home: Hom
 
 
 def with_udp(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """A node's UDP port has the number of its TCP port, which a token names for both."""
+    """Add UDP twins: a node's UDP port has the number of its TCP port, which a token names for both."""
     twins = [replace(c, proto="udp") for c in candidates if c.proto == "tcp" and c.kind == "host"]
     return tuple(dict.fromkeys([*candidates, *twins]))
+
+
+@asynccontextmanager
+async def _said_meanwhile(note: Callable[[str], object], text: str) -> AsyncIterator[None]:
+    """Note `text` if the block takes long, and repeatedly with the elapsed time."""
+
+    async def say() -> None:
+        await asyncio.sleep(LOOKING_AFTER)
+        note(text)
+        seconds = LOOKING_AFTER
+        while True:
+            await asyncio.sleep(LOOKING_EVERY)
+            seconds += LOOKING_EVERY
+            note(f"{text} {seconds:.0f} s")
+
+    try:
+        async with Owner() as owner:
+            owner.start(say(), name="looking for the inviter")
+            yield
+            owner.cancel()
+    except ExceptionGroup as group:
+        raise first_error(group) from None
 
 
 async def _discard(reached: InviterPipe) -> None:

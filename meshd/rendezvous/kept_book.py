@@ -41,7 +41,7 @@ class KeptBook:
             self.write()
 
     def write(self) -> None:
-        """Now, if there is anything new."""
+        """Write the book if it has changed."""
         if self._is_new:
             self._is_new = False
             self._home.keep_blob(BOOK_BLOB, self.book.encode())

@@ -1,7 +1,7 @@
 """Multicast DNS (RFC 6762, 6763): nodes of a mesh in one network find each other without being told.
 
 Each network is told its own addresses and nothing of the others; one that comes up is joined within seconds,
-one that changes its addresses begins anew under another name. What is heard is an address to try and no more
+one that changes its addresses starts again under another name. What is heard is an address to try and no more
 (mdns_text.py says what a record holds, and what strangers see of it).
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from meshd.base import log
 from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.identity.keys import MeshId, PeerId
-from meshd.rendezvous.interface import MdnsStatus
+from meshd.rendezvous.interface import MdnsState, MdnsStatus
 from meshd.rendezvous.mdns_neighbours import Neighbours
 from meshd.rendezvous.mdns_network import Network
 from meshd.rendezvous.mdns_places import Place, places
@@ -40,10 +40,11 @@ class Mdns:
         found: Callable[[PeerId, Sequence[Candidate]], None],
         random: Callable[[int], bytes],
     ) -> None:
-        """`addresses`: (interface, host) of the real interfaces now; `candidates`: what the listeners offer.
+        """Set up. `addresses`: (interface, host) of the real interfaces now; `candidates`: what the listeners
+        offer.
 
-        `peers`: who is looked for (asked every 2 s); `found` gets all addresses at which one is seen, none
-        when it has gone, at most once in 5 s for each peer. `random(n)` gives n random bytes.
+        `peers`: the peers to look for (asked every 2 s); `found` gets all addresses at which one is seen,
+        none when it has gone, at most once in 5 s for each peer. `random(n)` gives n random bytes.
         """
         self._me = me
         self._addresses = addresses
@@ -60,18 +61,21 @@ class Mdns:
 
     @property
     def status(self) -> MdnsStatus:
-        """As of now."""
-        joined = tuple(sorted(name for name, one in self._networks.items() if one.is_up))
+        """The present status."""
+        joined = tuple(sorted(name for name, network in self._networks.items() if network.is_up))
         waited = self._began is not None and self._now() - self._began >= _SILENT_SECONDS
-        heard = self._neighbours.heard_at is not None
-        silent = waited and bool(joined) and not heard
+        state: MdnsState = "looking"
+        if self._neighbours.heard_at is not None:
+            state = "heard"
+        elif waited and joined:
+            state = "silent"
         why = "; ".join(f"{name}: {text}" for name, (_, _, text) in sorted(self._failed.items()))
-        if silent:
+        if state == "silent":
             why = why or "no other node was heard: there is none, or this network filters multicast"
-        return MdnsStatus(joined, self._neighbours.members, heard, silent, why)
+        return MdnsStatus(state=state, networks=joined, members=self._neighbours.members, why=why)
 
     async def serve(self) -> None:
-        """Until cancelled; says goodbye to each network then (0.3 s)."""
+        """Serve until cancelled; then say goodbye to each network (0.3 s)."""
         self._now = asyncio.get_running_loop().time
         self._began = self._now()
         async with Owner() as owner:
@@ -79,7 +83,9 @@ class Mdns:
                 await self._adapt(owner)
                 self._neighbours.know(self._peers())
                 for peer, candidates in self._neighbours.tell(self._now()):
-                    LOG.debug("neighbour", peer=peer.short, remote=[str(one) for one in candidates])
+                    LOG.debug(
+                        "neighbour", peer=peer.short, remote=[str(candidate) for candidate in candidates]
+                    )
                     self._found(peer, candidates)
                 self._news.clear()
                 try:
@@ -92,15 +98,19 @@ class Mdns:
         """Join the networks that are new, leave those that have gone or changed."""
         wanted = places(self._addresses(), self._candidates())[:MAX_NETWORKS]
         by_name = {place.interface: place for place in wanted}
-        gone = [one for name, one in self._networks.items() if by_name.get(name) != one.place or one.ended]
-        for one in gone:
-            one.task.cancel()
-        for one in gone:
-            await cancel_and_wait(one.task)
-            del self._networks[one.place.interface]
-            self._neighbours.lost_network(one.place.interface)
-            if one.failure:
-                self._failed[one.place.interface] = (one.place, self._now(), one.failure)
+        gone = [
+            joined
+            for name, joined in self._networks.items()
+            if by_name.get(name) != joined.place or joined.ended
+        ]
+        for joined in gone:
+            joined.task.cancel()
+        for joined in gone:
+            await cancel_and_wait(joined.task)
+            del self._networks[joined.place.interface]
+            self._neighbours.lost_network(joined.place.interface)
+            if joined.failure:
+                self._failed[joined.place.interface] = (joined.place, self._now(), joined.failure)
         for name, (place, since, _) in list(self._failed.items()):
             if by_name.get(name) != place or self._now() - since >= _AGAIN_SECONDS:
                 del self._failed[name]
@@ -155,9 +165,9 @@ async def find(
     random: Callable[[int], bytes],
     seconds: float,
 ) -> tuple[Candidate, ...]:
-    """Where `peer` of `mesh` is in the networks of this machine; empty when it was not seen in `seconds`.
+    """Return where `peer` of `mesh` is in the networks of this machine; empty if not seen in `seconds`.
 
-    For a joiner whose token has no address that works: it says nothing of itself, and only asks.
+    For a joiner whose token has no address that works: it announces nothing, and only asks.
     """
     seen: asyncio.Future[tuple[Candidate, ...]] = asyncio.get_running_loop().create_future()
 
@@ -165,6 +175,7 @@ async def find(
         if candidates and not seen.done():
             seen.set_result(tuple(candidates))
 
+    # Search like any node, without announcing anything.
     search = Mdns(
         mesh=mesh,
         me=PeerId(random(32)),  # nobody's

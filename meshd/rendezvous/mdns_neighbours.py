@@ -1,4 +1,4 @@
-"""Which members were seen by multicast DNS, and where. Pure.
+"""The members seen by multicast DNS, and their addresses. Pure.
 
 Bounded, whatever the network says: who is seen, how many addresses each has, and how often a change is told.
 """
@@ -43,7 +43,7 @@ class Neighbours:
 
     @property
     def members(self) -> int:
-        """How many nodes of this mesh are seen now."""
+        """The number of nodes of this mesh seen now."""
         return len(
             {seen.sign.node_tag if seen.peer is None else seen.peer.raw for seen in self._seen.values()}
         )
@@ -58,41 +58,46 @@ class Neighbours:
         own: Sequence[str],
         now: float,
     ) -> bool:
-        """A record came, at `where` (interface, name); `own` are our addresses there. True: it is news.
+        """Handle a record at `where` (interface, name); `own` are our addresses there. Return True if it is
+        news.
 
-        Raises RemoteProtocolError when it is not well formed.
+        Raises RemoteProtocolError when it is malformed.
         """
+        # Ignore our own record; any other shows that multicast works.
         sign = Sign.decode(text)
         if self.me is not None and sign.is_of_mesh(self.mesh) and sign.is_of_node(self.mesh, self.me):
             return False
         self.heard_at = now
-        candidates = nearby(hosts, port, udp_port=sign.udp_port, own=own)
+        candidates = nearby(hosts, port, udp_port=sign.udp_port, own=own, interface=where[0])
+        # Forget what is not of this mesh any more, or leads nowhere.
         if not sign.is_of_mesh(self.mesh):
             self._seen.pop(where, None)
             return False
         known = self._seen.pop(where, None)
         if not candidates:
             return known is not None
+        # Keep a known record as it is, so that its age stays.
         if known is not None and known.sign == sign and known.candidates == candidates:
             self._seen[where] = known
             return False
+        # Add a new one, and find out whose it is.
         seen = self._seen[where] = _SeenMember(sign, candidates)
         self._name(seen, self._known)
         if len(self._seen) > MAX_SEEN:
-            del self._seen[next(iter(self._seen))]
+            self._drop_one()
         return True
 
     def lost(self, where: tuple[str, str]) -> bool:
-        """A record is withdrawn, or has run out. True: it was one of ours."""
+        """Drop a record that is withdrawn, or has run out; True if it was one of ours."""
         return self._seen.pop(where, None) is not None
 
     def lost_network(self, interface: str) -> None:
-        """This node has left a network: nobody is seen there any more."""
+        """Drop everything seen in a network that this node has left."""
         for where in [where for where in self._seen if where[0] == interface]:
             del self._seen[where]
 
     def know(self, peers: Iterable[PeerId]) -> None:
-        """The peers whose tags are looked for."""
+        """Set the peers whose tags are looked for."""
         now_known = frozenset(peers)
         fresh = now_known - self._known
         if fresh:
@@ -102,33 +107,50 @@ class Neighbours:
         self._known = now_known
 
     def of(self, peer: PeerId) -> tuple[Candidate, ...]:
-        """Where a peer was seen, the newest first."""
+        """Return where `peer` was seen: the newest record, then the oldest, the second newest and so on.
+
+        Anybody in the network can repeat a record with other addresses. The newest matters after a restart
+        of the peer, the oldest is most likely its own during a flood of copies.
+        """
+        records = [seen.candidates for seen in self._seen.values() if seen.peer == peer]
         found: dict[Candidate, None] = {}
-        for seen in reversed(self._seen.values()):
-            if seen.peer == peer:
-                found.update(dict.fromkeys(seen.candidates))
+        while records and len(found) < MAX_CANDIDATES_PER_PEER:
+            found.update(dict.fromkeys(records.pop()))
+            records.reverse()
         return tuple(found)[:MAX_CANDIDATES_PER_PEER]
 
     def tell(self, now: float) -> list[tuple[PeerId, tuple[Candidate, ...]]]:
-        """What is new since the last call: peers, and where they are seen now (nowhere: gone)."""
-        told: list[tuple[PeerId, tuple[Candidate, ...]]] = []
+        """Return the changes since the last call: peers, and where they are seen now (nowhere: gone)."""
+        changes: list[tuple[PeerId, tuple[Candidate, ...]]] = []
         present = {seen.peer for seen in self._seen.values() if seen.peer is not None}
         for peer in (present | set(self._told)) & self._known:
             last = self._told.setdefault(peer, _ToldPlaces())
             candidates = self.of(peer)
             if now - last.at < TELL_SECONDS or not (last.news or set(candidates) != set(last.candidates)):
                 continue
-            told.append((peer, candidates))
+            changes.append((peer, candidates))
             if candidates:
                 self._told[peer] = _ToldPlaces(candidates, now, news=False)
             else:
                 del self._told[peer]
         for peer in set(self._told) - self._known:
             del self._told[peer]
-        return told
+        return changes
+
+    def _drop_one(self) -> None:
+        """Drop a record of the node with the most; records of unknown nodes count as one node's.
+
+        So made-up nodes displace each other, and copies of one node's record displace each other. The oldest
+        record of a known node stays, see `of`.
+        """
+        shares: dict[PeerId | None, list[tuple[str, str]]] = {}
+        for where, seen in self._seen.items():
+            shares.setdefault(seen.peer, []).append(where)
+        owner, largest = max(shares.items(), key=lambda share: len(share[1]))
+        del self._seen[largest[0 if owner is None or len(largest) == 1 else 1]]
 
     def _name(self, seen: _SeenMember, peers: Iterable[PeerId]) -> None:
-        """Find out whose record it is: one hash for each peer that is asked about."""
+        """Find the owner of a record: one hash for each of `peers`."""
         seen.peer = next((peer for peer in peers if seen.sign.is_of_node(self.mesh, peer)), None)
         if seen.peer is not None:
             self._told.setdefault(seen.peer, _ToldPlaces()).news = True

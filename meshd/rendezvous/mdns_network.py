@@ -5,19 +5,21 @@ what gets past it is still hostile.
 """
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from meshd.base import log
-from meshd.base.errors import RemoteProtocolError
+from meshd.base.errors import MeshdError, RemoteProtocolError
+from meshd.base.fault_boundary import Contained, ended
 from meshd.base.tasks import Owner, first_error
 from meshd.rendezvous.mdns_neighbours import Neighbours
 from meshd.rendezvous.mdns_places import Place
-from meshd.rendezvous.mdns_text import SERVICE_TYPE, Sign
+from meshd.rendezvous.mdns_text import SERVICE_TYPE, Sign, is_instance_name, is_well_formed_name
 
 if TYPE_CHECKING:
     from zeroconf import ServiceStateChange, Zeroconf
@@ -54,7 +56,7 @@ class Network:
         self._asked: set[str] = set()
 
     async def serve(self) -> None:
-        """Until cancelled. Leaves the reason in `failure` when the network cannot be joined."""
+        """Serve until cancelled. Leaves the reason in `failure` when the network cannot be joined."""
         from zeroconf import Error
         from zeroconf.asyncio import AsyncZeroconf
 
@@ -82,6 +84,7 @@ class Network:
         if not zeroconf.zeroconf.engine.senders:
             raise OSError("the interface does not support multicast")
         _hear_this_network_only(zeroconf, self.place.interface)
+        filter_packets(zeroconf.zeroconf)
         browser = AsyncServiceBrowser(zeroconf.zeroconf, SERVICE_TYPE, handlers=[self._changed])
         try:
             self.is_up = True
@@ -98,7 +101,7 @@ class Network:
         LOG.info("network_not_joined", interface=self.place.interface, why=self.failure)
 
     def _interfaces(self) -> list[str | int | tuple[tuple[str, int, int], int]]:
-        """One address for IPv4, and the interface's number if it has IPv6."""
+        """Return one address for IPv4, and the interface's number if it has IPv6."""
         hosts: list[str | int | tuple[tuple[str, int, int], int]] = []
         hosts += [host for host in self.place.hosts if ":" not in host][:1]
         if any(":" in host for host in self.place.hosts):
@@ -126,11 +129,17 @@ class Network:
     def _changed(
         self, *, zeroconf: "Zeroconf", service_type: str, name: str, state_change: "ServiceStateChange"
     ) -> None:
+        if service_type != SERVICE_TYPE or not is_instance_name(name) or name.lower() == self._name:
+            return
+        # The library calls this for every pending name and clears the list only then. If one name raised, it
+        # would stay pending and raise again for each later packet: this node would hear nobody any more.
+        with contextlib.suppress(MeshdError), Contained("neighbours", "read an mDNS record"):
+            self._apply(zeroconf, name, state_change)
+
+    def _apply(self, zeroconf: "Zeroconf", name: str, state_change: "ServiceStateChange") -> None:
         from zeroconf import ServiceStateChange
         from zeroconf.asyncio import AsyncServiceInfo
 
-        if service_type != SERVICE_TYPE or name.lower() == self._name:
-            return
         if state_change is ServiceStateChange.Removed:
             self._asked.discard(name)
             if self._neighbours.lost((self.place.interface, name)):
@@ -153,23 +162,77 @@ class Network:
             LOG.debug("record_refused", interface=self.place.interface, why=error.what)
 
     async def _complete(self, zeroconf: "Zeroconf") -> None:
-        """Ask for what was not told of a name at once, one at a time and each once."""
-        from zeroconf.asyncio import AsyncServiceInfo
-
+        """Query the missing records of a name, one name at a time and each once."""
         while True:
             name = await self._waiting.get()
             if len(self._asked) < MAX_NAMES_WAITING:
                 self._asked.add(name)
-            info = AsyncServiceInfo(SERVICE_TYPE, name)
-            if await info.async_request(zeroconf, ASK_MILLISECONDS):
-                self._saw(info.name, info.text, info.parsed_addresses(), info.port or 0)
+            await ended(self._ask(zeroconf, name), source="neighbours", name="ask for an mDNS record")
+
+    async def _ask(self, zeroconf: "Zeroconf", name: str) -> None:
+        from zeroconf.asyncio import AsyncServiceInfo
+
+        info = AsyncServiceInfo(SERVICE_TYPE, name)
+        if await info.async_request(zeroconf, ASK_MILLISECONDS):
+            self._saw(info.name, info.text, info.parsed_addresses(), info.port or 0)
+
+
+class PacketFilter(asyncio.DatagramProtocol):
+    """Pass packets on to the library, except answers with a name that it cannot write again.
+
+    The library lists what it has heard in each question that it asks. A name that it read and cannot write
+    ends its questions for good, or makes them unreadable for everybody else.
+    """
+
+    def __init__(self, library: asyncio.DatagramProtocol) -> None:
+        self._library = library
+        self._contained = Contained("neighbours", "read an mDNS packet")
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        """Take one packet from `addr`."""
+        with contextlib.suppress(MeshdError), self._contained:
+            if _names_are_well_formed(data):
+                self._library.datagram_received(data, addr)
+
+    def error_received(self, exc: Exception) -> None:
+        """Pass on what the socket reported."""
+        self._library.error_received(exc)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Pass on that the socket is closed."""
+        self._library.connection_lost(exc)
+
+
+def filter_packets(zeroconf: "Zeroconf") -> None:
+    """Put a filter in front of each socket of `zeroconf`, and forget what came before."""
+    for reader in zeroconf.engine.readers:
+        library = cast(asyncio.DatagramProtocol, reader.transport.get_protocol())  # by its methods only
+        reader.transport.set_protocol(PacketFilter(library))
+    for records in list(zeroconf.cache.cache.values()):
+        zeroconf.cache.async_remove_records(list(records))
+
+
+def _names_are_well_formed(packet: bytes) -> bool:
+    from zeroconf._protocol.incoming import DNSIncoming
+
+    message = DNSIncoming(packet)
+    if not message.valid or not message.is_response():
+        return True  # nothing is kept of it
+    for record in message.answers():
+        # a pointer's target, a service's host, the next name of an NSEC record
+        targets = (getattr(record, field, None) for field in ("alias", "server", "next_name"))
+        if not all(is_well_formed_name(name) for name in (record.name, *targets) if name is not None):
+            LOG.debug("record_refused", why="a name cannot be written")
+            return False
+    return True
 
 
 def _hear_this_network_only(zeroconf: "AsyncZeroconf", interface: str) -> None:
-    """Linux gives a socket what comes to a group in other networks, too, and we would answer there.
+    """Bind the sockets to one network: Linux also delivers multicast of other networks, and we would answer
+    there.
 
-    For IPv4 there is an option against that, for IPv6 nothing but to bind the socket to the interface, which
-    anybody may do since Linux 5.7. Elsewhere the systems look at the interface by themselves.
+    For IPv4 there is an option against that, for IPv6 only binding the socket to the interface, which anybody
+    may do since Linux 5.7. Other systems look at the interface by themselves.
     """
     if sys.platform == "linux":
         options = (

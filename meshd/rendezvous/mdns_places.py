@@ -1,4 +1,4 @@
-"""Where this node is announced by multicast DNS, and with which addresses. Pure."""
+"""The interfaces on which this node is announced by multicast DNS, with their addresses. Pure."""
 
 import ipaddress
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,10 @@ MAX_HOSTS = 4  # of each family, told in one network: more do not help
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One interface and its addresses. `port` is 0 where nothing is offered, and the node only looks."""
+    """One interface and its addresses, without zones.
+
+    `port` is 0 where nothing is offered, and the node only looks.
+    """
 
     interface: str
     hosts: tuple[str, ...]
@@ -20,10 +23,11 @@ class Place:
 
 
 def places(addresses: Iterable[tuple[str, str]], candidates: Sequence[Candidate]) -> list[Place]:
-    """One for each interface; `candidates` are those of the listeners, `addresses` (interface, host).
+    """Return one place for each interface; `candidates` are those of the listeners, `addresses` (interface,
+    host).
 
-    An interface on which no listener answers is left out, unless there is no listener at all. Loopback and
-    link-local IPv6 never count.
+    An interface on which no listener answers is left out, unless there is no listener at all. Loopback never
+    counts. Listeners name link-local IPv6 as ScopedCandidate.
     """
     by_interface: dict[str, list[str]] = {}
     for interface, host in addresses:
@@ -31,9 +35,15 @@ def places(addresses: Iterable[tuple[str, str]], candidates: Sequence[Candidate]
             by_interface.setdefault(interface, []).append(str(ipaddress.ip_address(host)))
     found = []
     for interface, hosts in by_interface.items():
-        offered = [one for one in candidates if one.kind == "host" and one.host in hosts]
+        scoped = {host: _scoped(interface, host) for host in hosts}
+        offered = [
+            candidate
+            for candidate in candidates
+            if candidate.kind == "host" and candidate.host in scoped.values()
+        ]
         if candidates:
-            hosts = [host for host in hosts if any(one.host == host for one in offered)]
+            hosts = [host for host in hosts if any(candidate.host == scoped[host] for candidate in offered)]
+        hosts.sort(key=lambda host: ipaddress.ip_address(host).is_link_local)  # the last that are told
         fours = [host for host in hosts if ":" not in host][:MAX_HOSTS]
         sixes = [host for host in hosts if ":" in host][:MAX_HOSTS]
         if fours or sixes:
@@ -44,11 +54,15 @@ def places(addresses: Iterable[tuple[str, str]], candidates: Sequence[Candidate]
 
 
 def _port(candidates: Iterable[Candidate], proto: str) -> int:
-    return next((one.port for one in candidates if one.proto == proto), 0)
+    return next((candidate.port for candidate in candidates if candidate.proto == proto), 0)
+
+
+def _scoped(interface: str, host: str) -> str:
+    """Return `host` as a listener on `interface` names it."""
+    address = ipaddress.ip_address(host)
+    return f"{host}%{interface}" if address.version == 6 and address.is_link_local else host
 
 
 def _counts(host: str) -> bool:
     address = ipaddress.ip_address(host)
-    if address.is_loopback or address.is_unspecified or address.is_multicast:
-        return False
-    return not (address.version == 6 and address.is_link_local)
+    return not (address.is_loopback or address.is_unspecified or address.is_multicast)

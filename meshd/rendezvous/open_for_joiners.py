@@ -1,6 +1,6 @@
-"""How joiners get to this node that no address of its token leads to: mailboxes at its relays, and its NAT.
+"""The way for joiners that no address of a token leads to this node: mailboxes at its relays, and its NAT.
 
-The mailboxes are those of the invites that are good now. The NAT is opened for the joiner whose reply code
+The mailboxes are those of the invites that are valid now. The NAT is opened for the joiner whose reply code
 somebody has brought here (`meshd accept`).
 """
 
@@ -42,7 +42,7 @@ class OpenForJoiners:
         self._owner: Owner | None = None
 
     async def serve(self) -> None:
-        """Until cancelled."""
+        """Serve until cancelled."""
         async with Owner() as owner:
             self._owner = owner
             try:
@@ -62,7 +62,11 @@ class OpenForJoiners:
             )
         punching = self._punch(trusted(reply.candidates), ACCEPT_SECONDS)
         self._owner.start_for(f"peer {reply.joiner.short}", punching, name=f"accept {reply.joiner.short}")
-        LOG.info("reply_accepted", peer=reply.joiner.short, listen=[one.place for one in reply.candidates])
+        LOG.info(
+            "reply_accepted",
+            peer=reply.joiner.short,
+            listen=[candidate.place for candidate in reply.candidates],
+        )
         return reply
 
     async def _keep_boxes(self, set_boxes: SetBoxes) -> None:
@@ -76,7 +80,7 @@ class OpenForJoiners:
 
 
 def boxes_of(entries: Sequence[InviteEntry], now: int) -> dict[bytes, float]:
-    """The mailboxes of the invites that are good, and for how many seconds."""
+    """Return the mailboxes of the valid invites, with their remaining seconds."""
     return {
         derive(entry.secret).mailbox: float(entry.expires_at - now)
         for entry in entries

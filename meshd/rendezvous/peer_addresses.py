@@ -1,4 +1,4 @@
-"""Where peers say they are, and what of that this node may dial (wire/dialable.py has the rules)."""
+"""The addresses that peers announce, and those that this node may dial (wire/dialable.py has the rules)."""
 
 import functools
 import ipaddress
@@ -21,7 +21,7 @@ MAX_JUDGED = 512  # lists of addresses whose verdict is remembered, 32 addresses
 
 
 class Places:
-    """`look` gives what this machine's networks are; `local_only`: it keeps to itself, and asks no member."""
+    """The addresses of peers. `look` returns this machine's networks; `local_only`: no member is asked."""
 
     def __init__(self, book: AddressBook, *, look: Callable[[], Here], local_only: bool) -> None:
         self._book = book
@@ -31,19 +31,19 @@ class Places:
         self._seen_until = 0.0
 
     def moved(self) -> None:
-        """This machine may have other addresses now."""
+        """Look at this machine's addresses again: they may have changed."""
         self._seen_until = 0.0
 
     def may_dial(self, peer: PeerId, candidates: Sequence[Candidate], source: Source) -> Sequence[Dialable]:
-        """See link.interface.MayDial."""
+        """Return the addresses of a peer that may be dialled, as link.interface.MayDial."""
         return _judged(tuple(candidates), source, self._here(), frozenset(self._claims_of(peer)))
 
     def of_relay(self, candidates: Sequence[Candidate]) -> Sequence[Dialable]:
-        """Addresses of a relay that only a peer's record names."""
+        """Return the diallable addresses of a relay that only a peer's record names."""
         return dialable(candidates, source=Source.RECORD, here=self._here())
 
     def relays_of(self, peer: PeerId) -> tuple[RelayHint, ...]:
-        """The relays that its record names."""
+        """Return the relays that its record names."""
         record = self._book.record(peer)
         hints = []
         for url in record.relays if record is not None else ():
@@ -54,12 +54,12 @@ class Places:
         return tuple(hints)
 
     def issuer_of(self, peer: PeerId) -> Admitter | None:
-        """Who let it in, as its record says."""
+        """Return who admitted it, as its record says."""
         record = self._book.newest(peer)
         return record.chain.admitter if record is not None else None
 
     def facts_of(self, peer: PeerId) -> NetFacts | None:
-        """What its record says of its network."""
+        """Return the facts of its network in its record; None if there are none."""
         record = self._book.record(peer)
         try:
             return NetFacts.from_text(record.capabilities.get(CAPABILITY, "")) if record is not None else None
@@ -67,11 +67,13 @@ class Places:
             return None
 
     def tcp_servers(self, relays: Sequence[str], stun: Sequence[str]) -> tuple[str, ...]:
-        """Who tells how a TCP port of ours is seen: relays, public members, STUN servers (few speak TCP)."""
+        """Return servers that see a TCP port of ours: relays, public members, STUN servers (few
+        speak TCP).
+        """
         return (*relays, *self._stun_members(), *stun)
 
     def _stun_members(self) -> list[str]:
-        """Mesh ports of members that can be reached from anywhere."""
+        """Return mesh ports of members that can be reached from anywhere."""
         if self._local_only:
             return []
         found = [
@@ -91,7 +93,7 @@ class Places:
         return self._seen
 
     def _claims_of(self, peer: PeerId) -> set[Address]:
-        """Every address that the record of `peer` says it can be reached by."""
+        """Return every address by which the record of `peer` says it can be reached."""
         record, facts = self._book.record(peer), self.facts_of(peer)
         claimed = {candidate.ip for candidate in record.candidates} if record is not None else set()
         if facts is not None and facts.public_v4:
@@ -103,11 +105,13 @@ class Places:
 def _judged(
     candidates: tuple[Candidate, ...], source: Source, here: Here, claims: frozenset[Address]
 ) -> tuple[Dialable, ...]:
-    """A peer that does not answer is planned for again and again, with the same addresses."""
+    """Judge the candidates. Cached: an unreachable peer is planned for again and again, with the same
+    addresses.
+    """
     return tuple(dialable(candidates, source=source, here=here, claims=claims))
 
 
 def _answers_stun(candidate: Candidate) -> bool:
-    """Whether it may be the mesh port of a member that can be reached from anywhere, in IPv4."""
+    """Return True if it may be the mesh port of a member that can be reached from anywhere, in IPv4."""
     public = candidate.ip.is_global and candidate.kind in ("host", "mapped")
     return public and candidate.proto == "tcp" and not candidate.is_v6

@@ -34,25 +34,25 @@ class ReplyPort(Protocol):
 
     @property
     def seen(self) -> asyncio.Event:
-        """A server has told where the port is seen."""
+        """True if a server has told where the port is seen."""
         ...
 
     @property
     def same_everywhere(self) -> bool | None:
-        """Do all servers see the same port? None with fewer than two answers."""
+        """True if all servers see the same port; None with fewer than two answers."""
         ...
 
     def candidates(self) -> Sequence[Candidate]:
-        """Where it is seen from outside, then its addresses here."""
+        """Return its addresses as seen from outside, then those here."""
         ...
 
     async def ask_servers(self) -> None:
-        """Until cancelled."""
+        """Ask the servers until cancelled."""
         ...
 
 
 def why_no_code(invite: Invite, *, quic: bool, local_only: bool, bound: bool) -> str:
-    """Why no reply code can lead anywhere; empty: one may. `bound`: this node has its UDP port."""
+    """Return why no reply code can work; empty if one may. `bound`: this node has its UDP port."""
     if not quic:
         return "it needs quic, which `--links` excludes"
     if local_only:
@@ -75,7 +75,7 @@ async def join_by_reply(
     *,
     note: Callable[[str], object],
 ) -> P:
-    """Say the code by `note`, then dial until the inviter answers. Raises DialError, Refused."""
+    """Print the code by `note`, then dial until the inviter answers. Raises DialError, Refused."""
     try:
         async with Owner() as owner:
             owner.start(port.ask_servers(), name="outer port")
@@ -101,8 +101,8 @@ async def _say_and_dial(
         LOG.warning("stun_silent", why="no server answers: the code contains only LAN addresses")
     if port.same_everywhere is False:
         LOG.warning("nat_symmetric", why="each server sees a different port: a reply code may not work")
-    told = tuple(place for place in port.candidates() if not place.is_loopback and not place.is_v6)
-    code = encode_reply(Reply(keys.invite_id, me, told[:MAX_REPLY_CANDIDATES]), keys)
+    public = tuple(place for place in port.candidates() if not place.is_loopback and not place.is_v6)
+    code = encode_reply(Reply(keys.invite_id, me, public[:MAX_REPLY_CANDIDATES]), keys)
     note(
         "cannot reach the node that made the token. To admit this node, keep this running, and run "
         f"there within {WAIT_SECONDS / 60:.0f} minutes:\n\nmeshd accept {code}\n"
@@ -129,6 +129,6 @@ async def _dial(places: Sequence[Candidate], dial: Dial[P]) -> P:
 
 
 def targets(invite: Invite) -> Sequence[Candidate]:
-    """Where the inviter's UDP port may be: outside first, which is what a token without a relay is for."""
+    """Return where the inviter's UDP port may be: outside first, since no relay is at hand."""
     udp = [c for c in order(invite.candidates) if c.proto == "udp" and not c.is_v6 and not c.is_loopback]
     return sorted(udp, key=lambda candidate: candidate.kind == "host")[:MAX_TRIED]

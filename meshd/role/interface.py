@@ -6,18 +6,20 @@ for it and ended with it.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from socket import socket
 from typing import Protocol
 
 from meshd.base.errors import MeshdError
+from meshd.base.process_work import ProcessWork
 from meshd.gateway.interface import AnswerTimings, FindSampling, ReadyReport
 from meshd.identity.keys import PeerId
 from meshd.model.device_sampling import DeviceSampling
-from meshd.model.status import LentMemory, ModelStatus, StoreStatus
+from meshd.model.status import FetchStatus, LentMemory, ModelStatus, StoreStatus
 from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.process.interface import Child, ChildSpec, ChildStatus, ReadyProbe, RunToEnd
+from meshd.rpc.reading_budget import NodeReading
 from meshd.store.interface import LeaseCache, WeightsFile
 from meshd.tunnel.interface import Flow, Inspector, TunnelStatus
 from meshd.wire.lease import OfferedDevice
@@ -72,6 +74,8 @@ class TunnelRequest:
     """They are used on any path: the head for which this is done wants that."""
     flow: Flow | None = None
     """Told who waits."""
+    asks: bool = False
+    """The peer asks, or sends what nobody here asked it for (base.wakeful_loop.Conversation)."""
 
 
 class Join(Protocol):
@@ -127,6 +131,8 @@ class Processes:
     run_to_end: RunToEnd
     http_ready: Callable[[Path], ReadyProbe]
     """Passed when a GET of /health on this unix socket gives 200."""
+    loop_answers: Callable[[Path], ReadyProbe]
+    """Passed when the loop of the llama-server at this unix socket has answered in time, whatever it said."""
     first_token: Callable[[Path, FindSampling], Awaitable[ReadyReport]]
     """Asks the llama-server at this unix socket for one token, which proves that the model computes, in the
     way in which requests are made by its own settings.
@@ -143,6 +149,10 @@ class Processes:
     """Our end of a stream and a child's. The caller owns both."""
     is_stopped: Callable[[int], bool]
     """The process is suspended by a signal, so that it never answers and is not seen to end."""
+    work_of: Callable[[int], ProcessWork | None]
+    """What the process has done so far, where the system tells."""
+    waiting: str = "auto"
+    """How threads of native programs wait for a message that is expected soon: the setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +180,8 @@ class RolePaths:
     """The file of the trials that devices passed."""
     speed_cache: Path | None = None
     """The file of how long devices took for layers."""
-    correction_cache: Path | None = None
-    """The file of how long answers took, against what was predicted."""
+    cpu_cache: Path | None = None
+    """The file of the CPU as it was listed last."""
 
 
 class WeightsFromMembers(Protocol):
@@ -220,6 +230,8 @@ class RoleRuntime:
     tunnels: Tunnels
     paths: RolePaths
     from_members: WeightsFromMembers
+    reading: NodeReading = field(default_factory=NodeReading)
+    """For all connections with native programs: they take the same loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +267,8 @@ class RoleStatus:
     lent: tuple[LentMemory, ...] = ()
     """Of a worker: to whom."""
     listed: ListedDevices = ListedDevices()
+    fetching: FetchStatus | None = None
+    """A model that it was given by name, and begins without."""
 
 
 class RunningRole(Protocol):

@@ -1,2 +1,3 @@
-"""What the native programs say to each other, as bytes: a firewall, a head's view, a filter between workers;
-and a probe of llama.cpp's own rpc-servers. Pure."""
+"""The mesh-server protocol, as far as the daemons of head and worker read it; a filter between workers; and a
+probe of llama.cpp's own rpc-servers. Pure.
+"""

@@ -14,7 +14,7 @@ from meshd.rpc.frames import refused
 
 @dataclass(frozen=True, slots=True)
 class AskedWeight:
-    """A tensor that a LOAD asks for by its hash, and its place."""
+    """A tensor that a LOAD requests by its hash, and its place."""
 
     digest: bytes
     size: int
@@ -22,13 +22,13 @@ class AskedWeight:
     offset: int
 
     def holds(self, buffer: int, offset: int, size: int) -> bool:
-        """Whether these bytes of a buffer lie in it."""
+        """Return True if these bytes of a buffer lie within the weight."""
         return buffer == self.buffer and self.offset <= offset and offset + size <= self.offset + self.size
 
 
 @dataclass(slots=True)
 class _Buffer:
-    """One that the head has written to, or asked weights into."""
+    """A buffer that the head has written to, or requested weights into."""
 
     has_weights: bool = False
     written: bool = False
@@ -36,19 +36,20 @@ class _Buffer:
 
 
 class AbsentWeights:
-    """Of one connection. Holds an entry for each buffer, and one for each tensor that was missed.
+    """The absent weights of one connection. Holds an entry for each buffer, and for each tensor that was
+    missed.
 
-    Methods raise RemoteProtocolError; before that `told` gets the tensor's hash, or nothing if it is unknown.
+    Methods raise RemoteProtocolError; before that they call `told` with the tensor's hash (empty if unknown).
     """
 
     def __init__(self, absent: Collection[bytes], told: Callable[[bytes], None]) -> None:
-        """`absent`: the hashes of the tensors that are not in the head's file."""
+        """Start a connection. `absent`: the hashes of the tensors that are not in the head's file."""
         self._absent = absent
         self._told = told
         self._buffers: dict[int, _Buffer] = {}
 
     def asked(self, weights: Iterable[AskedWeight]) -> None:
-        """A LOAD of these."""
+        """Record the LOAD of these weights."""
         for weight in weights:
             buffer = self._buffers.setdefault(weight.buffer, _Buffer())
             buffer.has_weights = True
@@ -56,25 +57,25 @@ class AbsentWeights:
                 raise self._refused(b"")
 
     def missed(self, weight: AskedWeight) -> None:
-        """The worker does not have it."""
+        """Record that the worker does not have this weight; the head has to send it."""
         if weight.digest in self._absent:
             raise self._refused(weight.digest)
         self._buffers.setdefault(weight.buffer, _Buffer()).missed.append(weight)
 
     def written(self, buffer: int, offset: int, size: int) -> None:
-        """A WRITE of so many bytes."""
+        """Check a WRITE of `size` bytes: it must lie within a missed weight, if the buffer has weights."""
         there = self._buffers.setdefault(buffer, _Buffer())
         if not there.has_weights:
             there.written = True
-        elif not any(one.holds(buffer, offset, size) for one in there.missed):
+        elif not any(weight.holds(buffer, offset, size) for weight in there.missed):
             raise self._refused(b"")
 
     def freed(self, buffer: int) -> None:
-        """The number may be another buffer's from now on."""
+        """Forget a buffer: its number may be reused."""
         self._buffers.pop(buffer, None)
 
     def uncounted(self) -> None:
-        """There are too many LOADs to look at each answer."""
+        """Refuse: there are too many LOADs to look at each answer."""
         raise self._refused(b"")
 
     def _refused(self, digest: bytes) -> RemoteProtocolError:

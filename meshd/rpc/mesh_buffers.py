@@ -1,54 +1,47 @@
-"""The buffers of one mesh-server: what its head has asked for, and what the server has made of that."""
+"""The buffers of one mesh-server: those requested by its head, and those that it has allocated."""
 
 from collections import Counter
 from collections.abc import Mapping
 
+from meshd.rpc.mesh_protocol import BUFFERS
+
 
 class MeshBuffers:
-    """The caller bounds how many there are."""
+    """At most BUFFERS buffers. The server decides which exist: one that it does not allocate never counts."""
 
-    __slots__ = ("_asked_bytes", "_devices", "_made", "_sizes")
+    __slots__ = ("_asked", "_made")
 
     def __init__(self) -> None:
-        self._sizes: dict[int, int] = {}
-        self._devices: dict[int, int] = {}
+        self._asked: dict[int, tuple[int, int]] = {}  # by their numbers: device, bytes
         self._made: set[int] = set()  # those that the server has said to have
-        self._asked_bytes = 0
 
-    @property
-    def sizes(self) -> Mapping[int, int]:
-        """By their numbers; a head may name a buffer before its server has answered."""
-        return self._sizes
+    def ask(self, number: int, device: int, size: int) -> bool:
+        """Note a request for a buffer; False: the server would have too many. False: the server would have
+        too many.
 
-    @property
-    def asked_bytes(self) -> int:
-        """Of all of them."""
-        return self._asked_bytes
-
-    def ask(self, number: int, device: int, size: int) -> None:
-        """One that there is not."""
-        self._sizes[number] = size
-        self._devices[number] = device
-        self._asked_bytes += size
+        Of a number that is in use the first request counts: the server refuses the second one.
+        """
+        if len(self._asked) >= BUFFERS:
+            return False
+        self._asked.setdefault(number, (device, size))
+        return True
 
     def answer(self, number: int, *, made: bool) -> None:
-        """What the server says of it. It may have been freed meanwhile."""
-        if number not in self._sizes:
-            return
-        if made:
-            self._made.add(number)
-        else:
+        """Record the server's reply for a buffer, which may have been freed meanwhile."""
+        if not made:
             self.forget(number)
+        elif number in self._asked:
+            self._made.add(number)
 
     def forget(self, number: int) -> None:
-        """One that there is."""
-        self._asked_bytes -= self._sizes.pop(number)
-        del self._devices[number]
+        """Forget a freed buffer, if there is one."""
+        self._asked.pop(number, None)
         self._made.discard(number)
 
     def held(self) -> Mapping[int, int]:
-        """Bytes that the server has for them, by device."""
+        """Return the bytes that the server has allocated, by device."""
         held: Counter[int] = Counter()
         for number in self._made:
-            held[self._devices[number]] += self._sizes[number]
+            device, size = self._asked[number]
+            held[device] += size
         return held

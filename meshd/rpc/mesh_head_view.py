@@ -1,5 +1,5 @@
-"""What a head's daemon reads of llama-server's connection with a mesh-server: which weights were sent, and
-which neighbours the worker has. Nothing is held back but WELCOME, LOAD and LOADED; where the head lacks
+"""A head's view of llama-server's connection with a mesh-server: the weights that were sent, and the
+neighbours that the worker has. Nothing is held back but WELCOME, LOAD and LOADED; where the head lacks
 weights itself, the beginning of WRITE and FREE as well.
 """
 
@@ -7,9 +7,19 @@ from collections.abc import Callable
 
 from meshd.rpc import mesh_protocol as wire
 from meshd.rpc.absent_weights import AbsentWeights, AskedWeight
-from meshd.rpc.frames import HEAD, MAX_UNANSWERED, MESH_SERVER, Messages, Seen, refused, unseen
-from meshd.rpc.judging_budget import MESSAGE_TENSORS, PROGRESS_TENSORS, JudgingBudget
-from meshd.rpc.mesh_firewall import look_header, read_welcome
+from meshd.rpc.frames import (
+    HEAD,
+    MAX_UNANSWERED,
+    MESH_SERVER,
+    WHOLE,
+    Kinds,
+    Look,
+    Messages,
+    Seen,
+    refused,
+    unseen,
+)
+from meshd.rpc.reading_budget import MESSAGE_SECONDS, PROGRESS_WEIGHT, NodeReading, ReadingBudget
 
 Placed = Callable[[bytes, int, str], None]
 """Told of each weight that is asked for by content: hash, bytes, and why it is sent; empty: it is not."""
@@ -25,14 +35,24 @@ class MeshHeadView:
     and MAX_WEIGHTS_ASKED hashes.
     """
 
-    def __init__(self, placed: Placed, *, seen: Seen = unseen, absent: AbsentWeights | None = None) -> None:
-        """`seen` is told of every message; `absent` of weights, where the head lacks some."""
+    def __init__(
+        self,
+        placed: Placed,
+        *,
+        seen: Seen = unseen,
+        absent: AbsentWeights | None = None,
+        reading: NodeReading | None = None,
+    ) -> None:
+        """Start a connection. `seen` gets computations and results; `absent` gets weights, if the head
+        lacks some.
+
+        `reading`: the node's budget; None: one for this connection alone.
+        """
         self._absent = absent
         self._placed = placed
-        self._seen = seen
-        self._requests = Messages(wire.HEADER.size, HEAD)
-        self._answers = Messages(wire.HEADER.size, MESH_SERVER)
-        self._budget = JudgingBudget()
+        self._requests = Messages(_REQUESTS if absent is None else _REQUESTS_OF_WEIGHTS, seen)
+        self._answers = Messages(_ANSWERS, seen)
+        self._budget = ReadingBudget(reading)
         self._asked: dict[int, _Entries | None] = {}  # by id of the LOAD; None: of too many, nothing is kept
         self._asked_count = 0
         self._welcomed = False
@@ -40,86 +60,72 @@ class MeshHeadView:
         """With which the worker has a connection, by their places in the head's list."""
 
     def to_peer(self, data: bytes | memoryview) -> bytes | memoryview:
-        """Requests. See Inspector."""
-        return self._requests.feed(data, self._look_request)
+        """Pass on requests to the worker."""
+        return self._requests.feed(data, self)
 
     def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
-        """Answers. See Inspector."""
-        return self._answers.feed(data, self._look_answer)
+        """Pass on replies of the worker."""
+        passed = self._answers.feed(data, self)
+        self._budget.spend(MESSAGE_SECONDS * self._answers.began)
+        return passed
 
     def pause(self, now: float) -> float:
-        """See Inspector: a worker says how far it is every few seconds, and not all the time."""
+        """Return the seconds to wait: a worker may report progress every few seconds, not all the time."""
         return self._budget.pause(now)
 
-    def _look_request(self, data: bytes | memoryview, at: int, have: int) -> int:
-        message, size, identity = look_header(data, at, "head")
-        if message.number == wire.LOAD:
-            if have < wire.HEADER.size + size:
-                return -(wire.HEADER.size + size)
-            self._load(memoryview(data)[at + wire.HEADER.size : at + wire.HEADER.size + size], identity)
-        elif self._absent is not None and message.number in (wire.WRITE, wire.FREE):
-            if have < wire.HEADER.size + message.body.size:
-                return -(wire.HEADER.size + message.body.size)
-            self._look_buffer(self._absent, message.number, data, at + wire.HEADER.size, size)
-        self._seen(message.number)
-        return wire.HEADER.size + size
+    # Requests.
 
-    @staticmethod
-    def _look_buffer(
-        absent: AbsentWeights, number: int, data: bytes | memoryview, body: int, size: int
-    ) -> None:
-        if number == wire.FREE:
-            absent.freed(*_FREE.unpack_from(data, body))
-        else:
-            buffer, _row, offset = _WRITE.unpack_from(data, body)
-            absent.written(buffer, offset, size - _WRITE.size)
+    def _free(self, data: bytes | memoryview, at: int, _size: int, _identity: int) -> None:
+        assert self._absent is not None
+        self._absent.freed(*_FREE.unpack_from(data, at))
 
-    def _load(self, body: memoryview, identity: int) -> None:
-        if len(body) % wire.LOAD_ENTRY.size:
+    def _write(self, data: bytes | memoryview, at: int, size: int, _identity: int) -> None:
+        assert self._absent is not None
+        buffer, _row, offset = _WRITE.unpack_from(data, at)
+        self._absent.written(buffer, offset, size - _WRITE.size)
+
+    def _load(self, data: bytes | memoryview, at: int, size: int, identity: int) -> None:
+        if size % wire.LOAD_ENTRY.size:
             raise refused("a part of an entry")
         if identity in self._asked:
-            return  # which the worker's firewall refuses, as it does more than so many
+            raise refused("an id that is in use")
         if len(self._asked) >= MAX_UNANSWERED:
             raise refused(f"more than {MAX_UNANSWERED} requests without an answer")
-        count = len(body) // wire.LOAD_ENTRY.size
+        count = size // wire.LOAD_ENTRY.size
         if self._asked_count + count > MAX_WEIGHTS_ASKED:
             self._asked[identity] = None
             if self._absent is not None:
                 self._absent.uncounted()
             return
+        body = memoryview(data)[at : at + size]
         entries = tuple(
-            AskedWeight(digest, size, buffer, offset)
-            for buffer, _kind, offset, size, digest in wire.LOAD_ENTRY.iter_unpack(body)
+            AskedWeight(digest, length, buffer, offset)
+            for buffer, _kind, offset, length, digest in wire.LOAD_ENTRY.iter_unpack(body)
         )
         if self._absent is not None:
             self._absent.asked(entries)
         self._asked[identity] = entries
         self._asked_count += count
 
-    def _look_answer(self, data: bytes | memoryview, at: int, have: int) -> int:
-        message, size, identity = look_header(data, at, "worker")
-        if have < wire.HEADER.size + size and message.number in (wire.WELCOME, wire.LOADED):
-            return -(wire.HEADER.size + size)
-        self._budget.spend(PROGRESS_TENSORS if message.number == wire.PROGRESS else MESSAGE_TENSORS)
-        if message.number in (wire.WELCOME, wire.LOADED):
-            body = at + wire.HEADER.size
-            if message.number == wire.WELCOME:
-                if self._welcomed:
-                    raise refused("a second WELCOME")
-                self._welcomed = True
-                self.neighbours = read_welcome(data, body, size).neighbours
-            else:
-                self._loaded(bytes(data[body : body + size]), identity)
-        self._seen(message.number)
-        return wire.HEADER.size + size
+    # Answers.
 
-    def _loaded(self, results: bytes, identity: int) -> None:
+    def _progress(self, _data: bytes | memoryview, _at: int, _size: int, _identity: int) -> None:
+        self._budget.spend(PROGRESS_WEIGHT)
+
+    def _welcome(self, data: bytes | memoryview, at: int, size: int, _identity: int) -> None:
+        if self._welcomed:
+            raise refused("a second WELCOME")
+        self._welcomed = True
+        self.neighbours = _neighbours_of(data, at, size)
+
+    def _loaded(self, data: bytes | memoryview, at: int, size: int, identity: int) -> None:
         if identity not in self._asked:
             raise refused("LOADED that nobody asked for")
         entries = self._asked.pop(identity)
         if entries is None:
             return
         self._asked_count -= len(entries)
+        results = bytes(data[at : at + size])
         if len(entries) != len(results) or max(results, default=0) >= len(wire.LOAD_RESULTS):
             raise refused("LOADED with other results than were asked for")
         for entry, result in zip(entries, results, strict=True):
@@ -127,3 +133,36 @@ class MeshHeadView:
                 self._absent.missed(entry)
             why = wire.LOAD_RESULTS[result].replace("-", "_")
             self._placed(entry.digest, entry.size, why if result else "")
+
+
+def _neighbours_of(data: bytes | memoryview, at: int, size: int) -> frozenset[int]:
+    """Return the neighbours that a WELCOME names, by place. Raises RemoteProtocolError."""
+    message = wire.MESSAGES[wire.WELCOME]
+    version, *counts = message.body.unpack_from(data, at)
+    if version != wire.VERSION:
+        raise refused(f"version {version} of the protocol")
+    begin = end = at + message.body.size
+    for count, rest in zip(counts, message.rest, strict=True):
+        if count > rest.most:
+            raise refused(f"WELCOME with {count} {rest.name}")
+        begin, end = end, end + count * rest.item_bytes
+    if end != at + size:
+        raise refused(f"WELCOME of {size} bytes")
+    words = bytes(data[begin:end])  # neighbours are the last list
+    return frozenset(int.from_bytes(words[i : i + 4], "little") for i in range(0, len(words), 4))
+
+
+_ASKS = (wire.GRAPH, wire.COMPUTE, wire.READ)
+_LOADS = {wire.LOAD: Look(WHOLE, MeshHeadView._load)}
+_REQUESTS = Kinds(HEAD, _LOADS, noted=_ASKS)
+_WRITES = {
+    wire.WRITE: Look(_WRITE.size, MeshHeadView._write),
+    wire.FREE: Look(_FREE.size, MeshHeadView._free),
+}
+_REQUESTS_OF_WEIGHTS = Kinds(HEAD, _LOADS | _WRITES, noted=_ASKS)
+_LOOKED_ANSWERS = {
+    wire.WELCOME: Look(WHOLE, MeshHeadView._welcome),
+    wire.LOADED: Look(WHOLE, MeshHeadView._loaded),
+    wire.PROGRESS: Look(0, MeshHeadView._progress),
+}
+_ANSWERS = Kinds(MESH_SERVER, _LOOKED_ANSWERS, noted=(wire.DATA,))

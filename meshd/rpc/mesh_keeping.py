@@ -26,14 +26,14 @@ class Missed:
 
 
 class Sink(Protocol):
-    """Gets recognised tensors; must not block."""
+    """Receives recognised tensors; must not block."""
 
     def loaded(self, digest: bytes) -> None:
-        """This content was read from a file of this node."""
+        """Note that this content was read from a file of this node."""
         ...
 
     def piece(self, tensor: Missed, offset: int, data: bytes, *, last: bool) -> bool:
-        """Bytes of a missed tensor; with the `last` as many have come as it has. False: no more of it."""
+        """Take bytes of a missed tensor; the `last` ones complete it. Returns False to take no more of it."""
         ...
 
 
@@ -48,12 +48,12 @@ class _Coming:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Of its next byte."""
+        """The buffer and the offset of its next byte."""
         return self.buffer, self.offset + self.done
 
 
 class MeshKeeping:
-    """Behind the firewall's judgement. Holds MAX_WANTED small entries and no data."""
+    """The missed tensors of one connection. Holds MAX_WANTED small entries and no data."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -63,19 +63,27 @@ class MeshKeeping:
         self._coming: _Coming | None = None
         self._left = 0  # bytes of the WRITE under way
 
+    @property
+    def waits(self) -> bool:
+        """True if something was missed, and has not come."""
+        return bool(self._wanted or self._left)
+
     def asked(self, identity: int, entries: memoryview) -> None:
-        """A LOAD. Its types are known to the worker."""
+        """Record a LOAD of whole entries; no other with this id is outstanding."""
         count = len(entries) // wire.LOAD_ENTRY.size
         if self._held + len(self._wanted) + count > MAX_WANTED:
             return
+        fields = tuple(wire.LOAD_ENTRY.iter_unpack(entries))
+        if any(kind >= len(_KINDS) for _buffer, kind, *_rest in fields):
+            return  # the worker refuses all of it
         self._held += count
         self._asked[identity] = tuple(
             _Coming(Missed(digest, _KINDS[kind], size), buffer, offset)
-            for buffer, kind, offset, size, digest in wire.LOAD_ENTRY.iter_unpack(entries)
+            for buffer, kind, offset, size, digest in fields
         )
 
     def answered(self, identity: int, results: bytes) -> None:
-        """LOADED, with a result for each."""
+        """Handle LOADED: record each tensor that was found, or missed and worth keeping."""
         asked = self._asked.pop(identity, ())
         self._held -= len(asked)
         for coming, result in zip(asked, results, strict=False):
@@ -85,14 +93,14 @@ class MeshKeeping:
                 self._wanted[coming.place] = coming
 
     def sent(self, buffer: int, offset: int, size: int) -> None:
-        """The beginning of a WRITE of so many bytes there, which come by `more`."""
+        """Handle the beginning of a WRITE of `size` bytes, whose data comes by `more`."""
         self._left = 0
         coming = self._wanted.pop((buffer, offset), None)
         if coming is not None and 0 < size <= coming.tensor.size - coming.done:
             self._coming, self._left = coming, size
 
     def more(self, data: bytes | memoryview) -> None:
-        """Bytes behind those of before, of this message or others."""
+        """Take the next bytes of the tensor being written, of this message or a later one."""
         count = min(len(data), self._left)
         if not count or self._coming is None:
             return

@@ -19,35 +19,35 @@ _CAPS_BYTES = 24  # of HELLO: capabilities of other transports than TCP, none of
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of one device, bytes."""
+    """The memory of one device, in bytes."""
 
     free: int
     total: int
 
 
 def hello() -> bytes:
-    """The first request of a client."""
+    """Return a client's first request."""
     return _request(_HELLO, bytes(_CAPS_BYTES))
 
 
 def device_count() -> bytes:
-    """How many devices the server has."""
+    """Return the request for the server's number of devices."""
     return _request(_DEVICE_COUNT, b"")
 
 
 def device_memory(device: int) -> bytes:
-    """Free and total bytes of device number `device`."""
+    """Return a request for free and total bytes of device number `device`."""
     return _request(_GET_DEVICE_MEMORY, struct.pack("<I", device))
 
 
 def read_hello(answer: bytes) -> tuple[int, int, int]:
-    """The version of the server's protocol. Raises RemoteProtocolError."""
+    """Return the version of the server's protocol. Raises RemoteProtocolError."""
     major, minor, patch, _ = _unpack("<4B", answer[:4], "HELLO")
     return major, minor, patch
 
 
 def read_count(answer: bytes) -> int:
-    """Raises RemoteProtocolError for more than MAX_DEVICES, or none."""
+    """Return the number of devices. Raises RemoteProtocolError for more than MAX_DEVICES, or none."""
     (count,) = _unpack("<I", answer, "DEVICE_COUNT")
     if not 0 < count <= MAX_DEVICES:
         raise RemoteProtocolError(f"the rpc-server has {count} devices, expected 1 to {MAX_DEVICES}")
@@ -55,7 +55,7 @@ def read_count(answer: bytes) -> int:
 
 
 def read_memory(answer: bytes) -> Memory:
-    """Raises RemoteProtocolError."""
+    """Return free and total memory. Raises RemoteProtocolError."""
     free, total = _unpack("<QQ", answer, "GET_DEVICE_MEMORY")
     if total >= 1 << 60 or free >= 1 << 60:
         raise RemoteProtocolError("the rpc-server reports an impossible amount of memory")

@@ -47,7 +47,7 @@ class DiskContentStore:
     """Implements store.interface.ContentStore. Run `serve` as long as it is used."""
 
     def __init__(self, path: Path, *, limit: int, cache: HashCache) -> None:
-        """`limit` in bytes, 0 to keep nothing; `cache` is asked whose turn it is to read."""
+        """Keep at most `limit` bytes, or nothing if 0. `cache` says whose turn it is to read."""
         self._folder = StoreFolder(path, limit)
         self._reading = cache.reading
         self._clock_ns = HashCache(path).clock_ns
@@ -73,22 +73,19 @@ class DiskContentStore:
 
     @property
     def folder(self) -> StoreFolder:
-        """See LeaseCacheStore."""
         return self._folder
 
     @property
     def pack_bytes(self) -> int:
-        """See LeaseCacheStore. So that a full store has at most half of MAX_PACKS."""
+        """The size at which a pack is full, chosen so that a full store has at most half of MAX_PACKS."""
         return max(PACK_BYTES, 2 * self._folder.limit // MAX_PACKS)
 
     def has(self, digest: bytes) -> bool:
-        """See LeaseCacheStore."""
         return digest in self.digests or any(
             digest in lease_cache.begun for lease_cache in self._lease_caches
         )
 
     def queue(self, job: Job) -> bool:
-        """See LeaseCacheStore."""
         if job.data is not None and self._queued + _cost(job) > _QUEUE_BYTES:
             return False
         self._closing += job.tensor is None
@@ -98,16 +95,13 @@ class DiskContentStore:
         return True
 
     async def until_room(self, size: int) -> None:
-        """See LeaseCacheStore."""
         while self._queued + JOB_BYTES + size > _QUEUE_BYTES:
             await self._written.wait()
 
     def full(self, lease_cache: DiskLeaseCache, writer: PackWriter) -> None:
-        """See LeaseCacheStore."""
         self._writers.append((lease_cache, writer))
 
     def over(self, lease_cache: DiskLeaseCache) -> None:
-        """See LeaseCacheStore."""
         if lease_cache in self._lease_caches:
             self._lease_caches.remove(lease_cache)
 
@@ -115,7 +109,6 @@ class DiskContentStore:
 
     @property
     def digests(self) -> frozenset[bytes]:
-        """See store.interface.ContentStore."""
         if self._have is None:
             tables = [known.table for known in self._known.values()]
             self._have = frozenset(kept.digest for table in tables for kept in table.tensors)
@@ -123,7 +116,6 @@ class DiskContentStore:
 
     @property
     def status(self) -> StoreStatus:
-        """See store.interface.ContentStore."""
         held = sum(size for _, size in self._folder.packs()) if self._folder.limit else 0
         tensors = sum(len(known.table.tensors) for known in self._known.values())
         return StoreStatus(
@@ -137,7 +129,6 @@ class DiskContentStore:
     async def take(
         self, *, peer: str, on_progress: Callable[[str], Awaitable[None]]
     ) -> DiskLeaseCache | None:
-        """See store.interface.ContentStore."""
         if not self._folder.limit or not self._folder.usable:
             return None
         self._asked += 1
@@ -167,7 +158,7 @@ class DiskContentStore:
         return lease_cache
 
     def _open(self, name: str) -> OpenPack | None:
-        """A pack that has not changed since it was read."""
+        """Open a pack under a shared lock; None if it has changed since it was read."""
         path, known = self._folder.path / name, self._known[name]
         lock = locked(path, alone=False)
         if lock is None:
@@ -184,7 +175,6 @@ class DiskContentStore:
         return None
 
     async def serve(self) -> None:
-        """See store.interface.ContentStore."""
         if (self._folder.limit or self._folder.path.exists()) and self._folder.usable:
             await in_thread(self._folder.clean)
         if not self._folder.limit:  # kept weights belong to other nodes of this user
@@ -228,7 +218,7 @@ class DiskContentStore:
             self._have = None
 
     async def _check(self, name: str) -> None:
-        """Know this pack, or remove it."""
+        """Verify this pack, or remove it."""
         path = self._folder.path / name
         descriptor = locked(path, alone=False)
         if descriptor is None:
@@ -248,7 +238,7 @@ class DiskContentStore:
             self._folder.discard(name)
 
     async def _why_not(self, name: str, descriptor: int) -> str:
-        """Why this open pack cannot be used, or nothing. Raises ValueError, UserError, OSError."""
+        """Return why this open pack is unusable, or nothing. Raises ValueError, UserError, OSError."""
         state = FileState.of(descriptor)
         known = self._known.get(name)
         if known is not None and known.state == state:
@@ -300,7 +290,7 @@ class DiskContentStore:
         return batch
 
     async def _seal_forever(self) -> None:
-        """Beside the writing: it waits for the disk."""
+        """Seal full packs, beside the writing task, because sealing waits for the disk."""
         while True:
             await self._full.wait()
             self._full.clear()
@@ -312,7 +302,7 @@ class DiskContentStore:
                     self._folder.touch(sealed.name)
                     lease_cache.hold(sealed.name)
                 self._writers.popleft()
-                if all(one is not lease_cache for one, _ in self._writers):
+                if all(waiting is not lease_cache for waiting, _ in self._writers):
                     lease_cache.settle()
             self._sealed.set()
             self._sealed = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Which packs make room for more. Pure."""
+"""Decides which packs are evicted to make room. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,17 +18,17 @@ class EvictablePack:
 
 
 def limit_now(limit: int, *, store_bytes: int, free_bytes: int) -> int:
-    """Bytes that the store may have: what the user allows, and no more than its share of the disk."""
+    """Return the bytes that the store may hold: the user's limit, and at most its share of the disk."""
     return min(limit, (store_bytes + max(0, free_bytes)) // FREE_SHARE)
 
 
 def packs_to_evict(
     packs: Sequence[EvictablePack], *, excess_bytes: int, excess_packs: int
 ) -> list[str] | None:
-    """Names of packs that free so many bytes and packs; None: impossible.
+    """Return names of packs whose removal frees so many bytes and packs; None: impossible.
 
-    Of the node whose packs are largest together goes what was not used for longest, and so on: a node that
-    sends more than others throws out its own first.
+    Evicts the least recently used pack of the node whose packs are largest together, and so on: a node that
+    sends more than others loses its own packs first.
     """
     left = list(packs)
     evicted: list[str] = []

@@ -1,12 +1,15 @@
 """Hashes of tensors kept between starts, by the state of the file they were read from.
 
 An entry is believed only when size, mtime, ctime, inode and device of the open file are exactly those it was
-made for, the tensor table is the same, its own checksum holds and it belongs to this user. Anything else is
-a miss, and a cache that cannot be written is a slower start, never a failure.
+made for, the tensor table is the same, its own checksum holds and it belongs to this user. A file system that
+is mounted again may get another device number (USB, network shares, btrfs, after a restart): if only that
+differs, some tensors are read and compared. Anything else is a miss, and a cache that cannot be written is a
+slower start, never a failure.
 """
 
 import asyncio
 import os
+import random
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,6 +27,7 @@ MAX_HASHED_FILES = 256  # files; an entry of a large model takes about 100 KB
 MAX_ENTRY_BYTES = 16 * 1024 * 1024
 _VERSION = "meshd-hashes 1"
 _SUFFIX = ".hashes"
+_SAMPLE_BYTES = 4 << 20  # read again where the device number has changed
 _LONGEST_TICK_NS = 10_000_000  # kernels stamp files with a clock that ticks every 1 to 10 ms
 _FINE_TICK_NS = 5 * _LONGEST_TICK_NS
 _COARSE_TICK_NS = 2_000_000_000  # FAT and some network shares: two seconds
@@ -43,12 +47,12 @@ class FileState:
 
     @classmethod
     def of(cls, descriptor: int) -> "FileState":
-        """State of an open file. Raises OSError."""
+        """Return the state of an open file. Raises OSError."""
         return cls._from(os.fstat(descriptor))
 
     @classmethod
     def at(cls, path: Path) -> "FileState":
-        """State of what `path` names now. Raises OSError."""
+        """Return the state of the file that `path` names now. Raises OSError."""
         return cls._from(path.stat())
 
     @classmethod
@@ -61,10 +65,15 @@ class FileState:
 
     @property
     def line(self) -> str:
-        return f"{self.size} {self.mtime_ns} {self.ctime_ns} {self.inode} {self.device}"
+        return f"{self.here} {self.device}"
+
+    @property
+    def here(self) -> str:
+        """The state without the device: what the file system itself keeps."""
+        return f"{self.size} {self.mtime_ns} {self.ctime_ns} {self.inode}"
 
     def settled_at(self, clock_ns: int) -> bool:
-        """Whether a write after `clock_ns` must have given the file another time.
+        """Return True if a write after `clock_ns` must have given the file another time.
 
         A write within one tick of the file system's clock leaves mtime and ctime as they are, so hashes read
         that soon after a change must not be believed later.
@@ -72,9 +81,9 @@ class FileState:
         return clock_ns > self._settles_ns
 
     def seconds_to_settle(self, clock_ns: int) -> float:
-        """Until `settled_at`: at most two, or a clock was set back, and waiting is no use.
+        """Return the seconds until `settled_at`, at most two: if those do not do, a clock was set back.
 
-        With a tick more: who has slept for just as long may still see the clock's last one.
+        Includes one tick more, because a sleep of just that long may still see the clock's last tick.
         """
         if self.settled_at(clock_ns):
             return 0.0
@@ -95,11 +104,11 @@ class HashCache:
 
     @property
     def folder(self) -> Path:
-        """Where they are."""
+        """The folder of the entries."""
         return self._folder
 
     def clock_ns(self) -> int | None:
-        """The file system's present time, by making a file; None when the folder cannot be written.
+        """Return the file system's present time, by creating a file; None when the folder cannot be written.
 
         Taken from the file system because that is the clock that stamps files; read it before hashing.
         """
@@ -111,21 +120,32 @@ class HashCache:
             _log.warning("weights_cache_unusable", path=str(self._folder), why=str(error))
             return None
 
-    def load(self, state: FileState, header: Header) -> tuple[bytes, ...] | None:
-        """The hashes of the header's tensors, in their order, or None."""
+    def load(
+        self, state: FileState, header: Header, descriptor: int | None = None
+    ) -> tuple[bytes, ...] | None:
+        """Return the hashes of the header's tensors, in their order, or None if they are not cached.
+
+        With the file's `descriptor`, an entry of another device number is compared with a sample.
+        """
         path = self._path(state)
         try:
             data = read_own_file(path, most=MAX_ENTRY_BYTES)
-            digests = None if data is None else _decode(data, state, header)
-            if digests is not None:
-                with suppress(OSError):  # a disk that takes nothing: it is read all the same
-                    os.utime(path)  # the least recently used goes first
+            found = None if data is None else _decode(data, state, header)
+            if found is None:
+                return None
+            digests, device = found
+            if device != state.device:
+                if descriptor is None or not _sample_is(descriptor, header, digests):
+                    return None
+                self.save(state, header, digests)
+            with suppress(OSError):  # a disk that takes nothing: it is read all the same
+                os.utime(path)  # the least recently used goes first
         except OSError:
             return None
         return digests
 
     def save(self, state: FileState, header: Header, digests: Sequence[bytes]) -> None:
-        """Keep hashes; replaces the entry as a whole or not at all."""
+        """Store hashes; replaces the entry as a whole or not at all."""
         data = _encode(state, header, digests)
         try:
             replace_file(self._path(state), data)
@@ -134,7 +154,7 @@ class HashCache:
             _log.warning("weights_cache_not_written", path=str(self._folder), why=str(error))
 
     def _path(self, state: FileState) -> Path:
-        return self._folder / (blake3(state.line.encode()).hexdigest(16) + _SUFFIX)
+        return self._folder / (blake3(state.here.encode()).hexdigest(16) + _SUFFIX)
 
     def _prune(self) -> None:
         # others are left by writers that were killed (base/replaced_file.py)
@@ -163,14 +183,31 @@ def _encode(state: FileState, header: Header, digests: Sequence[bytes]) -> bytes
     return body + f"end {blake3(body).hexdigest()}\n".encode()
 
 
-def _decode(data: bytes, state: FileState, header: Header) -> tuple[bytes, ...] | None:
+def _sample_is(descriptor: int, header: Header, digests: Sequence[bytes]) -> bool:
+    """Return True if tensors drawn at random match the entry. Raises OSError."""
+    drawn = list(zip(header.tensors, digests, strict=True))
+    random.shuffle(drawn)
+    left, compared = _SAMPLE_BYTES, 0
+    for tensor, digest in drawn:
+        if not 0 < tensor.size <= left:
+            continue
+        left -= tensor.size
+        compared += 1
+        if blake3(os.pread(descriptor, tensor.size, tensor.offset)).digest() != digest:
+            return False
+    return compared > 0
+
+
+def _decode(data: bytes, state: FileState, header: Header) -> tuple[tuple[bytes, ...], int] | None:
+    """Return the hashes, and the device number of the file that they were read from; None for a bad entry."""
     body, _, checksum = data.rpartition(b"end ")
     if checksum.strip() != blake3(body).hexdigest().encode():
         return None
     lines = body.decode("ascii", "replace").splitlines()
-    if lines[:3] != [_VERSION, state.line, _table_digest(header)] or len(lines) != 3 + len(header.tensors):
+    if len(lines) != 3 + len(header.tensors) or [lines[0], lines[2]] != [_VERSION, _table_digest(header)]:
         return None
+    here, _, device = lines[1].rpartition(" ")
     try:
-        return tuple(bytes.fromhex(line) for line in lines[3:])
+        return (tuple(bytes.fromhex(line) for line in lines[3:]), int(device)) if here == state.here else None
     except ValueError:
         return None

@@ -22,7 +22,7 @@ _MOST_STEP_BYTES = 512 * _READ_BYTES
 
 
 class HashedSpan(Protocol):
-    """Bytes of a file that are hashed together: a tensor (TensorInfo), say."""
+    """A span of a file that is hashed as one: a tensor (TensorInfo), for example."""
 
     @property
     def name(self) -> str: ...
@@ -87,7 +87,7 @@ class Sweep:
 
 
 def unreadable(label: str, error: OSError) -> UserError:
-    """The UserError for a failed read of an open file: a disk or a network share."""
+    """Return the UserError for a failed read of an open file: a disk or a network share."""
     return UserError(
         f"cannot read `{label}`: {error.strerror or error}",
         hint="check the disk, or copy the file from the network share to a local disk",
@@ -101,9 +101,10 @@ async def hash_tensors(
     label: str,
     on_progress: Callable[[int, float], None],
 ) -> tuple[bytes, ...]:
-    """BLAKE3-256 of each tensor. `on_progress(bytes, seconds)` is called on the event loop after each step.
+    """Return the BLAKE3-256 of each tensor. `on_progress(bytes, seconds)` is called on the event loop after
+    each step.
 
-    A cancel is heard within one step; the thread has ended then. Raises UserError.
+    A cancel takes effect within one step, when the thread has ended. Raises UserError.
     """
     loop = asyncio.get_running_loop()
     sweep = Sweep(descriptor, tensors, label=label)
@@ -112,6 +113,7 @@ async def hash_tensors(
     began = loop.time()
     done = 0
     try:
+        # Hash in steps of bounded time, so that a cancel takes effect soon.
         while not sweep.finished:
             step_began = loop.time()
             running = loop.run_in_executor(None, sweep.step, budget)

@@ -42,9 +42,9 @@ _CHECKSUM_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class HeaderNote:
-    """What is known of the model: `name` of its member's file; `node` is that member, by whose word `digests`
-    are the hashes of all tensors, in the order of files and headers. `states`: of the files, when what is
-    there was right.
+    """The facts known about a header file. `name`: the file's name at `node`, the member by whose word
+    `digests` are the hashes of all tensors, in the order of files and headers. `states`: of the files, when
+    the tensors present were verified.
     """
 
     name: str
@@ -55,7 +55,7 @@ class HeaderNote:
     states: tuple[FileState, ...]
 
     def encode(self) -> bytes:
-        """As `NAME.hashes` has it."""
+        """Return the note as stored in `NAME.hashes`."""
         body = json.dumps(
             {
                 "version": _NOTE_FORM,
@@ -71,7 +71,7 @@ class HeaderNote:
 
 
 def decode_note(data: bytes) -> HeaderNote:
-    """Raises ValueError."""
+    """Decode a note. Raises ValueError."""
     body, checksum = data[: -_CHECKSUM_BYTES - 1], data[-_CHECKSUM_BYTES:]
     if blake3(body).hexdigest().encode() != checksum:
         raise ValueError("its checksum is wrong")
@@ -93,12 +93,12 @@ def decode_note(data: bytes) -> HeaderNote:
 
 
 def note_path(path: Path) -> Path:
-    """Where what is known of a header file is, of the first of several."""
+    """Return the path of a header file's note; of several files, `path` is the first."""
     return path.with_suffix(NOTE_SUFFIX)
 
 
 def read_note(path: Path) -> HeaderNote:
-    """What is known of a header file. Raises UserError where that cannot be believed."""
+    """Read the note of a header file. Raises UserError if it cannot be trusted."""
     try:
         data = read_own_file(note_path(path), most=MAX_ENTRY_BYTES)
         if data is None:
@@ -110,12 +110,12 @@ def read_note(path: Path) -> HeaderNote:
 
 
 def write_note(path: Path, note: HeaderNote) -> None:
-    """Raises OSError."""
+    """Write the note of a header file. Raises OSError."""
     replace_file(note_path(path), note.encode())
 
 
 class HeaderFile(ModelFile):
-    """Implements WeightsFile. Make it with `open_header`."""
+    """A header file as WeightsFile. Create it with `open_header`."""
 
     def __init__(self, shards: Sequence[Shard], note: HeaderNote) -> None:
         super().__init__(shards, _NotedHashes(shards, note), name=note.name + GGUF_SUFFIX)
@@ -123,18 +123,17 @@ class HeaderFile(ModelFile):
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """As llama-server finds them."""
+        """The paths under which llama-server finds the files."""
         paths = super().paths
         return paths if len(paths) == 1 else link_paths(paths)
 
     @property
     def header_of(self) -> bytes:
-        """See WeightsFile."""
         return self._note.content
 
     @classmethod
     async def open_header(cls, path: Path) -> Self:
-        """Reads what is there if the files are not in the state that was noted. Raises UserError."""
+        """Open a header file; verify its tensors if its files changed since the note. Raises UserError."""
         note = await in_thread(functools.partial(read_note, path))
         shards = await opened(path, header_only=True)
         try:
@@ -154,12 +153,12 @@ class HeaderFile(ModelFile):
 
 
 def link_paths(paths: Sequence[Path]) -> tuple[Path, ...]:
-    """The names by which llama-server finds these parts."""
+    """Return the names by which llama-server finds these parts."""
     return tuple(path.parent / LINKS_FOLDER / f"{path.stem}{GGUF_SUFFIX}" for path in paths)
 
 
 def _link(paths: Sequence[Path]) -> None:
-    """Raises UserError."""
+    """Create the links by which llama-server finds the parts. Raises UserError."""
     try:
         for path, link in zip(paths, link_paths(paths), strict=True):
             link.parent.mkdir(exist_ok=True)
@@ -170,7 +169,7 @@ def _link(paths: Sequence[Path]) -> None:
 
 
 def digests_of(headers: Sequence[Header], digests: Sequence[bytes]) -> list[tuple[bytes, ...]]:
-    """By file, where there are as many as tensors. Raises ValueError."""
+    """Split the hashes by file. Raises ValueError if there are not as many as tensors."""
     ends = list(accumulate(len(header.tensors) for header in headers))
     if ends[-1] != len(digests):
         raise ValueError("there are other tensors than hashes")
@@ -178,7 +177,7 @@ def digests_of(headers: Sequence[Header], digests: Sequence[bytes]) -> list[tupl
 
 
 def compare_headers(shards: Sequence[Shard], note: HeaderNote) -> None:
-    """Raises UserError unless headers and hashes give the fingerprint."""
+    """Raise UserError unless headers and hashes give the note's fingerprint."""
     headers = [shard.header for shard in shards]
     with suppress(ValueError):
         if fingerprint(headers, digests_of(headers, note.digests)) == note.fingerprint:
@@ -187,8 +186,10 @@ def compare_headers(shards: Sequence[Shard], note: HeaderNote) -> None:
 
 
 async def compare_present(shards: Sequence[Shard], note: HeaderNote) -> None:
-    """Reads the tensors that are there. Raises UserError unless they are right."""
-    for shard, digests in zip(shards, digests_of([one.header for one in shards], note.digests), strict=True):
+    """Read the tensors that are present. Raises UserError unless their hashes match."""
+    for shard, digests in zip(
+        shards, digests_of([part.header for part in shards], note.digests), strict=True
+    ):
         wanted = present_tensors(shard.header)
         found = await hash_tensors(
             shard.descriptor, wanted, label=shard.path.name, on_progress=lambda _done, _seconds: None
@@ -200,20 +201,22 @@ async def compare_present(shards: Sequence[Shard], note: HeaderNote) -> None:
 
 
 def present_tensors(header: Header) -> list[TensorInfo]:
-    """Those that belong to no layer."""
+    """Return the tensors that belong to no layer."""
     return [tensor for tensor in header.tensors if not is_of_layer(tensor.name)]
 
 
 class _NotedHashes(HashCache):
-    """Knows those of some files, each in one state, and nothing of any other."""
+    """Knows the hashes of some files, each in one state, and nothing of any other."""
 
     def __init__(self, shards: Sequence[Shard], note: HeaderNote) -> None:
         digests = digests_of([shard.header for shard in shards], note.digests)
         self._digests = dict(zip(note.states, digests, strict=True))
         self._name = note.name
 
-    def load(self, state: FileState, header: Header) -> tuple[bytes, ...] | None:
-        """Raises UserError for another state: what is not there cannot be hashed."""
+    def load(
+        self, state: FileState, header: Header, descriptor: int | None = None
+    ) -> tuple[bytes, ...] | None:
+        """Return the noted hashes. Raises UserError for another state: missing tensors cannot be hashed."""
         if (digests := self._digests.get(state)) is None:
             raise UserError(
                 f"the header of `{self._name}` was changed while it was used",
@@ -223,7 +226,9 @@ class _NotedHashes(HashCache):
 
 
 def _bad(path: Path, what: str) -> UserError:
-    """The hint has the path: the member's name for it finds nothing, and a damaged note no fingerprint."""
+    """Return the error. Its hint has the path: the member's name for it finds nothing, and a damaged note no
+    fingerprint.
+    """
     return UserError(
         f"cannot use `{path.name}`: {what}",
         hint=f"remove it with `meshd model rm {shlex.quote(str(path))}`: it comes from members again",

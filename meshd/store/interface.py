@@ -21,7 +21,7 @@ from meshd.rpc.mesh_keeping import Missed, Sink
 
 @dataclass(frozen=True, slots=True)
 class HashProgress:
-    """How far hashing is. Bytes; `rate` in bytes a second since it began (0 when not known yet)."""
+    """The progress of hashing. Bytes; `rate` in bytes a second since it began (0 while unknown)."""
 
     label: str
     done: int
@@ -46,7 +46,7 @@ class WeightsFile(Protocol):
 
     @property
     def name(self) -> str:
-        """The file's name without its folder, or what people call it: never for decisions."""
+        """The file's name without its folder, or what people call the model: never for decisions."""
         ...
 
     @property
@@ -67,12 +67,12 @@ class WeightsFile(Protocol):
 
     @property
     def missing_bytes(self) -> int:
-        """How much of the present shards is cut off (workers only: a head needs all)."""
+        """The bytes of the present shards that are cut off (workers only: a head needs all)."""
         ...
 
     @property
     def missing_shards(self) -> int:
-        """How many shards are not there (workers only)."""
+        """The number of shards that are not present (workers only)."""
         ...
 
     @property
@@ -81,19 +81,21 @@ class WeightsFile(Protocol):
         ...
 
     async def index(self, progress: ProgressCallback | None = None) -> WeightsIndex:
-        """The index, from the cache or by one reading of the files. Raises UserError."""
+        """Return the index, from the cache or by one reading of the files. Raises UserError."""
         ...
 
     def stat_unchanged(self) -> bool:
-        """Whether size, mtime, ctime and inode are still those of the index (of the opening, before it)."""
+        """Return True if size, mtime, ctime and inode are still those of the index (before it: of the
+        opening).
+        """
         ...
 
     def paths_unchanged(self) -> bool:
-        """Whether the paths still lead to the open files: false once one was replaced by another file."""
+        """Return True if the paths still lead to the open files: false once one was replaced."""
         ...
 
     async def follow(self) -> bool:
-        """Open what the paths lead to now, in place of what is open; `index` then reads that.
+        """Open what the paths lead to now, instead of what is open; `index` then reads that.
 
         False when they lead to the open files still. Raises UserError, and leaves all as it was. Descriptors
         that were asked for before are closed: duplicate what must outlive this.
@@ -108,35 +110,35 @@ class LeaseCache(Sink, Protocol):
 
     @property
     def index(self) -> WeightsIndex:
-        """What is kept; at least one file, though it may be empty, so that a server asks by content."""
+        """The kept tensors; at least one file, though it may be empty, so that a server asks by content."""
         ...
 
     @property
     def descriptors(self) -> Sequence[int]:
-        """Of the index's files, in its order; open until `handed_over`."""
+        """The descriptors of the index's files, in its order; open until `handed_over`."""
         ...
 
     def handed_over(self) -> None:
-        """The server has duplicates of the descriptors. Idempotent."""
+        """Close our descriptors: the server has duplicates of them. Idempotent."""
         ...
 
     async def fetched(self, tensor: Missed, offset: int, data: bytes, *, last: bool) -> bool:
-        """As `piece`, for bytes that can wait until there is room in the queue.
+        """Take a piece like `piece`, but wait until there is room in the queue.
 
         Raises UserError when nothing can be kept any more.
         """
         ...
 
     def allow(self, limit: int) -> None:
-        """Keep at most so many bytes of this lease; before it none."""
+        """Allow `limit` bytes of this lease to be kept; before this call none are."""
         ...
 
     def done(self) -> None:
-        """The model is loaded: no tensor comes any more. Idempotent."""
+        """Finish: the model is loaded, and no tensor comes any more. Idempotent."""
         ...
 
     def close(self) -> None:
-        """The lease is over. Idempotent."""
+        """Release everything: the lease is over. Idempotent."""
         ...
 
 
@@ -147,15 +149,15 @@ class ContentStore(Protocol):
     def status(self) -> StoreStatus: ...
     @property
     def digests(self) -> Collection[bytes]:
-        """Of all that is known to be here and good."""
+        """The hashes of all tensors that are known to be here and intact."""
         ...
 
     async def serve(self) -> None:
-        """Run as long as it is used."""
+        """Run for as long as the store is used."""
         ...
 
     async def take(self, *, peer: str, on_progress: Callable[[str], Awaitable[None]]) -> LeaseCache | None:
-        """For a lease of `peer`, once all that is kept is known to be good.
+        """Return a cache for a lease of `peer`, once everything kept is known to be intact.
 
         `on_progress` is called every few seconds. None when nothing is kept here. Raises OSError.
         """

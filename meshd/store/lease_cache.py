@@ -40,7 +40,7 @@ class OpenPack:
         self.file = -1
 
     def release(self) -> None:
-        """It may be removed."""
+        """Unlock the pack: it may be removed."""
         if self.lock >= 0:
             os.close(self.lock)
         self.lock = -1
@@ -52,7 +52,9 @@ class OpenPack:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """For the store's thread: a piece of a tensor; no more of it (`data` None); or, without one, the end."""
+    """A job for the store's thread: a piece of a tensor; no more of it (`data` None); or, without a tensor,
+    the end.
+    """
 
     lease_cache: "DiskLeaseCache"
     tensor: Missed | None = None
@@ -62,29 +64,29 @@ class Job:
 
 
 class LeaseCacheStore(Protocol):
-    """What a lease cache needs of its store."""
+    """The part of its store that a lease cache uses."""
 
     @property
     def folder(self) -> StoreFolder: ...
     @property
     def pack_bytes(self) -> int:
-        """A pack of this size is full."""
+        """The size at which a pack is full."""
         ...
 
     def has(self, digest: bytes) -> bool:
-        """It is kept, or is coming for a lease."""
+        """Return True if the tensor is kept, or is coming for a lease."""
         ...
 
     def queue(self, job: Job) -> bool:
-        """False when too much is waiting: a piece is not taken then."""
+        """Queue the job; False when too much is waiting: a piece is not taken then."""
         ...
 
     async def until_room(self, size: int) -> None:
-        """Returns when `queue` takes a piece of so many bytes."""
+        """Wait until `queue` takes a piece of `size` bytes."""
         ...
 
     def full(self, lease_cache: "DiskLeaseCache", writer: PackWriter) -> None:
-        """This pack may be sealed. Called in the thread."""
+        """Hand over a full pack to be sealed. Called in the thread."""
         ...
 
     def over(self, lease_cache: "DiskLeaseCache") -> None: ...
@@ -96,7 +98,9 @@ class DiskLeaseCache:
     def __init__(
         self, store: LeaseCacheStore, packs: Sequence[OpenPack], *, peer: str, empty_file: BinaryIO | None
     ) -> None:
-        """`empty_file`: a file for a server that has no other, and shall be asked by content all the same."""
+        """Set up for one lease. `empty_file`: for a server that has no other file, so that it is asked by
+        content all the same.
+        """
         self._store = store
         self._packs = tuple(packs)
         self._empty_file = empty_file
@@ -114,7 +118,6 @@ class DiskLeaseCache:
 
     @property
     def index(self) -> WeightsIndex:
-        """See store.interface.LeaseCache."""
         files = [pack.state.entry for pack in self._packs]
         if self._empty_file is not None:
             files.append(FileState.of(self._empty_file.fileno()).entry)
@@ -127,32 +130,29 @@ class DiskLeaseCache:
 
     @property
     def descriptors(self) -> Sequence[int]:
-        """See store.interface.LeaseCache."""
         files = [pack.file for pack in self._packs]
         return [*files, self._empty_file.fileno()] if self._empty_file is not None else files
 
     def handed_over(self) -> None:
-        """See store.interface.LeaseCache."""
         for pack in self._packs:
             pack.close_file()
         if self._empty_file is not None:
             self._empty_file.close()
 
     def allow(self, limit: int) -> None:
-        """See store.interface.LeaseCache."""
         self._limit = limit
 
-    # What the firewall recognises.
+    # What MeshKeeping recognises.
 
     def loaded(self, digest: bytes) -> None:
-        """See Sink."""
+        """Mark the pack of this tensor as used."""
         pack = self._where.get(digest)
         if pack is not None and not pack.used:
             pack.used = True
             self._store.folder.touch(pack.name)
 
     def piece(self, tensor: Missed, offset: int, data: bytes, *, last: bool) -> bool:
-        """See Sink."""
+        """Queue a piece; False to take no more of this tensor."""
         if self._done or self._stopped:
             return False
         begun = self.begun.get(tensor.digest)
@@ -172,7 +172,6 @@ class DiskLeaseCache:
         return False
 
     async def fetched(self, tensor: Missed, offset: int, data: bytes, *, last: bool) -> bool:
-        """See store.interface.LeaseCache."""
         await self._store.until_room(len(data))
         if self._stopped:
             raise UserError(
@@ -186,7 +185,6 @@ class DiskLeaseCache:
                 pack.release()
 
     def done(self) -> None:
-        """See store.interface.LeaseCache."""
         if self._done:
             return
         self._done = True
@@ -197,7 +195,6 @@ class DiskLeaseCache:
         self._store.queue(Job(self))
 
     def close(self) -> None:
-        """See store.interface.LeaseCache."""
         self.done()
         self.handed_over()
         for pack in self._packs:
@@ -210,15 +207,15 @@ class DiskLeaseCache:
     # What the store says.
 
     def hold(self, name: str) -> None:
-        """A pack of this lease is complete: it stays as long as the lease."""
+        """Lock a complete pack of this lease, so that it stays as long as the lease."""
         lock = None if self._closed else locked(self._store.folder.path / name, alone=False)
         if lock is not None:
             self._own.append(lock)
 
     def settle(self) -> None:
-        """All that it has brought is sealed, or will not be: nothing of it is coming any more.
+        """Forget the tensors of this lease once all are sealed, or will not be.
 
-        Else a tensor found damaged later would not be kept anew during this lease.
+        Otherwise a tensor found damaged later would not be kept again during this lease.
         """
         if self._done:
             self.begun.clear()
@@ -271,7 +268,7 @@ class DiskLeaseCache:
             self._writer = None
 
     def abandon(self) -> None:
-        """Tensors that are incomplete now will stay so. Call it in the thread, or when that has ended."""
+        """Drop the incomplete tensors. Call it in the thread, or when that has ended."""
         if self._writer is not None:
             self._writer.abandon()
             self._writer = None

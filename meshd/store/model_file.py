@@ -62,17 +62,14 @@ class ModelFile:
 
     @property
     def header_of(self) -> bytes:
-        """See WeightsFile."""
         return b""
 
     @property
     def missing_bytes(self) -> int:
-        """See WeightsFile."""
         return sum(shard.header.missing_bytes for shard in self._shards)
 
     @property
     def missing_shards(self) -> int:
-        """See WeightsFile."""
         return self._shards[0].header.shard[1] - len(self._shards)
 
     @property
@@ -80,7 +77,7 @@ class ModelFile:
         return tuple(shard.descriptor for shard in self._shards)
 
     async def index(self, progress: ProgressCallback | None = None) -> WeightsIndex:
-        """The index of the present content: the cached one, or by one reading of the files.
+        """Return the index of the present content: the cached one, or by one reading of the files.
 
         A second caller waits for the first. Cancelling ends the reading. Raises UserError when the file is
         cut, unreadable, or keeps changing.
@@ -105,27 +102,26 @@ class ModelFile:
         )
 
     def known_index(self) -> WeightsIndex | None:
-        """As `index`, if that takes no reading of the files."""
-        cached = [self._cache.load(shard.state, shard.header) for shard in self._shards]
-        digests = [one for one in cached if one is not None]
+        """Return the index if that takes no reading of the files, else None."""
+        cached = [self._cache.load(shard.state, shard.header, shard.descriptor) for shard in self._shards]
+        digests = [entry for entry in cached if entry is not None]
         return self._build(digests) if len(digests) == len(cached) else None
 
     def stat_unchanged(self) -> bool:
-        """Whether size, mtime, ctime and inode are those that header and index were read from."""
+        """Return True if size, mtime, ctime and inode are those that header and index were read from."""
         try:
             return all(FileState.of(shard.descriptor) == shard.state for shard in self._shards)
         except OSError:
             return False
 
     def paths_unchanged(self) -> bool:
-        """Whether the paths still lead to the open files: false once a file was replaced by another."""
+        """Return True if the paths still lead to the open files: false once one was replaced."""
         try:
             return all(FileState.at(shard.path) == shard.state for shard in self._shards)
         except OSError:
             return False
 
     async def follow(self) -> bool:
-        """See WeightsFile."""
         async with self._hashing:
             shards = await opened(self._shards[0].path, partial=self._partial)
             new = [(shard.state.inode, shard.state.device) for shard in shards]
@@ -144,7 +140,7 @@ class ModelFile:
 
     async def _digests(self, shard: Shard, progress: ProgressCallback | None) -> tuple[bytes, ...]:
         state, header = shard.state, shard.header
-        cached = self._cache.load(state, header)
+        cached = self._cache.load(state, header, shard.descriptor)
         if cached is not None:
             return cached
         clock = self._cache.clock_ns()
@@ -176,7 +172,7 @@ class ModelFile:
 
 
 async def opened(path: Path, *, partial: bool = False, header_only: bool = False) -> list[Shard]:
-    """As `open_shards`, in a thread: on a network share opening and reading the header can take seconds."""
+    """Run `open_shards` in a thread: on a network share opening and reading the header can take seconds."""
     opening = asyncio.get_running_loop().run_in_executor(
         None, functools.partial(open_shards, path, partial=partial, header_only=header_only)
     )

@@ -48,14 +48,14 @@ class KeptTensor:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What a pack holds, and the node that sent it."""
+    """The contents of a pack, and the node that sent it."""
 
     peer: str
     tensors: tuple[KeptTensor, ...]
 
     @property
     def infos(self) -> tuple[TensorInfo, ...]:
-        """As `hash_tensors` takes them."""
+        """The tensors in the form that `hash_tensors` takes."""
         return tuple(
             TensorInfo(t.digest.hex(), TENSOR_TYPES[t.kind], (t.size,), t.offset, t.size)
             for t in self.tensors
@@ -67,7 +67,7 @@ def _line(tensor: KeptTensor) -> str:
 
 
 def encode_table(table: Table) -> bytes:
-    """The text at the end of a pack, and how to find it."""
+    """Return the text at the end of a pack, with the trailer by which it is found."""
     lines = [_VERSION, f"from {table.peer}", *map(_line, table.tensors)]
     body = ("\n".join(lines) + "\n").encode()
     text = body + f"end {blake3(body).hexdigest()}\n".encode()
@@ -75,7 +75,7 @@ def encode_table(table: Table) -> bytes:
 
 
 def decode_table(text: bytes, *, data_bytes: int) -> Table:
-    """`data_bytes`: bytes before the table. Raises ValueError for what no pack has."""
+    """Decode a pack's table, which `data_bytes` precede. Raises ValueError if damaged or implausible."""
     body, _, checksum = text.rpartition(b"end ")
     if checksum.strip() != blake3(body).hexdigest().encode():
         raise ValueError("its table is damaged")
@@ -97,7 +97,7 @@ def _read_line(line: str, data_bytes: int) -> KeptTensor:
 
 
 def read_table(descriptor: int) -> Table:
-    """Of an open pack. Raises ValueError, OSError."""
+    """Read the table of an open pack. Raises ValueError, OSError."""
     about = os.fstat(descriptor)
     if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
         raise ValueError("other users could have written it")
@@ -111,9 +111,9 @@ def read_table(descriptor: int) -> Table:
 
 
 def locked(path: Path, *, alone: bool) -> int | None:
-    """A descriptor of the file, locked until it is closed; None when it is gone, or used otherwise.
+    """Return a locked descriptor of the file (unlocked by closing it); None when it is gone, or in use.
 
-    Held with others it is for reading, which a disk that takes nothing allows.
+    A shared lock opens it for reading only, which works on a read-only disk.
     """
     try:
         access = os.O_RDWR if alone else os.O_RDONLY
@@ -131,7 +131,9 @@ def locked(path: Path, *, alone: bool) -> int | None:
 
 
 def remove(path: Path, descriptor: int) -> None:
-    """A pack that is held alone. It is emptied, too: a process that still has it open then holds no room."""
+    """Remove a pack locked exclusively. Truncates it, so that a process that still has it open takes no
+    space.
+    """
     with suppress(OSError):
         path.unlink()
         os.ftruncate(descriptor, 0)
@@ -139,7 +141,7 @@ def remove(path: Path, descriptor: int) -> None:
 
 
 def journal_of(path: Path) -> Path:
-    """Of the pack that is being written there."""
+    """Return the path of the journal of the pack being written at `path`."""
     return path.with_name(path.name + JOURNAL)
 
 
@@ -162,7 +164,7 @@ def finish_leftover(path: Path, descriptor: int) -> bool:
 
 
 def _name_pack(path: Path, descriptor: int, table: Table) -> str:
-    """Add the table; the pack gets its name once all is on the disk. Raises OSError."""
+    """Add the table, and rename the pack once all is on the disk. Raises OSError."""
     text = encode_table(table)
     end = max(tensor.offset + tensor.size for tensor in table.tensors)
     os.ftruncate(descriptor, end)
@@ -192,7 +194,7 @@ class _Region:
 
 
 class PackWriter:
-    """One pack that is being written. Raises OSError, and is then of no use but for `abandon`."""
+    """A pack that is being written. After an OSError only `abandon` is useful."""
 
     def __init__(self, folder: Path, peer: str) -> None:
         self._peer = peer[:MAX_PEER]
@@ -219,16 +221,16 @@ class PackWriter:
 
     @property
     def count(self) -> int:
-        """Tensors that are whole, or begun."""
+        """The number of tensors that are complete, or begun."""
         return len(self._kept) + len(self._regions)
 
     @property
     def between(self) -> bool:
-        """No tensor is half there."""
+        """True if no tensor is incomplete."""
         return not self._regions
 
     def write(self, tensor: Missed, offset: int, data: bytes) -> None:
-        """A piece of a tensor."""
+        """Write a piece of a tensor. Raises OSError."""
         region = self._regions.get(tensor.digest)
         if region is None:
             if self.count >= MAX_PACK_TENSORS:
@@ -245,7 +247,7 @@ class PackWriter:
             region.hashed += len(data)
 
     def complete(self, tensor: Missed) -> bool:
-        """All of it has come: whether it is what it was said to be. If not it is forgotten."""
+        """Check a complete tensor against its hash and keep it; False if it differs, and is dropped."""
         region = self._regions.pop(tensor.digest)
         digest = self._hashes.pop(tensor.digest)
         if region.hashed < tensor.size:  # it came in another order
@@ -258,7 +260,7 @@ class PackWriter:
         return False
 
     def drop(self, tensor: Missed) -> None:
-        """No more of it comes."""
+        """Drop an incomplete tensor, of which no more comes."""
         region = self._regions.pop(tensor.digest, None)
         if region is not None:
             del self._hashes[tensor.digest]
@@ -279,7 +281,7 @@ class PackWriter:
         return digest
 
     def seal(self) -> Sealed | None:
-        """Give it its name, once it is on the disk; None when nothing of it is whole. It is closed then."""
+        """Close the pack, and name it once it is on the disk; None when it holds no complete tensor."""
         for region in list(self._regions.values()):
             self.drop(region.tensor)
         if not self._kept:
@@ -292,7 +294,7 @@ class PackWriter:
         return Sealed(name, state, table)
 
     def abandon(self) -> None:
-        """Leave nothing of it. Idempotent."""
+        """Remove the pack. Idempotent."""
         if self._descriptor >= 0:
             remove(self._path, self._descriptor)
             self._close()

@@ -1,4 +1,4 @@
-"""The folder of the content store: which packs lie in it, how much room there is, what goes for more.
+"""The folder of the content store: its packs, its room, and evictions.
 
 Short file operations, for the event loop or a thread. Beside each pack lies `<pack>.checked`: the state in
 which it was read and found whole, and, by its date, when it was last of use.
@@ -32,7 +32,7 @@ class StoreFolder:
 
     @property
     def usable(self) -> bool:
-        """Whether it is there, or can be made, and is this user's alone."""
+        """True if the folder exists, or can be created, and is private to this user."""
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             about = self.path.lstat()
@@ -45,16 +45,16 @@ class StoreFolder:
         return private
 
     def unusable(self, why: str) -> None:
-        """Say so, once for each lease that does without it."""
+        """Log why the folder is unusable, once for each lease that does without it."""
         self.problem = why
         LOG.warning("weights_store_unusable", path=str(self.path), why=why)
 
     def packs(self) -> list[tuple[str, int]]:
-        """Names and sizes."""
+        """Return names and sizes in bytes."""
         return [(path.name, size) for path, size in self._files() if path.name.endswith(SUFFIX)]
 
     def limit_now(self, held: int) -> int:
-        """Most bytes that may be here; `held` are."""
+        """Return the most bytes that may be here; `held` are."""
         try:
             free = shutil.disk_usage(self.path).free
         except OSError:
@@ -64,17 +64,17 @@ class StoreFolder:
     # Notes beside a pack.
 
     def touch(self, name: str) -> None:
-        """It was of use."""
+        """Mark a pack as used now."""
         with suppress(OSError):
             (self.path / (name + _CHECKED)).touch(mode=0o600)
 
     def note(self, name: str, state: FileState) -> None:
-        """It was read in this state, and is whole."""
+        """Note that the pack was read in this state, and is intact."""
         with suppress(OSError):
             (self.path / (name + _CHECKED)).write_text(state.line)
 
     def noted(self, name: str) -> str:
-        """The state that was noted, as text."""
+        """Return the noted state as text; empty if there is none."""
         try:
             return (self.path / (name + _CHECKED)).read_text(errors="replace")[:200]
         except OSError:
@@ -83,7 +83,7 @@ class StoreFolder:
     # Room.
 
     def make_room(self, need: int) -> bool:
-        """Whether `need` bytes more may be written, after packs were removed that nobody uses."""
+        """Evict unused packs until `need` bytes more may be written; False if that is not possible."""
         packs = self.packs()
         held = sum(size for _, size in packs) + self._unsealed_bytes()
         limit = self.limit_now(held)
@@ -127,7 +127,7 @@ class StoreFolder:
         return 0
 
     def _unsealed_bytes(self) -> int:
-        """The bytes on disk of packs that this process or another is writing."""
+        """Return the bytes on disk of packs that this process or another is writing."""
         total = 0
         for path, _ in self._files():
             if path.name.startswith(NEW_PREFIX):
@@ -146,7 +146,7 @@ class StoreFolder:
     # Removing.
 
     def discard(self, name: str) -> None:
-        """Remove a pack that is of no use, unless somebody has it open."""
+        """Remove a useless pack, unless somebody has it open."""
         descriptor = locked(self.path / name, alone=True)
         if descriptor is not None:
             self._unlink(name, descriptor)
@@ -174,7 +174,7 @@ class StoreFolder:
             self.make_room(0)
 
     def _finish(self, path: Path) -> None:
-        """A pack whose writer was killed: what is whole of it is of use."""
+        """Keep the complete tensors of a pack whose writer was killed, or remove the pack."""
         descriptor = locked(path, alone=True)
         if descriptor is None:
             return

@@ -31,7 +31,7 @@ _log = log.get("store")
 
 @dataclass(frozen=True, slots=True)
 class _PieceSpan:
-    """As hash_tensors takes them."""
+    """A span in the form that hash_tensors takes."""
 
     name: str
     offset: int
@@ -42,20 +42,22 @@ class PieceCache:
     """Entries in one folder, `<cache>/pieces`. All but `read` do short file operations and raise nothing."""
 
     def __init__(self, folder: Path, hashes: HashCache) -> None:
-        """`hashes` lends its clock, and its turns at reading."""
+        """Keep the entries in `folder`. `hashes` lends its clock, and its turns at reading."""
         self._folder = folder
         self.hashes = hashes
         self._fresh: dict[tuple[FileState, ...], PieceIndex] = {}  # of files written a moment before
 
     @classmethod
     def below(cls, cache: Path) -> Self:
-        """That of meshd's cache folder, with its hashes of tensors. A process needs one of each: who shares
-        them takes turns at reading, and finds what another has just read.
+        """Return the cache in meshd's cache folder, with its hashes of tensors.
+
+        A process needs one of each: those who share them take turns at reading, and find what another has
+        just read.
         """
         return cls(cache / "pieces", HashCache(cache / "weights"))
 
     def load(self, states: Sequence[FileState]) -> PieceIndex | None:
-        """What is known of files in exactly these states."""
+        """Return the hashes known of files in exactly these states, or None."""
         if (fresh := self._fresh.get(tuple(states))) is not None:
             return fresh
         path = self._path(states)
@@ -68,7 +70,7 @@ class PieceCache:
         return None if data is None else _decode(data, states)
 
     def save(self, states: Sequence[FileState], index: PieceIndex) -> None:
-        """Keep it; replaces the entry as a whole or not at all."""
+        """Store the index; replaces the entry as a whole or not at all."""
         body = _MAGIC + _lines(states) + index.hashes
         try:
             replace_file(self._path(states), body + blake3(body).digest())
@@ -81,7 +83,7 @@ class PieceCache:
     async def read(
         self, descriptors: Sequence[int], labels: Sequence[str], progress: ProgressCallback
     ) -> PieceIndex:
-        """Of open files, by one reading; files take turns. Raises UserError, OSError."""
+        """Return the hashes of open files by one reading; files take turns. Raises UserError, OSError."""
         clock = self.hashes.clock_ns()
         states = [FileState.of(descriptor) for descriptor in descriptors]
         digests: list[bytes] = []

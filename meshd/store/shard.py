@@ -22,7 +22,7 @@ class Shard:
     """One open file. `state` is that of the last reading of the header."""
 
     def __init__(self, path: Path, *, partial: bool = False) -> None:
-        """`partial`: the end of the file may be missing."""
+        """Open the file and read its header. `partial`: the end of the file may be missing."""
         self.path = path
         self._partial = partial
         self.descriptor = _open(path)
@@ -54,7 +54,7 @@ class Shard:
 
 
 def _open(path: Path) -> int:
-    """A read-only descriptor of a regular file that is not inherited. Raises UserError."""
+    """Return a read-only descriptor of a regular file that is not inherited. Raises UserError."""
     try:
         # O_NONBLOCK: opening a pipe by mistake must not wait for its writer
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -101,7 +101,7 @@ def _files_inside(folder: Path) -> str:
 
 
 def is_header(path: Path) -> bool:
-    """Whether the path leads to a file of which only the header is there (header_file.py)."""
+    """Return True if the path leads to a header file (header_file.py)."""
     try:
         return os.path.realpath(path).endswith(HEADER_SUFFIX)
     except ValueError:  # a NUL, which opening it explains
@@ -163,13 +163,13 @@ def _sibling_paths(path: Path, header: Header, *, partial: bool) -> list[Path]:
 
 
 def check_shards(shards: Sequence[Shard], *, partial: bool = False) -> None:
-    """As `check_headers`, of open files."""
+    """Raise UserError unless the open files belong together, as `check_headers` does."""
     names = [shard.path.name for shard in shards]
     check_headers(names, [shard.header for shard in shards], partial=partial)
 
 
 def check_headers(names: Sequence[str], headers: Sequence[Header], *, partial: bool = False) -> None:
-    """The shards belong together: numbers, total of tensors, no tensor twice. Raises UserError."""
+    """Raise UserError unless the shards belong together: numbers, total of tensors, no tensor twice."""
     seen: dict[str, str] = {}
     for number, (name, header) in enumerate(zip(names, headers, strict=True)):
         if not partial and header.shard != (number, len(headers)):

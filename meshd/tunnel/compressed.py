@@ -16,7 +16,9 @@ COMPRESSED: Mapping[str, MetadataValue] = {"compressed": COMPRESSED_VERSION}  # 
 
 
 def as_agreed(stream: Stream) -> Stream:
-    """`stream`, decompressed if its metadata says that it is compressed. Raises RemoteProtocolError."""
+    """Return `stream`, decompressed if its metadata says that it is compressed. Raises
+    RemoteProtocolError.
+    """
     version = stream.metadata.get("compressed")
     if version is None:
         return stream
@@ -36,9 +38,10 @@ class CompressedStream:
     they made was consumed; what waits to be decompressed is one chunk and less than a frame.
     """
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, *, floats: bool = True) -> None:
+        """`floats`: see Encoder."""
         self._stream = stream
-        self._encoder = Encoder()
+        self._encoder = Encoder(floats=floats)
         self._decoder = Decoder()
         self._take: Callable[[bytes | memoryview], bool] | None = None
         self._unsent: tuple[memoryview, int] | None = None  # frames, and how many bytes of `write` they hold
@@ -61,13 +64,12 @@ class CompressedStream:
         return self._stream.metadata
 
     async def accepted(self) -> None:
-        """See Stream."""
         await self._stream.accepted()
 
     # Receiving.
 
     async def read(self) -> bytes | memoryview:
-        """See Stream. Raises RemoteProtocolError as well."""
+        """Return the next decompressed piece. Raises RemoteProtocolError, beside what Stream.read raises."""
         while True:
             piece = self._next()
             if piece is not None:
@@ -86,17 +88,15 @@ class CompressedStream:
                 self._feed(chunk)
 
     def divert(self, take: Callable[[bytes | memoryview], bool] | None) -> None:
-        """See Stream."""
         self._take = take
         self._stream.divert(self._arrived if take is not None else None)
 
     def consumed(self, count: int) -> None:
-        """See Stream."""
         self._unconsumed -= count
         self._give_credit()
 
     def _arrived(self, chunk: bytes | memoryview) -> bool:
-        """The short cut; False leaves the chunk to `read`, which does not feed it again."""
+        """Decompress and pass on directly; False leaves the chunk to `read`, which does not feed it again."""
         if self._take is None or self._error is not None or self._piece is not None or self._decoder.waits:
             return False
         self._feed(chunk)
@@ -119,7 +119,7 @@ class CompressedStream:
         self._decoder.feed(chunk)
 
     def _next(self) -> bytes | None:
-        """What goes out next. Raises RemoteProtocolError, then always."""
+        """Return the next piece to pass on. Raises RemoteProtocolError, then always."""
         if self._error is not None:
             raise self._error.afresh()
         piece, self._piece = self._piece, None
@@ -144,7 +144,7 @@ class CompressedStream:
     # Sending.
 
     def try_write(self, data: bytes | memoryview) -> int:
-        """All of `data` or nothing; after 0 `write` must be given the same bytes."""
+        """Write all of `data` or nothing; after 0 `write` must be given the same bytes."""
         if self._unsent is not None:
             return 0
         frames = self._encoder.encode(data)
@@ -155,7 +155,6 @@ class CompressedStream:
         return 0
 
     async def write(self, data: bytes | memoryview) -> None:
-        """See Stream."""
         frames: bytes | memoryview
         if self._unsent is None:
             frames = self._encoder.encode(data)
@@ -166,9 +165,7 @@ class CompressedStream:
         await self._stream.write(frames)
 
     def write_eof(self) -> None:
-        """See Stream."""
         self._stream.write_eof()
 
     def reset(self, code: int, reason: str) -> None:
-        """See Stream."""
         self._stream.reset(code, reason)

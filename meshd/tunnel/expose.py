@@ -14,7 +14,7 @@ _CONNECT_SECONDS = 5.0
 
 
 async def connect_through(stream: Stream, target: tuple[str, int], *, counter: Counter) -> None:
-    """Connect `stream` to the local host and port `target`; returns when both ways have ended.
+    """Connect `stream` to the local host and port `target`; return when both ways have ended.
 
     The stream is reset with the reason when the target cannot be reached. `counter` gets the bytes that pass.
     """
@@ -35,7 +35,7 @@ async def connect_through(stream: Stream, target: tuple[str, int], *, counter: C
 
 
 def _in_words(error: OSError) -> str:
-    """As the system says it: what asyncio adds names a place that is no business of the other side."""
+    """Return the system's own words: what asyncio adds names a place that the other side must not learn."""
     if error.errno is not None and error.errno > 0:
         return os.strerror(error.errno).lower()
     return "its name was not found" if isinstance(error, socket.gaierror) else "nothing answers there"

@@ -41,7 +41,7 @@ class Forward:
         listen: tuple[str, int] = (LOOPBACK_HOST, 0),
         bulk: bool = False,
     ) -> None:
-        """`listen`: host and port, 0 for any free one. Raises UserError when it cannot be had."""
+        """Listen at host and port (0: any free one). Raises UserError when it cannot be had."""
         self._mesh = mesh
         self._peer = peer
         self._service = service
@@ -58,12 +58,12 @@ class Forward:
 
     @property
     def endpoint(self) -> str:
-        """Host and port."""
+        """The host and port."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def status(self) -> TunnelStatus:
-        """Totals so far."""
+        """The totals so far."""
         return TunnelStatus(
             peer=self._peer,
             service=self._service,
@@ -78,7 +78,7 @@ class Forward:
         self._listener.close()
 
     async def serve(self) -> None:
-        """Take connections until cancelled; ends every one of them then."""
+        """Accept connections until cancelled; then end every one of them."""
         try:
             async with Owner() as owner:
                 while True:

@@ -18,40 +18,43 @@ OwnerCheck = Callable[[tuple[str, int], tuple[str, int]], Awaitable[bool]]
 
 
 class Inspector(Protocol):
-    """Looks at one connection's bytes, once at each. May raise RemoteProtocolError to end it, then always.
+    """Inspects one connection's bytes, each once. May raise RemoteProtocolError to end it, then always. May
+    raise RemoteProtocolError to end it, then always.
 
-    What it returns goes on in place of what came in; the same object is the cheap answer. Bytes that it holds
-    back count as taken, so it holds a bounded number.
+    What it returns is passed on instead of what came in; the same object is the cheap answer. Bytes that it
+    holds back count as taken, so it holds a bounded number.
     """
 
     def to_peer(self, data: bytes | memoryview) -> bytes | memoryview: ...
     def from_peer(self, data: bytes | memoryview) -> bytes | memoryview: ...
     def pause(self, now: float) -> float:
-        """How many seconds what the peer sends has to wait, at a time of one clock."""
+        """Return how many seconds the peer's next bytes have to wait, at `now` of one clock."""
         ...
 
 
 class Flow(Protocol):
-    """Told when one end of a tunnel takes nothing more now, and when it does again."""
+    """Told when one end of a tunnel blocks, and when it continues."""
 
     def target_waits(self, waits: bool) -> None:
-        """The local end."""
+        """Note whether the local end waits."""
         ...
 
     def peer_waits(self, waits: bool) -> None:
-        """The peer, or what leads to it; or the tunnel itself has to do something first."""
+        """Note whether the peer waits, or the way to it, or the tunnel itself has to do something first."""
         ...
 
 
 class Passage(Protocol):
-    """Told when bytes have passed at once, as small messages do; a part that an inspector keeps has not."""
+    """Told when bytes have passed without a task, as small messages do; a part that an inspector keeps has
+    not.
+    """
 
     def sent(self) -> None:
-        """To the peer."""
+        """Note bytes to the peer."""
         ...
 
     def received(self) -> None:
-        """From the peer."""
+        """Note bytes from the peer."""
         ...
 
 

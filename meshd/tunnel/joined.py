@@ -18,6 +18,7 @@ from meshd.tunnel.interface import Flow, Inspector, TunnelStatus
 from meshd.tunnel.local import LocalSocket
 from meshd.tunnel.on_demand import open_on_demand
 from meshd.tunnel.pump import Counter, pump
+from meshd.wire.compressed import Compression
 
 LISTEN = "socketpair"  # in status, where others say where they listen
 
@@ -36,11 +37,14 @@ class JoinedTunnel:
         endpoint: str,
         inspector: Inspector | None,
         on_broken: Callable[[MeshdError], None],
-        compresses: Callable[[], bool] = lambda: False,
+        compresses: Callable[[], Compression] = lambda: Compression.NOTHING,
         flow: Flow | None = None,
+        asks: bool = False,
     ) -> None:
-        """`endpoint`: what the child calls it. `compresses` is asked before the stream is opened; the peer
-        must be known to take compressed ones. `flow` is told who waits.
+        """Set up without a stream. `endpoint`: the child's name for it.
+
+        `compresses` is called before the stream is opened; the peer must be known to take compressed ones.
+        `flow` is told who waits. `asks` as for `join`.
         """
         self._mesh = mesh
         self._peer = peer
@@ -52,17 +56,17 @@ class JoinedTunnel:
         self._on_broken = on_broken
         self._compresses = compresses
         self._flow = flow
+        self._asks = asks
         self._counter = Counter()
         self._streams = 0
 
     @property
     def endpoint(self) -> str:
-        """See Tunnel."""
         return self._endpoint
 
     @property
     def status(self) -> TunnelStatus:
-        """Totals so far."""
+        """The totals so far."""
         return TunnelStatus(
             peer=self._peer,
             service=self._service,
@@ -73,31 +77,41 @@ class JoinedTunnel:
         )
 
     async def serve(self) -> None:
-        """Carry until both ways have ended, or one has broken: then the child finds its end closed."""
+        """Copy until both ways have ended, or one has broken: then the child finds its end closed."""
         if self._end is None:
             return  # it was closed before it began
         end, self._end = self._end, None
         try:
             stream = await self._open(end)
             self._streams = 1
-            await _carry(end, stream, self._inspector, self._counter, self._on_broken, flow=self._flow)
+            await _carry(
+                end,
+                stream,
+                self._inspector,
+                self._counter,
+                self._on_broken,
+                flow=self._flow,
+                asks=self._asks,
+            )
         except MeshdError as error:
             self._on_broken(error)
         finally:
             self._streams = 0
 
     async def _open(self, end: socket.socket) -> Stream:
-        compressed = self._compresses()
-        metadata = {**self._metadata, **(COMPRESSED if compressed else {})}
+        how = self._compresses()
+        metadata = {**self._metadata, **(COMPRESSED if how is not Compression.NOTHING else {})}
         try:
             stream = await open_on_demand(self._mesh, self._peer, self._service, metadata=metadata)
         except BaseException:
             end.close()
             raise
-        return CompressedStream(stream) if compressed else stream
+        if how is Compression.NOTHING:
+            return stream
+        return CompressedStream(stream, floats=how is Compression.ALL)
 
     def close(self) -> None:
-        """Give `end` up where `serve` was never run. Idempotent."""
+        """Release `end` if `serve` was never run. Idempotent."""
         if self._end is not None:
             self._end.close()
             self._end = None
@@ -138,12 +152,14 @@ async def _carry(
     flow: Flow | None = None,
     asks: bool = False,
 ) -> None:
+    # Own the child's end, or refuse the stream.
     end.setblocking(False)
     try:
         local = await adopt(end, LocalSocket)
     except BaseException:
         stream.reset(Code.BROKEN, "the child's connection is gone")
         raise
+    # Copy until both ways have ended.
     try:
         loop = asyncio.get_running_loop()
         await pump(

@@ -83,14 +83,14 @@ class LocalSocket(asyncio.Protocol):
 
     @property
     def peername(self) -> tuple[str, int]:
-        """Host and port of the other end; empty and 0 of a unix socket."""
+        """The host and port of the other end; empty and 0 of a unix socket."""
         assert self._transport is not None
         name = self._transport.get_extra_info("peername")
         return (str(name[0]), int(name[1])) if isinstance(name, tuple) else ("", 0)
 
     @property
     def sockname(self) -> tuple[str, int]:
-        """Host and port of this end; empty and 0 of a unix socket."""
+        """The host and port of this end; empty and 0 of a unix socket."""
         assert self._transport is not None
         name = self._transport.get_extra_info("sockname")
         return (str(name[0]), int(name[1])) if isinstance(name, tuple) else ("", 0)
@@ -102,7 +102,7 @@ class LocalSocket(asyncio.Protocol):
         return f"{host}:{port}" if port else "a unix socket"
 
     async def read(self) -> bytes:
-        """The next chunk. Raises EndOfStream at the peer's half-close, Broken."""
+        """Return the next chunk. Raises EndOfStream at the peer's half-close, Broken."""
         while not self._chunks:
             if self._eof:
                 raise EndOfStream("local end of file")
@@ -122,14 +122,14 @@ class LocalSocket(asyncio.Protocol):
         self._take = take
 
     def try_write(self, data: bytes | memoryview) -> bool:
-        """Write without waiting; False, and nothing written, over the high-water mark or when it broke."""
+        """Write without waiting; False, and nothing written, above the high-water mark or when it broke."""
         if self._transport is None or not self.writable:
             return False
         self._transport.write(data)
         return True
 
     async def write(self, data: bytes | memoryview) -> None:
-        """Returns when the kernel has taken all but HIGH_WATER of what was written. Raises Broken."""
+        """Write, and wait until the kernel has taken all but HIGH_WATER of it. Raises Broken."""
         if self._closed or self._transport is None:
             raise Broken(f"local connection lost: {self._lost or 'closed'}")
         self._transport.write(data)
@@ -140,13 +140,15 @@ class LocalSocket(asyncio.Protocol):
             await self._writable
 
     def write_eof(self) -> None:
-        """Half-close."""
+        """Close our half."""
         if not self._closed and self._transport is not None:
             with contextlib.suppress(OSError):  # it was reset, and the loop has not looked: `read` tells
                 self._transport.write_eof()
 
     def abort(self) -> None:
-        """RST: the other end sees a reset, not an end; but an end on a unix socket, which has no reset."""
+        """Reset the connection (RST), so that the other end sees no clean end; a unix socket has no reset,
+        and ends.
+        """
         if self._transport is None or self._closed:
             return
         sock = self._transport.get_extra_info("socket")
@@ -160,7 +162,7 @@ class LocalSocket(asyncio.Protocol):
             self._transport.close()
 
     async def wait_closed(self) -> None:
-        """Returns when the transport has gone."""
+        """Wait until the transport has gone."""
         while not self._closed:
             self._writable = asyncio.get_running_loop().create_future()
             await self._writable

@@ -13,7 +13,9 @@ ON_DEMAND_SECONDS = 10.0
 async def open_on_demand(
     mesh: Mesh, peer: PeerId, service: str, *, metadata: Mapping[str, MetadataValue], bulk: bool = False
 ) -> Stream:
-    """As `Mesh.open_stream`; waits for a session, 10 s at most, where the peer is there without one."""
+    """Open a stream as `Mesh.open_stream`; wait for a session, 10 s at most, if the peer is present without
+    one.
+    """
     try:
         return mesh.open_stream(peer, service, metadata=metadata, bulk=bulk)
     except Broken:

@@ -37,8 +37,10 @@ async def pump(
     """Copy both ways until both have ended. When one breaks, or this is cancelled, both are reset."""
     nobody = Unwatched()
     copy = _Copy(local, stream, counter, inspector or nobody, flow or nobody, passage or nobody)
+    # The short cut: chunks are copied as they arrive.
     local.divert(copy.out)
     stream.divert(copy.inward)
+    # The tasks: they wait for a side that is full.
     try:
         async with Owner() as owner:
             owner.start(copy.keep_sending(), name="pump out")
@@ -55,6 +57,7 @@ async def pump(
         local.abort()
         raise
     else:
+        # Both ways have ended: let what was written go out.
         local.close()
 
 
@@ -164,10 +167,10 @@ class _Copy:
                 return
             size = len(data)
             self._counter.received += size
-            if seconds := self._inspector.pause(self._now()):
+            while seconds := self._inspector.pause(self._now()):  # others may have gone first meanwhile
                 self._waits = True  # until this task runs again, which may be after its time
                 await asyncio.sleep(seconds)
-                self._waits = False
+            self._waits = False
             passed = self._inspector.from_peer(data)
             self._flow.target_waits(True)
             await self._local.write(passed)

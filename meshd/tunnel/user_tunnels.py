@@ -49,12 +49,16 @@ class _OpenTunnel:
 
 
 class OwnTunnels:
-    """All of one node. `save` keeps what `load` gets at the next start; `serve` must run for any of it."""
+    """The tunnels of one node. `save` stores what `load` gets at the next start; works only while `serve`
+    runs.
+    """
 
     def __init__(
         self, *, mesh: Mesh, save: Callable[[bytes], object], owned_by_user: OwnerCheck | None = None
     ) -> None:
-        """`owned_by_user` says whether a client on loopback is a program of this OS user."""
+        """Set up without services. `owned_by_user` says whether a client on loopback is a program of this OS
+        user.
+        """
         self._mesh = mesh
         self._save = save
         self._owned_by_user = owned_by_user
@@ -64,7 +68,7 @@ class OwnTunnels:
         mesh.handle(TUNNEL_SERVICE, self._serve_stream, allow=self._admit)
 
     def load(self, blob: bytes | None, *, file: str) -> None:
-        """Take in what `save` was given at an earlier start. Raises UserError."""
+        """Load what `save` was given at an earlier start. Raises UserError."""
         if blob is None:
             return
         try:
@@ -74,8 +78,8 @@ class OwnTunnels:
                 f"the tunnel file `{file}` cannot be read: {error.what}",
                 hint="move it away, then repeat `meshd expose` and `meshd tunnel open` as needed",
             ) from error
-        self._services = {one.name: _ExposedService(one) for one in kept.exposed}
-        self._tunnels = [_OpenTunnel(one) for one in kept.opened]
+        self._services = {stored.name: _ExposedService(stored) for stored in kept.exposed}
+        self._tunnels = [_OpenTunnel(stored) for stored in kept.opened]
 
     async def serve(self) -> None:
         """Listen, and carry what comes, until cancelled."""
@@ -94,22 +98,22 @@ class OwnTunnels:
     # Services of this node.
 
     def exposed(self) -> list[ExposedStatus]:
-        """In the order in which they were exposed."""
+        """Return the services in the order in which they were exposed."""
         return [
             ExposedStatus(
-                name=one.exposed.name,
-                host=one.exposed.host,
-                port=one.exposed.port,
-                peers=one.exposed.peers,
-                streams=len(one.streams),
-                sent_bytes=one.counter.sent,
-                received_bytes=one.counter.received,
+                name=service.exposed.name,
+                host=service.exposed.host,
+                port=service.exposed.port,
+                peers=service.exposed.peers,
+                streams=len(service.streams),
+                sent_bytes=service.counter.sent,
+                received_bytes=service.counter.received,
             )
-            for one in self._services.values()
+            for service in self._services.values()
         ]
 
     def expose(self, name: str, *, host: str, port: int, peers: Iterable[PeerId] | None) -> ExposedStatus:
-        """Let exactly these nodes reach host:port as `name`; what was exposed under that name before ends.
+        """Let exactly these nodes reach host:port as `name`; replaces the service of that name.
 
         None: those that could reach it before. Connections of nodes that are named again, to the same place,
         go on. Raises UserError.
@@ -128,7 +132,9 @@ class OwnTunnels:
             service = self._services[name] = _ExposedService(wanted)
         moved = (service.exposed.host, service.exposed.port) != (host, port)
         service.exposed = wanted
-        for stream in [one for one in service.streams if moved or one.peer not in wanted.peers]:
+        for stream in [
+            open_stream for open_stream in service.streams if moved or open_stream.peer not in wanted.peers
+        ]:
             stream.reset(Code.REFUSED, "the service is not exposed to this node any more")
         self._keep()
         return next(status for status in self.exposed() if status.name == name)
@@ -173,7 +179,7 @@ class OwnTunnels:
     # Services of peers.
 
     def opened(self) -> list[TunnelStatus]:
-        """In the order in which they were opened."""
+        """Return the tunnels in the order in which they were opened."""
         return [_status(tunnel) for tunnel in self._tunnels]
 
     async def open(self, peer: PeerId, service: str, *, host: str, port: int) -> TunnelStatus:
@@ -183,7 +189,11 @@ class OwnTunnels:
         port is taken.
         """
         check_name(service)
-        same = [one for one in self._tunnels if (one.opened.peer, one.opened.service) == (peer, service)]
+        same = [
+            opened
+            for opened in self._tunnels
+            if (opened.opened.peer, opened.opened.service) == (peer, service)
+        ]
         for tunnel in same:
             if tunnel.opened.host == host and port in (0, tunnel.opened.port):
                 return _status(tunnel)
@@ -202,7 +212,7 @@ class OwnTunnels:
     async def close(self, tunnels: Iterable[TunnelStatus]) -> None:
         """End these tunnels and their connections."""
         listens = {status.listen for status in tunnels}
-        for tunnel in [one for one in self._tunnels if _status(one).listen in listens]:
+        for tunnel in [opened for opened in self._tunnels if _status(opened).listen in listens]:
             self._tunnels.remove(tunnel)
             if tunnel.task is not None:
                 await cancel_and_wait(tunnel.task)
@@ -211,7 +221,7 @@ class OwnTunnels:
         self._keep()
 
     async def _ask(self, peer: PeerId, service: str) -> None:
-        """Raises Refused when the peer says that we may not."""
+        """Ask for permission. Raises Refused when the peer says that we may not."""
         try:
             question: Mapping[str, MetadataValue] = {"name": service, "ask": 1}
             stream = await open_on_demand(self._mesh, peer, TUNNEL_SERVICE, metadata=question)

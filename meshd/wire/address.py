@@ -2,7 +2,8 @@
 
 Only IP literals: names would need a resolver, and a peer must not choose what this node looks up.
 Addresses that no connection can be made to (unspecified, multicast, broadcast) are refused; so are
-IPv6 zones (`%eth0`), which mean nothing on another machine.
+IPv6 zones (`%eth0`), which mean nothing on another machine: only a ScopedCandidate, which never leaves this
+machine, has one.
 """
 
 import ipaddress
@@ -71,7 +72,7 @@ class Candidate:
             ) from None
 
     def __str__(self) -> str:
-        """As `parse` reads it; the kind is left out when it is `host`."""
+        """Return the text that `parse` reads; the kind is left out when it is `host`."""
         kind = "" if self.kind == "host" else f"/{self.kind}"
         return f"{self.place}/{self.proto}{kind}"
 
@@ -82,7 +83,7 @@ class Candidate:
 
     @property
     def ip(self) -> Address:
-        """The host as an address."""
+        """The host as an address object."""
         return ipaddress.ip_address(self.host)
 
     @property
@@ -92,30 +93,58 @@ class Candidate:
 
     @property
     def is_loopback(self) -> bool:
-        """127.0.0.0/8 and ::1."""
+        """True for 127.0.0.0/8 and ::1."""
         return self.ip.is_loopback
 
     @property
     def is_link_local(self) -> bool:
-        """169.254.0.0/16 and fe80::/10."""
+        """True for 169.254.0.0/16 and fe80::/10."""
         return self.ip.is_link_local
 
     @property
     def is_private(self) -> bool:
-        """RFC 1918 and RFC 4193: addresses of one site (loopback and link-local are not among them)."""
+        """True for RFC 1918 and RFC 4193: addresses of one site (loopback and link-local are not
+        among them).
+        """
         address = self.ip
         if isinstance(address, ipaddress.IPv6Address):
             return address in PRIVATE_V6
         return any(address in network for network in PRIVATE_V4)
 
     def to_bytes(self) -> bytes:
-        """7 bytes for IPv4, 19 for IPv6: flags (bit 0 v6, bit 1 udp, bits 2–3 kind), address, port."""
+        """Return 7 bytes for IPv4, 19 for IPv6: flags (bit 0 v6, bit 1 udp, bits 2–3 kind), address, port."""
         flags = self.is_v6 | (self.proto == "udp") << 1 | _KINDS.index(self.kind) << 2
         return bytes([flags]) + self.ip.packed + self.port.to_bytes(2, "big")
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class ScopedCandidate(Candidate):
+    """A link-local IPv6 address and the interface of this machine that leads to it (RFC 4007).
+
+    `host` is `fe80::1%eth0`. It is for dialling from here alone: `parse` reads none, and `to_bytes` raises
+    LocalProtocolError.
+    """
+
+    def __post_init__(self) -> None:
+        host, _, zone = self.host.partition("%")
+        bare = Candidate(host, self.port, self.proto, self.kind)
+        try:
+            if not (zone and bare.is_v6 and bare.is_link_local):
+                raise ValueError
+            address = ipaddress.IPv6Address(f"{bare.host}%{zone}")
+        except ValueError:
+            raise LocalProtocolError(
+                f"not a candidate: `{self.host[:64]}` is not link-local IPv6 with a zone"
+            ) from None
+        object.__setattr__(self, "host", str(address))
+
+    def to_bytes(self) -> bytes:
+        """Raise LocalProtocolError: a zone means nothing elsewhere."""
+        raise LocalProtocolError(f"`{self.place}` is valid on this machine only")
+
+
 def _address(host: str) -> Address:
-    """The address that `host` writes, IPv4-mapped IPv6 as IPv4. Raises ValueError."""
+    """Parse an IP address, IPv4-mapped IPv6 as IPv4. Raises ValueError."""
     if "%" in host:
         raise ValueError(f"`{host[:64]}` has a zone, which is meaningless on other machines")
     try:
@@ -144,7 +173,7 @@ def _kind(text: str) -> CandidateKind:
 
 
 def pack_candidates(candidates: Iterable[Candidate]) -> bytes:
-    """Candidates one after the other, compact: for the invite token."""
+    """Concatenate candidates in compact form, for the invite token."""
     return b"".join(candidate.to_bytes() for candidate in candidates)
 
 
@@ -191,7 +220,7 @@ C = TypeVar("C", bound=Candidate)
 
 
 def order(candidates: Iterable[C]) -> tuple[C, ...]:
-    """The order in which to try: near before far, loopback late, the families in turn (RFC 8305).
+    """Return the order in which to try: near before far, loopback late, alternating families (RFC 8305).
 
     Duplicates are dropped; the order given is kept among equals.
     """

@@ -6,20 +6,26 @@ what it has not measured before (Measuring, from time to time) and answers (Capa
 
 import re
 from dataclasses import dataclass
+from typing import Annotated
 
-from meshd.base.errors import RemoteProtocolError
-from meshd.wire.lease import LEASE_ID_BYTES, OfferedDevice, device_row, read_device
-from meshd.wire.limits import (
-    MAX_ASKED_TENSORS,
-    MAX_CAPACITY_PATHS,
-    MAX_DEVICES,
-    MAX_TEXT_BYTES,
-    MAX_TIMED,
-    MAX_TIMED_BYTES,
-    PEER_BYTES,
+from meshd.wire.bounds import (
+    NEEDED,
+    OR_NULL,
+    ROW,
+    AtMost,
+    Between,
+    Check,
+    Items,
+    Misfit,
+    NodeId,
+    Prose,
+    Spread,
+    Text,
 )
-from meshd.wire.message import Fields, pack, plain, unpack
-from meshd.wire.needs import read_marks
+from meshd.wire.codec import Family, Message
+from meshd.wire.lease import LEASE_ID_BYTES, Cards, DeviceRows, Machine, OfferedDevice, with_cards
+from meshd.wire.limits import MAX_CAPACITY_PATHS, MAX_DEVICES, MAX_TIMED, MAX_TIMED_BYTES
+from meshd.wire.needs import Lacks, Marks
 
 CAPACITY_SERVICE = "capacity"
 MAX_TIMED_TOKENS = 4096
@@ -31,68 +37,60 @@ MAX_SPANS = 4
 MAX_SPAN_US = 86_400_000_000  # a day
 _MOST_RTT_US = 60_000_000
 _MOST_RATE = 1 << 50
-_TIMED = re.compile(r"[0-9]{1,2}=[a-z0-9_:,]+")
-_POINT = 3  # numbers of a TimedLayer
+_TIMED = re.compile(r"[0-9]{1,2}=[a-z0-9_:,]+")  # they become arguments of a program
+_SpanUs = Annotated[int, Between(0, MAX_SPAN_US)]
 
 
 @dataclass(frozen=True, slots=True)
 class TimedLayer:
-    """One layer of a kind took so long for so many tokens at once. `kind`: its place in what was asked."""
+    """The time of one layer of a kind for so many tokens at once. `kind`: its place in the request."""
 
-    kind: int
-    tokens: int
-    nanoseconds: int
+    kind: Annotated[int, Between(0, MAX_TIMED - 1)]
+    tokens: Annotated[int, Between(1, MAX_TIMED_TOKENS)]
+    nanoseconds: Annotated[int, Between(1, MAX_NANOSECONDS)]
 
 
 def checked_time(kind: int, tokens: int, nanoseconds: int) -> TimedLayer | None:
-    """None for what no device says."""
+    """Return the timed layer, or None if a value is out of range."""
     fits = 0 <= kind < MAX_TIMED and 1 <= tokens <= MAX_TIMED_TOKENS and 1 <= nanoseconds <= MAX_NANOSECONDS
     return TimedLayer(kind, tokens, nanoseconds) if fits else None
 
 
 @dataclass(frozen=True, slots=True)
-class AskCapacity:
-    """`timed`: what layers compute (model/layer_work.py). `measure`: what was not measured before, is now.
+class AskCapacity(Message, tag="ask"):
+    """A request for capacity. `timed`: what layers compute (model/layer_work.py). `measure`: measure now what
+    was not measured before.
 
     `recent`: the memory of devices does not matter, so they need not be listed for this. `spans`: how long
     this `lease` of the asker has computed from so many microseconds ago to so many microseconds ago. `marks`:
     which of these tensors (wire/needs.py) are here?
     """
 
-    timed: tuple[str, ...] = ()
+    timed: Annotated[
+        tuple[Annotated[str, Text(MAX_TIMED_BYTES, pattern=_TIMED)], ...], Items(MAX_TIMED), NEEDED
+    ] = ()
     measure: bool = False
     recent: bool = False
-    lease: bytes = b""
-    spans: tuple[tuple[int, int], ...] = ()
-    marks: bytes = b""
-
-    def encode(self) -> bytes:
-        return pack(
-            {
-                "type": "ask",
-                "timed": list(self.timed),
-                "measure": self.measure,
-                "recent": self.recent,
-                "lease": self.lease,
-                "spans": [list(span) for span in self.spans],
-                "marks": self.marks,
-            }
-        )
+    lease: Annotated[bytes, AtMost(LEASE_ID_BYTES)] = b""
+    spans: Annotated[
+        tuple[tuple[_SpanUs, _SpanUs], ...],
+        Items(MAX_SPANS),
+        Check(lambda spans: all(begin >= end for begin, end in spans), "spans that begin before they end"),
+        OR_NULL,
+    ] = ()
+    marks: Marks = b""
 
 
 @dataclass(frozen=True, slots=True)
-class Measuring:
+class Measuring(Message, tag="measuring"):
     """The node is still measuring: `text` says what."""
 
-    text: str
-
-    def encode(self) -> bytes:
-        return pack({"type": "measuring", "text": plain(self.text)})
+    text: Prose
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredDevice:
-    """A device that could be lent, and the times of what was asked, as far as they are known."""
+    """A device that could be lent, and the requested times, as far as they are known."""
 
     device: OfferedDevice
     times: tuple[TimedLayer, ...] = ()
@@ -100,146 +98,86 @@ class MeasuredDevice:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPath:
-    """To another member: its id, the shortest round trip in microseconds, bytes a second (0: not known)."""
+    """A path: the other member's id, the shortest round trip in microseconds, bytes a second (0: unknown)."""
 
-    peer: bytes
-    rtt_us: int
-    rate: int
+    peer: NodeId
+    rtt_us: Annotated[int, Between(0, _MOST_RTT_US)]
+    rate: Annotated[int, Between(0, _MOST_RATE)]
 
 
 @dataclass(frozen=True, slots=True)
 class ComputedSpan:
-    """In one of the spans that were asked for: microseconds, and results that left in it."""
+    """The work in one of the requested spans: microseconds, and results that left in it."""
 
-    busy_us: int
-    results: int
+    busy_us: _SpanUs
+    results: _SpanUs
+
+
+_Times = Annotated[
+    tuple[
+        Annotated[
+            tuple[Annotated[TimedLayer, ROW], ...],
+            Items(MAX_TIMED * MAX_POINTS),
+            Check(
+                lambda times: len({(time.kind, time.tokens) for time in times}) == len(times),
+                "a list with one time for each number of tokens",
+            ),
+        ],
+        ...,
+    ],
+    Items(MAX_DEVICES),
+]
+
+
+def _columns(devices: tuple[MeasuredDevice, ...]) -> tuple[list[object], ...]:
+    return (
+        [measured.device for measured in devices],
+        [measured.device.card for measured in devices],
+        [measured.times for measured in devices],
+    )
+
+
+def _measured(
+    rows: tuple[OfferedDevice, ...], cards: tuple[str, ...], times: tuple[tuple[TimedLayer, ...], ...]
+) -> tuple[MeasuredDevice, ...] | Misfit:
+    devices = with_cards(rows, cards)
+    if isinstance(devices, Misfit):
+        return devices
+    if len(times) != len(devices):
+        return Misfit("times", "a list with an entry for each device")
+    return tuple(MeasuredDevice(device, own) for device, own in zip(devices, times, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
-    """The answer. `machine` as in WorkerOffer; `busy`: devices compute, so nothing new was measured.
+class Capacity(Message, tag="capacity"):
+    """The reply. `machine` as in WorkerOffer. `busy`: devices compute, or did a moment ago, so not all were
+    measured.
 
-    `cpu_share`: with so many thousandths of the processors that it may use its CPU computes; `core_set`: the
+    `cpu_share`: the share of its usable cores, in thousandths, with which its CPU computes; `core_set`: the
     same for nodes of a machine that may use the same ones, empty for all. `computed`: of each span that was
     asked for; nothing where there is no lease, or nobody knows. `lacks`: a bit for each of the marks, set
     where nothing of that content is here; nothing while that is not known.
     """
 
-    devices: tuple[MeasuredDevice, ...]
-    machine: str
-    paths: tuple[MeasuredPath, ...] = ()
+    devices: Annotated[
+        tuple[MeasuredDevice, ...],
+        Spread((("devices", DeviceRows), ("cards", Cards), ("times", _Times)), _columns, _measured),
+    ]
+    machine: Machine
+    paths: Annotated[tuple[Annotated[MeasuredPath, ROW], ...], Items(MAX_CAPACITY_PATHS), NEEDED] = ()
     busy: bool = False
-    cpu_share: int = WHOLE_SHARE
-    computed: tuple[ComputedSpan, ...] = ()
-    core_set: str = ""
-    lacks: bytes = b""
-
-    def encode(self) -> bytes:
-        return pack(
-            {
-                "type": "capacity",
-                "devices": [device_row(one.device) for one in self.devices],
-                "cards": [one.device.card for one in self.devices],
-                "times": [[list(_numbers(time)) for time in one.times] for one in self.devices],
-                "machine": self.machine,
-                "paths": [[path.peer, path.rtt_us, path.rate] for path in self.paths],
-                "busy": self.busy,
-                "cpu_share": self.cpu_share,
-                "computed": [[one.busy_us, one.results] for one in self.computed],
-                "core_set": self.core_set,
-                "lacks": self.lacks,
-            }
-        )
+    cpu_share: Annotated[int, Between(1, WHOLE_SHARE), NEEDED] = WHOLE_SHARE
+    computed: Annotated[tuple[Annotated[ComputedSpan, ROW], ...], Items(MAX_SPANS), OR_NULL] = ()
+    core_set: Annotated[str, Text(CORE_SET_LETTERS), OR_NULL] = ""
+    lacks: Lacks = b""
 
 
 CapacityMessage = AskCapacity | Measuring | Capacity
 
 
+_CAPACITY: Family[CapacityMessage] = Family("capacity", CapacityMessage)
+
+
 def decode(data: bytes) -> CapacityMessage:
-    """One message. Raises RemoteProtocolError."""
-    fields = unpack(data)
-    kind = fields.text("type", most=16)
-    if kind == "ask":
-        timed = fields.texts("timed", most=MAX_TIMED_BYTES, count=MAX_TIMED)
-        if not all(_TIMED.fullmatch(text) for text in timed):  # they become arguments of a program
-            raise RemoteProtocolError("field `timed` has an invalid layer", code="message")
-        measure, recent = (fields.flag(name, default=False) for name in ("measure", "recent"))
-        lease = fields.raw("lease", most=LEASE_ID_BYTES, default=b"")
-        return AskCapacity(timed, measure, recent, lease, _spans(fields), read_marks(fields))
-    if kind == "measuring":
-        return Measuring(fields.text("text", most=MAX_TEXT_BYTES))
-    if kind == "capacity":
-        return _capacity(fields)
-    raise RemoteProtocolError(f"capacity message of unknown type `{kind}`", code="message")
-
-
-def _numbers(time: TimedLayer) -> tuple[int, int, int]:
-    return time.kind, time.tokens, time.nanoseconds
-
-
-def _capacity(fields: Fields) -> Capacity:
-    rows = fields.lists("devices", count=MAX_DEVICES)
-    cards = fields.texts("cards", most=64, count=MAX_DEVICES)
-    times = fields.lists("times", count=MAX_DEVICES)
-    if not len(rows) == len(cards) == len(times):
-        raise RemoteProtocolError("`devices`, `cards` and `times` must be of one length", code="message")
-    devices = tuple(
-        MeasuredDevice(read_device(row, card), _times(own))
-        for row, card, own in zip(rows, cards, times, strict=True)
-    )
-    if len({one.device.name for one in devices}) != len(devices):
-        raise RemoteProtocolError("field `devices` names a device twice", code="message")
-    paths = tuple(_path(row) for row in fields.lists("paths", count=MAX_CAPACITY_PATHS))
-    return Capacity(
-        devices,
-        fields.text("machine", most=64),
-        paths,
-        fields.flag("busy", default=False),
-        fields.number("cpu_share", low=1, high=WHOLE_SHARE),
-        tuple(ComputedSpan(*pair) for pair in _pairs(fields, "computed")),
-        fields.text("core_set", most=CORE_SET_LETTERS) if "core_set" in fields else "",
-        fields.raw("lacks", most=MAX_ASKED_TENSORS // 8, default=b""),
-    )
-
-
-def _spans(fields: Fields) -> tuple[tuple[int, int], ...]:
-    spans = _pairs(fields, "spans")
-    if not all(begin >= end for begin, end in spans):
-        raise RemoteProtocolError("field `spans` has one that ends before it begins", code="message")
-    return spans
-
-
-def _pairs(fields: Fields, name: str) -> tuple[tuple[int, int], ...]:
-    """Who does not have the field is of an earlier version."""
-    found: list[tuple[int, int]] = []
-    for row in fields.lists(name, count=MAX_SPANS) if name in fields else []:
-        match row:
-            case [int(one), int(two)] if not (isinstance(one, bool) or isinstance(two, bool)):
-                if 0 <= one <= MAX_SPAN_US and 0 <= two <= MAX_SPAN_US:
-                    found.append((one, two))
-                    continue
-        raise RemoteProtocolError(f"field `{name}` has an invalid pair", code="message")
-    return tuple(found)
-
-
-def _times(rows: list[object]) -> tuple[TimedLayer, ...]:
-    if len(rows) > MAX_TIMED * MAX_POINTS:
-        raise RemoteProtocolError("field `times` has too many entries", code="message")
-    found = []
-    for row in rows:
-        is_point = isinstance(row, list) and len(row) == _POINT and all(type(item) is int for item in row)
-        time = checked_time(*row) if is_point and isinstance(row, list) else None
-        if time is None:
-            raise RemoteProtocolError("field `times` has an invalid time", code="message")
-        found.append(time)
-    if len({(time.kind, time.tokens) for time in found}) != len(found):
-        raise RemoteProtocolError("field `times` has two times for one number of tokens", code="message")
-    return tuple(found)
-
-
-def _path(row: list[object]) -> MeasuredPath:
-    match row:
-        case [bytes(peer), int(rtt), int(rate)] if not (isinstance(rtt, bool) or isinstance(rate, bool)):
-            if len(peer) == PEER_BYTES and 0 <= rtt <= _MOST_RTT_US and 0 <= rate <= _MOST_RATE:
-                return MeasuredPath(peer, rtt, rate)
-    raise RemoteProtocolError("field `paths` has an invalid path", code="message")
+    """Read one message. Raises RemoteProtocolError."""
+    return _CAPACITY.decode(data)

@@ -16,6 +16,7 @@ the way of the stream; while they do not shrink, ever fewer are tried.
 import struct
 import zlib
 from collections.abc import Sequence
+from enum import Enum
 
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError
 
@@ -34,6 +35,7 @@ _SAMPLE = 8 << 10
 _CLEAR = 0.3  # of the size: what shrinks so well are masks, graphs and text, and no other way is tried
 _FLOATS = 0.5  # of the size: no float array shrinks so well
 _WORTH = 0.95  # of the size: more, and it goes as it is
+_PEEK = 1 << 10  # bytes of a small piece that tell whether it has floats
 _TINY = 32  # bytes that no way makes smaller
 _ROWS = 256  # bytes that divide a row of floats: embeddings have a multiple of 64
 _MARK = 16  # of each so many, by which a repeat is known
@@ -41,16 +43,25 @@ _MOST_DISTINCT = 0.95  # of the marks
 _MOST_SKIPPED = 64  # small pieces that go untried after several that did not shrink
 
 
-class Encoder:
-    """One direction."""
+class Compression(Enum):
+    """Name what a sender compresses: nothing, what repeats itself (graphs, masks), or floats as well."""
 
-    def __init__(self) -> None:
+    NOTHING = "nothing"
+    REPEATS = "repeats"
+    ALL = "all"
+
+
+class Encoder:
+    """Compresses one direction. Without `floats` only what repeats itself, which costs little."""
+
+    def __init__(self, *, floats: bool = True) -> None:
+        self._floats = floats
         self._deflate = zlib.compressobj(_LEVEL, zlib.DEFLATED, _RAW_DEFLATE)
         self._failures = 0  # small pieces in a row that did not shrink, and how many go untried
         self._skipped = 0
 
     def encode(self, data: bytes | memoryview) -> bytes:
-        """`data` as frames. Nothing is held back."""
+        """Return `data` as frames. Nothing is held back."""
         frames = []
         for begin in range(0, len(data), MOST_RAW):
             raw = bytes(data[begin : begin + MOST_RAW])
@@ -64,6 +75,8 @@ class Encoder:
         plain = len(_deflated(sample))
         if plain < _CLEAR * _SAMPLE:
             return STREAM, self._next(raw)
+        if not self._floats:
+            return STORED, raw
         if plain > _FLOATS * _SAMPLE and _repeats(
             raw
         ):  # rows of the same tokens: a plane's window holds four times as many of them
@@ -82,6 +95,8 @@ class Encoder:
     def _small(self, raw: bytes) -> tuple[int, bytes]:
         if len(raw) < _TINY:
             return STORED, raw
+        if not self._floats and len(raw) > _PEEK and len(_deflated(raw[:_PEEK])) > _FLOATS * _PEEK:
+            return STORED, raw
         if self._skipped:
             self._skipped -= 1
             return STORED, raw
@@ -94,13 +109,13 @@ class Encoder:
         return STREAM, body
 
     def _next(self, raw: bytes) -> bytes:
-        """Once in the stream it has to be sent: what follows refers to it."""
+        """Compress in the stream's context. The result must be sent: later frames refer to it."""
         flushed = self._deflate.compress(raw) + self._deflate.flush(zlib.Z_SYNC_FLUSH)
         return flushed[: -len(_FLUSHED)]
 
 
 class Decoder:
-    """One direction. `feed`, then `next` until it has no more."""
+    """Decompresses one direction. Call `feed`, then `next` until it has no more."""
 
     def __init__(self) -> None:
         self._inflate = zlib.decompressobj(_RAW_DEFLATE)
@@ -108,7 +123,9 @@ class Decoder:
         self._at = 0
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Take in what arrived; only when no whole frame waits, so that less than one is held beside it."""
+        """Take received bytes in; call it only when no whole frame waits, so that less than one is held
+        beside it.
+        """
         if self.waits:
             raise LocalProtocolError("a compressed stream was fed before it was drained")
         self._buffer = b"".join((memoryview(self._buffer)[self._at :], data))
@@ -116,7 +133,7 @@ class Decoder:
 
     @property
     def waits(self) -> bool:
-        """Whether `next` has something, if only an error."""
+        """True if `next` has a frame, or an error."""
         if self._at + _HEADER.size > len(self._buffer):
             return False
         kind, size, length = self._header()
@@ -124,11 +141,11 @@ class Decoder:
 
     @property
     def is_between(self) -> bool:
-        """Whether the stream may end here."""
+        """True if the stream may end here."""
         return self._at == len(self._buffer)
 
     def next(self) -> bytes | None:
-        """What the next frame makes, at most MOST_RAW bytes, or None. Raises RemoteProtocolError."""
+        """Return the next frame's data, at most MOST_RAW bytes, or None. Raises RemoteProtocolError."""
         if not self.waits:
             return None
         kind, size, length = self._header()
@@ -157,7 +174,7 @@ class Decoder:
 
 
 def _why_not(kind: int, size: int, length: int) -> str:
-    """What is wrong with a frame's header; empty: nothing."""
+    """Return what is wrong with a frame's header; empty if nothing is."""
     if kind > PLANES:
         return f"kind {kind} of a frame is not known"
     if not 0 < size <= MOST_RAW or not 0 < length <= _MOST_BODY or (kind == STORED and size != length):
@@ -166,7 +183,7 @@ def _why_not(kind: int, size: int, length: int) -> str:
 
 
 def _repeats(raw: bytes) -> bool:
-    """Whether parts of it come again further on, at a distance that rows of activations have."""
+    """Return True if parts repeat at the distance of rows of activations."""
     seen = [raw[begin : begin + _MARK] for begin in range(0, len(raw) - _MARK, _ROWS)]
     return len(set(seen)) < _MOST_DISTINCT * len(seen)
 

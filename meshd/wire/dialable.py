@@ -1,4 +1,4 @@
-"""What may be dialled for whom: the one function that turns an address somebody named into one to connect to.
+"""The dial policy: the one function that turns an address somebody named into one to connect to.
 
 A member may name any address in its signed record and its signals. A node that connected to all of them would
 scan its own loopback and its LAN for that member, or flood a stranger. So whatever connects or sends to a
@@ -22,7 +22,7 @@ LEAST_PORT = 1024  # on this machine: no mesh port is below, but the system's ow
 
 
 class Source(StrEnum):
-    """Who named an address."""
+    """The party that named an address."""
 
     GIVEN = "given"  # a person (a token, a setting), or a link to this very peer was proven there
     NEARBY = "nearby"  # mDNS: anybody in the LAN
@@ -33,8 +33,9 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """Where this node is: its addresses (loopback left out), the networks of its interfaces, and its public
-    addresses as servers see them. `local_only`: it listens on loopback only."""
+    """The place of this node: its addresses (loopback left out), the networks of its interfaces, and its
+    public addresses as servers see them. `local_only`: it listens on loopback only.
+    """
 
     addresses: frozenset[Address] = frozenset()
     networks: tuple[Network, ...] = ()
@@ -60,7 +61,7 @@ _NEVER = _networks(
     "::/128",
     "fd00:ec2::/32",  # AWS
     "fd20:ce::254/128",  # Google
-    "fe80::/10",  # needs a zone, which means nothing elsewhere
+    "fe80::/10",  # without a zone, which only a ScopedCandidate has
     "ff00::/8",
     "100::/64",
 )
@@ -93,7 +94,7 @@ class _PlaceKind(StrEnum):
 def dialable(
     candidates: Iterable[Candidate], *, source: Source, here: Here, claims: Iterable[Address] = ()
 ) -> list[Dialable]:
-    """Those of `candidates` that this node may connect or send to, in the order given.
+    """Return those of `candidates` that this node may connect or send to, in the order given.
 
     `claims` are all addresses by which the peer says it can be reached, beside `candidates`. Rules:
 
@@ -102,38 +103,54 @@ def dialable(
       ours, or when both keep to loopback; four ports for a signal, one for each of its addresses;
     - private and carrier addresses in a network of ours; beyond, two of them, if the peer is seen at our own
       public address or neither of us is seen at any: networks of one site, routed to each other;
+    - link-local IPv6 only as a ScopedCandidate, heard by mDNS on the interface that it names;
     - by mDNS only what is in a network of ours; for a search only a public address that the record claims;
     - 8 addresses of each protocol at most.
 
     What a person gave, or a link was proven at, is only kept from what is never dialled.
     """
+    # Addresses in a record or a signal count as claimed by the peer.
     unique = list(dict.fromkeys(candidates))
     claimed = frozenset(claims)
     if source in (Source.RECORD, Source.SIGNAL, Source.NEARBY):
-        claimed |= {candidate.ip for candidate in unique}
+        claimed |= {_without_zone(candidate.ip) for candidate in unique}
+    # Sort by place: never, public, link, machine, site.
     places = {candidate: _place(candidate.ip, here) for candidate in unique}
     if source is Source.GIVEN:
-        good = {one for one in unique if places[one] is not _PlaceKind.NEVER}
-        return [Dialable(one) for one in unique if one in good]
-    good = {one for one in unique if places[one] is _PlaceKind.PUBLIC and source is not Source.NEARBY}
+        good = {candidate for candidate in unique if places[candidate] is not _PlaceKind.NEVER}
+        return [Dialable(candidate) for candidate in unique if candidate in good]
+    # Public addresses are good, but for mDNS; a search needs nothing else.
+    good = {
+        candidate
+        for candidate in unique
+        if places[candidate] is _PlaceKind.PUBLIC and source is not Source.NEARBY
+    }
     if source is Source.SEARCH:
-        return [Dialable(one) for one in unique if one in good and one.ip in claimed]
-    good |= {one for one in unique if places[one] is _PlaceKind.LINK}
-    good |= _on_machine([one for one in unique if places[one] is _PlaceKind.MACHINE], source, here, claimed)
+        return [Dialable(candidate) for candidate in unique if candidate in good and candidate.ip in claimed]
+    # Local ones are good under the rules above.
+    good |= {candidate for candidate in unique if places[candidate] is _PlaceKind.LINK}
+    good |= _on_machine(
+        [candidate for candidate in unique if places[candidate] is _PlaceKind.MACHINE], source, here, claimed
+    )
     if source is not Source.NEARBY and _one_site(here, claimed):
-        good |= _share([one for one in unique if places[one] is _PlaceKind.SITE], ROUTED.most)
-    kept = _share([one for one in unique if one in good], ADDRESSES.most)
-    return [Dialable(one) for one in unique if one in kept]
+        good |= _share(
+            [candidate for candidate in unique if places[candidate] is _PlaceKind.SITE], ROUTED.most
+        )
+    # Bound the number of each protocol.
+    kept = _share([candidate for candidate in unique if candidate in good], ADDRESSES.most)
+    return [Dialable(candidate) for candidate in unique if candidate in kept]
 
 
 def trusted(candidates: Iterable[Candidate]) -> list[Dialable]:
-    """What a person gave: a token, a reply code, a setting."""
+    """Return addresses that a person gave (a token, a reply code, a setting) as dialable."""
     return dialable(candidates, source=Source.GIVEN, here=Here())
 
 
 def _place(address: Address, here: Here) -> _PlaceKind:
     if _in(address, _LOOPBACK):
         return _PlaceKind.MACHINE
+    if (bare := _without_zone(address)) != address:
+        return _PlaceKind.MACHINE if bare in here.addresses else _PlaceKind.LINK
     if _in(address, (*_NEVER, *_EMBEDDED)) or _is_broadcast(address, here.networks):
         return _PlaceKind.NEVER
     if address in here.addresses:
@@ -143,34 +160,49 @@ def _place(address: Address, here: Here) -> _PlaceKind:
     return _PlaceKind.SITE if _in(address, _PRIVATE) else _PlaceKind.PUBLIC
 
 
+def _without_zone(address: Address) -> Address:
+    scoped = isinstance(address, ipaddress.IPv6Address) and address.scope_id is not None
+    return ipaddress.IPv6Address(int(address)) if scoped else address
+
+
 def _on_machine(
     candidates: Sequence[Candidate], source: Source, here: Here, claimed: frozenset[Address]
 ) -> set[Candidate]:
-    """A node has one port for each protocol; a record that names several means to have them scanned."""
+    """Return the candidates on this machine that may be dialled.
+
+    A node has one port for each protocol; a record that names several means to have them scanned.
+    """
     beside = bool(claimed & here.addresses)
     inside = here.local_only and all(_in(address, _LOOPBACK) for address in claimed)
     most = SIGNAL_PORTS.most if source is Source.SIGNAL else MACHINE_PORTS.most
-    if not (beside or inside) or len({one.port for one in candidates}) > most:
+    if not (beside or inside) or len({candidate.port for candidate in candidates}) > most:
         return set()
     loopback = inside or source is not Source.SIGNAL  # who signals knows our addresses, and offers its own
-    return {one for one in candidates if one.port >= LEAST_PORT and (loopback or not _in(one.ip, _LOOPBACK))}
+    return {
+        candidate
+        for candidate in candidates
+        if candidate.port >= LEAST_PORT and (loopback or not _in(candidate.ip, _LOOPBACK))
+    }
 
 
 def _one_site(here: Here, claimed: frozenset[Address]) -> bool:
-    """Behind one NAT, or in a site that nobody outside has seen."""
+    """Return True if both are behind one NAT, or in a site that nobody outside has seen."""
     public = {address for address in claimed if _place(address, here) is _PlaceKind.PUBLIC}
     return bool(public & here.outside) if public or here.outside else True
 
 
 def _share(candidates: Sequence[Candidate], most: int) -> set[Candidate]:
-    """`most` of each protocol, of every kind in turn: no kind of address keeps out the others."""
+    """Return at most `most` of each protocol, of every kind in turn: no kind displaces the others."""
     kept: set[Candidate] = set()
     for proto in ("tcp", "udp"):
-        ordered = order(one for one in candidates if one.proto == proto)
-        kinds = dict.fromkeys((one.kind, one.is_v6) for one in ordered)
-        queues = [[one for one in ordered if (one.kind, one.is_v6) == kind] for kind in kinds]
+        ordered = order(candidate for candidate in candidates if candidate.proto == proto)
+        kinds = dict.fromkeys((candidate.kind, candidate.is_v6) for candidate in ordered)
+        queues = [
+            [candidate for candidate in ordered if (candidate.kind, candidate.is_v6) == kind]
+            for kind in kinds
+        ]
         turns = itertools.chain.from_iterable(itertools.zip_longest(*queues))
-        kept.update([one for one in turns if one is not None][:most])
+        kept.update([candidate for candidate in turns if candidate is not None][:most])
     return kept
 
 
@@ -188,8 +220,9 @@ def _is_broadcast(address: Address, networks: Iterable[Network]) -> bool:
 
 
 def network_of(address: Address, prefix: int) -> Network:
-    """The network that an interface with this address is in; a lone carrier address (a VPN that numbers its
-    nodes so) stands for its whole range."""
+    """Return the network of an interface with this address; a lone carrier address (a VPN that numbers its
+    nodes so) stands for its whole range.
+    """
     if prefix == 32 and address.version == 4 and address in CARRIER_NETWORK:
         return CARRIER_NETWORK
     return ipaddress.ip_network((address, prefix), strict=False)

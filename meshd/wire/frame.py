@@ -25,7 +25,7 @@ DATA_OVERHEAD = _DATA.size  # bytes of a Data frame that are not payload
 
 
 def data_header(stream_id: int, offset: int, size: int, fin: bool) -> bytes:
-    """What goes in front of `size` bytes of payload."""
+    """Return the head of a Data frame with `size` bytes of payload."""
     return _DATA.pack(DATA, _DATA_FIXED + size, stream_id, offset, fin)
 
 
@@ -43,7 +43,7 @@ class FrameParser:
         self._fin = False
 
     def whole(self, data: bytes | memoryview, at: int = 0) -> tuple[int, int] | None:
-        """Stream and offset, if `data` from `at` to its end is one whole frame of data, and no end of one.
+        """Return stream and offset, if `data` from `at` to its end is one whole Data frame without `fin`.
 
         None for whatever else; it is `feed`'s then. The payload is what follows DATA_OVERHEAD bytes.
         """
@@ -58,9 +58,10 @@ class FrameParser:
         return None if offset + payload > MAX_OFFSET else (stream_id, offset)
 
     def acks_before_data(self, data: bytes | memoryview) -> tuple[list[LinkAck | Ack], int] | None:
-        """The acknowledgements that `data` begins with, and where the data behind them begins.
+        """Return the acknowledgements at the beginning of `data`, and the offset of the Data frame behind
+        them.
 
-        None, and nothing done, where anything else stands there.
+        None, with nothing done, if anything else stands there.
         """
         bodies: list[tuple[int, bytes | memoryview]] = []
         at, size = 0, len(data)
@@ -77,7 +78,7 @@ class FrameParser:
         return None
 
     def feed(self, data: bytes | memoryview) -> list[Frame]:
-        """Frames, and pieces of Data frames, that `data` completes. Raises RemoteProtocolError."""
+        """Return the frames, and pieces of Data frames, that `data` completes. Raises RemoteProtocolError."""
         frames: list[Frame] = []
         size = len(data)
         view = memoryview(data)
@@ -112,7 +113,7 @@ class FrameParser:
         return Data(self._stream_id, offset, payload, self._fin and not self._left)
 
     def _begin(self, data: bytes | memoryview, view: memoryview, at: int, frames: list[Frame]) -> int:
-        """Start on the frame at `at`; returns where parsing goes on."""
+        """Start on the frame at `at`; return where parsing continues."""
         there = len(data) - at
         if there >= FRAME_HEAD.size:
             kind: int
@@ -132,7 +133,7 @@ class FrameParser:
         return self._top_up(view, at, frames)
 
     def _top_up(self, view: memoryview, at: int, frames: list[Frame]) -> int:
-        """Collect a head or a control frame that came in parts; returns where parsing goes on."""
+        """Collect a head or a control frame that came in parts; return where parsing continues."""
         held = self._held
         while True:
             count = min(self._wanted - len(held), len(view) - at)
@@ -171,7 +172,7 @@ class FrameParser:
 
 
 def _acks(bodies: list[tuple[int, bytes | memoryview]]) -> list[LinkAck | Ack] | None:
-    """None if one of them is not as it must be."""
+    """Decode acknowledgements; None if one of them is malformed."""
     acks: list[LinkAck | Ack] = []
     for kind, body in bodies:
         try:
@@ -192,7 +193,9 @@ class HelloReader:
         self._held = bytearray()
 
     def feed(self, data: bytes) -> bytes | None:
-        """The Hello's payload once it is complete. Raises RemoteProtocolError (any other frame, too long)."""
+        """Return the Hello's payload once it is complete. Raises RemoteProtocolError (any other frame, too
+        long).
+        """
         self._held += data
         if self._held and self._held[0] != HELLO:
             raise RemoteProtocolError(f"frame of type {self._held[0]:#x} instead of a hello", code="hello")

@@ -60,19 +60,19 @@ _MOST_ENTRIES = 4 * MAX_STREAMS  # both sides' streams, and as many that are abo
 
 
 def encode_hello(payload: bytes) -> bytes:
-    """The first frame on every link, each way; `payload` is a packed message of at most 64 KiB."""
+    """Encode the first frame on every link, each way; `payload` is a packed message of at most 64 KiB."""
     if len(payload) > MAX_CONTROL_BYTES:
         raise LocalProtocolError(f"hello of {len(payload)} bytes, at most {MAX_CONTROL_BYTES} fit")
     return _framed(HELLO, payload)
 
 
 def ack_frame(stream_id: int, received: int, credit: int, accepted: bool, ended: bool) -> bytes:
-    """An Ack, encoded (apart, because it is frequent)."""
+    """Encode an Ack (a function of its own, because it is frequent)."""
     return _ACK.pack(ACK, _ACK_BODY.size, stream_id, accepted | ended << 1, received, credit)
 
 
 def encode(frame: Control) -> bytes:
-    """One control frame as bytes. Raises LocalProtocolError when the metadata is too large for the wire."""
+    """Encode one control frame. Raises LocalProtocolError when the metadata is too large for the wire."""
     match frame:
         case Ack(stream_id, received, credit, accepted, ended):
             return ack_frame(stream_id, received, credit, accepted, ended)
@@ -137,7 +137,7 @@ def _encode_resume(frame: Resume) -> bytes:
 
 
 def check_head(kind: int, size: int) -> bool:
-    """Look at a control frame's head before its body is awaited: is the type known?
+    """Check a control frame's head before its body is awaited.
 
     Raises RemoteProtocolError when it is longer than its type allows, or unknown and critical.
     """
@@ -153,7 +153,7 @@ def check_head(kind: int, size: int) -> bool:
 
 
 def decode(kind: int, body: bytes | memoryview) -> Control:
-    """The value of a complete control frame whose head has passed `check_head`."""
+    """Decode a complete control frame whose head has passed `check_head`. Raises RemoteProtocolError."""
     try:
         return _DECODERS[kind](body)
     except (struct.error, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""What frames say: one frozen value for each type, and the numbers of the types.
+"""The types of frames: one frozen value for each, and their numbers.
 
 Ids of streams are even when the session's leader opens them, odd when the follower does. Offsets count the
 bytes of one direction of one stream from 0.
@@ -26,7 +26,7 @@ class HelloFrame:
 
 @dataclass(frozen=True, slots=True)
 class ResumeEntry:
-    """What one side has of one live stream. Offsets in bytes of the direction they speak of."""
+    """One side's state of one live stream. Offsets in bytes of the direction they speak of."""
 
     stream_id: int
     received: int  # all bytes below it are here
@@ -40,7 +40,7 @@ class ResumeEntry:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """First frame of a session on a link: all that the sender knows of its live streams."""
+    """The first frame of a session on a link: all that the sender knows of its live streams."""
 
     max_data: int  # session credit, absolute
     opened: int  # lowest id that the sender has not opened yet
@@ -104,14 +104,14 @@ class ResetAck:
 
 @dataclass(frozen=True, slots=True)
 class MaxData:
-    """Session credit: the sum of the highest offsets of all streams may reach it (absolute)."""
+    """The session's credit: the sum of the highest offsets of all streams may reach it (absolute)."""
 
     credit: int
 
 
 @dataclass(frozen=True, slots=True)
 class LinkAck:
-    """Bytes that came over this link since its Hello."""
+    """The bytes that came over this link since its Hello."""
 
     received: int
 

@@ -6,17 +6,11 @@ theirs; then the leader says Go. Format: docs/protocol.md, "Greeting".
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from meshd.base.errors import RemoteProtocolError
-from meshd.wire.limits import (
-    MAX_BAN_BYTES,
-    MAX_ITEMS,
-    MAX_NAME_BYTES,
-    MAX_RECORD_BYTES,
-    MAX_TEXT_BYTES,
-    MAX_TIME,
-)
-from meshd.wire.message import Fields, pack, plain, unpack
+from meshd.wire.bounds import ROW, AtMost, Between, Items, Otherwise, Prose, ShortName, Size, Text
+from meshd.wire.codec import Family, Message
+from meshd.wire.limits import MAX_BAN_BYTES, MAX_ITEMS, MAX_NAME_BYTES, MAX_RECORD_BYTES, MAX_TIME
 from meshd.wire.native import NativeVersion
 
 WIRE_VERSION = 1
@@ -25,139 +19,59 @@ HALF_ID_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(Message, tag="hello"):
     """First message of each side.
 
     `software` is its version of meshd, `clock` unix seconds, `incarnation` one start of the daemon.
     Session fields: a leader sets `fresh` (and `current` if it holds a session), a follower sets `chosen`.
     """
 
-    version: int
-    software: str
-    features: tuple[str, ...]
-    name: str
-    role: str
-    incarnation: bytes
-    current: bytes
-    fresh: bytes
-    chosen: bytes
-    native: NativeVersion
-    largest_frame: int
-    grace: int
-    bans_count: int
-    bans_digest: bytes
-    clock: int
-    record: bytes
-
-    def encode(self) -> bytes:
-        native = self.native
-        return pack(
-            {
-                "type": "hello",
-                "version": self.version,
-                "software": self.software,
-                "features": list(self.features),
-                "name": self.name,
-                "role": self.role,
-                "incarnation": self.incarnation,
-                "current": self.current,
-                "fresh": self.fresh,
-                "chosen": self.chosen,
-                "native": [native.protocol, native.pin, native.sources, native.backend],
-                "largest_frame": self.largest_frame,
-                "grace": self.grace,
-                "bans_count": self.bans_count,
-                "bans_digest": self.bans_digest,
-                "clock": self.clock,
-                "record": self.record,
-            }
-        )
+    version: Annotated[int, Between(1, 1 << 16)]
+    software: Annotated[str, Text(MAX_NAME_BYTES), Otherwise("")]
+    features: Annotated[tuple[ShortName, ...], Items(64)]
+    name: ShortName
+    role: ShortName
+    incarnation: Annotated[bytes, Size(_ID_BYTES)]
+    current: Annotated[bytes, Size(0, _ID_BYTES)]
+    fresh: Annotated[bytes, Size(0, HALF_ID_BYTES)]
+    chosen: Annotated[bytes, Size(0, _ID_BYTES)]
+    native: Annotated[NativeVersion, ROW]
+    largest_frame: Annotated[int, Between(1024, 16 << 20)]
+    grace: Annotated[int, Between(1, 24 * 3600)]
+    bans_count: Annotated[int, Between(0, MAX_ITEMS)]
+    bans_digest: Annotated[bytes, AtMost(64)]
+    clock: Annotated[int, Between(0, MAX_TIME)]
+    record: Annotated[bytes, AtMost(MAX_RECORD_BYTES)]
 
 
 @dataclass(frozen=True, slots=True)
-class Bans:
+class Bans(Message, tag="bans"):
     """A part of the sender's revocation set; `last` marks the end."""
 
-    entries: tuple[bytes, ...]
+    entries: Annotated[tuple[Annotated[bytes, AtMost(MAX_BAN_BYTES)], ...], Items(MAX_ITEMS)]
     last: bool
 
-    def encode(self) -> bytes:
-        return pack({"type": "bans", "entries": list(self.entries), "last": self.last})
+
+@dataclass(frozen=True, slots=True)
+class Go(Message, tag="go"):
+    """The leader agrees: streams may flow."""
 
 
 @dataclass(frozen=True, slots=True)
-class Go:
-    """The leader is content: streams may flow."""
+class Refusal(Message, tag="refusal"):
+    """A refusal: a stable code, a text and what to do about it."""
 
-    def encode(self) -> bytes:
-        return pack({"type": "go"})
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """No: a stable code, a text and what to do about it."""
-
-    code: str
-    text: str
-    hint: str = ""
-
-    def encode(self) -> bytes:
-        return pack(
-            {"type": "refusal", "code": self.code, "text": plain(self.text), "hint": plain(self.hint)}
-        )
+    code: ShortName
+    text: Prose
+    hint: Prose = ""
 
 
 Greeting = Hello | Bans | Go | Refusal
 
 
+_GREETING: Family[Greeting] = Family("greeting", Greeting)
+
+
 def decode(data: bytes) -> Greeting:
-    """One greeting message. Raises RemoteProtocolError."""
-    fields = unpack(data)
-    kind = fields.text("type", most=16)
-    if kind == "hello":
-        return _hello(fields)
-    if kind == "bans":
-        return Bans(
-            fields.raws("entries", most=MAX_BAN_BYTES, count=MAX_ITEMS),
-            fields.flag("last"),
-        )
-    if kind == "go":
-        return Go()
-    if kind == "refusal":
-        return Refusal(
-            fields.text("code", most=MAX_NAME_BYTES),
-            fields.text("text", most=MAX_TEXT_BYTES),
-            fields.text("hint", most=MAX_TEXT_BYTES, default=""),
-        )
-    raise RemoteProtocolError(f"greeting of unknown type `{kind}`", code="message")
-
-
-def _hello(fields: Fields) -> Hello:
-    native = fields.texts("native", most=128, count=4)
-    if len(native) != 4:
-        raise RemoteProtocolError("field `native` must have 4 entries", code="message")
-    return Hello(
-        version=fields.number("version", low=1, high=1 << 16),
-        software=fields.text("software", most=MAX_NAME_BYTES, default=""),
-        features=fields.texts("features", most=MAX_NAME_BYTES, count=64),
-        name=fields.text("name", most=MAX_NAME_BYTES),
-        role=fields.text("role", most=MAX_NAME_BYTES),
-        incarnation=fields.raw("incarnation", exact=_ID_BYTES),
-        current=_optional(fields, "current", _ID_BYTES),
-        fresh=_optional(fields, "fresh", HALF_ID_BYTES),
-        chosen=_optional(fields, "chosen", _ID_BYTES),
-        native=NativeVersion(*native),
-        largest_frame=fields.number("largest_frame", low=1024, high=16 << 20),
-        grace=fields.number("grace", low=1, high=24 * 3600),
-        bans_count=fields.number("bans_count", low=0, high=MAX_ITEMS),
-        bans_digest=fields.raw("bans_digest", most=64),
-        clock=fields.number("clock", low=0, high=MAX_TIME),
-        record=fields.raw("record", most=MAX_RECORD_BYTES),
-    )
-
-
-def _optional(fields: Fields, name: str, size: int) -> bytes:
-    value = fields.raw(name, most=size)
-    if len(value) not in (0, size):
-        raise RemoteProtocolError(f"field `{name}` must be empty or {size} bytes", code="message")
-    return value
+    """Read one greeting message. Raises RemoteProtocolError."""
+    return _GREETING.decode(data)

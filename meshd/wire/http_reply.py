@@ -54,7 +54,7 @@ class ReplyParser:
         self._take_body()
 
     def eof(self) -> HttpReply:
-        """The connection has ended. Raises RemoteProtocolError when the reply is not whole."""
+        """Handle the end of the connection. Raises RemoteProtocolError when the reply is incomplete."""
         if self.reply is None and self._headers is not None and self._left is None and not self._chunked:
             self.reply = HttpReply(self._status, self._headers, bytes(self._body))
         if self.reply is None:
@@ -119,7 +119,7 @@ class ReplyParser:
 
 
 def parse_head(head: bytes) -> tuple[int, dict[str, str]]:
-    """Status and headers of a reply's head. Raises RemoteProtocolError (code `http`)."""
+    """Return status and headers of a reply's head. Raises RemoteProtocolError (code `http`)."""
     if len(head) > MAX_HEAD_BYTES:
         raise _broken("its head is too long")
     first, *lines = head.decode("latin-1").replace("\r\n", "\n").split("\n")

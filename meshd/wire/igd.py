@@ -41,7 +41,7 @@ NO_SUCH_ENTRY = 714
 
 
 def escape(text: str) -> str:
-    """For the text of an element. (xml.sax.saxutils has it, and two megabytes of what it imports.)"""
+    """Escape the text of an element. (xml.sax.saxutils has it, and two megabytes of imports.)"""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -62,16 +62,16 @@ class IgdControl:
 
 
 def search(device: str, *, group: bool) -> bytes:
-    """M-SEARCH for a kind of device (UDA 2.0, 1.3.2): to the group, or to one address alone."""
+    """Return an M-SEARCH for a kind of device (UDA 2.0, 1.3.2): to the group, or to one address alone."""
     wait = "MX: 1\r\n" if group else ""
     head = f'M-SEARCH * HTTP/1.1\r\nHOST: {SSDP_GROUP}:{SSDP_PORT}\r\nMAN: "ssdp:discover"\r\n'
     return f"{head}{wait}ST: {device}\r\n\r\n".encode("ascii")
 
 
 def read_search_answer(data: bytes, *, sender: str) -> str:
-    """The URL of the description. Raises RemoteProtocolError (code `ssdp`).
+    """Return the URL of the description. Raises RemoteProtocolError (code `ssdp`).
 
-    Only a URL at the sender's own address is taken: an answer must not choose whom this node calls.
+    Only a URL at the sender's own address is accepted: a reply must not choose whom this node calls.
     """
     if len(data) > MAX_SSDP_BYTES:
         raise RemoteProtocolError("an SSDP answer is too long", code="ssdp")
@@ -85,13 +85,15 @@ def read_search_answer(data: bytes, *, sender: str) -> str:
 
 
 def at_address(url: str, host: str) -> str:
-    """`url` if it is plain HTTP at that IP address. Raises RemoteProtocolError (code `ssdp`)."""
+    """Return `url` if it is plain HTTP at that IP address. Raises RemoteProtocolError (code `ssdp`)."""
     split_url(url, host)
     return url
 
 
 def split_url(url: str, host: str) -> tuple[int, str]:
-    """Port and path (with query) of a URL that must be at the address `host`. Raises RemoteProtocolError."""
+    """Return port and path (with query) of a URL that must be at the address `host`. Raises
+    RemoteProtocolError.
+    """
     if len(url) > MAX_URL or not url.isascii() or not url.isprintable() or " " in url:
         raise RemoteProtocolError("an unusable URL", code="ssdp")
     parts, port = _split(url)
@@ -116,7 +118,7 @@ def _split(url: str) -> tuple[SplitResult, int]:
 
 
 def read_description(data: bytes, *, url: str, host: str) -> IgdControl:
-    """The best service that maps ports. Raises RemoteProtocolError (code `xml` or `ssdp`)."""
+    """Return the best service that maps ports. Raises RemoteProtocolError (code `xml` or `ssdp`)."""
     found: dict[str, str] = {}
     base = url
     service: dict[str, str] = {}
@@ -141,7 +143,7 @@ def read_description(data: bytes, *, url: str, host: str) -> IgdControl:
 
 
 def soap(control: IgdControl, action: str, arguments: Mapping[str, str]) -> tuple[Mapping[str, str], bytes]:
-    """Headers and body of a call (UDA 2.0, 3.2.1)."""
+    """Return headers and body of a call (UDA 2.0, 3.2.1)."""
     inner = "".join(f"<{name}>{escape(value)}</{name}>" for name, value in arguments.items())
     body = (
         '<?xml version="1.0"?>\r\n'
@@ -157,7 +159,7 @@ def soap(control: IgdControl, action: str, arguments: Mapping[str, str]) -> tupl
 
 
 def read_soap(status: int, body: bytes, action: str) -> Mapping[str, str]:
-    """What a call returned. Raises SoapFault, RemoteProtocolError (code `xml` or `soap`)."""
+    """Return the results of a call. Raises SoapFault, RemoteProtocolError (code `xml` or `soap`)."""
     if status == 500:
         raise _fault(body)
     if status != 200:
@@ -187,7 +189,7 @@ def _fault(body: bytes) -> RemoteProtocolError:
 def add_arguments(
     *, proto: Proto, external_port: int, internal_host: str, internal_port: int, lifetime: int, name: str
 ) -> Mapping[str, str]:
-    """For `AddPortMapping`; `lifetime` in seconds, 0 for ever."""
+    """Return the arguments of `AddPortMapping`; `lifetime` in seconds, 0 for ever."""
     return {
         **entry_arguments(proto=proto, external_port=external_port),
         "NewInternalPort": str(internal_port),
@@ -199,12 +201,12 @@ def add_arguments(
 
 
 def entry_arguments(*, proto: Proto, external_port: int) -> Mapping[str, str]:
-    """For `DeletePortMapping` and `GetSpecificPortMappingEntry`."""
+    """Return the arguments of `DeletePortMapping` and `GetSpecificPortMappingEntry`."""
     return {"NewRemoteHost": "", "NewExternalPort": str(external_port), "NewProtocol": proto.upper()}
 
 
 def read_address(values: Mapping[str, str]) -> str:
-    """The address in an answer to `GetExternalIPAddress`. Raises RemoteProtocolError (code `soap`)."""
+    """Return the address in a reply to `GetExternalIPAddress`. Raises RemoteProtocolError (code `soap`)."""
     text = values.get("NewExternalIPAddress", "").strip()
     try:
         return str(ipaddress.IPv4Address(text))
@@ -213,7 +215,9 @@ def read_address(values: Mapping[str, str]) -> str:
 
 
 def _elements(data: bytes) -> list[tuple[tuple[str, ...], str]]:
-    """Each element that ends: the local names from the root to it, and its text, in order of the ends."""
+    """Return each element with the local names from the root to it, and its text, in the order in which they
+    end.
+    """
     from xml.parsers import expat  # most nodes never meet a router that describes itself
 
     if len(data) > MAX_XML_BYTES:
@@ -234,7 +238,7 @@ def _elements(data: bytes) -> list[tuple[tuple[str, ...], str]]:
 
 
 class _XmlReader:
-    """What expat calls; a limit that is passed ends the parsing."""
+    """The handlers that expat calls; exceeding a limit ends the parsing."""
 
     def __init__(self) -> None:
         self.found: list[tuple[tuple[str, ...], str]] = []

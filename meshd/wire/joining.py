@@ -1,82 +1,47 @@
 """Messages of joining: what a joiner and its inviter say after the join proof, on a link of purpose JOIN."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from meshd.base.errors import RemoteProtocolError
-from meshd.wire.limits import (
-    MAX_BAN_BYTES,
-    MAX_CHAIN_BYTES,
-    MAX_ITEMS,
-    MAX_NAME_BYTES,
-    MAX_RECORD_BYTES,
-    MAX_TEXT_BYTES,
-)
-from meshd.wire.message import pack, plain, unpack
+from meshd.wire.bounds import AtMost, Items, Prose, ShortName
+from meshd.wire.codec import Family, Message
+from meshd.wire.limits import MAX_BAN_BYTES, MAX_CHAIN_BYTES, MAX_ITEMS, MAX_RECORD_BYTES
+
+MAX_TOLD_RECORDS = 64  # in one Welcome
 
 
 @dataclass(frozen=True, slots=True)
-class JoinRequest:
-    """The joiner's own words: how it wants to be called, and what it is."""
+class JoinRequest(Message, tag="join"):
+    """The joiner's own words: its name, and its role."""
 
-    name: str
-    role: str
-
-    def encode(self) -> bytes:
-        return pack({"type": "join", "name": self.name, "role": self.role})
+    name: ShortName
+    role: ShortName
 
 
 @dataclass(frozen=True, slots=True)
-class Welcome:
+class Welcome(Message, tag="welcome"):
     """Admitted: the joiner's certificate chain, records of members it may dial, and who is banned."""
 
-    chain: bytes
-    records: tuple[bytes, ...]
-    bans: tuple[bytes, ...]
-
-    def encode(self) -> bytes:
-        return pack(
-            {
-                "type": "welcome",
-                "chain": self.chain,
-                "records": list(self.records),
-                "bans": list(self.bans),
-            }
-        )
+    chain: Annotated[bytes, AtMost(MAX_CHAIN_BYTES)]
+    records: Annotated[tuple[Annotated[bytes, AtMost(MAX_RECORD_BYTES)], ...], Items(MAX_TOLD_RECORDS)]
+    bans: Annotated[tuple[Annotated[bytes, AtMost(MAX_BAN_BYTES)], ...], Items(MAX_ITEMS)]
 
 
 @dataclass(frozen=True, slots=True)
-class NotAdmitted:
-    """Refused: why and the remedy."""
+class NotAdmitted(Message, tag="refused"):
+    """A refusal to admit, with its reason and the remedy."""
 
-    code: str
-    text: str
-    hint: str = ""
-
-    def encode(self) -> bytes:
-        return pack(
-            {"type": "refused", "code": self.code, "text": plain(self.text), "hint": plain(self.hint)}
-        )
+    code: ShortName
+    text: Prose
+    hint: Prose = ""
 
 
 JoinMessage = JoinRequest | Welcome | NotAdmitted
 
 
+_JOINING: Family[JoinMessage] = Family("joining", JoinMessage)
+
+
 def decode(data: bytes) -> JoinMessage:
-    """One joining message. Raises RemoteProtocolError."""
-    fields = unpack(data)
-    kind = fields.text("type", most=16)
-    if kind == "join":
-        return JoinRequest(fields.text("name", most=MAX_NAME_BYTES), fields.text("role", most=MAX_NAME_BYTES))
-    if kind == "welcome":
-        return Welcome(
-            fields.raw("chain", most=MAX_CHAIN_BYTES),
-            fields.raws("records", most=MAX_RECORD_BYTES, count=64),
-            fields.raws("bans", most=MAX_BAN_BYTES, count=MAX_ITEMS),
-        )
-    if kind == "refused":
-        return NotAdmitted(
-            fields.text("code", most=MAX_NAME_BYTES),
-            fields.text("text", most=MAX_TEXT_BYTES),
-            fields.text("hint", most=MAX_TEXT_BYTES, default=""),
-        )
-    raise RemoteProtocolError(f"joining message of unknown type `{kind}`", code="message")
+    """Read one joining message. Raises RemoteProtocolError."""
+    return _JOINING.decode(data)

@@ -1,4 +1,4 @@
-"""Messages behind a 4-byte length (big endian): the framing of the greeting and of message streams."""
+"""Frames messages by a 4-byte length (big endian): the greeting and message streams."""
 
 import struct
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ _HEADER = struct.Struct(">I")
 
 
 def framed(message: bytes) -> bytes:
-    """The message with its length before it."""
+    """Return the message with its length before it."""
     return _HEADER.pack(len(message)) + message
 
 
@@ -26,12 +26,14 @@ class LengthParser:
         self._buffer += data
 
     def messages(self) -> Iterator[bytes]:
-        """Whole messages, oldest first. Raises RemoteProtocolError for one that is too long."""
+        """Yield whole messages, oldest first. Raises RemoteProtocolError for one that is too long."""
         while (message := self.next()) is not None:
             yield message
 
     def next(self) -> bytes | None:
-        """The next whole message, or None for "need more"."""
+        """Return the next whole message, or None for "need more". Raises RemoteProtocolError if it is too
+        long.
+        """
         if len(self._buffer) < _HEADER.size:
             return None
         (length,) = _HEADER.unpack_from(self._buffer)

@@ -1,4 +1,4 @@
-"""Every size limit of the wire, in bytes or counts, with where it comes from."""
+"""The size limits of the wire, in bytes or counts, each with its origin."""
 
 MAX_FRAME_BYTES = 256 << 10  # payload of one frame; 256 KiB is where a bare TLS pump stops getting faster
 MAX_CONTROL_BYTES = 64 << 10  # payload of a control frame (hello, open, resume …)
@@ -6,6 +6,7 @@ MAX_UNPROVEN_BYTES = 4 << 10  # what a connection may send before it has proven 
 MAX_STREAMS = 1024  # open streams of one session; llama.cpp uses some dozens
 MAX_TEXT_BYTES = 1024  # any human text from a peer (reason, hint)
 MAX_NAME_BYTES = 64  # a node's name, a service's name
+MAX_TAG_BYTES = 16  # the word that says what a message is
 PEER_BYTES = 32  # a node's id, which is its public key
 MAX_CHAIN_BYTES = 1536  # the certificates by which a node is a member
 MAX_TIME = 1 << 40  # unix seconds, far behind any clock

@@ -1,39 +1,72 @@
-"""Control messages: msgpack maps with string keys, read field by field with limits.
+"""Control messages as msgpack maps with string keys.
 
-msgpack lives here only. Unknown fields are ignored (later versions add some); missing, mistyped or
-oversized ones raise RemoteProtocolError that names the field.
+msgpack lives here only, and is imported with the first message, as small commands need none. Messages that
+are declared are read and written by codec.py; `Fields` reads signed statements, proofs and what is kept of
+them, field by field, with limits. Unknown fields are ignored (later versions add some); missing, mistyped
+or oversized ones raise RemoteProtocolError that names the field.
 """
 
-from collections.abc import Mapping, Sequence
-
-import msgpack
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 
 from meshd.base.errors import RemoteProtocolError
 from meshd.wire.limits import MAX_CONTROL_BYTES, MAX_ITEMS, MAX_NESTING, MAX_TEXT_BYTES
 
 Value = None | bool | int | float | str | bytes | Sequence["Value"] | Mapping[str, "Value"]
+_LEAVES = frozenset({type(None), bool, int, float, str, bytes})
 
 
 def pack(fields: Mapping[str, Value]) -> bytes:
-    """One message as bytes."""
+    """Return one message as bytes."""
+    import msgpack
+
     packed: bytes = msgpack.packb(fields, use_bin_type=True)
     return packed
 
 
-def plain(text: str, most: int = MAX_TEXT_BYTES) -> str:
-    """`text` as a peer takes it: printable, at most `most` bytes of UTF-8; what does not fit is cut off.
+def pack_message(fields: Mapping[str, object]) -> bytes:
+    """Pack like `pack`, for messages between nodes, on the event loop's thread only."""
+    return _packer()(fields)
 
-    Reasons and names are made of file names, numbers and other programs' words: a message must not be
-    refused, and its reason lost, for one of them.
+
+@cache
+def _packer() -> Callable[[Mapping[str, object]], bytes]:
+    """Return a shared packer, because creating one takes as long as packing a small message.
+
+    Its buffer stays as large as the largest message was.
     """
+    import msgpack
+
+    pack: Callable[[Mapping[str, object]], bytes] = msgpack.Packer(use_bin_type=True).pack
+    return pack
+
+
+def plain(text: str, most: int = MAX_TEXT_BYTES) -> str:
+    """Return `text` as a peer accepts it: printable, at most `most` bytes of UTF-8; the rest is cut off.
+
+    Reasons and names contain file names, numbers and other programs' words: a message must not be refused,
+    and its reason lost, for one of them.
+    """
+    if len(text) <= most and text.isascii() and text.isprintable():
+        return text
     printable = "".join(letter if letter.isprintable() else "?" for letter in text[:most])
     return printable.encode()[:most].decode("utf-8", "ignore")
 
 
 def unpack(data: bytes | memoryview, *, limit: int = MAX_CONTROL_BYTES) -> "Fields":
     """Read one message of at most `limit` bytes. Raises RemoteProtocolError (code `message`)."""
+    return Fields(unpack_map(data, limit=limit))
+
+
+def unpack_map(data: bytes | memoryview, *, limit: int = MAX_CONTROL_BYTES) -> dict[str, object]:
+    """Return the fields of one message of at most `limit` bytes: of lists and maps, 8 deep, and leaves.
+
+    Raises RemoteProtocolError (code `message`).
+    """
     if len(data) > limit:
         raise RemoteProtocolError(f"message of {len(data)} bytes, at most {limit} are taken", code="message")
+    import msgpack
+
     try:
         value = msgpack.unpackb(
             data,
@@ -47,25 +80,28 @@ def unpack(data: bytes | memoryview, *, limit: int = MAX_CONTROL_BYTES) -> "Fiel
         )
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise RemoteProtocolError(f"not a message: {type(error).__name__}", code="message") from error
-    _check_depth(value, MAX_NESTING)
-    if not isinstance(value, dict):
+    if type(value) is not dict:
         raise RemoteProtocolError("a message must be a map", code="message")
-    return Fields(value)
+    _check(value, MAX_NESTING)
+    return value
 
 
-def _check_depth(value: object, left: int) -> None:
-    if left < 0:
-        raise RemoteProtocolError(f"message nested deeper than {MAX_NESTING}", code="message")
+def _check(value: object, left: int) -> None:
+    """Raise RemoteProtocolError for keys that are not text, other types, and deep nesting."""
     if isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str):
+        for key in value:
+            if type(key) is not str:
                 raise RemoteProtocolError("a field's name must be text", code="message")
-            _check_depth(item, left - 1)
+        items: Iterable[object] = value.values()
     elif isinstance(value, list):
-        for item in value:
-            _check_depth(item, left - 1)
-    elif not isinstance(value, None | bool | int | float | str | bytes):
+        items = value
+    else:
         raise RemoteProtocolError(f"a value of type {type(value).__name__}", code="message")
+    if value and not left:
+        raise RemoteProtocolError(f"message nested deeper than {MAX_NESTING}", code="message")
+    for item in items:
+        if type(item) not in _LEAVES:
+            _check(item, left - 1)
 
 
 class Fields:
@@ -78,11 +114,11 @@ class Fields:
         return self._values.get(name) is not None
 
     def names(self) -> list[str]:
-        """Names of all fields that are there."""
+        """Return the names of all fields that are present."""
         return list(self._values)
 
     def text(self, name: str, *, most: int, default: str | None = None) -> str:
-        """Text of at most `most` bytes of UTF-8, without control characters."""
+        """Return text of at most `most` bytes of UTF-8, without control characters."""
         value = self._values.get(name, default)
         if not isinstance(value, str):
             raise _bad(name, "text")
@@ -95,7 +131,7 @@ class Fields:
     def raw(
         self, name: str, *, exact: int | None = None, most: int | None = None, default: bytes | None = None
     ) -> bytes:
-        """Bytes: exactly `exact`, or at most `most`."""
+        """Return bytes: exactly `exact`, or at most `most`."""
         value = self._values.get(name, default)
         if not isinstance(value, bytes):
             raise _bad(name, "bytes")
@@ -106,55 +142,33 @@ class Fields:
         return value
 
     def number(self, name: str, *, low: int, high: int, default: int | None = None) -> int:
-        """An integer in [low, high]."""
+        """Return an integer in [low, high]."""
         value = self._values.get(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             raise _bad(name, f"an integer from {low} to {high}")
         return value
 
-    def real(self, name: str, *, low: float, high: float) -> float:
-        """A finite number in [low, high]."""
-        value = self._values.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise _bad(name, f"a number from {low} to {high}")
-        return float(value)
-
     def flag(self, name: str, *, default: bool | None = None) -> bool:
-        """True or false."""
+        """Return true or false."""
         value = self._values.get(name, default)
         if not isinstance(value, bool):
             raise _bad(name, "true or false")
         return value
 
     def texts(self, name: str, *, most: int, count: int) -> tuple[str, ...]:
-        """A list of at most `count` texts of at most `most` bytes each."""
+        """Return a list of at most `count` texts of at most `most` bytes each."""
         return tuple(Fields({name: item}).text(name, most=most) for item in self._list(name, count))
 
     def raws(self, name: str, *, most: int, count: int) -> tuple[bytes, ...]:
-        """A list of at most `count` byte strings of at most `most` bytes each."""
+        """Return a list of at most `count` byte strings of at most `most` bytes each."""
         return tuple(Fields({name: item}).raw(name, most=most) for item in self._list(name, count))
 
-    def numbers(self, name: str, *, low: int, high: int, count: int) -> tuple[int, ...]:
-        """A list of at most `count` integers in [low, high]."""
-        return tuple(
-            Fields({name: item}).number(name, low=low, high=high) for item in self._list(name, count)
-        )
-
     def maps(self, name: str, *, count: int) -> "tuple[Fields, ...]":
-        """A list of at most `count` maps."""
+        """Return a list of at most `count` maps."""
         return tuple(Fields({name: item}).map(name) for item in self._list(name, count))
 
-    def lists(self, name: str, *, count: int) -> tuple[list[object], ...]:
-        """A list of at most `count` lists, for compact rows that the caller checks by pattern."""
-        rows = []
-        for item in self._list(name, count):
-            if not isinstance(item, list):
-                raise _bad(name, "a list of lists")
-            rows.append(item)
-        return tuple(rows)
-
     def map(self, name: str) -> "Fields":
-        """A map with text keys."""
+        """Return a map with text keys."""
         value = self._values.get(name)
         if not isinstance(value, dict):
             raise _bad(name, "a map")

@@ -8,8 +8,10 @@ some ReadingModel, and as many TensorHashes as follow from the model's header. N
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from meshd.base.errors import RemoteProtocolError
+from meshd.wire.bounds import NEEDED, AtMost, Between, Check, Items, Name, Prose, Size, Text
+from meshd.wire.codec import Family, Message
 from meshd.wire.limits import (
     MAX_DISK_BYTES,
     MAX_GIVEN_BYTES,
@@ -18,42 +20,36 @@ from meshd.wire.limits import (
     MAX_MODEL_NAMES,
     MAX_MODEL_ROWS,
     MAX_PIECE_HASHES,
-    MAX_TEXT_BYTES,
 )
-from meshd.wire.message import Fields, pack, plain, unpack
 
 MODELS_SERVICE = "models"
 MODEL_KEY_BYTES = 16
 PIECE_HASH_BYTES = 32
 _WORD_BYTES = 64  # of a quantisation or an architecture
+_Key = Annotated[bytes, Size(MODEL_KEY_BYTES)]
+_DiskBytes = Annotated[int, Between(0, MAX_DISK_BYTES)]
+_Hashes = Annotated[
+    bytes, AtMost(MAX_PIECE_HASHES * PIECE_HASH_BYTES, least=PIECE_HASH_BYTES, step=PIECE_HASH_BYTES)
+]
 
 
 @dataclass(frozen=True, slots=True)
-class AskModels:
-    """Which models are there?"""
-
-    def encode(self) -> bytes:
-        return pack({"type": "list"})
+class AskModels(Message, tag="list"):
+    """A request for the list of models."""
 
 
 @dataclass(frozen=True, slots=True)
-class AskPieces:
-    """What are the pieces of the model that was told of with this key?"""
+class AskPieces(Message, tag="pieces"):
+    """A request for the hashes of the pieces of the model announced with this key."""
 
-    key: bytes
-
-    def encode(self) -> bytes:
-        return pack({"type": "pieces", "key": self.key})
+    key: _Key
 
 
 @dataclass(frozen=True, slots=True)
-class AskTensors:
-    """What are the hashes of the tensors of the model that was told of with this key?"""
+class AskTensors(Message, tag="tensors"):
+    """A request for the hashes of the tensors of the model announced with this key."""
 
-    key: bytes
-
-    def encode(self) -> bytes:
-        return pack({"type": "tensors", "key": self.key})
+    key: _Key
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +59,17 @@ class ToldModel:
     empty until the member has read the whole model.
     """
 
-    key: bytes
-    names: tuple[str, ...]
-    size: int
-    files: int = 1
-    quant: str = ""
-    architecture: str = ""
-    fingerprint: bytes = b""
-    content: bytes = b""
+    key: _Key
+    names: Annotated[
+        tuple[Annotated[str, Text(MAX_MODEL_NAME_BYTES, least=1, cut=True)], ...],
+        Items(MAX_MODEL_NAMES, least=1, cut=True),
+    ]
+    size: Annotated[int, Between(1, MAX_GIVEN_BYTES)]
+    files: Annotated[int, Between(1, MAX_MODEL_FILES), NEEDED] = 1
+    quant: Annotated[str, Text(_WORD_BYTES, cut=True), NEEDED] = ""
+    architecture: Annotated[str, Text(_WORD_BYTES, cut=True), Name("arch"), NEEDED] = ""
+    fingerprint: Annotated[bytes, Size(0, PIECE_HASH_BYTES), NEEDED] = b""
+    content: Annotated[bytes, Size(0, PIECE_HASH_BYTES), NEEDED] = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,72 +77,56 @@ class ToldDisk:
     """The disk of a member's cache, in bytes: `free` there, and `room` for weights that it would keep of what
     comes over the network; None: its role keeps none."""
 
-    free: int
-    room: int | None = None
+    free: _DiskBytes
+    room: _DiskBytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class ModelsTold:
-    """Some of the models; `last`: all have been told. `disk`: with the last; None: it is not said."""
+class ModelsTold(Message, tag="models"):
+    """Some of the models; `last`: all are listed. `disk`: with the last; None: it is not said."""
 
-    models: tuple[ToldModel, ...]
-    last: bool = True
+    models: Annotated[tuple[ToldModel, ...], Items(MAX_MODEL_ROWS)]
+    last: Annotated[bool, NEEDED] = True
     disk: ToldDisk | None = None
 
-    def encode(self) -> bytes:
-        rows = [_row(one) for one in self.models]
-        disk = None if self.disk is None else {"free": self.disk.free, "room": self.disk.room}
-        return pack({"type": "models", "models": rows, "last": self.last, "disk": disk})
-
 
 @dataclass(frozen=True, slots=True)
-class ReadingModel:
+class ReadingModel(Message, tag="reading"):
     """The model is being read, so that its pieces are known: `text` says how far."""
 
-    text: str
-
-    def encode(self) -> bytes:
-        return pack({"type": "reading", "text": plain(self.text)})
+    text: Prose
 
 
 @dataclass(frozen=True, slots=True)
-class PiecesTold:
+class PiecesTold(Message, tag="files"):
     """The sizes of the model's files, in order."""
 
-    sizes: tuple[int, ...]
-
-    def encode(self) -> bytes:
-        return pack({"type": "files", "sizes": list(self.sizes)})
+    sizes: Annotated[
+        tuple[Annotated[int, Between(1, MAX_GIVEN_BYTES)], ...],
+        Items(MAX_MODEL_FILES, least=1),
+        Check(lambda sizes: sum(sizes) <= MAX_GIVEN_BYTES, f"of at most {MAX_GIVEN_BYTES} bytes in all"),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
-class PieceHashes:
+class PieceHashes(Message, tag="hashes"):
     """The next BLAKE3-256 hashes of pieces, one behind the other."""
 
-    hashes: bytes
-
-    def encode(self) -> bytes:
-        return pack({"type": "hashes", "hashes": self.hashes})
+    hashes: _Hashes
 
 
 @dataclass(frozen=True, slots=True)
-class TensorHashes:
+class TensorHashes(Message, tag="tensor_hashes"):
     """The next BLAKE3-256 hashes of tensors, in the order of the header, one behind the other."""
 
-    hashes: bytes
-
-    def encode(self) -> bytes:
-        return pack({"type": "tensor_hashes", "hashes": self.hashes})
+    hashes: _Hashes
 
 
 @dataclass(frozen=True, slots=True)
-class NoPieces:
-    """The member cannot tell the pieces, or the hashes of the tensors, and `why`."""
+class NoPieces(Message, tag="none"):
+    """A refusal: the member cannot give the pieces, or the hashes of the tensors, and `why`."""
 
-    why: str
-
-    def encode(self) -> bytes:
-        return pack({"type": "none", "why": plain(self.why)})
+    why: Prose
 
 
 ModelsMessage = (
@@ -159,88 +142,9 @@ ModelsMessage = (
 )
 
 
+_MODELS: Family[ModelsMessage] = Family("models", ModelsMessage)
+
+
 def decode(data: bytes) -> ModelsMessage:
-    """One message. Raises RemoteProtocolError."""
-    fields = unpack(data)
-    match kind := fields.text("type", most=16):
-        case "list":
-            return AskModels()
-        case "pieces":
-            return AskPieces(fields.raw("key", exact=MODEL_KEY_BYTES))
-        case "tensors":
-            return AskTensors(fields.raw("key", exact=MODEL_KEY_BYTES))
-        case "models":
-            rows = fields.maps("models", count=MAX_MODEL_ROWS)
-            return ModelsTold(tuple(map(_told, rows)), fields.flag("last"), _disk(fields))
-        case "reading":
-            return ReadingModel(fields.text("text", most=MAX_TEXT_BYTES))
-        case "files":
-            return PiecesTold(_sizes(fields))
-        case "hashes":
-            return PieceHashes(_hashes(fields))
-        case "tensor_hashes":
-            return TensorHashes(_hashes(fields))
-        case "none":
-            return NoPieces(fields.text("why", most=MAX_TEXT_BYTES))
-    raise RemoteProtocolError(f"models message of unknown type `{kind}`", code="message")
-
-
-def _row(model: ToldModel) -> dict[str, str | int | bytes | list[str]]:
-    return {
-        "key": model.key,
-        "names": [plain(name, MAX_MODEL_NAME_BYTES) for name in model.names[:MAX_MODEL_NAMES]],
-        "size": model.size,
-        "files": model.files,
-        "quant": plain(model.quant, _WORD_BYTES),
-        "arch": plain(model.architecture, _WORD_BYTES),
-        "fingerprint": model.fingerprint,
-        "content": model.content,
-    }
-
-
-def _told(row: Fields) -> ToldModel:
-    names = row.texts("names", most=MAX_MODEL_NAME_BYTES, count=MAX_MODEL_NAMES)
-    if not names or not all(names):
-        raise RemoteProtocolError("field `names` must name the model", code="message")
-    return ToldModel(
-        key=row.raw("key", exact=MODEL_KEY_BYTES),
-        names=names,
-        size=row.number("size", low=1, high=MAX_GIVEN_BYTES),
-        files=row.number("files", low=1, high=MAX_MODEL_FILES),
-        quant=row.text("quant", most=_WORD_BYTES),
-        architecture=row.text("arch", most=_WORD_BYTES),
-        fingerprint=_digest(row, "fingerprint"),
-        content=_digest(row, "content"),
-    )
-
-
-def _disk(fields: Fields) -> ToldDisk | None:
-    """Members of an earlier version do not tell it."""
-    if "disk" not in fields:
-        return None
-    disk = fields.map("disk")
-    room = disk.number("room", low=0, high=MAX_DISK_BYTES) if "room" in disk else None
-    return ToldDisk(disk.number("free", low=0, high=MAX_DISK_BYTES), room)
-
-
-def _digest(row: Fields, name: str) -> bytes:
-    value = row.raw(name, most=PIECE_HASH_BYTES)
-    if len(value) not in (0, PIECE_HASH_BYTES):
-        raise RemoteProtocolError(f"field `{name}` must be empty or {PIECE_HASH_BYTES} bytes", code="message")
-    return value
-
-
-def _sizes(fields: Fields) -> tuple[int, ...]:
-    sizes = fields.numbers("sizes", low=1, high=MAX_GIVEN_BYTES, count=MAX_MODEL_FILES)
-    if not sizes or sum(sizes) > MAX_GIVEN_BYTES:
-        raise RemoteProtocolError(
-            f"field `sizes` must be of at most {MAX_GIVEN_BYTES} bytes in all", code="message"
-        )
-    return sizes
-
-
-def _hashes(fields: Fields) -> bytes:
-    hashes = fields.raw("hashes", most=MAX_PIECE_HASHES * PIECE_HASH_BYTES)
-    if not hashes or len(hashes) % PIECE_HASH_BYTES:
-        raise RemoteProtocolError("field `hashes` must be whole hashes", code="message")
-    return hashes
+    """Read one message. Raises RemoteProtocolError."""
+    return _MODELS.decode(data)

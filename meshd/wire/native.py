@@ -1,7 +1,11 @@
-"""Whether the native parts of two nodes work together, and what to do where they do not."""
+"""Compares the native parts of two nodes: do they work together, and if not, what to do."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from meshd.wire.bounds import Text
+
+MAX_VERSION_BYTES = 128  # of one part of a NativeVersion
 UNKNOWN = "unknown"  # pin of binaries that meshd did not build
 _MESH = "mesh "  # before the version of the protocol of native/mesh
 _SHOWN = 12  # digits of a hash that a short form keeps
@@ -10,18 +14,18 @@ _ONE_MESHD = "install the same version of meshd on both and run `meshd native bu
 
 @dataclass(frozen=True, slots=True)
 class NativeVersion:
-    """What the native part of a node is: the protocol of its processes, the pin of upstream, the hash of our
-    own sources, and the backend.
+    """The version of a node's native part: the protocol of its processes, the pin of upstream, the hash of
+    our own sources, and the backend.
     """
 
-    protocol: str
-    pin: str
-    sources: str
-    backend: str
+    protocol: Annotated[str, Text(MAX_VERSION_BYTES)]
+    pin: Annotated[str, Text(MAX_VERSION_BYTES)]
+    sources: Annotated[str, Text(MAX_VERSION_BYTES)]
+    backend: Annotated[str, Text(MAX_VERSION_BYTES)]
 
 
 def mesh_protocol(version: int) -> str:
-    """The protocol of native/mesh, for NativeVersion.protocol."""
+    """Return the protocol of native/mesh, for NativeVersion.protocol."""
     return f"{_MESH}{version}"
 
 
@@ -35,9 +39,9 @@ class Difference:
 
 
 def difference(mine: NativeVersion, theirs: NativeVersion) -> Difference | None:
-    """What somebody should know of another node's build; None where there is nothing to say.
+    """Return the difference worth reporting between two nodes' builds; None if there is none.
 
-    As the worker's check of a lease: either may become the other's worker.
+    Applies the worker's check of a lease: either node may become the other's worker.
     """
     if other := other_protocol(mine.protocol, theirs.protocol):
         return other
@@ -58,7 +62,7 @@ def difference(mine: NativeVersion, theirs: NativeVersion) -> Difference | None:
 
 
 def other_protocol(mine: str, theirs: str) -> Difference | None:
-    """None where both speak the same (NativeVersion.protocol)."""
+    """Return the difference of the protocols (NativeVersion.protocol); None if they are the same."""
     if mine == theirs:
         return None
     what = f"speaks the native protocol `{theirs}`, this node `{mine}`"

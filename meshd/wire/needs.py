@@ -13,19 +13,16 @@ begin never.
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
-from meshd.base.errors import RemoteProtocolError
-from meshd.wire.limits import (
-    MAX_ASKED_TENSORS,
-    MAX_GIVEN_BYTES,
-    MAX_MODEL_FILES,
-    MAX_NEEDED_ROWS,
-    MAX_TEXT_BYTES,
-)
-from meshd.wire.message import Fields, pack, plain
+from meshd.wire.bounds import NEEDED, As, AtMost, Between, Prose, Size
+from meshd.wire.codec import Message
+from meshd.wire.limits import MAX_ASKED_TENSORS, MAX_GIVEN_BYTES, MAX_MODEL_FILES, MAX_NEEDED_ROWS
 
 CONTENT_BYTES = 32
 MARK_BYTES = 8  # of a hash: a wrong guess makes a worker fetch in vain, or get a tensor from the head
+Marks = Annotated[bytes, AtMost(MAX_ASKED_TENSORS * MARK_BYTES, step=MARK_BYTES)]
+Lacks = Annotated[bytes, AtMost(MAX_ASKED_TENSORS // 8)]  # a bit for each of the marks
 _ROW = struct.Struct(">HHQQ32s")
 
 
@@ -40,114 +37,85 @@ class NeededTensor:
     digest: bytes
 
 
+def _packed(tensors: tuple[NeededTensor, ...]) -> bytes:
+    return b"".join(
+        _ROW.pack(tensor.file, tensor.kind, tensor.offset, tensor.size, tensor.digest) for tensor in tensors
+    )
+
+
+def _unpacked(rows: bytes) -> tuple[NeededTensor, ...]:
+    return tuple(NeededTensor(*row) for row in _ROW.iter_unpack(rows))
+
+
 @dataclass(frozen=True, slots=True)
-class Needs:
-    """Some tensors of a worker's part, in the `files` files of this content, which have `size` bytes."""
+class Needs(Message, tag="needs"):
+    """The tensors of a worker's part, in the `files` files of this content, which have `size` bytes."""
 
-    content: bytes
-    size: int
-    files: int
-    tensors: tuple[NeededTensor, ...]
-    last: bool = True
+    content: Annotated[bytes, Size(CONTENT_BYTES)]
+    size: Annotated[int, Between(1, MAX_GIVEN_BYTES)]
+    files: Annotated[int, Between(1, MAX_MODEL_FILES)]
+    tensors: Annotated[
+        tuple[NeededTensor, ...],
+        As(Annotated[bytes, AtMost(MAX_NEEDED_ROWS * _ROW.size, step=_ROW.size)], _packed, _unpacked),
+    ]
+    last: Annotated[bool, NEEDED] = True
 
-    def encode(self) -> bytes:
-        rows = [_ROW.pack(one.file, one.kind, one.offset, one.size, one.digest) for one in self.tensors]
-        return pack(
-            {
-                "type": "needs",
-                "content": self.content,
-                "size": self.size,
-                "files": self.files,
-                "tensors": b"".join(rows),
-                "last": self.last,
-            }
+    def conflict(self) -> str:
+        """Return what is wrong with the values together; empty: nothing."""
+        if all(self._has(tensor) for tensor in self.tensors):
+            return ""
+        return "a message whose `tensors` lie in its `files` and `size`"
+
+    def _has(self, tensor: NeededTensor) -> bool:
+        return (
+            tensor.file < self.files
+            and 0 < tensor.size <= self.size
+            and tensor.offset <= self.size - tensor.size
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class Fetched(Message, tag="fetched"):
     """The worker fetches no more: `count` bytes came from members; `text` says from whom, or why none did.
 
     `held`: bytes of what it needs that it has read, and that are in its memory; 0 unless it was to hold them.
     """
 
-    count: int
-    text: str
-    held: int = 0
-
-    def encode(self) -> bytes:
-        return pack({"type": "fetched", "count": self.count, "text": plain(self.text), "held": self.held})
+    count: Annotated[int, Between(0, 2 * MAX_GIVEN_BYTES)]
+    text: Prose
+    held: Annotated[int, Between(0, MAX_GIVEN_BYTES)] = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class Begin(Message, tag="begin"):
     """All workers have fetched: start the server."""
-
-    def encode(self) -> bytes:
-        return pack({"type": "begin"})
 
 
 def in_messages(needs: Needs) -> Iterator[Needs]:
-    """The same, of at most as many rows as one message has."""
+    """Split into messages of at most MAX_NEEDED_ROWS rows; only the final one is `last`."""
     rows = needs.tensors
     for at in range(0, max(1, len(rows)), MAX_NEEDED_ROWS):
         last = at + MAX_NEEDED_ROWS >= len(rows)
         yield replace(needs, tensors=rows[at : at + MAX_NEEDED_ROWS], last=last)
 
 
-def read_needs(fields: Fields) -> Needs:
-    """Raises RemoteProtocolError."""
-    rows = fields.raw("tensors", most=MAX_NEEDED_ROWS * _ROW.size)
-    if len(rows) % _ROW.size:
-        raise RemoteProtocolError("field `tensors` must be whole rows", code="message")
-    needs = Needs(
-        content=fields.raw("content", exact=CONTENT_BYTES),
-        size=fields.number("size", low=1, high=MAX_GIVEN_BYTES),
-        files=fields.number("files", low=1, high=MAX_MODEL_FILES),
-        tensors=tuple(NeededTensor(*row) for row in _ROW.iter_unpack(rows)),
-        last=fields.flag("last"),
-    )
-    for one in needs.tensors:
-        inside = one.file < needs.files and 0 < one.size <= needs.size and one.offset <= needs.size - one.size
-        if not inside:
-            raise RemoteProtocolError("field `tensors` has a tensor that no model has", code="message")
-    return needs
-
-
-def read_fetched(fields: Fields) -> Fetched:
-    """Raises RemoteProtocolError."""
-    return Fetched(
-        fields.number("count", low=0, high=2 * MAX_GIVEN_BYTES),
-        fields.text("text", most=MAX_TEXT_BYTES),
-        fields.number("held", low=0, high=MAX_GIVEN_BYTES, default=0),
-    )
-
-
 def mark(digest: bytes) -> bytes:
-    """By which both sides name a tensor until it matters."""
+    """Return the short form by which both sides name a tensor until its full hash matters."""
     return digest[:MARK_BYTES]
 
 
-def read_marks(fields: Fields) -> bytes:
-    """Raises RemoteProtocolError."""
-    marks = fields.raw("marks", most=MAX_ASKED_TENSORS * MARK_BYTES, default=b"")
-    if len(marks) % MARK_BYTES:
-        raise RemoteProtocolError("field `marks` must be whole ones", code="message")
-    return marks
-
-
 def split_marks(marks: bytes) -> list[bytes]:
-    """Of `mark`s one behind the other."""
+    """Split concatenated `mark`s."""
     return [marks[at : at + MARK_BYTES] for at in range(0, len(marks), MARK_BYTES)]
 
 
 def as_bits(flags: Sequence[bool]) -> bytes:
-    """The first flag is the lowest bit of the first byte."""
+    """Pack flags as bits: the first flag is the lowest bit of the first byte."""
     number = sum(1 << place for place, flag in enumerate(flags) if flag)
     return number.to_bytes(-(-len(flags) // 8), "little")
 
 
 def from_bits(bits: bytes, count: int) -> list[bool]:
-    """The first `count` flags; those that are not there are not set."""
+    """Return the first `count` flags; missing ones are not set."""
     number = int.from_bytes(bits, "little")
     return [bool(number >> place & 1) for place in range(count)]

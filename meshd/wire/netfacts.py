@@ -1,4 +1,4 @@
-"""What a node knows of the network that it is in, and the ten bytes of it that peers are told.
+"""The facts that a node knows of its network, and the ten bytes of them that peers receive.
 
 Words of RFC 4787 and RFC 5780: *mapping* is how a NAT chooses the outside port for a socket, *filtering* whom
 it lets back in by it. A fact that nobody could find out is `UNKNOWN`, which is not the same as bad.
@@ -19,7 +19,7 @@ MAX_FACTS_BYTES = 16  # a later version may say more; the rest is skipped
 
 
 class Udp(IntEnum):
-    """Whether datagrams pass to servers outside and back."""
+    """The passage of datagrams to servers outside and back."""
 
     UNKNOWN = 0  # no server was asked, or nothing at all could be reached
     WORKS = 1
@@ -27,7 +27,7 @@ class Udp(IntEnum):
 
 
 class Mapping(IntEnum):
-    """How outside ports are given to a socket."""
+    """The rule by which a NAT gives outside ports to a socket."""
 
     UNKNOWN = 0
     NONE = 1  # no NAT: outside sees our own address and port
@@ -38,7 +38,7 @@ class Mapping(IntEnum):
 
 
 class Filtering(IntEnum):
-    """Who may answer by an outside port."""
+    """The remote addresses that may reply by an outside port."""
 
     UNKNOWN = 0
     INDEPENDENT = 1  # anybody
@@ -47,7 +47,7 @@ class Filtering(IntEnum):
 
 
 class Ports(IntEnum):
-    """Which outside ports a NAT picks."""
+    """The outside ports that a NAT picks."""
 
     UNKNOWN = 0
     PRESERVED = 1  # that of the socket
@@ -64,7 +64,7 @@ class TriState(IntEnum):
 
 
 class Tcp(IntEnum):
-    """What connections out are let through, judged by the configured servers alone."""
+    """The outgoing TCP connections that are let through, judged by the configured servers alone."""
 
     UNKNOWN = 0
     WORKS = 1
@@ -111,7 +111,7 @@ class NetFacts:
 
     @property
     def symmetric(self) -> bool:
-        """True when each peer sees another UDP port: simple punching does not do."""
+        """True when each peer sees another UDP port: simple punching fails."""
         return self.mapping in DEPENDING
 
     @property
@@ -121,11 +121,11 @@ class NetFacts:
 
     @property
     def public(self) -> bool:
-        """True when anybody reaches this node's own ports by UDP."""
+        """True when anybody can reach this node's own ports by UDP."""
         return self.mapping is Mapping.NONE and self.filtering is Filtering.INDEPENDENT
 
     def to_bytes(self) -> bytes:
-        """Ten bytes: version and small facts in the first four, the steps, the address."""
+        """Return ten bytes: version and small facts in the first four, the steps, the address."""
         head = (
             _VERSION << 4 | self.udp << 2 | self.hairpin,
             self.mapping << 5 | self.filtering << 2 | self.ipv6,
@@ -162,7 +162,7 @@ class NetFacts:
         )
 
     def to_text(self) -> str:
-        """For a record's capabilities."""
+        """Return the facts in hex, for a record's capabilities."""
         return self.to_bytes().hex()
 
     @classmethod

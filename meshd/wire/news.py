@@ -1,11 +1,14 @@
-"""News between connected members, over a stream of service `news`: signed records, bans, signs of life and
-statements that somebody is away; and hashes, by which two find out that one of them lacks something."""
+"""The news between connected members, over a stream of service `news`: signed records, bans, signs of life
+and statements that somebody is away; and hashes, by which two find out that one of them lacks something.
+"""
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
 
-from meshd.base.errors import RemoteProtocolError
+from meshd.wire.bounds import As, AtMost, Name, Size
+from meshd.wire.codec import Family, Message
 from meshd.wire.limits import MAX_BAN_BYTES, MAX_RECORD_BYTES
-from meshd.wire.message import pack, unpack
 
 NEWS_SERVICE = "news"
 PRESENCE_BYTES = 108
@@ -15,90 +18,71 @@ BUCKETS, BUCKET_BYTES = 256, 8
 MAX_PRESENCES = 256  # in one message
 
 
+def cut(whole: bytes, size: int) -> tuple[bytes, ...]:
+    """Split `whole` into parts of `size` bytes."""
+    return tuple(whole[at : at + size] for at in range(0, len(whole), size))
+
+
 @dataclass(frozen=True, slots=True)
-class RecordNews:
+class RecordNews(Message, tag="record"):
     """A member's signed record (identity/record.py)."""
 
-    record: bytes
-
-    def encode(self) -> bytes:
-        return pack({"type": "record", "record": self.record})
+    record: Annotated[bytes, AtMost(MAX_RECORD_BYTES)]
 
 
 @dataclass(frozen=True, slots=True)
-class BanNews:
+class BanNews(Message, tag="ban"):
     """A signed ban (identity/revocation.py)."""
 
-    ban: bytes
-
-    def encode(self) -> bytes:
-        return pack({"type": "ban", "ban": self.ban})
+    ban: Annotated[bytes, AtMost(MAX_BAN_BYTES)]
 
 
 @dataclass(frozen=True, slots=True)
-class PresenceNews:
+class PresenceNews(Message, tag="presence"):
     """Signs of life (identity/presence.py), each of the same size; at most 256."""
 
-    entries: tuple[bytes, ...]
-
-    def encode(self) -> bytes:
-        return pack({"type": "presence", "all": b"".join(self.entries)})
+    entries: Annotated[
+        tuple[bytes, ...],
+        Name("all"),
+        As(
+            Annotated[bytes, AtMost(MAX_PRESENCES * PRESENCE_BYTES, step=PRESENCE_BYTES)],
+            b"".join,
+            partial(cut, size=PRESENCE_BYTES),
+        ),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
-class AwayNews:
+class AwayNews(Message, tag="away"):
     """A statement that a member is away (identity/away.py)."""
 
-    away: bytes
-
-    def encode(self) -> bytes:
-        return pack({"type": "away", "away": self.away})
+    away: Annotated[bytes, Size(AWAY_BYTES)]
 
 
 @dataclass(frozen=True, slots=True)
-class DigestNews:
-    """A hash of all that the sender tells (peer/news_digest.py); a peer with another one says `buckets`."""
+class DigestNews(Message, tag="digest"):
+    """A hash of all that the sender tells (peer/news_ledger.py); a peer with another one says `buckets`."""
 
-    digest: bytes
-
-    def encode(self) -> bytes:
-        return pack({"type": "digest", "digest": self.digest})
+    digest: Annotated[bytes, Size(DIGEST_BYTES)]
 
 
 @dataclass(frozen=True, slots=True)
-class BucketsNews:
-    """A hash for each of 256 parts of it; the receiver tells what it has in those that differ."""
+class BucketsNews(Message, tag="buckets"):
+    """A hash for each of 256 buckets of its news; the receiver sends what it has in those that differ."""
 
-    hashes: tuple[bytes, ...]
-
-    def encode(self) -> bytes:
-        return pack({"type": "buckets", "all": b"".join(self.hashes)})
+    hashes: Annotated[
+        tuple[bytes, ...],
+        Name("all"),
+        As(Annotated[bytes, Size(BUCKETS * BUCKET_BYTES)], b"".join, partial(cut, size=BUCKET_BYTES)),
+    ]
 
 
 News = RecordNews | BanNews | PresenceNews | AwayNews | DigestNews | BucketsNews
 
 
+_NEWS: Family[News] = Family("news", News)
+
+
 def decode(data: bytes) -> News | None:
-    """One piece of news; None for a kind of a later version. Raises RemoteProtocolError."""
-    fields = unpack(data)
-    kind = fields.text("type", most=16)
-    if kind == "record":
-        return RecordNews(fields.raw("record", most=MAX_RECORD_BYTES))
-    if kind == "ban":
-        return BanNews(fields.raw("ban", most=MAX_BAN_BYTES))
-    if kind == "away":
-        return AwayNews(fields.raw("away", exact=AWAY_BYTES))
-    if kind == "digest":
-        return DigestNews(fields.raw("digest", exact=DIGEST_BYTES))
-    if kind == "buckets":
-        whole = fields.raw("all", exact=BUCKETS * BUCKET_BYTES)
-        return BucketsNews(tuple(whole[at : at + BUCKET_BYTES] for at in range(0, len(whole), BUCKET_BYTES)))
-    if kind == "presence":
-        joined = fields.raw("all", most=MAX_PRESENCES * PRESENCE_BYTES)
-        if len(joined) % PRESENCE_BYTES:
-            raise RemoteProtocolError("signs of life are truncated", code="message")
-        cuts = range(0, len(joined), PRESENCE_BYTES)
-        return PresenceNews(tuple(joined[at : at + PRESENCE_BYTES] for at in cuts))
-    if not kind:
-        raise RemoteProtocolError("a news message has no type", code="message")
-    return None
+    """Read one piece of news; None for a kind of a later version. Raises RemoteProtocolError."""
+    return _NEWS.decode_known(data)

@@ -14,17 +14,18 @@ from meshd.base.peer_limits import PIECES_ASKED
 from meshd.wire.limits import MAX_MODEL_PIECES
 
 PIECES_SERVICE = "pieces"
+CONTENT_FIELD = "content"  # of a stream's metadata
 HERE, GONE = b"\1", b"\0"
 _REQUEST = struct.Struct(">I")
 
 
 def piece_request(number: int) -> bytes:
-    """Asks for one piece."""
+    """Return the request for one piece."""
     return _REQUEST.pack(number)
 
 
 class PieceRequests:
-    """The giver's side: which pieces are wanted, in order; keeps at most PIECES_ASKED of them."""
+    """The giver's side: the pieces requested, in order; keeps at most PIECES_ASKED of them."""
 
     def __init__(self, pieces: int) -> None:
         self._pieces = min(pieces, MAX_MODEL_PIECES)
@@ -32,7 +33,9 @@ class PieceRequests:
         self._waiting: deque[int] = deque()
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Take received bytes in. Raises RemoteProtocolError for what there is not, and for too much."""
+        """Take received bytes in. Raises RemoteProtocolError for pieces that do not exist, and for
+        too many.
+        """
         if len(self._buffer) + len(data) > _REQUEST.size * (PIECES_ASKED.most + 1):
             raise RemoteProtocolError("too many pieces asked for at once", code="pieces")
         data = self._buffer + bytes(data)
@@ -46,12 +49,12 @@ class PieceRequests:
             self._waiting.append(number)
 
     def next(self) -> int | None:
-        """The piece to send next; None for "need more"."""
+        """Return the piece to send next; None for "need more"."""
         return self._waiting.popleft() if self._waiting else None
 
 
 class PieceInbox:
-    """The puller's side: pieces as they were asked for; holds one of them, and what came in one read."""
+    """The puller's side: the requested pieces; holds one of them, and what came in one read."""
 
     def __init__(self) -> None:
         self._expected: deque[tuple[int, int]] = deque()
@@ -61,20 +64,20 @@ class PieceInbox:
 
     @property
     def expected(self) -> int:
-        """How many pieces are still to come."""
+        """The number of pieces still to come."""
         return len(self._expected)
 
     @property
     def first_length(self) -> int:
-        """Of the piece that comes next; 0 where none is expected."""
+        """The length of the piece that comes next; 0 where none is expected."""
         return self._expected[0][1] if self._expected else 0
 
     def expect(self, number: int, length: int) -> None:
-        """This one was asked for."""
+        """Record that this piece was requested."""
         self._expected.append((number, length))
 
     def feed(self, data: bytes | memoryview) -> list[tuple[int, bytes]]:
-        """The pieces that are whole now. Raises RemoteProtocolError for what nobody asked for."""
+        """Return the pieces that are whole now. Raises RemoteProtocolError for unrequested bytes."""
         done: list[tuple[int, bytes]] = []
         left = memoryview(data)
         while len(left):

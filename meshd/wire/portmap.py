@@ -57,7 +57,7 @@ NATPMP_RESULTS = {
 
 
 class MapRefused(RemoteProtocolError):
-    """The router understood, and said no: `result` is its code (0 when it gave none)."""
+    """The router's refusal: `result` is its code (0 when it gave none)."""
 
     def __init__(self, what: str, *, result: int, epoch: int | None = None) -> None:
         super().__init__(what, code="map_refused")
@@ -66,7 +66,7 @@ class MapRefused(RemoteProtocolError):
 
 
 class NotForUs(RemoteProtocolError):
-    """A datagram that answers something else: to be passed over, the answer may still come."""
+    """A datagram about something else: skip it, the reply may still come."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what, code="not_for_us")
@@ -74,7 +74,7 @@ class NotForUs(RemoteProtocolError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What to map: `lifetime` in seconds (0 takes the mapping away), `external_port` 0 for any."""
+    """The mapping to request: `lifetime` in seconds (0 removes the mapping), `external_port` 0 for any."""
 
     proto: Proto
     internal_port: int
@@ -90,8 +90,9 @@ class Wish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
-    """A router's yes. `lifetime` in seconds as it granted it; `external_host` is empty where the answer does
-    not tell (NAT-PMP); `epoch` is for how many seconds it knows its mappings, None where it does not say.
+    """The router's grant. `lifetime` in seconds as it granted it; `external_host` is empty where the answer
+    does not tell (NAT-PMP); `epoch` is for how many seconds it knows its mappings, None where it does not
+    say.
     """
 
     proto: Proto
@@ -104,14 +105,14 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What NAT-PMP tells of the router's outer side."""
+    """The router's outer side, as NAT-PMP reports it."""
 
     host: str
     epoch: int
 
 
 def pcp_announce(*, client: str) -> bytes:
-    """Asks for nothing but the epoch (RFC 6887, 14.1): are you there? `client` is our address."""
+    """Return the request for the epoch alone (RFC 6887, 14.1): are you there? `client` is our address."""
     return _PCP_HEAD.pack(_PCP_VERSION, _OP_ANNOUNCE, 0, 0, _packed(client))
 
 
@@ -126,12 +127,14 @@ def pcp_map(wish: Wish, *, client: str, nonce: bytes, external_host: str = "") -
 
 
 def read_pcp_announced(data: bytes) -> int:
-    """The epoch. Raises MapRefused, NotForUs, RemoteProtocolError."""
+    """Return the epoch. Raises MapRefused, NotForUs, RemoteProtocolError."""
     return _pcp_answer(data, _OP_ANNOUNCE)[1]
 
 
 def read_pcp_mapped(data: bytes, wish: Wish, *, nonce: bytes) -> Granted:
-    """The answer to `pcp_map`. Raises MapRefused, NotForUs (another nonce or port), RemoteProtocolError."""
+    """Return the reply to `pcp_map`. Raises MapRefused, NotForUs (another nonce or port),
+    RemoteProtocolError.
+    """
     if len(data) >= _PCP_ANSWER.size + _PCP_MAP.size:
         got, number, internal, _, _ = _PCP_MAP.unpack_from(data, _PCP_ANSWER.size)
         if (got, number, internal) != (nonce, _IP_PROTO[wish.proto], wish.internal_port):
@@ -153,7 +156,7 @@ def read_pcp_mapped(data: bytes, wish: Wish, *, nonce: bytes) -> Granted:
 
 
 def _pcp_answer(data: bytes, opcode: int) -> tuple[int, int]:
-    """Lifetime and epoch of a good answer."""
+    """Return lifetime and epoch of a successful reply. Raises MapRefused, NotForUs, RemoteProtocolError."""
     if len(data) > MAX_PCP_BYTES:
         raise RemoteProtocolError(f"a PCP message of {len(data)} bytes", code="message")
     if len(data) >= 4 and data[0] == _NATPMP_VERSION:
@@ -175,7 +178,7 @@ def _pcp_answer(data: bytes, opcode: int) -> tuple[int, int]:
 
 
 def natpmp_ask_address() -> bytes:
-    """Which address has your outer side (RFC 6886, 3.2)."""
+    """Return the request for the address of the router's outer side (RFC 6886, 3.2)."""
     return bytes([_NATPMP_VERSION, 0])
 
 
@@ -187,7 +190,7 @@ def natpmp_map(wish: Wish) -> bytes:
 
 
 def read_natpmp_address(data: bytes) -> Outside:
-    """The answer to `natpmp_ask_address`. Raises MapRefused, NotForUs, RemoteProtocolError."""
+    """Return the reply to `natpmp_ask_address`. Raises MapRefused, NotForUs, RemoteProtocolError."""
     _natpmp_result(data, 0)
     if len(data) != _NATPMP_ADDRESS.size:
         raise RemoteProtocolError(f"a NAT-PMP address of {len(data)} bytes", code="message")
@@ -196,7 +199,7 @@ def read_natpmp_address(data: bytes) -> Outside:
 
 
 def read_natpmp_mapped(data: bytes, wish: Wish) -> Granted:
-    """The answer to `natpmp_map`. Raises MapRefused, NotForUs (another port), RemoteProtocolError."""
+    """Return the reply to `natpmp_map`. Raises MapRefused, NotForUs (another port), RemoteProtocolError."""
     _natpmp_result(data, _NATPMP_OP[wish.proto])
     if len(data) != _NATPMP_MAPPED.size:
         raise RemoteProtocolError(f"a NAT-PMP mapping of {len(data)} bytes", code="message")
@@ -234,7 +237,7 @@ def _natpmp_result(data: bytes, opcode: int) -> None:
 
 
 def _packed(host: str) -> bytes:
-    """An address as PCP writes it: IPv4 as IPv4-mapped IPv6 (RFC 6887, 5)."""
+    """Return an address as PCP writes it: IPv4 as IPv4-mapped IPv6 (RFC 6887, 5)."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

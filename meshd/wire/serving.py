@@ -5,8 +5,10 @@ serves (ServingTold), and again whenever that has changed. Requests go over stre
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from meshd.base.errors import RemoteProtocolError
+from meshd.wire.bounds import NEEDED, Between, Check, Items, Name, Size, Text
+from meshd.wire.codec import Family, Message
 from meshd.wire.limits import (
     MAX_API_SLOTS,
     MAX_MODEL_NAME_BYTES,
@@ -14,7 +16,6 @@ from meshd.wire.limits import (
     MAX_SERVED_MODELS,
     MAX_SERVED_REASON_BYTES,
 )
-from meshd.wire.message import Fields, pack, plain, unpack
 
 SERVING_SERVICE = "serving"
 API_SERVICE = "api"
@@ -32,64 +33,36 @@ class ApiModel:
     until it is known.
     """
 
-    name: str
-    state: str
+    name: Annotated[str, Text(MAX_MODEL_NAME_BYTES, least=1, cut=True)]
+    state: Annotated[str, Text(_STATE_BYTES, cut=True)]
     takes: bool
-    reason: str = ""
-    requests: int = 0
-    slots: int = 1
-    fingerprint: bytes = b""
-    aliases: tuple[str, ...] = ()
+    reason: Annotated[str, Text(MAX_SERVED_REASON_BYTES, cut=True), NEEDED] = ""
+    requests: Annotated[int, Between(0, MAX_API_SLOTS, clamp=True), NEEDED] = 0
+    slots: Annotated[int, Between(1, MAX_API_SLOTS, clamp=True), NEEDED] = 1
+    fingerprint: Annotated[bytes, Size(0, _WEIGHTS_ID_BYTES), NEEDED] = b""
+    aliases: Annotated[
+        tuple[Annotated[str, Text(MAX_MODEL_NAME_BYTES, cut=True)], ...],
+        Items(MAX_SERVED_ALIASES, cut=True),
+        NEEDED,
+    ] = ()
+
+
+_NAMED_ONCE = Check(
+    lambda models: len({model.name for model in models}) == len(models), "a list that names no model twice"
+)
 
 
 @dataclass(frozen=True, slots=True)
-class ServingTold:
+class ServingTold(Message, tag="serving"):
     """All that a head serves. `asks_key`: a member needs one of its API keys, too."""
 
-    models: tuple[ApiModel, ...]
-    asks_key: bool = False
+    models: Annotated[tuple[ApiModel, ...], Items(MAX_SERVED_MODELS, cut=True), _NAMED_ONCE]
+    asks_key: Annotated[bool, Name("key"), NEEDED] = False
 
-    def encode(self) -> bytes:
-        rows = [_row(model) for model in self.models[:MAX_SERVED_MODELS]]
-        return pack({"type": "serving", "models": rows, "key": self.asks_key})
+
+_SERVING: Family[ServingTold] = Family("serving", ServingTold)
 
 
 def decode(data: bytes) -> ServingTold:
-    """One message. Raises RemoteProtocolError."""
-    fields = unpack(data)
-    if (kind := fields.text("type", most=16)) != "serving":
-        raise RemoteProtocolError(f"serving message of unknown type `{kind}`", code="message")
-    models = tuple(map(_model, fields.maps("models", count=MAX_SERVED_MODELS)))
-    if len({model.name for model in models}) != len(models):
-        raise RemoteProtocolError("field `models` names a model twice", code="message")
-    return ServingTold(models, fields.flag("key"))
-
-
-def _row(model: ApiModel) -> dict[str, str | int | bytes | bool | list[str]]:
-    return {
-        "name": plain(model.name, MAX_MODEL_NAME_BYTES),
-        "state": plain(model.state, _STATE_BYTES),
-        "takes": model.takes,
-        "reason": plain(model.reason, MAX_SERVED_REASON_BYTES),
-        "requests": min(model.requests, MAX_API_SLOTS),
-        "slots": min(max(1, model.slots), MAX_API_SLOTS),
-        "fingerprint": model.fingerprint,
-        "aliases": [plain(name, MAX_MODEL_NAME_BYTES) for name in model.aliases[:MAX_SERVED_ALIASES]],
-    }
-
-
-def _model(row: Fields) -> ApiModel:
-    name = row.text("name", most=MAX_MODEL_NAME_BYTES)
-    fingerprint = row.raw("fingerprint", most=_WEIGHTS_ID_BYTES)
-    if not name or len(fingerprint) not in (0, _WEIGHTS_ID_BYTES):
-        raise RemoteProtocolError("field `models` has an invalid model", code="message")
-    return ApiModel(
-        name=name,
-        state=row.text("state", most=_STATE_BYTES),
-        takes=row.flag("takes"),
-        reason=row.text("reason", most=MAX_SERVED_REASON_BYTES),
-        requests=row.number("requests", low=0, high=MAX_API_SLOTS),
-        slots=row.number("slots", low=1, high=MAX_API_SLOTS),
-        fingerprint=fingerprint,
-        aliases=row.texts("aliases", most=MAX_MODEL_NAME_BYTES, count=MAX_SERVED_ALIASES),
-    )
+    """Read one message. Raises RemoteProtocolError."""
+    return _SERVING.decode(data)

@@ -5,10 +5,11 @@ payload belongs to the kind of link that `topic` names.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from meshd.base.errors import RemoteProtocolError
+from meshd.wire.bounds import AtMost, Between, Name, NodeId, Size, Text
+from meshd.wire.codec import Message, decode_as
 from meshd.wire.limits import MAX_CHAIN_BYTES, MAX_TIME, PEER_BYTES
-from meshd.wire.message import pack, unpack
 
 SIGNAL_SERVICE = "signal"
 
@@ -23,62 +24,29 @@ _MAX_SIGNALS = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SignalBody:
-    """What is signed. `sender` and `to` are node ids of 32 bytes.
+class SignalBody(Message):
+    """The signed part of a signal. `sender` and `to` are node ids of 32 bytes.
 
     `start` (16 bytes, the incarnation of the sender's daemon, of which a greater one is newer) and `sequence`
-    together never come twice. `at` is unix seconds by the sender's clock, `life` seconds that it is good for.
-    `cookie` is what the receiver is to send back as `echo`: that proves without any clock when a signal was
-    made. An empty topic only tells the cookie: the last signals came too late, or the clocks differ.
+    together never come twice. `at` is unix seconds by the sender's clock, `life` the seconds for which it is
+    valid. `cookie` is what the receiver is to send back as `echo`: that proves without any clock when a
+    signal was made. An empty topic only delivers the cookie: the last signals came too late, or the clocks
+    differ.
     """
 
-    sender: bytes
-    to: bytes
-    topic: str
-    start: bytes
-    sequence: int
-    at: int
-    life: int
-    cookie: bytes
-    echo: bytes
-    payload: bytes
-    chain: bytes
-
-    def encode(self) -> bytes:
-        """The bytes to be signed."""
-        return pack(
-            {
-                "from": self.sender,
-                "to": self.to,
-                "topic": self.topic,
-                "start": self.start,
-                "seq": self.sequence,
-                "at": self.at,
-                "life": self.life,
-                "cookie": self.cookie,
-                "echo": self.echo,
-                "data": self.payload,
-                "chain": self.chain,
-            }
-        )
+    sender: Annotated[bytes, Size(PEER_BYTES), Name("from")]
+    to: NodeId
+    topic: Annotated[str, Text(MAX_TOPIC_BYTES)]
+    start: Annotated[bytes, Size(START_BYTES)]
+    sequence: Annotated[int, Between(0, _MAX_SIGNALS), Name("seq")]
+    at: Annotated[int, Between(0, MAX_TIME)]
+    life: Annotated[int, Between(1, MAX_LIFE)]
+    cookie: Annotated[bytes, Size(COOKIE_BYTES)]
+    echo: Annotated[bytes, Size(0, COOKIE_BYTES)]
+    payload: Annotated[bytes, AtMost(MAX_PAYLOAD_BYTES), Name("data")]
+    chain: Annotated[bytes, AtMost(MAX_CHAIN_BYTES)]
 
     @classmethod
     def decode(cls, data: bytes) -> "SignalBody":
-        """Read what `encode` gave. Raises RemoteProtocolError (code `message`)."""
-        fields = unpack(data, limit=MAX_SIGNAL_BYTES)
-        echo = fields.raw("echo", most=COOKIE_BYTES)
-        if len(echo) not in (0, COOKIE_BYTES):
-            raise RemoteProtocolError(f"field `echo` must be empty or {COOKIE_BYTES} bytes", code="message")
-        return cls(
-            sender=fields.raw("from", exact=PEER_BYTES),
-            to=fields.raw("to", exact=PEER_BYTES),
-            topic=fields.text("topic", most=MAX_TOPIC_BYTES),
-            start=fields.raw("start", exact=START_BYTES),
-            sequence=fields.number("seq", low=0, high=_MAX_SIGNALS),
-            at=fields.number("at", low=0, high=MAX_TIME),
-            life=fields.number("life", low=1, high=MAX_LIFE),
-            cookie=fields.raw("cookie", exact=COOKIE_BYTES),
-            echo=echo,
-            payload=fields.raw("data", most=MAX_PAYLOAD_BYTES),
-            chain=fields.raw("chain", most=MAX_CHAIN_BYTES),
-        )
+        """Read the output of `encode`. Raises RemoteProtocolError (code `message`)."""
+        return decode_as(cls, data, limit=MAX_SIGNAL_BYTES)

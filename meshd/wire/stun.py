@@ -52,7 +52,7 @@ class Endpoint:
     port: int
 
     def __str__(self) -> str:
-        """`host:port`, an IPv6 host in brackets."""
+        """Return `host:port`, an IPv6 host in brackets."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
@@ -79,7 +79,7 @@ class StunMessage:
 
 
 def looks_like_stun(data: bytes | bytearray | memoryview) -> bool:
-    """True for a datagram or the start of a stream (20 bytes at least) that nothing else begins like.
+    """Return True for a datagram or the start of a stream (20 bytes at least) that can only be STUN.
 
     QUIC, DTLS and TLS differ in the first two bits or in the magic (RFC 7983, RFC 9443).
     """
@@ -89,9 +89,9 @@ def looks_like_stun(data: bytes | bytearray | memoryview) -> bool:
 
 
 def message_bytes(data: bytes | bytearray | memoryview) -> int | None:
-    """How long the message at the start of a stream is (RFC 8489 6.2.2), or None for "need more".
+    """Return the length of the message at the start of a stream (RFC 8489 6.2.2), or None for "need more".
 
-    Raises RemoteProtocolError when it is no STUN, or too long.
+    Raises RemoteProtocolError when it is not STUN, or too long.
     """
     if len(data) < HEAD_BYTES:
         return None
@@ -104,13 +104,14 @@ def message_bytes(data: bytes | bytearray | memoryview) -> int | None:
 
 
 def encode(message: StunMessage, *, key: bytes = b"") -> bytes:
-    """The message as bytes, with a fingerprint at its end and with `key`, if given, its integrity before it.
+    """Encode the message with a fingerprint at its end, preceded by its integrity under `key`, if given.
 
     Raises LocalProtocolError for a transaction that has not 12 bytes, or a value that does not fit.
     """
     transaction = message.transaction
     if len(transaction) != TRANSACTION_BYTES or len(message.username) > MAX_USERNAME_BYTES:
         raise LocalProtocolError("a STUN message cannot be encoded")
+    # Attributes of the message.
     body = bytearray()
     if message.change_ip or message.change_port:
         flags = _CHANGE_IP * message.change_ip | _CHANGE_PORT * message.change_port
@@ -119,7 +120,7 @@ def encode(message: StunMessage, *, key: bytes = b"") -> bytes:
         reason = message.reason.encode()[:MAX_REASON_BYTES].decode("utf-8", "ignore").encode()
         body += _attribute(_ERROR, bytes([0, 0, message.error // 100, message.error % 100]) + reason)
     if message.unknown:
-        body += _attribute(_UNKNOWN, b"".join(one.to_bytes(2, "big") for one in message.unknown))
+        body += _attribute(_UNKNOWN, b"".join(attribute.to_bytes(2, "big") for attribute in message.unknown))
     if message.username:
         body += _attribute(_USERNAME, message.username)
     if message.mapped is not None:
@@ -128,6 +129,7 @@ def encode(message: StunMessage, *, key: bytes = b"") -> bytes:
         body += _attribute(_ORIGIN, _packed(message.origin))
     if message.other is not None:
         body += _attribute(_OTHER, _packed(message.other))
+    # Integrity covers everything before it, the fingerprint the integrity as well.
     if key:
         head = _head(message, len(body) + _ATTRIBUTE.size + _INTEGRITY_BYTES)
         body += _attribute(_INTEGRITY, hmac.digest(key, head + body, "sha256"))
@@ -154,9 +156,9 @@ def _packed(endpoint: Endpoint) -> bytes:
 
 
 def _xored(value: bytes, transaction: bytes) -> bytes:
-    """Port and address with the cookie over them (RFC 8489 14.2); the same twice gives the original."""
+    """XOR port and address with the cookie (RFC 8489 14.2); doing it twice gives the original."""
     pad = _MAGIC[:2] + _MAGIC + transaction
-    return value[:2] + bytes(one ^ other for one, other in zip(value[2:], pad, strict=False))
+    return value[:2] + bytes(byte ^ other for byte, other in zip(value[2:], pad, strict=False))
 
 
 def decode(data: bytes | memoryview, *, key: bytes = b"") -> StunMessage:
@@ -177,7 +179,7 @@ def decode(data: bytes | memoryview, *, key: bytes = b"") -> StunMessage:
 
 
 class _Reader:
-    """Collects the attributes of one message."""
+    """The collected attributes of one message."""
 
     def __init__(self, kind: StunKind, data: bytes, key: bytes) -> None:
         self._kind = kind
@@ -281,7 +283,9 @@ class _Reader:
 
 
 def _endpoint(value: bytes) -> Endpoint | None:
-    """The address in an attribute; None for one that no packet can come from. Raises RemoteProtocolError."""
+    """Return the address in an attribute; None for one that no packet can come from. Raises
+    RemoteProtocolError.
+    """
     sizes = {1: 8, 2: 20}
     if len(value) < 4 or len(value) != sizes.get(value[1]):
         raise _bad("an address that is none")

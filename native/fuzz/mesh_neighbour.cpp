@@ -105,7 +105,7 @@ std::string neighbour_session(uint64_t seed, uint64_t & frames) {
         return "no socketpair";
     }
     const pushes made = make(chance);
-    neighbours us({ { NUMBER, ends[0] } });
+    neighbours us({ { NUMBER, ends[0], chance.one_in(2) } });
     frames += made.whole.size() + (made.damaged ? 1 : 0);
     send_all(chance, ends[1], made.bytes);
     try {

@@ -111,6 +111,13 @@ place buffers::find(uint32_t number, uint64_t offset, uint64_t size) const {
     return { one.buffer, static_cast<uint8_t *>(ggml_backend_buffer_get_base(one.buffer)) + offset, one.device };
 }
 
+place buffers::find_piece(const char * message, uint32_t number, uint64_t offset, uint64_t size) const {
+    if (size > PIECE_BYTES) {
+        throw bad_message(std::string(message) + " of more than a piece");
+    }
+    return find(number, offset, size);
+}
+
 uint64_t buffers::size_of(uint32_t number) const {
     return at(number).size;
 }

@@ -41,6 +41,8 @@ public:
     bool allocate(uint32_t number, uint32_t device, uint64_t size);
     void free(uint32_t number);
     place find(uint32_t number, uint64_t offset, uint64_t size) const;
+    // The same for what `message` moves at once: bad_message as well for more than a piece
+    place find_piece(const char * message, uint32_t number, uint64_t offset, uint64_t size) const;
     uint64_t size_of(uint32_t number) const;
     // Zero from now on; no device is at work there
     void clear(uint32_t number, uint64_t offset, uint64_t size);

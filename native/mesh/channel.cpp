@@ -32,15 +32,30 @@ void channel::shut() {
     shutdown(socket, SHUT_RDWR);
 }
 
+// Until there is something to read, or for so long
+static void nap(int socket, lookout::duration most) {
+    pollfd arrival = { socket, POLLIN, 0 };
+#ifdef __linux__
+    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(most);
+    const timespec limit = { static_cast<time_t>(seconds.count()), static_cast<long>((most - seconds).count()) };
+    ppoll(&arrival, 1, &limit, nullptr);
+#else
+    // less than a millisecond is polled
+    poll(&arrival, 1, static_cast<int>(std::chrono::duration_cast<std::chrono::milliseconds>(most).count()));
+#endif
+}
+
 // As recv(): the first bytes of a message
 ssize_t channel::read_first(void * data, size_t size) {
     ssize_t n = -1;
     const auto nothing_yet = [&] { return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR); };
     errno = EAGAIN;
-    const auto began = next.look([&] {
-        n = recv(socket, data, size, MSG_DONTWAIT);
-        return !nothing_yet();
-    });
+    const auto began = next.look(
+        [&] {
+            n = recv(socket, data, size, MSG_DONTWAIT);
+            return !nothing_yet();
+        },
+        [&](lookout::duration most) { nap(socket, most); });
     if (nothing_yet()) {
         // in recv() it would also wake up each time that the other end takes what we have sent
         pollfd arrival = { socket, POLLIN, 0 };

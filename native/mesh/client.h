@@ -19,6 +19,14 @@ namespace mesh {
 
 struct client_device;
 
+// A graph that a worker keeps. llama.cpp gives each graph that it builds another uid, and builds the same ones again
+// when it goes from one set of slots to another
+struct kept_graph {
+    uint64_t uid; // by which the worker knows it
+    uint64_t now; // the uid that llama.cpp gave it last
+    blob body;    // of its GRAPH
+};
+
 struct client_worker {
     client_worker(int socket, uint32_t place, const weights_index & index) :
         place(place), link(socket, place, "worker " + std::to_string(place)), loading(link, index) {}
@@ -27,8 +35,8 @@ struct client_worker {
     connection link;
     weights_loading loading;
     std::unordered_set<uint32_t> neighbours; // places of workers with which it has a connection
-    // uids of the graphs that it keeps for each device, oldest first; guarded by the connection's order
-    std::array<std::deque<uint64_t>, DEVICES> graphs;
+    // that it keeps for each device, oldest first; guarded by the connection's order
+    std::array<std::deque<kept_graph>, DEVICES> graphs;
     uint64_t synced = 0;                               // the last SYNC: all is settled that was asked before
     std::shared_ptr<std::vector<client_worker *>> all; // that were opened with it
 };

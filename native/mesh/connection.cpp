@@ -179,9 +179,15 @@ bool connection::wait_all() {
     }
     const traced waiting("wait", place);
     lock.unlock();
-    const auto began = last.look([&] { return open == 0; });
+    const auto is_there = [&] { return gone || open == 0; };
+    const auto began = last.look([&] { return open == 0; },
+        [&](lookout::duration most) {
+            lock.lock();
+            changed.wait_for(lock, most, is_there);
+            lock.unlock();
+        });
     lock.lock();
-    changed.wait(lock, [&] { return gone || open == 0; });
+    changed.wait(lock, is_there);
     last.came(began);
     return !gone;
 }

@@ -190,10 +190,7 @@ std::shared_ptr<blob> executor::get(const place & where, uint32_t size) {
 }
 
 void executor::read(uint64_t id, const read_body & body) {
-    if (body.size > PIECE_BYTES) {
-        throw bad_message("READ of more than a piece");
-    }
-    const place where = memory.find(body.buffer, body.offset, body.size);
+    const place where = memory.find_piece("READ", body.buffer, body.offset, body.size);
     bytes_on_wire(body.size, body.row); // throws
     const traced copying("out", where.device);
     under_way.behind(where.device, id, [this, id, row = body.row, data = get(where, body.size)] {
@@ -307,10 +304,7 @@ static void need_neighbour(const exchange & others, uint32_t number) {
 }
 
 void executor::push(uint64_t id, const push_body & body) {
-    if (body.size > PIECE_BYTES) {
-        throw bad_message("PUSH of more than a piece");
-    }
-    const place where = memory.find(body.buffer, body.offset, body.size);
+    const place where = memory.find_piece("PUSH", body.buffer, body.offset, body.size);
     bytes_on_wire(body.size, body.row); // throws
     need_neighbour(others, body.neighbour);
     const traced copying("out", where.device);
@@ -331,7 +325,7 @@ static blob from_neighbour(const take_body & body, blob data) {
 }
 
 void executor::take(uint64_t id, const take_body & body) {
-    const place where = memory.find(body.buffer, body.offset, body.size);
+    const place where = memory.find_piece("TAKE", body.buffer, body.offset, body.size);
     const auto size = static_cast<uint32_t>(bytes_on_wire(body.size, body.row));
     doing.waits = body.neighbour + 1;
     traced waiting("wait", where.device);

@@ -2,6 +2,8 @@
 
 #include "variable.h"
 
+#include <stdexcept>
+
 #include <sys/resource.h>
 
 namespace mesh {
@@ -16,8 +18,18 @@ long times_displaced() {
 #endif
 }
 
-void lookout::allow() {
-    longest = std::chrono::milliseconds(number_of_variable("GGML_MESH_LOOKOUT", "milliseconds", 100));
+void choose_waiting() {
+    static const char name[] = "GGML_MESH_WAITING";
+    const std::string word = variable(name);
+    if (word.empty() || word == "sleep") {
+        way_of_waiting = waiting::sleep;
+    } else if (word == "timed") {
+        way_of_waiting = waiting::timed;
+    } else if (word == "poll") {
+        way_of_waiting = waiting::poll;
+    } else {
+        throw std::runtime_error(std::string(name) + " is `timed`, `poll` or `sleep`, not `" + word + "`");
+    }
 }
 
 } // namespace mesh

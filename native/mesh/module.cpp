@@ -7,6 +7,7 @@
 #include "describe.h"
 #include "descriptor.h"
 #include "host.h"
+#include "lookout.h"
 #include "read_ahead.h"
 #include "release.h"
 #include "report.h"
@@ -113,7 +114,7 @@ static ggml_backend_reg_t open_all() {
             open_report(descriptor_of("GGML_MESH_REPORT_FD", reports));
         }
         check_host();
-        lookout::allow();
+        choose_waiting();
         choose_activations(variable("GGML_MESH_ACTIVATIONS"));
         all_devices = open_workers(inherited_sockets(), &registry, index_of_head());
         take_memory();

@@ -11,6 +11,7 @@ namespace mesh {
 
 static constexpr uint32_t NEIGHBOUR = 1;
 static constexpr uint32_t COMPLETE = 2;
+static constexpr uint32_t LOCAL_NEIGHBOUR = 3;
 static constexpr size_t CONTROL_BYTES = 256; // of descriptors that come at once, most of which are too many
 
 // One message, and what came with it: closed unless somebody takes it over
@@ -116,10 +117,10 @@ bool arrivals::read_one() {
     uint32_t number;
     in.take(kind);
     in.take(number);
-    if (kind != NEIGHBOUR && kind != COMPLETE) {
+    if (kind != NEIGHBOUR && kind != COMPLETE && kind != LOCAL_NEIGHBOUR) {
         throw std::runtime_error("there is no message " + std::to_string(kind));
     }
-    const size_t wanted = kind == NEIGHBOUR ? 1 : 0;
+    const size_t wanted = kind == COMPLETE ? 0 : 1;
     if (one.descriptors.size() != wanted) {
         throw std::runtime_error("message " + std::to_string(kind) + " has " + std::to_string(one.descriptors.size()) +
                                  " descriptors instead of " + std::to_string(wanted));
@@ -135,7 +136,7 @@ bool arrivals::read_one() {
     }
     const int connection = one.descriptors[0];
     one.descriptors.clear();
-    others.add({ number, connection });
+    others.add({ number, connection, kind == LOCAL_NEIGHBOUR });
     return true;
 }
 

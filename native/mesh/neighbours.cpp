@@ -1,5 +1,7 @@
 #include "neighbours.h"
 
+#include "report.h"
+
 #include <unistd.h>
 
 namespace mesh {
@@ -19,13 +21,13 @@ neighbours::~neighbours() {
         one.second->reading.join();
     }
     for (const auto & one : unstarted) {
-        close(one.second);
+        close(one.second.socket);
     }
 }
 
 void neighbours::add(const neighbour_socket & one) {
     std::lock_guard<std::mutex> lock(mutex);
-    if (is_complete || one.number >= NEIGHBOURS || !unstarted.emplace(one.number, one.socket).second) {
+    if (is_complete || one.number >= NEIGHBOURS || !unstarted.emplace(one.number, one).second) {
         close(one.socket);
         const char * why = is_complete ? " comes too late" : one.number < NEIGHBOURS ? " is there twice" : " cannot be";
         throw std::runtime_error("neighbour " + std::to_string(one.number) + why);
@@ -61,11 +63,28 @@ void neighbours::end() {
     changed.notify_all();
 }
 
-neighbours::neighbour::neighbour(int socket, size_t room) :
-    link(socket, sender::neighbour), coming(room), going(link, room, [this](const std::string &) {
+neighbours::neighbour::neighbour(const neighbour_socket & one, size_t room) :
+    self(one), link(one.socket, sender::neighbour), coming(room), going(link, room, [this](const std::string &) {
         link.shut(); // the reader finds the same
         going.end();
     }) {}
+
+// The parent times them (meshd/role/worker/turn_times.py), and notices by the count when a line is missing
+void neighbours::neighbour::tell_came() {
+    if (self.is_local) {
+        report("came " + std::to_string(self.number) + ' ' + std::to_string(++came) + ' ' +
+               std::to_string(link.received()));
+    }
+}
+
+void neighbours::neighbour::tell_pushed(size_t body) {
+    if (self.is_local) {
+        std::lock_guard<std::mutex> lock(telling);
+        pushed_bytes += wire_header::bytes + body;
+        report("pushed " + std::to_string(self.number) + ' ' + std::to_string(++pushed) + ' ' +
+               std::to_string(pushed_bytes));
+    }
+}
 
 void neighbours::neighbour::read() {
     try {
@@ -78,6 +97,7 @@ void neighbours::neighbour::read() {
             one.token = pushed_body::take(in).token;
             one.data.resize(header.size - sizeof token);
             link.read_body(one.data.data(), one.data.size());
+            tell_came();
             const size_t size = sizeof one + one.data.size();
             if (!coming.put(std::move(one), size)) {
                 return;
@@ -124,15 +144,17 @@ std::vector<uint32_t> neighbours::numbers() const {
 }
 
 void neighbours::push(uint32_t number, uint64_t token, blob data) {
-    outbox & going = at(number).going;
-    if (!going.wait_for_room()) {
+    neighbour & to = at(number);
+    if (!to.going.wait_for_room()) {
         fail(number, "it takes no more");
     }
     pushed_body body;
     body.token = token;
     writer out;
     body.put(out);
-    going.put(message::pushed, 0, out.data, std::move(data));
+    const size_t size = out.data.size() + data.size();
+    to.going.put(message::pushed, 0, out.data, std::move(data));
+    to.tell_pushed(size);
 }
 
 blob neighbours::take(uint32_t number, uint64_t token, uint32_t size) {

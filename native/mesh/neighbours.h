@@ -13,10 +13,12 @@
 
 namespace mesh {
 
-// A worker by its place in the head's list, and the socket to it
+// A worker by its place in the head's list, and the socket to it. `is_local`: the mesh-server of that worker has the
+// other end, on this machine; the parent sees nothing of what passes, and gets a report of each message
 struct neighbour_socket {
     uint32_t number;
     int socket;
+    bool is_local = false;
 };
 
 // What an executor needs of them
@@ -69,13 +71,20 @@ private:
     };
     // Its threads read ahead and write behind, so that two workers that push to each other never wait for each other
     struct neighbour {
-        neighbour(int socket, size_t room);
+        neighbour(const neighbour_socket & one, size_t room);
         void read();
+        void tell_came();
+        void tell_pushed(size_t body);
 
+        const neighbour_socket self;
         channel link;
         queue<piece> coming;
         outbox going;
         std::string why = "it ended"; // why nothing more comes; set before the end of `coming`
+        std::mutex telling;           // pushes may come from two threads
+        uint64_t pushed = 0;          // messages so far, and their bytes
+        uint64_t pushed_bytes = 0;
+        uint64_t came = 0;
         std::thread reading;
     };
     neighbour & at(uint32_t number) const;
@@ -83,7 +92,7 @@ private:
 
     mutable std::mutex mutex;
     mutable std::condition_variable changed;
-    std::map<uint32_t, int> unstarted; // sockets
+    std::map<uint32_t, neighbour_socket> unstarted;
     bool is_complete = false;
     std::map<uint32_t, std::unique_ptr<neighbour>> all; // as it is, once they are complete
     std::atomic<bool> ended{ false };

@@ -32,9 +32,14 @@ public:
 
     // Waits for an item. false: it has ended, and there are no more
     bool take(Item & item) {
-        const auto began = next.look([&] { return ready.load(); });
+        const auto is_there = [&] { return ended || !items.empty(); };
+        const auto began = next.look([&] { return ready.load(); },
+            [&](lookout::duration most) {
+                std::unique_lock<std::mutex> lock(mutex);
+                changed.wait_for(lock, most, is_there);
+            });
         std::unique_lock<std::mutex> lock(mutex);
-        changed.wait(lock, [&] { return ended || !items.empty(); });
+        changed.wait(lock, is_there);
         next.came(began);
         if (items.empty()) {
             return false;

@@ -3,6 +3,7 @@
 #include "descriptor.h"
 #include "device_list.h"
 #include "device_trial.h"
+#include "lookout.h"
 #include "neighbour_arrivals.h"
 #include "report.h"
 #include "server_options.h"
@@ -13,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <string>
 
 #include <dlfcn.h>
 #include <unistd.h>
@@ -83,6 +85,7 @@ static std::vector<lent_device> open_devices(const options & chosen) {
         size_t free = 0;
         size_t total = 0;
         ggml_backend_dev_memory(ggml_backend_get_device(backend), &free, &total);
+        report("free " + names[i] + " " + std::to_string(free)); // before anything of the head is there
         const size_t last = chosen.memory.empty() ? 0 : std::min(i, chosen.memory.size() - 1);
         devices.push_back(
             { backend, chosen.memory.empty() ? total : chosen.memory[last], rule_of(backend), chosen.threads });
@@ -142,9 +145,7 @@ static int serve(const options & chosen) {
                                     : local_weights(weights_index(read_text(chosen.weights, weights_index::MAX_TEXT)));
     load_backends();
     const std::vector<lent_device> devices = open_devices(chosen);
-    if (std::none_of(devices.begin(), devices.end(), [](const lent_device & one) { return is_cpu(one.backend); })) {
-        lookout::allow(); // a CPU would compute with fewer threads
-    }
+    choose_waiting();
     {
         channel head(chosen.socket, sender::head);
         neighbours others(chosen.neighbours, chosen.arrivals >= 0);

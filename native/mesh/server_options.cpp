@@ -19,7 +19,8 @@ const char USAGE[] = R"(usage: mesh-server --fd N [options]
   --neighbour K:N    worker K of the head is at the other end of this socket: push to it, and take from it
   --neighbours-fd N  more neighbours are handed over there; the head is welcomed once all of them are there
   --weights-fd N     read the weights index there; its `file` lines name further descriptors
-  --report-fd N      lines for the parent process: `loaded TENSORS BYTES` from files, and `failed WHY` before it exits
+  --report-fd N      lines for the parent process: `free DEVICE BYTES` at the start, `loaded TENSORS BYTES` from files, and
+                     `failed WHY` before it exits
   --describe         print what this program, or a libggml-mesh.so, is: one line of JSON
   --list-devices     print a line for each device: name, kind, id of the hardware or -, total and free bytes, description
   --try-device NAME  compute such operations as mul_mat:q4_0:576 on this device and the CPU, print what came of each, and

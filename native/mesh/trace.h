@@ -1,5 +1,5 @@
-// Who did what and when, for `meshd bench trace`: a line for each thing done, in a file of this process. Off unless
-// GGML_MESH_TRACE names a folder.
+// Who did what and when (tests/bench/trace.py reads it): a line for each thing done, in a file of this process. Off
+// unless GGML_MESH_TRACE names a folder.
 #pragma once
 
 #include <cstdint>

@@ -5,7 +5,7 @@ import hashlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
-from meshd.base.errors import Broken, Busy, Closed, EndOfStream, MeshdError
+from meshd.base.errors import Broken, Busy, Closed, CutOff, EndOfStream, MeshdError
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
@@ -54,13 +54,13 @@ class MemoryWire:
         self.downs.append(down)
         return MemoryPipe(down, up), MemoryPipe(up, down)
 
-    def cut(self) -> None:
-        """Break all pipes."""
+    def cut(self, end: type[MeshdError] = Broken) -> None:
+        """Break all pipes; `end` is what both sides meet."""
         for direction in self.ups + self.downs:
             direction.chunks.clear()
             direction.size = 0
             direction.stalled = False
-            direction.ended = direction.ended or Broken
+            direction.ended = direction.ended or end
             direction.change()
 
     def stall(self, *, up: bool = True, down: bool = True) -> None:
@@ -110,7 +110,7 @@ class MemoryPipe:
         if self._closed:
             raise Closed("this link was closed")
         if self._out.ended is not None:
-            raise Broken("the other side has disconnected")
+            raise (CutOff if self._out.ended is CutOff else Broken)("the other side has disconnected")
         return self._out.size < HIGH_BYTES
 
     async def _drained(self) -> None:
@@ -187,9 +187,8 @@ class MemoryDialer:
         except asyncio.CancelledError:
             await near.aclose()
             raise
-        return ProvenLink(
-            near, proven.leftover, info_of(proven, kind=self.kind, dialled=True, path=self.path)
-        )
+        info = info_of(proven, kind=self.kind, dialled=True, path=self.path, remote=candidates[0].place)
+        return ProvenLink(near, proven.leftover, info)
 
 
 class MemoryListener:
@@ -235,14 +234,16 @@ def binding_of(place: Candidate) -> bytes:
     return hashlib.sha256(str(place).encode()).digest()
 
 
-def info_of(proven: Proven, *, kind: LinkKind, dialled: bool, path: str = "loopback") -> LinkInfo:
+def info_of(
+    proven: Proven, *, kind: LinkKind, dialled: bool, path: str = "loopback", remote: str = NAME
+) -> LinkInfo:
     """What is known of a link in this process."""
     return LinkInfo(
         kind=kind,
         peer=proven.peer,
         member=member_of(proven),
         local=NAME,
-        remote=NAME,
+        remote=remote,
         path=path,
         dialled=dialled,
         established_at=asyncio.get_running_loop().time(),

@@ -8,7 +8,7 @@ from meshd.identity.keys import PeerId
 from meshd.link.interface import Signals
 from meshd.link.punch.links import PunchLinks
 from meshd.wire.address import Candidate
-from meshd.wire.punching import PunchGo, PunchReady, decode, encode
+from meshd.wire.punching import PunchGo, PunchReady, decode
 
 from tests.conformance.nodes import Node
 from tests.conformance.wire import TcpProxy
@@ -61,9 +61,9 @@ class ThroughProxies:
         match decode(payload):
             case PunchReady(candidates=(one, *_)) as ready:
                 port = await self._proxies.to(one.port)
-                payload = encode(replace(ready, candidates=(Candidate(LOOPBACK, port),)))
+                payload = replace(ready, candidates=(Candidate(LOOPBACK, port),)).encode()
             case PunchGo() as go:
-                payload = encode(replace(go, candidates=()))
+                payload = replace(go, candidates=()).encode()
             case _:
                 pass
         await self._signals.send(peer, payload)

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 from meshd.base.unproven_connections import MAX_UNPROVEN, MAX_UNPROVEN_OF_ONE
-from meshd.link.secure.tls import dialer_context
+from meshd.identity.caller_mark import MARK_NONCE_BYTES, caller_mark
+from meshd.link.secure.tls import TlsEngine, dialer_context
 from meshd.link.tcp.dial import TcpDialer
 from meshd.link.tcp.listen import TcpListener
 from meshd.wire.address import Candidate
@@ -77,28 +78,63 @@ async def ended(sock: socket.socket) -> None:
             pass
 
 
+def client_hello(name: str) -> bytes:
+    engine = TlsEngine(dialer_context(), server_side=False, server_hostname=name)
+    assert not engine.advance()
+    return engine.outgoing()
+
+
+def closed(guests: list[socket.socket]) -> int:
+    """How many of them the listener has closed."""
+    count = 0
+    for sock in guests:
+        with contextlib.suppress(BlockingIOError):
+            try:
+                count += not sock.recv(1, socket.MSG_PEEK)
+            except ConnectionError:
+                count += 1
+    return count
+
+
 def test_one_address_has_eight_places() -> None:
     async def work() -> None:
         async with house() as home:
             guests = [await home.knock() for _ in range(MAX_UNPROVEN_OF_ONE + 5)]
-            for oldest in guests[:5]:
-                await ended(oldest)
-            await until(lambda: home.listener.unproven == MAX_UNPROVEN_OF_ONE)
+            await until(lambda: closed(guests) == 5)
+            assert home.listener.unproven == MAX_UNPROVEN_OF_ONE
             await home.honest_dial()
 
     run(work())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 and on are not local addresses here")
-def test_all_addresses_together_have_thirty_two() -> None:
+def test_all_addresses_together_are_bounded() -> None:
     async def work() -> None:
         async with house() as home:
             sources = [f"127.0.0.{2 + number // 4}" for number in range(MAX_UNPROVEN + 8)]
             guests = [await home.knock(source) for source in sources]
-            for oldest in guests[:8]:
-                await ended(oldest)
-            await until(lambda: home.listener.unproven == MAX_UNPROVEN)
+            await until(lambda: closed(guests) == 8)
+            assert home.listener.unproven == MAX_UNPROVEN
             await home.honest_dial()
+
+    run(work())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 and on are not local addresses here")
+def test_a_caller_with_a_mark_is_not_displaced_by_strangers() -> None:
+    async def work() -> None:
+        async with house() as home:
+            reader, writer = await asyncio.open_connection(LOOPBACK, home.listener.port)
+            mark = caller_mark(home.near.handshake.mesh, home.far.peer, bytes(MARK_NONCE_BYTES))
+            writer.write(client_hello(mark)[:-1])
+            await until(lambda: home.listener.unproven == 1)
+            for number in range(MAX_UNPROVEN + 20):
+                await home.knock(f"127.1.{number}.1")
+            await until(lambda: closed(home.guests) == 20)
+            assert home.listener.unproven == MAX_UNPROVEN + 1
+            writer.write(b"not TLS any more")
+            await reader.read()
+            writer.transport.abort()
 
     run(work())
 

@@ -21,7 +21,7 @@ from meshd.link.port_prediction.links import PortPredictionLinks
 from meshd.wire import port_prediction as words
 from meshd.wire.dialable import Here, dialable, trusted
 from meshd.wire.netfacts import Filtering, Mapping, NetFacts, Ports, Udp
-from meshd.wire.port_prediction import Ask, OpenedPorts, decode, encode
+from meshd.wire.port_prediction import Ask, OpenedPorts, decode
 from meshd.wire.punching import No
 from meshd.wire.stun import Endpoint
 
@@ -180,7 +180,7 @@ def test_a_key_that_was_changed_on_the_way_finds_nothing(monkeypatch: pytest.Mon
 
     def other_key(payload: bytes) -> bytes:
         word = decode(payload)
-        return encode(replace(word, key=bytes(32))) if isinstance(word, Ask) else payload
+        return replace(word, key=bytes(32)).encode() if isinstance(word, Ask) else payload
 
     async def work() -> None:
         async with pair() as ends:
@@ -199,7 +199,7 @@ def test_no_more_searches_than_two_at_once(monkeypatch: pytest.MonkeyPatch) -> N
             signals = ends.post.signals(PeerId(b"x" * 32))
             for number in range(4):
                 ask = Ask(attempt=bytes([number]) * 16, key=bytes(32), facts=SYMMETRIC)
-                await signals.send(ends.high.peer, encode(ask))
+                await signals.send(ends.high.peer, ask.encode())
             said: list[words.PortSearchMessage] = []
             while len(said) < 4:
                 said.append(decode((await signals.receive())[1]))
@@ -209,7 +209,7 @@ def test_no_more_searches_than_two_at_once(monkeypatch: pytest.MonkeyPatch) -> N
             assert len(set(places)) == 2
             assert not [word for word in said if isinstance(word, OpenedPorts)]
             for number in range(4):
-                await signals.send(ends.high.peer, encode(No(attempt=bytes([number]) * 16, code="ended")))
+                await signals.send(ends.high.peer, No(attempt=bytes([number]) * 16, code="ended").encode())
             await (await ends.low_links.dial(ends.high.peer)).aclose()
 
     run(work())
@@ -219,12 +219,12 @@ async def ask_for_a_search(ends: Pair[PortPredictionLinks], asker: PeerId, numbe
     """Have `high` try ports of a host on behalf of `asker`; gives why that came to nothing."""
     signals = ends.post.signals(asker)
     attempt = number.to_bytes(16, "big")
-    await signals.send(ends.high.peer, encode(Ask(attempt=attempt, key=bytes(32), facts=SYMMETRIC)))
+    await signals.send(ends.high.peer, Ask(attempt=attempt, key=bytes(32), facts=SYMMETRIC).encode())
     while True:
         word = decode((await signals.receive())[1])
         if isinstance(word, words.OnePort):
             opened = OpenedPorts(attempt=attempt, seen=Endpoint(host, 4000), step=0, count=256)
-            await signals.send(ends.high.peer, encode(opened))
+            await signals.send(ends.high.peer, opened.encode())
         elif isinstance(word, No):
             return word.text
 

@@ -13,7 +13,7 @@ from meshd.link.punch import links, race
 from meshd.link.punch.links import PunchLinks
 from meshd.link.tcp.listen import TcpListener
 from meshd.wire.address import Candidate
-from meshd.wire.punching import Knock, No, PunchGo, Punching, PunchReady, decode, encode
+from meshd.wire.punching import Knock, No, PunchGo, Punching, PunchReady, decode
 
 from tests.conformance.data_channel import Post
 from tests.conformance.links import serving
@@ -74,9 +74,9 @@ def test_a_side_without_addresses_is_reached_all_the_same() -> None:
             def hide(payload: bytes, hidden: type[PunchReady | PunchGo] = hidden) -> bytes:
                 word = decode(payload)
                 if isinstance(word, PunchReady) and hidden is PunchReady:
-                    return encode(PunchReady(attempt=word.attempt, candidates=(), waited_ms=word.waited_ms))
+                    return PunchReady(attempt=word.attempt, candidates=(), waited_ms=word.waited_ms).encode()
                 if isinstance(word, PunchGo) and hidden is PunchGo:
-                    return encode(PunchGo(attempt=word.attempt, candidates=()))
+                    return PunchGo(attempt=word.attempt, candidates=()).encode()
                 return payload
 
             async with pair() as ends:
@@ -107,9 +107,9 @@ def test_somebody_else_at_the_address_is_not_taken_for_the_peer(monkeypatch: pyt
             def lead_astray(payload: bytes) -> bytes:
                 word = decode(payload)
                 if isinstance(word, PunchReady):
-                    return encode(PunchReady(attempt=word.attempt, candidates=places, waited_ms=0))
+                    return PunchReady(attempt=word.attempt, candidates=places, waited_ms=0).encode()
                 return (
-                    encode(PunchGo(attempt=word.attempt, candidates=()))
+                    PunchGo(attempt=word.attempt, candidates=()).encode()
                     if isinstance(word, PunchGo)
                     else payload
                 )
@@ -188,7 +188,7 @@ def test_more_attempts_than_are_answered(monkeypatch: pytest.MonkeyPatch) -> Non
         async with pair() as ends:
             signals = ends.post.signals(PeerId(b"x" * 32))
             for number in range(9):
-                await signals.send(ends.high.peer, encode(Knock(attempt=bytes([number]) * 16)))
+                await signals.send(ends.high.peer, Knock(attempt=bytes([number]) * 16).encode())
             await signals.send(ends.high.peer, b"\xc1 noise")
             words: list[Punching] = []
             while len(words) < 9:
@@ -196,7 +196,7 @@ def test_more_attempts_than_are_answered(monkeypatch: pytest.MonkeyPatch) -> Non
             assert [type(word) for word in words].count(No) == 1
             assert [word.code for word in words if isinstance(word, No)] == ["busy"]
             for number in range(9):
-                await signals.send(ends.high.peer, encode(No(attempt=bytes([number]) * 16, code="ended")))
+                await signals.send(ends.high.peer, No(attempt=bytes([number]) * 16, code="ended").encode())
             await (await ends.low_links.dial(ends.high.peer)).aclose()
 
     run(work())
@@ -211,7 +211,7 @@ def test_one_that_yields_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch)
             def claim(payload: bytes) -> bytes:
                 word = decode(payload)
                 return (
-                    encode(No(attempt=word.attempt, code="glare"))
+                    No(attempt=word.attempt, code="glare").encode()
                     if isinstance(word, PunchReady)
                     else payload
                 )

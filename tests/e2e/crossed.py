@@ -2,7 +2,8 @@
 
 `python -m tests.e2e.crossed [--workers N …]` prints the table of docs/decisions/0021-compression.md. No layer
 is on the head, and no token of a prompt comes twice: nothing is smaller than it would be elsewhere. In a mesh
-all links count, each end's own counter for what it has sent; of stock's, what its connections carry.
+all links count, each end's own counter for what it has sent, and what passes the daemons between two workers,
+which would cross a link elsewhere; of stock's, what its connections carry.
 """
 
 import argparse
@@ -31,9 +32,9 @@ CONTEXT = 2048
 WIDTH = 576 * 4  # bytes of an activation of SmolLM2-135M
 SHORT, LATER = 2, 32  # tokens of an answer; the second still carries the graph of its shape
 WAYS = {
-    "not compressed": ("off",),
-    "compressed, through the head": ("on", "--no-push"),
-    "compressed": ("on",),
+    "not compressed": ("links.compress=off",),
+    "compressed, through the head": ("links.compress=on", "serve.no_push=true"),
+    "compressed": ("links.compress=on",),
 }
 
 Links = Mapping[tuple[str, str], int]  # bytes by who sent them to whom
@@ -69,7 +70,7 @@ def _counted(folder: Path, count: int) -> int:
 async def on_links(nodes: Sequence[LocalNode]) -> Counter[tuple[str, str]]:
     """Since they were made; the links that carry data are those that had been there all the time."""
     statuses = [await node.status() for node in nodes]
-    return Counter(
+    found = Counter(
         {
             (status.node.name, peer.name): peer.link.sent_bytes
             for status in statuses
@@ -77,6 +78,12 @@ async def on_links(nodes: Sequence[LocalNode]) -> Counter[tuple[str, str]]:
             if peer.link is not None
         }
     )
+    for status in statuses:
+        for way in status.tunnels:
+            if way.listen == "local":
+                found[status.node.name, way.peer_name] += way.sent_bytes
+                found[way.peer_name, status.node.name] += way.received_bytes
+    return found
 
 
 async def answer(nodes: Sequence[LocalNode], prompt: int, tokens: int) -> Counter[tuple[str, str]]:
@@ -125,10 +132,10 @@ def _count(workers: int) -> None:
     _say(str(workers), "stock", "", f"{theirs / 1e6:.2f}", "", "")
     links: Links = {}
     for name, how in WAYS.items():
-        if workers == 1 and "--no-push" in how:
+        if workers == 1 and "serve.no_push=true" in how:
             continue  # there is no other way
         with tempfile.TemporaryDirectory(prefix="meshd-crossed-") as folder:
-            found = play(crossed(Path(folder), workers, ("--compress", *how)))
+            found = play(crossed(Path(folder), workers, [word for one in how for word in ("--set", one)]))
         links, total = found.prompt, sum(found.prompt.values())
         ready, a_token = f"{found.ready / 1000:.0f}", f"{found.token / 1000:.1f}"
         _say(str(workers), name, ready, f"{total / 1e6:.2f}", f"{total / theirs:.3f}", a_token)

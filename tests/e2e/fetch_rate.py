@@ -28,8 +28,8 @@ from tests.e2e.test_lan import ALONE
 from tests.process.lan import Lan
 
 NAMES = ("a", "b", "c")
-ON_WORKERS = ("--device", "none", "--output-on", "head", "--ctx-size", "512")
-AT_LOAD, BEFORE_IT = "off", "own"  # what the head's `--give-models` makes of it
+ON_WORKERS = ("--device", "none", "--set", "serve.output=head", "--ctx-size", "512")
+AT_LOAD, BEFORE_IT = "off", "own"  # the head's `node.give_models`
 
 
 def chosen(names: Sequence[str]) -> tuple[str, ...]:
@@ -87,7 +87,7 @@ async def load_alone(folder: Path, model: Path, give: str, lan: Lan | None) -> t
         await connected(first, 1)
         options, prefix = place("head")
         # weights are not compressed: a busy machine answers late, which looks like a slow line
-        words = (*chosen(names), "--give-models", give, "--compress", "off", *options)
+        words = (*chosen(names), "--set", f"node.give_models={give}", "--set", "links.compress=off", *options)
         head = await homes.serve("head", model, *words, token=token, prefix=prefix)
         sent = model_of(await homes.fleet.ready(head)).weights_network_bytes
         while "state=ready" not in (log := (head.spec.home / "node.log").read_text()):  # noqa: ASYNC110
@@ -126,7 +126,7 @@ def compare_alone(workers: float, head: float, shape: str, pairs: int) -> None:
                 taken[give].append(seconds)
     for give, all_seconds in taken.items():
         middle, least, most = statistics.median(all_seconds), min(all_seconds), max(all_seconds)
-        print(f"--give-models {give}: median {middle:.1f} s, {least:.1f} to {most:.1f}")  # noqa: T201
+        print(f"give_models {give}: median {middle:.1f} s, {least:.1f} to {most:.1f}")  # noqa: T201
 
 
 def main() -> None:
@@ -135,7 +135,7 @@ def main() -> None:
     options.add_argument("--alone", action="store_true", help="only the head has the model")
     options.add_argument("--line", default="0", help="with --alone: of each worker, a second; 0: no limit")
     options.add_argument("--head-line", default="0", help="with --alone: of the head")
-    options.add_argument("--model", default="medium", help="with --alone: of meshd.bench.random_model")
+    options.add_argument("--model", default="medium", help="with --alone: of tests.bench.random_model")
     options.add_argument("--pairs", type=int, default=3, help="with --alone: of loads")
     given = options.parse_args()
     if given.alone:

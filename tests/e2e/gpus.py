@@ -11,13 +11,13 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from meshd.bench.random_model import random_model
 from meshd.build.interface import LLAMA_SERVER, MESH_PROGRAM, NativeInfo
 from meshd.build.native import find
 from meshd.process.group import environment
 from meshd.role.native.devices import parse_devices
 from meshd.wire.lease import OfferedDevice
 
+from tests.bench.random_model import random_model
 from tests.e2e.models import cache_folder, made
 from tests.e2e.native_rig import Head
 from tests.native.build import MeshBuild

@@ -39,7 +39,7 @@ class Homes:
         home = self._folder / f"{name}-user"
         home.mkdir(parents=True, exist_ok=True)
         hub = {"XDG_CACHE_HOME": str(home), "HF_ENDPOINT": "http://127.0.0.1:9"}
-        given = {"MESHD_GIVE_MODELS": "caches", "MESHD_KEEP_WEIGHTS": "20G"}
+        given = {"MESHD_KEEP_WEIGHTS": "20G"}
         return {"HOME": str(home), "MESHD_CACHE": str(self.cache(name)), **given, **hub}
 
     def has(self, name: str, *files: Path) -> Path:
@@ -64,12 +64,12 @@ class Homes:
         environment = {**spec.environment, **self.variables(name)}
         return await self.fleet.start(replace(spec, cache=self.cache(name), environment=environment))
 
-    async def joined(self, *givers: str, prefix: Sequence[str] = ()) -> LocalNode:
-        """`taker` founds the mesh, the others join it; they are connected when this returns."""
+    async def joined(self, *givers: str, model: Path | None = None, prefix: Sequence[str] = ()) -> LocalNode:
+        """Let `taker` found the mesh, and the others join it, started with `model`; return it connected."""
         taker = await self.start("taker", prefix=prefix)
-        token = await taker.token()
+        token, words = await taker.token(), ("--model", str(model)) if model is not None else ()
         for name in givers:
-            await self.start(name, token=token)
+            await self.start(name, *words, token=token)
         await connected(taker, len(givers))
         return taker
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import date
 from itertools import groupby
 
-from tests.e2e.open_answers import Interruption, interruption_table
+from tests.e2e.open_answers import Interruption, faults_text, interruption_table
 from tests.soak import SOAK
 
 STATES = ("load", "prompt", "decode", "idle", "shutdown")
@@ -18,11 +18,11 @@ HANG_SECONDS = 10.0
 _NOTED: list["Loss"] = []
 _HEAD = """# Lost workers
 
-For contributors: how each kind of loss was handled. `make soak` writes this page;
-[testing.md](testing.md) describes the runs. *The short counts* means a shorter run, which may omit kinds.
-Aborts, hangs, wrong tokens and failures must be 0. Times are the slowest of a row, in seconds: until a client
-was told, and until the next right answer. For answers that were open and went on, median and slowest of all
-streams: for how long each stood still.
+For contributors: how meshd handled each kind of lost worker. `make soak` writes this page;
+[testing.md](../testing.md#longer-runs) describes the runs. *Short counts* means a shorter run, which may omit
+kinds. *Faults* are aborts, hangs, wrong tokens and failures, and must be 0. Times are the slowest of a row,
+in seconds: until the client was told, and until the next right answer. For open streams that continued: how
+long each stalled, median and slowest of all streams.
 """
 
 
@@ -87,7 +87,7 @@ def note_losses(losses: Iterable[Loss]) -> None:
 
 
 def page(losses: Sequence[Loss], interruptions: Sequence[Interruption], *, seed: int, today: date) -> str:
-    """What docs/soak.md says of a run on this machine."""
+    """Return docs/lab/soak.md for a run on this machine."""
     load = ", ".join(f"{number:.0f}" for number in os.getloadavg())
     counts = "full" if SOAK else "short"
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, load {load} at the end"
@@ -114,7 +114,7 @@ def table(losses: Sequence[Loss]) -> list[str]:
         return loss.place, loss.kind, STATES.index(loss.state)
 
     lines = [
-        _line("place", "kind", "state", "runs", "aborts", "hangs", "wrong", "failed", "told s", "again s")
+        _line("place", "kind", "state", "runs", "told s", "again s", "faults"),
     ]
     for (place, kind, state), group in groupby(sorted(losses, key=key), key):
         lines.append(_sums(place, kind, STATES[state], list(group)))
@@ -122,15 +122,15 @@ def table(losses: Sequence[Loss]) -> list[str]:
 
 
 def _sums(place: str, kind: str, state: str, losses: Sequence[Loss]) -> str:
-    counts = (
-        len(losses),
-        sum(loss.aborted for loss in losses),
-        sum(loss.hung for loss in losses),
-        sum(loss.wrong for loss in losses),
-        sum(loss.failed for loss in losses),
-    )
+    faults = {
+        "aborts": sum(loss.aborted for loss in losses),
+        "hangs": sum(loss.hung for loss in losses),
+        "wrong": sum(loss.wrong for loss in losses),
+        "failed": sum(loss.failed for loss in losses),
+    }
     slowest = [max(loss.seconds for loss in losses), max(loss.again for loss in losses)]
-    return _line(place, kind, state, *map(str, counts), *(f"{seconds:.2f}" for seconds in slowest))
+    times = (f"{seconds:.2f}" for seconds in slowest)
+    return _line(place, kind, state, str(len(losses)), *times, faults_text(faults))
 
 
 def _line(place: str, kind: str, state: str, *numbers: str) -> str:

@@ -18,8 +18,8 @@ from meshd.base.errors import RemoteProtocolError
 from meshd.build.interface import LLAMA_SERVER
 from meshd.model.weights_index import encode_index
 from meshd.rpc import mesh_protocol as wire
-from meshd.rpc.mesh_firewall import MeshFirewall
-from meshd.rpc.mesh_push_firewall import MeshPushFilter
+from meshd.rpc.mesh_lease_view import MeshLeaseView
+from meshd.rpc.mesh_push_filter import MeshPushFilter
 from meshd.tunnel.interface import Inspector
 
 from tests.e2e.models import stock
@@ -267,11 +267,11 @@ class Mesh:
         """With `weights` the workers have those files, and the head an index of its own one.
 
         `binary`: another llama-server than that of the pin. `push`: each two workers have a connection.
-        Every connection goes through the firewall of a worker's node. `preload`: a library for the first
+        A worker's daemon reads each connection, as on its node. `preload`: a library for the first
         worker. `threads`: of each one. `activations`: as MeshHead.
         """
         binary = stock().binaries[LLAMA_SERVER] if binary is None else binary
-        self.pairs = [CountedPair(MeshFirewall()) for _ in range(workers)]
+        self.pairs = [CountedPair(MeshLeaseView()) for _ in range(workers)]
         self.between = {two: CountedPair(MeshPushFilter()) for two in combinations(range(workers), 2) if push}
         self.servers: list[MeshServer] = []
         try:

@@ -8,24 +8,27 @@ import asyncio
 import os
 import shutil
 import subprocess
+import tarfile
 import tempfile
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 import numpy as np
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
-from meshd.bench.random_model import random_model
 from meshd.build import native as native_builds
 from meshd.build.demo_model import demo_model
+from meshd.build.fetch import PinnedFile, fetch
 from meshd.build.interface import LLAMA_QUANTIZE, LLAMA_SERVER, BuildProgress, NativeInfo
+from meshd.build.pin import read_pin
 from meshd.config.tree import find_cache
 from meshd.model.gguf import Header, TensorInfo, read_header
 from meshd.wire.native import UNKNOWN
 
+from tests.bench.random_model import random_model
 from tests.e2e import native_rig
 from tests.e2e.kept_texts import kept_text
 from tests.e2e.native_rig import PROMPT, Head
@@ -69,6 +72,21 @@ def stock() -> NativeInfo:
 def smollm2() -> Path:
     """SmolLM2-135M-Instruct, Q4_1: 98 MB, 30 layers, tied embeddings."""
     return _done(demo_model(cache_folder(), _silent))
+
+
+def unpack_templates(folder: Path) -> list[Path]:
+    """Put the chat templates of the pinned llama.cpp there, from the archive that builds are made of."""
+    sdist = read_pin().sdist
+    wanted = PinnedFile(sdist.requirement, sdist.file, sdist.sha256, from_source=True)
+    archive = _done(fetch(wanted, cache_folder() / "downloads", _silent))
+    with tarfile.open(archive, "r:gz") as tar:
+        for member in tar:
+            path = PurePosixPath(member.name)
+            content = tar.extractfile(member) if path.match("models/templates/*.jinja") else None
+            if content is not None:
+                with content:
+                    (folder / path.name).write_bytes(content.read())
+    return sorted(folder.iterdir())
 
 
 @cache
@@ -115,7 +133,7 @@ def made(name: str, make: Callable[[Path], None]) -> Path:
 
 
 def random_of(shape: str) -> Path:
-    """With random weights, of one of the shapes of meshd.bench.random_model."""
+    """With random weights, of one of the shapes of tests.bench.random_model."""
 
     def make(target: Path) -> None:
         random_model(shape, target.parent).replace(target)
@@ -216,22 +234,33 @@ def fine_tune() -> Path:
 
 FINE_TUNED = "blk.11.attn_norm.weight"
 FLIPPED = "blk.7.ffn_up.weight"
+Q4_1_BYTES = 20  # of a block
+
+
+_FLIPPED_BLOCKS = 64
 
 
 @cache
 def flipped_byte() -> Path:
-    """SmolLM2 with one bit of one byte in the middle of FLIPPED the other way round."""
+    """SmolLM2 with one bit in each of some blocks in the middle of FLIPPED the other way round.
+
+    The weights of these blocks are 256 times as large. One bit of a single weight or block is seen
+    in the text on some processors only.
+    """
 
     def make(target: Path) -> None:
         shutil.copyfile(smollm2(), target)
         tensor = tensor_of(target, FLIPPED)
         with target.open("r+b") as file:
-            file.seek(tensor.offset + tensor.size // 2)
-            byte = file.read(1)
-            file.seek(-1, os.SEEK_CUR)
-            file.write(bytes([byte[0] ^ 0x10]))
+            # a block of Q4_1 begins with its scale, a half float: 0x20 is in the exponent (ggml-common.h)
+            first = tensor.offset + tensor.size // 2 // Q4_1_BYTES * Q4_1_BYTES + 1
+            for block in range(_FLIPPED_BLOCKS):
+                file.seek(first + block * Q4_1_BYTES)
+                byte = file.read(1)
+                file.seek(-1, os.SEEK_CUR)
+                file.write(bytes([byte[0] ^ 0x20]))
 
-    return made("smollm2-flipped.gguf", make)
+    return made("smollm2-flipped-scales.gguf", make)
 
 
 def _done(work: Coroutine[object, object, T]) -> T:

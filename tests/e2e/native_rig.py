@@ -215,8 +215,8 @@ class Head(Program):
         handed = Handed()
         self.report = None
         self._folder = tempfile.TemporaryDirectory(prefix="head-")  # short: a socket's path has 108 bytes
-        self._socket = Path(self._folder.name) / "api.sock"
-        argv = [str(binary), "-m", str(model), "--host", str(self._socket)]
+        self.socket_path = Path(self._folder.name) / "api.sock"
+        argv = [str(binary), "-m", str(model), "--host", str(self.socket_path)]
         argv += ["-t", "1", "-c", "512", "-np", "1"]
         argv += ["--cache-ram", "0", "--no-webui", "-nr", "-fit", "off"]
         argv += reading
@@ -254,7 +254,7 @@ class Head(Program):
         """Status and body of the answer."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as raw:
             raw.settimeout(deadline)
-            raw.connect(str(self._socket))
+            raw.connect(str(self.socket_path))
             connection = http.client.HTTPConnection("localhost")
             connection.sock = raw
             connection.request(method, path, body, {"Content-Type": "application/json"})
@@ -293,7 +293,7 @@ class Head(Program):
         text = ""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as raw:
             raw.settimeout(DEADLINE)
-            raw.connect(str(self._socket))
+            raw.connect(str(self.socket_path))
             connection = http.client.HTTPConnection("localhost")
             connection.sock = raw
             headers = {"Content-Type": "application/json"}

@@ -35,7 +35,7 @@ SAME_THREADS = ("--", "-t", str(THREADS))
 # llama.cpp's own, behind those: what is computed at once rounds otherwise than it does apart
 SAME_BATCHES = ("-ub", "512", "-ctxcp", "32")
 LOG_LINES = 60
-CLI_SECONDS = 60.0
+CLI_SECONDS = 180.0  # measuring devices takes a minute on a busy machine
 
 
 def play(work: Coroutine[object, object, T], *, seconds: float = TEST_SECONDS) -> T:
@@ -179,6 +179,12 @@ def child_pid(status: Status, name: str) -> int:
     [pid] = [child.pid for child in status.children if child.name == name]
     assert pid is not None
     return pid
+
+
+def runs_anew(status: Status, name: str, before: int) -> bool:
+    """Return whether the child with this name is another process than the one that was lost."""
+    [pid] = [child.pid for child in status.children if child.name == name]
+    return pid not in (None, before)
 
 
 async def ping(node: LocalNode, peer: str) -> float:

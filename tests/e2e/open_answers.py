@@ -5,7 +5,7 @@ import math
 import statistics
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -108,24 +108,28 @@ def interruption_table(found: Sequence[Interruption]) -> list[str]:
     def key(one: Interruption) -> tuple[str, str]:
         return one.lost, one.how
 
-    columns = ("runs", "streams", "cut", "wrong", "hangs", "failed", "median s", "worst s")
+    columns = ("runs", "streams", "median s", "worst s", "faults")
     lines = [_line("lost", "how", *columns)]
     lines += [_sums(*kind, list(group)) for kind, group in groupby(sorted(found, key=key), key)]
     return [*lines, _sums("all", "", found)]
 
 
 def _sums(lost: str, how: str, found: Sequence[Interruption]) -> str:
-    counts = (
-        len(found),
-        sum(len(one.seconds) for one in found),
-        sum(one.incomplete for one in found),
-        sum(one.wrong for one in found),
-        sum(one.hung for one in found),
-        sum(one.failed for one in found),
-    )
+    counts = (len(found), sum(len(one.seconds) for one in found))
+    faults = {
+        "cut": sum(one.incomplete for one in found),
+        "wrong": sum(one.wrong for one in found),
+        "hangs": sum(one.hung for one in found),
+        "failed": sum(one.failed for one in found),
+    }
     seconds = [second for one in found for second in one.seconds] or [math.nan]
     times = (statistics.median(seconds), max(seconds))
-    return _line(lost, how, *map(str, counts), *(f"{second:.2f}" for second in times))
+    return _line(lost, how, *map(str, counts), *(f"{second:.2f}" for second in times), faults_text(faults))
+
+
+def faults_text(counts: Mapping[str, int]) -> str:
+    """Return the faults that happened, such as `2 hangs, 1 wrong`, or 0."""
+    return ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "0"
 
 
 def _line(lost: str, how: str, *numbers: str) -> str:

@@ -1,4 +1,4 @@
-"""What half floats between nodes do to a model: `python -m tests.e2e.perplexity [--write docs/native.md]`.
+"""What half floats do to a model: `python -m tests.e2e.perplexity [--write docs/lab/native.md]`.
 
 llama-perplexity of upstream's tree (built the first time) reads the documentation of Python's own language,
 10 times 512 tokens, with SmolLM2: with `GGML_MESH_ACTIVATIONS=f32`, and compared with that, token by token,

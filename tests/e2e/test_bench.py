@@ -12,6 +12,7 @@ import pytest
 
 from tests.e2e import spaces
 from tests.e2e.models import cache_folder, native, smollm2
+from tests.rules.source import ROOT
 
 pytestmark = [
     pytest.mark.native,
@@ -23,11 +24,17 @@ RTT_MS = 10.0
 
 
 def meshd(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """One call; a busy machine takes minutes for what an idle one does in half of one."""
+    """One call of a verb."""
+    return module(folder, "meshd", *words)
+
+
+def module(folder: Path, name: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """One run of a module; a busy machine takes minutes for what an idle one does in half of one."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("MESHD_")}
     return subprocess.run(
-        [sys.executable, "-m", "meshd", *words],
+        [sys.executable, "-m", name, *words],
         env={**plain, "MESHD_HOME": str(folder / "home"), "MESHD_CACHE": str(cache_folder())},
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=500,
@@ -73,3 +80,19 @@ def test_the_demo_at_a_distance(tmp_path: Path) -> None:
     assert links["worker-1:"] >= 20
     assert links["worker-2:"] >= 30
     assert "0 bytes of weights sent over the network" in done.stdout
+
+
+def test_each_way_of_waiting_answers_and_is_measured(tmp_path: Path) -> None:
+    """Two workers on the CPU, whose threads wait as the setting says although there may be few processors."""
+    native()
+    output = tmp_path / "waiting.json"
+    asked = ("--model", "tiny", "--devices", "CPU", "--workers", "2", "--tokens", "32", "--tries", "1")
+    done = module(tmp_path, "tests.bench.waiting", *asked, "--json", str(output))
+    assert done.returncode == 0, done.stdout + done.stderr
+    samples = json.loads(output.read_text("utf-8"))["samples"]
+    assert {*samples} == {"llama-server", "2 workers, poll", "2 workers, timed", "2 workers, sleep"}
+    for name, [sample] in samples.items():
+        assert sample["rate"] > 0, name
+        computing = [cores for process, cores in sample["cores"].items() if process.endswith("-server")]
+        assert len(computing) == (1 if name == "llama-server" else 3)
+        assert sum(map(sum, computing)) > 0, name

@@ -21,7 +21,8 @@ _SHAPES = (
     ContextShape(tokens=4096),
     ContextShape(tokens=2048, parallel=2),
     ContextShape(tokens=2048, flash_attention=False),
-    ContextShape(tokens=4096, parallel=4, unified=True, each=1024),
+    ContextShape(tokens=4096, parallel=4),
+    ContextShape(tokens=4096, parallel=4, unified=True),
 )
 
 
@@ -37,7 +38,7 @@ def test_caches_and_states_have_the_size_that_the_planner_expects(tmp_path: Path
     for shape in _SHAPES:
         options = ["-c", str(shape.tokens), "-np", str(shape.parallel), "-v"]
         options += ["-fa", "on" if shape.flash_attention else "off"]
-        options += ["-kvu", "--kv-unified-per-slot", str(shape.each)] if shape.unified else []
+        options += ["-kvu"] if shape.unified else []
         with Head(stock().binaries[LLAMA_SERVER], tmp_path, model, [], extra=options) as head:
             wait_until(partial(_told_all, head), "llama-server has written its log")
             buffers = [float(size) for size in _CACHE.findall(head.output)]

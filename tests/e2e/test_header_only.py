@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
 TOKENS = 16
 SERVED = f"mesh:{NAME}"
 ARCHITECTURES = ("gpt-oss", "deepseek2", "qwen3next")  # experts, absorbed attention, states
-HEADER_ONLY = ("--header-only", "--output-on", "head", "--workers", "a")
+HEADER_ONLY = ("--header-only", "--set", "serve.output=head", "--workers", "a")
 
 
 def read() -> tuple[bytes, list[tuple[str, int]], int]:
@@ -69,11 +69,19 @@ def test_it_serves_what_workers_have(tmp_path: Path, output: str) -> None:
             giver = await homes.start("giver")
             token = await giver.token()
             homes.has("giver", smollm2())
-            mean = ("--give-models", "off")
+            mean = ("--set", "node.give_models=off")
             for name in ("a", "b"):
                 await homes.start(name, *mean, "--model", str(homes.has(name, smollm2())), token=token)
             await connected(giver, 2)
-            words = ("--header-only", "--output-on", output, "--workers", "a,b", "--min-workers", "2")
+            words = (
+                "--header-only",
+                "--set",
+                f"serve.output={output}",
+                "--workers",
+                "a,b",
+                "--min-workers",
+                "2",
+            )
             for again in (False, True):
                 head = await homes.serve("head", SERVED, *words, *SAME_THREADS, token=token)
                 status = await fleet.ready(head)
@@ -89,7 +97,8 @@ def test_it_serves_what_workers_have(tmp_path: Path, output: str) -> None:
             log = (head.spec.home / "node.log").read_text()
             said = f"only the header of `{NAME}` is here; fingerprint (as reported by giver): "
             first, second, third = log.split(said)
-            assert f"fetching {NAME}" in first and f"fetching {NAME}" not in second + third
+            fetched = f"fetched {NAME} from giver"
+            assert fetched in first and fetched not in second + third
 
     play(check())
 
@@ -105,7 +114,15 @@ def test_weights_of_other_architectures_are_known_by_their_hashes(tmp_path: Path
             token = await worker.token()
             for number, name in enumerate(ARCHITECTURES):
                 served, output = f"mesh:{random_model(name).stem}", ("head", "worker")[number % 2]
-                words = ("--header-only", "--output-on", output, *SAME_THREADS, *SAME_BATCHES, "-np", "1")
+                words = (
+                    "--header-only",
+                    "--set",
+                    f"serve.output={output}",
+                    *SAME_THREADS,
+                    *SAME_BATCHES,
+                    "-np",
+                    "1",
+                )
                 head = await homes.serve("head", served, *words, token=token)
                 status = await fleet.ready(head)
                 assert await api_of(status).complete(PROMPT, TOKENS) == alone(random_model(name), TOKENS), (
@@ -216,7 +233,7 @@ def test_a_member_that_lies_about_a_layer(tmp_path: Path) -> None:
             HashCache(homes.cache("liar") / "weights").save(FileState.at(file), header, lies)
             liar = await homes.start("liar")
             token = await liar.token()
-            words = ("--give-models", "off", "--model", str(homes.has("a", smollm2())))
+            words = ("--set", "node.give_models=off", "--model", str(homes.has("a", smollm2())))
             await homes.start("a", *words, token=token)
             await connected(liar, 1)
             head = await homes.serve("head", SERVED, *HEADER_ONLY, *SAME_THREADS, token=token)
@@ -238,11 +255,11 @@ def test_a_model_in_several_files(tmp_path: Path) -> None:
             giver = await homes.start("giver")
             token = await giver.token()
             await homes.start(
-                "a", "--give-models", "off", "--model", str(homes.has("a", smollm2())), token=token
+                "a", "--set", "node.give_models=off", "--model", str(homes.has("a", smollm2())), token=token
             )
             await homes.start("b", token=token)
             await connected(giver, 2)
-            words = ("--header-only", "--output-on", "head", "--workers", "a,b", "--min-workers", "2")
+            words = ("--header-only", "--set", "serve.output=head", "--workers", "a,b", "--min-workers", "2")
             for _ in range(2):
                 head = await homes.serve("head", SERVED, *words, *SAME_THREADS, token=token)
                 status = await fleet.ready(head)

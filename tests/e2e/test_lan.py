@@ -1,6 +1,10 @@
 """Real daemons in one local network: found by mDNS when addresses are old, and without it when not."""
 
+import asyncio
+import json
+import re
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +12,8 @@ import pytest
 from meshd.admin.status import Status
 from meshd.fleet.node import LocalNode
 
-from tests.e2e.nodes import Fleet, play
+from tests.e2e.models import smollm2
+from tests.e2e.nodes import TEST_SECONDS, Fleet, play
 from tests.process.lan import Lan, skip_reason
 
 pytestmark = [
@@ -52,8 +57,8 @@ def test_a_token_of_yesterday_and_an_address_that_changes(lan: Lan, tmp_path: Pa
             lan.unplug("a")
             lan.plug("a", 1, host=77)  # no address of the token is anybody's now
             joiner = await start(fleet, lan, "b", token=token)
-            status = await joiner.until(lambda now: goes_to(now, linked("10.1.0.77", "[fd01::77]")))
-            await joiner.until(lambda now: now.mdns is not None and now.mdns.members == 1)
+            await joiner.until(lambda now: goes_to(now, linked("10.1.0.77", "[fd01::77]")))
+            status = await joiner.until(lambda now: now.mdns is not None and now.mdns.members == 1)
             assert status.mdns is not None and status.mdns.networks == ("eth0",)
 
             lan.unplug("a")
@@ -88,5 +93,32 @@ def test_without_mdns_nothing_is_announced(lan: Lan, tmp_path: Path) -> None:
             assert status.mdns is not None and status.mdns.state == "off"
             status = await loud.until(lambda now: now.mdns is not None and now.mdns.state == "silent")
             assert status.mdns is not None and status.mdns.members == 0
+
+    play(check())
+
+
+def test_a_head_that_listens_everywhere_names_an_address_that_other_devices_reach(
+    lan: Lan, tmp_path: Path
+) -> None:
+    key = tmp_path / "key"
+    key.write_text("a-secret-of-these-two\n")
+    key.chmod(0o600)
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            options = ("--model", str(smollm2()), "--host", "0.0.0.0", "--port", "8090")
+            alone = ("--min-workers", "0", "--api-key-file", str(key))
+            spec = fleet.spec("a", "serve", *ALONE, *options, *alone, listen=":0", prefix=lan.prefix("a"))
+            head = await fleet.start(spec)
+            log = head.spec.home / "node.log"
+            async with asyncio.timeout(TEST_SECONDS):
+                while "from other devices: " not in (said := log.read_text(errors="replace")):
+                    assert head.pid is not None, said
+                    await asyncio.sleep(0.1)
+            [url] = re.findall("^from other devices: (.*)$", said, re.MULTILINE)
+            assert url == "http://10.1.0.1:8090"
+            ask = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).read().decode())"
+            health = lan.run("b", sys.executable, "-c", ask, f"{url}/health")
+            assert json.loads(health)["status"] == "ok"
 
     play(check())

@@ -185,7 +185,11 @@ def test_the_time_of_an_answer_is_of_its_own_model(tmp_path: Path) -> None:
 
 def test_an_answer_goes_on_while_another_model_is_waited_for(tmp_path: Path) -> None:
     async def check() -> None:
-        async with gateway(tmp_path, SMOL, TINY, options=("--continue-answers", "120")) as (_, head, _worker):
+        async with gateway(tmp_path, SMOL, TINY, options=("--set", "serve.continue_answers=120")) as (
+            _,
+            head,
+            _worker,
+        ):
             status = await head.status()
             undisturbed = await named(status, "smol").stream(PROMPT, LONG)
             pid = child_pid(await head.status(), "llama-server-smol")

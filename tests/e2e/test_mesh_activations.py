@@ -1,4 +1,4 @@
-"""`meshd serve --activations f16`: hidden states take half the bytes on the links between nodes."""
+"""`activations = f16`: hidden states take half the bytes on the links between nodes."""
 
 import asyncio
 from pathlib import Path
@@ -28,7 +28,14 @@ def test_a_token_takes_that_from_worker_to_worker(tmp_path: Path, activations: s
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
             token, workers = await fleet.workers(smollm2(), smollm2())
-            options = ("--min-workers", "2", "--activations", activations, *HEADLESS, *SAME_THREADS)
+            options = (
+                "--min-workers",
+                "2",
+                "--set",
+                f"serve.activations={activations}",
+                *HEADLESS,
+                *SAME_THREADS,
+            )
             head = await fleet.head(smollm2(), *options, token=token)
             status = await fleet.ready(head)
             assert pushes(status)["worker-1"] == (True, "")
@@ -54,10 +61,18 @@ def test_a_long_prompt_takes_less_with_compression_as_well(tmp_path: Path) -> No
     async def check() -> None:
         crossed = {}
         async with Fleet(tmp_path) as fleet:
-            given = ("--compress", "on")
+            given = ("--set", "links.compress=on")
             token, workers = await fleet.workers(smollm2(), smollm2(), options=given)
             for activations in ("f32", "f16"):
-                options = ("--min-workers", "2", "--ctx-size", "2048", "--activations", activations, *given)
+                options = (
+                    "--min-workers",
+                    "2",
+                    "--ctx-size",
+                    "2048",
+                    "--set",
+                    f"serve.activations={activations}",
+                    *given,
+                )
                 head = await fleet.head(
                     smollm2(), *options, *HEADLESS, *SAME_THREADS, token=token, name=activations
                 )

@@ -122,7 +122,7 @@ def test_a_sound_is_heard_by_the_head_and_the_split_model_says_the_same(tmp_path
 
 def test_a_transcription_goes_on_when_llama_server_is_lost(tmp_path: Path) -> None:
     async def check() -> None:
-        async with served(tmp_path, "--continue-answers", "100", workers=1) as head:
+        async with served(tmp_path, "--set", "serve.continue_answers=100", workers=1) as head:
             status = await head.status()
             url, pid = api_of(status).url, child_pid(status, "llama-server")
             whole = await asyncio.to_thread(transcribed_in_pieces, url, tone(440, 0.9), lambda _: None)

@@ -22,7 +22,7 @@ GRAPH_BYTES = 384_000  # of SmolLM2; the first token sends one
 CONTROL_BYTES = 100_000  # of a load and its first token, most, beside a graph or with it compressed
 MOST = 1 / 3  # of stock's bytes
 STEP_TOKENS = 512
-NO_LOGITS = ("--output-on", "head")  # else the token by which a model is tried brings them all
+NO_LOGITS = ("--set", "serve.output=head")  # else the token by which a model is tried brings them all
 
 
 def _crossed(status: Status) -> int:
@@ -39,7 +39,9 @@ def test_a_long_prompt_crosses_with_a_third_of_stocks_bytes(tmp_path: Path, coun
         async with Fleet(tmp_path) as fleet:
             token, workers = await fleet.workers(*[smollm2()] * count)
             given = ("--min-workers", str(count), "--device", "none", "--ctx-size", str(CONTEXT))
-            head = await fleet.head(smollm2(), *given, "--compress", "on", *SAME_THREADS, token=token)
+            head = await fleet.head(
+                smollm2(), *given, "--set", "links.compress=on", *SAME_THREADS, token=token
+            )
             status = await fleet.ready(head)
             crossed = await prompt_bytes([head, *workers])
             ours = sum(crossed.values())
@@ -56,7 +58,7 @@ def test_a_long_prompt_crosses_with_a_third_of_stocks_bytes(tmp_path: Path, coun
 @pytest.mark.parametrize("unwilling", drawn("who will not", ["head", "worker-0", "worker-1"], 1, always=()))
 def test_between_workers_nothing_is_compressed_unless_all_three_will(tmp_path: Path, unwilling: str) -> None:
     def given(name: str) -> tuple[str, str]:
-        return ("--compress", "off" if name == unwilling else "on")
+        return ("--set", f"links.compress={'off' if name == unwilling else 'on'}")
 
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
@@ -80,7 +82,13 @@ def test_a_load_crosses_in_less_than_its_graph(tmp_path: Path) -> None:
             crossed = {}
             for when in ("on", "off"):
                 head = await fleet.head(
-                    smollm2(), *given, "--compress", when, *SAME_THREADS, token=token, name=f"head-{when}"
+                    smollm2(),
+                    *given,
+                    "--set",
+                    f"links.compress={when}",
+                    *SAME_THREADS,
+                    token=token,
+                    name=f"head-{when}",
                 )
                 crossed[when] = _crossed(await fleet.ready(head))
                 await head.stop()
@@ -119,9 +127,9 @@ def test_nothing_is_compressed_on_one_machine_unless_asked_for_nor_by_a_worker_t
 ) -> None:
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
-            token, _ = await fleet.workers(smollm2(), options=("--compress", when))
+            token, _ = await fleet.workers(smollm2(), options=("--set", f"links.compress={when}"))
             asked = "on" if when == "off" else "auto"
-            given = ("--device", "none", "--ctx-size", str(CONTEXT), "--compress", asked)
+            given = ("--device", "none", "--ctx-size", str(CONTEXT), "--set", f"links.compress={asked}")
             head = await fleet.head(smollm2(), *given, *SAME_THREADS, token=token)
             status = await fleet.ready(head)
             assert _crossed(status) > GRAPH_BYTES

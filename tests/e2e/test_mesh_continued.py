@@ -22,8 +22,9 @@ pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
 TOKENS = 120
 TIMES = counts(1, 25)
+EXPLAINED_SECONDS = 2.0  # a stream that stands still for longer says why
 PROMPTS = [PROMPT, "The sea", "A recipe for bread", "Once upon a time"]
-GOES_ON = ("--continue-answers", "200")
+GOES_ON = ("--set", "serve.continue_answers=200")
 # Computed as the end of a prompt, the answer to this goes on otherwise than token by token: two of its tokens
 # are nearly as likely. So its text is the undisturbed one only if it is made as it was the first time.
 NEAR_TIES = "The quick brown fox jumps over the lazy dog, and the dog sleeps on under the old tree.\n" * 4
@@ -48,10 +49,13 @@ def test_answers_go_on(tmp_path: Path, lost: str) -> None:
             for _ in range(TIMES):
                 hit = await _hit(fleet, head, workers, lost)
                 streams, stood = await answers_under(api, hit, PROMPTS, TOKENS)
-                for streamed in streams:
+                for streamed, waited in zip(streams, stood, strict=True):
                     assert streamed.error == "" and streamed.done
                     assert streamed.tokens == TOKENS
-                    assert streamed.comments or lost != "worker", "a wait of seconds is explained"
+                    # one may have had all of its text before the worker was lost
+                    is_explained = streamed.comments or waited < EXPLAINED_SECONDS
+                    assert is_explained or lost != "worker", "a wait of seconds is explained"
+                assert any(streamed.comments for streamed in streams) or lost != "worker"
                 slowest = max(slowest, *stood)
                 if lost in ("suspended", "worker"):
                     break  # the next one would find one worker

@@ -57,7 +57,7 @@ CALLS: dict[str, tuple[str, dict[str, object]]] = {
         "/v1/chat/completions",
         CHAT
         | FORCED
-        | {"max_tokens": 200, "tool_choice": "required"}
+        | {"max_tokens": 200, "tool_choice": "required", "parallel_tool_calls": False}
         | {"tools": [{"type": "function", "function": {"name": "week", "parameters": WEEK}}]},
     ),
     "messages": (
@@ -151,7 +151,7 @@ async def _undisturbed_and_hit(
     body = asked | {"stream": True, "cache_prompt": False}
     async with Fleet(folder) as fleet:
         token, [worker] = await fleet.workers(smollm2())
-        given = ("--continue-answers", "100", *SAME_THREADS, *options, *SAME_BATCHES)
+        given = ("--set", "serve.continue_answers=100", *SAME_THREADS, *options, *SAME_BATCHES)
         head = await fleet.head(smollm2(), *given, token=token)
         api = api_of(await fleet.ready(head))
         whole = await asyncio.to_thread(events_of, api, path, body, lambda _: None)
@@ -202,7 +202,7 @@ def test_penalties_count_what_was_sent_before_the_loss(tmp_path: Path) -> None:
     """Sampled, so the rest is asked for. With this penalty no token comes twice within the last 64."""
     asked = {"prompt": "The sea, the sea,", "n_predict": 50, "temperature": 1, "return_tokens": True}
     whole, seen = play(
-        _undisturbed_and_hit(tmp_path, "/completion", asked | {"presence_penalty": 1000, "ignore_eos": True})
+        _undisturbed_and_hit(tmp_path, "/completion", asked | {"presence_penalty": 100, "ignore_eos": True})
     )
     for events in (whole, seen):
         tokens = [token for event in events for token in event["tokens"]]

@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 
-HEADLESS = ("--device", "none", "--output-on", "head")  # the worker has the layers and nothing else
+HEADLESS = ("--device", "none", "--set", "serve.output=head")  # the worker has the layers and nothing else
 TOKENS = 48
 OUTAGE_SECONDS = 3
 WIDTH = 576 * 4  # bytes of an activation of SmolLM2-135M
@@ -72,7 +72,7 @@ def test_two_workers_push_to_each_other(tmp_path: Path) -> None:
 
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
-            compressed = ("--compress", "on")
+            compressed = ("--set", "links.compress=on")
             token, workers = await fleet.workers(smollm2(), smollm2(), options=compressed)
             options = ("--device", "none", "--min-workers", "2", *SAME_THREADS)
             head = await fleet.head(smollm2(), *compressed, *options, token=token)

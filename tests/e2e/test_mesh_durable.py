@@ -39,7 +39,11 @@ def test_an_answer_survives_cuts_at_random_bytes_and_an_outage(tmp_path: Path) -
     reference = alone(smollm2(), TOKENS)
 
     async def check() -> None:
-        options = ("--output-on", "head", *SAME_THREADS)  # a token is hidden states, and not some candidates
+        options = (
+            "--set",
+            "serve.output=head",
+            *SAME_THREADS,
+        )  # a token is hidden states, and not some candidates
         async with apart(tmp_path, smollm2(), worker_has=smollm2(), options=options, seed=SEED) as place:
             status = await place.fleet.ready(place.head)
             server = child_pid(status, "llama-server")

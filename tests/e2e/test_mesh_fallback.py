@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
 
 WIDTH, LAYERS, INNER = 768, 12, 2048
 PROMPT = "tell me more"
-ON_WORKERS = ("--device", "none", "--output-on", "head", "--ctx-size", "512", "--slots", "1")
+ON_WORKERS = ("--device", "none", "--set", "serve.output=head", "--ctx-size", "512", "--slots", "1")
 
 
 def _make(path: Path, kind: GGMLQuantizationType) -> None:
@@ -65,7 +65,7 @@ def test_a_smaller_one_goes_on_until_the_worker_is_back(tmp_path: Path) -> None:
             token = await big.token()
             await fleet.worker("little", "--memory", "240M", model=large(), token=token)
             await connected(big, 1)
-            chosen = ("--standby", "little", "--fallback-model", str(small()), "--grace", "10")
+            chosen = ("--standby", "little", "--set", f"serve.fallback_models={small()}", "--grace", "10")
             options = (*ON_WORKERS, *GOES_ON, *chosen, *SAME_THREADS, *SAME_BATCHES)
             head = await fleet.head(large(), *options, token=token)
             status = await head.until(lambda s: model_ready(s) and "no room" in standby(s).why)

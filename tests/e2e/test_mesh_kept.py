@@ -15,7 +15,7 @@ from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, mode
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
-ON_WORKER = ("--device", "none", "--output-on", "head")  # a worker has all of the layers, each time
+ON_WORKER = ("--device", "none", "--set", "serve.output=head")  # a worker has all of the layers, each time
 MB = 1_000_000
 
 

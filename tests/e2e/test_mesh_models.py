@@ -72,7 +72,15 @@ def test_a_head_that_computes_nothing_sends_numbers_of_tokens(tmp_path: Path) ->
             token = await _start_workers(fleet, names, 2)
             wrong = {}
             for name in names:
-                options = ("--min-workers", "2", "--device", "none", "--output-on", "worker", *SAME_THREADS)
+                options = (
+                    "--min-workers",
+                    "2",
+                    "--device",
+                    "none",
+                    "--set",
+                    "serve.output=worker",
+                    *SAME_THREADS,
+                )
                 head = await fleet.head(random_model(name), *options, *SAME_BATCHES, *ONE_SLOT, token=token)
                 if texts := await _different_texts(fleet, head, name, devices=2):
                     wrong[name] = texts

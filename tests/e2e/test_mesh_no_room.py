@@ -1,5 +1,6 @@
 """A worker is lost under an answer, and nothing fits without it: the answer waits until it is back."""
 
+import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable
@@ -9,7 +10,7 @@ import pytest
 from meshd.fleet.node import LocalNode
 
 from tests.e2e.alone import alone
-from tests.e2e.api_client import generation
+from tests.e2e.api_client import Answer, generation
 from tests.e2e.homes import connected
 from tests.e2e.models import smollm2
 from tests.e2e.nodes import PROMPT, SAME_BATCHES, SAME_THREADS, Fleet, api_of, cli, model_of, play
@@ -51,20 +52,23 @@ def test_an_answer_waits_for_a_worker_without_which_nothing_fits(
             token = await garage.token()
             barn = await fleet.worker("barn", "--memory", "120M", model=smollm2(), token=token)
             await connected(barn, 1)
-            options = ("--continue-answers", "200", *CHOSEN, *SAME_THREADS, *SAME_BATCHES)
+            options = ("--set", "serve.continue_answers=200", *CHOSEN, *SAME_THREADS, *SAME_BATCHES)
             head = await fleet.head(smollm2(), *options, token=token)
             api = api_of(await fleet.ready(head))
+            waiting: list[asyncio.Future[Answer]] = []
 
             async def lost() -> None:
                 bring_back = await lose(garage, fleet)
                 status = await head.until(lambda now: model_of(now).state == "waiting")
                 assert model_of(status).reason.startswith(WAITS), model_of(status).reason
-                refused = await api.ask("POST", "/completion", generation(PROMPT, TOKENS))
-                assert refused.status == 503 and "model_waiting" in str(refused.body), refused
+                assert (await api.ask("GET", "/health")).status == 503
+                asked = asyncio.ensure_future(api.ask("POST", "/completion", generation(PROMPT, TOKENS)))
+                waiting.append(asked)  # without a stream, it waits as well
                 await bring_back()
 
             (streamed,), _ = await answers_under(api, lambda: None, [PROMPT], TOKENS, when_open=lost)
             assert (streamed.error, streamed.text) == ("", text) and streamed.done
+            assert [(await one).status for one in waiting] == [200]
             await fleet.ready(head)
 
     play(check())

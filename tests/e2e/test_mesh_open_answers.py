@@ -23,9 +23,10 @@ from meshd.fleet.node import LocalNode, model_ready
 from meshd.role.worker.mesh_server import CHILD_NAME
 
 from tests.e2e import shut_socket, spaces
+from tests.e2e.homes import connected
 from tests.e2e.mesh_losses import again_within, crashes
 from tests.e2e.models import smollm2, stock_text
-from tests.e2e.nodes import SAME_BATCHES, child_pid, model_of, play
+from tests.e2e.nodes import SAME_BATCHES, Fleet, api_of, child_pid, model_of, play
 from tests.e2e.open_answers import Interruption, answers_under, interruption
 from tests.e2e.trio import Trio, trio
 from tests.soak import SEED, SOAK, counts, drawn
@@ -60,7 +61,15 @@ EXPLAINED_SECONDS = 15.5  # a stream that stands still for longer says why
 RETURN_SECONDS = 30.0  # until a path that works again is taken
 ONE_THREAD = ("-t", "1")  # many of these meshes run side by side
 DEFAULTS = ("--split", "auto", "--speculate", "auto")  # which Fleet.spec sets otherwise
-HEAD_OPTIONS = ("--grace", str(GRACE), "--continue-answers", "300", "--", *ONE_THREAD, *SAME_BATCHES)
+HEAD_OPTIONS = (
+    "--grace",
+    str(GRACE),
+    "--set",
+    "serve.continue_answers=300",
+    "--",
+    *ONE_THREAD,
+    *SAME_BATCHES,
+)
 VICTIM = "worker-0"
 
 Blow = Callable[[], object]
@@ -233,9 +242,97 @@ def test_what_is_lost_with_the_defaults(tmp_path: Path, kind: Kind) -> None:
     _check(tmp_path, kind)
 
 
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """A process that is killed in a mesh with users' defaults: the grace and the split among them."""
+
+    lost: str
+    runs: int
+    pid: Callable[[LocalNode, LocalNode], Awaitable[int | None]]  # of a worker that is used, and the head
+
+
+async def _mesh_server(worker: LocalNode, _head: LocalNode) -> int:
+    return child_pid(await worker.status(), CHILD_NAME)
+
+
+async def _llama_server(_worker: LocalNode, head: LocalNode) -> int:
+    return child_pid(await head.status(), "llama-server")
+
+
+async def _daemon(worker: LocalNode, _head: LocalNode) -> int | None:
+    return worker.pid
+
+
+CRASHES: Mapping[str, Crash] = {
+    "worker": Crash("worker", 8, _daemon),
+    "mesh-server": Crash("mesh-server", 4, _mesh_server),
+    "llama-server": Crash("llama-server", 4, _llama_server),
+}
+
+
+def _crashes() -> Sequence[object]:
+    """In a soak 32 in all; else a worker's daemon with and without a standby worker."""
+    chosen = [
+        (name, standby, number)
+        for number in range(max(one.runs for one in CRASHES.values()))
+        for name, one in CRASHES.items()
+        for standby in (True, False)
+        if number < one.runs
+    ]
+    always = [("worker", True, 0), ("worker", False, 0)]
+    return [
+        pytest.param(CRASHES[name], standby, id=f"{name}-{'standby' if standby else 'none'}-{number}")
+        for name, standby, number in drawn("what crashes with the defaults", chosen, 0, always=always)
+    ]
+
+
+@pytest.mark.parametrize(("crash", "standby"), _crashes())
+def test_what_crashes_with_the_defaults(tmp_path: Path, crash: Crash, standby: bool) -> None:
+    """No proxy is between the nodes: the port of a daemon that was killed refuses, as on a user's machine.
+
+    The head computes no layers: it would be faster alone with so small a model. How long the streams stand
+    still is reported, and not asserted: that the grace is not waited for shows in the log.
+    """
+    texts = [stock_text(smollm2(), TOKENS, prompt, ("-c", "8192", *ONE_THREAD)) for prompt in REPEATING]
+    names = ["worker-0", "worker-1", *(["barn"] if standby else [])]
+    given = ("--standby", "barn") if standby else ()
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            workers: dict[str, LocalNode] = {}
+            token = ""
+            for name in names:
+                workers[name] = await fleet.worker(name, "--threads", "1", model=smollm2(), token=token)
+                token = token or await workers[name].token()
+            await connected(workers["worker-0"], len(names) - 1)
+            options = (*DEFAULTS, "--set", "serve.continue_answers=300", "--device", "none", *given)
+            head = await fleet.head(smollm2(), *options, "--", *ONE_THREAD, *SAME_BATCHES, token=token)
+            status = await head.until(
+                lambda now: model_ready(now) and all(one.ready for one in model_of(now).standby)
+            )
+            used = min(part.node for part in model_of(status).split if part.layers)
+            pid = await crash.pid(workers[used], head)
+            assert pid is not None
+            if crash.lost == "worker":
+                fleet.forget(workers[used])
+            with interruption(crash.lost, f"kill -9, {'standby' if standby else 'none'}") as noted:
+                blow = partial(os.kill, pid, signal.SIGKILL)
+                streams, noted.seconds = await answers_under(api_of(status), blow, REPEATING, TOKENS)
+                for streamed, text in zip(streams, texts, strict=True):
+                    whole = streamed.error == "" and streamed.done and streamed.tokens == TOKENS
+                    noted.incomplete += not whole
+                    noted.wrong += whole and streamed.text != text
+                print(f"{crash.lost}, {standby=}: {noted.seconds}")  # noqa: T201
+            assert (_told(head, "peer_gone") == 1) is (crash.lost == "worker")
+            status = await fleet.ready(head)
+            assert used not in {part.node for part in model_of(status).split} or crash.lost != "worker"
+
+    play(check(), seconds=900.0)
+
+
 def _check(folder: Path, kind: Kind) -> None:
     texts = [stock_text(smollm2(), TOKENS, prompt, ("-c", "8192", *ONE_THREAD)) for prompt in kind.prompts]
-    options = () if kind.relayed else ("--no-relaying",)
+    options = () if kind.relayed else ("--set", "links.no_relaying=true")
 
     async def check() -> None:
         began = time.monotonic()

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
 TOKENS = 100
 CLIENTS = 6
-OPTIONS = ("--continue-answers", "100", "--device", "none", *SAME_THREADS, *SAME_BATCHES)
+OPTIONS = ("--set", "serve.continue_answers=100", "--device", "none", *SAME_THREADS, *SAME_BATCHES)
 
 
 def nodes_of(status: Status) -> set[str]:

@@ -38,10 +38,20 @@ def pushes(status: Status) -> dict[str, tuple[bool | None, str]]:
     return {part.node: (part.push, part.why_no_push) for part in model_of(status).split if part.layers}
 
 
-async def sent_to(node: LocalNode, peer: str) -> int:
+async def sent_on_link(node: LocalNode, peer: str) -> int:
     link = peer_of(await node.status(), peer).link
     assert link is not None
     return link.sent_bytes
+
+
+async def sent_locally(node: LocalNode) -> int:
+    """Sum up what its mesh-server has sent to others on this machine, past the daemons."""
+    return sum(one.sent_bytes for one in (await node.status()).tunnels if one.listen == "local")
+
+
+async def sent_to(node: LocalNode, peer: str) -> int:
+    """Sum up both; `node` has no other neighbour on this machine."""
+    return await sent_on_link(node, peer) + await sent_locally(node)
 
 
 def others(count: int) -> tuple[str, ...]:
@@ -57,24 +67,25 @@ def test_the_text_is_that_of_one_machine(tmp_path: Path, count: int) -> None:
         async with Fleet(tmp_path) as fleet:
             token, workers = await fleet.workers(*[smollm2()] * count)
             for how in ("push", "no-push"):
-                given = ("--no-push",) if how == "no-push" else ()
+                given = ("--set", "serve.no_push=true") if how == "no-push" else ()
                 options = ("--min-workers", str(count), *HEADLESS, *given)
                 head = await fleet.head(smollm2(), *options, *SAME_THREADS, token=token, name=how)
                 status = await fleet.ready(head)
-                expected = (True, "") if how == "push" else (False, "disabled (`--no-push`)")
+                expected = (True, "") if how == "push" else (False, "disabled (`no_push`)")
                 assert pushes(status) == {
                     name: expected if number else (None, "") for number, name in enumerate(others(count))
                 }
-                ways = [(one.service, one.peer_name) for one in (await workers[0].status()).tunnels]
-                assert ways == ([("push", "worker-1")] if how == "push" else [])
-                before = await sent_to(workers[0], "worker-1")
+                ways = [
+                    (one.service, one.listen, one.peer_name) for one in (await workers[0].status()).tunnels
+                ]
+                assert ways == ([("push", "local", "worker-1")] if how == "push" else [])
+                before = await sent_on_link(workers[0], "worker-1"), await sent_locally(workers[0])
                 assert await api_of(status).complete(PROMPT, TOKENS) == reference
-                crossed = await sent_to(workers[0], "worker-1") - before
-                print(f"{how}: {crossed} bytes from worker-0 to worker-1 for {TOKENS} tokens")  # noqa: T201
-                if how == "push":
-                    assert crossed >= TOKENS * WIDTH
-                else:
-                    assert crossed < TOKENS * WIDTH / 2
+                crossed = await sent_on_link(workers[0], "worker-1") - before[0]
+                pushed = await sent_locally(workers[0]) - before[1]
+                print(f"{how}: {crossed} bytes through the daemons, {pushed} past them, for {TOKENS} tokens")  # noqa: T201
+                assert crossed < TOKENS * WIDTH / 2
+                assert pushed >= TOKENS * WIDTH if how == "push" else pushed == 0
                 await said(head, count - 1 if how == "push" else 0)
                 await head.stop()
                 fleet.forget(head)
@@ -90,7 +101,15 @@ def test_tokens_are_chosen_on_the_last_worker(tmp_path: Path, count: int) -> Non
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
             token, workers = await fleet.workers(*[smollm2()] * count)
-            options = ("--min-workers", str(count), *HEADLESS, "--output-on", "worker", *SAME_THREADS, "-bs")
+            options = (
+                "--min-workers",
+                str(count),
+                *HEADLESS,
+                "--set",
+                "serve.output=worker",
+                *SAME_THREADS,
+                "-bs",
+            )
             head = await fleet.head(smollm2(), *options, token=token)
             status = await fleet.ready(head)
             before = await sent_to(workers[-1], head.spec.name)
@@ -214,6 +233,8 @@ def test_an_answer_survives_an_outage_between_the_workers(tmp_path: Path) -> Non
         async with trio(tmp_path, smollm2(), head_options=options, seed=SEED) as place:
             status = await place.fleet.ready(place.head)
             assert pushes(status)["worker-1"] == (True, "")
+            (way,) = (await place.workers[0].status()).tunnels
+            assert way.listen == "socketpair", "there is nothing local between network namespaces"
             server = child_pid(status, "llama-server")
             so_far = Streamed()
 

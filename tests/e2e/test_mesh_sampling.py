@@ -23,7 +23,7 @@ pytestmark = [
     ),
 ]
 
-OPTIONS = ("--device", "none", "--output-on", "worker", "--compress", "off")
+OPTIONS = ("--device", "none", "--set", "serve.output=worker", "--set", "links.compress=off")
 TOKENS, MORE = 16, 48  # of a short answer, and of what a longer one has more
 STREAMS = 4  # slots, without being asked for
 LOGITS = 49152 * 4  # bytes of a token
@@ -71,19 +71,5 @@ def test_no_logits_cross_and_texts_are_those_of_all_logits(tmp_path: Path, count
             assert await of_a_token(1) <= MOST_BYTES
             # a stream that begins late has rounds of its own in the beginning, with graphs of their own
             assert min([await of_a_token(STREAMS) for _ in range(3)]) <= MOST_BYTES
-
-    play(check())
-
-
-def test_a_head_that_is_told_to_takes_all_logits(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            token, _workers = await fleet.workers(smollm2())
-            options = (*OPTIONS, "--sample-on", "head", *SAME_THREADS)
-            head = await fleet.head(smollm2(), *options, token=token)
-            api = api_of(await fleet.ready(head))
-            before = sum(crossed(await head.status()).values())
-            await api.complete(PROMPT, TOKENS)
-            assert sum(crossed(await head.status()).values()) - before > TOKENS * LOGITS
 
     play(check())

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from meshd.base.wakeful_loop import Waiting
 from meshd.rpc import mesh_protocol as wire
 
 from tests.e2e.mesh_rig import CountedPair, Mesh, MeshServer
@@ -24,9 +25,9 @@ def build() -> MeshBuild:
     return found_build()
 
 
-@pytest.mark.parametrize("milliseconds", [0, 10])
-def test_the_native_tests_pass_under_sanitizers(build: MeshBuild, milliseconds: int) -> None:
-    env = {**os.environ, "GGML_MESH_LOOKOUT": str(milliseconds)}
+@pytest.mark.parametrize("waiting", list(Waiting))
+def test_the_native_tests_pass_under_sanitizers(build: MeshBuild, waiting: Waiting) -> None:
+    env = {**os.environ, "GGML_MESH_WAITING": waiting.value}
     result = subprocess.run([build.tests], capture_output=True, text=True, check=False, timeout=300, env=env)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("passed ") == count_tests()

@@ -1,6 +1,6 @@
 """native/mesh: hidden states as half floats: their bytes each way, and that nothing else is rounded.
 
-Real processes without meshd between them; every connection goes through the firewall of a worker's node.
+Real processes without meshd between them; a worker's daemon reads along on every connection.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Hostile heads straight at a mesh-server, with no firewall between: each ends its server, with the reason.
+"""Hostile heads straight at a mesh-server: each ends its server, with the reason.
 
 Never by a signal, and never with much memory. A server has one head, so nobody else is there to be harmed.
 """

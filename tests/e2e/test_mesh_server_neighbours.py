@@ -15,7 +15,7 @@ from tests.e2e.mesh_rig import CountedPair, MeshServer
 from tests.e2e.mesh_server_scene import MARKS, found_build
 from tests.e2e.native_rig import DEADLINE
 
-NEIGHBOUR, COMPLETE = 1, 2
+NEIGHBOUR, COMPLETE, LOCAL_NEIGHBOUR = 1, 2, 3
 AHEAD = 8  # pieces that are read before the head is welcomed
 pytestmark = MARKS
 
@@ -61,10 +61,10 @@ def test_the_head_is_welcomed_when_neighbours_are_complete(said: bool, tmp_path:
         data = wire.MESSAGES[wire.WRITE].body.pack(9, 0, 0) + bytes(wire.PIECE_BYTES)
         for number in range(AHEAD):
             head.sendall(wire.HEADER.pack(len(data), wire.WRITE, 0, 2 + number) + data)
-        for number in (0, 15):
+        for kind, number in ((NEIGHBOUR, 0), (LOCAL_NEIGHBOUR, 15)):
             lone, end = socket.socketpair()
             with lone, end:
-                socket.send_fds(parent, [struct.pack("<II", NEIGHBOUR, number)], [end.fileno()])
+                socket.send_fds(parent, [struct.pack("<II", kind, number)], [end.fileno()])
         if said:
             parent.sendall(struct.pack("<II", COMPLETE, 0))
         else:
@@ -81,7 +81,9 @@ def test_the_head_is_welcomed_when_neighbours_are_complete(said: bool, tmp_path:
         ((NEIGHBOUR, wire.NEIGHBOURS), 1, "neighbour 16 cannot be"),
         ((NEIGHBOUR, 7), 1, "neighbour 7 is there twice"),
         ((COMPLETE, 0), 1, "message 2 has 1 descriptors instead of 0"),
-        ((3, 0), 0, "there is no message 3"),
+        ((LOCAL_NEIGHBOUR, 3), 0, "message 3 has 0 descriptors instead of 1"),
+        ((LOCAL_NEIGHBOUR, 7), 1, "neighbour 7 is there twice"),
+        ((4, 0), 0, "there is no message 4"),
     ],
 )
 def test_a_parent_that_hands_over_something_else_ends_the_server(

@@ -75,6 +75,24 @@ def test_a_report_that_nobody_reads_keeps_nobody_waiting() -> None:
     os.close(writing)
 
 
+def test_what_is_free_is_reported_before_the_head_is_heard() -> None:
+    """As `--list-devices` has it, from which the worker knows that nothing has taken memory since."""
+    pair = BarePair()
+    reading, writing = os.pipe()
+    with closing(pair):
+        number = pair.worker.fileno()
+        argv = [str(found_build().server), "--fd", str(number), "--report-fd", str(writing)]
+        with subprocess.Popen(argv, pass_fds=[number, writing], stderr=subprocess.DEVNULL) as process:
+            os.close(writing)
+            line = os.read(reading, 512)
+            pair.head.close()
+            process.wait(DEADLINE)
+    os.close(reading)
+    listed = parse_devices(_run("--list-devices").stdout.splitlines(), "here")
+    [cpu] = [one for one in listed if one.name == "CPU"]
+    assert line == f"free CPU {cpu.free_bytes}\n".encode()
+
+
 @pytest.mark.parametrize("size", [1 << 20, 4097, 1009, 7])
 def test_requests_mean_the_same_in_whatever_pieces_they_come(tmp_path: Path, size: int) -> None:
     said, contents, at = b"", [], 0

@@ -1,6 +1,6 @@
 """native/mesh: weights by content. Whatever differs is found before a token is made, and is sent by the head.
 
-Every name of a result is that of LOADED in docs/native-protocol.md.
+Every name of a result is one of `load_results` in native/mesh/protocol.toml.
 """
 
 import os

@@ -94,6 +94,28 @@ def test_a_follow_up_finds_the_slot_of_its_conversation(tmp_path: Path) -> None:
     play(check())
 
 
+async def _sent(head: LocalNode) -> int:
+    """Bytes to its worker's mesh-server so far."""
+    return sum(one.sent_bytes for one in (await head.status()).tunnels)
+
+
+def test_finished_conversations_cost_a_later_answer_nothing(tmp_path: Path) -> None:
+    """Each has a cache of its own: the mask of a prompt, which crosses, is only as wide as that."""
+
+    async def check() -> None:
+        async with _head(tmp_path) as (fleet, head):
+            api = api_of(await fleet.ready(head))
+            costs = []
+            for number in range(SLOTS + 2):
+                before = await _sent(head)
+                answer = await completion(api, SHORT, f"{number} " + "and so on " * (CONTEXT // 4))
+                assert answer.status == 200, answer
+                costs.append(await _sent(head) - before)
+            assert max(costs[SLOTS:]) < 1.1 * costs[0], costs
+
+    play(check())
+
+
 def test_what_is_too_long_ends_alone(tmp_path: Path) -> None:
     """An answer at the end of its context is cut off there, a prompt beyond it refused with the limit."""
 
@@ -108,7 +130,7 @@ def test_what_is_too_long_ends_alone(tmp_path: Path) -> None:
             assert refused.status == 400, refused
             error = refused.body["error"]
             assert isinstance(error, dict)
-            assert error["type"] == "exceed_context_size_error"
+            assert error["code"] == "context_length_exceeded"
             assert str(CONTEXT) in error["message"]
             cut = await endless
             assert (cut.status, cut.body["stop_type"], cut.body["truncated"]) == (200, "limit", True), cut

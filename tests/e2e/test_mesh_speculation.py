@@ -26,8 +26,11 @@ FILE = f"The same file again:\n```json\n{json.dumps(USERS, indent=1)}\n```\n"
 # on how busy this machine is, so near ties would fall otherwise from run to run.
 COPY = FILE * 3 + "The same file again:\n```json\n["
 TOKENS = 96
-DRAFTS = ("--speculate", "auto", "--min-workers", "2", "--device", "none", "--output-on", "worker")
+DRAFTS = ("--speculate", "auto", "--min-workers", "2", "--device", "none", "--set", "serve.output=worker")
 FAR = 0.1  # seconds: a round takes far longer than to draft a token, unless others use the cores
+FARTHER = 0.6  # the same, whatever uses the cores: a drafted token may take 0.4 s, and still pays
+PROSE = "The keeper of the lighthouse woke before dawn, as he had for thirty years, and"
+FEW_TOKENS = 16
 
 
 async def text(api: Api, prompt: str, **more: object) -> str:
@@ -36,7 +39,7 @@ async def text(api: Api, prompt: str, **more: object) -> str:
     return str(answer.body["content"])
 
 
-def far_fleet(folder: Path, *options: str) -> FarFleet:
+def far_fleet(folder: Path, *options: str, seconds: float = FAR) -> FarFleet:
     """Two workers at a distance where drafts of repeated tokens pay."""
     return FarFleet(
         FleetSpec(
@@ -44,7 +47,7 @@ def far_fleet(folder: Path, *options: str) -> FarFleet:
             cache=cache_folder(),
             model=smollm2(),
             worker_model=smollm2(),
-            round_trips=[FAR, FAR],
+            round_trips=[seconds, seconds],
             head_options=(*DRAFTS, *options),
         )
     )
@@ -90,6 +93,35 @@ def test_texts_are_those_without_drafts_and_status_says_what_was_accepted(
     play(check())
 
 
+@pytest.mark.parametrize("by_model", [False, True], ids=["no draft model", "draft model"])
+def test_the_draft_model_drafts_a_text_that_repeats_nothing(tmp_path: Path, by_model: bool) -> None:
+    """By llama-server's own count. Repeated tokens are drafted behind twelve that were there before: the text
+    has none, so that without a draft model nothing is drafted.
+    """
+
+    async def check() -> None:
+        draft = ("--draft-model", str(smollm2())) if by_model else ()
+        async with Owner() as owner:
+            fleet = far_fleet(tmp_path, *draft, *SAME_THREADS, seconds=FARTHER)
+            await fleet.start_workers(owner)
+            head = await fleet.start_head(owner)
+            api = Api(fleet.api_url(await head.until(ready_or_raise)))
+            answer = await api.ask("POST", "/completion", generation(PROSE, FEW_TOKENS))
+            assert answer.status == 200, answer
+            timings = answer.body["timings"]
+            assert isinstance(timings, dict)
+            drafted, accepted = timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
+            found = model_of(await head.status()).speculation
+            assert found is not None and found.free > 0
+            assert (found.model > 0) is by_model, found
+            assert (drafted > 0) is by_model, timings
+            assert (accepted > 0) is by_model, "the model as its own draft is right mostly"
+            assert (found.drafted, found.accepted) == (drafted, accepted)
+            owner.cancel()
+
+    play(check())
+
+
 def test_an_answer_that_drafts_goes_on_when_llama_server_is_lost(tmp_path: Path) -> None:
     """Its text is that of one machine, which drafts nothing. The prompt has no near ties: drafted tokens are
     checked together, which rounds otherwise than one by one, and the next life may draft more or fewer.
@@ -98,7 +130,7 @@ def test_an_answer_that_drafts_goes_on_when_llama_server_is_lost(tmp_path: Path)
 
     async def check() -> None:
         async with Owner() as owner:
-            fleet = far_fleet(tmp_path, "--continue-answers", "200", *SAME_THREADS, *SAME_BATCHES)
+            fleet = far_fleet(tmp_path, "--set", "serve.continue_answers=200", *SAME_THREADS, *SAME_BATCHES)
             await fleet.start_workers(owner)
             head = await fleet.start_head(owner)
             status = await head.until(ready_or_raise)

@@ -22,8 +22,8 @@ from tests.e2e.test_mesh_continued import TOKENS, kill
 pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
 
 MB = 1_000_000
-ON_WORKERS = ("--device", "none", "--output-on", "head", "--min-workers", "2")
-GOES_ON = ("--continue-answers", "200", "--grace", "10")
+ON_WORKERS = ("--device", "none", "--set", "serve.output=head", "--min-workers", "2")
+GOES_ON = ("--set", "serve.continue_answers=200", "--grace", "10")
 HELD = "for the loss of any worker"
 
 

@@ -273,7 +273,7 @@ def test_killed_under_forms(tmp_path: Path, lost: str, group: str) -> None:
         began = time.monotonic()
         async with Fleet(tmp_path) as fleet:
             token, [worker] = await fleet.workers(smollm2(), options=("--threads", "1"))
-            slots = ("--continue-answers", "100", "--slots", str(len(forms)))
+            slots = ("--set", "serve.continue_answers=100", "--slots", str(len(forms)))
             head = await fleet.head(
                 smollm2(), *slots, "--", "-t", "1", "--chat-template-file", str(template), token=token
             )

@@ -109,7 +109,9 @@ def test_a_token_of_another_mesh_is_refused_by_a_member(tmp_path: Path) -> None:
             one = await fleet.worker("one")
             other = await fleet.worker("other")
             token = await other.token()
-            await one.token()
+            # who is alone in its mesh may leave it for another one
+            async with bare_node(tmp_path / "guest", token=await one.token(), name="guest") as guest:
+                await connected(guest, "one")
             await one.stop()
             fleet.forget(one)
             _refused(await _join(one.spec.home, token), token, "mesh", "meshd leave", "MESHD_HOME")

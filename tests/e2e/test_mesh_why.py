@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 from meshd.base.tasks import Owner
-from meshd.bench.speculation import PROMPTS
 from meshd.fleet.fleet import Fleet as ApartFleet
 from meshd.fleet.fleet import FleetSpec
 from meshd.fleet.node import ready_or_raise
 
+from tests.bench.speculation import PROMPTS
 from tests.e2e.api_client import Api, Streamed
 from tests.e2e.models import own_cache, smollm2
 from tests.e2e.nodes import PROMPT, Fleet, api_of, cli, play
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
-NEAR, FAR = 0.004, 0.08  # round trips
+NEAR, FAR = 0.004, 0.6  # round trips; computing must stay below half of FAR on a busy machine too
 TOKENS = 24
+FEW_TOKENS = 8
 
 
 def test_the_slow_way_is_named(tmp_path: Path) -> None:
@@ -44,7 +45,7 @@ def test_the_slow_way_is_named(tmp_path: Path) -> None:
             status = await head.until(ready_or_raise)
             early = await cli(head.spec.home, "why", "--json")
             assert early.returncode == 1 and "nothing was answered" in early.stderr and early.stdout == ""
-            await Api(fleet.api_url(status)).complete(PROMPT * 20, TOKENS)
+            await Api(fleet.api_url(status)).complete(PROMPT * 20, FEW_TOKENS)
             asked = await cli(head.spec.home, "why", "--json")
             assert asked.returncode == 0, asked.stderr
             found = json.loads(asked.stdout)
@@ -59,8 +60,8 @@ def test_the_slow_way_is_named(tmp_path: Path) -> None:
             for name in ("worker-1 CPU", "worker-2 CPU"):
                 computing = parts["computing", name]
                 assert computing["source"] == "measured" and 0 < computing["seconds"] < FAR
-            assert found["token"]["tokens"] == TOKENS - 1
-            assert [one["generated_tokens"] for one in found["answers"]] == [TOKENS]
+            assert found["token"]["tokens"] == FEW_TOKENS - 1
+            assert [one["generated_tokens"] for one in found["answers"]] == [FEW_TOKENS]
             assert found["advice"]["change"], "alone the head is nearer to itself"
             shown = await cli(head.spec.home, "why")
             assert shown.returncode == 0 and "not explained" in shown.stdout

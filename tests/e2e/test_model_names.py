@@ -180,6 +180,50 @@ def test_a_download_that_is_killed_three_times_is_continued(tmp_path: Path) -> N
     assert begun_at == sorted(begun_at) and len(begun_at) == 4 and begun_at[3] > 20 << 20, begun_at
 
 
+def test_two_downloads_of_one_model_are_killed_and_a_third_continues_both(tmp_path: Path) -> None:
+    """The second waits for the first; when that is killed it continues there, and is killed as well."""
+    content = smollm2().read_bytes()
+    hub = Hub({"me/Smol-GGUF": {"Smol-Q4_K_M.gguf": content}}, pause=0.005)
+    argv = [sys.executable, "-m", "meshd", "model"]
+    with serving(hub):
+        environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
+
+        def pull() -> "subprocess.Popen[str]":
+            command = [*argv, "pull", "hf:me/Smol-GGUF"]
+            return subprocess.Popen(
+                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+
+        def killed_after_more(process: "subprocess.Popen[str]") -> None:
+            hub.reached.clear()
+            hub.mark = hub.sent + (10 << 20)
+            assert hub.reached.wait(60)
+            process.kill()
+            assert process.wait(30) == -signal.SIGKILL
+
+        with pull() as first:
+            hub.reached.clear()
+            hub.mark = hub.sent + 1
+            assert hub.reached.wait(60)
+            with pull() as second:
+                assert second.stderr is not None
+                assert any("another program is downloading" in line for line in second.stderr)
+                killed_after_more(first)
+                killed_after_more(second)
+        shown = subprocess.run(
+            [*argv, "show", "hf:me/Smol-GGUF"], env=environment, capture_output=True, timeout=60, check=False
+        )
+        assert shown.returncode == 1, "a part is no model"
+        hub.pause = 0.0
+        with pull() as third:
+            out, errors = third.communicate(timeout=60)
+    assert third.returncode == 0, errors
+    assert Path(out.strip()).read_bytes() == content
+    begun_at = [int(one.get("Range", "bytes=0-")[6:-1]) for one in hub.headers_of("/bytes/")]
+    assert begun_at == sorted(begun_at) and len(begun_at) == 3, begun_at
+    assert begun_at[1] > 8 << 20 and begun_at[2] > 16 << 20, begun_at
+
+
 def _list(value: object) -> list[dict[str, object]]:
     assert isinstance(value, list)
     return value

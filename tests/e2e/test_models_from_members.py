@@ -119,6 +119,12 @@ def test_a_wrong_piece_comes_from_somebody_else(tmp_path: Path) -> None:
     play(check())
 
 
+def in_hub_cache(user: Path) -> Path:
+    """Return the model in this user's cache of Hugging Face."""
+    [path] = (user / "huggingface/hub").glob("models--*/snapshots/*/*.gguf")
+    return path
+
+
 def test_a_model_of_the_hub_crosses_the_line_once(tmp_path: Path) -> None:
     """Only the list of hashes comes from the hub; a member with another file of that name is found out."""
     hub = Hub({"me/Smol-GGUF": {f"{NAME}.gguf": smollm2().read_bytes()}})
@@ -128,7 +134,7 @@ def test_a_model_of_the_hub_crosses_the_line_once(tmp_path: Path) -> None:
         async with homes_in(tmp_path / member) as homes:
             user = Path(homes.variables("one")["HOME"])
             cached(user / "huggingface/hub", "me/Smol-GGUF", files)
-            await homes.joined("one")
+            await homes.joined("one", model=in_hub_cache(user))
             pulled = await homes.run("taker", "pull", "hf:me/Smol-GGUF", hub=hub.url)
             assert pulled.returncode == 0, pulled.stderr
             assert f"fetching {NAME} (98.4 MB): 100%" in pulled.stderr
@@ -149,7 +155,7 @@ def test_a_model_of_the_hub_that_cannot_be_asked(tmp_path: Path) -> None:
         async with homes_in(tmp_path) as homes:
             user = Path(homes.variables("one")["HOME"])
             cached(user / "huggingface/hub", "me/Smol-GGUF", {f"{NAME}.gguf": smollm2().read_bytes()})
-            await homes.joined("one")
+            await homes.joined("one", model=in_hub_cache(user))
             pulled = await homes.run("taker", "pull", "hf:me/Smol-GGUF:Q4_1")
             assert pulled.returncode == 0, pulled.stderr
             assert "not compared with the hash that Hugging Face promises" in pulled.stderr

@@ -1,4 +1,4 @@
-"""The official Python clients of OpenAI and Anthropic, and the requests of an agent, on a real model.
+"""The official Python clients of OpenAI, Anthropic and Ollama, and the requests of an agent, on a real model.
 
 `pi_requests.json`: what pi 0.73.1 (npm's `@mariozechner/pi-coding-agent`, set up by `configs/pi-models.json`)
 asked when it read a file, went on in its session, and was shown an image; machine paths are replaced.
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from meshd.gateway.answer_log import ANSWER_LOG_NAME
+from meshd.gateway.turns import ANSWER_LOG_NAME
 
 from tests.e2e.models import smollm2
 from tests.e2e.nodes import SAME_THREADS, Fleet, api_of, play
@@ -25,6 +25,7 @@ from tests.e2e.used_tool import used_tool
 
 if TYPE_CHECKING:  # their import takes long, and each process of `pytest -n` imports all tests
     from anthropic import Anthropic
+    from ollama import Client as Ollama
     from openai import OpenAI
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
@@ -50,6 +51,12 @@ def anthropic_client(url: str) -> "Anthropic":
     from anthropic import Anthropic
 
     return Anthropic(base_url=url, api_key=KEY, max_retries=0, timeout=250.0)
+
+
+def ollama_client(url: str) -> "Ollama":
+    from ollama import Client
+
+    return Client(host=url, headers={"Authorization": f"Bearer {KEY}"}, timeout=250.0)
 
 
 def _key_file(folder: Path) -> Path:
@@ -163,6 +170,61 @@ def _anthropic_messages(url: str) -> None:
         assert called.stop_reason == "tool_use"
 
 
+def _ollama_chats(url: str) -> None:
+    ai = ollama_client(url)
+    try:
+        [listed] = ai.list().models
+        shown = ai.show(listed.model or "")
+        assert shown.modelinfo is not None and shown.modelinfo["general.architecture"] == "llama"
+        [running] = ai.ps().models
+        assert running.context_length == shown.modelinfo["llama.context_length"] > 0
+        assert "tools" in (shown.capabilities or [])
+        plain: Any = {"model": "any:latest", "messages": [{"role": "user", "content": QUESTION}]}
+        greedy: Any = {"temperature": 0, "num_predict": 4, "num_ctx": 128}
+        whole = ai.chat(**plain, options=greedy)
+        parts = list(ai.chat(**plain, options=greedy, stream=True))
+        assert "".join(part.message.content or "" for part in parts) == whole.message.content != ""
+        for last in (whole, parts[-1]):
+            assert last.done and last.done_reason == "length"
+            assert last.eval_count == 4 and (last.prompt_eval_count or 0) > 5
+            assert (last.eval_duration or 0) > 0
+        said = ai.chat(**plain, format=WEATHER, options={"temperature": 0, "num_predict": 60})
+        assert json.loads(said.message.content or "").keys() == {"city", "days"}
+        raw = ai.generate(model="any", prompt="The capital of France is", raw=True, options=greedy)
+        texts = [
+            part.response for part in ai.generate(model="any", prompt=QUESTION, options=greedy, stream=True)
+        ]
+        assert raw.response and "".join(text or "" for text in texts) == whole.message.content
+        assert ai.generate(model="any").done_reason == "load"
+        _ollama_three_turns(ai)
+    finally:
+        ai._client.close()
+
+
+def _ollama_three_turns(ai: "Ollama") -> None:
+    """Two results are asked for as the model was shown, then it speaks."""
+    tool: Any = {"type": "function", "function": {"name": "weather", "parameters": WEATHER}}
+    messages: list[Any] = []
+    for city in ("Rome", "Paris"):
+        call = {"function": {"name": "weather", "arguments": {"city": city, "days": 1}}}
+        messages += [
+            {"role": "user", "content": f"Weather in {city}?"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_name": "weather", "content": "sunny"},
+            {"role": "assistant", "content": "It is sunny."},
+        ]
+    messages.append({"role": "user", "content": "Weather in Rome?"})
+    options: Any = {"temperature": 0, "num_predict": 100}
+    parts = list(ai.chat("any", messages, tools=[tool], options=options, stream=True))
+    [called] = [call for part in parts for call in part.message.tool_calls or ()]
+    assert (called.function.name, dict(called.function.arguments)) == ("weather", {"city": "Rome", "days": 1})
+    messages += [
+        {"role": "assistant", "content": "", "tool_calls": [called.model_dump()]},
+        {"role": "tool", "tool_name": "weather", "content": "sunny"},
+    ]
+    assert ai.chat("any", messages, tools=[tool], options=options).message.content
+
+
 def _pi_reads_and_goes_on(url: str) -> None:
     requests = json.loads(PI_REQUESTS.read_text())
     assert [request["body"]["messages"][-1]["role"] for request in requests] == [
@@ -184,7 +246,13 @@ def _pi_reads_and_goes_on(url: str) -> None:
 
 def test_chat_streams_tools_and_schemas_of_both_clients_and_of_an_agent(tmp_path: Path) -> None:
     def ask(url: str) -> None:
-        for part in (_openai_chats, _openai_responses, _anthropic_messages, _pi_reads_and_goes_on):
+        for part in (
+            _openai_chats,
+            _openai_responses,
+            _anthropic_messages,
+            _ollama_chats,
+            _pi_reads_and_goes_on,
+        ):
             part(url)
 
     play(asked(tmp_path, smollm2(), *SAME_THREADS, "--chat-template-file", str(TEMPLATE), ask=ask))
@@ -195,6 +263,8 @@ def test_chat_streams_tools_and_schemas_of_both_clients_and_of_an_agent(tmp_path
         "/v1/completions",
         "/v1/responses",
         "/v1/messages",
+        "/api/chat",
+        "/api/generate",
     }
     assert all(line["prompt_tokens"] > 0 and line["generated_tokens"] > 0 for line in lines)
 
@@ -202,9 +272,14 @@ def test_chat_streams_tools_and_schemas_of_both_clients_and_of_an_agent(tmp_path
 def test_embeddings_of_a_split_model_are_those_of_one_machine(tmp_path: Path) -> None:
     def ask(url: str) -> list[list[float]]:
         with openai_client(url) as ai:
-            one = ai.embeddings.create(model="any", input=["bula dika", "momo"])
-            assert one.usage.prompt_tokens > 0
-            return [item.embedding for item in one.data]
+            texts = ["bula dika", "momo"]
+            each = [ai.embeddings.create(model="any", input=text).data[0].embedding for text in texts]
+            both = ai.embeddings.create(model="any", input=texts)
+            assert both.usage.prompt_tokens > 0
+            # computed side by side or one after the other, as it happens, which rounds otherwise
+            for one, other in zip(each, both.data, strict=True):
+                assert other.embedding == pytest.approx(one, abs=1e-5)
+            return each
 
     model, options = random_model("llama"), ("--", "-t", "1", "--embeddings", "--pooling", "mean")
     alone = play(asked(tmp_path / "alone", model, *options, ask=ask))

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from meshd.base.tasks import Owner
-from meshd.config.tree import HostPort, LinksConfig
+from meshd.config import HostPort, LinksConfig
 from meshd.daemon.member_node import MemberNode
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import PeerState, Stream
@@ -18,6 +18,7 @@ from meshd.process.handover import DescriptorSender, socket_pair
 from meshd.role.worker.neighbour_arrivals import ARRIVAL
 from meshd.role.worker.push_neighbours import PushNeighbours
 from meshd.role.worker.turn_times import TurnTimes
+from meshd.rpc.reading_budget import NodeReading
 from meshd.wire.lease import PUSH_SERVICE, Neighbour, Reached, decode
 
 from tests.conformance.run import run as run_to_end
@@ -79,7 +80,7 @@ def test_a_session_is_made_for_those_who_are_introduced(tmp_path: Path) -> None:
             near, far, _, _ = streams()
             turns = TurnTimes(asyncio.get_running_loop().time)
             neighbours = PushNeighbours(
-                one.mesh, tunnels, MessageStream(near), descriptors, socket_pair, turns
+                one.mesh, tunnels, MessageStream(near), descriptors, socket_pair, turns, NodeReading()
             )
             introduced = Neighbour(1, peer.raw, LEASE)
             try:

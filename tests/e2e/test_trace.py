@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.e2e.models import smollm2
-from tests.e2e.test_bench import meshd
+from tests.e2e.test_bench import module
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
 
@@ -27,7 +27,7 @@ def test_two_workers(tmp_path: Path) -> None:
     smollm2()
     picture = tmp_path / "trace.svg"
     asked = ("--prompt", "300", "--tokens", str(TOKEN_STEPS + 1), "--svg", str(picture), "--json")
-    done = meshd(tmp_path, "bench", "trace", *asked)
+    done = module(tmp_path, "tests.bench.trace", *asked)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     prompt, tokens = found["parts"]

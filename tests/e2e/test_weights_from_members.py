@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
 
 TOKENS = 16
 MB = 1_000_000
-ON_WORKERS = ("--device", "none", "--output-on", "head")  # workers have all layers
+ON_WORKERS = ("--device", "none", "--set", "serve.output=head")  # workers have all layers
 ON_A = (*ON_WORKERS, "--workers", "a")
 
 
@@ -113,18 +113,18 @@ def test_a_transfer_that_is_killed_three_times_is_continued(tmp_path: Path) -> N
 
     async def check() -> None:
         async with homes_in(tmp_path) as homes:
-            one, token = await holder(homes, "one")
-            slow = ("--fetch-rate", "8MB")
-            taker = await homes.start("a", *slow, token=token)
+            slow = ("--max-upload", "4MB")  # of both that have the model
+            one, token = await holder(homes, "one", *slow)
+            taker = await homes.start("a", token=token)
             await connected(one, 1)
-            head = await homes.serve("head", smollm2(), *ON_A, *SAME_THREADS, token=token)
+            head = await homes.serve("head", smollm2(), *ON_A, *slow, *SAME_THREADS, token=token)
             for killed in (1, 2):
                 await until_kept(homes, "a", killed * 16 * MB)
                 assert taker.pid is not None
                 os.kill(taker.pid, signal.SIGKILL)
                 homes.fleet.forget(taker)
                 before = kept(homes, "a")
-                taker = await homes.start("a", *slow)
+                taker = await homes.start("a")
             await until_kept(homes, "a", 48 * MB)
             assert one.pid is not None and not fetched(head), "it is not done"
             os.kill(one.pid, signal.SIGKILL)
@@ -166,7 +166,7 @@ def test_what_only_the_head_has_is_sent_by_it_once(tmp_path: Path) -> None:
 
     async def check() -> None:
         async with homes_in(tmp_path) as homes:
-            _mean, token = await holder(homes, "mean", "--give-models", "off")
+            _mean, token = await holder(homes, "mean", "--set", "node.give_models=off")
             await takers(homes, "a", token=token)
             head = await homes.serve("head", smollm2(), *ON_A, *SAME_THREADS, token=token)
             first = await homes.fleet.ready(head)
@@ -190,11 +190,11 @@ def lan() -> Iterator[Lan]:
         yield made
 
 
-async def two_on(lan: Lan, homes: Homes, *options: str) -> tuple[LocalNode, str]:
+async def two_on(lan: Lan, homes: Homes) -> tuple[LocalNode, str]:
     """Workers without a model; the first, and the token of their mesh."""
-    first = await homes.start("a", *APART, *options, prefix=lan.prefix("a"))
+    first = await homes.start("a", *APART, prefix=lan.prefix("a"))
     token = await first.token()
-    await homes.start("b", *APART, *options, token=token, prefix=lan.prefix("b"))
+    await homes.start("b", *APART, token=token, prefix=lan.prefix("b"))
     await connected(first, 1)
     return first, token
 
@@ -214,7 +214,7 @@ def test_two_workers_take_from_the_head_alone(lan: Lan, tmp_path: Path, give: st
     async def check() -> None:
         async with homes_in(tmp_path) as homes:
             _first, token = await two_on(lan, homes)
-            head = await medium(lan, homes, token, "--give-models", give)
+            head = await medium(lan, homes, token, "--set", f"node.give_models={give}")
             model = model_of(await homes.fleet.ready(head))
             gave = {name: set(parts) for name, parts in fetched(head).items()}
             assert gave == ({"a": {"head"}, "b": {"head"}} if give == "own" else {})
@@ -230,15 +230,15 @@ def test_what_the_head_alone_gives_is_continued(lan: Lan, tmp_path: Path) -> Non
 
     async def check() -> None:
         async with homes_in(tmp_path) as homes:
-            slow = ("--fetch-rate", "20MB")
-            killed, token = await two_on(lan, homes, *slow)
-            head = await medium(lan, homes, token)
+            killed, token = await two_on(lan, homes)
+            slow = ("--max-upload", "15MB")  # when `a` is back, `b` must still lack some
+            head = await medium(lan, homes, token, *slow)
             await until_kept(homes, "a", 40 * MB)
             assert killed.pid is not None and not fetched(head), "it is not done"
             os.kill(killed.pid, signal.SIGKILL)
             homes.fleet.forget(killed)
             before = kept(homes, "a")
-            await homes.start("a", *APART, *slow, prefix=lan.prefix("a"))
+            await homes.start("a", *APART, prefix=lan.prefix("a"))
             status = await homes.fleet.ready(head)
             [load] = [one for one in model_of(status).workers if one.node == "a"]
             assert sum(fetched(head)["a"].values()) * MB < load.total_bytes - before + 4 * PIECE_BYTES
@@ -268,7 +268,7 @@ def test_a_head_without_the_model_takes_it_from_members_first(tmp_path: Path, na
                 await head.stop()
                 homes.fleet.forget(head)
             log = (head.spec.home / "node.log").read_text()
-            assert log.count(f"fetching {NAME} (98.4 MB): 100%") == 1, "the second time it is here"
+            assert log.count("model_fetched") == 1, "the second time it is here"
 
     play(check())
 

@@ -101,7 +101,7 @@ async def trio(
     parted: bool = False,
     min_workers: int = 2,
     worker_options: tuple[str, ...] = (),
-    options: tuple[str, ...] = ("--no-relaying",),
+    options: tuple[str, ...] = ("--set", "links.no_relaying=true"),
 ) -> AsyncIterator[Trio]:
     """All three, started; the model is not waited for. `options` are of each: no member passes bytes on.
 

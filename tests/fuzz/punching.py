@@ -65,12 +65,12 @@ def _make_word(rng: random.Random, samples: Sequence[bytes]) -> bytes:
 
 def _feed_word(data: bytes) -> None:
     word = punching.decode(data)
-    assert punching.decode(punching.encode(word)) == word
+    assert punching.decode(word.encode()) == word
 
 
 def _feed_search(data: bytes) -> None:
     word = port_prediction.decode(data)
-    assert port_prediction.decode(port_prediction.encode(word)) == word
+    assert port_prediction.decode(word.encode()) == word
 
 
 TARGETS = (
@@ -84,7 +84,7 @@ TARGETS = (
     ),
     Target(
         name="punching",
-        samples=tuple(map(punching.encode, WORDS)),
+        samples=tuple(word.encode() for word in WORDS),
         make=_make_word,
         feed=_feed_word,
         allowed=(RemoteProtocolError,),
@@ -92,7 +92,7 @@ TARGETS = (
     ),
     Target(
         name="searching",
-        samples=tuple(map(port_prediction.encode, SEARCHES)),
+        samples=tuple(word.encode() for word in SEARCHES),
         make=_make_word,
         feed=_feed_search,
         allowed=(RemoteProtocolError,),

@@ -30,7 +30,6 @@ from meshd.wire.relay import (
     ShutBox,
     decode_from_node,
     decode_from_relay,
-    encode,
 )
 
 from tests.fuzz.mutate import either, flip
@@ -39,7 +38,7 @@ from tests.fuzz.target import Target
 ANN, BOB, GUEST = (bytes([number]) * 32 for number in (1, 2, 3))
 MESH, BOX = b"m" * 32, b"b" * 16
 FROM_NODE = tuple(
-    framed(encode(message))
+    framed(message.encode())
     for message in (
         Call(1, BOB),
         Call(2, BOX),
@@ -52,7 +51,7 @@ FROM_NODE = tuple(
     )
 )
 FROM_RELAY = tuple(
-    encode(message)
+    message.encode()
     for message in (
         Ready("192.0.2.1:4711", 8, 1 << 20),
         Called(1, bytes(16)),

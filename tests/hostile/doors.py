@@ -5,21 +5,28 @@ import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 
 from meshd.base.errors import MeshdError
-from meshd.base.peer_limits import LINKS
 from meshd.base.tasks import Owner
 from meshd.link.interface import Link
 from meshd.link.relayed.through_member import FROM, TO
 from meshd.link.relayed.through_member import SERVICE as MEMBER_SERVICE
-from meshd.peer.signal_routes import SIGNAL_TO as SIGNAL_TO
+from meshd.peer.signals import SIGNAL_TO as SIGNAL_TO
+from meshd.role.capacity.path_probe import PATH_PROBE_SERVICE
+from meshd.role.worker.local_way import OFFERED_BYTES
+from meshd.role.worker.push_neighbours import LOCAL
 from meshd.tunnel.user_tunnels import TUNNEL_SERVICE
+from meshd.wire.capacity import CAPACITY_SERVICE
 from meshd.wire.hello import Go
-from meshd.wire.lease import LEASE_SERVICE, Acquire, Grant, Reserve
+from meshd.wire.lease import LEASE_SERVICE, PUSH_SERVICE, RPC_SERVICE, Acquire, Grant, Reserve
 from meshd.wire.lease import decode as decode_lease
 from meshd.wire.lengths import LengthParser, framed
+from meshd.wire.models import MODELS_SERVICE
 from meshd.wire.news import MAX_PRESENCES, NEWS_SERVICE, BanNews, PresenceNews, RecordNews
+from meshd.wire.pieces import PIECES_SERVICE
+from meshd.wire.serving import API_SERVICE, SERVING_SERVICE
 from meshd.wire.signal import SIGNAL_SERVICE
 
-from tests.hostile.approach import EXPOSED, VIRTUAL, VOLLEY, Approach, Metadata, NotHeard, Pace, Said
+from tests.hostile.approach import EXPOSED, VIRTUAL, VOLLEY, Metadata, NotHeard, Pace, Said
+from tests.hostile.asking import Asking, answered_sign
 from tests.hostile.damage import Damage
 from tests.hostile.member import OVER, Mallory, Talk, Target
 from tests.unit.role.fake_mesh import NATIVE
@@ -40,23 +47,40 @@ DOORS = {
     "frames": "break_frames",
     "away": "be_away",
     "links": "hold_links",
+    "models": "ask_models",
+    "pieces": "ask_pieces",
+    "serving": "watch_serving",
+    "api": "call_api",
+    "capacity": "ask_capacity",
+    "path-probe": "fill_path",
 }
+ANSWERING = (
+    MODELS_SERVICE,
+    PIECES_SERVICE,
+    SERVING_SERVICE,
+    API_SERVICE,
+    CAPACITY_SERVICE,
+    PATH_PROBE_SERVICE,
+)
 # What victims have to answer where they hear what is said there: services, or what the door itself counts.
 SIGNS: dict[str, tuple[str, ...]] = {
     "news": (NEWS_SERVICE,),
     "moves": (NEWS_SERVICE,),
     "signals": (SIGNAL_SERVICE,),
-    "services": (LEASE_SERVICE, TUNNEL_SERVICE, MEMBER_SERVICE),
-    "leases": (LEASE_SERVICE, "rpc", "push"),
+    "services": (TUNNEL_SERVICE, MEMBER_SERVICE),
+    "leases": (LEASE_SERVICE, RPC_SERVICE, PUSH_SERVICE),
     "circuits": (MEMBER_SERVICE,),
     "tunnels": (TUNNEL_SERVICE,),
     "away": (),
-} | {name: (name,) for name in ("mail", "greeting", "frames", "links")}
+}
+SIGNS |= {name: (name,) for name in ("mail", "greeting", "frames", "links")}
+SIGNS |= {name: (name, answered_sign(name)) for name in ANSWERING}
 SILENT = frozenset({"away", "links"})  # nothing is said there
+MOST_LINKS = 8  # of one member, those that are greeting included
 Door = Callable[[], Awaitable[None]]
 
 
-class Visit(Approach):
+class Visit(Asking):
     """Through any door, as chance has it."""
 
     def __init__(
@@ -185,6 +209,10 @@ class Visit(Approach):
                 metadata["compressed"] = self._rng.choice((0, 1, 2, 1 << 40))
             if self._rng.random() < 0.2:
                 metadata["ask"] = 1
+            if service == "push" and self._rng.random() < 0.2:
+                metadata[LOCAL] = self._rng.randbytes(
+                    self._rng.choice((0, OFFERED_BYTES - 1, OFFERED_BYTES, 500))
+                )
             opened = talk.open(service, metadata)
             if opened is not None:
                 await self._say(talk, opened, [(f"open.{service}", self._rng.randbytes(100))], eof=True)
@@ -274,7 +302,7 @@ class Visit(Approach):
         victim = self._target()
         links = []
         try:
-            for _ in range(3 * LINKS.most):
+            for _ in range(3 * MOST_LINKS):
                 with contextlib.suppress(MeshdError):
                     links.append(await victim.dial())
             await asyncio.sleep(0.5)
@@ -283,7 +311,7 @@ class Visit(Approach):
             for link in links:
                 await link.aclose()
         self._heard["links"] += held
-        if held > LINKS.most:
+        if held > MOST_LINKS:
             raise Damage(f"{victim.name} holds {held} silent links of one member")
 
 

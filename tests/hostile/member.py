@@ -14,6 +14,7 @@ from meshd.identity.revocation import RevocationSet
 from meshd.link.interface import Link
 from meshd.mux.config import MuxConfig, Priority
 from meshd.mux.events import (
+    Code,
     DataReceived,
     Event,
     GoodbyeReceived,
@@ -55,6 +56,7 @@ class Talk:
         self.heard: dict[int, bytearray] = {}
         self.ours: dict[int, str] = {}  # those that the victim has not answered yet, by service
         self.answered: Counter[str] = Counter()  # streams that it took or refused, by service
+        self.kept: dict[int, bool] = {}  # streams whose words stay after their end; True: they ended well
         self._rest = rest
         self._sending = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -108,7 +110,9 @@ class Talk:
     def _take(self, happened: list[Event]) -> None:
         for event in happened:
             if isinstance(event, StreamAccepted | StreamReset) and event.stream_id in self.ours:
-                self.answered[self.ours.pop(event.stream_id)] += 1
+                service = self.ours.pop(event.stream_id)
+                unknown = isinstance(event, StreamReset) and event.code == Code.UNKNOWN_SERVICE
+                self.answered[service] += not unknown
             match event:
                 case StreamOpened(stream_id=number, service=service):
                     self.session.accept(number)
@@ -121,7 +125,10 @@ class Talk:
                     self.session.consumed(number, len(data))
                 case StreamReset(stream_id=number) | StreamEnded(stream_id=number):
                     self.live.discard(number)
-                    self.heard.pop(number, None)
+                    if number not in self.kept:
+                        self.heard.pop(number, None)
+                    elif isinstance(event, StreamEnded):
+                        self.kept[number] = True
                 case GoodbyeReceived(reason=reason) | SessionLost(reason=reason):
                     self.over = reason or "goodbye"
         self._wake()
@@ -129,6 +136,16 @@ class Talk:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+    async def until(self, done: Callable[[], bool], seconds: float) -> bool:
+        """Return whether it is so before the session is over, or so many seconds are."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not done() and not self.over:
+                    await self._changed.wait()
+        except TimeoutError:
+            pass
+        return done()
 
     # What it says.
 

@@ -4,11 +4,10 @@ import asyncio
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar, TypeVarTuple, Unpack
+from typing import Any, TypeVarTuple, Unpack
 
 from meshd.base.peer_limits import DIALS
 from meshd.base.token_bucket import TokenBucket
@@ -22,7 +21,6 @@ from tests.sim.loop import VirtualLoop
 
 SLOW_SECONDS = 2.0
 _Args = TypeVarTuple("_Args")
-_Result = TypeVar("_Result")
 _TYPES = {socket.SOCK_STREAM: "tcp", socket.SOCK_DGRAM: "udp"}
 _DIALLING: ContextVar[tuple[str, PeerId] | None] = ContextVar("dialling", default=None)
 
@@ -95,15 +93,6 @@ class OutsideLoop(VirtualLoop):
     ) -> asyncio.TimerHandle:
         """Also `call_later`."""
         return super().call_at(when, partial(self.turns.run, callback, *args), context=context)
-
-    def run_in_executor(
-        self,
-        executor: Executor | None,
-        func: Callable[[Unpack[_Args]], _Result],
-        *args: *_Args,
-    ) -> asyncio.Future[_Result]:
-        """A thread ends whenever it likes: the run would not come again."""
-        raise AssertionError(f"a thread for {func!r}")
 
     # The network.
 

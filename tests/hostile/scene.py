@@ -1,7 +1,8 @@
 """Two honest nodes with a live stream between them, and a third that is not honest.
 
 The honest ones are real: mesh, news, book, signals, the lease's side of a worker, tunnels, circuits, relay
-client, TCP. Children are stubs, the clock is virtual, and outside is a network that answers nothing.
+client, TCP, and what served.py has. Children are stubs, the clock is virtual, and outside is a network that
+answers nothing.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from pathlib import Path
 from meshd.base.errors import MeshdError, UserError
 from meshd.base.peer_limits import PASSED_ON_OF_PEER, TUNNELLED
 from meshd.base.tasks import Owner
+from meshd.gateway.access import ApiPort
 from meshd.identity.invite import RelayHint
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Role
@@ -39,6 +41,7 @@ from tests.hostile.approach import EXPOSED, TOPICS
 from tests.hostile.damage import Damage, Lines, resident_bytes, trim, why_forbidden
 from tests.hostile.member import Mallory, Target
 from tests.hostile.network import Dial, Noted, OutsideLoop
+from tests.hostile.served import Served, free_port
 from tests.hostile.turns import context_of
 from tests.sim.echo import echo
 from tests.sim.test_signals import PostOffice
@@ -87,7 +90,7 @@ class _Tcp:
 class Victim:
     """An honest node with everything that members reach."""
 
-    def __init__(self, node: WorldNode, folder: Path, owner: Owner, office: PostOffice) -> None:
+    def __init__(self, node: WorldNode, folder: Path, owner: Owner, office: PostOffice, api: ApiPort) -> None:
         self.node = node
         self.context = context_of(node.name)
         node.mail = office.of(node.peer)
@@ -108,6 +111,7 @@ class Victim:
         self.bench = Bench(Net(owner).mesh(node.name), folder)
         runtime = replace(self.bench.runtime, mesh=node.mesh)
         self.worker = Worker(runtime, [], WorkerOptions(machine="m", memory=1 << 30))
+        self.served = Served(node, runtime, self.worker, folder / node.name, api)
 
     def _dial_outside(self) -> None:
         node = self.node
@@ -117,7 +121,7 @@ class Victim:
         assert isinstance(loop, OutsideLoop)
         quic = Noted(QuicDialer(node.handshake, ports=loop.udp_port), node.name)
         # visits to relays have a share of their own
-        node.mesh._peers._dialers = (tcp, quic, relayed, self.members)
+        node.mesh.table.dialers = (tcp, quic, relayed, self.members)
         for topic in TOPICS:
             node.signals.topic(topic)
 
@@ -141,6 +145,7 @@ class Victim:
         owner.start(self.members.serve(self.node.mesh.accept), name=f"members of {self.node.name}")
         owner.start(self.tunnels.serve(), name=f"tunnels of {self.node.name}")
         owner.start(self.worker.serve(), name=f"worker of {self.node.name}")
+        self.served.start(owner)
 
 
 def _named(candidates: Iterable[Candidate]) -> list[Dialable]:
@@ -319,8 +324,8 @@ async def scene(folder: Path) -> AsyncIterator[Scene]:
         near, far = apart(world, kinds=(LinkKind.TCP,))
         hostile = world.node("mallory", roles=frozenset({Role.USE, Role.WORK, Role.INVITE}))
         victims = (
-            Victim(near, folder, world.owner, office),
-            Victim(far, folder, world.owner, office),
+            Victim(near, folder, world.owner, office, await free_port()),
+            Victim(far, folder, world.owner, office, await free_port()),
         )
         it = Scene(world, victims, hostile, office)
         it.loop.slow = {Dial("tcp", "127.0.0.1", EXPOSED_PORT + number) for number in range(2)}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.peer_limits import DIALS
-from meshd.peer import connector
+from meshd.peer import limits
 from meshd.peer.interface import Stream
 from meshd.role.worker.cycle import Worker
 
@@ -23,12 +23,12 @@ from tests.hostile.draw import drawn_seed
 from tests.hostile.member import Talk
 from tests.hostile.run import run_member
 from tests.hostile.words import catalogue
-from tests.soak import drawn
+from tests.soak import counts, drawn
 
-MESSAGES = 100_000  # the tables of the honest are full after 50,000
+MESSAGES = counts(60_000, 100_000)  # the tables of the honest are full after 50,000
 
 
-@pytest.mark.timeout(600)  # two minutes of computing, beside three other processes
+@pytest.mark.timeout(1500)  # three minutes of computing, beside three other processes
 def test_the_honest_bear_it(tmp_path: Path) -> None:
     seed = drawn_seed()
     print(f"python -m tests.hostile --seed {seed} --messages {MESSAGES}")  # noqa: T201
@@ -45,11 +45,9 @@ def test_the_honest_bear_it(tmp_path: Path) -> None:
 def test_a_run_comes_again_by_its_seed(door: str, tmp_path: Path) -> None:
     messages = 12 if door in SILENT else 300
     one, other = (run_member(tmp_path, seed=5, messages=messages, doors=(door,)) for _ in range(2))
-    assert (one.messages, one.sent, one.virtual_seconds) == (
-        other.messages,
-        other.sent,
-        other.virtual_seconds,
-    )
+    assert (one.messages, one.sent) == (other.messages, other.sent)
+    # what a real thread does, such as keeping times in a file, ends between two looks of the virtual clock
+    assert one.virtual_seconds == pytest.approx(other.virtual_seconds, abs=0.05)
 
 
 def test_what_no_honest_node_was_given_does_not_count(
@@ -122,12 +120,13 @@ def test_a_node_that_takes_much_of_a_core_is_found(tmp_path: Path, monkeypatch: 
 
 def test_computing_stays_in_its_bound_at_full_speed(tmp_path: Path) -> None:
     pace = Pace(rest=0.01, away=1.0)  # as fast as its news are read: without NEWS_CHECKS that takes a core
-    done = run_member(tmp_path, seed=drawn_seed(), messages=8000, doors=("news",), pace=pace)
+    messages = 24_000  # some seconds of its clock: the burst of NEWS_CHECKS alone would be a fifth of two
+    done = run_member(tmp_path, seed=drawn_seed(), messages=messages, doors=("news",), pace=pace)
     assert done.of_a_core < scene.MOST_OF_A_CORE
 
 
 def test_dials_beyond_their_share_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connector, "DIALS", replace(DIALS, per_second=1e9, burst=1e9))
+    monkeypatch.setattr(limits, "DIALS", replace(DIALS, per_second=1e9, burst=1e9))
     with pytest.raises(Damage, match="too often"):
         run_member(tmp_path, seed=1, messages=2000, doors=("moves",))
 

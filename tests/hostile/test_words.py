@@ -4,13 +4,14 @@ import dataclasses
 import random
 
 import pytest
-from meshd.wire import dialable, http_reply, igd, native, portmap
+from meshd.wire import address, dialable, http_reply, igd, native, portmap
 
 from tests.hostile.draw import Draw, Pool, drawn_seed
 from tests.hostile.words import UNSAYABLE, Speech, Word, catalogue, parts, wire_types
 
 # Dataclasses that no member sends: read from a router or a web server (tests/fuzz/routers.py), or made here.
 NOT_SAID = {
+    address.ScopedCandidate: "an address for this machine alone",
     http_reply.HttpReply: "a router's answer",
     igd.IgdControl: "from a router's description",
     portmap.Granted: "a router's answer",
@@ -52,3 +53,13 @@ def test_each_is_said_well_and_badly(word: Word) -> None:
             refused += 1
     assert taken, "nothing of it would get behind the door"
     assert refused or word.decode is None or not dataclasses.fields(word.kind), "nothing of it was hostile"
+
+
+def test_good_ones_are_searched_for_when_they_are_first_said() -> None:
+    """The search takes most of the time of a short run, which says few of all words."""
+    rng = random.Random(drawn_seed())
+    speech = Speech(rng, Draw(rng, Pool()))
+    assert not speech._good
+    speech.say("lease.Acquire")
+    speech.say("lease.Acquire")
+    assert set(speech._good) == {"lease.Acquire"}

@@ -19,6 +19,7 @@ from functools import partial
 
 import meshd.wire
 from meshd.base.errors import LocalProtocolError, MeshdError
+from meshd.wire.address import ScopedCandidate
 from meshd.wire.frame import FrameParser, data_header
 from meshd.wire.frame_types import Data
 
@@ -120,7 +121,7 @@ def catalogue() -> tuple[Word, ...]:
             write = next((value for hint, value in writers if kind in members(hint)), None)
         if kind is Data:  # its head and its payload are written apart, which spares a copy
             write = _write_data
-        if write is None:
+        if write is None or kind is ScopedCandidate:  # which is never said
             continue
         read = _method(kind, "decode", "from_bytes")
         if read is None and kind.__module__.endswith(".frame_types"):
@@ -144,17 +145,25 @@ class Speech:
         self._draw = draw
         self._mild = Draw(rng, draw.pool, wild=0.0)
         self.words = {word.name: word for word in (words if words is not None else catalogue())}
-        self._good = {name: self._search(word) for name, word in self.words.items()}
-        self._samples = {
-            name: [self.words[name].encode(one) for one in good] for name, good in self._good.items()
-        }
+        # each from when it is first said: the search for some takes seconds, and most runs say few
+        self._good: dict[str, list[object]] = {}
+        self._samples: dict[str, list[bytes]] = {}
         self._by_module: dict[str, list[str]] = {}
         for name in self.words:
             self._by_module.setdefault(name.partition(".")[0], []).append(name)
 
     def good(self, name: str) -> object:
         """A value that its readers take."""
+        if name not in self._good:
+            self._good[name] = self._search(self.words[name])
         return self._rng.choice(self._good[name])
+
+    def samples(self, name: str) -> list[bytes]:
+        """Return all good ones that were found, in bytes."""
+        if name not in self._samples:
+            self.good(name)
+            self._samples[name] = [self.words[name].encode(one) for one in self._good[name]]
+        return self._samples[name]
 
     def of(self, *modules: str) -> str:
         """The name of any message of these modules."""
@@ -163,14 +172,14 @@ class Speech:
     def say(self, name: str) -> bytes:
         """One message: as good as it gets, with fields redrawn, or broken as bytes or inside."""
         if self._rng.random() >= self.broken:
-            return self._rng.choice(self._samples[name])
+            return self._rng.choice(self.samples(name))
         if self._rng.random() < 0.5:
             word = self.words[name]
             try:
                 return word.encode(self._changed(self.good(name), 1 + self._rng.randrange(2)))
             except UNSAYABLE:
                 pass
-        return either(self._rng, self._rng.choice(self._samples[name]), self._samples[name])
+        return either(self._rng, self._rng.choice(self.samples(name)), self.samples(name))
 
     def _changed(
         self, value: object, count: int, draw: Draw | None = None, names: Sequence[str] = ()
@@ -191,8 +200,10 @@ class Speech:
                 other = self._changed(self._rng.choice(found), 1, self._mild)
             except UNSAYABLE:
                 continue
-            if len(found) < _KEPT and not self._why_not(word, other):
+            if not self._why_not(word, other):
                 found.append(other)
+            if len(found) == _KEPT:
+                break
         return found
 
     def _search_one(self, word: Word) -> object:

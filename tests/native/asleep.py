@@ -1,6 +1,6 @@
 """Prompts over more workers than this machine has cores: `python -m tests.native.asleep --workers 1,4`.
 
-As `python -m meshd.bench.prompt`, whose options it takes, but workers compute nothing: their
+As `python -m tests.bench.prompt`, whose options it takes, but workers compute nothing: their
 mesh-server sleeps as long as one thread of a CPU would take (native/mesh/tests/asleep.cpp). Daemons, links,
 llama-server and the plan are real; texts are not. Compiles that mesh-server in the cache the first time. The
 model has random weights and 16 layers, as many for each of 2, 4 or 8 workers, unless `--model` names another.
@@ -13,8 +13,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from meshd.bench import prompt
-from meshd.bench.random_model import random_model
 from meshd.build import cache as builds
 from meshd.build import native
 from meshd.build.cache import BuildKey
@@ -22,6 +20,8 @@ from meshd.build.interface import MESH_PROGRAM
 from meshd.build.pin import read_pin
 from meshd.config.tree import find_cache
 
+from tests.bench import prompt
+from tests.bench.random_model import random_model
 from tests.native.build import told
 
 _ASLEEP = "mesh-server-asleep"

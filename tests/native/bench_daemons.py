@@ -16,13 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, first_error
@@ -34,6 +34,8 @@ from meshd.fleet.node import model_ready
 from meshd.fleet.proxy import run_loop
 
 from tests.native.bench_places import Place, Programs, here, stock_workers
+
+R = TypeVar("R")
 
 WAYS = ("alone", "box", "rpc", "worker", "workers")
 SHORT = 32  # tokens of a short answer
@@ -105,46 +107,66 @@ def one_process(plan: Plan, way: str, log: IO[bytes]) -> Iterator[Client]:
         "box": lambda: here(plan.devices),
         "rpc": lambda: stock_workers(programs, plan.devices, log),
     }
-    with places[way]() as place:
-        port = _free_port()
-        process = subprocess.Popen(
-            [*_argv(plan, place), "--host", "127.0.0.1", "--port", str(port)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **place.env},
-            pass_fds=place.descriptors,
-        )
-        try:
-            _until_healthy(process, port)
-            yield Client(port)
-        finally:
-            process.terminate()
-            process.wait(30)
+    options = ("-c", str(plan.context), "-np", str(plan.slots), "-kvu", "--cache-ram", "0")
+    with places[way]() as place, stock_server(plan.stock, plan.model, place, options, log) as port:
+        yield Client(port)
 
 
-def _argv(plan: Plan, place: Place) -> list[str]:
-    argv = [str(plan.stock / "llama-server"), "-m", str(plan.model), *place.options]
-    argv += [*place.device_option(","), "-ngl", "999", "-fit", "off", "-sm", "layer", "--no-webui"]
-    return [*argv, "-c", str(plan.context), "-np", str(plan.slots), "-kvu", "-ub", "512", "--cache-ram", "0"]
+@contextmanager
+def stock_server(
+    stock: Path, model: Path, place: Place, options: Sequence[str], log: IO[bytes] | int
+) -> Iterator[int]:
+    """Run a llama-server of upstream's; the port of its API. Raises MeshdError if it does not come up."""
+    port = free_port()
+    argv = [str(stock / "llama-server"), "-m", str(model), *place.options, *place.device_option(",")]
+    argv += ["-ngl", "999", "-fit", "off", "-sm", "layer", "--no-webui", "-ub", "512", *options]
+    process = subprocess.Popen(
+        [*argv, "--host", "127.0.0.1", "--port", str(port)],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **place.env},
+        pass_fds=place.descriptors,
+    )
+    try:
+        _until_healthy(process, port)
+        yield port
+    finally:
+        process.terminate()
+        process.wait(30)
 
 
-async def through_daemons(plan: Plan, way: str) -> dict[str, float]:
+def through_daemons(plan: Plan, way: str) -> dict[str, float]:
     """What is measured of workers with one device each and a head, over loopback. Raises MeshdError."""
     devices = plan.devices if way == "workers" else plan.devices[:1]
+    options = ("--ctx-size", str(plan.context), "--", "-np", str(plan.slots), "-kvu")
+    return over_daemons(plan.model, devices, options, lambda port: measure(Client(port), plan))
+
+
+def over_daemons(
+    model: Path, devices: Sequence[str], head_options: Sequence[str], work: Callable[[int], R]
+) -> R:
+    """Start a worker for each device, and a head that computes nothing; return what `work` does with the port
+    of its API, in a thread. Raises MeshdError."""
+    try:
+        return run_loop(_over_daemons(model, devices, head_options, work))
+    except ExceptionGroup as group:
+        raise first_error(group) from group
+
+
+async def _over_daemons(
+    model: Path, devices: Sequence[str], head_options: Sequence[str], work: Callable[[int], R]
+) -> R:
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as folder:
         async with Owner() as owner:
             fleet = Fleet(
                 FleetSpec(
                     folder=Path(folder),
                     cache=load().config.paths.cache,
-                    model=plan.model,
-                    worker_model=plan.model,
+                    model=model,
+                    worker_model=model,
                     round_trips=[0.0] * len(devices),
-                    head_options=(
-                        *("--device", "none", "--output-on", "worker", "--ctx-size", str(plan.context)),
-                        *("--", "-np", str(plan.slots), "-kvu"),
-                    ),
+                    head_options=("--device", "none", "--set", "serve.output=worker", *head_options),
                     worker_options=[("--device", device) for device in devices],
                 )
             )
@@ -154,20 +176,13 @@ async def through_daemons(plan: Plan, way: str) -> dict[str, float]:
             status = await head.until(model_ready)
             for part in status.model.split if status.model is not None else ():
                 sys.stdout.write(f"{part.node} {part.device}: {part.layers} layers, push {part.push}\n")
-            client = Client(int(fleet.api_url(status).rpartition(":")[2]))
-            found = await asyncio.to_thread(measure, client, plan)
+            found = await asyncio.to_thread(work, int(fleet.api_url(status).rpartition(":")[2]))
             owner.cancel()
     return found
 
 
-async def _first_error_of(work: Awaitable[dict[str, float]]) -> dict[str, float]:
-    try:
-        return await work
-    except ExceptionGroup as group:
-        raise first_error(group) from group
-
-
 def _until_healthy(process: subprocess.Popen[bytes], port: int) -> None:
+    """Waits for a llama-server. Raises MeshdError if it does not come up."""
     for _ in range(int(_SECONDS * 5)):
         if process.poll() is not None:
             break
@@ -188,7 +203,8 @@ def _healthy(port: int) -> bool:
         connection.close()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Of loopback."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
 
@@ -213,7 +229,7 @@ def _run(plan: Plan, ways: Sequence[str], log: IO[bytes], output: Path | None) -
     for way in ways:
         try:
             if way in ("worker", "workers"):
-                found[way] = run_loop(_first_error_of(through_daemons(plan, way)))
+                found[way] = through_daemons(plan, way)
             else:
                 with one_process(plan, way, log) as client:
                     found[way] = measure(client, plan)
@@ -226,7 +242,8 @@ def _run(plan: Plan, ways: Sequence[str], log: IO[bytes], output: Path | None) -
     return min(1, faults)
 
 
-def _numbers(text: str) -> list[int]:
+def numbers(text: str) -> list[int]:
+    """Read a list of an option."""
     return [int(word) for word in text.split(",")]
 
 
@@ -237,8 +254,8 @@ def main() -> int:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--devices", default="CUDA0,CUDA1")
     parser.add_argument("--ways", default=",".join(WAYS))
-    parser.add_argument("--prompts", type=_numbers, default=[512, 2048, 8000])
-    parser.add_argument("--streams", type=_numbers, default=[1, 8, 32])
+    parser.add_argument("--prompts", type=numbers, default=[512, 2048, 8000])
+    parser.add_argument("--streams", type=numbers, default=[1, 8, 32])
     parser.add_argument("--generate", type=int, default=128)
     parser.add_argument("--tries", type=int, default=3)
     parser.add_argument("--json", type=Path)

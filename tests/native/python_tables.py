@@ -11,8 +11,8 @@ _COMMENT_CHARACTERS = 100
 _HEAD = '''\
 """The mesh-server protocol: messages, limits, operations and types.
 
-Made from native/mesh/protocol.toml by `python -m tests.native.schema --write`: change that. What it
-means is in docs/native-protocol.md.
+Made by `python -m tests.native.schema --write` from native/mesh/protocol.toml, which says what it means:
+change that.
 """
 
 from collections.abc import Mapping

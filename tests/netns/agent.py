@@ -154,7 +154,7 @@ def agent(space: Namespace, folder: Path, settings: Settings) -> Iterator[Agent]
             stderr=errors,
             bufsize=0,
             cwd=ROOT,
-            env={"PATH": os.environ.get("PATH", ""), "PYTHONDONTWRITEBYTECODE": "1"},
+            env={"PATH": os.environ.get("PATH", "")},
         )
     made = Agent(process, log)
     try:

@@ -13,6 +13,7 @@ NARROW = frozenset(
         Kind.STEALTH,
         Kind.GUEST,
         Kind.V6,
+        Kind.NO_CROSSING,
         *SYMMETRIC,
     }
 )
@@ -34,7 +35,8 @@ def ways(one: Kind, two: Kind) -> tuple[str, ...]:
     hard = bool(pair & SYMMETRIC) and pair <= NARROW
     if not pair & NO_UDP and not hard:
         found.append("udp")
-    if not pair & SYMMETRIC and Kind.ONLY_443 not in pair:
+    # one router that lets SYNs cross is enough: the SYN that passes it is answered by a SYN-ACK
+    if not pair & SYMMETRIC and Kind.ONLY_443 not in pair and pair != {Kind.NO_CROSSING}:
         found.append("tcp punched")
     if hard and not pair & NO_UDP and not pair <= SYMMETRIC:
         found.append("predicted")

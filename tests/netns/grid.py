@@ -187,7 +187,7 @@ def _kind(name: str) -> Kind:
 
 
 def main() -> None:
-    """Run the grid and print it; with --write, into docs/nat-grid.md as well."""
+    """Run the grid and print it; with --write, into docs/lab/nat-grid.md as well."""
     parser = argparse.ArgumentParser(description="pairs of places, joined by real nodes")
     parser.add_argument("--kind", action="append", help="only pairs with this kind (may repeat)")
     parser.add_argument("--pair", action="append", help="FOUNDER:JOINER, only these (may repeat)")

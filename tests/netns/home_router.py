@@ -18,7 +18,7 @@ port=5555
 enable_natpmp={binary}
 enable_upnp={upnp}
 secure_mode=yes
-min_lifetime=60
+min_lifetime={shortest}
 max_lifetime=86400
 lease_file=
 uuid=c44b4e98-be1a-4eaf-95b7-5ab5ba25d91b
@@ -45,13 +45,18 @@ def skip_reason() -> str:
 
 
 @contextmanager
-def miniupnpd(router: Router, *, binary: bool = True, upnp: bool = True) -> Iterator[None]:
-    """It serves the router's LAN. `binary`: PCP and NAT-PMP. Its mappings go with it, as after a restart."""
+def miniupnpd(
+    router: Router, *, binary: bool = True, upnp: bool = True, shortest: int = 60
+) -> Iterator[None]:
+    """Serve the router's LAN. `binary`: PCP and NAT-PMP; `shortest`: seconds that a mapping lasts.
+
+    Its mappings go with it, as after a restart.
+    """
     router.space.nft(_RULES)
     words = {True: "yes", False: "no"}
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder, "miniupnpd.conf")
-        config.write_text(_CONFIG.format(binary=words[binary], upnp=words[upnp]))
+        config.write_text(_CONFIG.format(binary=words[binary], upnp=words[upnp], shortest=shortest))
         process = subprocess.Popen(
             [*router.space.prefix, "miniupnpd", "-d", "-f", config, "-P", str(Path(folder, "pid"))],
             stdin=subprocess.DEVNULL,

@@ -41,7 +41,8 @@ class RouterRules:
     """`outer` is the router's own address outside, `inner` the network inside (`192.168.1.0/24`).
 
     `hairpin`: hosts inside reach each other by their outer addresses. `rejects`: an unexpected SYN from
-    outside is answered by RST, as some routers do, and not dropped.
+    outside is answered by RST, as some routers do, and not dropped. `crossing`: a SYN passes inward where one
+    went out before (simultaneous open, RFC 5382 REQ-2); a router without it lets only a SYN-ACK in.
     """
 
     nat: Nat
@@ -50,6 +51,7 @@ class RouterRules:
     passes: Passes = Passes.ALL
     hairpin: bool = False
     rejects: bool = False
+    crossing: bool = True
 
     def text(self) -> str:
         """The whole ruleset of an IPv4 router; what was loaded before is gone."""
@@ -109,11 +111,14 @@ class RouterRules:
         if self.rejects:
             inward.append('iifname "wan" meta l4proto tcp reject with tcp reset')
         turned = ['iifname "lan" oifname "lan" ct status dnat accept'] if self.hairpin else []
+        crossed = [] if self.crossing else [_DROPS_CROSSING]
         return _FILTER.format(
-            inward=_lines(inward), onward=_lines([*outward, 'iifname "wan" ct status dnat accept', *turned])
+            inward=_lines(inward),
+            onward=_lines([*crossed, *outward, 'iifname "wan" ct status dnat accept', *turned]),
         )
 
 
+_DROPS_CROSSING = 'iifname "wan" ct direction reply tcp flags & (syn | ack) == syn drop'
 MAPS = ("anybody", "anybody_tcp", "known")  # what these rules remember beside conntrack's flows
 PORTS = 8192  # outer ports of the NATs that choose them
 FIRST_PORT = 40000

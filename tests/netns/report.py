@@ -1,4 +1,4 @@
-"""The grid as a page: a table of marks, the pairs one by one, and medians."""
+"""The grid as a page: medians, a table of marks, and the pairs that were slow or failed."""
 
 import os
 import platform
@@ -26,6 +26,9 @@ MARKS = {
     ("quic", "punched"): "QP",
     ("relay", "relayed"): "R",
 }
+NAME_COLUMNS = 20  # of the matrix
+LIST_COLUMNS = (38, 6, 7, 13, 12, 5, 0)  # widths of the list of pairs
+SLOW_SECONDS = 1.0  # to a direct path; pairs that take longer are listed one by one
 
 
 def write(results: "Sequence[Result]", *, seconds: float, rtt: float, loss: float) -> str:
@@ -44,14 +47,14 @@ def _head(results: "Sequence[Result]", *, seconds: float, rtt: float, loss: floa
         f"{datetime.now(UTC):%Y-%m-%d}, {_machine()};",
         f"{seconds:.0f} s for {len(results)} runs, load average {os.getloadavg()[2]:.1f} (with other work).",
         f"Round trip between two sites {rtt:g} ms, loss {loss:g} %.",
-        "Made by `make nat-grid`. How each kind of NAT is built: [tests/netns](../tests/netns/README.md).",
+        "Made by `make nat-grid`. How each kind of NAT is built: [tests/netns](../../tests/netns/README.md).",
         "",
-        "In each run, a founder of a new mesh prints a token and a joiner has just started. Seconds count",
-        "from the joiner's start to the first byte back and forth, joining included. Both know a relay and a",
-        "STUN server.",
+        "In each run a founder creates a mesh and prints an invite, and a joiner starts with it. Seconds",
+        "count from the joiner's start to the first byte there and back, joining included. Both nodes know a",
+        "relay and a STUN server.",
         "",
-        f"{len(joined)} of {len(results)} connected, {len(direct)} of them directly; "
-        f"{len(missed)} of those that could be direct were relayed when the run ended.",
+        f"{len(joined)} of {len(results)} connected, {len(direct)} of them directly. "
+        f"{len(missed)} pairs that could connect directly were still relayed at the end.",
         "",
         "| first byte, seconds | runs | median | worst |",
         "|---|---:|---:|---:|",
@@ -78,16 +81,16 @@ def _matrix(results: "Sequence[Result]") -> str:
     if not seen:
         return ""
     lines = [
-        "T: TCP, dialled; TP: TCP, punched; W: WebRTC; Q: QUIC, dialled; QP: QUIC, punched; R: relay; "
-        "×: not connected. What carried data in the end.",
+        "The link that carried data at the end. T: TCP, dialled; TP: TCP, punched; W: WebRTC; "
+        "Q: QUIC, dialled; QP: QUIC, punched; R: relay; ×: not connected.",
         "",
-        "| | " + " | ".join(str(number) for number in range(1, len(seen) + 1)) + " |",
-        "|---|" + ":-:|" * len(seen),
+        "```",
+        " " * NAME_COLUMNS + "".join(f"{number:4}" for number in range(1, len(seen) + 1)),
     ]
     for number, one in enumerate(seen, start=1):
         cells = [marks.get((one, two), "") or marks.get((two, one), "") for two in seen]
-        lines.append(f"| {number} {one} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        lines.append(f"{number:2} {one}".ljust(NAME_COLUMNS) + "".join(f" {cell:>3}" for cell in cells))
+    return "\n".join([*lines, "```"])
 
 
 def _mark(result: "Result") -> str:
@@ -97,25 +100,34 @@ def _mark(result: "Result") -> str:
 
 
 def _list(results: "Sequence[Result]") -> str:
+    """Return the pairs that the matrix cannot show: not connected, late to become direct, or on one site."""
     lines = [
-        "| founder | joiner | runs, direct | first byte, s | over | then | at, s | can be direct by |",
-        "|---|---|---:|---:|---|---|---:|---|",
+        f"Pairs that share a site, failed, or needed more than {SLOW_SECONDS:g} s for a direct path:",
+        "",
+        "```",
+        _row("founder, joiner", "direct", "byte, s", "over", "then", "at, s", "can be direct by"),
     ]
     pairs: dict[tuple[str, str], list[Result]] = {}
     for result in results:
         pairs.setdefault((result.one, result.two), []).append(result)
     for (one, two), runs in pairs.items():
+        if two and not any(run.error or (run.direct_at or 0.0) > SLOW_SECONDS for run in runs):
+            continue
         possible = ", ".join(runs[0].possible) or "no way"
-        direct = f"{len(runs)}, {sum(run.direct for run in runs)}"
-        lines.append(f"| {one} | {two} | {direct} | " + " | ".join(_cells(runs)) + f" | {possible} |")
-    return "\n".join(lines)
+        direct = f"{sum(run.direct for run in runs)}/{len(runs)}"
+        lines.append(_row(", ".join(filter(None, (one, two))), direct, *_cells(runs), possible))
+    return "\n".join([*lines, "```"])
+
+
+def _row(*cells: str) -> str:
+    return "  ".join(cell.ljust(width) for cell, width in zip(cells, LIST_COLUMNS, strict=True)).rstrip()
 
 
 def _cells(runs: "Sequence[Result]") -> list[str]:
     """Medians of the runs that connected, and what most of them did."""
     joined = [run for run in runs if not run.error and run.first is not None and run.last is not None]
     if not joined:
-        return ["", runs[0].error.partition(";")[0].replace("|", "/") or "no path", "", ""]
+        return ["", runs[0].error.partition(";")[0] or "no path", "", ""]
     later = [run.direct_at for run in joined if run.direct_at is not None]
     over = statistics.mode(_way(run.first) for run in joined)
     then = statistics.mode(_way(run.last) for run in joined)

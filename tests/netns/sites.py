@@ -20,7 +20,10 @@ class Together(StrEnum):
 
 
 class Kind(StrEnum):
-    """One host somewhere. CARRIER: a home router behind a second one. STEALTH: NAT and a host that hides."""
+    """One host somewhere. CARRIER: a home router behind a second one. STEALTH: NAT and a host that hides.
+
+    NO_CROSSING: a router that refuses simultaneous TCP open.
+    """
 
     PUBLIC = "public"
     FULL_CONE = "full cone"
@@ -35,6 +38,7 @@ class Kind(StrEnum):
     STEALTH = "stealth"
     V6 = "IPv6 only"
     GUEST = "guest Wi-Fi"
+    NO_CROSSING = "no TCP crossing"
 
 
 NATS = {
@@ -81,7 +85,9 @@ def site(world: World, kind: Kind, label: str, *, line: Line | None = None) -> S
         router = world.router(f"{label}-router", behind=carrier)
         return Site(kind, router.host(label), router)
     passes = {Kind.NO_UDP: Passes.NO_UDP, Kind.ONLY_443: Passes.ONLY_443}.get(kind, Passes.ALL)
-    router = world.router(f"{label}-router", NATS.get(kind, Nat.PORT_RESTRICTED), line=line, passes=passes)
+    crossing = kind is not Kind.NO_CROSSING
+    nat = NATS.get(kind, Nat.PORT_RESTRICTED)
+    router = world.router(f"{label}-router", nat, line=line, passes=passes, crossing=crossing)
     host = router.host(label, alone=kind is Kind.GUEST)
     if kind is Kind.STEALTH:
         host.put_up_firewall()

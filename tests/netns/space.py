@@ -136,6 +136,10 @@ class Namespace:
         """What `ip WORDS` says inside."""
         return _command(["ip", "-n", self.name, *words])
 
+    def nft_listing(self, *words: str) -> str:
+        """Return what `nft -j list WORDS` says inside."""
+        return _command(["nsenter", f"--net={self.path}", "--", "nft", "-j", "list", *words])
+
     def forget_flows(self) -> None:
         """Empty the table of connections: every NAT mapping is gone, as after a reboot of a router.
 

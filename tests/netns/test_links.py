@@ -20,6 +20,7 @@ TRIED = [
     (Kind.V6, Kind.ADDRESS_RESTRICTED),
     (Kind.GUEST, Kind.GUEST),
     (Kind.ONLY_443, Kind.NO_UDP),
+    (Kind.NO_CROSSING, Kind.NO_CROSSING),
 ]
 
 
@@ -56,4 +57,6 @@ def test_what_is_expected_of_pairs() -> None:
     assert ways(Kind.SYMMETRIC_RANDOM, Kind.ADDRESS_RESTRICTED) == ("udp",)
     assert ways(Kind.NO_UDP, Kind.CARRIER) == ("tcp punched",)
     assert ways(Kind.V6, Kind.FULL_CONE) == ()
+    assert ways(Kind.NO_CROSSING, Kind.NO_CROSSING) == ("udp",)
+    assert ways(Kind.NO_CROSSING, Kind.PORT_RESTRICTED) == ("udp", "tcp punched")
     assert SYMMETRIC <= NARROW

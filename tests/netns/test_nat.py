@@ -39,7 +39,14 @@ def places() -> Iterator[Places]:
         yield Places(world, world.public("server"))
 
 
-KEEPS = {Kind.FULL_CONE, Kind.ADDRESS_RESTRICTED, Kind.PORT_RESTRICTED, Kind.STEALTH, Kind.GUEST}
+KEEPS = {
+    Kind.FULL_CONE,
+    Kind.ADDRESS_RESTRICTED,
+    Kind.PORT_RESTRICTED,
+    Kind.STEALTH,
+    Kind.GUEST,
+    Kind.NO_CROSSING,
+}
 NO_NAT = {Kind.PUBLIC, Kind.V6}
 SYMMETRIC = {Kind.SYMMETRIC_RANDOM, Kind.SYMMETRIC_COUNTING}
 BLOCKED = {Kind.NO_UDP, Kind.ONLY_443}
@@ -224,9 +231,22 @@ def test_the_stun_server_tells_the_mapping(places: Places, kind: Kind) -> None:
         assert seen[:2] == (second, 3479)
 
 
-def test_tcp_simultaneous_open_between_two_nats(places: Places) -> None:
-    """Both connect from a port whose mapping they know: the first SYN is dropped, the second opens."""
-    one, two = places[Kind.PORT_RESTRICTED], places[Kind.PORT_NOT_KEPT]
+@pytest.mark.parametrize(
+    ("first", "second", "opens"),
+    [
+        (Kind.PORT_RESTRICTED, Kind.PORT_NOT_KEPT, True),
+        (Kind.PORT_RESTRICTED, Kind.NO_CROSSING, True),
+        (Kind.NO_CROSSING, Kind.PORT_RESTRICTED, False),  # until the other side sends another SYN
+    ],
+)
+def test_tcp_simultaneous_open_between_two_nats(
+    places: Places, first: Kind, second: Kind, *, opens: bool
+) -> None:
+    """Both connect from a port whose mapping they know: the first SYN is dropped, the second opens.
+
+    A router that refuses crossing SYNs drops the second one as well; it is passed by a SYN-ACK.
+    """
+    one, two = places[first], places[second]
     with probe.tcp_listener(places.server, places.server.address) as listener:
         ends = []
         for end in (one.host, two.host):
@@ -240,6 +260,11 @@ def test_tcp_simultaneous_open_between_two_nats(places: Places) -> None:
     with probe.tcp_socket(here, here_port) as left, probe.tcp_socket(there, there_port) as right:
         left.setblocking(False)
         left.connect_ex(there_mapped)
+        if not opens:
+            right.setblocking(False)
+            right.connect_ex(here_mapped)
+            assert not select.select([], [left, right], [], 0.5)[1]
+            return
         right.connect(here_mapped)
         assert select.select([], [left], [], probe.SECONDS)[1]
         left.setblocking(True)

@@ -1,8 +1,9 @@
-"""A port of a real router: asked for in each language, used from outside, taken away, and asked for again."""
+"""A port of a real router: asked for in each language, used from outside, renewed, taken away."""
 
 import asyncio
 import select
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -10,8 +11,12 @@ from pathlib import Path
 
 import pytest
 from meshd.base.tasks import Owner
+from meshd.portmap import lease, mapper
+from meshd.portmap.gateway import find_route
 from meshd.portmap.interface import GatewayRoute, HomeRouter, Language, MapState, MapStatus
 from meshd.portmap.mapper import PortMapper, home_routers
+from meshd.wire.address import Proto
+from meshd.wire.portmap import Granted, Wish
 
 from tests.netns import home_router, probe
 from tests.netns.agent import Settings, agent
@@ -20,8 +25,27 @@ from tests.netns.nat import Nat
 from tests.netns.world import Host, World
 
 PORT = 17430
+PORTS: tuple[tuple[Proto, int], ...] = (("tcp", PORT), ("udp", PORT))
 SECONDS = 20.0
 pytestmark = pytest.mark.skipif(bool(home_router.skip_reason()), reason=home_router.skip_reason())
+
+
+_routers = home_routers(secret=b"s" * 16, name="pc", random_port=lambda: 5)
+
+
+class _Counted:
+    """A router as it is, and a note of each mapping that it grants."""
+
+    def __init__(self, router: HomeRouter, granted: Callable[[tuple[Proto, int]], None]) -> None:
+        self._router = router
+        self._granted = granted
+        self.language = router.language
+        self.probe, self.unmap, self.pulse = router.probe, router.unmap, router.pulse
+
+    async def map(self, wish: Wish) -> Granted:
+        granted = await self._router.map(wish)
+        self._granted((wish.proto, wish.internal_port))
+        return granted
 
 
 class Mapping:
@@ -30,18 +54,23 @@ class Mapping:
     def __init__(self, languages: tuple[Language, ...]) -> None:
         self._languages = languages
         self._settled = threading.Condition()
+        self._asked = Counter[tuple[Proto, int]]()  # mappings, first ones and renewals, by what is mapped
         self._loop: asyncio.AbstractEventLoop | None = None
         self._owner: Owner | None = None
         self.mapper = PortMapper(
-            ports=lambda: (("tcp", PORT), ("udp", PORT)),
+            ports=lambda: PORTS,
             routers=self._routers,
             changed=lambda: None,
             settled=self._notify,
         )
 
     def _routers(self, route: GatewayRoute) -> tuple[HomeRouter, ...]:
-        every = home_routers(secret=b"s" * 16, name="pc", random_port=lambda: 5)(route)
-        return tuple(router for router in every if router.language in self._languages)
+        return tuple(_Counted(one, self._count) for one in _routers(route) if one.language in self._languages)
+
+    def _count(self, port: tuple[Proto, int]) -> None:
+        with self._settled:
+            self._asked[port] += 1
+            self._settled.notify_all()
 
     def _notify(self) -> None:
         with self._settled:
@@ -61,6 +90,15 @@ class Mapping:
         with self._settled:
             assert self._settled.wait_for(lambda: done(self.mapper.status()), SECONDS), self.mapper.status()
         return self.mapper.status()
+
+    def wait_granted(self, times: int) -> None:
+        """Return when the router has granted each port so often."""
+
+        def enough() -> bool:
+            return len(self._asked) == len(PORTS) and min(self._asked.values()) >= times
+
+        with self._settled:
+            assert self._settled.wait_for(enough, SECONDS), self._asked
 
     def poke(self) -> None:
         assert self._loop is not None
@@ -85,11 +123,11 @@ def mapping(host: Host, *languages: Language) -> Iterator[Mapping]:
         assert not thread.is_alive()
 
 
-def _reached(outside: Host, inside: Host, address: str) -> bool:
-    """Whether a connection from outside to the router's port comes in."""
-    with probe.tcp_listener(inside, inside.address, PORT) as listener, probe.tcp_socket(outside) as ours:
+def _reached(outside: Host, inside: Host, address: str, port: int = PORT) -> bool:
+    """Return True if a connection from outside to the router's port comes in."""
+    with probe.tcp_listener(inside, inside.address, port) as listener, probe.tcp_socket(outside) as ours:
         ours.setblocking(False)
-        ours.connect_ex((address, PORT))
+        ours.connect_ex((address, port))
         probe.fence(inside, outside)
         return bool(select.select([listener], [], [], 0.2)[0])
 
@@ -136,6 +174,33 @@ def test_a_restarted_router_is_asked_again(world: World, language: Language) -> 
         with miniupnpd(router):
             made.poke()
             assert any(_reached(outside, inside, router.outer) for _ in range(20))
+
+
+@pytest.mark.parametrize("language", Language)
+def test_a_mapping_lives_by_its_renewals(
+    world: World, monkeypatch: pytest.MonkeyPatch, language: Language
+) -> None:
+    monkeypatch.setattr(mapper, "LIFETIME", 2)
+    monkeypatch.setattr(lease, "SHORTEST_LIFETIME", 1)
+    outside = world.public("outside")
+    router = world.router("home", Nat.PORT_RESTRICTED)
+    inside = router.host("pc")
+
+    async def map_once(port: int) -> Granted:
+        [asked] = [one for one in _routers(await find_route()) if one.language is language]
+        await asked.probe()
+        return await asked.map(Wish(proto="tcp", internal_port=port, external_port=port, lifetime=2))
+
+    with miniupnpd(router, shortest=1):
+        granted = inside.space.call(lambda: asyncio.run(map_once(PORT + 1)))
+        assert (granted.external_host, granted.external_port) == (router.outer, PORT + 1)
+        assert _reached(outside, inside, router.outer, PORT + 1)
+        with mapping(inside, language) as made:
+            made.wait(lambda status: status.state is MapState.MAPPED)
+            made.wait_granted(times=6)  # one each second: longer than the first one lasted
+            assert made.mapper.status().state is MapState.MAPPED
+            assert _reached(outside, inside, router.outer)
+            assert not _reached(outside, inside, router.outer, PORT + 1), "nobody has renewed that one"
 
 
 def test_a_router_behind_a_carrier_is_not_used(world: World) -> None:

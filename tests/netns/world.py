@@ -179,6 +179,7 @@ class World:
         passes: Passes = Passes.ALL,
         hairpin: bool = False,
         rejects: bool = False,
+        crossing: bool = True,
         carrier: bool = False,
         mapping_seconds: int = UDP_MAPPING_SECONDS,
         lan: str = "",
@@ -205,7 +206,13 @@ class World:
         self._open_lan(space, inside)
         router = Router(self, space, number=number, inside=inside, outer=outer, wan=wan, behind=behind)
         rules = RouterRules(
-            nat=kind, outer=outer, inner=inside.network, passes=passes, hairpin=hairpin, rejects=rejects
+            nat=kind,
+            outer=outer,
+            inner=inside.network,
+            passes=passes,
+            hairpin=hairpin,
+            rejects=rejects,
+            crossing=crossing,
         )
         router.load(rules)
         space.sysctl(

@@ -1,4 +1,4 @@
-"""Commands that fill MESHD_CACHE, on a disk that takes nothing: they fail, and the next one goes on."""
+"""Commands that fill MESHD_CACHE, on a disk that takes nothing: they fail, and the next one continues."""
 
 import asyncio
 import hashlib
@@ -12,25 +12,25 @@ from typing import BinaryIO
 from unittest import mock
 
 from meshd.base.errors import UserError
-from meshd.bench import random_model
 from meshd.build import demo_model, fetch, native
 from meshd.build.interface import BuildProgress
 from meshd.build.pin import read_pin
 from meshd.build.run import Result
 from meshd.build.tree import Tree
-from meshd.library.headers import all_headers
 from meshd.library.members.pull_header import HeaderPull
-from meshd.library.members.pull_state import PullPlace
+from meshd.library.members.pull_model import PullPlace
+from meshd.library.pulled_models import all_headers
 from meshd.model.model_name import parse_model_name
 from meshd.store.hash_cache import HashCache
 from meshd.store.header_file import HeaderFile
 from meshd.store.piece_cache import PieceCache
 
+from tests.bench import random_model
 from tests.process.failing_disk import FailingDisk, below
 from tests.unit.library.members.exchange_scene import NAME, scene
 from tests.unit.library.models import tiny
 
-COMMAND_FAILS = "the command fails, exit code 1; the next one goes on"
+COMMAND_FAILS = "the command fails, exit code 1; the next one continues"
 
 Concerned = Callable[[Path], bool]
 Fail = Callable[[Concerned], AbstractContextManager[FailingDisk]]

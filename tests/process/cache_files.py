@@ -1,6 +1,6 @@
 """Every kind of file below MESHD_CACHE, and those of a relay, on a disk that takes nothing (state_files.py).
 
-`python -m tests.process.cache_files` prints the two tables of docs/disk.md; a test compares them.
+`python -m tests.process.cache_files` prints the two lists of docs/disk.md; a test compares them.
 """
 
 import asyncio
@@ -17,12 +17,9 @@ from unittest import mock
 from meshd.base.errors import UserError
 from meshd.base.tasks import Owner
 from meshd.identity.keystore import Home
-from meshd.model.device_speed import DeviceSpeed
 from meshd.model.piece_index import PieceIndex
-from meshd.model.prediction import PlannedStage, Split
-from meshd.model.time_parts import PredictedPart, PredictedParts
 from meshd.relay import run as relay_run
-from meshd.role.head.speed_corrections import SpeedCorrection, SpeedCorrections, device_marks
+from meshd.role.native.cpu_cache import CpuCache
 from meshd.role.native.speed_cache import SpeedCache
 from meshd.role.native.trial_cache import TrialCache, trial_key
 from meshd.store import hash_cache
@@ -31,6 +28,7 @@ from meshd.store.hash_cache import FileState, HashCache
 from meshd.store.model_file import ModelFile
 from meshd.store.pack import SUFFIX
 from meshd.store.piece_cache import PieceCache
+from meshd.wire.lease import OfferedDevice
 
 from tests.gguf_bytes import Tensor, gguf
 from tests.process.cache_commands import (
@@ -43,11 +41,11 @@ from tests.process.cache_commands import (
     native_build,
 )
 from tests.process.failing_disk import ERRNOS, STAGES, FailingDisk, below, failing
-from tests.process.state_files import NO_START, WITHOUT, in_words, table
+from tests.process.state_files import NO_START, WITHOUT, in_words, listing
 from tests.unit.store.stored_leases import LARGE, content, held, sends
 
-NOT_KEPT = "not kept, found again later"
-SENT_AGAIN = "not kept, sent again for the next load"
+NOT_KEPT = "not kept, computed again later"
+SENT_AGAIN = "not kept, downloaded again for the next load"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,31 +184,20 @@ async def _speeds(cache: Path, fail: Fail) -> str:
     return "written" if kept else NOT_KEPT
 
 
-async def _corrections(cache: Path, fail: Fail) -> str:
-    path = cache / "speed-corrections"
-    old, new = (
-        Split(stages=(stage,), output=stage, micro_batch=64)
-        for stage in (PlannedStage(name, "CPU", 0, 1, 1) for name in ("old", "new"))
-    )
-    marks = device_marks({("old", "CPU"): DeviceSpeed(())})
-    parts = PredictedParts([PredictedPart(1.0, "new CPU")], [PredictedPart(1.0, "new CPU")])
-
-    def found_by(known: SpeedCorrections) -> SpeedCorrection | None:
-        return known.of("model", new, parts, known.learned("model", marks, {}))
-
-    SpeedCorrections(path).learn("model", old, parts, 0.9, None)
-    before = path.read_bytes()
+async def _cpu(cache: Path, fail: Fail) -> str:
+    path = cache / "device-cpu"
+    old, new = (OfferedDevice("CPU", "cpu", text, 5, 7, "") for text in ("old", "new"))
+    CpuCache(path, "key").keep((old,))
     with fail(below(cache)):
-        known = SpeedCorrections(path)
-        known.learn("model", new, parts, 0.8, None)
-        assert found_by(known) == SpeedCorrection(0.8, 1.0, is_own=True), "it is known in the same run"
-    kept = path.read_bytes() != before
-    known = SpeedCorrections(path)
-    found = found_by(known)
-    assert (found is not None and found.is_own) is kept
-    known.learn("model", new, parts, 0.7, None)
-    assert found_by(SpeedCorrections(path)) == SpeedCorrection(0.7, 1.0, is_own=True)
-    return "written" if kept else NOT_KEPT
+        cpu = CpuCache(path, "key")
+        assert cpu.cpu in (old, None), "of a file that cannot be read nothing is known"
+        cpu.keep((new,))
+        assert cpu.cpu == new, "it is known in the same run"
+    kept = CpuCache(path, "key").cpu
+    assert kept in (old, new)
+    CpuCache(path, "key").keep((new,))
+    assert CpuCache(path, "key").cpu == new
+    return "written" if kept == new else NOT_KEPT
 
 
 async def _pieces(cache: Path, fail: Fail) -> str:
@@ -230,8 +217,8 @@ async def _pieces(cache: Path, fail: Fail) -> str:
         return await _kept_after(folder, fail, index)
 
 
-async def _trials(cache: Path, fail: Fail) -> str:
-    path = cache / "device-trials"
+async def _passed(name: str, cache: Path, fail: Fail) -> str:
+    path = cache / name
     old, new = trial_key(["old"]), trial_key(["new"])
     TrialCache(path).add(old)
     before = path.read_bytes()
@@ -283,33 +270,52 @@ def _running(play: Callable[[Path, Fail], Coroutine[object, object, str]]) -> Ca
 
 CACHE = (
     Case("weights/*.hashes", "hashes of a model's tensors", NOT_KEPT, _running(_hashes)),
-    Case("tensors/*.tensors", "weights that came over the network", SENT_AGAIN, _running(_packs)),
-    Case("tensors/*.checked", "which of those are known to be whole", NOT_KEPT, _running(_checked)),
-    Case("pieces/*.pieces", "hashes of models that members take", NOT_KEPT, _running(_pieces)),
-    Case("device-speeds", "how long devices take for layers", NOT_KEPT, _running(_speeds)),
-    Case("speed-corrections", "how long answers took, against predictions", NOT_KEPT, _running(_corrections)),
-    Case("device-trials", "devices that passed their trial", NOT_KEPT, _running(_trials)),
+    Case("tensors/*.tensors", "downloaded weights", SENT_AGAIN, _running(_packs)),
+    Case("tensors/*.checked", "checks of these", NOT_KEPT, _running(_checked)),
+    Case("pieces/*.pieces", "hashes of shared models", NOT_KEPT, _running(_pieces)),
+    Case("device-cpu", "the CPU, as it was listed", NOT_KEPT, _running(_cpu)),
+    Case("device-speeds", "speeds of devices", NOT_KEPT, _running(_speeds)),
+    Case(
+        "device-trials",
+        "devices that passed their trial",
+        NOT_KEPT,
+        _running(partial(_passed, "device-trials")),
+    ),
+    Case(
+        "native-checks",
+        "programs that passed their check",
+        NOT_KEPT,
+        _running(partial(_passed, "native-checks")),
+    ),
     Case(
         "native/",
-        "llama.cpp: its source and its programs",
+        "llama.cpp's source and programs",
         COMMAND_FAILS,
         _running(native_build),
     ),
-    Case("downloads/", "what pip fetches", COMMAND_FAILS, _running(partial(demo, "downloads"))),
+    Case("downloads/", "Python packages", COMMAND_FAILS, _running(partial(demo, "downloads"))),
     Case(
         "models/",
         "the model of `meshd demo`",
         COMMAND_FAILS,
         _running(partial(demo, "models")),
     ),
-    Case("models/header-*/", "headers of models of members", COMMAND_FAILS, _running(header)),
-    Case("bench-models/", "models of random weights", COMMAND_FAILS, _running(bench_model)),
+    Case("models/header-*/", "headers of other machines' models", COMMAND_FAILS, _running(header)),
+    Case("bench-models/", "random models of benchmarks", COMMAND_FAILS, _running(bench_model)),
 )
 RELAY = (
     Case(
-        "relay/identity.key", "the relay's key, at the first start", NO_START, partial(_relay, "identity.key")
+        "relay/identity.key",
+        "the relay's key, written at the first start",
+        NO_START,
+        partial(_relay, "identity.key"),
     ),
-    Case("relay/lock", "who uses it", f"opened: {NO_START}; written: {WITHOUT}", partial(_relay, "lock")),
+    Case(
+        "relay/lock",
+        "the relay that uses the directory",
+        f"opened: {NO_START}; written: {WITHOUT}",
+        partial(_relay, "lock"),
+    ),
 )
 
 
@@ -346,4 +352,4 @@ if __name__ == "__main__":
                 ]
                 for case in cases
             ]
-        sys.stdout.write(table(cases, cells) + "\n\n")
+        sys.stdout.write(listing(cases, cells) + "\n\n")

@@ -11,9 +11,8 @@ from pathlib import Path
 import aiohttp
 from meshd.base.tasks import Owner
 from meshd.daemon.role_runtime import open_tunnel
-from meshd.gateway.api_key import ApiKey
-from meshd.gateway.interface import GatewayConfig
-from meshd.gateway.one_model import OneModel, PlainModel
+from meshd.gateway.interface import ApiKey, GatewayConfig
+from meshd.gateway.request import OneModel, PlainModel
 from meshd.gateway.server import Gateway
 from meshd.identity.membership import Role
 from meshd.model.status import ModelState
@@ -27,7 +26,7 @@ from meshd.tunnel.on_demand import open_on_demand
 from meshd.wire.serving import ApiModel
 
 from tests.conformance.run import until
-from tests.process.gateway_fake import Answer, FakeServer, FakeUpstream, listening, serving
+from tests.process.gateway_fake import Answer, FakeServer, FakeUpstream, gateway_of, listening, serving
 from tests.unit.role.fake_mesh import FakeMesh, Net
 
 ALL = frozenset(Role)
@@ -100,7 +99,7 @@ class Scene:
         )
         upstream.model_name = model
         api_keys = tuple(ApiKey(key, f"key-{number}") for number, key in enumerate(keys))
-        gateway = Gateway(GatewayConfig(port=0, api_keys=api_keys), OneModel(upstream))
+        gateway = await gateway_of(GatewayConfig(port=0, api_keys=api_keys), OneModel(upstream))
         head = Head(mesh, gateway, upstream, server, others=others)
         head.models = [ApiModel(model, "ready", takes=True, slots=4, fingerprint=FINGERPRINT)]
         await self.held.enter_async_context(listening(server, path))
@@ -167,7 +166,7 @@ async def scene(*, roles: frozenset[Role] = ALL, only: Sequence[str] = ()) -> As
 
             heads = HeadFollower(mesh, partial(open_on_demand, mesh, metadata={}), only)
             api = ApiClient(heads, shows, mesh.key.peer, PlainModel)
-            gateway = Gateway(GatewayConfig(port=0, fails_over=True), api)
+            gateway = await gateway_of(GatewayConfig(port=0, fails_over=True), api)
             role = owner.start(api.serve(), name="client")
             async with contextlib.AsyncExitStack() as held:
                 async with serving(gateway), aiohttp.ClientSession() as http:

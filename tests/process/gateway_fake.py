@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import tempfile
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,12 +20,15 @@ import aiohttp
 from aiohttp import web
 from meshd.base.tasks import Owner
 from meshd.base.unix_connect import connect_unix
-from meshd.gateway.interface import AnswerTimings, GatewayConfig, ModelWish, Readiness
-from meshd.gateway.one_model import OneModel
+from meshd.gateway.access import ApiPort
+from meshd.gateway.interface import AnswerTimings, GatewayConfig, Models, ModelWish, Readiness
+from meshd.gateway.request import OneModel
 from meshd.gateway.server import Gateway
 from meshd.model.device_sampling import DeviceSampling
+from meshd.model.served_facts import ServedFacts
 from meshd.model.status import ModelState, ModelStatus
 
+HI = {"messages": [{"role": "user", "content": "hi"}]}
 DEADLINE = 20.0  # of a whole scenario; only a hang comes near it
 
 
@@ -80,6 +84,11 @@ class FakeServer:
             # a cancelled task may still take a free lock
             async with self.changed:
                 self.changed.notify_all()
+
+    def asked(self) -> list[dict[str, Any]]:
+        """The bodies that came, without the questions about the chat template."""
+        bodies = (body for *_, body in self.seen if b'"meshd-first"' not in body)
+        return [json.loads(body) for body in bodies]
 
     async def _change(self, *, active: int) -> None:
         async with self.changed:
@@ -182,18 +191,21 @@ class FakeUpstream:
     readiness: Readiness = field(default_factory=lambda: Readiness(ModelState.READY, ""))
     broke: list[str] = field(default_factory=list)
     knows: str = ""  # why llama-server is of no use, if anybody knows more than the gateway
+    on_broke: Callable[[], Awaitable[None]] | None = None  # what takes time before it is told
     told: list[tuple[int, bool]] = field(default_factory=list)  # tokens of an answer so far, and alone
     device_sampling: DeviceSampling | None = None
     answers: list[tuple[AnswerTimings, bool]] = field(default_factory=list)  # and whether each was alone
     active: list[int] = field(default_factory=list)
     slots: int = 4
     holds_turns: str = ""
+    facts: ServedFacts = field(default_factory=ServedFacts)
     waiting: int = 0
-    weights: bytes = bytes(32)
-    kept_to: bytes = b""
+    crashes: int = 0
 
-    def keep_to(self, weights: bytes) -> None:
-        self.kept_to = weights
+    @property
+    def under_way(self) -> int:
+        """Requests for it, as the gateway has told."""
+        return self.active[-1] if self.active else 0
 
     async def connect(self) -> socket.socket:
         return await connect_unix(self.socket_path)
@@ -203,6 +215,8 @@ class FakeUpstream:
 
     async def upstream_broke(self, why: str) -> str:
         self.broke.append(why)
+        if self.on_broke is not None:
+            await self.on_broke()
         return self.knows or why
 
     def answered(self, timings: AnswerTimings, *, alone: bool, seconds: float) -> None:
@@ -238,12 +252,12 @@ class World:
 
     async def until_idle(self) -> None:
         """Wait until no request is under way; each look is a round trip, so that others get their turn."""
-        while len(self.gateway._places):
+        while self.upstream.under_way:
             async with self.http.get(f"{self.url}/health") as answer:
                 await answer.read()
 
     async def chat(self, **extra: object) -> aiohttp.ClientResponse:
-        body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], **extra}
+        body = {"model": "tiny", **HI, **extra}
         return await self.http.post(f"{self.url}/v1/chat/completions", json=body)
 
 
@@ -261,6 +275,11 @@ async def listening(server: FakeServer, socket_path: Path) -> AsyncIterator[None
         await runner.cleanup()  # unlinks the socket on Python >= 3.13 only
         with contextlib.suppress(FileNotFoundError):
             os.unlink(socket_path)  # noqa: PTH108 - one call of the kernel, not worth a thread
+
+
+async def gateway_of(config: GatewayConfig, models: Models) -> Gateway:
+    """A gateway whose port is bound."""
+    return Gateway(await ApiPort.claim(config), models, wall=time.time)
 
 
 @contextlib.asynccontextmanager
@@ -358,7 +377,7 @@ class ManyWorld:
     http: aiohttp.ClientSession
 
     async def chat(self, model: object = None, **extra: object) -> aiohttp.ClientResponse:
-        body: dict[str, object] = {"messages": [{"role": "user", "content": "hi"}], **extra}
+        body: dict[str, object] = {**HI, **extra}
         body |= {} if model is None else {"model": model}
         return await self.http.post(f"{self.gateway.url}/v1/chat/completions", json=body)
 
@@ -380,19 +399,21 @@ async def many_world(
             path, server = folder / name, FakeServer(answer)
             await held.enter_async_context(listening(server, path))
             models[name] = FakeModel(name, FakeUpstream(path, name), server, aliases=(f"{name}-alias",))
-        gateway = Gateway(config or GatewayConfig(port=0), FakeModels(list(models.values())))
+        gateway = await gateway_of(config or GatewayConfig(port=0), FakeModels(list(models.values())))
         await held.enter_async_context(serving(gateway))
         yield ManyWorld(gateway, models, await held.enter_async_context(aiohttp.ClientSession()))
 
 
 @contextlib.asynccontextmanager
-async def world(answer: Answer, *, config: GatewayConfig | None = None) -> AsyncIterator[World]:
+async def world(
+    answer: Answer, *, config: GatewayConfig | None = None, seconds: float = DEADLINE
+) -> AsyncIterator[World]:
     """Fake, gateway and client; all gone and nothing leaked when the block is left."""
     with tempfile.TemporaryDirectory(prefix="gw") as folder:
         path = Path(folder) / "s"
         server, upstream = FakeServer(answer), FakeUpstream(path)
-        gateway = Gateway(config or GatewayConfig(port=0), OneModel(upstream))
-        async with asyncio.timeout(DEADLINE), listening(server, path), serving(gateway):
+        gateway = await gateway_of(config or GatewayConfig(port=0), OneModel(upstream))
+        async with asyncio.timeout(seconds), listening(server, path), serving(gateway):
             async with aiohttp.ClientSession() as http:
                 yield World(gateway, upstream, server, http)
 
@@ -410,9 +431,9 @@ def small_window(address: tuple[Any, ...]) -> socket.socket:
     return made
 
 
-def raw_post(port: int, body: object, *, path: str = "/v1/chat/completions") -> bytes:
+def raw_post(port: int, body: Mapping[str, object], *, path: str = "/v1/chat/completions") -> bytes:
     """A request as bytes, for clients that misbehave."""
-    payload = json.dumps(body).encode()
+    payload = json.dumps({**HI, **body}).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"

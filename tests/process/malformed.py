@@ -17,12 +17,24 @@ MALFORMED: Mapping[str, tuple[bytes, int, str]] = {
     "no HTTP at all": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, "invalid_http"),
     # what `fetch("http://localhost:8090/aaa…", {mode: "no-cors"})` of any web page sends
     "a long path": (
-        b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\n" + _HOST + b"Sec-Fetch-Site: cross-site\r\n\r\n",
+        b"GET /" + b"a" * 40_000 + b" HTTP/1.1\r\n" + _HOST + b"Sec-Fetch-Site: cross-site\r\n\r\n",
         431,
         "headers_too_large",
     ),
-    "a long header": (_LOOK + b"A: " + b"a" * 5000 + b"\r\n\r\n", 431, "headers_too_large"),
-    "many headers": (_LOOK + b"A: a\r\n" * 70 + b"\r\n", 400, "invalid_http"),
+    "a long header": (_LOOK + b"A: " + b"a" * 40_000 + b"\r\n\r\n", 431, "headers_too_large"),
+    "a head without an end": (_LOOK + (b"A: " + b"a" * 30_000 + b"\r\n") * 20, 431, "headers_too_large"),
+    "endless cookies": (_LOOK + b"Cookie: " + b"a" * 300_000 + b"\r\n\r\n", 431, "headers_too_large"),
+    "many headers": (_LOOK + b"A: a\r\n" * 300 + b"\r\n", 400, "invalid_http"),
+    "packed chunks": (
+        _POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+        501,
+        "unsupported_transfer_encoding",
+    ),
+    "packed chunks in two headers": (
+        _POST + b"Transfer-Encoding: gzip\r\n" + _CHUNKED + b"0\r\n\r\n",
+        400,
+        "invalid_http",
+    ),
     "two hosts": (_LOOK + _HOST + b"\r\n", 400, "invalid_http"),
     "two lengths": (_POST + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}", 400, "invalid_http"),
     "a length and chunks": (_POST + b"Content-Length: 2\r\n" + _CHUNKED, 400, "invalid_http"),

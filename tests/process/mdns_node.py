@@ -60,7 +60,9 @@ async def announce(mesh: str, me: str, port: int, peers: Sequence[str]) -> None:
             await asyncio.sleep(0.2)
             if mdns.status != shown:
                 shown = mdns.status
-                say("status", *shown.networks, "silent" if shown.silent else "heard", shown.members)
+                say(
+                    "status", *shown.networks, "silent" if shown.state == "silent" else "heard", shown.members
+                )
 
 
 async def look(mesh: str, peer: str, seconds: float) -> None:

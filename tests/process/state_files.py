@@ -1,6 +1,6 @@
 """Every file in the home of a daemon: how it comes to be written, and what a disk that takes nothing does.
 
-`python -m tests.process.state_files` prints the table of docs/disk.md; a test compares the two.
+`python -m tests.process.state_files` prints the list of docs/disk.md; a test compares the two.
 """
 
 import asyncio
@@ -25,10 +25,7 @@ from meshd.daemon.member_node import MemberNode
 from meshd.daemon.mesh_port import _keep
 from meshd.daemon.network_state import _kept_secret
 from meshd.daemon.tunnels import make_tunnels
-from meshd.gateway.answer_log import AnswerLog, LoggedAnswer
-from meshd.gateway.kept_answer import KeptAnswer
-from meshd.gateway.kept_folder import KEPT_ANSWERS_NAME, KeptFolder, kept_name
-from meshd.gateway.kept_journal import KeptRequest
+from meshd.gateway.turns import AnswerLog, LoggedAnswer
 from meshd.identity.invite_book import InviteEntry
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.keystore import Home
@@ -42,11 +39,10 @@ from tests.e2e.bare_node import bare_node
 from tests.process.failing_disk import ERRNOS, STAGES, FailingDisk, failing, one_file
 
 LATER = "kept in memory, written later"
-REFUSED = "joiners and `meshd invite` are refused, later taken"
+REFUSED = "`meshd invite` and joining nodes are refused until it can be written"
 NO_START = "the start fails, exit code 1"
 WITHOUT = "not written"
 LOST = "lines lost and counted"
-GOES_ON = "the answer goes on, and is not kept"
 
 
 def new_key() -> KeyPair:
@@ -103,6 +99,10 @@ def _ban(scene: Scene) -> None:
     scene.member.authority.revoke_node(new_peer(), now=1)
 
 
+def _ban_by_name(scene: Scene) -> None:
+    scene.member.authority.revoke_node(new_peer(), now=1, name=f"n{random.randint(1, 1 << 30)}-1")
+
+
 def _say_addresses(scene: Scene) -> None:
     save_addresses(scene.home, (Candidate("192.0.2.1", random.randint(1, 60000)),))
 
@@ -140,23 +140,23 @@ def _make_secret(scene: Scene) -> None:
 
 
 CASES = (
-    Case("book.blob", "who is in the mesh, and where", LATER, _change_book),
+    Case("book.blob", "the members and their addresses", LATER, _change_book),
     Case("revocations", "bans", LATER, _ban),
-    Case("addresses.blob", "where this node is reached", LATER, _say_addresses),
-    Case("counters", "numbers of starts and records", LATER, _number_records),
+    Case("banned-names.blob", "names of nodes banned here", LATER, _ban_by_name),
+    Case("addresses.blob", "this node's addresses", LATER, _say_addresses),
+    Case("counters", "counts of starts and records", LATER, _number_records),
     Case("tunnels.blob", "services and tunnels", LATER, _expose),
     Case("mesh-port.blob", "the mesh port", LATER, _take_port),
-    Case("name.blob", "the name that was given", LATER, _give_name),
-    Case("portmap.blob", "what shows the router that it is us", LATER, _make_secret),
-    Case("invites", "invites, and who came by them", REFUSED),
-    Case("identity.key", "the node's key, at the first start", NO_START),
-    Case("membership", "the place in a mesh, at the first start", NO_START),
-    Case("lock", "who uses the home", f"opened: {NO_START}; written: {WITHOUT}"),
+    Case("name.blob", "the node's name", LATER, _give_name),
+    Case("portmap.blob", "the secret of port mappings", LATER, _make_secret),
+    Case("invites", "invites and who joined with them", REFUSED),
+    Case("identity.key", "the node's key, written at the first start", NO_START),
+    Case("membership", "the membership, written at the first start", NO_START),
+    Case("lock", "the daemon that uses the directory", f"opened: {NO_START}; written: {WITHOUT}"),
     Case("logs/meshd.log", "the log", LOST),
-    Case("logs/child.log", "what a child prints", LOST),
-    Case("logs/child.pid", "who runs", WITHOUT),
-    Case("logs/answers.jsonl", "what answers took", LOST),
-    Case("kept-answers/*.answer", "answers that clients may come back for", GOES_ON),
+    Case("logs/child.log", "a child process's output", LOST),
+    Case("logs/child.pid", "a child process's id", WITHOUT),
+    Case("logs/answers.jsonl", "the log of requests", LOST),
 )
 
 
@@ -311,24 +311,6 @@ async def _play_answers(case: Case, scene: Scene, disk: FailingDisk) -> str:
     return LOST if "answer_log_lost" in told.getvalue() else "written"
 
 
-async def _play_kept_answer(_case: Case, scene: Scene, disk: FailingDisk) -> str:
-    told, events = io.StringIO(), b"data: 1\n\n"
-    log.set_up(level="warning", stream=told)
-    folder = KeptFolder(scene.folder / KEPT_ANSWERS_NAME, wall=time.time)
-    try:
-        async with folder.use(kept_name(b"", random.randbytes(8).hex()), lambda: None) as file:
-            answer = KeptAnswer(file, None, KeptRequest(bytes(32), None, b""), after=0, weights=bytes)
-            sent = answer.add(events, 0.0) + answer.add(events, 0.0)
-            if not disk.hits:
-                return "written"
-            assert sent == events + events and "answer_not_kept" in told.getvalue()
-            with file.reading() as read:
-                assert read(1) == b""
-    finally:
-        log.set_up(level="warning")
-    return GOES_ON
-
-
 _PLAYS = {
     "invites": _play_join,
     "identity.key": _play_first_start,
@@ -338,7 +320,6 @@ _PLAYS = {
     "logs/child.log": _play_child,
     "logs/child.pid": _play_child,
     "logs/answers.jsonl": _play_answers,
-    "kept-answers/*.answer": _play_kept_answer,
 }
 _AFTERWARDS = {"invites": _invites_later, "logs/meshd.log": _log_later}
 
@@ -371,13 +352,15 @@ class Row(Protocol):
     def what(self) -> str: ...
 
 
-def table(rows: Sequence[Row], results: Sequence[Sequence[str]]) -> str:
-    """As in the docs: one row for each file, one column for each errno."""
-    names = " | ".join(f"`{errno.errorcode[number]}`" for number in ERRNOS)
-    lines = [f"| file | holds | {names} |", "|---|---|" + "---|" * len(ERRNOS)]
+def listing(rows: Sequence[Row], results: Sequence[Sequence[str]]) -> str:
+    """Return the list of the docs: the files of each outcome, which names the errnos where they differ."""
+    files: dict[str, list[str]] = {}
     for case, cells in zip(rows, results, strict=True):
-        lines.append(f"| `{case.name}` | {case.what} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        by_errno = {errno.errorcode[number]: cell for number, cell in zip(ERRNOS, cells, strict=True)}
+        differ = "; ".join(f"{name}: {cell}" for name, cell in by_errno.items())
+        became = differ if len(set(cells)) > 1 else cells[0]
+        files.setdefault(became, []).append(f"`{case.name}` ({case.what})")
+    return "\n".join(f"- **{became}**: {', '.join(these)}" for became, these in files.items())
 
 
 async def _found(folder: Path) -> list[list[str]]:
@@ -388,4 +371,4 @@ async def _found(folder: Path) -> list[list[str]]:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place:
-        sys.stdout.write(table(CASES, asyncio.run(_found(Path(place) / "home"))) + "\n")
+        sys.stdout.write(listing(CASES, asyncio.run(_found(Path(place) / "home"))) + "\n")

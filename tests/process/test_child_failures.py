@@ -1,15 +1,13 @@
 """A real child that fails: crashes, is not ready in time, cannot be run at all."""
 
 import asyncio
-import contextlib
 import errno
 import os
 import signal
 from pathlib import Path
 
 import pytest
-from meshd.base.errors import UserError
-from meshd.process import supervisor
+from meshd.base.errors import Closed, UserError
 from meshd.process.interface import ChildFailed, ChildSpec, ChildState
 
 from tests.process.scenes import Maker, failure_of, owned, pid_of, play, state_of, until
@@ -114,8 +112,7 @@ def test_a_program_that_cannot_run_is_the_users_matter(tmp_path: Path, kind: str
     command = {"name": ("meshd-no-such-program",), "empty": ()}.get(kind, (str(program),))
 
     async def scene() -> None:
-        # restart does not help here: it must not try for ever
-        spec = ChildSpec(name="child", argv=command, log=tmp_path / "child.log", restart=True)
+        spec = ChildSpec(name="child", argv=command, log=tmp_path / "child.log")
         async with owned(spec) as child:
             error = await failure_of(child)
             assert isinstance(error, UserError)
@@ -159,37 +156,31 @@ def test_a_spec_that_cannot_be_made_is_the_reason(tmp_path: Path) -> None:
     play(scene)
 
 
-def test_a_killed_child_comes_back_when_it_is_to(tmp_path: Path) -> None:
+def test_a_killed_child_stays_away_until_somebody_asks(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with owned(Maker(tmp_path, restart=True)) as child:
+        maker = Maker(tmp_path)
+        async with owned(maker) as child:
             await child.ensure_ready()
             first = pid_of(child)
             os.kill(first, signal.SIGKILL)
-            status = await until(child, ChildState.BACKOFF)
+            status = await until(child, ChildState.FAILED)
             assert "was ended by SIGKILL" in status.reason
-            assert "next try in 0.25 s" in status.reason
+            assert maker.starts == 1
             await child.ensure_ready()
             assert pid_of(child) != first
-            assert child.status.restarts == 1
+            assert child.status.exit_signal is None, "that was the one before"
 
     play(scene)
 
 
-def test_a_crash_loop_is_named_and_slowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "QUICK_FIRST", 0.001)
-
+def test_a_stop_while_it_is_ended_for_being_late_is_no_failure(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with owned(Maker(tmp_path, "--die-after", "0", "--exit-code", "1", restart=True)) as child:
-            status = child.status
-            with contextlib.suppress(ChildFailed):  # its end may be seen before what it said
-                await child.ensure_ready()
-            while not status.crash_loop:
-                status = await child.wait_changed(status)
-            assert status.state is ChildState.BACKOFF
-            assert status.reason.startswith("crash loop, 5 starts in a row without success: `child` ended")
-            assert status.reason.endswith("next try in 15 s")
-            assert status.restarts == 4
+        maker = Maker(tmp_path, "--slow-start", "600", "--ignore-term", ready_timeout=0.2, stop_timeout=1.0)
+        async with owned(maker) as child:
+            starting = asyncio.ensure_future(failure_of(child))
+            await until(child, ChildState.STOPPING)
             await child.stop()
-            assert not child.status.crash_loop
+            assert isinstance(await starting, Closed)
+            assert (state_of(child), child.status.reason) == (ChildState.STOPPED, "stopped")
 
     play(scene)

@@ -45,6 +45,22 @@ def test_stop_before_the_spawn_is_done_answers_both(tmp_path: Path) -> None:
     play(scene)
 
 
+def test_a_stop_at_any_moment_of_a_stop_waits_for_the_same_end(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with owned(Maker(tmp_path, "--ignore-term", stop_timeout=0.2)) as child:
+            await child.ensure_ready()
+            pid = pid_of(child)
+            stopping = []
+            for _ in range(12):
+                stopping.append(asyncio.ensure_future(child.stop()))
+                await asyncio.sleep(0)
+            await asyncio.gather(*stopping)
+            assert state_of(child) is ChildState.STOPPED
+            assert not living({pid})
+
+    play(scene)
+
+
 def test_ensure_ready_during_stop_starts_anew(tmp_path: Path) -> None:
     async def scene() -> None:
         async with owned(Maker(tmp_path, "--ignore-term", stop_timeout=0.2)) as child:

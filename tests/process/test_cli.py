@@ -25,6 +25,10 @@ HEAVY = {
     "meshd.daemon",
     "meshd.peer",
 }
+OF_A_DAEMON = {
+    *("cryptography", "msgpack", "aiohttp", "aioquic", "aioice", "aiortc", "av", "zeroconf"),
+    *("huggingface_hub", "httpx2", "meshd.daemon", "meshd.peer", "meshd.link.tcp", "meshd.admin.api"),
+}
 REPORT = """
 import sys
 from meshd.cli.main import main
@@ -49,6 +53,18 @@ def meshd(environ: dict[str, str], *argv: str) -> subprocess.CompletedProcess[st
         text=True,
         timeout=DEADLINE,
         stdin=subprocess.DEVNULL,
+        check=False,
+    )
+
+
+def reported(environ: dict[str, str], line: str) -> subprocess.CompletedProcess[str]:
+    """Run one command, whose modules stand on stderr behind what it says."""
+    return subprocess.run(
+        [sys.executable, "-c", REPORT, *line.split()],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
         check=False,
     )
 
@@ -86,37 +102,40 @@ def daemon(environ: dict[str, str], how: str = "") -> Iterator[tuple[subprocess.
     ],
 )
 def test_small_verbs_import_nothing_heavy(environ: dict[str, str], line: str) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", REPORT, *line.split()],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )
+    ran = reported(environ, line)
     modules = set(ran.stderr.split("MODULES ")[1].split())
     assert "meshd.cli.main" in modules
     assert modules & HEAVY == set()
 
 
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("serve --model nosuch", 1),
+        ("serve --model ./nosuch.gguf", 1),
+        ("serve --model ollama:nosuch", 1),
+        ("worker --model nosuch", 1),
+        ("serve --bogus", 2),
+    ],
+)
+def test_a_mistake_is_told_before_the_daemon_is_imported(
+    environ: dict[str, str], line: str, code: int
+) -> None:
+    ran = reported(environ, line)
+    said, modules = ran.stderr.split("MODULES ")
+    assert (ran.returncode, said.startswith("error: ")) == (code, True)
+    assert set(modules.split()) & OF_A_DAEMON == set()
+
+
 def test_help_imports_no_verb(environ: dict[str, str]) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", REPORT, "--help"], env=environ, capture_output=True, text=True, check=False
-    )
+    ran = reported(environ, "--help")
     verbs = {name for name in ran.stderr.split() if name.startswith("meshd.cli.")}
     assert verbs == {"meshd.cli.main", "meshd.cli.options", "meshd.cli.output"}
 
 
 def test_asking_a_daemon_imports_nothing_heavy_either(environ: dict[str, str]) -> None:
     with daemon(environ):
-        ran = subprocess.run(
-            [sys.executable, "-c", REPORT, "status", "--json"],
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE,
-            check=False,
-        )
+        ran = reported(environ, "status --json")
         assert json.loads(ran.stdout)["node"]["name"] == "desk"
         assert set(ran.stderr.split()) & HEAVY == set()
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import resource
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -86,6 +88,23 @@ def test_a_daemon_may_open_as_many_files_as_the_system_allows(tmp_path: Path) ->
 
     assert allowed > 200
     play(check())
+
+
+def test_a_daemon_that_aborts_leaves_no_core_dump(tmp_path: Path) -> None:
+    folder = tmp_path / "started-here"
+    folder.mkdir()
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            shell = ("/bin/sh", "-c", f'ulimit -Sc unlimited && cd "{folder}" && exec "$0" "$@"')
+            node = await fleet.start(fleet.spec("worker", "worker", prefix=shell))
+            await node.token()
+            assert _limits(pid_of(node), resource.RLIMIT_CORE)[0] == 1
+            os.kill(pid_of(node), signal.SIGABRT)
+            fleet.forget(node)
+
+    play(check())
+    assert list(folder.iterdir()) == []
 
 
 def test_files_that_cannot_be_written_are_told_and_written_later(tmp_path: Path) -> None:

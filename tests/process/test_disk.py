@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from meshd.base import log
 from meshd.base.errors import MeshdError, UserError
-from meshd.config.tree import HostPort, LinksConfig
+from meshd.config import HostPort, LinksConfig
 from meshd.identity.keeping import Keeping
 from meshd.identity.keys import KeyPair
-from meshd.peer.record_numbers import BLOCK, Numbering
+from meshd.peer.local_member import BLOCK, Numbering
 from meshd.relay import run as relay
 from meshd.relay.run import RelaySettings
 from meshd.wire.address import Candidate
@@ -23,7 +23,7 @@ from tests.e2e.bare_node import bare_node, connected
 from tests.process import cache_files
 from tests.process.cache_files import CACHE, RELAY
 from tests.process.failing_disk import ERRNOS, STAGES, below, failing
-from tests.process.state_files import CASES, Case, Scene, result, table
+from tests.process.state_files import CASES, Case, Scene, listing, result
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "disk.md"
@@ -43,9 +43,9 @@ def test_each_file_and_errno(case: Case, number: int, tmp_path: Path) -> None:
     run(work())
 
 
-def test_the_table_in_the_docs_is_what_was_found() -> None:
+def test_the_list_in_the_docs_is_what_was_found() -> None:
     """By the test above; `python -m tests.process.state_files` prints it."""
-    assert table(CASES, [[case.result] * len(ERRNOS) for case in CASES]) in PAGE.read_text(encoding="utf-8")
+    assert listing(CASES, [[case.result] * len(ERRNOS) for case in CASES]) in PAGE.read_text(encoding="utf-8")
 
 
 @by_errno
@@ -55,14 +55,15 @@ def test_each_file_of_a_cache_and_of_a_relay(case: cache_files.Case, number: int
 
 
 @pytest.mark.parametrize("cases", [CACHE, RELAY], ids=["cache", "relay"])
-def test_their_tables_in_the_docs_are_what_was_found(cases: Sequence[cache_files.Case]) -> None:
+def test_their_lists_in_the_docs_are_what_was_found(cases: Sequence[cache_files.Case]) -> None:
     """By the test above; `python -m tests.process.cache_files` prints them."""
-    assert table(cases, [[case.result] * len(ERRNOS) for case in cases]) in PAGE.read_text(encoding="utf-8")
+    assert listing(cases, [[case.result] * len(ERRNOS) for case in cases]) in PAGE.read_text(encoding="utf-8")
 
 
 def test_everything_below_a_cache_is_in_the_table() -> None:
     """A new one needs a case in cache_files.py."""
-    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "meshd").rglob("*.py"))
+    folders = (ROOT / "meshd", ROOT / "tests/bench")
+    sources = "".join(one.read_text(encoding="utf-8") for place in folders for one in place.rglob("*.py"))
     named = set(re.findall(r'\bcache / "([a-z-]+)"', sources))
     assert named == {case.name.partition("/")[0] for case in CACHE}
 

@@ -16,7 +16,7 @@ from tests.process.failing_disk import OPEN_TO_READ, below, failing, one_file
 from tests.process.state_files import CASES, Case, Scene
 from tests.process.test_disk import LINKS, PLACE
 
-# the log of answers is read where a key has a limit per day: tests/unit/gateway/test_answer_log.py
+# the log of answers is read where a key has a limit per day: tests/unit/gateway/test_turns.py
 WRITTEN_ONLY = {"lock", "logs/meshd.log", "logs/child.log", "logs/child.pid", "logs/answers.jsonl"}
 WRITTEN_ONLY |= {"kept-answers/*.answer"}  # no start reads them: a client asks for one
 READ = [case for case in CASES if case.name not in WRITTEN_ONLY]

@@ -9,9 +9,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 from meshd.gateway.interface import GatewayConfig, Readiness
+from meshd.model.served_facts import ServedFacts
 from meshd.model.status import ModelState, WorkerWeights
 
 from tests.process.gateway_fake import (
+    HI,
     FakeServer,
     die,
     listening,
@@ -93,14 +95,15 @@ def test_where_the_model_lies_is_not_told() -> None:
     asyncio.run(scenario())
 
 
-def test_refusals_of_llama_server_keep_status_and_body() -> None:
+def test_refusals_of_llama_server_are_told_in_openai_s_form() -> None:
     refusal = {"error": {"code": 400, "message": "no messages", "type": "invalid_request_error"}}
+    told = {"error": {**refusal["error"], "param": None, "code": "invalid_request"}}
 
     async def scenario(*, stream: bool) -> None:
         async with world(says(400, refusal)) as here:
             answer = await here.chat(stream=stream)
             assert answer.status == 400
-            assert await answer.json() == refusal
+            assert await answer.json() == told
             assert here.upstream.broke == []
 
     asyncio.run(scenario(stream=False))
@@ -151,7 +154,7 @@ def test_an_upstream_that_dies_before_it_answers_gives_502_with_what_the_head_kn
             reply = await here.chat(stream=stream)
             assert (reply.status, reply.headers["Retry-After"]) == (502, "5")
             error = await error_of(reply)
-            assert (error["type"], error["code"]) == ("server_error", "upstream_lost")
+            assert (error["type"], error["code"]) == ("upstream_error", "upstream_lost")
             assert error["message"] == here.upstream.knows
             assert len(here.upstream.broke) == 1
 
@@ -173,7 +176,7 @@ def test_an_upstream_that_dies_gives_502_with_the_reason(after: str) -> None:
             reply = await here.chat()
             assert reply.status == 502
             error = await error_of(reply)
-            assert (error["type"], error["code"]) == ("server_error", "upstream_lost")
+            assert (error["type"], error["code"]) == ("upstream_error", "upstream_lost")
             assert len(here.upstream.broke) == 1
 
     asyncio.run(scenario())
@@ -240,13 +243,15 @@ def test_until_it_is_ready_calls_get_503_with_the_reason(state: ModelState) -> N
             for stream in (False, True):
                 reply = await here.chat(stream=stream)
                 assert reply.status == 503
-                assert reply.headers["Retry-After"] == "7"
+                later = None if state is ModelState.FAILED else "7"
+                assert reply.headers.get("Retry-After") == later
                 error = await error_of(reply)
+                assert error["type"] == "not_ready_error"
                 assert "hashing 3 of 17 GB" in str(error["message"])
                 assert error["code"] == f"model_{state}"
             async with here.http.get(f"{here.url}/health") as health:
                 assert health.status == 503
-                assert health.headers["Retry-After"] == "7"
+                assert health.headers.get("Retry-After") == later
                 said = await health.json()
                 assert said["status"] == str(state)
                 assert said["reason"] == "hashing 3 of 17 GB"
@@ -303,6 +308,49 @@ def test_the_model_is_listed_by_its_real_name() -> None:
     asyncio.run(scenario())
 
 
+def test_a_listed_model_says_how_long_its_context_is_and_what_it_can() -> None:
+    async def scenario() -> None:
+        async with world(says(200, {})) as here:
+            here.upstream.facts = ServedFacts(
+                context=8192,
+                trained_context=40960,
+                created=1700000000,
+                size=5,
+                parameters=7,
+                architecture="qwen3",
+                quantization="Q4_K_M",
+                capabilities=("completion", "tools"),
+            )
+            async with here.http.get(f"{here.url}/v1/models") as answer:
+                [listed] = (await answer.json())["data"]
+            async with here.http.get(f"{here.url}/v1/models/tiny") as answer:
+                assert await answer.json() == listed
+            assert listed == {
+                "id": "tiny",
+                "object": "model",
+                "created": 1700000000,
+                "owned_by": "meshd",
+                "max_model_len": 8192,
+                "context_length": 8192,
+                "context_window": 8192,
+                "capabilities": ["completion", "tools"],
+                "meta": {
+                    "n_ctx": 8192,
+                    "n_ctx_train": 40960,
+                    "n_params": 7,
+                    "size": 5,
+                    "ftype": "Q4_K_M",
+                    "architecture": "qwen3",
+                },
+            }
+            here.upstream.facts = ServedFacts(trained_context=40960)
+            async with here.http.get(f"{here.url}/v1/models") as answer:
+                [listed] = (await answer.json())["data"]
+            assert "max_model_len" not in listed and listed["meta"] == {"n_ctx_train": 40960}
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(
     "path",
     [
@@ -354,7 +402,7 @@ def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
                 assert answer.status == 400
                 assert (await error_of(answer))["code"] == "invalid_json"
             assert here.server.seen == []
-            assert len(here.gateway._places) == 0
+            assert here.upstream.under_way == 0
 
     asyncio.run(scenario())
 
@@ -400,10 +448,10 @@ def test_large_bodies_together_are_bounded_and_their_room_comes_back() -> None:
     asyncio.run(scenario())
 
 
-def test_a_body_that_outlives_the_model_waits_for_no_other() -> None:
+def test_a_body_that_outlives_the_model_waits_for_its_load() -> None:
     async def scenario() -> None:
         async with world(says(200, COMPLETION), config=GatewayConfig(port=0, continue_seconds=300.0)) as here:
-            request = raw_post(here.port, {"messages": []})
+            request = raw_post(here.port, HI)
             reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
             writer.write(request[:-2])
             while not here.upstream.active:
@@ -411,10 +459,14 @@ def test_a_body_that_outlives_the_model_waits_for_no_other() -> None:
                     await answer.read()
             here.upstream.readiness = Readiness(ModelState.LOADING, "worker anna is lost")
             writer.write(request[-2:])
-            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 503 ")
+            while not here.gateway.status.requests:
+                async with here.http.get(f"{here.url}/health") as answer:
+                    await answer.read()
+            assert not here.server.seen
+            here.upstream.readiness = Readiness(ModelState.READY, "")
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
             writer.close()
             await writer.wait_closed()
-            assert not here.server.seen
 
     asyncio.run(scenario())
 

@@ -3,14 +3,14 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
-from meshd.base.peer_limits import API_STRANGERS
-from meshd.gateway import body, client_connections
-from meshd.gateway.api_key import ApiKey
-from meshd.gateway.interface import GatewayConfig
+from meshd.base.peer_limits import API_CLIENTS, API_CLIENTS_OF_KEY, API_STRANGERS
+from meshd.gateway import client_connections, request
+from meshd.gateway.interface import ApiKey, GatewayConfig
 
-from tests.process.gateway_fake import World, says, world
+from tests.process.gateway_fake import OneByOne, World, says, world
 
 KEY = "sk-a-key-of-this-test"
 KEYED = GatewayConfig(port=0, api_keys=(ApiKey(KEY), ApiKey("sk-another-key-of-it")))
@@ -133,5 +133,53 @@ def test_a_body_that_drips_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) ->
             assert (await said).startswith(b"HTTP/1.1 408")
             writer.transport.abort()
 
-    monkeypatch.setattr(body, "BODY_SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(request, "BODY_SILENCE_SECONDS", 0.5)
+    asyncio.run(scenario())
+
+
+async def ask_on(it: World, key: str = KEY) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection on which one request was answered, and which is kept open."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
+    head = f"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {key}\r\n\r\n"
+    writer.write(head.encode())
+    said = await reader.readuntil(b"\r\n\r\n")
+    assert said.startswith(b"HTTP/1.1 200"), said
+    await reader.readexactly(int(said.partition(b"Content-Length: ")[2].split()[0]))
+    return reader, writer
+
+
+@pytest.mark.parametrize("keys", [(), (KEY, "sk-another-key-of-it")])
+def test_idle_connections_keep_nobody_out_and_the_longest_idle_one_is_closed(keys: tuple[str, ...]) -> None:
+    async def scenario() -> None:
+        config = GatewayConfig(port=0, api_keys=tuple(map(ApiKey, keys)))
+        async with world(says(200, {}), config=config) as it:
+            kept = [await ask_on(it) for _ in range(API_CLIENTS.most + 20)]
+            assert await models(it) == 200
+            closed = len(kept) + 1 - API_CLIENTS_OF_KEY.most
+            assert [await reader.read() for reader, _ in kept[:closed]] == [b""] * closed
+            assert not any(reader.at_eof() for reader, _ in kept[closed:])
+            for _, writer in kept:
+                writer.transport.abort()
+
+    asyncio.run(scenario())
+
+
+def test_a_connection_with_a_request_under_way_is_not_closed_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_connections, "API_CLIENTS", replace(API_CLIENTS, most=2))
+    monkeypatch.setattr(client_connections, "API_CLIENTS_OF_KEY", replace(API_CLIENTS_OF_KEY, most=2))
+    answer = OneByOne()
+
+    async def scenario() -> None:
+        async with world(answer) as it, asyncio.TaskGroup() as under_way:
+            busy = [under_way.create_task(it.chat(user=name)) for name in "ab"]
+            await it.server.until(lambda: it.server.active == 2)
+            assert await models(it) == 503
+            answer.answer_one()
+            await asyncio.wait(busy, return_when=asyncio.FIRST_COMPLETED)
+            assert await models(it) == 200
+            answer.answer_one()
+            assert [(await one).status for one in busy] == [200, 200]
+
     asyncio.run(scenario())

@@ -5,7 +5,7 @@ import json
 from collections.abc import Awaitable, Callable
 
 import pytest
-from aiohttp import web
+from aiohttp import ClientResponse, web
 from meshd.gateway.interface import GatewayConfig, Readiness
 from meshd.model.status import ModelState
 
@@ -25,7 +25,11 @@ from tests.process.gateway_fake import (
 
 CONFIG = GatewayConfig(port=0, keepalive_seconds=0.1, continue_seconds=5.0)
 READY = Readiness(ModelState.READY, "")
+KEEP_ALIVE = b": keep-alive\n\n"
 LOADING = Readiness(ModelState.LOADING, "worker garage is lost")
+
+
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 
 def dies_after(*pieces: bytes, times: int = 1, then: tuple[bytes, ...] = ()) -> "Dying":
@@ -81,6 +85,13 @@ def data_of(stream: bytes) -> list[bytes]:
     return [one + b"\n\n" for one in stream.split(b"\n\n") if one and not one.startswith(b":")]
 
 
+async def next_notice(reply: ClientResponse) -> bytes:
+    """The next comment that tells something; on a busy machine others come before it, in the silence."""
+    while (comment := await reply.content.readuntil(b"\n\n")) == KEEP_ALIVE:
+        pass
+    return comment
+
+
 def test_the_client_gets_the_rest() -> None:
     async def check(here: World) -> None:
         reply = await here.chat(stream=True, max_tokens=9)
@@ -102,8 +113,7 @@ def test_it_waits_for_the_model_and_says_why() -> None:
         assert await reply.content.readuntil(b"\n\n") == chunk("a")
         here.upstream.readiness = LOADING
         here.server.let_go.set()
-        comment = await reply.content.readuntil(b"\n\n")
-        assert comment == b": worker garage is lost\n\n"
+        assert await next_notice(reply) == b": worker garage is lost\n\n"
         assert len(here.server.seen) == 1, "nobody is asked before the model is ready"
         here.upstream.readiness = READY
         assert data_of(await reply.read()) == [chunk("b"), DONE]
@@ -118,13 +128,62 @@ def test_a_client_is_told_what_goes_on_with_its_answer() -> None:
         assert await reply.content.readuntil(b"\n\n") == chunk("a")
         here.upstream.readiness = LOADING
         here.server.let_go.set()
-        assert await reply.content.readuntil(b"\n\n") == b": worker garage is lost\n\n"
+        assert await next_notice(reply) == b": worker garage is lost\n\n"
         here.upstream.readiness = Readiness(ModelState.READY, "", note="a smaller model")
         rest = await reply.read()
-        before, _, _ = rest.partition(b"data: ")
+        before, _, _ = rest.replace(KEEP_ALIVE, b"").partition(b"data: ")
         assert before.endswith(b": a smaller model\n\n") and data_of(rest) == [chunk("b"), DONE]
 
     play(Held(chunk("b"), DONE), check)
+
+
+def test_a_stream_that_nobody_asked_for_goes_on_as_well() -> None:
+    async def check(here: World) -> None:
+        reply = await here.chat(seed=1, temperature=0)
+        assert reply.content_type == "text/event-stream"
+        assert data_of(await reply.read()) == [chunk("a"), chunk("b"), DONE]
+
+    play(Dying((chunk("a"),), 1, (chunk("a"), chunk("b"), DONE)), check)
+
+
+class Resumed(Dying):
+    """As one that dies once after `a` and `b`, then makes `a` again, and the rest when the test says so."""
+
+    def __init__(self, *then: bytes) -> None:
+        super().__init__((chunk("a"), chunk("b")), 1, then)
+        self.may_end = asyncio.Event()
+
+    async def __call__(self, server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        if self._left:
+            return await super().__call__(server, request)
+        response = await begin_stream(request)
+        await response.write(chunk("a"))
+        await server.let_go.wait()
+        for piece in self._then:
+            await response.write(piece)
+        await self.may_end.wait()
+        await response.write(DONE)
+        return response
+
+
+def test_a_client_is_told_that_its_greedy_answer_is_computed_again() -> None:
+    again = b": computing the answer again up to where it stopped\n\n"
+    server = Resumed(chunk("b"), chunk("c"))
+
+    async def check(here: World) -> None:
+        reply = await here.chat(stream=True, temperature=0)
+        told = b""
+        while again not in told:
+            told += await reply.content.readuntil(b"\n\n")
+        assert data_of(told) == [chunk("a"), chunk("b")]
+        here.server.let_go.set()
+        while chunk("c") not in told:
+            told += await reply.content.readuntil(b"\n\n")
+        assert await reply.content.readuntil(b"\n\n") == b": keep-alive\n\n", "that is over"
+        server.may_end.set()
+        assert data_of(told + await reply.read()) == [chunk("a"), chunk("b"), chunk("c"), DONE]
+
+    play(server, check)
 
 
 def _ends_with_an_error(here: World, stream: bytes) -> None:
@@ -227,10 +286,10 @@ def test_a_call_of_a_tool_goes_on_behind_what_its_template_writes() -> None:
 
     async def scenario() -> None:
         async with world(answer, config=CONFIG) as here:
-            reply = await here.chat(stream=True, tools=[{"type": "function"}])
+            reply = await here.chat(stream=True, tools=TOOLS)
             assert data_of(await reply.read()) == [_called("{", "f"), _called('"a'), _called('": 1}'), DONE]
-            assert [path for _, path, *_ in here.server.seen[1:3]] == ["/apply-template"] * 2
-            asked = json.loads(here.server.seen[3][-1])
+            _first, before, with_calls, asked = here.server.asked()
+            assert len(with_calls["messages"]) > len(before["messages"])
             assert asked["messages"][-1] == {"role": "assistant", "content": '<call>f {"a'}
             assert asked["tool_choice"] == "required"
 
@@ -312,7 +371,7 @@ def test_a_node_that_stops_ends_what_waits_for_a_template() -> None:
     async def scenario() -> None:
         async with world(answer, config=CONFIG) as here:
             reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
-            body = {"messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "function"}]}
+            body = {"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}
             writer.write(raw_post(here.port, {**body, "stream": True}))
             await here.server.until(lambda: "/apply-template" in [path for _, path, *_ in here.server.seen])
         assert b'"code": "stopping"' in await reader.read()

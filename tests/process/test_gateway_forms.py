@@ -6,8 +6,7 @@ import json
 import aiohttp
 import openai
 import pytest
-from meshd.gateway.api_key import ApiKey, KeyLimits
-from meshd.gateway.interface import GatewayConfig
+from meshd.gateway.interface import ApiKey, GatewayConfig, KeyLimits
 
 from tests.conformance.run import run
 from tests.process.client_scene import scene
@@ -108,7 +107,7 @@ def test_what_is_not_a_form_is_refused_here_and_a_form_elsewhere() -> None:
             async with here.http.post(here.url + PATH, json={"file": "x"}) as answer:
                 assert (answer.status, await code_of(answer)) == (415, "unsupported_media_type")
             async with here.http.post(f"{here.url}/v1/chat/completions", data=form()) as answer:
-                assert (answer.status, await code_of(answer)) == (415, "unsupported_media_type")
+                assert (answer.status, await code_of(answer)) == (400, "invalid_json")
             sent = {"Content-Type": "multipart/form-data; boundary=b"}
             async with here.http.post(here.url + PATH, data=b"nonsense", headers=sent) as answer:
                 assert (answer.status, await code_of(answer)) == (400, "invalid_form")

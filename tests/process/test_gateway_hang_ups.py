@@ -5,15 +5,28 @@ import contextlib
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from meshd.gateway.api_key import ApiKey, KeyLimits
-from meshd.gateway.interface import GatewayConfig
+from aiohttp import web
+from meshd.gateway.interface import ApiKey, GatewayConfig, KeyLimits, Readiness
 from meshd.gateway.server import Gateway
+from meshd.model.status import ModelState
 
-from tests.process.gateway_fake import ManyWorld, OneByOne, World, many_world, raw_post, world
+from tests.process.gateway_fake import (
+    HI,
+    FakeServer,
+    ManyWorld,
+    OneByOne,
+    World,
+    many_world,
+    raw_post,
+    says,
+    world,
+)
 from tests.process.test_gateway_answers import COMPLETION
-from tests.process.test_gateway_queue import AGENT, CHAT, ask, until
+from tests.process.test_gateway_queue import AGENT, CHAT, KEYS, ask, logged, until
 
 # Room for one request of each key, and for its body.
 LIMITS = KeyLimits(concurrent=1)
@@ -41,9 +54,7 @@ def reset(writer: asyncio.StreamWriter) -> None:
 
 def post(gateway: Gateway, body: dict[str, object]) -> bytes:
     port = int(gateway.url.rpartition(":")[2])
-    head, _, payload = raw_post(port, {"messages": [], "user": "gone", "pad": PAD, **body}).partition(
-        b"\r\n\r\n"
-    )
+    head, _, payload = raw_post(port, {**HI, "user": "gone", "pad": PAD, **body}).partition(b"\r\n\r\n")
     return head + f"\r\nAuthorization: Bearer {AGENT}\r\n\r\n".encode() + payload
 
 
@@ -71,9 +82,9 @@ def test_while_its_body_is_awaited(close: Close) -> None:
         server = OneByOne(COMPLETION)
         async with world(server, config=CONFIG) as here:
             async with sent(here.gateway, post(here.gateway, {})[:-100], close):
-                await when(here, lambda: len(here.gateway._places) == 1)
+                await when(here, lambda: here.upstream.under_way == 1)
                 assert (await ask(here, AGENT, "early"))[0] == 503
-            await when(here, lambda: not len(here.gateway._places))
+            await when(here, lambda: not here.upstream.under_way)
             server.answer_one()
             assert (await ask(here, AGENT, "next", pad=PAD))[0] == 200
             assert server.came == ["next"]
@@ -105,6 +116,20 @@ def test_while_its_turn_is_awaited(close: Close, stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("close", [finish, reset])
+def test_while_a_load_is_awaited(close: Close, stream: bool) -> None:
+    async def scenario() -> None:
+        async with world(OneByOne(COMPLETION), config=replace(CONFIG, continue_seconds=300.0)) as here:
+            here.upstream.readiness = Readiness(ModelState.LOADING, "reading 43 %")
+            async with sent(here.gateway, post(here.gateway, {"stream": stream}), close):
+                await when(here, lambda: here.gateway.status.requests == 1)
+            await when(here, lambda: not here.upstream.under_way)
+            assert not here.server.seen
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("close", [finish, reset])
 def test_while_it_is_answered(close: Close, stream: bool) -> None:
     async def scenario() -> None:
         server = OneByOne(COMPLETION)
@@ -130,15 +155,45 @@ def test_while_its_model_is_awaited(close: Close, stream: bool) -> None:
             model.upstream.slots = 1
             async with sent(here.gateway, post(here.gateway, {"model": "a", "stream": stream}), close):
                 await when(here, lambda: bool(model.turns))
-            await when(here, lambda: not len(here.gateway._places))
+            await when(here, lambda: not model.upstream.under_way)
             assert model.turns[0].ended and not server.came
             model.granted.set()
             server.answer_one()
-            body = {"model": "a", "messages": [], "user": "next", "pad": PAD}
+            body = {"model": "a", **HI, "user": "next", "pad": PAD}
             headers = {"Authorization": f"Bearer {AGENT}"}
             url = f"{here.gateway.url}/v1/chat/completions"
             async with here.http.post(url, json=body, headers=headers) as answer:
                 assert answer.status == 200
             assert server.came == ["next"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_hangs_up_pays_for_the_prompt(stream: bool, tmp_path: Path) -> None:
+    """At once, before llama-server has told what it took; and after a restart that is not forgotten."""
+    prompt = "a long text to read " * 500
+
+    async def scenario() -> None:
+        config = GatewayConfig(
+            port=0, api_keys=(ApiKey(AGENT, "agent", KeyLimits(tokens_per_day=1000)), KEYS[1])
+        )
+
+        async def never(server: FakeServer, _request: web.BaseRequest) -> web.StreamResponse:
+            await server.let_go.wait()
+            return web.Response()
+
+        async with logged(never, tmp_path, config) as here:
+            body = {"messages": [{"role": "user", "content": prompt}], "stream": stream}
+            url, headers = f"{here.url}/v1/chat/completions", {"x-api-key": AGENT}
+            asking = asyncio.ensure_future(here.http.post(url, json=body, headers=headers))
+            await here.server.until(lambda: here.server.active == 1)
+            asking.cancel()
+            await until(here, running=0, waiting=0)
+            [used, _] = here.gateway.status.keys
+            assert len(prompt) // 4 <= (used.tokens_today or 0) < len(prompt) // 2
+            assert (await ask(here, AGENT))[0] == 429
+        async with logged(says(200, COMPLETION), tmp_path, config) as here:
+            assert (await ask(here, AGENT))[0] == 429
 
     asyncio.run(scenario())

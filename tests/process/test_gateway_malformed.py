@@ -7,8 +7,7 @@ import zlib
 
 import pytest
 from meshd.base import fault_boundary, log
-from meshd.gateway.api_key import ApiKey
-from meshd.gateway.interface import GatewayConfig
+from meshd.gateway.interface import ApiKey, GatewayConfig
 
 from tests.process.gateway_fake import says, world
 from tests.process.malformed import BROKEN_BODIES, MALFORMED, error_of, told
@@ -55,7 +54,7 @@ def test_a_failure_of_ours_is_a_500_that_is_logged_at_a_limited_rate(
 ) -> None:
     async def scenario() -> bytes:
         async with world(says(200, {})) as here:
-            monkeypatch.setattr("meshd.gateway.routes.Router._check_browser", lambda *_: 1 // 0)
+            monkeypatch.setattr("meshd.gateway.access.BrowserGuard.check", lambda *_, **_options: 1 // 0)
             for _ in range(50):
                 answer = await told(here.port, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             return answer

@@ -5,6 +5,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 
 from meshd.gateway.interface import GatewayConfig, Readiness
+from meshd.model.served_facts import ServedFacts
 from meshd.model.status import ModelState
 
 from tests.process.gateway_fake import (
@@ -128,7 +129,8 @@ def test_what_cannot_be_loaded_is_an_answer_with_the_reason() -> None:
         for stream in (False, True):
             answer = await here.chat("a", stream=stream)
             error = (await answer.json())["error"]
-            assert (answer.status, error["code"], answer.headers["Retry-After"]) == (503, "model_failed", "7")
+            assert (answer.status, error["code"]) == (503, "model_failed")
+            assert "Retry-After" not in answer.headers, "it will not be there later"
             assert "no memory" in error["message"]
         assert all(turn.ended for turn in model.turns)
 
@@ -166,7 +168,7 @@ def test_those_who_wait_hear_that_meshd_stops() -> None:
         async with many_world(ANSWERS, config=CONFIG) as here:
             asked = asyncio.create_task(here.chat("b"))
             await until_asked(here.models["b"])
-            here.gateway._proxy.end_all("meshd is stopping")
+            here.gateway._answers.end_all("meshd is stopping")
             answer = await asked
             assert (answer.status, (await answer.json())["error"]["code"]) == (503, "stopping")
 
@@ -188,11 +190,16 @@ def test_an_answer_goes_on_at_its_own_model() -> None:
 def test_models_are_listed_with_their_states() -> None:
     async def check(here: ManyWorld) -> None:
         here.models["b"].state = ModelState.UNLOADED
+        here.models["b"].upstream.facts = ServedFacts(context=4096, created=7)
         status, listed = await here.get("/v1/models")
         assert status == 200 and listed["object"] == "list"
         assert [(one["id"], one["object"], one["state"], one["aliases"]) for one in listed["data"]] == [
             ("a", "model", "ready", ["a-alias"]),
             ("b", "model", "unloaded", ["b-alias"]),
+        ]
+        assert [(one["created"], one.get("max_model_len")) for one in listed["data"]] == [
+            (0, None),
+            (7, 4096),
         ]
         for name in ("b", "b-alias"):
             assert await here.get(f"/v1/models/{name}") == (200, listed["data"][1])

@@ -5,8 +5,7 @@ import asyncio
 import openai
 import pytest
 from aiohttp import web
-from meshd.gateway.api_key import ApiKey
-from meshd.gateway.interface import GatewayConfig, Readiness
+from meshd.gateway.interface import ApiKey, GatewayConfig, Readiness
 from meshd.model.status import ModelState
 
 from tests.process.gateway_fake import (
@@ -66,7 +65,9 @@ def test_comments_do_not_disturb_it_and_a_loss_raises_with_the_reason() -> None:
     async def scenario() -> None:
         async with world(answer, config=GatewayConfig(port=0, keepalive_seconds=0.01)) as here:
             async with client(here) as ai:
-                stream = await ai.chat.completions.create(model="tiny", messages=[], stream=True)
+                stream = await ai.chat.completions.create(
+                    model="tiny", messages=[{"role": "user", "content": "hi"}], stream=True
+                )
                 here.server.let_go.set()  # the headers are here, and so was a comment
                 seen = []
                 with pytest.raises(openai.APIError, match="llama-server exited"):
@@ -86,7 +87,9 @@ def test_it_understands_our_refusals() -> None:
             here.upstream.readiness = Readiness(ModelState.LOADING, "loading layer 3")
             async with client(here) as ai:
                 with pytest.raises(openai.InternalServerError, match="loading layer 3") as caught:
-                    await ai.chat.completions.create(model="tiny", messages=[])
+                    await ai.chat.completions.create(
+                        model="tiny", messages=[{"role": "user", "content": "hi"}]
+                    )
                 assert caught.value.status_code == 503
                 assert caught.value.code == "model_loading"
 

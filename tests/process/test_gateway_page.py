@@ -3,9 +3,8 @@
 import asyncio
 
 import pytest
-from meshd.gateway.api_key import ApiKey
-from meshd.gateway.chat_page import load_page
-from meshd.gateway.interface import GatewayConfig, Readiness
+from meshd.gateway.interface import ApiKey, GatewayConfig, Readiness
+from meshd.gateway.own_answers import load_page
 from meshd.model.status import ModelState
 
 from tests.process.gateway_fake import says, world
@@ -99,3 +98,9 @@ def test_it_is_there_before_the_model_is(state: ModelState) -> None:
 def test_nothing_else_is_served(path: str) -> None:
     status, _, body = ask(path)
     assert (status, b"unknown_path" in body) == (404, True)
+
+
+@pytest.mark.parametrize("path", ["/api/v0/models", "/api/v0/chat/completions"])
+def test_lm_studios_own_api_points_to_v1(path: str) -> None:
+    status, _, body = ask(path)
+    assert (status, b"use the paths below `/v1`" in body) == (404, True)

@@ -10,16 +10,17 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
-from meshd.gateway.answer_log import AnswerLog
-from meshd.gateway.api_key import ApiKey, KeyLimits
-from meshd.gateway.interface import GatewayConfig, GatewayStatus, Readiness
-from meshd.gateway.one_model import OneModel
+from meshd.gateway.access import ApiPort
+from meshd.gateway.interface import ApiKey, GatewayConfig, GatewayStatus, KeyLimits, Readiness
+from meshd.gateway.request import OneModel
 from meshd.gateway.server import Gateway
+from meshd.gateway.turns import AnswerLog
 from meshd.model.status import ModelState
 
 from tests.process.gateway_fake import (
     DEADLINE,
     DONE,
+    HI,
     FakeServer,
     FakeUpstream,
     OneByOne,
@@ -43,7 +44,7 @@ NOON = 20000 * 86400 + 43200.0
 
 async def ask(here: World, key: str, user: str = "", **extra: object) -> tuple[int, dict[str, object]]:
     headers = {"Authorization": f"Bearer {key}"}
-    body = {"messages": [], "user": user, **extra}
+    body = {**HI, "user": user, **extra}
     async with here.http.post(f"{here.url}/v1/chat/completions", json=body, headers=headers) as answer:
         said = await answer.json()
         return answer.status, {**said, "retry": answer.headers.get("Retry-After")}
@@ -66,7 +67,7 @@ async def logged(answer: object, folder: Path, config: GatewayConfig) -> AsyncIt
     path = folder / "s"
     server, upstream = FakeServer(answer), FakeUpstream(path)  # type: ignore[arg-type]
     log = AnswerLog(folder / "answers.jsonl")
-    gateway = Gateway(config, OneModel(upstream), log=log, wall=lambda: NOON)
+    gateway = Gateway(await ApiPort.claim(config), OneModel(upstream), log=log, wall=lambda: NOON)
     async with asyncio.timeout(DEADLINE), listening(server, path), serving(gateway):
         async with aiohttp.ClientSession() as http:
             yield World(gateway, upstream, server, http)
@@ -136,25 +137,6 @@ def test_a_model_that_is_lost_is_told_before_the_place_in_the_queue() -> None:
     asyncio.run(scenario())
 
 
-def test_a_request_whose_turn_does_not_come_in_time_is_told_so() -> None:
-    async def scenario() -> None:
-        server = OneByOne(COMPLETION)
-        async with world(server, config=GatewayConfig(port=0, max_wait_seconds=0.05)) as here:
-            here.upstream.slots = 1
-            first = asyncio.ensure_future(ask(here, AGENT, "first"))
-            await until(here, running=1, waiting=0)
-            status, said = await ask(here, AGENT, "second")
-            assert status == 503 and said["retry"]
-            error = said["error"]
-            assert isinstance(error, dict) and error["code"] == "queue_timeout"
-            assert "1 request under way, 1 request waiting" in str(error["message"])
-            server.answer_one()
-            assert (await first)[0] == 200
-            assert server.came == ["first"]
-
-    asyncio.run(scenario())
-
-
 def test_a_stream_that_waits_is_told_its_place() -> None:
     async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
         await server.let_go.wait()
@@ -216,23 +198,16 @@ def test_a_model_that_is_lost_before_the_turn_is_told_where_answers_do_not_wait(
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        GatewayConfig(port=0, api_keys=KEYS, max_requests=3),
-        GatewayConfig(port=0, api_keys=KEYS, max_body_bytes=10_000, max_bodies_bytes=30_000),
-    ],
-)
-def test_two_requests_of_one_key_leave_room_for_one_of_another(config: GatewayConfig) -> None:
+def test_two_requests_of_one_key_leave_room_for_one_of_another() -> None:
     async def scenario() -> None:
-        server, pad = OneByOne(COMPLETION), "x" * 6_000
+        server, config = OneByOne(COMPLETION), GatewayConfig(port=0, api_keys=KEYS, max_requests=3)
         async with world(server, config=config) as here:
-            flood = [asyncio.ensure_future(ask(here, AGENT, "agent", pad=pad)) for _ in range(2)]
+            flood = [asyncio.ensure_future(ask(here, AGENT, "agent")) for _ in range(2)]
             await until(here, running=2, waiting=0)
-            status, said = await ask(here, AGENT, "agent", pad=pad)
+            status, said = await ask(here, AGENT, "agent")
             error = said["error"]
             assert status == 503 and isinstance(error, dict) and error["code"] == "busy"
-            mine = asyncio.ensure_future(ask(here, CHAT, "chat", pad=pad))
+            mine = asyncio.ensure_future(ask(here, CHAT, "chat"))
             await until(here, running=3, waiting=0)
             for _ in range(3):
                 server.answer_one()
@@ -389,7 +364,7 @@ def test_who_waits_for_a_load_after_a_loss_uses_nothing(stream: bool) -> None:
             here.upstream.slots = 1
             turns = here.gateway._turns.of(here.upstream)
             assert turns is not None
-            body, headers = {"messages": [], "stream": stream}, {"Authorization": f"Bearer {AGENT}"}
+            body, headers = {**HI, "stream": stream}, {"Authorization": f"Bearer {AGENT}"}
             asking = asyncio.ensure_future(
                 here.http.post(f"{here.url}/v1/chat/completions", json=body, headers=headers)
             )

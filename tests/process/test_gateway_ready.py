@@ -50,7 +50,7 @@ async def server_at(answer: Answer) -> AsyncIterator[tuple[FakeServer, Path]]:
 def report_for(answer: Answer, sampling: FindSampling = of_logits) -> tuple[ReadyReport, FakeServer]:
     async def scenario() -> tuple[ReadyReport, FakeServer]:
         async with server_at(answer) as (server, path):
-            return await one_token(path, sampling, poll_seconds=0.001), server
+            return await one_token(path, sampling), server
 
     return asyncio.run(scenario())
 
@@ -73,6 +73,7 @@ def test_the_token_is_taken_as_those_of_clients_are(settings: object) -> None:
     report, server = report_for(told(settings, says(200, TOKEN)), of_candidates)
     assert report.ready
     assert report.settings == told_settings
+    assert report.props == {"default_generation_settings": {"params": settings}}
     asked = json.loads(server.seen[1][3])
     assert asked.get("backend_sampling", False) is (settings == SETTINGS)
     added = of_candidates(told_settings).added_to({"prompt": asked["prompt"], "temperature": 0})
@@ -105,7 +106,7 @@ def test_a_socket_that_is_not_there_yet_is_waited_for() -> None:
         with tempfile.TemporaryDirectory(prefix="gw") as folder:
             path, server = Path(folder) / "s", FakeServer(says(200, TOKEN))
             async with asyncio.timeout(20):
-                asked = asyncio.ensure_future(one_token(path, of_logits, poll_seconds=0.001))
+                asked = asyncio.ensure_future(one_token(path, of_logits))
                 await asyncio.sleep(0)
                 async with listening(server, path):
                     assert (await asked).ready
@@ -170,15 +171,15 @@ def test_an_answer_in_pieces_is_read_to_its_end() -> None:
 
     async def scenario() -> None:
         async with server_at(in_pieces) as (_, path):
-            assert (await one_token(path, of_logits, poll_seconds=0.001)).ready
+            assert (await one_token(path, of_logits)).ready
 
     asyncio.run(scenario())
 
 
-def round_of(answer: Answer, *, tries: int = 3) -> tuple[float | None, FakeServer]:
+def round_of(answer: Answer) -> tuple[float | None, FakeServer]:
     async def scenario() -> tuple[float | None, FakeServer]:
         async with server_at(answer) as (server, path):
-            return await one_round(path, of_candidates(SETTINGS), tries=tries), server
+            return await one_round(path, of_candidates(SETTINGS)), server
 
     return asyncio.run(scenario())
 

@@ -12,11 +12,9 @@ import pytest
 from aiohttp import web
 from meshd.base.errors import UserError
 from meshd.base.tasks import Owner, first_error
-from meshd.gateway import listen
-from meshd.gateway.api_key import ApiKey
-from meshd.gateway.interface import GatewayConfig, Readiness
-from meshd.gateway.one_model import OneModel
-from meshd.gateway.server import Gateway
+from meshd.gateway.access import ApiPort
+from meshd.gateway.interface import ApiKey, GatewayConfig, Readiness
+from meshd.gateway.request import OneModel
 from meshd.model.status import ModelState
 
 from tests.process.gateway_fake import (
@@ -25,6 +23,7 @@ from tests.process.gateway_fake import (
     FakeUpstream,
     begin_stream,
     chunk,
+    gateway_of,
     listening,
     open_files,
     pours,
@@ -37,13 +36,12 @@ from tests.process.gateway_fake import (
 
 
 def start_error(config: GatewayConfig) -> UserError:
-    """The error with which a gateway ends at its start."""
+    """The error with which an API ends at its start."""
 
     async def scenario() -> UserError:
-        upstream = FakeUpstream(Path("/nowhere"))
         with pytest.raises(UserError) as caught:
             async with asyncio.timeout(10):
-                await Gateway(config, OneModel(upstream)).serve()
+                await ApiPort.claim(config)
         return caught.value
 
     return asyncio.run(scenario())
@@ -56,13 +54,6 @@ def test_a_taken_port_is_named_with_its_holder() -> None:
         assert error.what.startswith(f"port `{port}` on `127.0.0.1` is taken by `")
         assert error.what.endswith(f"(pid {os.getpid()})")
         assert "--port" in error.hint
-
-
-def test_a_taken_port_whose_holder_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listen, "port_holder", lambda host, port: None)
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        assert start_error(GatewayConfig(port=port)).what == f"port `{port}` on `127.0.0.1` is taken"
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
@@ -112,7 +103,7 @@ def test_it_listens_at_once_while_the_model_is_away() -> None:
         upstream = FakeUpstream(
             Path("/nowhere/s"), readiness=Readiness(ModelState.WAITING, "waiting for workers")
         )
-        gateway = Gateway(GatewayConfig(port=0), OneModel(upstream))
+        gateway = await gateway_of(GatewayConfig(port=0), OneModel(upstream))
         async with asyncio.timeout(10), serving(gateway):
             reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
             writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
@@ -131,7 +122,7 @@ async def stop_with_a_stream(
     """Start a gateway, let `client` begin a stream, stop; nothing of it may stay. Gives the upstream."""
     with tempfile.TemporaryDirectory(prefix="gw") as folder:
         server, upstream = FakeServer(answer), FakeUpstream(Path(folder) / "s")
-        gateway = Gateway(GatewayConfig(port=0), OneModel(upstream))
+        gateway = await gateway_of(GatewayConfig(port=0), OneModel(upstream))
         async with asyncio.timeout(20), listening(server, upstream.socket_path):
             before = open_files()
             async with serving(gateway):
@@ -141,7 +132,7 @@ async def stop_with_a_stream(
             for _ in range(20):
                 await asyncio.sleep(0)  # turns of the loop in which transports close
             assert open_files() <= before + 1  # the client's own
-            again = Gateway(GatewayConfig(port=port), OneModel(upstream))
+            again = await gateway_of(GatewayConfig(port=port), OneModel(upstream))
             async with serving(again):
                 assert again.status.url == gateway.status.url
         return upstream
@@ -198,7 +189,7 @@ def test_the_port_is_free_when_the_start_fails() -> None:
     """An error beside the gateway cancels it before or while it starts: nothing stays bound."""
 
     async def scenario() -> None:
-        gateway = Gateway(GatewayConfig(port=0), OneModel(FakeUpstream(Path("/nowhere/s"))))
+        gateway = await gateway_of(GatewayConfig(port=0), OneModel(FakeUpstream(Path("/nowhere/s"))))
 
         async def fail() -> None:
             await gateway.started.wait()

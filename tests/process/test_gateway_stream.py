@@ -1,8 +1,10 @@
 """Streams through the gateway: unbuffered, unchanged, kept alive, cancelled, and ended with a reason."""
 
 import asyncio
+import hashlib
 import json
 
+import aiohttp
 import pytest
 from aiohttp import ClientResponse, web
 from meshd.gateway.events import EVENT_BYTES
@@ -11,6 +13,7 @@ from meshd.model.status import ModelState
 
 from tests.process.gateway_fake import (
     DONE,
+    HI,
     Answer,
     FakeServer,
     World,
@@ -19,8 +22,10 @@ from tests.process.gateway_fake import (
     die,
     last_chunk,
     open_files,
+    pours,
     raw_post,
     says,
+    small_window,
     streams,
     world,
 )
@@ -265,36 +270,41 @@ def test_an_upstream_that_dies_in_mid_stream_ends_it_with_an_error_event() -> No
             event, nothing = (await reply.read()).split(b"\n\n")
             assert nothing == b""  # and no [DONE]
             error = json.loads(event.removeprefix(b"data: "))["error"]
-            assert (error["type"], error["code"]) == ("server_error", "upstream_lost")
+            assert (error["type"], error["code"]) == ("upstream_error", "upstream_lost")
             assert "llama-server" in error["message"]
             assert len(here.upstream.broke) == 1
-            assert (here.gateway.status.tokens, len(here.gateway._places)) == (2, 0)
+            assert (here.gateway.status.tokens, here.upstream.under_way) == (2, 0)
 
     asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "place"),
     [
-        ("/v1/chat/completions", {"error": {**TOLD, "type": "server_error"}}),
-        ("/v1/responses", {**TOLD, "type": "error"}),
-        ("/v1/messages", {"type": "error", "error": {"type": "api_error", "message": TOLD["message"]}}),
+        ("/v1/chat/completions", ("error", "message")),
+        ("/v1/responses", ("message",)),
+        ("/v1/messages", ("error", "message")),
     ],
 )
-def test_a_worker_lost_in_mid_stream_is_told_in_the_words_of_the_head(path: str, told: object) -> None:
+def test_a_worker_lost_in_mid_stream_is_told_in_the_words_of_the_head(
+    path: str, place: tuple[str, ...]
+) -> None:
     """llama-server ends without a word; its head knows why."""
 
     async def scenario() -> None:
         async with world(in_steps(chunk("a"), b"")) as here:
             here.upstream.knows = str(TOLD["message"])
-            body = {"messages": [{"role": "user", "content": "hi"}], "input": "hi", "stream": True}
+            body = {**HI, "input": "hi", "stream": True, "max_tokens": 9}
             here.server.let_go.set()
             async with here.http.post(here.url + path, json=body) as reply:
                 assert reply.status == 200
-                assert await reply.content.readuntil(b"\n\n") == chunk("a")
+                assert b'"a"' in await reply.content.readuntil(b'"a"')
                 here.server.let_go.set()
-                last, nothing = (await reply.read()).split(b"\n\n")
-            assert json.loads(last.partition(b"data: ")[2]) == told
+                *_, last, nothing = (await reply.read()).split(b"\n\n")
+            told = json.loads(last.partition(b"data: ")[2])
+            for name in place:
+                told = told[name]
+            assert told == TOLD["message"]
             assert nothing == b""
             assert len(here.upstream.broke) == 1
 
@@ -315,7 +325,8 @@ def test_an_upstream_that_dies_before_its_headers_after_a_comment_gives_an_error
             here.server.let_go.set()
             events = [part for part in (await reply.read()).split(b"\n\n") if part and part[:1] != b":"]
             assert len(events) == 1
-            assert json.loads(events[0].removeprefix(b"data: "))["error"] == {**TOLD, "type": "server_error"}
+            error = json.loads(events[0].removeprefix(b"data: "))["error"]
+            assert error == {**TOLD, "type": "upstream_error"}
 
     asyncio.run(scenario())
 
@@ -323,7 +334,7 @@ def test_an_upstream_that_dies_before_its_headers_after_a_comment_gives_an_error
 def test_an_error_of_llama_server_after_a_comment_becomes_an_event() -> None:
     async def answer(server: FakeServer, _request: web.BaseRequest) -> web.StreamResponse:
         await server.let_go.wait()
-        error = {"code": 400, "message": "too long", "type": "exceed_context_size_error"}
+        error = {"code": 400, "message": "too long", "type": "invalid_request_error"}
         return web.json_response({"error": error}, status=400)
 
     async def scenario() -> None:
@@ -334,7 +345,7 @@ def test_an_error_of_llama_server_after_a_comment_becomes_an_event() -> None:
             here.server.let_go.set()
             events = [part for part in (await reply.read()).split(b"\n\n") if part and part[:1] != b":"]
             error = json.loads(events[0].removeprefix(b"data: "))["error"]
-            assert (error["message"], error["type"]) == ("too long", "exceed_context_size_error")
+            assert (error["message"], error["type"]) == ("too long", "invalid_request_error")
             assert here.upstream.broke == []
 
     asyncio.run(scenario())
@@ -376,5 +387,30 @@ def test_a_client_that_hangs_up_ends_the_generation_fifty_times() -> None:
             assert open_files() <= before
             assert here.upstream.broke == []
             assert "gateway keep-alive" not in {task.get_name() for task in asyncio.all_tasks()}
+
+    asyncio.run(scenario())
+
+
+STREAM_BYTES = 48 << 20
+# kernel buffers of both sockets (4 MiB and less) and about 0.5 MiB of the gateway's own
+MOST_HELD = 12 << 20
+
+
+def test_a_client_that_does_not_read_holds_the_upstream_up() -> None:
+    """What the fake could write lies in some buffer: the gateway holds no more than that."""
+    piece = chunk("x" * 8000)
+
+    async def scenario() -> None:
+        async with world(pours(piece, least=STREAM_BYTES)) as here:
+            connector = aiohttp.TCPConnector(socket_factory=small_window)
+            async with aiohttp.ClientSession(connector=connector) as http:
+                async with http.post(f"{here.url}/completion", json={"stream": True}) as reply:
+                    assert await here.server.held_up() < MOST_HELD
+                    received = hashlib.sha256()
+                    async for data in reply.content.iter_any():
+                        received.update(data)
+            assert here.server.written >= STREAM_BYTES
+            sent = hashlib.sha256(piece * (here.server.written // len(piece)))
+            assert received.digest() == sent.digest()
 
     asyncio.run(scenario())

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -153,3 +154,27 @@ def test_a_joiner_finds_the_node_of_its_token(lan: Lan) -> None:
         assert joiner.until("found.*").split()[1:] == ["10.1.0.1:7001/tcp", "[fd01::1]:7001/tcp"]
     with node(lan, "b", "find", "m", "anna", "0.5") as joiner:
         assert joiner.until("found.*") == "found"
+
+
+POISON = """
+import socket, struct
+def name(*labels): return b"".join(bytes([len(one)]) + one for one in labels) + bytes(1)
+service = (b"_meshd", b"_tcp", b"local")
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+    for label in (b"\\x01", b"\\xff" * 63, b".."):
+        target = name(label, *service)
+        answer = name(*service) + struct.pack(">HHIH", 12, 1, 4500, len(target)) + target
+        sock.sendto(struct.pack(">6H", 0, 0x8400, 0, 1, 0, 0) + answer, ("224.0.0.251", 5353))
+"""
+
+
+def test_a_node_hears_others_after_packets_with_hostile_names(lan: Lan) -> None:
+    for machine in ("a", "b", "c"):
+        lan.plug(machine, 1)
+    with node(lan, "a", "announce", "m", "anna", "7001", "bert") as anna:
+        anna.until("up eth0")
+        lan.run("c", "ip", "route", "add", "default", "dev", "eth0")
+        lan.run("c", sys.executable, "-c", POISON)
+        with node(lan, "b", "announce", "m", "bert", "7002", "anna") as bert:
+            anna.until("found bert.*7002.*")
+            bert.until("found anna.*7001.*")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
+from meshd.process import ready as ready_probes
 from meshd.process.ready import LineSeen, http_200, port_open
 
 from tests.process.scenes import play
@@ -60,10 +61,12 @@ async def answering(answer: bytes | None) -> AsyncIterator[Path]:
         (None, False),
     ],
 )
-def test_http_200(answer: bytes | None, ready: bool) -> None:
+def test_http_200(answer: bytes | None, ready: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ready_probes, "QUESTION_SECONDS", SHORT if answer is None else 10.0)
+
     async def scene() -> None:
         async with answering(answer) as path:
-            probe = http_200(path, seconds=SHORT if answer is None else 10.0)
+            probe = http_200(path)
             assert await probe() is ready
 
     play(scene)
@@ -95,9 +98,11 @@ def test_a_cancelled_probe_leaves_nothing() -> None:
     play(scene)
 
 
-def test_a_line_is_seen_or_not() -> None:
+def test_a_line_is_seen_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ready_probes, "QUESTION_SECONDS", SHORT)
+
     async def scene() -> None:
-        seen = LineSeen(r"port (\d+)", seconds=SHORT)
+        seen = LineSeen(r"port (\d+)")
         seen.see("nothing of it")
         assert not await seen()
         asking = asyncio.ensure_future(seen())

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 from meshd.base.tasks import Owner
-from meshd.config.tree import HostPort, LinksConfig
+from meshd.config import HostPort, LinksConfig
 from meshd.identity.relay_url import relay_url
 from meshd.peer.interface import Stream
 

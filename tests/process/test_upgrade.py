@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.tasks import Owner
-from meshd.config.tree import HostPort, LinksConfig
+from meshd.config import HostPort, LinksConfig
 from meshd.daemon.member_node import MemberNode
 from meshd.identity.keys import PeerId
 from meshd.identity.relay_url import relay_url

@@ -1,4 +1,4 @@
-"""The tables of docs/logging.md: what each event and field says, and how events are logged."""
+"""The list of docs/logging.md: what warnings and errors mean, and how events are logged."""
 
 import ast
 import functools
@@ -6,14 +6,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from meshd.base.log_events import EVENTS, FIELDS
+from meshd.base.log_events import EVENTS
 from meshd.process.interface import ChildState
 
-from tests.reference.marks import table
 from tests.rules.source import Source, dotted, sources
+from tests.unit.admin.codes import warning_codes
 
 LEVELS = ("debug", "info", "warning", "error")
+SERIOUS = frozenset({"warning", "error"})
 LOGGERS = ("log", "logger")
+_OF_CHILDREN = frozenset(f"child_{state}" for state in ChildState if state is not ChildState.FAILED)
 ADDED = frozenset({"area", "left_out"})  # by base/log.py, to any line
 
 
@@ -27,25 +29,12 @@ class Logged:
 
 
 def events() -> str:
-    """The table of events."""
-    found = logged()
-    return table(
-        ("event", "level", "fields", "says"),
-        (
-            (
-                f"`{name}`",
-                ", ".join(level for level in LEVELS if level in found[name].levels),
-                ", ".join(f"`{one}`" for one in found[name].fields),
-                says,
-            )
-            for name, says in EVENTS.items()
-        ),
-    )
-
-
-def log_fields() -> str:
-    """The table of fields."""
-    return table(("field", "meaning"), ((f"`{name}`", says) for name, says in FIELDS.items()))
+    """Return the meanings of events that may be warnings or errors, but for warnings of `meshd status`."""
+    found, codes = logged(), warning_codes()
+    serious = [name for name in EVENTS if found[name].levels & SERIOUS and name not in _OF_CHILDREN]
+    explained = ", ".join(f"`{name}`" for name in serious if name in codes)
+    lines = [f"- `{name}`: {EVENTS[name]}" for name in serious if name not in codes]
+    return "\n".join([f"- [as in `meshd status`](errors.md#warnings-of-meshd-status): {explained}", *lines])
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """Generated parts of a page, each between `<!-- NAME -->` and `<!-- end of NAME -->`."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
 
 def with_parts(page: str, parts: Mapping[str, str]) -> str:
@@ -17,13 +17,3 @@ def with_parts(page: str, parts: Mapping[str, str]) -> str:
         if count != 1:
             raise ValueError(f"the page needs the line `{begin}` once, and `{end}` below it")
     return page
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Markdown. A bar within a cell would end it."""
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    return "\n".join([*lines, *(f"| {' | '.join(_cell(one) for one in row)} |" for row in rows)])
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")

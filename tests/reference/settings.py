@@ -1,15 +1,15 @@
 """docs/config.md and configs/meshd.example.toml, from the list of settings."""
 
+import re
 import textwrap
 import tomllib
 from itertools import groupby
 
-from meshd.config.key import Key
-from meshd.config.keys import KEYS
-from meshd.config.model_tables import MODEL_KEYS, MODELS
-from meshd.config.shown import default_of, toml
-
-from tests.reference.marks import table
+from meshd.config.forms import BOOLEAN
+from meshd.config.model_tables import MODEL_SETTINGS, MODELS
+from meshd.config.setting import Setting
+from meshd.config.shown import toml
+from meshd.config.tree import SETTINGS
 
 WIDTH = 112
 HEAD = """\
@@ -22,6 +22,7 @@ HEAD = """\
 # Keys without a default that can be written down are commented out, with an example.
 # A relative path is relative to this file.
 """
+AS_IN_SERVE = "as in `[serve]`"
 MODELS_HEAD = """\
 # Several models behind one API, instead of `model` above: a table for each. Requests choose by `model`, a
 # name or an alias; those without one get the first. A model is loaded by its first request.
@@ -35,65 +36,73 @@ TAIL = """\
 
 
 def page() -> str:
-    """A table for each section."""
-    return "\n\n".join(
-        f"## [{_shown(section)}]\n\n"
-        + table(("key", "option", "variable", "takes", "default", "meaning"), map(row, keys))
-        for section, keys in groupby((*KEYS, *MODEL_KEYS), key=lambda key: key.section)
+    """Return a list for each section. Settings of a model that are those of `[serve]` are only named."""
+    own = [key for key in MODEL_SETTINGS if key.default != AS_IN_SERVE]
+    shared = [f"`{key.field}`" for key in MODEL_SETTINGS if key.default == AS_IN_SERVE]
+    sections = "\n\n".join(
+        f"## [{_shown(section)}]\n\n" + "\n".join(map(item, keys))
+        for section, keys in groupby((*SETTINGS, *own), key=lambda key: key.section)
     )
+    return f"{sections}\n- **As in `[serve]`**, for one model: {', '.join(shared)}"
 
 
 def _shown(section: str) -> str:
     return f"{MODELS}.NAME" if section == MODELS else section
 
 
-def row(key: Key) -> tuple[str, ...]:
-    option = f"`{key.option}`" if key.option else "after `--`" if key.in_file else "–"
-    role = "" if key.is_common else f" ({key.section})"
-    if key.section == MODELS:
-        option, role = "–", ""
-    variable = f"`{key.variable}`" if key.variable else "–"
-    return (
-        f"`{_shown(key.section)}.{key.field}`",
-        option + role,
-        variable,
-        key.form.expected,
-        _default(key),
-        key.help,
-    )
+def item(key: Setting) -> str:
+    """Return the key with the ways to give it, its meaning, the values that it takes, and its default."""
+    ways = [
+        f"`{way}`" for way in (f"{key.option} {key.metavar}".strip(), key.env) if way
+    ]  # the page has the rule for other variables
+    if key.names_files and not key.option:
+        ways.append("after `--`")
+    name = f"**`{_shown(key.section)}.{key.field}`**" + (f" ({', '.join(ways)})" if ways else "")
+    default = _default(key)
+    return f"- {name}: {key.help}.{_takes(key)}" + (f" Default: {default}." if default else "")
 
 
-def _default(key: Key) -> str:
+def _takes(key: Setting) -> str:
+    """Return the range or the choices; empty where the help or the option's value shows the form."""
+    expected = key.form.expected
+    if choices := re.fullmatch(r"one of (.+)", expected):
+        is_said = all(choice in key.help for choice in choices.group(1).split(", "))
+        return "" if is_said else f" O{expected[1:]}."
+    span = re.search(r"\d+ to \d+", expected)
+    return f" {span.group()}." if span and "whole number" in expected else ""
+
+
+def _default(key: Setting) -> str:
+    """Return the default in words; empty where it says nothing: not set, off, or no entries."""
     if key.default:
         return key.default
-    value = default_of(key)
-    return "not set" if value in (None, "") else f"`{toml(value)}`"
+    return "" if key.value in (None, "", False, ()) else f"`{toml(key.value)}`"
 
 
 def example() -> str:
     """Every key that a file may have, with a value: the default, or commented out where it is none."""
     text = HEAD
-    for section, keys in groupby(KEYS, key=lambda key: key.section):
+    for section, keys in groupby(SETTINGS, key=lambda key: key.section):
         text += f"\n[{section}]\n" + "\n".join(entry(key) for key in keys if key.in_file)
-    return f"{text}\n{MODELS_HEAD}" + "\n".join(map(model_entry, MODEL_KEYS)) + f"\n{TAIL}"
+    return f"{text}\n{MODELS_HEAD}" + "\n".join(map(model_entry, MODEL_SETTINGS)) + f"\n{TAIL}"
 
 
-def model_entry(key: Key) -> str:
+def model_entry(key: Setting) -> str:
     """Commented out, so that the file names no model: without a space, unlike what explains."""
     return "\n".join([*(f"# {line}" for line in _note(key)), f"#{_line(key)}", ""])
 
 
-def _line(key: Key) -> str:
-    return f"{key.field} = {key.example or toml(default_of(key))}"
+def _line(key: Setting) -> str:
+    return f"{key.field} = {key.example or toml(key.value)}"
 
 
-def _note(key: Key) -> list[str]:
+def _note(key: Setting) -> list[str]:
     return [*_wrapped(f"{_phrase(key)}. {key.more}".strip()), *_wrapped(_origins(key))]
 
 
-def entry(key: Key) -> str:
+def entry(key: Setting) -> str:
     note, shown = _note(key), _line(key)
-    if key.example and key.form.read(tomllib.loads(shown)[key.field]) != default_of(key):
+    if key.example and key.form.read(tomllib.loads(shown)[key.field]) != key.value:
         shown = f"# {shown}"
     return "\n".join([*(f"# {line}" for line in note), shown, ""])
 
@@ -102,15 +111,17 @@ def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
-def _phrase(key: Key) -> str:
+def _phrase(key: Setting) -> str:
     """The help as a sentence; that the option may repeat means nothing in a file, whose value is a list."""
     phrase = key.help.replace(", may repeat", "").replace("; may repeat", "")
-    return f"true: {phrase}" if key.switch else phrase[:1].upper() + phrase[1:]
+    return f"true: {phrase}" if key.form is BOOLEAN else phrase[:1].upper() + phrase[1:]
 
 
-def _origins(key: Key) -> str:
-    default = key.default or ("none" if default_of(key) in (None, "") else "")
+def _origins(key: Setting) -> str:
+    default = key.default or ("none" if key.value in (None, "") else "")
     words = [f"Default: {default}."] if default else []
     if key.option:
         words.append(f"Option {key.option}{' (may repeat)' if key.repeat else ''}, {key.variable}.")
+    elif key.variable:
+        words.append(f"Variable {key.variable}.")
     return " ".join(words)

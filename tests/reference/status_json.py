@@ -7,17 +7,16 @@ import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
+from itertools import groupby
 from types import MappingProxyType
 
 from meshd.admin.status import Status
 
-from tests.reference.marks import table
-
-PLAIN = {str: "text", int: "whole number", float: "number", bool: "true or false", type(None): "null"}
+PLAIN = {str: "", int: "integer", float: "number", bool: "boolean"}  # text is what has no type on the page
 
 
 def page(kind: type = Status) -> str:
-    """A table for each object, the whole document first."""
+    """Return a list for each object, the whole document first."""
     places = places_of(kind)
     return "\n\n".join(_chapter(one, place, places) for one, place in places.items())
 
@@ -45,12 +44,14 @@ def _kinds(hint: object) -> Iterator[type]:
 def _chapter(kind: type, place: str, places: Mapping[type, str]) -> str:
     assert is_dataclass(kind)
     hints, notes = typing.get_type_hints(kind), _comments(kind)
-    rows = [
-        (f"`{field.name}`", _form(hints[field.name], places), notes.get(field.name, ""))
-        for field in fields(kind)
-    ]
     head = f"## {place or 'The document'}\n\n{inspect.cleandoc(kind.__doc__ or '')}\n\n"
-    return head + table(("field", "type", "meaning"), rows)
+    lines = []
+    for (form, note), same in groupby(
+        fields(kind), key=lambda one: (_form(hints[one.name], places), notes.get(one.name, ""))
+    ):
+        names = ", ".join(f"`{field.name}`" for field in same)
+        lines.append(f"- {names}" + (f" ({form})" if form else "") + (f": {note}" if note else ""))
+    return head + "\n".join(lines)
 
 
 def _form(hint: object, places: Mapping[type, str]) -> str:
@@ -58,9 +59,10 @@ def _form(hint: object, places: Mapping[type, str]) -> str:
     if origin is typing.Literal:
         return ", ".join(f"`{one}`" for one in choices)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(_form(one, places) for one in choices)
+        (one,) = (one for one in choices if one is not types.NoneType)
+        return f"{_form(one, places) or 'text'}?"
     if origin is tuple:
-        return f"list of {_form(choices[0], places)}"
+        return f"{_form(choices[0], places) or 'text'}[]"
     assert isinstance(hint, type)
     if issubclass(hint, StrEnum):
         return ", ".join(f"`{one}`" for one in hint)

@@ -1,23 +1,41 @@
 """The synopses of docs/cli.md, from the parsers of the verbs."""
 
 import argparse
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
 from meshd.cli.main import VERBS, Verb
 from meshd.cli.options import Parser
-from meshd.config.keys import KEYS
+from meshd.config.tree import SETTINGS
 from meshd.daemon.roles import ROLES
 
 WIDTH = 108
 INDENT = "    "
-COMMON = frozenset(key.name for key in KEYS if key.is_common and key.section != "paths") | {"config"}
-NEEDED = frozenset(key.name for key in KEYS if key.needed)
+COMMON = frozenset(key.name for key in SETTINGS if key.is_common and key.section != "paths") | {
+    "config",
+    "set",
+}
+NEEDED = frozenset(key.name for key in SETTINGS if key.needed)
 
 
 def parts() -> dict[str, str]:
-    """For each verb, and the options that all daemons have."""
-    made = {f"synopsis of {verb.name}": _synopsis(verb) for verb in VERBS}
-    return {**made, "options of every daemon": _common()}
+    """Return what follows each heading: a synopsis for each verb, and the options that all daemons have."""
+    made = {f"meshd {verb.name}": _synopsis(verb) for verb in VERBS}
+    return {**made, "Options of every daemon": _common()}
+
+
+def with_synopses(page: str, parts: Mapping[str, str]) -> str:
+    """Return the page with these parts below their headings. Raises ValueError if a heading is missing.
+
+    A part is what stands first in its chapter: indented lines, or a paragraph that begins with code.
+    """
+    for heading, text in parts.items():
+        found = re.compile(rf"^### {re.escape(heading)}\n\n((?: {{4}}.*\n)+\n|`-(?:.+\n)+\n)?", re.MULTILINE)
+        made = f"### {heading}\n\n{text}\n\n"
+        page, count = found.subn(made.replace("\\", r"\\"), page)
+        if count != 1:
+            raise ValueError(f"the page needs the heading `### {heading}` once, and an empty line below it")
+    return page
 
 
 def parser_of(verb: Verb) -> Parser:

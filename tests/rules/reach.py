@@ -74,7 +74,7 @@ NO_SHARES = frozenset(
         "rendezvous/peer_addresses.py:MAX_JUDGED",
         "rendezvous/peer_addresses.py:MAX_MEMBERS_ASKED",
         "rendezvous/reply_join.py:MAX_TRIED",
-        "role/head/llama_args.py:MOST_TOKENS",
+        "plan/wishes.py:MOST_TOKENS",
         "role/native/trial_report.py:MOST_WORD",
         "role/native/trial_report.py:MOST_TEXT",
         "role/native/trial_cache.py:MAX_TRIALS",
@@ -90,7 +90,7 @@ NO_SHARES = frozenset(
 
 
 def limits(source: Source) -> Iterator[Fault]:
-    """How many of something members may have stands in base/peer_limits.py, and so in docs/security.md."""
+    """How many of something members may have stands in base/peer_limits.py."""
     if not source.path.startswith(HOLD_FOR_PEERS):
         return
     for node in source.tree.body:
@@ -128,7 +128,7 @@ ERRORS_ALLOWED = frozenset(
         "meshd/role/head/cycle.py",  # why the model cannot be served: once for each try, which has its pause
     }
 )
-KINDS_OF_A_TABLE = frozenset({"meshd/process/child.py"})  # `child_` and a state of process/lifecycle.py
+KINDS_OF_A_TABLE = frozenset({"meshd/process/child.py"})  # `child_` and a state
 # Lines without a peer, in code that peers reach: all of a kind have one share together (KIND_LINES).
 OF_NO_PEER = frozenset(
     {
@@ -137,6 +137,7 @@ OF_NO_PEER = frozenset(
         ("meshd/peer/local_member.py", "addresses_changed"),
         ("meshd/rendezvous/join_or_found.py", "mesh_founded"),
         ("meshd/rendezvous/join_or_found.py", "mesh_joined"),
+        ("meshd/rendezvous/join_or_found.py", "mesh_left_empty"),
         ("meshd/rendezvous/join_or_found.py", "join_not_used"),
         ("meshd/rendezvous/reply_join.py", "stun_silent"),
         ("meshd/rendezvous/reply_join.py", "nat_symmetric"),

@@ -1,37 +1,24 @@
 """Rules about size and shape: length, docstrings, names, what an interface.py may hold."""
 
 import ast
-import re
 from collections.abc import Iterator
 
 from tests.rules.source import Fault, Source, dotted, last_part
 
-AIM_FILE_LINES = 350  # a longer file of meshd or native/ says why in its docstring or first comment
-MOST_FILE_LINES = 450
-_REASON = re.compile(rf"^Over {AIM_FILE_LINES} lines: \S", re.MULTILINE)
+MOST_FILE_LINES = 700  # of one concept; shorter is no aim: each further file is one more to open
 MOST_FUNCTION_LINES = 60  # 40 is the aim
-_MADE = "Made from "  # by another file, which is the one to read
 VAGUE = frozenset({"utils", "util", "helpers", "helper", "common", "misc", "manager", "base_class"})
+# A docstring that begins so is a fragment: it leaves out who does what.
+FRAGMENTS = frozenset({"What", "Of", "Whether", "How", "By", "That", "Those", "See"})
+NOT_REWRITTEN = tuple(f"meshd/{place}" for place in ("daemon/", "library/", "model/", "peer/", "role/"))
 INTERFACE_BASES = frozenset({"Protocol", "StrEnum", "IntEnum", "Enum"})
 
 
 def file_length(source: Source) -> Iterator[Fault]:
-    """A longer one is two files."""
+    """Report a file that is too long for one concept."""
     lines = source.text.count("\n")
     if lines > MOST_FILE_LINES:
         yield Fault(source.path, lines, "file length", f"{lines} lines, at most {MOST_FILE_LINES}")
-
-
-def long_for_a_reason(source: Source) -> Iterator[Fault]:
-    """A long file says first why it is not two; one that is short again does not; a made one need not."""
-    lines = source.text.count("\n")
-    given = bool(_REASON.search(source.first_words()))
-    made = source.first_words().startswith(_MADE)
-    if lines > AIM_FILE_LINES and not given and not made:
-        what = f"{lines} lines: divide it, or say first in it `Over {AIM_FILE_LINES} lines: ...` why not"
-        yield source.fault(source.tree, "long file", what)
-    if given and lines <= AIM_FILE_LINES:
-        yield source.fault(source.tree, "long file", f"{lines} lines need no reason")
 
 
 def function_length(source: Source) -> Iterator[Fault]:
@@ -50,6 +37,17 @@ def docstring(source: Source) -> Iterator[Fault]:
         yield source.fault(source.tree, "docstring", "the module does not say what it is for")
 
 
+def docstring_begins(source: Source) -> Iterator[Fault]:
+    """Report docstrings that begin with a word of FRAGMENTS instead of a verb or a noun."""
+    if source.path.startswith(NOT_REWRITTEN):
+        return
+    for node in source.nodes:
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            words = (ast.get_docstring(node) or "").split(maxsplit=1)
+            if words and (first := words[0].strip(".,:;")) in FRAGMENTS:
+                yield source.fault(node, "docstring", f"it begins with `{first}`: begin with a verb")
+
+
 def name_says(source: Source) -> Iterator[Fault]:
     """No file or folder is called after nothing in particular."""
     for part in source.path.removesuffix(".py").split("/"):
@@ -61,19 +59,26 @@ def interface_holds(source: Source) -> Iterator[Fault]:
     """An interface.py holds Protocols, frozen slotted dataclasses, enums, exceptions, constants."""
     if not source.path.endswith("/interface.py"):
         return
+    values: set[str] = set()  # an exception may have one of its own file as base
     for node in source.tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield source.fault(node, "interface", f"function `{node.name}`")
-        elif isinstance(node, ast.ClassDef) and not _is_value(node):
+        elif isinstance(node, ast.ClassDef) and (_is_value(node) or values & _bases(node)):
+            values.add(node.name)
+        elif isinstance(node, ast.ClassDef):
             what = f"class `{node.name}` is no Protocol, frozen slotted dataclass, enum or exception"
             yield source.fault(node, "interface", what)
 
 
 def _is_value(node: ast.ClassDef) -> bool:
-    bases = {last_part(dotted(base)) for base in node.bases}
+    bases = _bases(node)
     if bases & INTERFACE_BASES or any(base.endswith(("Error", "Exception")) for base in bases):
         return True
     return any(_is_frozen(mark) for mark in node.decorator_list)
+
+
+def _bases(node: ast.ClassDef) -> set[str]:
+    return {last_part(dotted(base)) for base in node.bases}
 
 
 def _is_frozen(mark: ast.expr) -> bool:

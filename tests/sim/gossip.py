@@ -29,7 +29,7 @@ class Teller:
         self._to: dict[PeerId, MessageStream] = {}
         self._change = asyncio.Event()
         self.heard_bytes = 0
-        node.mesh._news.talk = self._talk  # type: ignore[method-assign]
+        node.mesh.news.talk = self._talk  # type: ignore[method-assign]
         node.node.services[NEWS_SERVICE] = Service(self._talk, lambda _member, _metadata: None)
 
     async def _talk(self, stream: Stream) -> None:

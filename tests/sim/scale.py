@@ -35,7 +35,7 @@ from meshd.identity.presence import Presence
 from meshd.mux.config import MuxConfig
 from meshd.peer import links, path_selection
 from meshd.peer.messages import MessageStream
-from meshd.peer.news_limits import KNOWN_COST
+from meshd.peer.news import KNOWN_COST
 from meshd.peer.topology import DEGREE
 from meshd.wire.news import PresenceNews, RecordNews
 
@@ -237,12 +237,12 @@ class Flood:
 
     def _checked(self, nodes: Sequence[WorldNode]) -> float:
         """By all, of what others than the flooder told them."""
-        all_limits = (node.mesh._news._limits._of for node in nodes)
+        all_limits = (node.mesh.news.limits._of for node in nodes)
         return sum(one.checked for of in all_limits for peer, one in of.items() if peer != self.node.peer)
 
 
 def _checked_of(node: WorldNode, teller: WorldNode) -> float:
-    limits = node.mesh._news._limits._of.get(teller.peer)
+    limits = node.mesh.news.limits._of.get(teller.peer)
     return limits.checked if limits is not None else 0.0
 
 

@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 from meshd.link.interface import LinkKind
 from meshd.peer.interface import PeerState
-from meshd.peer.suspend_detector import CLOCK_LOOK_SECONDS, SLEPT_LEAST, watch_sleep
+from meshd.peer.node import CLOCK_LOOK_SECONDS, SLEPT_LEAST, watch_sleep
 
 from tests.sim.echo import exchange, serve_echo
 from tests.sim.loop import VirtualLoop, run
@@ -20,7 +20,7 @@ MOST_GROWTH = 64 << 10  # bytes of the whole process over 40 flaps
 
 async def heartbeat(node: WorldNode, other: WorldNode) -> None:
     """Until one has just come: the earliest that silence can be noticed is now the furthest away."""
-    streams = node.mesh._peers[other.peer].connection._held.streams
+    streams = node.mesh.table[other.peer].streams
     assert streams is not None
     last = streams.session.status().links[0].confirmed_at
     for _ in range(500):

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 from meshd.base.peer_limits import ANSWERED, ANSWERED_OF_ISSUER, DIGESTS, INVITER_RECORDS
-from meshd.peer import news_digest as ledger_module
-from meshd.peer import news_limits as limits_module
+from meshd.peer import news as limits_module
+from meshd.peer import news_ledger as ledger_module
 from meshd.wire.news import BUCKET_BYTES, BUCKETS, BucketsNews, DigestNews
 
 from tests.sim.gossip import Inviter
@@ -60,13 +60,13 @@ def test_a_large_answer_is_told_in_its_turn(monkeypatch: pytest.MonkeyPatch, sha
             hostile, victim, third, teller = await heard_by(world)
             await teller.to(victim)
             await asyncio.sleep(30)
-            victim.mesh._presence.tick = lambda connected: None  # type: ignore[method-assign] # sessions stay
+            victim.mesh.presence.tick = lambda connected: None  # type: ignore[method-assign] # sessions stay
             size = _fill(victim)
             victim.node.changed()
             await asyncio.sleep(1)  # told as what is new, to both
             slow = replace(ANSWERED if share == "ANSWERED" else ANSWERED_OF_ISSUER, per_second=1000)
             slow = replace(slow, burst=size / 4)
-            limits = victim.mesh._news._limits.of(hostile.peer, 0)
+            limits = victim.mesh.news.limits.of(hostile.peer, 0)
             if share == "ANSWERED":
                 limits._answered = slow.bucket(asyncio.get_running_loop().time())
             else:

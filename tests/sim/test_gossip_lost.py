@@ -14,8 +14,7 @@ from meshd.identity.record import PeerRecord
 from meshd.identity.revocation import Ban, digest_of
 from meshd.identity.signed import Statement
 from meshd.peer.interface import PeerState, Stream
-from meshd.peer.news_outbox import BanItem, Item, LifeItem
-from meshd.peer.news_told import Told
+from meshd.peer.news_ledger import BanItem, Item, LifeItem, Told
 from meshd.wire.limits import MAX_BAN_BYTES, MAX_RECORD_BYTES, MAX_SEQUENCE
 from meshd.wire.message import Value, pack
 from meshd.wire.news import NEWS_SERVICE, AwayNews, BanNews, PresenceNews, RecordNews, decode
@@ -87,7 +86,7 @@ def test_what_a_node_tells_on_it_would_take_itself(theirs: int, own: int, pad: i
     async def main() -> None:
         async with World() as world:
             node, other = world.node("anna"), world.node("bert")
-            news, gossip = node.mesh._news, node.mesh._presence.gossip
+            news, gossip = node.mesh.news, node.mesh.presence.gossip
             items: list[Item] = []
             try:
                 node.book.add(PeerRecord.decode(raw_record(other, theirs, later=bytes(pad))))
@@ -163,9 +162,9 @@ def test_news_that_cannot_be_read_do_not_end_the_rest() -> None:
 
 
 def _news_of(node: WorldNode, other: WorldNode) -> Stream | None:
-    streams = node.mesh._peers[other.peer].connection._held.streams
+    streams = node.mesh.table[other.peer].streams
     assert streams is not None, "one session throughout"
-    return next((one for one in streams._streams.values() if one.service == NEWS_SERVICE), None)
+    return next((one for one in streams.by_id.values() if one.service == NEWS_SERVICE), None)
 
 
 @pytest.mark.parametrize("resets", ["leader", "follower"])
@@ -176,7 +175,7 @@ def test_a_stream_of_news_that_was_lost_is_opened_again(resets: str) -> None:
         async with World() as world:
             leader, follower = await pair(world)
             judge, other = (leader, follower) if resets == "leader" else (follower, leader)
-            session = leader.mesh._peers[follower.peer].connection.session_id
+            session = leader.mesh.table[follower.peer].session_id
             lost = 0
             for _ in range(3600):
                 stream = _news_of(judge, other)
@@ -189,7 +188,7 @@ def test_a_stream_of_news_that_was_lost_is_opened_again(resets: str) -> None:
                 node.node.learn_bans([world.ban(world.node(f"stranger of {node.name}"))])
             for node in (leader, follower):
                 await node.until(lambda node=node: len(node.bans) == 2, seconds=301)  # type: ignore[misc]
-            assert leader.mesh._peers[follower.peer].connection.session_id == session
+            assert leader.mesh.table[follower.peer].session_id == session
 
     run(main())
 

@@ -19,21 +19,21 @@ from meshd.base.peer_limits import (
 )
 from meshd.identity import revocation
 from meshd.identity.keys import PeerId
+from meshd.identity.membership import Admitter
 from meshd.identity.record import PeerRecord
 from meshd.identity.revocation import Ban
 from meshd.link.interface import Link
-from meshd.peer import peer_table
+from meshd.peer import mesh as mesh_module
 from meshd.peer.interface import PeerState, Stream
 from meshd.peer.mesh import MESH_LOOK_SECONDS, SESSION_IDLE_SECONDS
-from meshd.peer.news_outbox import SLACK, BanItem
-from meshd.peer.news_told import Told
+from meshd.peer.news_ledger import SLACK, BanItem, Told
 from meshd.wire.address import Candidate
 from meshd.wire.news import NEWS_SERVICE, BanNews, RecordNews
 
 from tests.conformance.nodes import fresh_key
 from tests.sim.gossip import Inviter, Teller
 from tests.sim.loop import run
-from tests.sim.world import World, WorldNode
+from tests.sim.world import World, WorldNode, pair
 
 
 async def heard_by(world: World) -> tuple[WorldNode, WorldNode, WorldNode, Teller]:
@@ -99,7 +99,7 @@ def test_bans_of_an_inviter_beyond_its_share_are_not_told_on() -> None:
             await asyncio.sleep(60)
             assert len(victim.bans) == len(third.bans) == revocation.MAX_BANS_PER_ISSUER
             assert victim.bans.digest() == third.bans.digest()
-            outbox = victim.mesh._news._outbox
+            outbox = victim.mesh.news.outbox
             assert len(outbox.journal) <= revocation.MAX_BANS_PER_ISSUER + SLACK + 4
 
     run(main())
@@ -130,10 +130,10 @@ def test_a_record_that_changes_all_the_time_is_told_on_now_and_then() -> None:
             told: list[int] = []
             add = third.book.add
 
-            def count(record: PeerRecord) -> bool:
+            def count(record: PeerRecord, *, from_itself: bool = False) -> bool:
                 if record.peer == hostile.peer:
                     told.append(record.sequence)
-                return add(record)
+                return add(record, from_itself=from_itself)
 
             third.book.add = count  # type: ignore[method-assign]
             began = asyncio.get_running_loop().time()
@@ -204,6 +204,20 @@ def test_a_member_that_leaves_and_returns_has_no_more_addresses_dialled_than_one
     run(main())
 
 
+def test_a_peer_that_was_linked_is_dialled_although_others_use_up_its_host() -> None:
+    async def main() -> None:
+        async with World() as world:
+            here, there = await pair(world)
+            rates, now = here.mesh.table.rates, asyncio.get_running_loop().time()
+            for number in range(2000):
+                issuer = Admitter(PeerId(number.to_bytes(32, "big")), b"", False)
+                rates.may_dial(issuer.issuer, issuer, there.place, now)
+            assert not rates.may_dial(fresh_key().peer, None, there.place, now)
+            assert rates.may_dial(there.peer, there.chain.admitter, there.place, now)
+
+    run(main())
+
+
 def test_records_are_checked_at_a_pace_and_others_have_their_turns() -> None:
     """As many keys as an inviter likes: checked so many a second, and its share of the book is its own."""
 
@@ -216,7 +230,7 @@ def test_records_are_checked_at_a_pace_and_others_have_their_turns() -> None:
 
             async def watch() -> None:
                 nonlocal turns, most, before
-                limits = victim.mesh._news._limits.of(teller._node.peer, 0)
+                limits = victim.mesh.news.limits.of(teller._node.peer, 0)
                 while True:
                     turns += 1
                     most, before = max(most, int(limits.checked - before)), int(limits.checked)
@@ -228,7 +242,7 @@ def test_records_are_checked_at_a_pace_and_others_have_their_turns() -> None:
             began = asyncio.get_running_loop().time()
             watching = world.owner.start(watch(), name="watch")
             await teller.tell(victim, (RecordNews(record.encode()).encode() for record in records))
-            limits = victim.mesh._news._limits.of(teller._node.peer, 0)
+            limits = victim.mesh.news.limits.of(teller._node.peer, 0)
             took = asyncio.get_running_loop().time() - began
             watching.cancel()
             assert limits.checked <= NEWS_CHECKS.burst + NEWS_CHECKS.per_second * took + 1
@@ -244,18 +258,18 @@ def test_records_are_checked_at_a_pace_and_others_have_their_turns() -> None:
 
 def test_callers_of_one_admitter_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        monkeypatch.setattr(peer_table, "TABLED_ADMITTED", replace(TABLED_ADMITTED, most=3))
+        monkeypatch.setattr(mesh_module, "TABLED_ADMITTED", replace(TABLED_ADMITTED, most=3))
         async with World() as world:
             victim = world.node("victim")
             victim.start()
-            victim.mesh._presence.large = True
-            victim.mesh._presence.tick = lambda connected: None  # type: ignore[method-assign]
+            victim.mesh.presence.large = True
+            victim.mesh.presence.tick = lambda connected: None  # type: ignore[method-assign]
             callers = [world.node(f"s{number}") for number in range(6)]
             for caller in callers:
                 caller.knows(victim)
                 caller.start()
             await asyncio.sleep(20)
-            assert len(victim.mesh._peers) == 3
+            assert len(victim.mesh.table) == 3
 
     run(main())
 
@@ -264,7 +278,7 @@ def test_callers_with_a_stream_each_leave_room_for_others(monkeypatch: pytest.Mo
     """In a large mesh: a stream is a reason to keep a session, and no standing of its own."""
 
     async def main() -> None:
-        monkeypatch.setattr(peer_table, "TABLED_ADMITTED", replace(TABLED_ADMITTED, most=3))
+        monkeypatch.setattr(mesh_module, "TABLED_ADMITTED", replace(TABLED_ADMITTED, most=3))
         async with World() as world:
             victim = world.node("victim")
 
@@ -273,8 +287,8 @@ def test_callers_with_a_stream_each_leave_room_for_others(monkeypatch: pytest.Mo
 
             victim.mesh.handle("hold", hold, allow=lambda _member, _metadata: None)
             victim.start()
-            victim.mesh._presence.large = True
-            victim.mesh._presence.tick = lambda connected: None  # type: ignore[method-assign]
+            victim.mesh.presence.large = True
+            victim.mesh.presence.tick = lambda connected: None  # type: ignore[method-assign]
             in_use = 0
             for number in range(6):
                 caller = world.node(f"s{number}")
@@ -285,7 +299,7 @@ def test_callers_with_a_stream_each_leave_room_for_others(monkeypatch: pytest.Mo
                     await caller.mesh.open_stream(victim.peer, "hold", metadata={}).accepted()
                     in_use += 1
                     await asyncio.sleep(2 * MESH_LOOK_SECONDS)
-            assert in_use == len(victim.mesh._peers) == 3
+            assert in_use == len(victim.mesh.table) == 3
 
     run(main())
 
@@ -294,7 +308,7 @@ def test_callers_that_show_no_record_of_their_own_are_no_members(monkeypatch: py
     """They would never be in the book: the mesh would stay small, and everybody in it be wanted for ever."""
 
     async def main() -> None:
-        monkeypatch.setattr(peer_table, "TABLED_ADMITTED", replace(TABLED_ADMITTED, most=3))
+        monkeypatch.setattr(mesh_module, "TABLED_ADMITTED", replace(TABLED_ADMITTED, most=3))
         async with World() as world:
             victim = world.node("victim")
             victim.start()
@@ -306,14 +320,14 @@ def test_callers_that_show_no_record_of_their_own_are_no_members(monkeypatch: py
                 caller.start()
             most = 0
             for _ in range(120):
-                most = max(most, len(victim.mesh._peers))
+                most = max(most, len(victim.mesh.table))
                 assert not any(one.state is PeerState.CONNECTED for one in victim.mesh.peers())
                 await asyncio.sleep(0.5)
             assert most == 3
             for caller in callers:
                 await caller.stop()
             await asyncio.sleep(SESSION_IDLE_SECONDS + 2 * MESH_LOOK_SECONDS)
-            assert victim.mesh._peers == {}
+            assert victim.mesh.table == {}
             honest = world.node("honest")
             honest.knows(victim)
             honest.start()
@@ -330,13 +344,13 @@ def test_members_that_nobody_needs_cost_a_line_in_the_book() -> None:
             node.knows(*others)
             node.start()
             await asyncio.sleep(5)
-            assert len(node.mesh._peers) <= 20
+            assert len(node.mesh.table) <= 20
             shown = {status.peer: status for status in node.mesh.peers()}
             assert shown.keys() == {one.peer for one in others}
             assert shown[others[7].peer].name == "m7"
             assert node.mesh.find("m7") == others[7].peer
             await asyncio.sleep(400)
-            assert len(node.mesh._peers) <= 30, "those that were tried are forgotten"
+            assert len(node.mesh.table) <= 30, "those that were tried are forgotten"
 
     run(main())
 
@@ -349,7 +363,7 @@ def test_a_member_in_the_book_is_reached_on_demand() -> None:
             node.start()
             await asyncio.sleep(5)
             idle = next(
-                one for one in world.nodes.values() if one is not node and one.peer not in node.mesh._peers
+                one for one in world.nodes.values() if one is not node and one.peer not in node.mesh.table
             )
             idle.knows(node)
             idle.start()
@@ -369,7 +383,7 @@ def test_a_member_that_is_banned_is_forgotten_though_nobody_needed_it() -> None:
             node.knows(*others)
             node.start()
             await asyncio.sleep(5)
-            out = next(one for one in others if one.peer not in node.mesh._peers)
+            out = next(one for one in others if one.peer not in node.mesh.table)
             node.node.learn_bans([world.ban(out)])
             assert node.book.record(out.peer) is None
             assert out.peer not in {status.peer for status in node.mesh.peers()}

@@ -39,17 +39,17 @@ class Accusers:
 
     def away(self, subject: WorldNode) -> bytes:
         """Against its very last sign of life."""
-        order = subject.mesh._presence.gossip.order(subject.peer)
+        order = subject.mesh.presence.gossip.order(subject.peer)
         away = Away.sign(self._signer.key, mesh=self._world.root.mesh, peer=subject.peer, order=order)
         return AwayNews(away.to_bytes()).encode()
 
     def neighbour(self) -> WorldNode:
         """With which the bringer's session stays."""
-        return next(node for node in self.nodes if self.bringer.mesh._presence.keeps(node.peer))
+        return next(node for node in self.nodes if self.bringer.mesh.presence.keeps(node.peer))
 
     def sign(self, subject: WorldNode) -> Presence | None:
         """Its last one."""
-        return subject.mesh._presence.gossip.statements(subject.peer)[0]
+        return subject.mesh.presence.gossip.statements(subject.peer)[0]
 
     async def accuse(self, subject: WorldNode, seconds: float) -> int:
         """To itself alone; the answer is told to all others. How often it answered."""
@@ -122,8 +122,8 @@ def test_one_that_believes_it_is_answered_at_once_however_many_signs_were_asked_
             subject = accusers.neighbour()
             await accusers.accuse(subject, 60.0)
             assert subject.peer not in dict(believed)
-            gossip = [node.mesh._presence.gossip for node in accusers.nodes if node is not subject]
-            said, against = accusers.away(subject), subject.mesh._presence.gossip.order(subject.peer)
+            gossip = [node.mesh.presence.gossip for node in accusers.nodes if node is not subject]
+            said, against = accusers.away(subject), subject.mesh.presence.gossip.order(subject.peer)
             for stream in accusers.teller.streams():
                 with contextlib.suppress(Broken):
                     await stream.send(said)

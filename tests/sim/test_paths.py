@@ -67,7 +67,7 @@ async def carried_by(pair: Pair, kind: LinkKind, *, seconds: float) -> float:
 
 
 def switches(node: WorldNode, other: WorldNode) -> int:
-    streams = node.mesh._peers[other.peer].connection._held.streams
+    streams = node.mesh.table[other.peer].streams
     assert streams is not None
     return streams.session.status().switches
 
@@ -298,7 +298,7 @@ def test_both_dial_every_kind_at_once_and_one_of_each_is_kept() -> None:
             for _ in range(40):
                 await carried_by(pair, WEBRTC, seconds=60)
                 await asyncio.sleep(70)  # older than a path that dies young
-                ids = [node.mesh._peers[far.peer].connection.session_id for node, far in (pair, pair[::-1])]
+                ids = [node.mesh.table[far.peer].session_id for node, far in (pair, pair[::-1])]
                 assert ids[0] == ids[1] != b""
                 for node, far in (pair, pair[::-1]):
                     assert kinds(node, far) == [WEBRTC, RELAY]

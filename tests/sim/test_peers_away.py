@@ -93,7 +93,7 @@ def test_who_lives_is_away_for_nobody_whatever_one_member_says() -> None:
                 await asyncio.sleep(0.1)
                 for node in nodes:
                     assert all(_shows(node, subject) for subject in subjects if subject is not node)
-            refuted = [nodes[-1].mesh._presence.gossip.order(subject.peer) for subject in subjects]
+            refuted = [nodes[-1].mesh.presence.gossip.order(subject.peer) for subject in subjects]
             assert all(order > (1, 0) for order in refuted), "it had been heard, and was refuted"
 
     run(main())

@@ -9,8 +9,8 @@ from meshd.base.peer_limits import FAULTS
 from meshd.identity.keys import PeerId
 from meshd.identity.record import PeerRecord
 from meshd.link.interface import Link
-from meshd.peer.faults import REFUSED_SECONDS
 from meshd.peer.interface import PeerState, Stream
+from meshd.peer.limits import REFUSED_SECONDS
 from meshd.wire.address import Candidate
 
 from tests.sim.echo import exchange, serve_echo
@@ -97,10 +97,10 @@ def test_a_record_that_fails_here_is_dropped_and_the_news_go_on() -> None:
             bad, good = world.node("bad"), world.node("good")
             add = follower.book.add
 
-            def fail(record: PeerRecord) -> bool:
+            def fail(record: PeerRecord, *, from_itself: bool = False) -> bool:
                 if record.peer == bad.peer:
                     raise KeyError("x")
-                return add(record)
+                return add(record, from_itself=from_itself)
 
             follower.book.add = fail  # type: ignore[method-assign]
             leader.knows(bad, good)
@@ -112,7 +112,7 @@ def test_a_record_that_fails_here_is_dropped_and_the_news_go_on() -> None:
                 leader.book.add(bad.record(number))
                 leader.mesh.record_changed()
                 await asyncio.sleep(10)
-            assert not follower.node.faults.refuses(bad.peer, follower.node.now())
+            assert follower.node.faults.refusal(bad.peer, follower.node.now()) is None
 
     run(main())
 
@@ -122,7 +122,7 @@ def test_a_connection_whose_timer_fails_begins_anew() -> None:
         async with World() as world:
             leader, follower = await pair(world)
             serve_echo(follower)
-            connection = leader.mesh._peers[follower.peer].connection
+            connection = leader.mesh.table[follower.peer]
 
             def fail() -> None:
                 raise KeyError("x")
@@ -130,7 +130,7 @@ def test_a_connection_whose_timer_fails_begins_anew() -> None:
             connection._alarm._ring = fail
             await leader.sees(follower, PeerState.KNOWN)
             await leader.sees(follower, PeerState.CONNECTED)
-            assert leader.mesh._peers[follower.peer].connection is not connection
+            assert leader.mesh.table[follower.peer] is not connection
             await echoes(leader, follower)
 
     run(main())
@@ -142,7 +142,7 @@ def test_a_link_in_which_something_fails_ends_and_the_next_one_works() -> None:
             leader, follower = await pair(world)
             serve_echo(follower)
             await echoes(leader, follower)
-            session = leader.mesh._peers[follower.peer].connection._held.streams
+            session = leader.mesh.table[follower.peer].streams
             assert session is not None
 
             def fail(*_given: object) -> None:

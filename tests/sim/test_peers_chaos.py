@@ -120,9 +120,7 @@ class Chaos:
             status = one.status_of(other)
             assert status.state is PeerState.CONNECTED, status
             assert [path.link.kind for path in status.paths] == [LinkKind.TCP], status
-            ids = [
-                near.mesh._peers[far.peer].connection.session_id for near, far in ((one, other), (other, one))
-            ]
+            ids = [near.mesh.table[far.peer].session_id for near, far in ((one, other), (other, one))]
             assert ids[0] == ids[1] != b""
             stream = one.mesh.open_stream(other.peer, "echo", metadata={})
             assert await exchange(stream, b"well" * 20_000) == b"well" * 20_000

@@ -12,7 +12,7 @@ from tests.sim.world import World, WorldNode, pair
 
 
 def session_of(node: WorldNode, other: WorldNode) -> bytes:
-    return node.mesh._peers[other.peer].connection.session_id
+    return node.mesh.table[other.peer].session_id
 
 
 @pytest.mark.parametrize("dialler", ["leader", "follower"])

@@ -165,10 +165,7 @@ def test_both_dial_at_once_200_times_and_one_link_is_kept() -> None:
                 await other.sees(one, PeerState.CONNECTED)
                 await asyncio.sleep(5)  # the surplus link goes after a heartbeat
                 assert len(one.status_of(other).paths) == len(other.status_of(one).paths) == 1
-                ids = [
-                    node.mesh._peers[far.peer].connection.session_id
-                    for node, far in ((one, other), (other, one))
-                ]
+                ids = [node.mesh.table[far.peer].session_id for node, far in ((one, other), (other, one))]
                 assert ids[0] == ids[1] != b""
                 only_path(one, other)
                 only_path(other, one)
@@ -244,7 +241,7 @@ def test_a_restart_behind_a_dead_link_waits_for_the_challenge_only() -> None:
     async def main() -> None:
         async with World() as world:
             leader, follower = await pair(world)
-            leader_session = leader.mesh._peers[follower.peer].connection.session_id
+            leader_session = leader.mesh.table[follower.peer].session_id
             cable = world.cable("anna", "bert")
             await follower.stop(cut=False)  # power off: the leader hears nothing, not even an end
             cable.ups.clear()
@@ -254,7 +251,7 @@ def test_a_restart_behind_a_dead_link_waits_for_the_challenge_only() -> None:
             follower.start()
             await follower.sees(leader, PeerState.CONNECTED)
             assert asyncio.get_running_loop().time() - began < 4
-            assert leader.mesh._peers[follower.peer].connection.session_id != leader_session
+            assert leader.mesh.table[follower.peer].session_id != leader_session
             await asyncio.sleep(20)
             only_path(leader, follower)
             only_path(follower, leader)

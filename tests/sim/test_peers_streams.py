@@ -106,7 +106,7 @@ def test_a_reader_that_stops_stops_the_writer() -> None:
             writer = world.owner.start(stream.write(data), name="writer")
             await asyncio.sleep(60)
             assert not writer.done()
-            session = leader.mesh._peers[follower.peer].connection._held.streams
+            session = leader.mesh.table[follower.peer].streams
             assert session is not None
             written = next(s for s in session.session.status().streams if s.service == "sink").written
             assert 0 < written <= 2 * MuxConfig().stream_window
@@ -239,10 +239,10 @@ def test_cancel_at_every_turn_leaves_the_session_whole() -> None:
             assert turns > 20
             await asyncio.sleep(5)
             for node, far in ((leader, follower), (follower, leader)):
-                streams = node.mesh._peers[far.peer].connection._held.streams
+                streams = node.mesh.table[far.peer].streams
                 assert streams is not None
                 assert {s.service for s in streams.session.status().streams} == {"news"}
-                assert len(streams._streams) == 1
+                assert len(streams.by_id) == 1
 
     run(main())
 

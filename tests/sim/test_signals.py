@@ -101,9 +101,9 @@ def test_a_session_carries_them_both_ways_and_keeps_topics_apart() -> None:
                 assert await heard(far) == (near.peer, b"x" * 4096)
             await asyncio.sleep(1)
             for node, other in ((leader, follower), (follower, leader)):
-                streams = node.mesh._peers[other.peer].connection._held.streams
+                streams = node.mesh.table[other.peer].streams
                 assert streams is not None
-                assert {stream.service for stream in streams._streams.values()} == {"news"}
+                assert {stream.service for stream in streams.by_id.values()} == {"news"}
 
     run(main())
 

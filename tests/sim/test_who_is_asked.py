@@ -8,7 +8,7 @@ from meshd.link.interface import Link
 from meshd.link.relayed.through_member import MAX_ASKED, SERVICE, MemberRelayLinks
 from meshd.peer.interface import PeerState, Stream
 from meshd.peer.node import Service
-from meshd.peer.signal_routes import FORWARDERS
+from meshd.peer.signals import FORWARDERS
 from meshd.wire.signal import SIGNAL_SERVICE
 
 from tests.sim.loop import run

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-from meshd.base.errors import Broken, RemoteProtocolError
+from meshd.base.errors import Broken, CutOff, MeshdError, RemoteProtocolError
 from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Chain, Role, issue
@@ -25,8 +25,7 @@ from meshd.peer.interface import PeerState, PeerStatus
 from meshd.peer.mesh import PeerMesh
 from meshd.peer.node import Node, NodeFacts
 from meshd.peer.presence_gossip import Signer
-from meshd.peer.signal_routes import MailRoute
-from meshd.peer.signals import SignalService
+from meshd.peer.signals import MailRoute, SignalService
 from meshd.rendezvous.book import AddressBook
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, Here, Source, dialable
@@ -57,9 +56,9 @@ class Cable(MemoryWire):
         near, far = super().pipes()
         return _CablePipe(self, near), _CablePipe(self, far)
 
-    def cut(self) -> None:
+    def cut(self, end: type[MeshdError] = Broken) -> None:
         """Break what there is; what was on its way is lost."""
-        super().cut()
+        super().cut(end)
         self.cuts += 1
         self.ups.clear()
         self.downs.clear()
@@ -126,11 +125,14 @@ class WorldDialer:
         world = self._node.world
         await asyncio.sleep(self.seconds)
         place = self._place(peer, candidates)
-        if place not in world.listeners:
+        if place is None or place not in world.places:
             raise DialError("nobody lives there", kind=self.kind, failure=DialFailure.UNREACHABLE)
         cable = world.cable(self._node.name, world.places[place], self.kind)
         if cable.unplugged:
             raise DialError("the cable is out", kind=self.kind, failure=DialFailure.UNREACHABLE)
+        if place not in world.listeners:  # the machine is there, its process is not
+            failure = DialFailure.REFUSED if self.kind is LinkKind.TCP else DialFailure.TIMEOUT
+            raise DialError("nobody listens there", kind=self.kind, failure=failure, place=place.place)
         net = MemoryNet()
         net.wire = cable
         net.listeners = world.listeners
@@ -341,7 +343,7 @@ class WorldNode:
             if other is not self:
                 for kind in self.dialers:
                     cable = self.world.cable(self.name, other.name, kind)
-                    cable.cut() if cut else cable.stall()
+                    cable.cut(CutOff) if cut else cable.stall()
         if self._task is not None:
             await cancel_and_wait(self._task)
 
@@ -418,8 +420,8 @@ class World:
         """What joins the two for links of this kind."""
         return self._cables.setdefault((frozenset((one, other)), kind), Cable())
 
-    def ban(self, node: WorldNode) -> bytes:
-        """The root's ban of a node, signed."""
+    def ban(self, node: WorldNode, *, epoch: int = 0, lifts: bool = False) -> bytes:
+        """The root's ban of a node, signed; with `lifts` the end of its bans."""
         return ban(
             signer=self.root.root,
             chain=None,
@@ -427,6 +429,8 @@ class World:
             kind="node",
             target=node.peer.raw,
             issued_at=0,
+            epoch=epoch,
+            lifts=lifts,
         ).encode()
 
 
@@ -438,9 +442,11 @@ def apart(
     return (one, other) if one.peer > other.peer else (other, one)
 
 
-async def pair(world: World, *, grace: int = 30) -> tuple[WorldNode, WorldNode]:
+async def pair(
+    world: World, *, grace: int = 30, kinds: Sequence[LinkKind] = (LinkKind.TCP,)
+) -> tuple[WorldNode, WorldNode]:
     """Two connected nodes: the leader of the two first."""
-    leader, follower = apart(world, grace=grace)
+    leader, follower = apart(world, grace=grace, kinds=kinds)
     leader.knows(follower)
     follower.start()
     leader.start()

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 
 import pytest
 from meshd.peer.send_turn import FeedState, SendEvent, SendState
-from meshd.process.interface import ChildState
 
 from tests import diagrams
 from tests.rules.source import ROOT
@@ -42,11 +41,6 @@ def test_every_package_has_its_place() -> None:
     drawn = diagrams.layers(diagrams.contracts())
     packages = {path.parent.name for path in (ROOT / "meshd").glob("*/__init__.py")}
     assert set(re.findall(r'^        (\w+)\["', drawn, re.MULTILINE)) == packages
-
-
-def test_every_state_of_a_child_is_drawn() -> None:
-    drawn = diagrams.life_of_a_child()
-    assert all(re.search(rf"--> {state}\b", drawn) for state in ChildState)
 
 
 def test_every_state_and_event_of_a_link_is_drawn() -> None:

@@ -96,6 +96,20 @@ def test_links_between_pages_lead_somewhere() -> None:
             assert (path.parent / target).exists(), f"{path.name}: {target}"
 
 
+def _anchors(text: str) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"(?m)^#{1,6} (.+)$", re.sub(r"(?ms)^ *```.*?^ *```", "", text))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_to_sections_lead_somewhere() -> None:
+    for path in [*DOCS.rglob("*.md"), *ROOT.glob("*.md")]:
+        text = path.read_text(encoding="utf-8")
+        for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]*)\)", text):
+            there = (path.parent / target) if target else path
+            assert anchor in _anchors(there.read_text(encoding="utf-8")), f"{path.name}: {target}#{anchor}"
+
+
 def test_samples_of_a_file_that_is_read_are_what_is_said() -> None:
     for name, share, rate in (("api.md", 0.18, 612e6), ("quickstart.md", 0.09, 307.8e6)):
         progress = HashProgress("model.gguf", int(share * 17e9), 17_000_000_000, rate)

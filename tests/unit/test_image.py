@@ -12,15 +12,15 @@ import yaml
 from meshd.cli.main import VERBS
 from meshd.cli.options import Parser
 from meshd.cli.relay import DEFAULT_PORT as RELAY_PORT
-from meshd.config.keys import KEYS
-from meshd.config.tree import DEFAULT_MESH_PORT, ServeConfig
+from meshd.config import DEFAULT_MESH_PORT, ServeConfig
+from meshd.config.tree import SETTINGS
 
 from tests.dockerfile import Stage, read, stages
 from tests.rules.source import ROOT
 
 Service = Mapping[str, object]
 
-VARIABLES = {key.variable for key in KEYS}
+VARIABLES = {key.variable for key in SETTINGS}
 ALL_PORTS = {
     *(f"{DEFAULT_MESH_PORT}/{kind}" for kind in ("tcp", "udp")),
     *(f"{RELAY_PORT}/{kind}" for kind in ("tcp", "udp")),

@@ -1,4 +1,4 @@
-"""The table of limits: whole, and as docs/security.md shows it."""
+"""The table of limits: whole, and the excerpt in docs/security.md."""
 
 from pathlib import Path
 

@@ -58,7 +58,7 @@ def check(command: str, targets: set[str]) -> None:
     if "…" in command or "..." in command or "[" in command or "VERB" in command:
         return  # a form, not a command
     verb, *rest = shlex.split(command)[1:] or [""]
-    if verb in ("--help", "--version"):
+    if verb in ("--help", "--version", "version"):
         return
     known = {one.name: one for one in VERBS}
     assert verb in known, f"no verb `{verb}`"
@@ -142,8 +142,9 @@ def test_pages_that_the_source_names_are_there() -> None:
 
 def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs/index.md").read_text(encoding="utf-8")
-    for page in sorted((ROOT / "docs").glob("*.md")):
-        assert page.name == "index.md" or f"({page.name})" in index, page.name
+    for page in sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs/lab").glob("*.md")]):
+        link = page.relative_to(ROOT / "docs").as_posix()
+        assert link == "index.md" or f"({link})" in index, link
     decisions = (ROOT / "docs/decisions/index.md").read_text(encoding="utf-8")
     pages = sorted(page.name for page in (ROOT / "docs/decisions").glob("0*.md"))
     assert re.findall(r"\]\((0\d{3}-[^)]*)\)", decisions) == pages, "each once, in order"

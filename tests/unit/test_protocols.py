@@ -13,8 +13,11 @@ from meshd.bench.interface import BenchOutput
 from meshd.cli.main import VERBS, Verb
 from meshd.cli.output import Output
 from meshd.demo.interface import DemoOutput
+from meshd.gateway.dialects.interface import Answering, Dialect
+from meshd.gateway.dialects.openai import ChatDialect
+from meshd.gateway.dialects.responses import ResponsesAnswering
 from meshd.gateway.interface import MemberGate, Models, ModelTurn, NamedModel, Upstream
-from meshd.gateway.one_model import OneModel, PlainModel, TurnAtOnce
+from meshd.gateway.request import OneModel, PlainModel, TurnAtOnce
 from meshd.gateway.server import Gateway
 from meshd.library.members.fetch_weights import MemberWeights
 from meshd.link.interface import Dialer, Link, Listener, Signals
@@ -25,7 +28,7 @@ from meshd.netcheck.watch import NetWatch
 from meshd.peer.interface import Book, Mesh, Stream
 from meshd.peer.mesh import PeerMesh
 from meshd.peer.signals import SignalService
-from meshd.peer.stream import MeshStream
+from meshd.peer.streams import MeshStream
 from meshd.portmap.interface import HomeRouter
 from meshd.portmap.pcp import PcpRouter
 from meshd.process.child import OwnedChild
@@ -39,9 +42,9 @@ from meshd.role.interface import DescriptorSocket, Report, RunningRole, Tunnel, 
 from meshd.role.models.model_pool import ModelOnDemand, ModelPool, PoolTurn
 from meshd.role.worker.child_silence import ChildSilence
 from meshd.role.worker.cycle import Worker
-from meshd.rpc.mesh_firewall import MeshFirewall
 from meshd.rpc.mesh_head_view import MeshHeadView
-from meshd.rpc.mesh_push_firewall import MeshPushFilter
+from meshd.rpc.mesh_lease_view import MeshLeaseView
+from meshd.rpc.mesh_push_filter import MeshPushFilter
 from meshd.store import content_store as content_store_module
 from meshd.store import lease_cache as store_lease_cache
 from meshd.store.interface import ContentStore, LeaseCache, WeightsFile
@@ -121,6 +124,14 @@ def serve_role(one: Serve) -> RunningRole:
     return one
 
 
+def dialect(one: ChatDialect) -> Dialect:
+    return one
+
+
+def answering(one: ResponsesAnswering) -> Answering:
+    return one
+
+
 def router(one: PcpRouter) -> HomeRouter:
     return one
 
@@ -141,7 +152,7 @@ def content_store(one: content_store_module.DiskContentStore) -> ContentStore:
     return one
 
 
-def inspector(one: MeshFirewall) -> Inspector:
+def inspector(one: MeshLeaseView) -> Inspector:
     return one
 
 
@@ -241,6 +252,8 @@ FITS: tuple[Callable[..., object], ...] = (
     api_client,
     client_role,
     member_gate,
+    dialect,
+    answering,
     router,
     net_check,
     signals,

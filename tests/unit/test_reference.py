@@ -1,7 +1,7 @@
 """Reference pages are what the code says now, and the code says something of all that is in them."""
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -9,14 +9,13 @@ from meshd.admin.status import Status
 from meshd.base.log import SECRET_FIELDS
 from meshd.base.log_events import EVENTS, FIELDS
 from meshd.cli.main import VERBS
-from meshd.config.forms import BOOLEAN, PATH, whole
-from meshd.config.key import Key
-from meshd.config.keys import KEYS
-from meshd.config.shown import default_of
+from meshd.config.forms import BOOLEAN, PATH, choice, whole
+from meshd.config.setting import Setting
+from meshd.config.tree import SETTINGS
 
 from tests.reference import __main__ as command
 from tests.reference import logs, settings, status_json, synopses
-from tests.reference.marks import table, with_parts
+from tests.reference.marks import with_parts
 from tests.reference.pages import PAGES
 from tests.rules.source import ROOT, Source
 
@@ -65,10 +64,6 @@ def test_a_page_without_the_right_marks_is_refused(page: str) -> None:
         with_parts(page, {"a": "new"})
 
 
-def test_a_bar_does_not_end_a_cell() -> None:
-    assert table(("one", "two"), [("a|b", "c")]).splitlines()[-1] == "| a\\|b | c |"
-
-
 # Logs.
 
 
@@ -109,10 +104,16 @@ math.log("five")
 # Settings.
 
 
-def _key(*, example: str = "", default: str = "") -> Key:
+def _key(*, example: str = "", default: str = "") -> Setting:
     form = whole(0, 65535)
-    return Key(
-        section="serve", field="port", form=form, help="port of the API", example=example, default=default
+    return Setting(
+        section="serve",
+        field="port",
+        value=8090,
+        form=form,
+        help="port of the API",
+        example=example,
+        default=default,
     )
 
 
@@ -127,7 +128,7 @@ def test_a_default_stands_in_the_example_and_any_other_value_as_a_comment() -> N
 
 
 def test_what_depends_on_this_machine_is_no_default_of_a_page() -> None:
-    named = {key.name: default_of(key) for key in KEYS}
+    named = {key.name: key.value for key in SETTINGS}
     assert named["node.name"] is named["paths.home"] is named["paths.cache"] is None
     assert named["serve.port"] == 8090
 
@@ -137,20 +138,30 @@ def test_each_key_without_a_value_has_an_example() -> None:
     tomllib.loads(settings.example())
 
 
-def test_a_row_of_a_setting_has_all_the_ways_to_give_it() -> None:
-    key = Key(
-        section="serve",
-        field="api_key_file",
-        form=PATH,
-        option="--x",
-        help="file",
-        default="D",
+def test_an_item_of_a_setting_has_all_the_ways_to_give_it() -> None:
+    key = Setting(section="serve", field="api_key_file", form=PATH, option="--x", help="file", default="D")
+    assert settings.item(key) == "- **`serve.api_key_file`** (`--x`): file. Default: D."
+    switch = Setting(section="serve", field="no_push", value=False, form=BOOLEAN, option="--y", help="less")
+    assert settings.item(switch) == "- **`serve.no_push`** (`--y`): less."
+    assert (
+        settings.item(replace(key, env="MESHD_Z"))
+        == "- **`serve.api_key_file`** (`--x`, `MESHD_Z`): file. Default: D."
     )
-    assert f"| `serve.api_key_file` | `--x` (serve) | `MESHD_X` | {PATH.expected} | D | file |" in table(
-        (), [settings.row(key)]
-    )
-    switch = Key(section="serve", field="no_push", form=BOOLEAN, option="--y", switch=True, help="less")
-    assert settings.row(switch)[4] == "`false`"
+    assert settings.item(_key()) == ("- **`serve.port`**: port of the API. 0 to 65535. Default: `8090`.")
+
+
+def test_the_values_of_a_choice_stand_once() -> None:
+    form = choice("auto", "off")
+    told = Setting(section="serve", field="split", value="auto", form=form, help="auto or off")
+    assert settings.item(told) == '- **`serve.split`**: auto or off. Default: `"auto"`.'
+    untold = Setting(section="serve", field="split", value="auto", form=form, help="which")
+    assert settings.item(untold) == '- **`serve.split`**: which. One of auto, off. Default: `"auto"`.'
+
+
+def test_what_a_model_has_from_serve_is_only_named() -> None:
+    made = settings.page()
+    assert "**`models.NAME.ttl`**" in made and "**`models.NAME.ctx_size`**" not in made
+    assert "`ctx_size`" in made.splitlines()[-1]
 
 
 # Synopses.
@@ -158,16 +169,25 @@ def test_a_row_of_a_setting_has_all_the_ways_to_give_it() -> None:
 
 def test_a_synopsis_has_every_way_to_call_a_verb() -> None:
     made = synopses.parts()
-    assert set(made) == {*(f"synopsis of {verb.name}" for verb in VERBS), "options of every daemon"}
-    assert made["synopsis of invite"].splitlines() == [
+    assert set(made) == {*(f"meshd {verb.name}" for verb in VERBS), "Options of every daemon"}
+    assert made["meshd invite"].splitlines() == [
         "    meshd invite [--expires TIME] [--uses N] [--role R ...] [--json]",
         "    meshd invite ls [--json]",
         "    meshd invite revoke ID [--yes]",
     ]
-    assert made["synopsis of logs"] == "    meshd logs [CHILD] [-f | --follow] [--lines N]"
-    assert made["synopsis of plan"].startswith("    meshd plan --model MODEL [--ctx-size | --ctx N|max]")
-    assert made["synopsis of serve"].startswith("    meshd serve --model FILE|NAME [--join TOKEN] ")
-    assert " ".join(made["synopsis of serve"].split()).endswith(" [OPTIONS] [-- LLAMA_SERVER_ARGS...]")
+    assert made["meshd logs"] == "    meshd logs [CHILD] [-f | --follow] [--lines N] [--since TIME] [--json]"
+    assert made["meshd plan"].startswith("    meshd plan --model MODEL [--ctx-size N|max]")
+    assert made["meshd serve"].startswith("    meshd serve --model FILE|NAME [--join TOKEN] ")
+    assert " ".join(made["meshd serve"].split()).endswith(" [OPTIONS] [-- LLAMA_SERVER_ARGS...]")
+
+
+def test_only_the_synopsis_below_a_heading_is_made() -> None:
+    page = "### meshd a\n\n    old [x]\n      y\n\nText of `a`.\n\n### meshd b\n\nText of b.\n"
+    made = synopses.with_synopses(page, {"meshd a": "    new \\1", "meshd b": "    b"})
+    assert made == ("### meshd a\n\n    new \\1\n\nText of `a`.\n\n### meshd b\n\n    b\n\nText of b.\n")
+    assert synopses.with_synopses(made, {"meshd a": "    new \\1", "meshd b": "    b"}) == made
+    with pytest.raises(ValueError, match="heading `### meshd c`"):
+        synopses.with_synopses(page, {"meshd c": "    c"})
 
 
 # The status document.
@@ -178,6 +198,7 @@ class _Part:
     """A part."""
 
     size: int  # how big
+    weight: int  # how big
 
 
 @dataclass(frozen=True)
@@ -197,18 +218,14 @@ def test_each_object_stands_once_under_the_field_that_leads_to_it() -> None:
 
 All of it.
 
-| field | type | meaning |
-|---|---|---|
-| `parts` | list of [parts](#parts) |  |
-| `one` | [parts](#parts) or null |  |
+- `parts` ([parts](#parts)[])
+- `one` ([parts](#parts)?)
 
 ## parts
 
 A part.
 
-| field | type | meaning |
-|---|---|---|
-| `size` | whole number | how big |"""
+- `size`, `weight` (integer): how big"""
     )
 
 

@@ -52,9 +52,9 @@ def test_what_cannot_be_drawn_cannot_be_in_each_run() -> None:
 
 
 def test_the_page_is_of_the_code_all_but_its_figures() -> None:
-    """Only a run writes it (`--losses docs/soak.md`): words that are changed there are lost with the next."""
+    """Only a run writes it (`--losses docs/lab/soak.md`): the next run would undo words changed there."""
     made = page([Loss("mesh", "load", "reset")], [], seed=1, today=date(2026, 1, 2))
-    written = (ROOT / "docs" / "soak.md").read_text(encoding="utf-8")
+    written = (ROOT / "docs" / "lab" / "soak.md").read_text(encoding="utf-8")
     head = made.partition("2026-01-02")[0]
     columns = next(line for line in made.splitlines() if line.startswith("place"))
     assert "# Lost workers" in head

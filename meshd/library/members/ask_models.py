@@ -1,4 +1,4 @@
-"""Asks members which models they have, and for the hashes of the pieces or of the tensors of one."""
+"""Ask members which models they have, and for the hashes of the pieces or of the tensors of one."""
 
 import asyncio
 from collections.abc import Callable
@@ -48,7 +48,7 @@ class MemberModels:
 
 
 async def ask_members(mesh: Mesh) -> list[MemberModels]:
-    """All that are there, at once, the connected ones first. Those that are away are left out."""
+    """Ask all that are there at once, the connected ones first. Those that are away are left out."""
     asked = askable(mesh)
     found: dict[PeerId, MemberModels] = {}
 
@@ -74,13 +74,13 @@ async def ask_members(mesh: Mesh) -> list[MemberModels]:
 
 
 def askable(mesh: Mesh) -> list[PeerStatus]:
-    """Members that are there, the connected ones first; not more than may be asked."""
+    """Return members that are there, the connected ones first; not more than may be asked."""
     there = [peer for peer in mesh.peers() if peer.present or peer.state is PeerState.CONNECTED]
     return sorted(there, key=lambda peer: peer.state is not PeerState.CONNECTED)[: MEMBERS_ASKED.most]
 
 
 async def ask_models(mesh: Mesh, peer: PeerId) -> ModelsTold:
-    """All that one member tells. Raises Broken, EndOfStream, Refused, RemoteProtocolError."""
+    """Return all that one member tells. Raises Broken, EndOfStream, Refused, RemoteProtocolError."""
     messages = await _asking(mesh, peer, AskModels().encode())
     try:
         found: list[ToldModel] = []
@@ -98,7 +98,7 @@ async def ask_models(mesh: Mesh, peer: PeerId) -> ModelsTold:
 
 
 async def ask_pieces(mesh: Mesh, offer: MemberOffer, on_progress: Callable[[str], None]) -> PieceIndex:
-    """The pieces of what a member offers; waits while it reads the file.
+    """Return the pieces of what a member offers; wait while it reads the file.
 
     Raises as `ask_models`, and TimeoutError.
     """
@@ -123,7 +123,7 @@ async def ask_pieces(mesh: Mesh, offer: MemberOffer, on_progress: Callable[[str]
 async def ask_tensors(
     mesh: Mesh, offer: MemberOffer, count: int, on_progress: Callable[[str], None]
 ) -> tuple[bytes, ...]:
-    """The hashes of the `count` tensors of what a member offers; waits while it reads the file.
+    """Return the hashes of the `count` tensors of a member's offer; wait while it reads the file.
 
     Raises as `ask_pieces`. That they are right is the caller's to find out.
     """
@@ -138,7 +138,7 @@ async def ask_tensors(
 
 
 async def _once_read(messages: MessageStream, on_progress: Callable[[str], None]) -> ModelsMessage:
-    """The first answer that is not about how far a reading is. Raises Refused."""
+    """Return the first answer that is not about how far a reading is. Raises Refused."""
     while isinstance(answer := await _next(messages), ReadingModel):
         on_progress(answer.text)
     if isinstance(answer, NoPieces):
@@ -164,7 +164,7 @@ async def _hashes(
     kind: type[PieceHashes] | type[TensorHashes],
     count: int,
 ) -> bytes:
-    """So many, from `answer` on, and not one more."""
+    """Read so many, from `answer` on, and not one more."""
     found = bytearray()
     while True:
         if not isinstance(answer, kind):

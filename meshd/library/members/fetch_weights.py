@@ -1,4 +1,4 @@
-"""Weights for the load of a worker, from all members that have the head's file: the pieces in which they lie.
+"""Fetch weights for the load of a worker from all members that have the head's file, by its pieces.
 
 Who has the file is found by its content id, which proves the hashes of its pieces; each piece is checked
 before a tensor gets a byte of it, and each tensor by its own hash before it is kept (store/pack.py). What a
@@ -9,15 +9,13 @@ import asyncio
 import functools
 from collections.abc import Callable
 
-from meshd.base import log
 from meshd.base.byte_format import in_bytes
 from meshd.base.errors import MeshdError, UserError
 from meshd.base.peer_limits import MODEL_HOLDERS
 from meshd.base.tasks import Owner, first_error, in_thread
-from meshd.base.token_bucket import TokenBucket
 from meshd.identity.keys import PeerId
 from meshd.library.members.ask_models import LIST_SECONDS, ask_models, ask_pieces, askable
-from meshd.library.members.fetch_pieces import PieceFetcher
+from meshd.library.members.fetch import Fetch, Holder
 from meshd.library.members.offers import MemberOffer
 from meshd.library.members.piece_plan import PiecePlan
 from meshd.model.piece_index import PIECE_BYTES, PieceIndex
@@ -32,7 +30,6 @@ from meshd.wire.needs import NeededTensor, Needs
 
 _SHARED_SECONDS = 3.0  # for members to say what they have: a load waits for it
 _SPARE_PIECES = 16  # beside the wanted bytes: tensors begin and end within pieces
-LOG = log.get("library")
 
 
 class MemberWeights:
@@ -43,13 +40,11 @@ class MemberWeights:
         mesh: Mesh,
         pieces: PieceCache,
         *,
-        rate: int | None = None,
         gives: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`rate` in bytes a second, for each load. `gives`: this node gives pieces of its own file now."""
+        """`gives`: this node gives pieces of its own file now."""
         self._mesh = mesh
         self._pieces = pieces
-        self._rate = rate
         self._gives = gives
 
     async def given_content(
@@ -80,7 +75,7 @@ class MemberWeights:
         return index.content
 
     async def _told(self, size: int, files: int) -> list[ToldModel]:
-        """Models of that size that others have, as far as they answer soon."""
+        """Return models of that size that others have, as far as they answer soon."""
         found: list[ToldModel] = []
 
         async def ask(peer: PeerStatus) -> None:
@@ -101,11 +96,11 @@ class MemberWeights:
 
     async def fetch(self, needs: Needs, keep: LeaseCache, on_progress: Callable[[str], None]) -> FromMembers:
         """See WeightsFromMembers."""
-        return await _Fetch(self._mesh, needs, keep, on_progress, self._rate).run()
+        return await _WeightsFetch(self._mesh, needs, keep, on_progress).run()
 
 
-class _Fetch:
-    """One of them."""
+class _WeightsFetch:
+    """Fetch the weights of one load."""
 
     def __init__(
         self,
@@ -113,83 +108,76 @@ class _Fetch:
         needs: Needs,
         keep: LeaseCache,
         on_progress: Callable[[str], None],
-        rate: int | None,
     ) -> None:
         self._mesh = mesh
         self._needs = needs
         self._keep = keep
         self._on_progress = on_progress
-        self._rate = rate
-        self._places = asyncio.Semaphore(MODEL_HOLDERS.most)
+        self._asked = asyncio.Semaphore(MODEL_HOLDERS.most)
         self._index: PieceIndex | None = None
         self._wanted: dict[int, list[NeededTensor]] = {}  # by number of the piece
-        self._fetcher: PieceFetcher | None = None
-        self._plan: PiecePlan | None = None
         self._missed = {one.digest: Missed(one.digest, one.kind, one.size) for one in needs.tensors}
         self._come = dict.fromkeys(self._missed, 0)  # bytes of each tensor
-        self._done = self._total = 0
-        self._names: dict[PeerId, str] = {}
-        self._given: dict[str, int] = {}
-        self._problems: dict[str, str] = {}
-        self._ended = asyncio.Event()  # nothing more is wanted
+        self._holders = {peer.peer: Holder(peer.name or peer.peer.short) for peer in askable(mesh)}
 
     async def run(self) -> FromMembers:
-        """Until all is there, or nobody gives more."""
+        """Fetch until all is there, or nobody gives more."""
+        why = ""
         try:
-            async with Owner() as owner:
-                ended = owner.start(self._ended.wait(), name="weights fetched")
-                holders = [
-                    owner.start_for(peer.peer.short, self._hold(peer), name="weights holder")
-                    for peer in askable(self._mesh)
-                ]
-                left = set(holders)
-                while left and not ended.done():
-                    done, _ = await asyncio.wait({*left, ended}, return_when=asyncio.FIRST_COMPLETED)
-                    left -= done
-                owner.cancel()
-        except ExceptionGroup as group:
-            raise first_error(group) from None
-        return FromMembers(self._given, self._why())
+            async with Fetch(self._mesh, self._holders, self._ask) as fetch:
+                while fetch.unanswered and not fetch.indexes:
+                    await fetch.news()
+                why = await self._take(fetch)
+        except UserError as error:  # of our own disk
+            why = f"this node: {error.what}"
+        return FromMembers(self._given, why)
 
-    def _why(self) -> str:
-        if self._plan is not None and self._plan.is_done:
-            return ""
-        return "; ".join(f"{node}: {why}" for node, why in self._problems.items()) or "no member gives more"
+    async def _ask(self, peer: PeerId) -> PieceIndex | None:
+        """Return the pieces of the head's file, if this member has it. The first answer counts for all."""
+        async with asyncio.timeout(LIST_SECONDS):
+            told = (await ask_models(self._mesh, peer)).models
+        needs, node = self._needs, self._holders[peer].node
+        fitting = [one for one in told if (one.size, one.files) == (needs.size, needs.files)]
+        for model in sorted(fitting, key=lambda one: one.content != needs.content):
+            if not _may_have(model, needs.content):
+                continue
+            if self._index is not None and model.content == needs.content:
+                return self._index
+            async with self._asked:
+                index = await ask_pieces(self._mesh, MemberOffer(peer, node, model), lambda _text: None)
+            if index.content == needs.content:
+                self._index = index
+                return index
+        return None
 
-    async def _hold(self, peer: PeerStatus) -> None:
-        """One member, as long as it gives."""
-        name = peer.name or peer.peer.short
-        try:
-            async with asyncio.timeout(LIST_SECONDS):
-                told = (await ask_models(self._mesh, peer.peer)).models
-            needs = self._needs
-            fitting = [one for one in told if (one.size, one.files) == (needs.size, needs.files)]
-            for model in sorted(fitting, key=lambda one: one.content != needs.content):
-                if not _may_have(model, needs.content):
-                    continue
-                async with self._places:
-                    if await self._is_index_of(MemberOffer(peer.peer, name, model)):
-                        await self._give(peer, name)
-                        return
-        except TimeoutError:
-            self._problems[name] = "it does not answer"
-        except MeshdError as error:
-            self._problems[name] = error.what
-            LOG.warning("holder_lost", peer=peer.peer.short, why=error.what)
+    async def _take(self, fetch: Fetch) -> str:
+        """Return why it is not all; empty if it is."""
+        if self._index is not None:
+            fetch.choose(self._index)
+            plan = self._plan(self._index)
+            total = plan.wanted_bytes
 
-    async def _is_index_of(self, offer: MemberOffer) -> bool:
-        """Whether the member has these files; the first index that is theirs is used for all."""
-        if self._index is not None and offer.model.content == self._needs.content:
-            return True
-        index = await ask_pieces(self._mesh, offer, lambda _text: None)
-        if index.content != self._needs.content:
-            return False
-        if self._index is None:
-            self._begin(index)
-        return True
+            def on_bytes() -> None:
+                names = ", ".join(sorted(self._given))
+                self._on_progress(f"fetches {in_bytes(plan.done_bytes)} of {in_bytes(total)} from {names}")
 
-    def _begin(self, index: PieceIndex) -> None:
-        self._index = index
+            await fetch.take(plan, self._write, on_bytes)
+            if plan.is_done:
+                return ""
+        problems = [f"{one.node}: {one.problem}" for one in self._holders.values() if one.problem]
+        return "; ".join(problems) or "no member gives more"
+
+    @property
+    def _given(self) -> dict[str, int]:
+        """Return the bytes that came, by the names of members."""
+        given: dict[str, int] = {}
+        for one in self._holders.values():
+            if one.bytes:
+                given[one.node] = given.get(one.node, 0) + one.bytes
+        return given
+
+    def _plan(self, index: PieceIndex) -> PiecePlan:
+        """Choose the pieces with what is needed, as far as they bring little else."""
         most = sum(one.size for one in self._needs.tensors) + _SPARE_PIECES * PIECE_BYTES
         for one in sorted(self._needs.tensors, key=lambda one: (one.file, one.offset)):
             numbers = index.numbers(one.file, one.offset, one.size)
@@ -197,29 +185,10 @@ class _Fetch:
             if numbers and (len(self._wanted) + new) * PIECE_BYTES <= most:
                 for number in numbers:
                     self._wanted.setdefault(number, []).append(one)
-        self._total = sum(index.piece(number).length for number in self._wanted)
-        self._plan = PiecePlan(index, set(range(index.count)) - self._wanted.keys())
-        now = asyncio.get_running_loop().time()
-        pace = TokenBucket(rate=self._rate, burst=PIECE_BYTES, now=now) if self._rate else None
-        self._fetcher = PieceFetcher(
-            self._mesh, index, self._plan, self._write, pace=pace, on_bytes=self._count
-        )
-
-    async def _give(self, peer: PeerStatus, name: str) -> None:
-        assert self._fetcher is not None
-        self._names[peer.peer] = name
-        await self._fetcher.fetch(peer.peer)
-        self._ended.set()
-
-    def _count(self, peer: PeerId, count: int) -> None:
-        name = self._names[peer]
-        self._given[name] = self._given.get(name, 0) + count
-        self._done += count
-        names = ", ".join(sorted(self._given))
-        self._on_progress(f"fetches {in_bytes(self._done)} of {in_bytes(self._total)} from {names}")
+        return PiecePlan(index, wanted=self._wanted)
 
     async def _write(self, number: int, data: bytes) -> None:
-        """A right piece: what is wanted of it."""
+        """Keep what is wanted of a piece. Raises UserError where this machine cannot."""
         assert self._index is not None
         piece = self._index.piece(number)
         for one in self._wanted[number]:
@@ -228,14 +197,9 @@ class _Fetch:
             self._come[one.digest] += end - begin
             last = self._come[one.digest] == one.size
             wanted = data[begin - piece.offset : end - piece.offset]
-            try:
-                await self._keep.fetched(self._missed[one.digest], begin - one.offset, wanted, last=last)
-            except UserError as error:  # of our own disk
-                self._problems["this node"] = error.what
-                self._ended.set()
-                raise
+            await self._keep.fetched(self._missed[one.digest], begin - one.offset, wanted, last=last)
 
 
 def _may_have(model: ToldModel, content: bytes) -> bool:
-    """A member that has not read its file yet does not know its content."""
+    """Say whether it may be that content: a member that has not read its file yet does not know."""
     return model.content in (b"", content)

@@ -1,4 +1,4 @@
-"""What members say they have, and which of it a name means. Pure."""
+"""Decide which of the models that members have a name means. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -6,18 +6,21 @@ from dataclasses import dataclass
 from meshd.base.byte_format import in_bytes
 from meshd.base.errors import UserError
 from meshd.identity.keys import PeerId
-from meshd.library.short_names import DEMO, DEMO_STEM, SHORT_NAMES, stem_of
 from meshd.model.gguf_names import GGUF_SUFFIX, SHARD, GgufFile, GgufModel, choose, is_model
 from meshd.model.model_name import (
+    DEMO,
+    DEMO_STEM,
     HUB,
     LEAST_FINGERPRINT_DIGITS,
     OLLAMA,
+    SHORT_NAMES,
     BareName,
     HubName,
     MeshName,
     ModelName,
     is_file_name,
     parse_model_name,
+    stem_of,
     stem_of_ollama,
 )
 from meshd.wire.models import ToldModel
@@ -35,14 +38,14 @@ class MemberOffer:
 
     @property
     def stem(self) -> str:
-        """What its files may be called here; empty if its name is none for a model's file."""
+        """Return what its files may be called here; empty if its name is none for a model's file."""
         name = self.model.names[0]
         file = name + GGUF_SUFFIX
         return name if is_file_name(name) and is_model(file) and not SHARD.fullmatch(file) else ""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """By which it may be asked for: `stem`, then those with a scheme.
+        """Return the names by which it may be asked for: `stem`, then those with a scheme.
 
         Any other would let a member be found under one name, and leave its file here under another.
         """
@@ -55,7 +58,7 @@ class MemberOffer:
 def fitting_offers(
     name: ModelName, offers: Iterable[MemberOffer], *, by_content: bool = True
 ) -> list[MemberOffer]:
-    """Those that `name` means, of one or several members; empty if none has it.
+    """Return the offers that `name` means, of one or several members; empty if none has it.
 
     All are of one model, as far as they tell. Digits are never a name; what begins with so many is one model,
     whatever else is told of it, until what comes says which members lie. `by_content`: these may be of a
@@ -71,7 +74,7 @@ def fitting_offers(
 
 
 def digits_of(model: ToldModel) -> str:
-    """By which it can be pulled whatever its name; empty if its owner has not read it yet."""
+    """Return the digits that name it whatever it is called; empty if its owner has not read it yet."""
     return (model.fingerprint or model.content).hex()
 
 
@@ -92,7 +95,7 @@ def _words_for(name: ModelName) -> set[str]:
 
 
 def _of_hub(name: HubName, offers: Sequence[MemberOffer]) -> list[MemberOffer]:
-    """Of the same repository, as its own files are chosen: a quantisation, a file, or the usual."""
+    """Choose among offers of the same repository as among its files: a quantisation, a file, or the usual."""
     stems: dict[str, list[MemberOffer]] = {}
     models: dict[str, GgufModel] = {}
     for offer in offers:
@@ -117,7 +120,7 @@ def _parsed(word: str) -> ModelName | None:
 
 
 def _one_of(text: str, found: list[MemberOffer]) -> list[MemberOffer]:
-    """Raises UserError where some of these are surely not the same file."""
+    """Return them; raises UserError where some are surely not the same file."""
     several = len({one.model.size for one in found}) > 1
     if several or len({one.model.fingerprint for one in found} - {b""}) > 1:
         kinds = {(one.model.size, one.model.fingerprint): one for one in found}
@@ -126,7 +129,7 @@ def _one_of(text: str, found: list[MemberOffer]) -> list[MemberOffer]:
 
 
 def ambiguous(text: str, offers: Sequence[MemberOffer]) -> UserError:
-    """The error for a name that means several models."""
+    """Return the error for a name that means several models."""
     listed = ", ".join(
         f"`{one.stem}` of {one.node} ({in_bytes(one.model.size)}"
         + (f", {digits[:LEAST_FINGERPRINT_DIGITS]})" if (digits := digits_of(one.model)) else ")")

@@ -3,11 +3,13 @@
 They grow in `FOLDER/.parts/CONTENT/` under their final names, in which listings do not look, and the whole
 folder is renamed at the end. Nothing is noted about what is there: on a restart the pieces are read and
 hashed again, so that neither a crash nor a power cut can pass off a hole as a piece. Holes are skipped.
+Folders of headers that were taken for one plan go with the plan, or later if that was killed.
 """
 
 import fcntl
 import os
 import shutil
+import tempfile
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -15,8 +17,8 @@ from pathlib import Path
 
 from meshd.base.byte_format import in_bytes
 from meshd.base.errors import UserError
-from meshd.library.disk_space import DISK_IS_FULL, RESERVED_BYTES, check_space, no_space
-from meshd.library.pulled_names import WHOLE_KIND
+from meshd.library.disk import DISK_IS_FULL, RESERVED_BYTES, check_space, folders_in, no_space
+from meshd.library.pulled_models import WHOLE_KIND
 from meshd.model.piece_index import PIECE_BYTES, PieceIndex
 from meshd.store.hash_cache import FileState
 
@@ -26,6 +28,9 @@ _SPACE_HINT = (
     "free some (`meshd model ls`, `meshd model rm NAME`), or move MESHD_CACHE to another disk; what is there "
     "is not fetched again"
 )
+PLAN_KIND = "plan"  # with which the names of those beside other models begin
+_HEADERS_FOLDER = ".headers"  # in the cache
+_OLD_SECONDS = 24 * 3600.0
 
 
 class PartFiles:
@@ -50,12 +55,12 @@ class PartFiles:
 
     @property
     def final_paths(self) -> tuple[Path, ...]:
-        """Where the files are at the end."""
+        """Return where the files are at the end."""
         return tuple(self._final / name for name in self._names)
 
     @property
     def part_paths(self) -> tuple[Path, ...]:
-        """Where they are before it."""
+        """Return where they are before it."""
         return tuple(self._part / name for name in self._names)
 
     def open(self) -> None:
@@ -82,7 +87,7 @@ class PartFiles:
             raise self._explained(error) from None
 
     def _take_names(self) -> None:
-        """What was begun under other names, as another member calls the same bytes, goes on under these."""
+        """Rename what was begun under other names, as another member calls the same bytes."""
         there = sorted(self._part.glob(f"*{Path(self._names[0]).suffix}"))
         if {path.name for path in there} <= set(self._names):
             return
@@ -94,7 +99,7 @@ class PartFiles:
             (self._part / f"{name}.renamed").replace(self._part / name)
 
     def present(self, numbers: Iterable[int]) -> set[int]:
-        """Which of these pieces are there, by their hashes."""
+        """Return which of these pieces are there, by their hashes."""
         found = set()
         for number in numbers:
             piece = self._index.piece(number)
@@ -106,7 +111,7 @@ class PartFiles:
         return found
 
     def read(self, file: int, offset: int, length: int) -> bytes:
-        """Of that file, as `os.pread`. Raises OSError."""
+        """Read from that file, as `os.pread`. Raises OSError."""
         return os.pread(self._descriptors[file], length, offset)
 
     def lengthen(self) -> None:
@@ -118,11 +123,11 @@ class PartFiles:
             raise self._explained(error) from None
 
     def check_space(self, lacking: int) -> None:
-        """Raises UserError unless so many bytes more fit on the disk."""
+        """Raise UserError unless so many bytes more fit on the disk."""
         check_space(self._part, lacking, hint=_SPACE_HINT)
 
     def write(self, number: int, data: bytes) -> None:
-        """A piece whose hash is right. Raises UserError for a disk that is, or would be, full."""
+        """Write a piece whose hash is right. Raises UserError for a disk that is, or would be, full."""
         piece = self._index.piece(number)
         free = shutil.disk_usage(self._part).free
         if free < RESERVED_BYTES + len(data):
@@ -139,7 +144,7 @@ class PartFiles:
                 raise self._explained(error) from None
 
     def flush(self) -> None:
-        """All bytes are on the disk when this returns."""
+        """Write all bytes to the disk before this returns."""
         try:
             for descriptor in self._descriptors:
                 os.fsync(descriptor)
@@ -148,7 +153,7 @@ class PartFiles:
 
     @property
     def states(self) -> list[FileState]:
-        """Of the open files. Raises OSError."""
+        """Return the states of the open files. Raises OSError."""
         return [FileState.of(descriptor) for descriptor in self._descriptors]
 
     def finish(self) -> list[FileState]:
@@ -162,17 +167,17 @@ class PartFiles:
             raise self._explained(error) from None
 
     def discard(self) -> None:
-        """It is not what it was said to be."""
+        """Remove it: it is not what it was said to be."""
         shutil.rmtree(self._part, ignore_errors=True)
 
     def leave_nothing(self) -> None:
-        """After `close`, of a folder that nobody else uses: what was begun goes, and the lock."""
+        """Remove what was begun, and the lock, after `close`, of a folder that nobody else uses."""
         self.discard()
         with suppress(OSError):
             lock_of(self._part).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """What is there stays. Idempotent."""
+        """Close the files; what is there stays. Idempotent."""
         with self._writing:
             for descriptor in self._descriptors:
                 os.close(descriptor)
@@ -191,15 +196,47 @@ class PartFiles:
 
 
 def lock_of(part: Path) -> Path:
-    """The file whose lock says that somebody pulls into this folder."""
+    """Return the file whose lock says that somebody pulls into this folder."""
     return part.with_name(f"{part.name}.lock")
 
 
 def _has_data(descriptor: int, offset: int, length: int) -> bool:
-    """False for what lies in a hole as a whole, or behind the end."""
+    """Say whether there is data; False for what lies in a hole as a whole, or behind the end."""
     with suppress(OSError):  # the error says that there is nothing behind that place
         return os.lseek(descriptor, offset, os.SEEK_DATA) < offset + length
     return False
 
 
 assert PIECE_BYTES % 4096 == 0  # a piece shares no block of the file system with its neighbours
+
+
+def hub_plans(cache: Path) -> Path:
+    """Return where plans of models of Hugging Face have their headers."""
+    return cache / _HEADERS_FOLDER
+
+
+def remove_old_plans(cache: Path, models: Path) -> None:
+    """Remove headers that plans have left behind; no error for what cannot be removed."""
+    with suppress(OSError):
+        places = [
+            *folders_in(models, f"{PLAN_KIND}-"),
+            *folders_in(models / PARTS_FOLDER, f"{PLAN_KIND}-"),
+            *folders_in(hub_plans(cache), ""),
+        ]
+        if places:
+            began_before = _now(cache) - _OLD_SECONDS
+            for place in places:
+                _remove_old(place, began_before)
+
+
+def _now(folder: Path) -> float:
+    """Return the time by the clock that stamps files. Raises OSError."""
+    with tempfile.TemporaryFile(dir=folder) as probe:
+        return os.fstat(probe.fileno()).st_mtime
+
+
+def _remove_old(place: Path, began_before: float) -> None:
+    with suppress(OSError):
+        if place.lstat().st_mtime < began_before:
+            shutil.rmtree(place, ignore_errors=True)
+            lock_of(place).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Which piece of a model is fetched from whom. Pure.
+"""Decide which piece of a model is fetched from whom. Pure.
 
 Pieces are handed out in order, each to one holder, so that several holders share the work as fast as each
 of them is. When none is left, a holder with nothing to do gets a piece that another one still owes: whichever
@@ -24,11 +24,13 @@ class PiecePlan:
     def __init__(
         self, index: PieceIndex, present: Iterable[int] = (), *, wanted: Collection[int] | None = None
     ) -> None:
-        """`wanted`: those pieces alone are fetched and counted; all, if nothing is said."""
+        """Take what is there. `wanted`: those pieces alone are fetched and counted; None: all."""
         self._index = index
         self._present = set(present)
         done = self._present if wanted is None else self._present.intersection(wanted)
         self.done_bytes = sum(index.piece(number).length for number in done)
+        numbers = range(index.count) if wanted is None else wanted
+        self.wanted_bytes = sum(index.piece(number).length for number in numbers)
         if wanted is not None:
             self._present |= set(range(index.count)).difference(wanted)
         self._missing = deque(number for number in range(index.count) if number not in self._present)
@@ -42,11 +44,11 @@ class PiecePlan:
 
     @property
     def liars(self) -> frozenset[Hashable]:
-        """Those that gave a wrong piece."""
+        """Return the holders that gave a wrong piece."""
         return frozenset(self._liars)
 
     def next(self, holder: Hashable, now: float) -> Piece | None:
-        """What to ask this holder for, and then tell `asked`; None: nothing, for now."""
+        """Return what to ask this holder for, and then tell `asked`; None: nothing, for now."""
         if holder in self._liars:
             return None
         if self._missing:
@@ -64,12 +66,12 @@ class PiecePlan:
         return self._index.piece(number)
 
     def asked(self, holder: Hashable, number: int, now: float) -> None:
-        """This holder is asked for it now: after a pause, where the user has set a rate."""
+        """Take note that this holder is asked now: after a pause, where the user has set a rate."""
         if holder in (holders := self._owed.get(number, {})):
             holders[holder] = now
 
     def arrived(self, holder: Hashable, number: int, data: bytes) -> bool:
-        """Whether the holder gave what it owed; if not, it is asked for nothing more. See `wants`."""
+        """Say whether the holder gave what it owed; if not, it is asked for nothing more. See `wants`."""
         if self._index.holds(number, data):
             return True
         self._liars.add(holder)
@@ -77,18 +79,18 @@ class PiecePlan:
         return False
 
     def wants(self, number: int) -> bool:
-        """Whether this piece, which has come, is still to be written: another holder may have been faster."""
+        """Say whether a piece that has come is still to be written: another holder may have been faster."""
         return number not in self._present and number in self._owed
 
     def written(self, number: int) -> None:
-        """It is on the disk."""
+        """Take note that it is on the disk."""
         self._owed.pop(number, None)
         if number not in self._present:
             self._present.add(number)
             self.done_bytes += self._index.piece(number).length
 
     def lost(self, holder: Hashable) -> None:
-        """This holder gives nothing more; its pieces are handed out again, first of all."""
+        """Hand out a lost holder's pieces again, first of all."""
         for number in [number for number, holders in self._owed.items() if holder in holders]:
             del self._owed[number][holder]
             if not self._owed[number]:

@@ -1,29 +1,30 @@
-"""Takes from members only what a head without layers needs of a model: the header, and tensors outside
-the layers.
+"""Take from members only what a head without layers needs: the header, and tensors outside the layers.
 
 The pieces in which these lie are fetched and checked as those of a whole model (pull_model.py). The hashes of
 all tensors are a member's word: with the header they must give the fingerprint that the model is named by, or
 that members tell of it. Which weights are computed with follows from these hashes alone, so nobody can give
 others unnoticed. What came is compared with them; of the layers, workers compare what they have.
+
+A plan takes the headers alone, and nothing is computed with them: a wrong header makes a wrong plan.
 """
 
 import asyncio
 import functools
-from collections.abc import Sequence
+import secrets
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from meshd.base import log
 from meshd.base.errors import MeshdError, UserError
-from meshd.base.tasks import Owner, cancel_and_wait, first_error, in_thread
-from meshd.identity.keys import PeerId
+from meshd.base.tasks import in_thread
 from meshd.library.members.ask_models import ask_tensors
+from meshd.library.members.fetch import Fetch
 from meshd.library.members.offers import MemberOffer
-from meshd.library.members.part_files import PartFiles
+from meshd.library.members.part_files import PLAN_KIND, PartFiles
 from meshd.library.members.piece_plan import PiecePlan
-from meshd.library.members.pull_model import HolderTasks, ModelPull
-from meshd.library.members.pull_state import HoldersLost, PullStep, UnusableContent
-from meshd.library.pulled_names import HEADER_KIND
+from meshd.library.members.pull_model import HoldersLost, ModelPull, PullStep, UnusableContent
+from meshd.library.pulled_models import HEADER_KIND
 from meshd.model.cursor import MAX_HEADER_BYTES
 from meshd.model.gguf import Header, read_header
 from meshd.model.gguf_names import HEADER_SUFFIX, file_names
@@ -65,37 +66,31 @@ class _Beginning:
 
 
 class HeaderPull(ModelPull):
-    """One pull of the header of a model; `run` it once, and `state` is as of the pull of a model."""
+    """Pull the header of a model: `run` it once; `state` is as of the pull of a model."""
 
     _by_content = False  # it covers no hashes of layers: whoever knows it could tell others
 
-    async def _fetch(self, index: PieceIndex, offer: MemberOffer, holders: HolderTasks) -> bool:
+    async def _fetch(self, fetch: Fetch, index: PieceIndex, offer: MemberOffer) -> bool:
         names = file_names(offer.stem, len(index.sizes), HEADER_SUFFIX)
         files = PartFiles(self._place.folder, index, names, kind=HEADER_KIND)
         try:
             present = await self._present(files, index)
-            headers = await self._headers(files, index, present, names)
-            hashes = await self._hashes(index, headers)
-            wanted = _wanted(index, headers)
-            plan = PiecePlan(index, present, wanted=wanted)
-            self.state.total = sum(index.piece(number).length for number in wanted)
-            self.state.done = self.state.before = plan.done_bytes
-            await in_thread(functools.partial(files.check_space, self.state.total - plan.done_bytes))
-            await self._fetch_all(files, index, plan, holders)
+            headers = await self._headers(fetch, files, present, names)
+            hashes = await self._hashes(fetch, index, headers)
+            await self._take_these(fetch, files, present, _wanted(index, headers))
             return await self._keep(files, index, hashes)
         finally:
-            try:
-                await cancel_and_wait(*holders)  # they write to these files
-            finally:
-                files.close()
+            files.close()
 
     async def _headers(
-        self, files: PartFiles, index: PieceIndex, present: set[int], names: Sequence[str]
+        self, fetch: Fetch, files: PartFiles, present: set[int], names: Sequence[str]
     ) -> list[Header]:
-        """Of all files: the beginnings of all come at once, from all that have them."""
-        await self._take(files, index, present, [index.numbers(file, 0, 1)[0] for file in range(len(names))])
+        """Return those of all files: the beginnings of all come at once, from all that have them."""
+        assert fetch.chosen is not None
+        beginnings = [fetch.chosen.numbers(file, 0, 1)[0] for file in range(len(names))]
+        await self._take_these(fetch, files, present, beginnings)
         found = [
-            await self._header(files, index, present, file, label=name) for file, name in enumerate(names)
+            await self._header(fetch, files, present, file, label=name) for file, name in enumerate(names)
         ]
         try:
             check_headers(names, found)
@@ -104,13 +99,14 @@ class HeaderPull(ModelPull):
         return found
 
     async def _header(
-        self, files: PartFiles, index: PieceIndex, present: set[int], file: int, *, label: str
+        self, fetch: Fetch, files: PartFiles, present: set[int], file: int, *, label: str
     ) -> Header:
-        """How long it is nobody says: the first pieces, and more for as long as it does not end in them."""
-        count, size = 1, index.sizes[file]
+        """Return one, whose length nobody says: more pieces are fetched for as long as it does not end."""
+        assert fetch.chosen is not None
+        count, size = 1, fetch.chosen.sizes[file]
         while True:
             end = min(count * PIECE_BYTES, size, _MOST_PIECES * PIECE_BYTES)
-            await self._take(files, index, present, index.numbers(file, 0, end))
+            await self._take_these(fetch, files, present, fetch.chosen.numbers(file, 0, end))
             beginning = _Beginning(files, file, end)
             read = functools.partial(read_header, beginning.pread, size=size, label=label)
             try:
@@ -120,64 +116,29 @@ class HeaderPull(ModelPull):
                     raise UnusableContent(error.what, hint=error.hint) from None
                 count *= 2
 
-    async def _take(
-        self, files: PartFiles, index: PieceIndex, present: set[int], numbers: Sequence[int]
+    async def _take_these(
+        self, fetch: Fetch, files: PartFiles, present: set[int], numbers: Collection[int]
     ) -> None:
-        """Those that are not there, from all that have them: one that stalls delays nobody."""
-        plan = PiecePlan(index, present, wanted=numbers)
-        self.state.total = sum(index.piece(number).length for number in numbers)
-        self.state.done = self.state.before = plan.done_bytes
-        await in_thread(functools.partial(files.check_space, self.state.total - plan.done_bytes))
-        fetcher = self._fetcher(files, index, plan)
-
-        async def fetch(peer: PeerId) -> None:
-            try:
-                await fetcher.fetch(peer)
-            except UserError as error:  # of our own disk; this task's owner would only log it
-                self._failure = error
-            except (MeshdError, TimeoutError) as error:
-                self._is_lost(peer, error)
-
-        try:
-            async with Owner() as owner:
-                peers = [offer.peer for offer in self._holding(index)]
-                left = {owner.start_for(peer.short, fetch(peer), name="header holder") for peer in peers}
-                while left and not plan.is_done:
-                    _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
-                owner.cancel()
-        except ExceptionGroup as group:
-            raise first_error(group) from None
-        if self._failure is not None:
-            raise self._failure
-        if not plan.is_done:
-            raise self._lost()
+        """Fetch those of these pieces that are not there, from all that have them."""
+        assert fetch.chosen is not None
+        await self._take(fetch, files, PiecePlan(fetch.chosen, present, wanted=numbers))
         present.update(numbers)
 
-    def _holding(self, index: PieceIndex) -> list[MemberOffer]:
-        """The members that have this content, and gave nothing wrong."""
-        return [
-            offer
-            for offer in self._offers
-            if self._indexes.get(offer.peer) == index and not self.state.holders[offer.peer].problem
-        ]
+    def _holding(self, fetch: Fetch) -> list[MemberOffer]:
+        """Return the members that have this content, and gave nothing wrong."""
+        giving = fetch.giving
+        return [offer for offer in self._offers if offer.peer in giving]
 
-    def _is_lost(self, peer: PeerId, error: MeshdError | TimeoutError) -> None:
-        if isinstance(error, UserError):  # of our own disk
-            raise error
-        why = error.what if isinstance(error, MeshdError) else "it does not answer"
-        self.state.holders[peer].problem = why
-        LOG.warning("holder_lost", peer=peer.short, why=why)
-
-    async def _hashes(self, index: PieceIndex, headers: Sequence[Header]) -> _Hashes:
-        """Of the first member whose word fits what the model is named by, and what it told of it.
+    async def _hashes(self, fetch: Fetch, index: PieceIndex, headers: Sequence[Header]) -> _Hashes:
+        """Return those of the first member whose word fits the model's name, and what it told before.
 
         One that reads its file first is waited for, each time twice as long, while there are others to ask.
         """
         seconds = _READY_SECONDS
-        while holding := self._holding(index):
+        while holding := self._holding(fetch):
             for offer in holding:
                 limit = seconds if len(holding) > 1 else None
-                if (found := await self._told_by(offer, index, headers, limit)) is not None:
+                if (found := await self._told_by(fetch, offer, headers, limit)) is not None:
                     return found
             if len(holding) == 1 or seconds > _MOST_READY_SECONDS:
                 break
@@ -185,9 +146,10 @@ class HeaderPull(ModelPull):
         raise self._lost()
 
     async def _told_by(
-        self, offer: MemberOffer, index: PieceIndex, headers: Sequence[Header], seconds: float | None
+        self, fetch: Fetch, offer: MemberOffer, headers: Sequence[Header], seconds: float | None
     ) -> _Hashes | None:
-        """What one member tells within so many seconds; None for nothing, or a lie."""
+        """Return what one member tells within so many seconds; None for nothing, or a lie."""
+        assert fetch.chosen is not None
 
         def on_progress(text: str) -> None:
             self.state.activity = f"{offer.node}: {text}"
@@ -198,17 +160,18 @@ class HeaderPull(ModelPull):
                 digests = await ask_tensors(self._mesh, offer, count, on_progress)
         except (MeshdError, TimeoutError) as error:
             if not limit.expired():
-                self._is_lost(offer.peer, error)
+                fetch.lose(offer.peer, error)
             return None
         found = fingerprint(headers, digests_of(headers, digests))
-        if self._is_wished(found, index.content.hex()) and offer.model.fingerprint.hex() in ("", found):
+        is_wished = self._is_wished(found, fetch.chosen.content.hex())
+        if is_wished and offer.model.fingerprint.hex() in ("", found):
             return _Hashes(offer, digests, found)
         self.state.holders[offer.peer].problem = _LIED
         LOG.warning("holder_lied", peer=offer.peer.short, why=_LIED)
         return None
 
     async def _keep(self, files: PartFiles, index: PieceIndex, hashes: _Hashes) -> bool:
-        """False when what came is not what the hashes say."""
+        """Keep it; False when what came is not what the hashes say."""
         self.state.step = PullStep.CHECKING
         await in_thread(files.lengthen)
         await in_thread(files.flush)
@@ -231,7 +194,7 @@ class HeaderPull(ModelPull):
         return True
 
     def _lost(self) -> HoldersLost:
-        """As of a model; a lie about hashes is no member's to mend."""
+        """Return the error as of a model; no member can mend a lie about hashes."""
         lost = super()._lost()
         if any(one.problem == _LIED for one in self.state.holders.values()):
             return HoldersLost(lost.what, hint="name the model by its fingerprint, or ask who runs that node")
@@ -239,7 +202,7 @@ class HeaderPull(ModelPull):
 
 
 def _wanted(index: PieceIndex, headers: Sequence[Header]) -> set[int]:
-    """The pieces in which the headers lie, and tensors that belong to no layer."""
+    """Return the pieces in which the headers lie, and tensors that belong to no layer."""
     found: set[int] = set()
     for file, header in enumerate(headers):
         found.update(index.numbers(file, 0, min(header.data_offset, index.sizes[file])))
@@ -268,3 +231,22 @@ def _write(path: Path, note: HeaderNote) -> None:
             f"cannot write beside `{path}`: {(error.strerror or str(error)).lower()}",
             hint="fix the cause, or set MESHD_CACHE to a directory that you can write to",
         ) from None
+
+
+class PlanPull(HeaderPull):
+    """Pull the headers of a model for a plan: `run` it once; `state` is as of the pull of a model."""
+
+    _by_content = True
+
+    async def _fetch(self, fetch: Fetch, index: PieceIndex, offer: MemberOffer) -> bool:
+        names = file_names(offer.stem, len(index.sizes), HEADER_SUFFIX)
+        files = PartFiles(self._place.folder, index, names, kind=f"{PLAN_KIND}-{secrets.token_hex(4)}")
+        try:
+            await self._headers(fetch, files, await self._present(files, index), names)
+            await in_thread(files.lengthen)
+            await in_thread(files.finish)
+            self.state.paths = files.final_paths
+            return True
+        finally:
+            files.close()
+            files.leave_nothing()

@@ -1,49 +1,156 @@
-"""Takes one model from all members that have it: fetched piece by piece, checked, and put in its place."""
+"""Take one model from all members that have it: fetched piece by piece, checked, and put in its place."""
 
 import asyncio
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
 from typing import ClassVar
 
 from meshd.base import log
-from meshd.base.errors import MeshdError, UserError
+from meshd.base.errors import UserError
 from meshd.base.peer_limits import MODEL_HOLDERS
-from meshd.base.tasks import Owner, cancel_and_wait, first_error, in_thread
-from meshd.base.token_bucket import TokenBucket
+from meshd.base.tasks import in_thread
 from meshd.identity.keys import PeerId
-from meshd.library.members.ask_models import ask_members, ask_pieces
-from meshd.library.members.fetch_pieces import PieceFetcher
+from meshd.library.facts import facts_of
+from meshd.library.interface import StoredModel
+from meshd.library.members.ask_models import MemberModels, ask_members, ask_pieces
+from meshd.library.members.fetch import OTHER_FILE, Fetch, Holder
 from meshd.library.members.offers import MemberOffer, ambiguous, fitting_offers
 from meshd.library.members.part_files import PartFiles
 from meshd.library.members.piece_plan import PiecePlan
-from meshd.library.members.pull_state import (
-    Holder,
-    HoldersLost,
-    PullPlace,
-    PullState,
-    PullStep,
-    UnusableContent,
-    nobody_has,
-)
-from meshd.library.members.same_model import may_be_elsewhere, same_model
-from meshd.library.pulled_names import add_name, is_of_members, names_of, note_names
+from meshd.library.pulled_models import add_name, is_of_members, names_of, note_names
 from meshd.model.gguf_names import file_names
-from meshd.model.model_name import MeshName, ModelName
+from meshd.model.model_name import MeshName, ModelName, hub_name_of
 from meshd.model.piece_index import PIECE_BYTES, PieceIndex
 from meshd.peer.interface import Mesh
+from meshd.store.hash_cache import FileState, HashCache
 from meshd.store.interface import HashProgress
 from meshd.store.model_file import ModelFile
+from meshd.store.piece_cache import PieceCache
+from meshd.wire.models import ToldModel
 
 _LOOKED_AT = 64  # pieces in one step
-_OTHER_FILE = "it has another file of that name"
 _JOIN_SECONDS = 10.0  # how long members that must read their file first are waited for
-HolderTasks = Sequence[asyncio.Task[None]]
 LOG = log.get("library")
 
 
+@dataclass(frozen=True, slots=True)
+class PullPlace:
+    """Where models go, and the hashes that are kept of them. `own`: the models of this machine; it blocks."""
+
+    folder: Path
+    hashes: HashCache
+    pieces: PieceCache
+    own: Callable[[], Iterable[StoredModel]] = tuple
+
+
+class PullStep(StrEnum):
+    """What a pull is doing; the words are part of `meshd model pull --json`."""
+
+    ASKING = "asking"
+    LOOKING = "looking"  # at what is there from before
+    FETCHING = "fetching"
+    CHECKING = "checking"  # the tensors of the whole file
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass(slots=True)
+class PullState:
+    """As others see it while it runs. `before`: bytes that were there when it began."""
+
+    step: PullStep = PullStep.ASKING
+    name: str = ""
+    done: int = 0
+    total: int = 0
+    before: int = 0
+    rate: float = 0.0
+    holders: dict[PeerId, Holder] = field(default_factory=dict)
+    paths: tuple[Path, ...] = ()
+    fingerprint: str = ""
+    activity: str = ""
+    was_here: bool = False  # `paths` are of a model of this machine, and nothing was fetched
+
+
+class NobodyHasIt(UserError):
+    """No member has the model."""
+
+
+class HoldersLost(UserError):
+    """Those that had it give no more."""
+
+
+class UnusableContent(UserError):
+    """What its holders have is nothing that can be used; others may have it right."""
+
+
+def nobody_has(name: ModelName, told: Sequence[MemberModels], *, lied: int, by_content: bool) -> NobodyHasIt:
+    """Return the error that says who was asked; `lied`: members that had something else.
+
+    `by_content`: the name may have been a content id.
+    """
+    asked = ", ".join(one.node + (f" ({one.why_not})" if one.why_not else "") for one in told)
+    what = f"no member of the mesh has `{name}`" + (f"; asked: {asked}" if asked else ": none is connected")
+    if lied:
+        what = f"what members gave as `{name}` was something else"
+    hint = "list what there is: `meshd model ls`"
+    if not by_content and isinstance(name, MeshName) and name.fingerprint:
+        hint += "; with `--header-only`, name a model by its fingerprint, not by its content id"
+    return NobodyHasIt(what, hint=hint)
+
+
+@dataclass(frozen=True, slots=True)
+class SameModel:
+    """A model of this machine. `fingerprint` in hex, empty if it was found by its content id."""
+
+    stored: StoredModel
+    fingerprint: str
+
+
+def may_be_elsewhere(name: ModelName) -> bool:
+    """Say whether a model elsewhere will do: not where Hugging Face's hash of the whole file counts."""
+    return hub_name_of(str(name)) is None
+
+
+def same_model(
+    told: Sequence[ToldModel],
+    own: Iterable[StoredModel],
+    pieces: PieceCache,
+    *,
+    is_wished: Callable[[str, str], bool],
+    all_agree: bool,
+) -> SameModel | None:
+    """Return the first of `own` with a fingerprint or content id of these, as far as those are known.
+
+    No file is hashed for it, only headers are read: for a thread. `is_wished` gets both in hex, and says
+    whether they fit what was asked for. `all_agree`: of each that was told, or one member alone could put
+    another model of this machine in the place of what the others have.
+    """
+    sizes = {one.size for one in told if one.content}
+    for stored in own:
+        content = b""
+        if stored.size in sizes:
+            with suppress(OSError):
+                index = pieces.load([FileState.at(path) for path in stored.paths])
+                content = index.content if index is not None else b""
+        facts = facts_of(stored, pieces.hashes.folder)
+        if facts.problem:
+            continue
+        found = facts.fingerprint or ""
+        same = [
+            found == one.fingerprint.hex() != "" or (stored.size, content) == (one.size, one.content or None)
+            for one in told
+        ]
+        if (all(same) if all_agree else any(same)) and is_wished(found, content.hex()):
+            return SameModel(stored, found)
+    return None
+
+
 class ModelPull:
-    """One pull of `name`; `run` it once. `rate` in bytes a second."""
+    """Pull the model `name`: `run` it once. `rate` in bytes a second."""
 
     _by_content: ClassVar[bool] = True  # a content id proves what comes, as a fingerprint does
 
@@ -55,49 +162,47 @@ class ModelPull:
         self._rate = rate
         self._excluded: set[PeerId] = set()
         self._offers: Sequence[MemberOffer] = ()
-        self._indexes: dict[PeerId, PieceIndex] = {}
-        self._answered: set[PeerId] = set()  # with an index, or why there is none
-        self._index: PieceIndex | None = None  # the chosen one
-        self._chosen: asyncio.Future[PieceFetcher] | None = None
-        self._failure: UserError | None = None
         self.state = PullState()
 
     async def run(self) -> None:
-        """Raises UserError and other MeshdErrors; what was fetched stays for the next time."""
+        """Pull the model, from others if those that were chosen first fail.
+
+        Raises UserError and other MeshdErrors; what was fetched stays for the next time.
+        """
         failed: UserError | None = None
         while True:
-            offers = await self._find(failed)
+            self._offers = await self._find(failed)
+            if await self._is_here():
+                break
+            fetch = Fetch(self._mesh, self.state.holders, self._ask, rate=self._rate)
             try:
-                if await self._is_here(offers) or await self._pull(offers):
-                    self.state.step = PullStep.DONE
-                    return
-            except ExceptionGroup as group:
-                error = first_error(group)
-                at_fault = self._at_fault(error)
-                if not isinstance(error, UserError) or not at_fault:
-                    raise error from None
+                async with fetch:
+                    if await self._pull(fetch):
+                        break
+            except UserError as error:
+                at_fault = self._at_fault(error, fetch)
+                if not at_fault:
+                    raise
                 self._excluded |= at_fault
                 if failed is None or isinstance(failed, HoldersLost | UnusableContent):
                     failed = error  # what is wrong here says more than what members lack
+        self.state.step = PullStep.DONE
 
-    def _at_fault(self, error: BaseException) -> set[PeerId]:
-        """The members without which it may work, as others have the model, too; empty where it would not.
+    def _at_fault(self, error: UserError, fetch: Fetch) -> set[PeerId]:
+        """Return the members without which it may work, as others have the model, too; or nobody.
 
         Of a model that was named by digits, each of those that say they have it may lie. By any other name
         they all were thought to have the same.
         """
         holders = self.state.holders
         if isinstance(error, HoldersLost):
-            lost = {peer for peer, one in holders.items() if one.problem not in ("", _OTHER_FILE)}
+            lost = {peer for peer, one in holders.items() if one.problem not in ("", OTHER_FILE)}
             return lost if self._digits and lost else set(holders)
-        if self._index is None or not self._digits:
+        if fetch.chosen is None or not self._digits:
             return set()
         if isinstance(error, UnusableContent):
-            return self._group(self._index)
-        return {one.peer for one in self._offers if one.model.size >= self._index.size}  # no room, say
-
-    def _group(self, index: PieceIndex) -> set[PeerId]:
-        return {peer for peer, other in self._indexes.items() if other == index}
+            return fetch.group
+        return {one.peer for one in self._offers if one.model.size >= fetch.chosen.size}  # no room, say
 
     async def _find(self, failed: UserError | None) -> list[MemberOffer]:
         self.state.step = PullStep.ASKING
@@ -115,11 +220,11 @@ class ModelPull:
         self.state.holders = {offer.peer: Holder(offer.node) for offer in one_each}
         return one_each
 
-    async def _is_here(self, offers: Sequence[MemberOffer]) -> bool:
-        """Whether this machine has the same, wherever: then that is used, and nothing fetched."""
+    async def _is_here(self) -> bool:
+        """Say whether this machine has the same, wherever: then that is used, and nothing fetched."""
         if not may_be_elsewhere(self._name):
             return False
-        told, place = [offer.model for offer in offers], self._place
+        told, place = [offer.model for offer in self._offers], self._place
         found = await in_thread(
             lambda: same_model(
                 told, place.own(), place.pieces, is_wished=self._is_wished, all_agree=not self._digits
@@ -135,98 +240,52 @@ class ModelPull:
         state.holders, state.was_here = {}, True
         return True
 
-    async def _pull(self, offers: Sequence[MemberOffer]) -> bool:
-        """False when what came is not what these members said: others are asked then."""
-        self._offers, self._indexes, self._answered = offers, {}, set()
-        self._index = self._failure = None
-        self._chosen = asyncio.get_running_loop().create_future()
-        async with Owner() as owner:
-            known = asyncio.Event()
-            holders = [
-                owner.start_for(offer.peer.short, self._hold(offer, known), name="model holder")
-                for offer in offers
-            ]
-            try:
-                self._index = index = await self._choose(offers, known)
-                offer = next(one for one in offers if self._indexes.get(one.peer) == index)
-                self.state.name = offer.stem
-                return await self._fetch(index, offer, holders)
-            finally:
-                self._chosen.cancel()
-                owner.cancel()
-
-    async def _hold(self, offer: MemberOffer, known: asyncio.Event) -> None:
-        """One member: its index, then pieces as long as it has the chosen content."""
-        assert self._chosen is not None
-        holder = self.state.holders[offer.peer]
+    async def _ask(self, peer: PeerId) -> PieceIndex:
+        """Return the pieces of what a member offers, once it has read its file."""
+        offer = next(one for one in self._offers if one.peer == peer)
 
         def on_progress(text: str) -> None:
             self.state.activity = f"{offer.node}: {text}"
 
-        try:
-            index = await ask_pieces(self._mesh, offer, on_progress)
-            index = next((same for same in self._indexes.values() if same == index), index)  # one in memory
-            self._indexes[offer.peer] = index
-            self._answered.add(offer.peer)
-            known.set()
-            fetcher = await asyncio.shield(self._chosen)
-            if index.content != fetcher.content:
-                holder.problem = _OTHER_FILE
-                return
-            await fetcher.fetch(offer.peer)
-        except TimeoutError:
-            holder.problem = "it does not answer"
-        except MeshdError as error:
-            holder.problem = error.what
-            LOG.warning("holder_lost", peer=offer.peer.short, why=error.what)
-            if isinstance(error, UserError):  # of our own disk
-                self._failure = error
-        finally:
-            self._answered.add(offer.peer)
-            known.set()
+        return await ask_pieces(self._mesh, offer, on_progress)
 
-    async def _choose(self, offers: Sequence[MemberOffer], known: asyncio.Event) -> PieceIndex:
-        """The content to fetch, once members know theirs: all, or those that do within ten seconds."""
+    async def _pull(self, fetch: Fetch) -> bool:
+        """Return False when what came is not what these members said: others are asked then."""
+        index = await self._choose(fetch)
+        fetch.choose(index)
+        offer = next(one for one in self._offers if one.peer in fetch.group)
+        self.state.name = offer.stem
+        return await self._fetch(fetch, index, offer)
+
+    async def _choose(self, fetch: Fetch) -> PieceIndex:
+        """Return the content to fetch, once members know theirs: all, or those that do within ten seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_JOIN_SECONDS):
-                await self._all_known(offers, known)
-        while not self._indexes:
-            if len(self._answered) == len(offers):
+                while fetch.unanswered:
+                    await fetch.news()
+        while not fetch.indexes:
+            if not fetch.unanswered:
                 raise self._lost()
-            known.clear()
-            await known.wait()
-        contents = [index.content for index in self._indexes.values()]
+            await fetch.news()
+        contents = [index.content for index in fetch.indexes.values()]
         if len(set(contents)) > 1 and not self._digits:
-            kinds = {self._indexes[one.peer].content: one for one in offers if one.peer in self._indexes}
+            answered = [one for one in self._offers if one.peer in fetch.indexes]
+            kinds = {fetch.indexes[one.peer].content: one for one in answered}
             raise ambiguous(str(self._name), list(kinds.values()))
         most = max(contents, key=contents.count)
-        return next(index for index in self._indexes.values() if index.content == most)
+        return next(index for index in fetch.indexes.values() if index.content == most)
 
-    async def _all_known(self, offers: Sequence[MemberOffer], known: asyncio.Event) -> None:
-        while len(self._answered) < len(offers):
-            known.clear()
-            await known.wait()
-
-    async def _fetch(self, index: PieceIndex, offer: MemberOffer, holders: HolderTasks) -> bool:
+    async def _fetch(self, fetch: Fetch, index: PieceIndex, offer: MemberOffer) -> bool:
         files = PartFiles(self._place.folder, index, file_names(offer.stem, offer.model.files))
         try:
-            plan = await self._look(files, index)
-            await in_thread(functools.partial(files.check_space, index.size - plan.done_bytes))
-            await self._fetch_all(files, index, plan, holders)
-            return await self._finish(files, index)
+            plan = PiecePlan(index, await self._present(files, index))
+            await self._take(fetch, files, plan)
+            return await self._finish(fetch, files, index)
         finally:
-            try:
-                await cancel_and_wait(*holders)  # they write to these files
-            finally:
-                files.close()
-
-    async def _look(self, files: PartFiles, index: PieceIndex) -> PiecePlan:
-        plan = PiecePlan(index, await self._present(files, index))
-        self.state.done = self.state.before = plan.done_bytes
-        return plan
+            files.close()
 
     async def _present(self, files: PartFiles, index: PieceIndex) -> set[int]:
-        """Opens the files."""
+        """Open the files, and return which pieces are there from before."""
         state = self.state
         state.step, state.total = PullStep.LOOKING, index.size
         await in_thread(files.open)
@@ -237,38 +296,26 @@ class ModelPull:
             state.done = min(index.size, numbers.stop * PIECE_BYTES)
         return present
 
-    async def _fetch_all(
-        self, files: PartFiles, index: PieceIndex, plan: PiecePlan, holders: HolderTasks
-    ) -> None:
-        assert self._chosen is not None
-        self._chosen.set_result(self._fetcher(files, index, plan))
-        while not plan.is_done:
-            if self._failure is not None:
-                raise self._failure
-            left = [task for task in holders if not task.done()]
-            if not left:
-                raise self._lost()
-            await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+    async def _take(self, fetch: Fetch, files: PartFiles, plan: PiecePlan) -> None:
+        """Fetch what the plan lacks. Raises UserError where that does not fit on the disk."""
+        state, state.step, state.total = self.state, PullStep.FETCHING, plan.wanted_bytes
+        state.done = state.before = plan.done_bytes
+        await in_thread(functools.partial(files.check_space, plan.wanted_bytes - plan.done_bytes))
+        now = asyncio.get_running_loop().time
+        began = now()
 
-    def _fetcher(self, files: PartFiles, index: PieceIndex, plan: PiecePlan) -> PieceFetcher:
-        state, state.step = self.state, PullStep.FETCHING
-        began = asyncio.get_running_loop().time()
-
-        def on_bytes(peer: PeerId, count: int) -> None:
-            state.holders[peer].bytes += count
+        def on_bytes() -> None:
             state.done = plan.done_bytes
-            seconds = asyncio.get_running_loop().time() - began
-            state.rate = (state.done - state.before) / max(seconds, 0.001)
+            state.rate = (state.done - state.before) / max(now() - began, 0.001)
 
         async def write(number: int, data: bytes) -> None:
             await in_thread(functools.partial(files.write, number, data))
 
-        pace = None
-        if self._rate is not None:
-            pace = TokenBucket(rate=self._rate, burst=PIECE_BYTES, now=began)
-        return PieceFetcher(self._mesh, index, plan, write, pace=pace, on_bytes=on_bytes)
+        await fetch.take(plan, write, on_bytes)
+        if not plan.is_done:
+            raise self._lost()
 
-    async def _finish(self, files: PartFiles, index: PieceIndex) -> bool:
+    async def _finish(self, fetch: Fetch, files: PartFiles, index: PieceIndex) -> bool:
         """Compare all with what these members said of it, and give it its place."""
         state, state.step = self.state, PullStep.CHECKING
         await in_thread(files.flush)
@@ -278,11 +325,11 @@ class ModelPull:
             found, problem = "", error.what
         else:
             problem = "its fingerprint is another one than was said"
-        liars = self._liars(found, index)
+        liars = self._liars(fetch, found, index)
         for peer in liars:
             self._excluded.add(peer)
             LOG.warning("holder_lied", peer=peer.short, why=problem)
-        if liars == self._group(index):
+        if liars == fetch.group:
             await in_thread(files.discard)
             return False
         await in_thread(functools.partial(self._note_name, files))
@@ -292,12 +339,12 @@ class ModelPull:
         return True
 
     def _note_name(self, files: PartFiles) -> None:
-        """By which it will be found. One of Hugging Face's is compared first, by the verb that asked."""
+        """Note by which name it will be found. One of Hugging Face's is compared first, by who asked."""
         own = [self._name] if may_be_elsewhere(self._name) else []
         note_names(files.part_paths[0].parent, [*names_of(files.final_paths), *own])
 
     async def _fingerprint(self, files: PartFiles) -> str:
-        """Raises UserError for what is no model."""
+        """Hash all tensors. Raises UserError for what is no model."""
 
         def on_progress(progress: HashProgress) -> None:
             self.state.activity = progress.text
@@ -311,21 +358,21 @@ class ModelPull:
         finally:
             model.close()
 
-    def _liars(self, found: str, index: PieceIndex) -> set[PeerId]:
-        """Of the members that have this content: those that said it was another model."""
-        group = self._group(index)
+    def _liars(self, fetch: Fetch, found: str, index: PieceIndex) -> set[PeerId]:
+        """Return the members with this content that said it was another model."""
+        group = fetch.group
         if not found or not self._is_wished(found, index.content.hex()):
             return group
         told = {one.peer: one.model.fingerprint.hex() for one in self._offers}
         return {peer for peer in group if told[peer] not in ("", found)}
 
     def _is_wished(self, fingerprint: str, content: str) -> bool:
-        """Whether it begins with the digits that the model was named by; members may say what they like."""
+        """Say whether it begins with the digits of the model's name; members may say what they like."""
         proven = (fingerprint, content) if self._by_content else (fingerprint,)
         return any(one.startswith(self._digits) for one in proven)
 
     def _lost(self) -> HoldersLost:
-        """Every holder has ended."""
+        """Return the error for a pull whose holders have all ended."""
         why = "; ".join(f"{one.node}: {one.problem}" for one in self.state.holders.values() if one.problem)
         return HoldersLost(
             f"no member gives `{self._name}` any more ({why})",

@@ -41,14 +41,14 @@ MAX_REMOTE = CHECKED.most
 
 
 class Pace:
-    """Hands out moments that are at least 1 / `per_second` apart."""
+    """Hands out moments that are at least 1 / `per_second` seconds apart."""
 
     def __init__(self, per_second: float) -> None:
         self._gap = 1.0 / per_second
         self._next = 0.0
 
     def wait(self, now: float) -> float:
-        """Reserve the next moment; returns the seconds until then."""
+        """Reserve the next moment; return the seconds until then."""
         at = max(now, self._next)
         self._next = at + self._gap
         return at - now
@@ -63,7 +63,7 @@ class _Transaction:
         self._answer: asyncio.Future[tuple[Message, Address]] = asyncio.get_running_loop().create_future()
 
     def response_received(self, message: Message, addr: Address) -> None:
-        """A response with our id came; one that does not know the password is a stranger's."""
+        """Handle a response with our id; one without the password is a stranger's."""
         if self._answer.done() or (self._key is not None and not message.check_message_integrity(self._key)):
             return
         if message.message_class == Class.RESPONSE:
@@ -106,12 +106,13 @@ class IceSocket(StunProtocol):
         sock.start(self)
 
     def datagram_received(self, data: bytes | str, addr: tuple[object, ...]) -> None:
-        """DTLS and QUIC go straight on, the rest to aioice (RFC 9443: the first byte tells them apart)."""
+        """Pass DTLS and QUIC on, and STUN to aioice (RFC 9443: the first byte tells them apart)."""
         assert isinstance(data, bytes)
         if not data:
             return
         if data[0] > 19:
-            self._owner.data_received(data, 1)
+            if self._owner.on_datagram is not None or self._owner.has_remote(addr):
+                self._owner.data_received(data, 1)
         elif data[0] < 4:
             try:
                 super().datagram_received(data, addr)
@@ -119,11 +120,11 @@ class IceSocket(StunProtocol):
                 return  # a stranger's
 
     def batch_ended(self) -> None:
-        """All that had come is delivered."""
+        """Report that all datagrams of a batch are delivered."""
         self._owner.on_batch_end()
 
     def socket_lost(self, error: OSError | None) -> None:
-        """The socket is closed."""
+        """Handle the end of the socket; `error` is None if we closed it."""
         if error is not None:
             self._owner.protocol_lost(self)
 
@@ -134,7 +135,7 @@ class IceSocket(StunProtocol):
         integrity_key: bytes | None = None,
         retransmissions: int | None = None,
     ) -> tuple[Message, Address]:
-        """As aioice, with our own repetitions. Raises aioice's TransactionError."""
+        """Send a request like aioice, with our own retransmissions. Raises aioice's TransactionError."""
         if integrity_key is not None:
             request.add_message_integrity(integrity_key)
         transaction = _Transaction(request, integrity_key)
@@ -167,15 +168,15 @@ class IcePath(Connection):
     # --- candidates
 
     def open(self, hosts: Iterable[str], open_socket: OpenSocket) -> list[Candidate]:
-        """Bind a socket on each host that can be bound; returns their candidates."""
+        """Bind a socket on each usable host; return their candidates."""
         for host in hosts:
             try:
                 self._protocols.append(IceSocket(self, open_socket(host)))
             except OSError:
                 continue  # the interface went away just now
         self._local_candidates_start = self._local_candidates_end = True
-        self._local_candidates = [one.local_candidate for one in self._protocols]
-        return [Candidate(*_local(one), proto="udp") for one in self._protocols]
+        self._local_candidates = [ice_socket.local_candidate for ice_socket in self._protocols]
+        return [Candidate(*_local(ice_socket), proto="udp") for ice_socket in self._protocols]
 
     async def reflexive(self, servers: Sequence[tuple[str, int]], found: Callable[[Candidate], None]) -> None:
         """Ask every server from every socket of its family at once; `found` gets each new address of ours.
@@ -196,20 +197,22 @@ class IcePath(Connection):
         places = dict.fromkeys((family, info[0], info[1]) for family, _, _, _, info in infos)
         async with Owner() as owner:
             for family, address, number in list(places)[:4]:
-                for one in self._protocols:
-                    if isinstance(one, IceSocket) and (family == socket.AF_INET6) == (":" in _local(one)[0]):
-                        work = self._ask(one, (str(address), int(number)), found)
+                for ice_socket in self._protocols:
+                    if isinstance(ice_socket, IceSocket) and (family == socket.AF_INET6) == (
+                        ":" in _local(ice_socket)[0]
+                    ):
+                        work = self._ask(ice_socket, (str(address), int(number)), found)
                         owner.start(work, name="stun-ask")
 
-    async def _ask(self, one: IceSocket, server: Address, found: Callable[[Candidate], None]) -> None:
+    async def _ask(self, ice_socket: IceSocket, server: Address, found: Callable[[Candidate], None]) -> None:
         request = Message(message_method=Method.BINDING, message_class=Class.REQUEST)
         try:
-            response, _ = await one.request(request, server)
+            response, _ = await ice_socket.request(request, server)
             host, port = response.attributes["XOR-MAPPED-ADDRESS"]
             candidate = Candidate(str(ipaddress.ip_address(host)), port, "udp", "srflx")
         except (TransactionFailed, TransactionTimeout, KeyError, ValueError):
             return
-        if (candidate.host, candidate.port) != _local(one):
+        if (candidate.host, candidate.port) != _local(ice_socket):
             found(candidate)
 
     async def reach(self, terms: Terms, places: Iterable[Dialable]) -> None:
@@ -222,23 +225,33 @@ class IcePath(Connection):
             raise Broken("no address of the other side answers") from error
 
     def add(self, candidates: Iterable[Dialable]) -> None:
-        """Addresses of the other side, best first."""
+        """Add addresses of the other side, best first."""
         for rank, candidate in enumerate(candidates):
             if len(self._remote_candidates) < MAX_REMOTE and not self._closing:
                 self._told[candidate.host, candidate.port] = candidate.kind
                 self._add_remote_candidate(_ice_candidate(candidate, rank=rank), candidate.host)
 
+    def has_remote(self, addr: tuple[object, ...]) -> bool:
+        """Return True if the other side named this address, or sent a check from there with our password.
+
+        Before the encryption is there, a datagram from elsewhere could end the handshake.
+        """
+        return any(
+            candidate._network_host == addr[0] and candidate.port == addr[1]
+            for candidate in self._remote_candidates
+        )
+
     def check_incoming(self, message: Message, addr: Address, protocol: StunProtocol) -> None:
-        """As aioice, with a bound on addresses that only checks tell of."""
-        known = any(one._network_host == addr[0] and one.port == addr[1] for one in self._remote_candidates)
+        """Handle a check like aioice, but bound the number of addresses learned from checks."""
+        known = self.has_remote(addr)
         if "PRIORITY" in message.attributes and (known or len(self._remote_candidates) < MAX_REMOTE):
             super().check_incoming(message, addr, protocol)
 
     def check_complete(self, pair: CandidatePair) -> None:
-        """As aioice, but a pair that is chosen gives way to a better one only.
+        """Nominate a pair like aioice, but replace a nominated one only by a better one.
 
-        The controlling side names every pair that works, so one that answers late would take the place of the
-        first: the way round by the router that of the local network.
+        The controlling side nominates every pair that works, so one that answers late would replace the
+        first: the way through the router that of the local network.
         """
         before = self._nominated.get(1)
         super().check_complete(pair)
@@ -251,7 +264,7 @@ class IcePath(Connection):
     # --- data
 
     def data_received(self, data: bytes, component: int) -> None:
-        """One datagram that is not STUN."""
+        """Deliver one datagram that is not STUN, or queue it until somebody takes them."""
         if self.on_datagram is not None:
             self.on_datagram(data)
         elif self._queue.qsize() < MAX_EARLY:
@@ -266,20 +279,20 @@ class IcePath(Connection):
                 take(item[0])
 
     def send_now(self, datagrams: Sequence[bytes]) -> None:
-        """Send over the pair that was chosen, or lose it."""
+        """Send over the chosen pair, or lose the datagrams."""
         pair = self._nominated.get(1)
         if pair is not None and isinstance(pair.protocol, IceSocket):
             pair.protocol.sock.send_many(datagrams, pair.remote_addr)
 
     def probe_now(self, datagram: bytes) -> None:
-        """Send one that arrives whole or not at all."""
+        """Send one datagram that arrives whole or not at all."""
         pair = self._nominated.get(1)
         if pair is not None and isinstance(pair.protocol, IceSocket):
             pair.protocol.sock.probe(datagram, pair.remote_addr)
 
     @property
     def pair(self) -> tuple[Address, Address, CandidateKind | None] | None:
-        """Our address, theirs, and what they said of theirs (None: only a check told of it)."""
+        """Our address, theirs, and the kind that they announced (None: only a check revealed theirs)."""
         pair = self._nominated.get(1)
         if pair is None:
             return None
@@ -288,17 +301,17 @@ class IcePath(Connection):
     # --- the end
 
     def protocol_lost(self, protocol: StunProtocol) -> None:
-        """A socket failed."""
+        """Handle a failed socket."""
         super().protocol_lost(protocol)
         if any(pair.protocol is protocol for pair in self._nominated.values()):
             self.on_lost()
 
     async def close(self) -> None:
-        """What aioice calls when consent has expired (RFC 7675): the other side has not answered for 30 s."""
+        """Handle the call that aioice makes when consent has expired (RFC 7675): 30 s without a reply."""
         self.on_lost()
 
     def shut(self) -> list[asyncio.Task[None]]:
-        """Close all sockets and end all checks at once; returns tasks that end in the next turns."""
+        """Close all sockets and end all checks at once; return tasks that end in the next turns."""
         self._closing = self._closed = self.is_shut = True
         self.on_datagram = None
         tasks = [pair.task for pair in self._check_list if pair.task is not None]
@@ -317,12 +330,12 @@ class IcePath(Connection):
         return tasks
 
 
-def _local(one: StunProtocol) -> Address:
-    return one.local_candidate.host, one.local_candidate.port
+def _local(protocol: StunProtocol) -> Address:
+    return protocol.local_candidate.host, protocol.local_candidate.port
 
 
 def _ice_candidate(candidate: Candidate, *, rank: int) -> IceCandidate:
-    """As aioice has it; `rank` is its place in the list it came in (RFC 8445 5.1.2: local preference)."""
+    """Return aioice's form; `rank` is its place in its list (RFC 8445 5.1.2: local preference)."""
     kinds: dict[CandidateKind, str] = {"host": "host", "srflx": "srflx", "mapped": "srflx", "relay": "relay"}
     kind = kinds[candidate.kind]
     return IceCandidate(

@@ -9,9 +9,9 @@ from meshd.wire.offer import MAX_OFFERED
 
 
 def checkable(offered: Iterable[Candidate], *, hosts: Sequence[str]) -> list[Candidate]:
-    """Addresses of use for checks, best first: UDP, of a family that one of `hosts` (ours) has.
+    """Return addresses worth checking, best first: UDP, of a family that one of `hosts` (ours) has.
 
-    Which of them may be sent to is for wire/dialable.py to say. Relays' ports are another kind of link.
+    wire/dialable.py decides which of them may be sent to. Relays' ports belong to another kind of link.
     """
     families = {ipaddress.ip_address(host).version for host in hosts}
     return [
@@ -22,7 +22,8 @@ def checkable(offered: Iterable[Candidate], *, hosts: Sequence[str]) -> list[Can
 
 
 def path_of(local: str, remote: str, remote_kind: CandidateKind | None) -> str:
-    """LinkInfo.path of a pair: `local` and `remote` are hosts, `remote_kind` is what they said of theirs.
+    """Return LinkInfo.path of a pair: `local` and `remote` are hosts, `remote_kind` is the kind they
+    announced.
 
     `mapped`: through a port that a router was asked for. `punched`: both sides sent through a NAT. A side
     that itself has a public address calls the path `public`, whichever side it is.

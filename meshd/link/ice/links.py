@@ -7,8 +7,6 @@ dial at once, both attempts may succeed; the peer layer keeps one link of each k
 
 A kind (webrtc/links.py, quic/over_ice.py) brings the session that a try is about. Its libraries are imported
 at the first dial or offer, in a thread.
-
-Over 350 lines: both ends of one exchange of signals share the table of attempts.
 """
 
 import asyncio
@@ -63,7 +61,6 @@ from meshd.wire.offer import (
     OfferSignal,
     Terms,
     decode_offer,
-    encode_offer,
 )
 from meshd.wire.signal import ATTEMPT_BYTES
 
@@ -134,21 +131,21 @@ class IceLinks(ABC):
 
     @property
     def kind(self) -> LinkKind:
-        """Which links these are."""
+        """The kind of these links."""
         return TRANSPORTS[self.transport].kind
 
     @abstractmethod
     async def _session(self, *, dialler: bool, user: str, password: str) -> IceSession:
-        """A new session; imports what it needs."""
+        """Create a session; import what it needs."""
 
     @abstractmethod
     def _pipe(self, session: IceSession) -> IcePipe:
-        """The pipe of a session that is connected."""
+        """Return the pipe of a connected session."""
 
     # --- both sides
 
     def candidates(self) -> Sequence[Candidate]:
-        """None that last: each attempt has its own ports, told in its offer."""
+        """Return no candidates: each attempt has its own ports, told in its offer."""
         return ()
 
     # --- dialling
@@ -163,9 +160,11 @@ class IceLinks(ABC):
         pipe: IcePipe | None = None
         try:
             async with asyncio.timeout(_ATTEMPT_SECONDS):
+                # Prepare sockets and terms, and send the offer.
                 attempt = await self._prepare(peer, secrets.token_bytes(ATTEMPT_BYTES), dialler=True)
                 self._dials[peer, attempt.id] = attempt
                 await self._offer(attempt)
+                # Wait for the answer, connect, and prove both ends.
                 pipe = await self._meet(attempt)
                 proven = await prove_dialled(
                     pipe,
@@ -177,6 +176,7 @@ class IceLinks(ABC):
                 pipe.widen()
                 return ProvenLink(pipe, proven.leftover, self._info(attempt, proven, dialled=True))
         except (MeshdError, OSError) as error:
+            # On failure, close what was opened; the peer may still be waiting for us.
             if pipe is not None:
                 await pipe.aclose()
             raise dial_error(error, kind=self.kind, place=place) from error
@@ -194,14 +194,14 @@ class IceLinks(ABC):
     async def _offer(self, attempt: Attempt) -> None:
         try:
             offer = Offer(attempt=attempt.id, terms=attempt.terms, seconds=_ATTEMPT_SECONDS)
-            await self._signals.send(attempt.peer, encode_offer(offer))
+            await self._signals.send(attempt.peer, offer.encode())
         except Broken as error:
             raise DialError(
                 f"cannot send an offer: {error.what}", kind=self.kind, failure=DialFailure.UNREACHABLE
             ) from error
 
     async def _prepare(self, peer: PeerId, number: bytes, *, dialler: bool) -> Attempt:
-        """A session with its own sockets and terms."""
+        """Prepare a session with its own sockets and terms. Raises DialError."""
         user, password = _word(8), _word(24)
         session = await self._session(dialler=dialler, user=user, password=password)
         self._share_pace(peer, session)
@@ -218,17 +218,17 @@ class IceLinks(ABC):
             candidates=tuple(own[:MAX_OFFERED]),
         )
         answer: asyncio.Future[Terms] = asyncio.get_running_loop().create_future()
-        return Attempt(peer, number, session, tuple(one.host for one in own), terms, answer)
+        return Attempt(peer, number, session, tuple(candidate.host for candidate in own), terms, answer)
 
     def _share_pace(self, peer: PeerId, session: IceSession) -> None:
-        """All attempts with one peer share its 50 checks a second, however many offers it sends."""
+        """Let all attempts with one peer share its 50 checks a second, however many offers it sends."""
         pace = self._paces.pop(peer, session.ice.pace)
         self._paces[peer] = session.ice.pace = pace
         if len(self._paces) > ICE_KNOWN.most:
             del self._paces[next(iter(self._paces))]
 
     async def _meet(self, attempt: Attempt) -> IcePipe:
-        """From the answer to a pipe; addresses that are found meanwhile are told."""
+        """Connect after the answer; addresses found meanwhile are sent to the other side."""
         try:
             async with Owner() as owner:
                 trickle = owner.start(self._trickle(attempt), name="ice-trickle")
@@ -240,12 +240,12 @@ class IceLinks(ABC):
         return self._pipe(attempt.session)
 
     def _places(self, attempt: Attempt, offered: Sequence[Candidate]) -> Sequence[Dialable]:
-        """Where checks may go. A signed offer may still be malicious."""
+        """Return the addresses that checks may go to. A signed offer may still be malicious."""
         may_dial = self._may_dial or local_addresses.by_interfaces(attempt.hosts)
         return may_dial(attempt.peer, checkable(offered, hosts=attempt.hosts), Source.SIGNAL)
 
     async def _trickle(self, attempt: Attempt) -> None:
-        """Tell what STUN servers and `extra` find, in few messages."""
+        """Send what STUN servers and `extra` find, in few messages."""
         found: list[Candidate] = []
         news = asyncio.Event()
 
@@ -257,15 +257,15 @@ class IceLinks(ABC):
         async with Owner() as owner:
             owner.start(attempt.session.ice.reflexive(self._stun, take), name="ice-stun")
             owner.start(self._ask_extra(attempt.terms.candidates, take), name="ice-extra")
-            told = 0
+            sent = 0
             while True:
                 await news.wait()
                 await asyncio.sleep(TRICKLE_SECONDS)
                 news.clear()
-                more = More(attempt=attempt.id, candidates=tuple(found[told:]))
-                told = len(found)
+                more = More(attempt=attempt.id, candidates=tuple(found[sent:]))
+                sent = len(found)
                 try:
-                    await self._signals.send(attempt.peer, encode_offer(more))
+                    await self._signals.send(attempt.peer, more.encode())
                 except Broken:
                     continue  # the next ones may find a way
 
@@ -277,7 +277,7 @@ class IceLinks(ABC):
     # --- listening
 
     async def serve(self, accept: Accept) -> None:
-        """Answer offers, hand every proven link to `accept`, which keeps it as long as it lives."""
+        """Answer offers, and pass every proven link to `accept`, which keeps it as long as it lives."""
         async with Owner() as owner:
             self._owner = owner
             while True:
@@ -296,7 +296,7 @@ class IceLinks(ABC):
             self._take(peer, signal)
 
     def _take(self, peer: PeerId, signal: OfferSignal) -> None:
-        """What concerns an attempt that is there; late ones are dropped."""
+        """Handle a signal of a known attempt; late ones are dropped."""
         key = (peer, signal.attempt)
         attempt = self._dials.get(key) or self._answering.get(key)
         if attempt is None:
@@ -312,7 +312,7 @@ class IceLinks(ABC):
                 attempt.answer.set_exception(Broken(f"the other side gave up: {signal.why}"))
 
     def _say_gone(self, attempt: Attempt) -> None:
-        """Spare the other side the rest of its ten seconds."""
+        """Tell the other side that we gave up, to save it the rest of its ten seconds."""
         if self._owner is not None and self._owner.is_open:
             try:
                 self._owner.start_for(f"peer {attempt.peer.short}", self._send_gone(attempt), name="ice-gone")
@@ -322,7 +322,7 @@ class IceLinks(ABC):
     async def _send_gone(self, attempt: Attempt) -> None:
         try:
             gone = OfferGone(attempt=attempt.id, why="the dial has ended")
-            await self._signals.send(attempt.peer, encode_offer(gone))
+            await self._signals.send(attempt.peer, gone.encode())
         except Broken:
             return
 
@@ -335,7 +335,7 @@ class IceLinks(ABC):
         self._seen[key] = None
         if len(self._seen) > ICE_KNOWN.most:
             self._seen.popitem(last=False)
-        of_peer = [one for one in self._answering.values() if one.peer == peer]
+        of_peer = [attempt for attempt in self._answering.values() if attempt.peer == peer]
         if len(of_peer) >= MAX_ANSWERING_ONE and (oldest := of_peer[0].task) is not None:
             oldest.cancel()
         elif len(self._answering) >= MAX_ANSWERING:
@@ -343,7 +343,7 @@ class IceLinks(ABC):
         owner.start_for(f"peer {peer.short}", self._welcome(peer, offer, accept), name=f"ice-{peer}")
 
     async def _welcome(self, peer: PeerId, offer: Offer, accept: Accept) -> None:
-        """The whole life of one incoming link."""
+        """Run the whole life of one incoming link."""
         attempt: Attempt | None = None
         pipe: IcePipe | None = None
         key = (peer, offer.attempt)
@@ -353,7 +353,7 @@ class IceLinks(ABC):
                 attempt.task = asyncio.current_task()
                 self._answering[key] = attempt
                 answer = Answer(attempt=offer.attempt, terms=attempt.terms)
-                await self._signals.send(peer, encode_offer(answer))
+                await self._signals.send(peer, answer.encode())
                 attempt.answer.set_result(offer.terms)
                 pipe = await self._meet(attempt)
                 proven = await prove_accepted(
@@ -378,14 +378,14 @@ class IceLinks(ABC):
         pair = attempt.session.pair
         if pair is None:
             raise Broken("the path to the other side is lost")
-        local, remote, told = pair
+        local, remote, remote_kind = pair
         return LinkInfo(
             kind=self.kind,
             peer=proven.peer,
             member=member_of(proven),
             local=_place(local),
             remote=_place(remote),
-            path=path_of(local[0], remote[0], told),
+            path=path_of(local[0], remote[0], remote_kind),
             dialled=dialled,
             established_at=asyncio.get_running_loop().time(),
         )

@@ -1,4 +1,4 @@
-"""What a kind of link over ICE brings (webrtc/session.py, quic/over_ice.py): one try and its pipe."""
+"""The interface of a kind of link over ICE (webrtc/session.py, quic/over_ice.py): one try and its pipe."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ class IcePipe(RawPipe, Protocol):
     """A pipe over a path that ICE found."""
 
     def widen(self) -> None:
-        """The other side has proven who it is: full windows from here on."""
+        """Open full windows: the other side has proven who it is."""
         ...
 
     def abort(self) -> None:
-        """Drop it at once."""
+        """Drop the pipe at once."""
         ...
 
 
@@ -35,16 +35,16 @@ class IceSession(Protocol):
 
     @property
     def fingerprint(self) -> bytes:
-        """SHA-256 of our certificate, for the terms."""
+        """The SHA-256 of our certificate, for the terms."""
         ...
 
     @property
     def pair(self) -> tuple[Address, Address, CandidateKind | None] | None:
-        """Our address, theirs, and of what kind they said theirs is."""
+        """Our address, theirs, and the kind that they announced."""
         ...
 
     def open(self, hosts: Sequence[str], open_socket: OpenSocket) -> list[Candidate]:
-        """Bind sockets; returns their addresses."""
+        """Bind sockets; return their addresses."""
         ...
 
     async def connect(self, terms: Terms, places: Sequence[Dialable]) -> None:
@@ -52,5 +52,5 @@ class IceSession(Protocol):
         ...
 
     def shut(self) -> list[asyncio.Task[None]]:
-        """End everything at once; returns tasks that end in the next turns. Idempotent."""
+        """End everything at once; return tasks that end in the next turns. Idempotent."""
         ...

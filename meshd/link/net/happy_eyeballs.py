@@ -3,6 +3,7 @@
 Each address is tried to the end of the proof, a quarter of a second apart; the first that is proven wins.
 """
 
+import ipaddress
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
@@ -18,7 +19,7 @@ STAGGER_SECONDS = 0.25  # between two addresses (RFC 8305 5: "Connection Attempt
 
 
 class Pipe(Protocol):
-    """What an attempt makes."""
+    """The pipe that an attempt makes."""
 
     async def aclose(self) -> None: ...
     def abort(self) -> None: ...
@@ -30,9 +31,9 @@ Attempt = Callable[[list[P], Dialable], Coroutine[object, object, tuple[P, X]]]
 
 
 def dial_order(candidates: Sequence[Dialable], proto: Proto) -> list[Dialable]:
-    """Those of `proto` in the order to try: near before far, families in turn, loopback last.
+    """Return those of `proto` in the order to try: near before far, families in turn, loopback last.
 
-    Loopback last, although it is the nearest: in a token from another machine it means somebody else.
+    Loopback is last, although it is the nearest: in a token from another machine it means somebody else.
     """
     ordered = order(
         candidate for candidate in candidates if candidate.proto == proto and candidate.kind != "relay"
@@ -41,7 +42,7 @@ def dial_order(candidates: Sequence[Dialable], proto: Proto) -> list[Dialable]:
 
 
 async def race(places: Sequence[Dialable], attempt: Attempt[P, X], *, kind: LinkKind) -> tuple[P, X]:
-    """The first pipe that is proven; all others are closed, whatever happens.
+    """Return the first pipe that is proven; all others are closed, whatever happens.
 
     An attempt adds its pipe to the list that it is given as soon as there is one. Raises Refused, DialError.
     """
@@ -90,27 +91,45 @@ _TELLS = [
 
 
 def closest(errors: Sequence[Exception]) -> Exception:
-    """Of what went wrong, what says most: a refusal with its reason, else the attempt that came furthest.
+    """Return the error that explains most: a refusal with its reason, else all attempts, the furthest first.
 
-    Each address stands in its text once.
+    Each address is named once. Loopback is left out if there was any other address: from a peer's record or
+    a token it leads to this machine, so how it ended says nothing about the peer.
     """
+    # A refusal explains more than any failure to connect.
     for error in errors:
         if isinstance(error, Refused) or not isinstance(error, DialError):
             return error
     dials = sorted(
         (error for error in errors if isinstance(error, DialError)), key=lambda e: -_RANK.index(e.failure)
     )
-    told: dict[str, Tried] = {}
-    for one in (tried for error in dials for tried in error.tried):
-        key = one.place or one.what
-        if key not in told or _TELLS.index(one.failure) > _TELLS.index(told[key].failure):
-            told[key] = one
-    texts = list(dict.fromkeys(one.what for one in told.values()))
+    # Keep the most telling attempt of each address.
+    by_place: dict[str, Tried] = {}
+    for attempt in (tried for error in dials for tried in error.tried):
+        key = attempt.place or attempt.what
+        if key not in by_place or _TELLS.index(attempt.failure) > _TELLS.index(by_place[key].failure):
+            by_place[key] = attempt
+    attempts = sorted(by_place.values(), key=lambda attempt: -_RANK.index(attempt.failure))
+    # Drop loopback if there was any other address.
+    elsewhere = [attempt for attempt in attempts if not _is_loopback(attempt.place)]
+    if any(attempt.place for attempt in elsewhere):  # not what has no address, as a search by mDNS
+        attempts = elsewhere
+    # Name at most three attempts, the furthest first.
+    explains = next((error for error in dials if attempts[0] in error.tried), dials[0])
+    texts = list(dict.fromkeys(attempt.what for attempt in attempts))
     more = f" (and {len(texts) - 3} more)" if len(texts) > 3 else ""
     return DialError(
         "; ".join(texts[:3]) + more,
-        kind=dials[0].kind,
-        failure=dials[0].failure,
-        hint=dials[0].hint,
-        tried=tuple(told.values()),
+        kind=explains.kind,
+        failure=attempts[0].failure,
+        hint=explains.hint,
+        tried=tuple(attempts),
     )
+
+
+def _is_loopback(place: str) -> bool:
+    host = place.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, or no address at all
+        return False

@@ -16,7 +16,7 @@ from typing import Protocol, cast
 from meshd.base.fault_boundary import OURS
 from meshd.identity.keys import PeerId
 from meshd.link.interface import MayDial
-from meshd.wire.address import PRIVATE_V4, PRIVATE_V6, Candidate, Proto
+from meshd.wire.address import PRIVATE_V4, PRIVATE_V6, Candidate, Proto, ScopedCandidate
 from meshd.wire.dialable import Dialable, Here, Network, Source, dialable, network_of
 from meshd.wire.limits import MAX_CANDIDATES
 
@@ -36,6 +36,8 @@ _INSIDE = (
     "flannel",
     "vmnet",
     "vboxnet",
+    "awdl",  # Apple's radio links between devices: they always have a link-local address
+    "llw",
 )
 # VPNs: they lead somewhere, but mostly the long way round (and to where the user may not want a model to go).
 _VPN = ("tun", "tap", "wg", "utun", "tailscale", "zt", "ppp", "ipsec", "nebula")
@@ -65,7 +67,7 @@ class InterfaceAddress:
 
 
 def choose(found: Iterable[InterfaceAddress]) -> tuple[str, ...]:
-    """Hosts under which other machines may reach this one, in the order found; loopback is not among them.
+    """Return hosts under which other machines may reach this one, in the order found, without loopback.
 
     Link-local IPv6 is left out (it needs a zone, which means nothing elsewhere). Interfaces of containers,
     virtual machines and VPNs count only if there is no other; then VPNs go before the rest.
@@ -76,7 +78,7 @@ def choose(found: Iterable[InterfaceAddress]) -> tuple[str, ...]:
         if not item.ip.is_loopback
         and not item.ip.is_unspecified
         and not item.ip.is_multicast
-        and not (item.ip.version == 6 and item.ip.is_link_local)
+        and not _is_link_local_v6(item.ip)
     ]
     inside = [item for item in usable if item.interface.startswith(_INSIDE)]
     vpn = [item for item in usable if item.interface.startswith(_VPN)]
@@ -88,12 +90,12 @@ def choose(found: Iterable[InterfaceAddress]) -> tuple[str, ...]:
 
 
 def hosts() -> tuple[str, ...]:
-    """Addresses to offer to other machines, as known now."""
+    """Return the addresses to offer to other machines, as known now."""
     return choose(enumerate_addresses())
 
 
 def offered(places: Sequence[str], port: int, proto: Proto) -> Sequence[Candidate]:
-    """Where sockets bound at `places` can be reached now: real interfaces first, loopback last."""
+    """Return where sockets bound at `places` can be reached now: real interfaces first, loopback last."""
     everywhere = [place for place in places if place in ("0.0.0.0", "::")]
     found = [place for place in places if place not in everywhere]
     if everywhere:
@@ -102,10 +104,22 @@ def offered(places: Sequence[str], port: int, proto: Proto) -> Sequence[Candidat
     return [Candidate(host, port, proto) for host in found if "%" not in host][:MAX_CANDIDATES]
 
 
-def neighbourhood() -> tuple[tuple[str, str], ...]:
-    """(interface, host) of the networks in which neighbours may be found by multicast, as known now.
+def offered_on_links(places: Sequence[str], port: int, proto: Proto) -> Sequence[ScopedCandidate]:
+    """Return where neighbours on one link reach sockets bound at `places` by link-local IPv6."""
+    if "::" not in places:
+        return ()
+    return [
+        ScopedCandidate(f"{host}%{interface}", port, proto)
+        for interface, host in neighbourhood()
+        if _is_link_local_v6(ipaddress.ip_address(host))
+    ][:MAX_CANDIDATES]
 
-    Real interfaces only: what containers, virtual machines and VPNs have leads to no neighbour.
+
+def neighbourhood() -> tuple[tuple[str, str], ...]:
+    """Return (interface, host) of the networks in which neighbours may be found by multicast, as known now.
+
+    Real interfaces only: those of containers, virtual machines and VPNs lead to no neighbour. Link-local IPv6
+    addresses have no zone here, and are left out until the kernel has made sure that they are unique.
     """
     return tuple(
         (item.interface, item.host)
@@ -113,12 +127,28 @@ def neighbourhood() -> tuple[tuple[str, str], ...]:
         if item.interface
         and not item.interface.startswith((*_INSIDE, *_VPN))
         and not item.ip.is_loopback
-        and not (item.ip.version == 6 and item.ip.is_link_local)
+        and (not _is_link_local_v6(item.ip) or _is_usable(item))
     )
 
 
+def _is_link_local_v6(address: Address) -> bool:
+    return address.version == 6 and address.is_link_local
+
+
+def _is_usable(item: InterfaceAddress) -> bool:
+    """Try to bind a socket to this link-local address: fails while duplicates are looked for (RFC 4862)."""
+    if "%" in item.interface:
+        return False  # Linux allows such a name; no zone can be written with it
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as sock:
+            sock.bind((item.host, 0, 0, socket.if_nametoindex(item.interface)))
+    except OSError:
+        return False
+    return True
+
+
 def addresses() -> frozenset[str]:
-    """Every address that may carry links, VPNs too; when it changes, paths have changed.
+    """Return every address that may carry links, VPNs too; when it changes, paths have changed.
 
     Cheap enough to be asked every two seconds (tens of microseconds). Containers that come and go are no
     change.
@@ -131,7 +161,7 @@ def addresses() -> frozenset[str]:
 
 
 def here(outside: Iterable[str] = (), *, local_only: bool = False) -> Here:
-    """Where this machine is now. `outside`: its public addresses as servers see them."""
+    """Return where this machine is now. `outside`: its public addresses as servers see them."""
     found = enumerate_addresses()
     return Here(
         addresses=frozenset(item.ip for item in found if not item.ip.is_loopback),
@@ -142,8 +172,10 @@ def here(outside: Iterable[str] = (), *, local_only: bool = False) -> Here:
 
 
 def by_interfaces(own: Sequence[str] | None = None) -> MayDial:
-    """The rules of wire/dialable.py for a node that knows nothing but its interfaces; `own`: the addresses
-    that it offers, where it does not offer them all."""
+    """Return the rules of wire/dialable.py for a node that knows nothing but its interfaces.
+
+    `own`: the addresses that it offers, if it does not offer them all.
+    """
     inside = own is not None and all(ipaddress.ip_address(host).is_loopback for host in own)
 
     def may_dial(_peer: PeerId, candidates: Sequence[Candidate], source: Source) -> Sequence[Dialable]:
@@ -153,7 +185,7 @@ def by_interfaces(own: Sequence[str] | None = None) -> MayDial:
 
 
 def networks(found: Iterable[InterfaceAddress]) -> tuple[Network, ...]:
-    """Networks in which other machines may be met: those of the addresses that `choose` offers, and VPNs.
+    """Return the networks in which other machines may be met: those that `choose` offers, and VPNs.
 
     Not those of containers and virtual machines of this very host, unless there is nothing else.
     """
@@ -168,7 +200,7 @@ def networks(found: Iterable[InterfaceAddress]) -> tuple[Network, ...]:
 
 
 def enumerate_addresses() -> tuple[InterfaceAddress, ...]:
-    """Every address of every interface that is up, loopback too. Asks the kernel; never sends."""
+    """Return every address of every interface that is up, loopback too. Asks the kernel; never sends."""
     global _last
     try:
         _last = _getifaddrs()
@@ -180,9 +212,9 @@ def enumerate_addresses() -> tuple[InterfaceAddress, ...]:
 
 
 def path_between(local: str, remote: str) -> str:
-    """`loopback`, `lan` or `public`: what the two addresses of a connection say of its way.
+    """Return the path between two addresses of a connection: `loopback`, `lan` or `public`.
 
-    Both addresses the same machine's (an address reached from itself) is loopback too. Two addresses of one
+    Two addresses of the same machine (an address reached from itself) are loopback too. Two addresses of one
     IPv6 /64 are one LAN, public as they may look.
     """
     try:
@@ -199,7 +231,9 @@ def path_between(local: str, remote: str) -> str:
 
 
 def beside(local: Iterable[str], remote: str) -> bool:
-    """Is `remote` this machine, or most likely in one LAN with it: of one private /24, or of one IPv6 /64?"""
+    """Return True if `remote` is this machine, or likely in one LAN with it: one private /24, or one IPv6
+    /64.
+    """
     try:
         there = ipaddress.ip_address(remote)
         own = [ipaddress.ip_address(host) for host in local]
@@ -213,9 +247,12 @@ def beside(local: Iterable[str], remote: str) -> bool:
 
 
 def any_beside(candidates: Iterable[Candidate]) -> bool:
-    """Is one of these TCP addresses on this machine, or most likely in one LAN with it?"""
+    """Return True if one of these TCP addresses is on this machine, or most likely in one LAN with it."""
     own = hosts()
-    return any(one.proto == "tcp" and beside(own, one.host) for one in candidates)
+    return any(
+        candidate.proto == "tcp" and (isinstance(candidate, ScopedCandidate) or beside(own, candidate.host))
+        for candidate in candidates
+    )
 
 
 def _in_a_site(address: Address) -> bool:
@@ -269,9 +306,9 @@ def _getifaddrs() -> tuple[InterfaceAddress, ...]:
 
 
 def _prefix(sockaddr: int | None, version: int) -> int:
-    """The bits of a network mask in memory; 0 where there is none.
+    """Return the bits of a network mask in memory; 0 where there is none.
 
-    Its family is not asked for: BSD leaves it out of masks. The mask stands where an address would.
+    Its family is ignored: BSD leaves it out of masks. The mask stands where an address would.
     """
     if not sockaddr:
         return 0
@@ -280,7 +317,7 @@ def _prefix(sockaddr: int | None, version: int) -> int:
 
 
 def _host(sockaddr: int) -> str | None:
-    """The address in a `struct sockaddr` in memory; None for families other than IP."""
+    """Return the address in a `struct sockaddr` in memory; None for families other than IP."""
     start = ctypes.string_at(sockaddr, 2)
     # BSD put a length into the first byte and the family into the second; Linux has a u16 family
     family = start[1] if sys.platform == "darwin" else int.from_bytes(start, sys.byteorder)
@@ -292,7 +329,7 @@ def _host(sockaddr: int) -> str | None:
 
 
 def _sources() -> tuple[InterfaceAddress, ...]:
-    """The source addresses of the default routes: connecting a UDP socket chooses one and sends nothing."""
+    """Return the source addresses of the default routes: connecting a UDP socket sends nothing."""
     found = [InterfaceAddress("", "127.0.0.1")]
     for family, outside in _OUTSIDE:
         try:

@@ -1,4 +1,4 @@
-"""Sockets at `host:port` for whatever listens, all on one port: in both families where the host is empty."""
+"""Opens sockets at `host:port` for any listener, all on one port: in both families if the host is empty."""
 
 import contextlib
 import errno
@@ -34,11 +34,11 @@ def open_on_one_port(
     cannot: Callable[[str, int, OSError], UserError],
     holder: Callable[[str, int], str | None] = lambda _host, _port: None,
 ) -> list[socket.socket]:
-    """Port 0 picks one. An empty host or `::` means every address, in the families that the machine has; a
-    name is looked up, which blocks.
+    """Open sockets at `host:port`, all on one port; port 0 picks one.
 
-    `holder` says who has a port that is taken, `cannot` what any other error means.
-    Raises PortTaken, UserError.
+    An empty host or `::` means every address, in the families that the machine has; a name is looked up,
+    which blocks. `holder` names the program that holds a taken port, `cannot` turns any other error into a
+    UserError. Raises PortTaken, UserError.
     """
     places = _places(host)
     for _ in range(_TRIES - 1):

@@ -45,16 +45,16 @@ class ReflexivePort:
         self.asked = asyncio.Event()  # somebody has answered, or there is nobody to ask
 
     def candidates(self) -> tuple[Candidate, ...]:
-        """Outer addresses, as the servers see them."""
+        """Return the outer addresses, as the servers see them."""
         return self._places
 
     @property
     def same_everywhere(self) -> bool | None:
-        """Do all servers see the same port? None with fewer than two answers."""
+        """True if all servers see the same port; None with fewer than two answers."""
         return len(set(self._seen.values())) == 1 if len(self._seen) > 1 else None
 
     def heard(self, data: bytes, source: Endpoint) -> None:
-        """A STUN message that came to the port and is no request."""
+        """Handle a STUN message that came to the port and is no request."""
         try:
             answer = decode(data)
         except RemoteProtocolError:
@@ -68,13 +68,15 @@ class ReflexivePort:
             self._settle()
 
     async def serve(self) -> None:
-        """Ask, and keep asking, until cancelled."""
+        """Ask the servers repeatedly, until cancelled."""
         servers: tuple[Endpoint, ...] = ()
         rounds = 0
         while True:
             if rounds % RESOLVE_EVERY == 0:
                 found = await resolve(self._servers())
-                servers = tuple(one for one in found if ":" not in one.host)[:MAX_SERVERS_ASKED]
+                servers = tuple(endpoint for endpoint in found if ":" not in endpoint.host)[
+                    :MAX_SERVERS_ASKED
+                ]
                 self._seen = {server: seen for server, seen in self._seen.items() if server in servers}
                 if not servers:
                     self.asked.set()
@@ -103,7 +105,7 @@ class ReflexivePort:
 
     def _settle(self) -> None:
         unique = dict.fromkeys(self._seen.values())
-        places = tuple(Candidate(one.host, one.port, "udp", "srflx") for one in unique)
+        places = tuple(Candidate(endpoint.host, endpoint.port, "udp", "srflx") for endpoint in unique)
         if places != self._places:
             self._places = places
             self._changed()

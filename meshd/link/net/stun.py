@@ -56,7 +56,7 @@ class StunAnswer:
 
 
 async def resolve(servers: Sequence[str], *, seconds: float = ASK_SECONDS) -> tuple[Endpoint, ...]:
-    """Addresses of `host:port` texts (port 3478 where none stands), v4 and v6, as far as they are found.
+    """Resolve `host:port` texts (default port 3478) to v4 and v6 addresses, as far as they are found.
 
     Looked up in threads, all at once; names not resolved within `seconds` are left out. At most 8 texts.
     """
@@ -73,7 +73,9 @@ async def resolve(servers: Sequence[str], *, seconds: float = ASK_SECONDS) -> tu
         async with asyncio.timeout(seconds), Owner() as owner:
             for at, server in enumerate(servers[:MAX_SERVERS]):
                 owner.start(look_up(at, server), name="look-up")
-    return tuple(dict.fromkeys(endpoint for one in found for endpoint in one if "%" not in endpoint.host))
+    return tuple(
+        dict.fromkeys(endpoint for endpoints in found for endpoint in endpoints if "%" not in endpoint.host)
+    )
 
 
 def _split(server: str) -> tuple[str, int]:
@@ -84,8 +86,8 @@ def _split(server: str) -> tuple[str, int]:
 
 
 def of_family(endpoints: Sequence[Endpoint], family: int) -> list[Endpoint]:
-    """Those that a socket of this family reaches."""
-    return [one for one in endpoints if (":" in one.host) == (family == socket.AF_INET6)]
+    """Return those that a socket of this family reaches."""
+    return [endpoint for endpoint in endpoints if (":" in endpoint.host) == (family == socket.AF_INET6)]
 
 
 async def ask_udp(
@@ -186,7 +188,9 @@ class _StunQuery:
 
 
 def bound_socket(family: int, kind: int, *, host: str = "", port: int = 0) -> socket.socket:
-    """A non-blocking socket at `host:port` that shares its port with others of ours. Raises OSError."""
+    """Return a non-blocking socket at `host:port` that shares its port with others of ours. Raises
+    OSError.
+    """
     sock = socket.socket(family, kind)
     try:
         sock.setblocking(False)
@@ -204,7 +208,7 @@ def bound_socket(family: int, kind: int, *, host: str = "", port: int = 0) -> so
 
 @dataclass(slots=True)
 class TcpMapping:
-    """What servers saw of one local TCP port; the connections to them stay open, so that it stays so."""
+    """The mapping of one local TCP port as servers saw it; the connections stay open, to keep it."""
 
     answers: list[StunAnswer] = field(default_factory=list)
     _kept: list[socket.socket] = field(default_factory=list)
@@ -243,6 +247,7 @@ async def tcp_mapping(
 
     try:
         with contextlib.suppress(TimeoutError):
+            # Wait for the first answer, then a moment longer for the others.
             async with asyncio.timeout(seconds), Owner() as owner:
                 asking = owner.start(ask_all(), name="stun-ask")
                 waiting = owner.start(first.wait(), name="stun-first")
@@ -256,7 +261,7 @@ async def tcp_mapping(
 
 
 async def _ask_tcp(kept: list[socket.socket], port: int, server: Endpoint, family: int) -> StunAnswer:
-    """One server. The socket goes to `kept`, whatever happens. Raises OSError, RemoteProtocolError."""
+    """Ask one server. The socket goes to `kept`, whatever happens. Raises OSError, RemoteProtocolError."""
     loop = asyncio.get_running_loop()
     sock = bound_socket(family, socket.SOCK_STREAM, port=port)
     kept.append(sock)
@@ -283,7 +288,7 @@ async def _ask_tcp(kept: list[socket.socket], port: int, server: Endpoint, famil
 
 
 def stun_server(text: str) -> tuple[str, int]:
-    """`host:port`, `host`, `[v6]:port`. Raises UserError."""
+    """Parse `host:port`, `host`, `[v6]:port`. Raises UserError."""
     place = text.strip().removeprefix("stun:")
     host, colon, port = place.rpartition(":")
     if not colon or place.endswith("]") or (":" in host.strip("[]") and not host.startswith("[")):

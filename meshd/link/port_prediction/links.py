@@ -45,7 +45,6 @@ from meshd.wire.port_prediction import (
     OpenedPorts,
     PortSearchMessage,
     decode,
-    encode,
     is_outer,
 )
 from meshd.wire.stun import Endpoint
@@ -94,26 +93,25 @@ class PortPredictionLinks:
             kind=LinkKind.QUIC,
             first=Ask,
             decode=decode,
-            encode=encode,
         )
 
     @property
     def kind(self) -> LinkKind:
-        """QUIC."""
+        """The kind QUIC."""
         return LinkKind.QUIC
 
     def candidates(self) -> Sequence[Candidate]:
-        """None: what an attempt finds is good for that attempt only."""
+        """Return no candidates: what an attempt finds is good for that attempt only."""
         return ()
 
     def addresses_changed(self) -> None:
-        """This machine is in another network: what did not work may work now."""
+        """Forget failures: this machine is in another network, and what did not work may work now."""
         self._patience.forget()
         self._granted.forget()
 
     @property
     def searches(self) -> int:
-        """Of other nodes, that this one takes part in now."""
+        """The number of other nodes' searches that this one takes part in now."""
         return self._searches
 
     async def dial(self, peer: PeerId, candidates: Sequence[Dialable] = ()) -> Link:
@@ -144,13 +142,13 @@ class PortPredictionLinks:
             raise
 
     async def serve(self, accept: Accept) -> None:
-        """Hear signals, take part in searches, hand every proven link to `accept`, until cancelled."""
+        """Receive signals, take part in searches, pass every proven link to `accept`, until cancelled."""
         await self._talks.serve(lambda talk, ask: self._answer(talk, ask, accept))
 
     # --- the dialling side
 
     def _allowed(self, peer: PeerId, place: Endpoint) -> Dialable:
-        """Raises Broken when nothing may be sent there for that peer."""
+        """Return the place as dialable. Raises Broken when nothing may be sent there for that peer."""
         found = self._may_dial(peer, [Candidate(place.host, place.port, "udp", "srflx")], Source.SEARCH)
         if not found:
             raise Broken(f"the record of `{peer.short}` does not contain `{place.host}`")
@@ -167,7 +165,7 @@ class PortPredictionLinks:
         return await self._try(talk, sock, seal, Ask(attempt=talk.id, key=key, facts=mine, here=place))
 
     async def _over(self, sock: socket.socket, place: Endpoint, peer: PeerId) -> Link:
-        """QUIC over the path that was found; the socket is the link's."""
+        """Dial QUIC over the path that was found; the link owns the socket."""
         taken = False
 
         def port(candidate: Dialable) -> DialPort:
@@ -185,7 +183,7 @@ class PortPredictionLinks:
     # --- the answering side
 
     async def _answer(self, talk: Talk[PortSearchMessage], ask: PortSearchMessage, accept: Accept) -> None:
-        """One search of the other side, and the whole life of the link that comes of it."""
+        """Run one search of the other side, and the whole life of the link that results."""
         try:
             assert isinstance(ask, Ask)
             sock, place = await self._search_theirs(talk, ask)
@@ -219,7 +217,7 @@ class PortPredictionLinks:
 
     @contextlib.contextmanager
     def _grant(self, peer: PeerId, host: str) -> Iterator[None]:
-        """A search for `peer` through the ports of `host`: not again soon for either, unless it finds a path.
+        """Grant a search for `peer` through the ports of `host`; after a failure neither gets one again soon.
 
         Raises Broken.
         """
@@ -281,11 +279,11 @@ class PortPredictionLinks:
             ports.close()
 
     async def _one_port(self) -> tuple[socket.socket, Endpoint]:
-        """A socket, and how it is seen from outside. Raises Broken."""
+        """Return a socket, and its outer address. Raises Broken."""
         sock = bound_socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
             servers = of_family(await resolve(self._servers()), socket.AF_INET)
-            answers = await ask_udp(sock, [Question(server=one) for one in servers], grace=0.0)
+            answers = await ask_udp(sock, [Question(server=server) for server in servers], grace=0.0)
             for answer in answers:
                 if answer is not None and is_outer(answer.mapped):
                     return sock, answer.mapped

@@ -37,14 +37,14 @@ GRANT_AGAIN = Backoff(first=45.0, factor=3.0, most=2700.0)
 
 
 class Part(StrEnum):
-    """What a side does."""
+    """The part of a side in a search."""
 
     OPENS = "opens"
     PROBES = "probes"
 
 
 def part(mine: NetFacts, theirs: NetFacts) -> Part | None:
-    """What this side does for a pair in these networks; None where it would be of no use."""
+    """Return this side's part for a pair in these networks; None where a search would be useless."""
     if mine.udp is not Udp.WORKS or theirs.udp is not Udp.WORKS:
         return None
     if mine.public_v4 and mine.public_v4 == theirs.public_v4:
@@ -57,20 +57,21 @@ def part(mine: NetFacts, theirs: NetFacts) -> Part | None:
 
 
 def _one_port_that_filters(facts: NetFacts) -> bool:
-    """Simple punching reaches everything that filters less."""
+    """Return True if simple punching does not reach it: it reaches everything that filters less."""
     filters = facts.filtering in (Filtering.ADDRESS_PORT, Filtering.UNKNOWN)
     return facts.mapping is Mapping.INDEPENDENT and filters
 
 
 def ports_to_open(facts: NetFacts) -> tuple[int, int]:
-    """How many, and the step between them (0: at random)."""
+    """Return how many ports to open, and the step between them (0: random)."""
     if facts.ports is Ports.COUNTING and facts.udp_step:
         return OPEN_COUNTING, facts.udp_step
     return MAX_OPEN, 0
 
 
 def ports_to_try(opened: OpenedPorts, seed: int) -> Iterator[int]:
-    """The ports to try: guesses first where the NAT counts, then those near the seen one, then all others.
+    """Yield the ports to try: guesses first where the NAT counts, then those near the seen one, then all
+    others.
 
     At most MOST_PROBES. `seed` is any number; each search takes another.
     """
@@ -98,7 +99,7 @@ def _guesses(opened: OpenedPorts) -> Iterator[int]:
 
 
 def _shuffled(ports: range, seed: int) -> Iterator[int]:
-    """Each once: a stride that has no divisor in common with their number visits all of them."""
+    """Yield each port once: a stride coprime to their number visits all of them."""
     count = len(ports)
     if not count:
         return
@@ -112,7 +113,7 @@ def _shuffled(ports: range, seed: int) -> Iterator[int]:
 
 
 def due(elapsed: float) -> int:
-    """How many probes may have been sent, so many seconds after the first."""
+    """Return how many probes may have been sent `elapsed` seconds after the first."""
     return min(MOST_PROBES, int(elapsed * PROBES_A_SECOND) + 1)
 
 
@@ -130,12 +131,12 @@ class Patience:
         self._tried: dict[PeerId | str, _TriedPort] = {}
 
     def wait(self, peer: PeerId | str, now: float) -> float:
-        """Seconds until the next search is due; 0 when it is."""
+        """Return the seconds until the next search is due; 0 when it is."""
         tried = self._tried.get(peer)
         return max(0.0, tried.until - now) if tried is not None else 0.0
 
     def failed(self, peer: PeerId | str, now: float) -> None:
-        """A search has found nothing."""
+        """Record that a search has found nothing."""
         tried = self._tried.pop(peer, None) or _TriedPort(0, now)
         tried.until = now + self._again.delay(tried.failures, 0.5)
         tried.failures += 1
@@ -144,7 +145,7 @@ class Patience:
         self._tried[peer] = tried
 
     def forget(self, peer: PeerId | str | None = None) -> None:
-        """It worked, or (without a peer) the network is another one."""
+        """Forget failures: it worked, or (without a peer) the network is another one."""
         if peer is None:
             self._tried.clear()
         else:

@@ -46,19 +46,19 @@ class Seal:
         self._key = key
 
     def request(self, word: bytes) -> bytes:
-        """A request with that word."""
+        """Return a request with that word."""
         transaction = secrets.token_bytes(TRANSACTION_BYTES)
         user = word + self._attempt
         message = StunMessage(kind=StunKind.REQUEST, transaction=transaction, username=user)
         return encode(message, key=self._key)
 
     def answer(self, request: StunMessage, seen: Endpoint) -> bytes:
-        """The answer to a probe."""
+        """Return the reply to a probe."""
         message = StunMessage(kind=StunKind.SUCCESS, transaction=request.transaction, mapped=seen)
         return encode(message, key=self._key)
 
     def read(self, data: bytes) -> StunMessage | None:
-        """None unless it is sealed with this attempt's key."""
+        """Decode a message; None unless it is sealed with this attempt's key."""
         try:
             message = decode(data, key=self._key)
         except RemoteProtocolError:
@@ -68,7 +68,7 @@ class Seal:
 
 
 def _waiting(sock: socket.socket) -> Iterator[tuple[bytes, Endpoint] | Endpoint]:
-    """STUN messages that have come, taken from the socket; ends with who sent anything else, which stays."""
+    """Yield received STUN messages; ends with the sender of anything else, which stays in the socket."""
     while True:
         try:
             start, _ = sock.recvfrom(MAX_STUN_BYTES + 1, socket.MSG_PEEK)
@@ -98,7 +98,9 @@ class OpenPorts:
             self._sockets.pop().close()
 
     async def learn(self, servers: Sequence[Endpoint]) -> Endpoint:
-        """The outer port of a first socket, so the one before those that `search` opens. Raises Broken."""
+        """Return the outer port of a first socket, so the one before those that `search` opens. Raises
+        Broken.
+        """
         sock = self._another()
         answers = await ask_udp(sock, [Question(server=server) for server in servers], grace=0.0)
         seen = [answer.mapped for answer in answers if answer is not None]
@@ -192,6 +194,7 @@ async def probe(sock: socket.socket, at: Dialable, ports: Iterator[int], seal: S
                 found.append(source)
                 over.set()
 
+    # Try ports until one answers or none is left.
     loop.add_reader(sock, read)
     try:
         async with Owner() as owner:
@@ -201,6 +204,7 @@ async def probe(sock: socket.socket, at: Dialable, ports: Iterator[int], seal: S
             owner.cancel()
     finally:
         loop.remove_reader(sock)
+    # Tell the other side its port, several times in case datagrams are lost.
     if not found:
         raise Broken(f"{trying.result()} ports of `{host}` were tried; none answered")
     place = found[0]

@@ -19,7 +19,7 @@ M = TypeVar("M")
 
 
 class PunchVerdict(StrEnum):
-    """Why an attempt is not answered, as the other side is told."""
+    """The reason why an attempt is refused, as the other side is told."""
 
     GLARE = "glare"  # our own attempt at that peer goes on
     BUSY = "busy"
@@ -51,26 +51,30 @@ class Attempts(Generic[M]):
         return len(self._known)
 
     def begin(self, attempt_id: bytes, peer: PeerId, deliver: Callable[[M], None]) -> PunchAttempt[M]:
-        """Our own attempt."""
+        """Begin our own attempt."""
         made = self._known[attempt_id] = PunchAttempt(peer, True, deliver)
         return made
 
     def answer(
         self, attempt_id: bytes, peer: PeerId, deliver: Callable[[M], None]
     ) -> PunchAttempt[M] | PunchVerdict | None:
-        """What a knock of `peer` leads to: an attempt, a refusal to send, or nothing (a copy)."""
+        """Handle a knock of `peer`: return an attempt, a refusal to send, or None (a copy)."""
         if attempt_id in self._known:
             return None
-        ours = [one for one in self._known.values() if one.ours and one.peer == peer and not one.yielded]
+        ours = [
+            attempt
+            for attempt in self._known.values()
+            if attempt.ours and attempt.peer == peer and not attempt.yielded
+        ]
         if ours and self._own > peer:
             return PunchVerdict.GLARE
-        theirs = [one for one in self._known.values() if not one.ours]
-        of_one = sum(one.peer == peer for one in theirs)
+        theirs = [attempt for attempt in self._known.values() if not attempt.ours]
+        of_one = sum(attempt.peer == peer for attempt in theirs)
         if len(theirs) >= MAX_ANSWERED or of_one >= MAX_ANSWERED_OF_ONE:
             return PunchVerdict.BUSY
-        for one in ours:
-            one.yielded = True
-            one.give_way()
+        for attempt in ours:
+            attempt.yielded = True
+            attempt.give_way()
         made = self._known[attempt_id] = PunchAttempt(peer, False, deliver)
         return made
 
@@ -81,5 +85,5 @@ class Attempts(Generic[M]):
             attempt.deliver(message)
 
     def end(self, attempt_id: bytes) -> None:
-        """It is over."""
+        """Forget an attempt that is over."""
         self._known.pop(attempt_id, None)

@@ -1,4 +1,4 @@
-"""Whether two networks let TCP be punched, as far as both nodes' facts tell. Pure.
+"""Decides whether two networks let TCP be punched, as far as both nodes' facts tell. Pure.
 
 Unknown facts are no reason against trying: an attempt is cheap, and a relay carries the data meanwhile.
 """
@@ -7,10 +7,10 @@ from meshd.wire.netfacts import Mapping, NetFacts, Tcp, TriState
 
 
 def worth_trying(mine: NetFacts | None, theirs: NetFacts | None) -> bool:
-    """False where no simultaneous open can work: nobody is to send SYNs in vain every half minute."""
+    """Return False where no simultaneous open can work, to save useless SYNs every half minute."""
     if mine is None or theirs is None:
         return True
-    if any(one.tcp in (Tcp.ONLY_443, Tcp.BLOCKED) for one in (mine, theirs)):
+    if any(facts.tcp in (Tcp.ONLY_443, Tcp.BLOCKED) for facts in (mine, theirs)):
         return False
     if mine.ipv6 is theirs.ipv6 is TriState.YES:
         return True
@@ -19,6 +19,6 @@ def worth_trying(mine: NetFacts | None, theirs: NetFacts | None) -> bool:
     return not (_hidden(mine, theirs) or _hidden(theirs, mine))
 
 
-def _hidden(one: NetFacts, other: NetFacts) -> bool:
-    """Nobody can tell where `one` will be seen, and `other` must know it in advance to let it in."""
-    return one.tcp_symmetric and other.tcp_mapping not in (Mapping.UNKNOWN, Mapping.NONE)
+def _hidden(facts: NetFacts, other: NetFacts) -> bool:
+    """Return True if nobody can tell where `one` will be seen, but `other` must know it to let it in."""
+    return facts.tcp_symmetric and other.tcp_mapping not in (Mapping.UNKNOWN, Mapping.NONE)

@@ -32,7 +32,7 @@ from meshd.link.secure.tls import dialer_context, listener_context
 from meshd.link.tcp.pipe import TcpPipe
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, Source
-from meshd.wire.punching import MAX_WAITED_MS, Knock, PunchGo, Punching, PunchReady, decode, encode
+from meshd.wire.punching import MAX_WAITED_MS, Knock, PunchGo, Punching, PunchReady, decode
 
 _READY_SECONDS = 4.0  # for the other side's word: its own STUN takes 1.5 at most, the rest is the way
 ROUNDS = 2  # with ports of their own: what a router remembers of the first may be in the way
@@ -75,7 +75,6 @@ class PunchLinks:
             kind=LinkKind.TCP,
             first=Knock,
             decode=decode,
-            encode=encode,
         )
         self._certificate = make_link_certificate()
         self._listening = listener_context(self._certificate)
@@ -83,11 +82,11 @@ class PunchLinks:
 
     @property
     def kind(self) -> LinkKind:
-        """TCP."""
+        """The kind TCP."""
         return LinkKind.TCP
 
     def candidates(self) -> Sequence[Candidate]:
-        """None: an address of an attempt is good for that attempt only."""
+        """Return no candidates: an address of an attempt is good for that attempt only."""
         return ()
 
     async def dial(self, peer: PeerId, candidates: Sequence[Dialable] = ()) -> Link:
@@ -109,13 +108,13 @@ class PunchLinks:
         raise AssertionError  # the last round returns or raises
 
     async def serve(self, accept: Accept) -> None:
-        """Hear signals, answer attempts, hand every proven link to `accept`, until cancelled."""
+        """Receive signals, answer attempts, pass every proven link to `accept`, until cancelled."""
         await self._talks.serve(lambda talk, _: self._answer(talk, accept))
 
     # --- the dialling side
 
     async def _round(self, peer: PeerId) -> Link:
-        """One attempt of ours. Raises DialError, Refused."""
+        """Make one attempt of ours. Raises DialError, Refused."""
         try:
             with self._talks.ours(peer) as talk:
                 pipe, proven, path = await self._punch(talk)
@@ -155,7 +154,7 @@ class PunchLinks:
     # --- the answering side
 
     async def _answer(self, talk: Talk[Punching], accept: Accept) -> None:
-        """One attempt of the other side, and the whole life of the link that comes of it."""
+        """Answer one attempt of the other side, and run the whole life of the link that results."""
         try:
             pipe, proven, path = await self._meet(talk)
         except (MeshdError, OSError, Yielded) as error:
@@ -202,10 +201,12 @@ class PunchLinks:
 
 
 def _path(pipe: TcpPipe, mine: Sequence[Candidate], others: Sequence[Candidate]) -> str:
-    """`punched` if a NAT lies between, as far as the addresses tell."""
+    """Return `punched` if a NAT lies between, as far as the addresses tell."""
     between = local_addresses.path_between(pipe.local_host, pipe.remote_host)
-    nat_here = any(one.kind == "srflx" and one.is_v6 == (":" in pipe.remote_host) for one in mine)
-    seen_there = any(one.kind == "host" and one.place == pipe.remote for one in others)
+    nat_here = any(
+        candidate.kind == "srflx" and candidate.is_v6 == (":" in pipe.remote_host) for candidate in mine
+    )
+    seen_there = any(candidate.kind == "host" and candidate.place == pipe.remote for candidate in others)
     return "punched" if between == "public" and (nat_here or not seen_there) else between
 
 

@@ -29,7 +29,9 @@ Reached = tuple[TcpPipe, Proven]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """What this side does with a connected socket: `prove` runs after TLS, one at a time if it `chooses`."""
+    """The part of this side once a socket is connected: `prove` runs after TLS, one at a time if it
+    `chooses`.
+    """
 
     context: ssl.SSLContext
     server: bool
@@ -51,7 +53,7 @@ class PunchRace:
         self._errors: list[MeshdError] = []
 
     async def run(self, ground: PunchGround, others: Sequence[Dialable]) -> Reached:
-        """The first proven pipe; everything else is closed. Raises DialError, Refused."""
+        """Return the first proven pipe; everything else is closed. Raises DialError, Refused."""
         try:
             async with Owner() as owner:
                 meeting = ground.meet(others, lambda sock: self._found(sock, owner))
@@ -123,7 +125,7 @@ class PunchRace:
             self._decided.set()  # the peer itself said no
 
     def _close_all(self) -> None:
-        """Everything but the winner; that one too when nobody will get it."""
+        """Close everything but the winner; that one too when nobody will get it."""
         task = asyncio.current_task()
         kept = self._winner[0] if self._winner is not None and not (task and task.cancelling()) else None
         for sock in self._unowned:

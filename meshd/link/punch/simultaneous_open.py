@@ -48,13 +48,13 @@ class PunchPort:
         self._server.close()
 
     def hosts(self, hosts: Iterable[str]) -> list[Candidate]:
-        """This port at those addresses of this machine that are of its family."""
+        """Return this port at those addresses of this machine that are of its family."""
         v6 = self._family == socket.AF_INET6
         return [Candidate(host, self.port) for host in hosts if (":" in host) == v6 and "%" not in host]
 
     async def meet(self, targets: Sequence[Dialable], found: Found) -> None:
         """Connect to all targets and accept, until cancelled; each connected socket goes to `found`."""
-        mine = [one for one in targets if one.is_v6 == (self._family == socket.AF_INET6)]
+        mine = [place for place in targets if place.is_v6 == (self._family == socket.AF_INET6)]
         async with Owner() as owner:
             owner.start(self._accept(found), name="punch-accept")
             for target in mine:
@@ -102,9 +102,9 @@ class PunchGround:
         self.candidates = tuple(candidates)[:MAX_PUNCH_CANDIDATES]
 
     async def meet(self, others: Sequence[Dialable], found: Found) -> None:
-        """As `PunchPort.meet`, on every port."""
+        """Connect to the others from every port, as `PunchPort.meet`."""
         own = set(self.candidates)
-        targets = [one for one in others if one.proto == "tcp" and one not in own]
+        targets = [candidate for candidate in others if candidate.proto == "tcp" and candidate not in own]
         async with Owner() as owner:
             for port in self._ports:
                 owner.start(port.meet(targets[:MAX_PUNCH_CANDIDATES], found), name="punch-meet")
@@ -123,6 +123,7 @@ async def ground(
     with contextlib.ExitStack() as opened:
         ports: list[PunchPort] = []
         candidates: list[Candidate] = []
+        # Open one port for each family in which this machine has an address.
         for family in (socket.AF_INET6, socket.AF_INET):
             if not any((":" in host) == (family == socket.AF_INET6) for host in own):
                 continue
@@ -131,16 +132,18 @@ async def ground(
                 opened.callback(port.close)
                 ports.append(port)
                 candidates += port.hosts(own)
+        # Without IPv4 there is no NAT to ask about.
         v4 = [port for port in ports if port._family == socket.AF_INET]
         if not v4:
             yield PunchGround(ports, candidates)
             return
         async with tcp_mapping(v4[0].port, servers, family=socket.AF_INET, seconds=seconds) as seen:
-            known = {(one.host, one.port) for one in candidates}
+            # Offer the outer addresses first: the other side most likely needs those.
+            known = {(place.host, place.port) for place in candidates}
             mapped = dict.fromkeys(
                 answer.mapped
                 for answer in seen.answers
                 if (answer.mapped.host, answer.mapped.port) not in known
             )
-            far = [Candidate(one.host, one.port, "tcp", "srflx") for one in mapped]
+            far = [Candidate(place.host, place.port, "tcp", "srflx") for place in mapped]
             yield PunchGround(ports, [*far[:3], *candidates])

@@ -3,7 +3,7 @@
 For peers that are reachable by UDP and not by TCP: in Python a UDP link carries a tenth of what TLS over TCP
 does with the same CPU. As with TCP, the listener's certificate is made at its start and trusted by nobody;
 the dialler takes whichever it is shown and binds the proof to it (secure/handshake.py). When the dialler's
-address changes, the connection goes on from the new one (RFC 9000 section 9).
+address changes, the connection continues from the new one (RFC 9000 section 9).
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class QuicLink(ProvenLink):
 
 
 class QuicDialer:
-    """Makes QUIC links over plain UDP; `handshake` is asked anew at each dial."""
+    """Makes QUIC links over plain UDP; `handshake` is called at each dial."""
 
     transport = Transport.QUIC
 
@@ -57,9 +57,9 @@ class QuicDialer:
         path: str = "",
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
-        """`ports` makes the port to dial an address from: a new one, or `QuicListener.dial_port`.
+        """Set up. `ports` makes the port to dial an address from: a new one, or `QuicListener.dial_port`.
 
-        `path`: what the path is called (LinkInfo), where the addresses do not tell.
+        `path`: the name of the path (LinkInfo), where the addresses do not tell.
         """
         self._path = path
         self._handshake = handshake
@@ -125,12 +125,13 @@ async def _attempt(
     ports: Ports,
     join: JoinKeys | None = None,
 ) -> Reached:
-    """One address, to the end of the proof. Raises DialError, Refused."""
+    """Dial one address, to the end of the proof. Raises DialError, Refused."""
     await load()
     from meshd.link.quic import engine, first_datagram
 
     port: DialPort | SharedPort | None = None
     try:
+        # Start the connection, and route its datagrams to the pipe.
         port = ports(candidate)
         port.report_errors(True)
         now = asyncio.get_running_loop().time()
@@ -139,6 +140,7 @@ async def _attempt(
         pipe = QuicPipe(started, port, place=candidate.place, idle_seconds=idle)
         port.attach(pipe, (started.host_cid,))
         made.append(pipe)
+        # Shake hands, then prove both ends.
         async with asyncio.timeout(ATTEMPT_SECONDS):
             async with asyncio.timeout(CONNECT_SECONDS):
                 pipe.transmit()
@@ -150,6 +152,7 @@ async def _attempt(
             if purpose is Purpose.MEMBER:
                 member_of(proven)
     except (MeshdError, OSError) as error:
+        # The port may know why: an ICMP error says more than a timeout.
         if port is not None:
             if port.pipe is not None:
                 await port.pipe.aclose()
@@ -162,6 +165,7 @@ async def _attempt(
                 port.pipe.abort()
             port.close()
         raise
+    # The other side is proven: open full windows.
     pipe.widen()
     return pipe, (proven, port)
 
@@ -187,7 +191,9 @@ def joining(
     path: str,
     dialled: bool,
 ) -> Joining:
-    """For either end; `path` as `info_of` takes it, `local` is asked when the pipe becomes a link."""
+    """Return the pipe as Joining, for either end; `path` as `info_of` takes it, `local` is called when it
+    becomes a link.
+    """
 
     def link(member: Proven) -> QuicLink:
         info = info_of(pipe, member, local=local(), path=path, dialled=dialled)

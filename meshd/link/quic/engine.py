@@ -1,7 +1,7 @@
 """QUIC by aioquic, sans-IO, with what it leaves open closed: credit, path MTU, limits. Imported on demand.
 
 With window.py and first_datagram.py the only place that knows aioquic (1.7). An engine is one connection
-with one bidirectional stream. What it does otherwise than the library's own:
+with one bidirectional stream. Its differences from the library's own:
 
 - Credit (MAX_DATA, MAX_STREAM_DATA; RFC 9000 section 4) follows what was read. The library doubles its
   windows by what has *arrived*, so a reader that does not read slows nobody down, and a peer that sends one
@@ -64,12 +64,12 @@ _STREAM = 0  # the first one that the dialler opens
 
 
 def dialler_settings(*, idle_seconds: float) -> QuicConfiguration:
-    """For connections that we make; the proof judges the certificate, not an authority."""
+    """Return settings for outgoing connections; the proof judges the certificate, not an authority."""
     return _settings(QuicConfiguration(is_client=True), idle_seconds)
 
 
 def listener_settings(certificate: LinkCertificate, *, idle_seconds: float) -> QuicConfiguration:
-    """For connections that we take in."""
+    """Return settings for incoming connections."""
     settings = _settings(QuicConfiguration(is_client=False), idle_seconds)
     settings.certificate, settings.private_key = unpack_link_certificate(certificate)
     return settings
@@ -101,8 +101,10 @@ class QuicEngine(QuicConnection):
             original_destination_connection_id=original_id,
             retry_source_connection_id=retry_id,
         )
+        # Let the dialler open one stream, and nobody anything else.
         self._local_max_streams_bidi.value = self._local_max_streams_bidi.sent = int(not settings.is_client)
         self._local_max_streams_uni.value = self._local_max_streams_uni.sent = 0
+        # Replace the library's pacer by one that follows the same model as the window.
         self._window_control = cast(Window, self._loss._cc)
         self._loss._pacer = cast(
             QuicPacketPacer, Pacer(self._window_control.model, settings.max_datagram_size)
@@ -125,12 +127,12 @@ class QuicEngine(QuicConnection):
     # --- what came
 
     def receive_datagram(self, data: bytes, addr: Origin, now: float) -> None:
-        """One datagram; before the handshake is done, from where the first one came only."""
+        """Handle one datagram; before the handshake is done, only from where the first one came."""
         if self._is_client or self._handshake_confirmed or not self.begun or addr == self.get_peer_address():
             super().receive_datagram(data, addr, now)
 
     def poll(self) -> None:
-        """Sort what the library has to tell into our attributes."""
+        """Sort the library's events into our attributes."""
         self._window_control.settle(starved=not self.unsent)
         while (event := self.next_event()) is not None:
             if isinstance(event, StreamDataReceived):
@@ -156,12 +158,12 @@ class QuicEngine(QuicConnection):
         return self._state is not QuicConnectionState.FIRSTFLIGHT
 
     def binding(self) -> bytes:
-        """SHA-256 of the listener's certificate (DER); empty when it has shown none."""
+        """Return the SHA-256 of the listener's certificate (DER); empty when it has shown none."""
         certificate = self.tls._peer_certificate
         return certificate_hash(certificate) if certificate is not None else b""
 
     def consume(self, size: int) -> bool:
-        """`size` bytes of the inbox are used; true when the other side should hear of new credit soon."""
+        """Free `size` bytes of the inbox; True when the other side should hear of new credit soon."""
         self._consumed += size
         limit = self._local_max_data
         if self._consumed + self._window - limit.value < self._window // 4:
@@ -170,7 +172,7 @@ class QuicEngine(QuicConnection):
         return True
 
     def widen(self, mtu: int = ETHERNET_MTU) -> None:
-        """The other side has proven itself: the whole window, and larger datagrams if the path takes them.
+        """Open the whole window to a proven peer, and try larger datagrams.
 
         `mtu` in bytes is what its first hop takes. Where that is Ethernet, a probe for more would only cost.
         """
@@ -197,19 +199,19 @@ class QuicEngine(QuicConnection):
             self._stream = self._streams.get(_STREAM)
 
     def finish(self) -> None:
-        """No more will be written."""
+        """End our direction: no more will be written."""
         if _STREAM in self._streams and self.gone is None:
             self.send_stream_data(_STREAM, b"", end_stream=True)
             self._stream = self._streams[_STREAM]
 
     @property
     def unsent(self) -> int:
-        """Written bytes that have never been sent."""
+        """The written bytes that have never been sent."""
         return self._written - self._stream.sender.highest_offset if self._stream is not None else 0
 
     @property
     def held(self) -> int:
-        """Written bytes that are kept because something before or among them is not confirmed."""
+        """The written bytes kept because something before or among them is not confirmed."""
         return self._written - self._stream.sender._buffer_start if self._stream is not None else 0
 
     @property
@@ -218,7 +220,7 @@ class QuicEngine(QuicConnection):
         return self._stream is None or self._stream.sender.is_finished
 
     def quiet(self, now: float) -> bool:
-        """True when it is certain that nothing is due: finding out by building packets costs 25 µs.
+        """Return True when it is certain that nothing is due: finding out by building packets costs 25 µs.
 
         Most of all after data came in: it is acknowledged later, and its reader should go first.
         """
@@ -248,8 +250,20 @@ class QuicEngine(QuicConnection):
         path = self._network_paths[0]
         return len(self._network_paths) == 1 and path.is_validated and not path.remote_challenges
 
+    def datagrams_to_send(self, now: float) -> list[tuple[bytes, Origin]]:
+        """Return the due datagrams, at most three times the bytes received from an unvalidated address.
+
+        RFC 9000, section 8.1. The library does not count a close against that limit: it is left out then.
+        """
+        datagrams = cast(list[tuple[bytes, Origin]], super().datagrams_to_send(now))
+        path = self._network_paths[0] if self._network_paths else None
+        if path is not None and not path.is_validated:
+            while datagrams and path.bytes_sent > 3 * path.bytes_received:
+                path.bytes_sent -= len(datagrams.pop()[0])
+        return datagrams
+
     def path_probe(self, now: float) -> bytes | None:
-        """A datagram larger than usual, to learn whether the path takes it; None when none is due."""
+        """Return a datagram larger than usual, to learn whether the path takes it; None when none is due."""
         window = self._window_control
         if self._max_datagram_size > SAFE_DATAGRAM_BYTES and (
             self._loss._pto_count >= 2
@@ -294,7 +308,7 @@ class QuicEngine(QuicConnection):
             self._missed = self._probe_at is None  # a narrow path, or chance: it is tried again
 
     def _probes(self) -> list[int]:
-        """Each size twice: one lost datagram says nothing."""
+        """Return each size twice: one lost datagram says nothing."""
         return [size for size in self._sizes for _ in range(2)]
 
     # --- instead of the library's own

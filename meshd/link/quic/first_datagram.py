@@ -1,4 +1,4 @@
-"""What a QUIC listener does with the first datagram of a stranger; and the dialler's first step."""
+"""The reception of a stranger's first datagram at a QUIC listener; and the dialler's first step."""
 
 import os
 from typing import cast
@@ -21,7 +21,7 @@ from meshd.link.udp.batch_socket import Origin
 
 
 class Reception:
-    """What a listener does with the first datagram of a stranger; keeps nothing of it.
+    """The reply of a listener to the first datagram of a stranger; it keeps no state of it.
 
     While it is `busy`, strangers must first show that they are where they say (a Retry, RFC 9000 section
     8.1.2), which costs them a round trip and us nothing. Answers are never larger than what they answer.
@@ -34,7 +34,8 @@ class Reception:
     def first(
         self, data: bytes, origin: Origin, now: float, *, busy: bool
     ) -> tuple[QuicEngine, bytes] | bytes | None:
-        """A new connection and the id that its dialler gave it, a datagram to answer with, or None."""
+        """Return a new connection and the id that its dialler gave it, a datagram to reply with, or None."""
+        # Ignore whatever is too short or too damaged for a QUIC Initial.
         if len(data) < SAFE_DATAGRAM_BYTES:
             return None
         try:
@@ -43,6 +44,7 @@ class Reception:
             return None
         if header.packet_type is QuicPacketType.VERSION_NEGOTIATION or header.version is None:
             return None
+        # Tell a dialler of another version which versions we speak.
         if header.version not in self._settings.supported_versions:
             return encode_quic_version_negotiation(
                 source_cid=header.destination_cid,
@@ -51,6 +53,7 @@ class Reception:
             )
         if header.packet_type is not QuicPacketType.INITIAL:
             return None
+        # Validate the address if it brings a token; ask it for one while we are busy.
         original, retry = header.destination_cid, None
         if header.token:
             try:
@@ -62,6 +65,7 @@ class Reception:
             retry = header.destination_cid
         elif busy:
             return self._retry(header, origin, now)
+        # Create state only now, and drop it if the packet is not a dialler's.
         engine = QuicEngine(self._settings, original_id=original, retry_id=retry)
         engine.receive_datagram(data, origin, now)
         return (engine, header.destination_cid) if engine.begun else None
@@ -83,7 +87,7 @@ class Reception:
 
 
 def start_dialling(settings: QuicConfiguration, origin: Origin, now: float) -> QuicEngine:
-    """The dialler's end of a new connection."""
+    """Return the dialler's end of a new connection."""
     engine = QuicEngine(settings)
     engine.connect(origin, now=now)
     return engine

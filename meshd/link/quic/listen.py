@@ -1,9 +1,9 @@
 """Listening for QUIC links: one UDP port for all connections, told apart by connection id.
 
-Anybody can send a datagram: so nothing is kept of a stranger before its first packet has shown to be QUIC, at
-most 32 connections wait for their proof (base/unproven_connections.py) with 64 KiB of credit each, and once
-half of these places are taken strangers must show first that they are where they say. Until then at most
-three times of what came is sent (RFC 9000 section 8.1).
+Anybody can send a datagram, and forge where it comes from. So nothing is kept of a stranger before its first
+packet has shown to be QUIC, few connections wait for their proof (base/unproven_connections.py) with 64 KiB
+of credit each, and at most three times of what came is sent (RFC 9000 section 8.1). From the third connection
+of one address on, and once 16 wait in all, strangers must show first that they are where they say.
 """
 
 import asyncio
@@ -13,10 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from meshd.base.errors import LocalProtocolError, MeshdError
-from meshd.base.fault_boundary import contained
+from meshd.base.fault_boundary import Contained, Fault, contained
 from meshd.base.log import get
 from meshd.base.tasks import Owner
-from meshd.base.unproven_connections import MAX_UNPROVEN
 from meshd.identity.proof import Proven
 from meshd.link.interface import LinkKind
 from meshd.link.quic.dial import IDLE_SECONDS, QuicLink, info_of, load
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
 _log = get("link")
 
 _LOAD_AGAIN_SECONDS = 1.0
+_UNASKED = 16  # connections that may wait without having shown where they are, when another one comes
+_UNASKED_OF_ADDRESS = 2
 _WAITING_STRANGERS = 16  # first datagrams kept while the library is loaded, once
 
 
@@ -75,11 +76,11 @@ class QuicListener(PortListener):
 
     @property
     def kind(self) -> LinkKind:
-        """QUIC."""
+        """The kind QUIC."""
         return LinkKind.QUIC
 
     def adopt(self, sock: socket.socket) -> None:
-        """Instead of `open`: take connections in on this bound socket, which is closed with the others."""
+        """Take connections in on this bound socket instead of `open`; it is closed with the others."""
         host, port = sock.getsockname()[:2]
         self._sockets, self._places, self._port = [sock], (host,), port
 
@@ -99,7 +100,7 @@ class QuicListener(PortListener):
                 return
 
     def dial_port(self, candidate: Dialable) -> DialPort | SharedPort:
-        """To dial `candidate` from the port that this listener has, where it has one of that family."""
+        """Return a port to dial `candidate` from: this listener's, if it has one of that family."""
         self._open_doors()
         for door in self._doors:
             if door.socket.v6 is candidate.is_v6:
@@ -107,7 +108,9 @@ class QuicListener(PortListener):
         return DialPort(candidate)
 
     def _open_doors(self) -> None:
-        """Before `serve` already when somebody dials: a node that joins takes nobody in yet."""
+        """Start reading the sockets; also for a dial before `serve`, when a node that joins takes nobody in
+        yet.
+        """
         if not self._doors:
             self._doors = [Door(sock, self._stranger) for sock in self._sockets]
 
@@ -137,7 +140,7 @@ class QuicListener(PortListener):
             self.close()
 
     async def _load(self) -> None:
-        """Nobody pays for the library until somebody comes. Without a free descriptor it cannot be had."""
+        """Load the library when somebody comes; retry later without a free descriptor."""
         while True:
             await self._loading.wait()
             try:
@@ -160,8 +163,14 @@ class QuicListener(PortListener):
             return
         if not self._entrance.hears(*origin.address):
             return
-        now, busy = asyncio.get_running_loop().time(), 2 * self.unproven >= MAX_UNPROVEN
-        answer = self._reception.first(data, origin, now, busy=busy)
+        now = asyncio.get_running_loop().time()
+        waiting = self._entrance.unproven
+        busy = len(waiting) >= _UNASKED or waiting.count_from(origin.address[0]) >= _UNASKED_OF_ADDRESS
+        try:
+            with Contained("network", "QUIC datagram"):
+                answer = self._reception.first(data, origin, now, busy=busy)
+        except Fault:
+            return
         if isinstance(answer, bytes):
             door.send([answer], origin)
         elif answer is not None and self._welcome is not None:

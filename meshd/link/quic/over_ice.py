@@ -105,16 +105,16 @@ class QuicSession:
 
     @property
     def fingerprint(self) -> bytes:
-        """SHA-256 of our certificate."""
+        """The SHA-256 of our certificate."""
         return self._certificate.sha256
 
     @property
     def pair(self) -> tuple[Address, Address, CandidateKind | None] | None:
-        """Our address, theirs, and of what kind they said theirs is."""
+        """Our address, theirs, and the kind that they announced."""
         return self.ice.pair or self._pair
 
     def open(self, hosts: Sequence[str], open_socket: OpenSocket) -> list[Candidate]:
-        """Bind sockets; returns their addresses."""
+        """Bind sockets; return their addresses."""
         return self.ice.open(hosts, open_socket)
 
     async def connect(self, terms: Terms, places: Sequence[Dialable]) -> None:
@@ -140,7 +140,7 @@ class QuicSession:
             )
 
     def shut(self) -> list[asyncio.Task[None]]:
-        """End everything at once; returns tasks that end in the next turns. Idempotent."""
+        """End everything at once; return tasks that end in the next turns. Idempotent."""
         if self.pipe is not None:
             self.pipe.abort()  # says goodbye, and then comes by `forget`
         return self._end_path()
@@ -149,7 +149,7 @@ class QuicSession:
 
     @property
     def full(self) -> bool:
-        """Never: what the kernel does not take is lost on its way."""
+        """Never true: what the kernel does not take is lost on its way."""
         return False
 
     def send(self, datagrams: Sequence[bytes], origin: Origin) -> None:
@@ -157,18 +157,18 @@ class QuicSession:
         self.ice.send_now(datagrams)
 
     def probe(self, datagram: bytes, origin: Origin) -> None:
-        """Send one that arrives whole or not at all."""
+        """Send one datagram that arrives whole or not at all."""
         self.ice.probe_now(datagram)
 
     def mtu(self, origin: Origin) -> int:
-        """What nearly every way through a NAT takes."""
+        """Return Ethernet's MTU, which nearly every way through a NAT takes."""
         return ETHERNET_MTU
 
     def renamed(self, pipe: QuicPipe, new: Sequence[bytes], old: Sequence[bytes]) -> None:
-        """Every datagram that comes is for the one pipe."""
+        """Do nothing: every datagram that comes is for the one pipe."""
 
     def forget(self, pipe: QuicPipe) -> None:
-        """The connection is over, and so is its path."""
+        """End the path with its connection."""
         self._end_path()
 
     # --- inside

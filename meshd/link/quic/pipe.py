@@ -22,7 +22,7 @@ _SMALL_ON_AVERAGE = 4 << 10  # smaller pieces are put together first
 
 
 class Engine(Protocol):
-    """quic_engine.Engine: a Protocol, so that code that only lists links does not import the library."""
+    """The interface of engine.QuicEngine, so that code that only lists links does not import the library."""
 
     inbox: list[bytes]
     new_ids: list[bytes]
@@ -59,7 +59,7 @@ class Engine(Protocol):
 
 
 class Port(Protocol):
-    """What carries the datagrams of a pipe."""
+    """The carrier of a pipe's datagrams."""
 
     @property
     def full(self) -> bool:
@@ -73,15 +73,15 @@ class Port(Protocol):
         ...
 
     def mtu(self, origin: Origin) -> int:
-        """Bytes of an IP packet that the first hop towards `origin` takes."""
+        """Return the bytes of an IP packet that the first hop towards `origin` takes."""
         ...
 
     def renamed(self, pipe: "QuicPipe", new: Sequence[bytes], old: Sequence[bytes]) -> None:
-        """Datagrams to these ids come for `pipe`, or do not any more."""
+        """Route datagrams to the `new` ids to `pipe`, and those to `old` not any more."""
         ...
 
     def forget(self, pipe: "QuicPipe") -> None:
-        """`pipe` is done: nothing of it is sent or received any more."""
+        """Forget `pipe`: nothing of it is sent or received any more."""
         ...
 
 
@@ -108,7 +108,7 @@ class QuicPipe(BufferedPipe):
     # --- what the port calls
 
     def datagram(self, data: bytes, origin: Origin, now: float) -> None:
-        """One came; `advance` must follow."""
+        """Handle one datagram; `advance` must follow."""
         self._heard = now
         try:
             self.engine.receive_datagram(data, origin, now)
@@ -117,7 +117,7 @@ class QuicPipe(BufferedPipe):
             raise  # to be seen: no datagram may get so far
 
     def advance(self) -> None:
-        """Hand on received data, and send due packets."""
+        """Pass on received data, and send due packets."""
         if self._dropped:
             return
         engine = self.engine
@@ -161,7 +161,7 @@ class QuicPipe(BufferedPipe):
             self._settled.set()
 
     def fail(self, what: str) -> None:
-        """The port cannot carry it any more."""
+        """End the pipe: the port cannot carry it any more."""
         self._finish(Broken, what)
         self._drop()
 
@@ -169,7 +169,7 @@ class QuicPipe(BufferedPipe):
 
     @property
     def origin(self) -> Origin | None:
-        """Where the other side is now."""
+        """The present address of the other side."""
         return self.engine.get_peer_address()
 
     async def secure(self) -> None:
@@ -178,21 +178,24 @@ class QuicPipe(BufferedPipe):
         self._check()
 
     def binding(self) -> bytes:
-        """SHA-256 of the certificate that the listener showed; for the dialler, after `secure`."""
+        """Return the SHA-256 of the listener's certificate; for the dialler, after `secure`.
+
+        Raises RemoteProtocolError when the listener showed none.
+        """
         binding = self.engine.binding()
         if not binding:
             raise RemoteProtocolError("the listener showed no certificate", code="quic")
         return binding
 
     def widen(self) -> None:
-        """The other side has proven who it is: full windows from here on."""
+        """Open full windows: the other side has proven who it is."""
         if self._end is None:
             origin = self.origin
             self.engine.widen(ETHERNET_MTU if origin is None else self._port.mtu(origin))
             self.transmit()
 
     def abort(self) -> None:
-        """Drop the connection at once; the other side is told, nothing of it waits."""
+        """Drop the connection at once; the other side is told, without waiting."""
         self._finish(Closed, "this link was closed")
         if not self._dropped:
             self.engine.close()

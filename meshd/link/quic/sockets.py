@@ -41,7 +41,7 @@ class DialPort:
         self.report_errors = self._socket.report_errors
 
     def attach(self, pipe: QuicPipe, ids: Sequence[bytes]) -> None:
-        """`pipe` is the one that is dialled; `ids` are its own connection ids."""
+        """Take the pipe that is dialled; `ids` are its own connection ids."""
         self.pipe = pipe
 
     @property
@@ -56,7 +56,7 @@ class DialPort:
         self._socket.send(datagrams, origin)
 
     def renamed(self, pipe: QuicPipe, new: Sequence[bytes], old: Sequence[bytes]) -> None:
-        """Every datagram that comes is for the one pipe."""
+        """Do nothing: every datagram that comes is for the one pipe."""
 
     def forget(self, pipe: QuicPipe) -> None:
         self._socket.close()
@@ -72,7 +72,7 @@ class DialPort:
             self.pipe.advance()
 
     def _error(self, error: OSError) -> None:
-        """What the kernel says: final while nobody has answered, else a hiccup that the timers deal with."""
+        """Handle a kernel error: final while nobody has answered, else left to the timers."""
         if self.pipe is not None and not self.pipe.engine.secured and self.error is None:
             self.error = error
             self.pipe.fail("the network refused")
@@ -104,24 +104,24 @@ class Door:
 
     def add(self, pipe: QuicPipe, ids: Sequence[bytes]) -> None:
         self._ids[pipe] = set(ids)
-        for one in ids:
-            self._pipes[one] = pipe
+        for connection_id in ids:
+            self._pipes[connection_id] = pipe
         self._touched[pipe] = None
 
     def renamed(self, pipe: QuicPipe, new: Sequence[bytes], old: Sequence[bytes]) -> None:
         known = self._ids.get(pipe)
         if known is None:
             return
-        for one in new:
-            self._pipes[one] = pipe
-            known.add(one)
-        for one in old:
-            self._pipes.pop(one, None)
-            known.discard(one)
+        for connection_id in new:
+            self._pipes[connection_id] = pipe
+            known.add(connection_id)
+        for connection_id in old:
+            self._pipes.pop(connection_id, None)
+            known.discard(connection_id)
 
     def forget(self, pipe: QuicPipe) -> None:
-        for one in self._ids.pop(pipe, ()):
-            self._pipes.pop(one, None)
+        for connection_id in self._ids.pop(pipe, ()):
+            self._pipes.pop(connection_id, None)
         self._touched.pop(pipe, None)
 
     def _received(self, datagrams: Sequence[bytes], origin: Origin) -> None:
@@ -135,7 +135,7 @@ class Door:
                 self._stranger(self, data, origin)
 
     def batch(self) -> None:
-        """Hand on what came since the last call."""
+        """Pass on what came since the last call."""
         touched, self._touched = self._touched, {}
         for pipe in touched:
             pipe.advance()
@@ -145,14 +145,16 @@ class Door:
             pipe.transmit()
 
     def _error(self, error: OSError) -> None:
-        """A datagram that did not leave: as good as lost, and its connection's timers deal with that."""
+        """Ignore a datagram that did not leave: it is as good as lost, and its connection's timers handle
+        that.
+        """
 
 
 class SharedPort:
     """One connection that we make from the port at which a listener takes others in.
 
-    Peers know where that port is seen from outside, and our NAT lets in whom we have sent to from it: two
-    nodes that dial each other so at the same time need nothing else to get through most NATs.
+    Peers know where that port is seen from outside, and our NAT lets in those that we have sent to from it:
+    two nodes that dial each other so at the same time need nothing else to get through most NATs.
     """
 
     def __init__(self, door: Door, candidate: Dialable) -> None:
@@ -167,7 +169,7 @@ class SharedPort:
         self.forget = door.forget
 
     def attach(self, pipe: QuicPipe, ids: Sequence[bytes]) -> None:
-        """As DialPort's."""
+        """Take the pipe that is dialled; `ids` are its own connection ids."""
         self.pipe = pipe
         self._door.add(pipe, ids)
 
@@ -180,16 +182,16 @@ class SharedPort:
         return self._door.socket.local_host(self.origin), self._door.socket.port
 
     def report_errors(self, on: bool) -> None:
-        """The port is not this connection's alone: whom an error is about cannot be told."""
+        """Do nothing: on a shared port an error cannot be attributed to a connection."""
 
     def close(self) -> None:
-        """The connection is over; the port stays."""
+        """Forget the connection; the port stays open."""
         if self.pipe is not None:
             self.forget(self.pipe)
 
 
 def destination(data: bytes) -> bytes:
-    """The connection id that a QUIC datagram is for (RFC 8999 section 5); empty when there is none."""
+    """Return the connection id that a QUIC datagram is for (RFC 8999 section 5); empty when there is none."""
     if data and data[0] & 0x80:
         return data[6 : 6 + data[5]] if len(data) > 6 else b""
     return data[1 : 1 + ID_BYTES]

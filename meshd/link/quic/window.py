@@ -63,7 +63,7 @@ class Window(QuicCongestionControl):
         self.congestion_window = self.model.window
 
     def on_rtt_measurement(self, *, now: float, rtt: float) -> None:
-        """Each acknowledged packet tells."""
+        """Ignore the measurement: each acknowledged packet brings its own."""
 
 
 class Pacer:
@@ -91,7 +91,7 @@ class Pacer:
         self._budget = max(self._budget - self._datagram, -2.0 * self._datagram)
 
     def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
-        """The model has its own."""
+        """Do nothing: the model has its own rate."""
 
 
 register_congestion_control(WINDOW_NAME, Window)

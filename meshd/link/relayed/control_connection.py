@@ -32,7 +32,6 @@ from meshd.wire.relay import (
     Ring,
     ShutBox,
     decode_from_relay,
-    encode,
 )
 
 PING_SECONDS = 2.0  # without a word from the relay
@@ -132,7 +131,7 @@ class ControlConnection:
 
     @property
     def why_over(self) -> str:
-        """Why it ended; empty while it lives."""
+        """The reason why it ended; empty while it lives."""
         return self._over
 
     async def call(self, to: bytes) -> bytes:
@@ -154,17 +153,17 @@ class ControlConnection:
         await self._send(OpenBox(box, seconds))
 
     async def shut_box(self, box: bytes) -> None:
-        """End of `open_box`. Raises Broken, Closed."""
+        """Stop taking calls and mail for `box`. Raises Broken, Closed."""
         await self._send(ShutBox(box))
 
     def check(self) -> None:
-        """There is reason to doubt that it lives: ask at once, and give it up if nothing comes within 2 s."""
+        """Ping at once, and give the connection up if nothing comes within 2 s."""
         self._doubt.set()
 
     def hang_up(self, ticket: bytes) -> None:
-        """Give a ticket back, if that can be said at once: it expires by itself."""
+        """Return a ticket, if it can be sent at once: otherwise it expires by itself."""
         try:
-            self._pipe.try_send([framed(encode(HangUp(ticket)))])
+            self._pipe.try_send([framed(HangUp(ticket).encode())])
         except MeshdError:
             return
 
@@ -202,7 +201,7 @@ class ControlConnection:
         return answer
 
     def _give_up(self, number: int, waiting: asyncio.Future[Answer]) -> None:
-        """A call that nobody waits for any more: what the relay grants is given back as soon as it comes."""
+        """Abandon a call: what the relay grants is given back as soon as it comes."""
         late = waiting
         if waiting.cancelled() or not waiting.done():
             late = self._waiting[number] = asyncio.get_running_loop().create_future()
@@ -221,7 +220,7 @@ class ControlConnection:
 
     async def _send(self, message: FromNode) -> None:
         async with self._sending:
-            await self._pipe.send([framed(encode(message))])
+            await self._pipe.send([framed(message.encode())])
 
     async def _listen(self) -> None:
         while True:
@@ -281,7 +280,7 @@ class ControlConnection:
                 await self._ask_if_there(DOUBT_SECONDS)
 
     async def _ask_if_there(self, seconds: float) -> None:
-        """Raises Broken when nothing at all comes within `seconds`."""
+        """Ping the relay. Raises Broken when nothing at all comes within `seconds`."""
         self._word.clear()
         try:
             async with asyncio.timeout(max(0.5, seconds)):

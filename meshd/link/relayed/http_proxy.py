@@ -37,7 +37,7 @@ class HttpProxy:
 
 
 def proxy_for(host: str, port: int, environ: Mapping[str, str]) -> HttpProxy | None:
-    """The proxy to use for `host`, if any. Raises UserError for one that cannot be used. Pure."""
+    """Return the proxy to use for `host`, if any. Raises UserError for one that cannot be used. Pure."""
     text = environ.get("https_proxy") or environ.get("HTTPS_PROXY") or ""
     without = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
     if not text or _is_loopback(host) or _excepted(host, port, without):
@@ -81,11 +81,11 @@ def _excepted(host: str, port: int, without: str) -> bool:
 
 
 async def connect(place: str, environ: Mapping[str, str], allow: Allow) -> socket.socket:
-    """A connected, non-blocking socket that leads to `place`; `allow` says which addresses of its name may be
-    dialled. Raises OSError, Broken, UserError.
+    """Return a connected, non-blocking socket that leads to `place`.
 
-    A proxy looks up the name of a relay that this node was told by its user. Of any other relay it is told an
-    address that `allow` has let pass: what the proxy reaches may be out of reach for the peer that names it.
+    `allow` decides which addresses of its name may be dialled. Raises OSError, Broken, UserError. A proxy
+    looks up the name of a relay that the user named. Of any other relay it gets an address that `allow` has
+    let pass: what the proxy reaches may be out of reach for the peer that names it.
     """
     host, port = split_place(place)
     proxy = proxy_for(host, port, environ)
@@ -103,7 +103,7 @@ async def connect(place: str, environ: Mapping[str, str], allow: Allow) -> socke
 
 
 async def _reach(host: str, port: int, allow: Allow) -> socket.socket:
-    """RFC 8305: every address of the name, staggered; the first that answers."""
+    """Connect to every address of the name, staggered (RFC 8305); the first that answers wins."""
     starts: list[tuple[float, Callable[[], Coroutine[object, object, socket.socket]]]] = [
         (at * STAGGER_SECONDS, partial(tcp_connect.connect, place))
         for at, place in enumerate(await _allowed(host, port, allow))
@@ -115,7 +115,7 @@ async def _reach(host: str, port: int, allow: Allow) -> socket.socket:
 
 
 async def _allowed(host: str, port: int, allow: Allow) -> Sequence[Dialable]:
-    """The addresses of a name that may be dialled, at least one. Raises OSError."""
+    """Return the addresses of a name that may be dialled, at least one. Raises OSError."""
     try:
         found = [str(ipaddress.ip_address(host))]
     except ValueError:
@@ -131,7 +131,7 @@ async def _allowed(host: str, port: int, allow: Allow) -> Sequence[Dialable]:
 
 
 def _places(addresses: Sequence[str], port: int) -> list[Candidate]:
-    """Those that one machine can have."""
+    """Return those that one machine can have."""
     places = []
     for address in addresses:
         with contextlib.suppress(LocalProtocolError):
@@ -158,7 +158,7 @@ async def _ask(sock: socket.socket, place: str, proxy: HttpProxy) -> None:
 
 
 def read_reply(reply: bytes, proxy: str) -> None:
-    """Judge what a proxy said to CONNECT. Raises Broken unless the way is open. Pure."""
+    """Check a proxy's reply to CONNECT. Raises Broken unless the way is open. Pure."""
     head, _, rest = reply.partition(b"\r\n\r\n")
     line = head.split(b"\r\n", 1)[0].decode("latin-1")
     words = line.split(" ", 2)

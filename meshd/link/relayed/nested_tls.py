@@ -24,7 +24,7 @@ class NestedEngine(TlsEngine):
         self._space = memoryview(bytearray(4 << 10))
 
     def feed(self, data: bytes | memoryview) -> None:
-        """As TlsEngine; what is wrong with the outer connection is told by `advance` and `unseal`."""
+        """Feed received bytes; failures of the outer connection are raised by `advance` and `unseal`."""
         self._outer.feed(data)
         try:
             while count := self._outer.unseal(self._space):
@@ -39,13 +39,11 @@ class NestedEngine(TlsEngine):
             self._space = memoryview(bytearray(4 * len(self._space)))
 
     def outgoing(self) -> bytes:
-        """As TlsEngine."""
         inner = super().outgoing()
         ready, self._ready = self._ready, b""
         return ready + (self._outer.seal([inner]) if inner else self._outer.outgoing())
 
     def advance(self) -> bool:
-        """As TlsEngine."""
         if super().advance():
             return True
         if self._outer_end:
@@ -53,11 +51,9 @@ class NestedEngine(TlsEngine):
         return False
 
     def seal(self, pieces: Sequence[bytes | memoryview]) -> bytes:
-        """As TlsEngine."""
         return self._outer.seal([super().seal(pieces)])
 
     def unseal(self, space: memoryview) -> int:
-        """As TlsEngine."""
         count = super().unseal(space)
         if self._outer_end:
             if not count:

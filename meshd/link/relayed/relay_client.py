@@ -40,7 +40,7 @@ _log = get("relay")
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """What `receive_mail` gives: `box` is the mailbox it was sent to, or empty; `relay` brought it."""
+    """A letter from `receive_mail`: `box` is the mailbox it was sent to, or empty; `relay` brought it."""
 
     sender: PeerId
     box: bytes
@@ -50,7 +50,9 @@ class Letter:
 
 @dataclass(frozen=True, slots=True)
 class RelayState:
-    """For status: `seen` is our address as the relay sees it, `why` the last trouble while not connected."""
+    """A relay's state for status: `seen` is our address as the relay sees it, `why` the last trouble while
+    not connected.
+    """
 
     relay: RelayHint
     connected: bool
@@ -61,7 +63,7 @@ class RelayState:
 class RelayClient:
     """`relays`: our own. `relays_of`: those of a peer's record, at addresses that `allow` lets pass.
 
-    `issuer_of`: in whose share a peer counts; None for all of whom nothing is known.
+    `issuer_of`: in whose share a peer counts; None for all that are unknown.
     `serve` must run for anything to work.
     """
 
@@ -111,16 +113,16 @@ class RelayClient:
         return self._owner is not None
 
     def states(self) -> tuple[RelayState, ...]:
-        """Our own relays, for status and netcheck."""
+        """Return the states of our own relays, for status and netcheck."""
         return tuple(self._state(relay) for relay in self.own)
 
     def urls(self) -> tuple[str, ...]:
-        """For this node's record (`relays`): ours, those that are connected first."""
+        """Return the relays for this node's record: ours, those that are connected first."""
         ordered = sorted(self.states(), key=lambda state: not state.connected)
         return tuple(relay_url(state.relay) for state in ordered)
 
     def addresses_changed(self) -> None:
-        """Connections may have died with an address: look at each, and try those that wait again at once."""
+        """Check each connection, which may have died with an address, and retry waiting ones at once."""
         for line in self._lines.values():
             line.wanted.set()
             if line.control is not None:
@@ -154,16 +156,16 @@ class RelayClient:
             raise Broken(f"cannot send through a relay: {why}")
 
     async def receive_mail(self) -> Letter:
-        """The next letter. Its sender is the relay's word only: letters must be signed inside."""
+        """Return the next letter. Its sender is the relay's word only: letters must be signed inside."""
         while not self._mail:
             self._has_mail.clear()
             await self._has_mail.wait()
         return self._mail.pop()
 
     async def set_boxes(self, boxes: Mapping[bytes, float]) -> None:
-        """The mailboxes to keep open at our own relays, with the seconds that each shall live from now.
+        """Set the mailboxes to keep open at our own relays, with the seconds that each lives from now.
 
-        They are opened anew whenever a connection is. Those that were set before and are not given are shut.
+        They are opened again with each new connection. Those that were set before and are not given are shut.
         """
         now = asyncio.get_running_loop().time()
         gone = self._boxes.keys() - boxes.keys()
@@ -182,15 +184,19 @@ class RelayClient:
     # --- for RelayLinks
 
     def routes(self, to: PeerId | bytes) -> tuple[RelayHint, ...]:
-        """Relays over which `to` may be reached, best first: shared and connected, then the rest."""
+        """Return relays over which `to` may be reached, best first: shared and connected, then the rest."""
         theirs = tuple(self._relays_of(to)) if isinstance(to, PeerId) else ()
         if not theirs:
             theirs = self.own  # nothing is known: it may well be at one of ours
         now = self._connected()
-        return tuple(sorted(dict.fromkeys(theirs), key=lambda one: (one not in now, one not in self.own)))
+        return tuple(
+            sorted(dict.fromkeys(theirs), key=lambda relay: (relay not in now, relay not in self.own))
+        )
 
     async def reach(self, relay: RelayHint, whom: PeerId | bytes = b"") -> ControlConnection:
-        """A live connection to `relay`, made now if need be, to call `whom`; 6 s at most. Raises Broken."""
+        """Return a live connection to `relay`, made now if need be, to call `whom`; 6 s at most. Raises
+        Broken.
+        """
         line = self._lines.get(relay) or self._line(relay, whom)
         line.used_at = asyncio.get_running_loop().time()
         tries = line.tries
@@ -209,12 +215,12 @@ class RelayClient:
     # --- RelayHandler
 
     def rung(self, control: ControlConnection, ring: Ring) -> None:
-        """Somebody calls."""
+        """Handle a call from somebody."""
         if self.on_ring is None or not self.on_ring(control, ring):
             control.hang_up(ring.ticket)
 
     def mail(self, control: ControlConnection, mail: Mail) -> None:
-        """A letter came."""
+        """Queue a letter that came."""
         letter = Letter(PeerId(mail.sender), mail.box, mail.blob, control.relay)
         self._mail.put(letter, letter.relay, self._issuer_of(letter.sender), letter.sender)
         self._has_mail.set()
@@ -254,7 +260,7 @@ class RelayClient:
         gone.end("it was closed to make room for others")
 
     async def _keep(self, line: Line) -> None:
-        """The whole life of a line: connect, stay, and again; a visit ends when it is not used."""
+        """Run the whole life of a line: connect, stay, reconnect; a visit ends when it is not used."""
         loop = asyncio.get_running_loop()
         attempt = 0
         try:
@@ -278,7 +284,7 @@ class RelayClient:
             line.tell(None, line.why)
 
     async def _one_try(self, line: Line) -> float:
-        """As `_connection`; what fails unforeseen is a failure of that relay, which is tried again."""
+        """Run one connection; an unforeseen failure counts as that relay's, which is tried again."""
         try:
             place = f"relay {line.relay.place}"
             return await contained(self._connection(line), source=place, name="connection")
@@ -287,7 +293,7 @@ class RelayClient:
             return 0.0 if line.own else 1.0
 
     async def _connection(self, line: Line) -> float:
-        """One connection, from its attempt to its end; returns how long to keep away at least."""
+        """Run one connection, from its attempt to its end; return the least seconds to keep away."""
         try:
             control = await ControlConnection.open(
                 line.relay,

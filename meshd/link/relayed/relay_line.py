@@ -1,4 +1,4 @@
-"""A relay that this node stays connected to or visits; and whose visit ends where there are too many."""
+"""The line to a relay that this node stays connected to or visits; and the eviction of visits."""
 
 import asyncio
 from collections import Counter
@@ -26,13 +26,13 @@ class Line:
         self.used_at = asyncio.get_running_loop().time()
 
     def end(self, why: str) -> None:
-        """It is visited no longer."""
+        """End the visit."""
         self.tell(None, why)
         if self.task is not None:
             self.task.cancel()
 
     def tell(self, control: ControlConnection | None, why: str) -> None:
-        """Those who wait for it what has become of it."""
+        """Tell those who wait for the line its new state."""
         self.control, self.why = control, why
         self.tries += 1
         self.changed.set()
@@ -40,10 +40,10 @@ class Line:
 
 
 def gives_way(visits: Sequence[Line], asker: Asker) -> Line | None:
-    """Whose visit ends for one more of `asker`; None: that would be the new one.
+    """Choose the visit to close so that `asker` fits, or None to refuse `asker`.
 
-    It is one of the largest issuer, there of the largest peer, there one that leads to nothing, or was used
-    longest ago.
+    Takes the largest issuer, there the largest peer, there a visit without a connection, or the least
+    recently used.
     """
     issuers = Counter([asker[0], *(line.whom[0] for line in visits)])
     issuer = max(issuers, key=issuers.__getitem__)

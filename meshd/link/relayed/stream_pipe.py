@@ -36,7 +36,7 @@ class Bytes(Protocol):
 
 
 class StreamPipe(BufferedPipe):
-    """A RawPipe (secure/handshake.py). `run` must be running for anything to happen."""
+    """A RawPipe (secure/handshake.py). Works only while `run` runs."""
 
     def __init__(self, stream: Bytes, context: SSLContext, *, server_side: bool) -> None:
         super().__init__()
@@ -71,11 +71,11 @@ class StreamPipe(BufferedPipe):
         await super().secure()
 
     def binding(self) -> bytes:
-        """SHA-256 of the listener's certificate; for the dialler, after `secure`."""
+        """Return the SHA-256 of the listener's certificate; for the dialler, after `secure`."""
         return self._engine.binding()
 
     async def aclose(self) -> None:
-        """As Link.aclose: what was sent before still goes out."""
+        """Close the pipe as Link.aclose: what was sent before still goes out."""
         if not self._closing:
             await super().aclose()
 
@@ -88,7 +88,7 @@ class StreamPipe(BufferedPipe):
         self._taken.set()
 
     def divert(self, take: Callable[[bytes], bool]) -> None:
-        """This kind never asks: every chunk goes through `receive`."""
+        """Do nothing: every chunk of this kind goes through `receive`."""
 
     # Inside.
 
@@ -175,7 +175,7 @@ class StreamPipe(BufferedPipe):
         self._wake.set()
 
     def _lost(self, error: MeshdError) -> None:
-        """The stream, or TLS on it, is broken: nothing more comes or goes."""
+        """End the pipe: the stream, or TLS on it, is broken."""
         if self._secured:
             self._finish(Broken, error.what)
         elif self._end is None:

@@ -59,7 +59,7 @@ class Sessions(Protocol):
     """The part of the mesh that this needs."""
 
     def direct(self) -> Sequence[PeerId]:
-        """Peers with a link now that is not relayed."""
+        """Return peers with a link now that is not relayed."""
         ...
 
     def open_stream(
@@ -105,21 +105,21 @@ class MemberRelayLinks:
 
     @property
     def kind(self) -> LinkKind:
-        """RELAY."""
+        """The kind RELAY."""
         return LinkKind.RELAY
 
     def candidates(self) -> Sequence[Candidate]:
-        """None: who knows both is found by asking."""
+        """Return no candidates: a member that knows both is found by asking."""
         return ()
 
     def attach(self, sessions: Sessions) -> None:
-        """Members carry links from here on."""
+        """Let members carry links from here on."""
         self._sessions = sessions
         # a member asks again and again for one that is away
         sessions.handle(SERVICE, self._take, allow=self._allow, quiet=True)
 
     async def serve(self, accept: Accept) -> None:
-        """Own the links of this kind, and hand those that come in to `accept`, until cancelled."""
+        """Own the links of this kind, and pass incoming ones to `accept`, until cancelled."""
         try:
             async with Owner() as owner:
                 self._accept, self._owner = accept, owner
@@ -130,9 +130,9 @@ class MemberRelayLinks:
     # Dialling.
 
     async def dial(self, peer: PeerId, candidates: Sequence[Dialable]) -> Link:
-        """Through the members that this node has a direct link to. Raises DialError, Refused."""
+        """Dial through the members that this node has a direct link to. Raises DialError, Refused."""
         sessions = self._sessions if self._owner is not None else None
-        members = [one for one in sessions.direct() if one != peer] if sessions is not None else []
+        members = [known for known in sessions.direct() if known != peer] if sessions is not None else []
         if sessions is None or not members:
             raise DialError(
                 "no member is known that could forward it", kind=self.kind, failure=DialFailure.UNREACHABLE
@@ -219,7 +219,7 @@ class MemberRelayLinks:
             return self._welcomed.take(member.peer) or "too many at once"
         if not self._passes_on:
             return "this node does not forward traffic"
-        if sessions is None or all(one.raw != to for one in sessions.direct()):
+        if sessions is None or all(known.raw != to for known in sessions.direct()):
             return "not connected to that node"
         return self._passed_on.take(member.peer, member.chain.admitter) or "it already forwards too much"
 

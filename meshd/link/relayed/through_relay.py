@@ -3,8 +3,6 @@
 The dialer calls the peer over its control connection, and the relay rings the peer over its own. Both
 connect with a ticket, and then talk to each other. A relay can delay, cut and count; it cannot read or
 pretend.
-
-Over 350 lines: calls, rings and visits to the relays of others share how a circuit becomes a link.
 """
 
 import asyncio
@@ -58,7 +56,7 @@ class RelayLink(ProvenLink):
 
 
 class PassingLink(RelayLink):
-    """One through the circuit of a joiner, which the relay cuts after 256 KiB each way.
+    """A link through the circuit of a joiner, which the relay cuts after 256 KiB each way.
 
     Before that it takes nothing more: what waits goes on over the link that comes next, without a loss.
     """
@@ -107,15 +105,15 @@ class RelayLinks:
 
     @property
     def kind(self) -> LinkKind:
-        """RELAY."""
+        """The kind RELAY."""
         return LinkKind.RELAY
 
     def candidates(self) -> Sequence[Candidate]:
-        """None: where a node is relayed stands in its record's `relays` (`RelayClient.urls`)."""
+        """Return no candidates: the relays of a node are in its record's `relays` (`RelayClient.urls`)."""
         return ()
 
     async def dial(self, peer: PeerId, candidates: Sequence[Dialable]) -> RelayLink:
-        """Through the relays of the peer, those that we share first; candidates are of no use here.
+        """Dial through the relays of the peer, those that we share first; candidates are of no use here.
 
         Raises Refused when the peer said why not, else DialError.
         """
@@ -165,7 +163,7 @@ class RelayLinks:
                 self._client.on_ring = None
 
     async def _attempt(self, relay: RelayHint, peer: PeerId) -> Reached:
-        """Through one relay. Raises DialError, Refused."""
+        """Dial through one relay. Raises DialError, Refused."""
         try:
             async with asyncio.timeout(_ATTEMPT_SECONDS):
                 control = await self._client.reach(relay, peer)
@@ -184,11 +182,12 @@ class RelayLinks:
         return pipe, proven, relay
 
     async def _welcome(self, control: ControlConnection, ring: Ring, accept: Accept) -> None:
-        """The whole life of one circuit on the side that was called."""
+        """Run the whole life of one circuit on the side that was called."""
         pipe: RelayPipe | None = None
         callers: Callers | None = None  # what fails before the caller is there counts against nobody
         proven: Proven | None = None
         try:
+            # Connect to the relay with the ticket, and prove the caller.
             async with asyncio.timeout(self._proof_seconds + WELCOME_SECONDS - PROOF_SECONDS):
                 pipe = await RelayPipe.open(
                     control.relay, self._client.context, self._client.environ, control.allow
@@ -206,12 +205,14 @@ class RelayLinks:
                     binding=self._entrance.certificate.sha256,
                     seconds=self._proof_seconds,
                 )
+            # The caller is proven: open full windows, and hand the link over.
             self._entrance.unproven.leave(ring.ticket)
             pipe.widen()
             kind = _passing if proven.purpose is Purpose.JOIN else _lasting
             make_link = partial(kind, pipe, control.relay, dialled=False)
             await self._entrance.hand_over(pipe, proven, make_link, accept)
         except (MeshdError, OSError, TimeoutError) as error:
+            # Count a caller that proved nothing against its address.
             if proven is None and callers is not None:
                 callers.failed(_caller(control, ring), asyncio.get_running_loop().time())
             _log.debug("link_ended", remote=control.relay.place, why=str(error) or "timed out")
@@ -223,7 +224,7 @@ class RelayLinks:
 
 
 def _caller(control: ControlConnection, ring: Ring) -> str:
-    """Stands for an address: the key that the caller has shown to that relay."""
+    """Return what stands for an address: the key that the caller has shown to that relay."""
     return f"{control.relay.place} {ring.caller.hex()}"
 
 
@@ -256,7 +257,7 @@ async def dial_join(
 
 
 class _Deaf:
-    """For a joiner, whom nobody calls."""
+    """A handler for a joiner, whom nobody calls."""
 
     def rung(self, control: ControlConnection, ring: Ring) -> None:
         control.hang_up(ring.ticket)
@@ -307,9 +308,10 @@ async def _call(
     expect: PeerId,
     join: JoinKeys | None,
 ) -> tuple[RelayPipe, Proven]:
-    """A circuit to a key or a box, to the end of the proof; nothing is left open when it fails."""
+    """Make a circuit to a key or a box, to the end of the proof; nothing is left open when it fails."""
     # a relay lets a pipe wait 6 s for its ticket: longer than all pauses
     pauses = BOX_PAUSES if join is not None else ()
+    # Get a ticket and a pipe, and meet the other side in the circuit.
     ticket, pipe = await _ticket_and_pipe(control, to, outer, environ, pauses=pauses)
     try:
         await pipe.enter(ticket, inner, server_side=False, relay_binding=control.binding)
@@ -332,9 +334,10 @@ async def _call(
 
 
 async def _ticket(control: ControlConnection, to: bytes, *, pauses: Sequence[float]) -> bytes:
-    """The relay's leave to meet `to`. Raises RelayTrouble.
+    """Return the relay's ticket to meet `to`. Raises RelayTrouble.
 
-    A mailbox may be about to be opened: a node prints its token before its relay has answered.
+    Retries after `pauses`: a mailbox may be about to be opened, as a node prints its token before its relay
+    has answered.
     """
     for pause in (*pauses, None):
         try:
@@ -355,7 +358,9 @@ async def _ticket_and_pipe(
     *,
     pauses: Sequence[float],
 ) -> tuple[bytes, RelayPipe]:
-    """Both at once, for over a long way each takes two round trips. Raises RelayTrouble, OSError, Broken."""
+    """Get both at once, as over a long way each takes two round trips. Raises RelayTrouble,
+    OSError, Broken.
+    """
     opening: asyncio.Task[RelayPipe] | None = None
     ticket = b""
     try:

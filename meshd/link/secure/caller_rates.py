@@ -1,4 +1,4 @@
-"""Who has called too often lately: members by their key, everybody who proves nothing by its address. Pure.
+"""Limits callers: members by their key, everybody who proves nothing by its address. Pure.
 
 What a caller costs is paid before one knows who it is, or whether it stays: a key exchange, then signatures.
 A member that comes and goes is turned away as soon as it names its key, and a caller that is turned away, or
@@ -32,7 +32,7 @@ Place = tuple[str, int]  # port 0: any
 
 
 class Callers:
-    """One for a node, whatever kinds of links it takes; `now` in loop seconds."""
+    """The limits of one node, for all kinds of its links; `now` in loop seconds."""
 
     def __init__(self) -> None:
         self._members = Rates(CALLS)
@@ -41,13 +41,17 @@ class Callers:
         self._places: dict[Place, tuple[PeerId, float]] = {}  # who was there last, and when; the latest last
 
     def hears(self, host: str, now: float, port: int = 0) -> bool:
-        """Is anything from that address listened to? Asked before it has cost anything; `port`: of UDP."""
+        """Return True if that address is listened to; called before it has cost anything. `port`: of UDP."""
         if self._addresses.has(origin(host), now):
             return True
         return any(self._known.has(place, now) for place in self._known_places(host, port, now))
 
+    def knows(self, host: str, now: float, port: int = 0) -> bool:
+        """Return True if a member has proven itself there in the last hour. `port`: of UDP."""
+        return any(True for _ in self._known_places(host, port, now))
+
     def failed(self, host: str, now: float, port: int = 0) -> None:
-        """A connection from there has ended without a proof, or was turned away."""
+        """Count a connection from there that has ended without a proof, or was turned away."""
         if self._addresses.spend(origin(host), now):
             return
         for place in self._known_places(host, port, now):
@@ -55,18 +59,18 @@ class Callers:
                 return
 
     def proven_at(self, peer: PeerId, host: str, now: float, port: int = 0) -> None:
-        """A member has proven that it is there, or was until now."""
+        """Record that a member has proven to be there, or was until now."""
         for place in _places_of(host, port):
             self._places.pop(place, None)
             self._make_room(peer)
             self._places[place] = peer, now
 
     def refusal_reason(self, peer: PeerId, now: float) -> str | None:
-        """Of a caller that has named a key, and proven nothing yet."""
+        """Return why a caller that has named a key, and proven nothing yet, is refused; None if it is not."""
         return None if self._members.has(peer, now) else OFTEN
 
     def came(self, peer: PeerId, now: float) -> bool:
-        """A member has proven that it is there. False: it has done so too often."""
+        """Count a member that has proven to be there. False: it has done so too often."""
         return self._members.spend(peer, now)
 
     def _known_places(self, host: str, port: int, now: float) -> Iterator[Place]:
@@ -84,5 +88,5 @@ class Callers:
 
 
 def _places_of(host: str, port: int) -> list[Place]:
-    """The narrowest first."""
+    """Return the places, the narrowest first."""
     return [(host, port), (host, 0)] if port else [(host, 0)]

@@ -1,4 +1,5 @@
-"""What becomes of a connection that a listener has taken in, whatever carries it: a link, a joiner, nothing.
+"""The entrance of a listener, whatever carries it: an incoming connection becomes a link, a joiner, or
+nothing.
 
 Few unauthenticated connections wait here, each for a bounded time (base/unproven_connections.py). One that
 has proven its identity is handed upward, and closed when it comes back from there.
@@ -12,7 +13,8 @@ from typing import Protocol
 from meshd.base.errors import Closed, MeshdError
 from meshd.base.log import get
 from meshd.base.tasks import Owner
-from meshd.base.unproven_connections import UnprovenConnections
+from meshd.base.unproven_connections import Standing, UnprovenConnections
+from meshd.identity.caller_mark import has_caller_mark
 from meshd.identity.proof import Proven, Purpose
 from meshd.identity.tls_certificate import make_link_certificate
 from meshd.link.interface import Link
@@ -51,7 +53,9 @@ class Arrival:
 
 
 class Entrance:
-    """One of a listener. `certificate` is what its connections show, and what proofs are bound to."""
+    """The entrance of one listener. `certificate` is what its connections show, and what proofs are
+    bound to.
+    """
 
     def __init__(
         self, handshake: Callable[[], HandshakeContext], *, on_joiner: OnJoiner | None, proof_seconds: float
@@ -63,14 +67,17 @@ class Entrance:
         self._desk = JoinDesk(on_joiner, handshake)
 
     def hears(self, host: str, port: int = 0) -> bool:
-        """Is anything from that address listened to? `port`: of UDP."""
+        """Return True if that address is listened to. `port`: of UDP."""
         callers = self._handshake().callers
         return callers is None or callers.hears(host, asyncio.get_running_loop().time(), port)
 
     def arrive(self, arrival: Arrival, accept: Accept, owner: Owner, *, name: str) -> None:
-        """Own it to its end."""
+        """Own an arrival to its end."""
         pipe, host = arrival.pipe, arrival.host
-        self.unproven.arrive(pipe, host=host, send_away=pipe.abort)
+        callers = self._handshake().callers
+        known = callers is not None and callers.knows(host, asyncio.get_running_loop().time(), arrival.port)
+        standing = Standing.KNOWN_ADDRESS if known else Standing.STRANGER
+        self.unproven.arrive(pipe, host=host, send_away=pipe.abort, standing=standing)
         try:
             task = owner.start_for(host, self._live(arrival, accept), name=f"{name}-{pipe.remote}")
         except Closed:  # shutting down
@@ -79,12 +86,25 @@ class Entrance:
             # a task that is cancelled before its first step never comes to its own clean-up
             task.add_done_callback(lambda _: self._part(pipe))
 
+    def goes_on(self, pipe: IncomingPipe, hello: bytes | bytearray) -> bool:
+        """Return True if a TLS handshake that began with `hello` is worth its signature.
+
+        A caller with a mark of this mesh is kept apart from strangers from here on. While their places are
+        all taken, a stranger that has sent a whole hello without one is dropped.
+        """
+        handshake = self._handshake()
+        if has_caller_mark(hello, handshake.mesh, handshake.credentials.key.peer):
+            self.unproven.promote(pipe)
+            return True
+        is_whole = len(hello) >= 5 + int.from_bytes(hello[3:5], "big")  # RFC 8446, section 5.1
+        return not (is_whole and self.unproven.is_crowded_for(pipe))
+
     def _part(self, pipe: IncomingPipe) -> None:
         pipe.abort()
         self.unproven.leave(pipe)
 
     async def _live(self, arrival: Arrival, accept: Accept) -> None:
-        """The whole life of one incoming connection."""
+        """Run the whole life of one incoming connection."""
         pipe, host, port = arrival.pipe, arrival.host, arrival.port
         secured = False
         proven: Proven | None = None
@@ -110,7 +130,7 @@ class Entrance:
             self.unproven.leave(pipe)
 
     async def hand_over(self, pipe: RawPipe, proven: Proven, make_link: MakeLink, accept: Accept) -> None:
-        """To `accept` as a link: of a member at once, of a joiner when it has joined."""
+        """Pass it to `accept` as a link: a member at once, a joiner when it has joined."""
         if proven.purpose is Purpose.MEMBER:
             await accept(make_link(proven))
         elif proven.purpose is Purpose.JOIN:

@@ -40,23 +40,23 @@ class RawPipe(Protocol):
     """A reliable, ordered, encrypted byte pipe whose other end has proven nothing yet."""
 
     async def send(self, data: Sequence[bytes | memoryview]) -> None:
-        """As `Link.send`. Raises Closed, Broken."""
+        """Send as `Link.send`. Raises Closed, Broken."""
         ...
 
     def try_send(self, data: Sequence[bytes | memoryview]) -> bool:
-        """As `Link.try_send`. Raises Closed, Broken."""
+        """Send as `Link.try_send`. Raises Closed, Broken."""
         ...
 
     def divert(self, take: Callable[[bytes | memoryview], bool]) -> None:
-        """As `Link.divert`."""
+        """Divert as `Link.divert`."""
         ...
 
     async def receive(self) -> bytes:
-        """As `Link.receive`. Raises EndOfStream, Broken, Closed."""
+        """Receive as `Link.receive`. Raises EndOfStream, Broken, Closed."""
         ...
 
     async def aclose(self) -> None:
-        """Idempotent; what was sent before still goes out; done within 1 s."""
+        """Close within 1 s; what was sent before still goes out. Idempotent."""
         ...
 
 
@@ -66,7 +66,7 @@ def _no_invites(invite_id: bytes) -> JoinKeys | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandshakeContext:
-    """What this node shows in a handshake, and what it checks the other side with, as of now."""
+    """The credentials that this node shows in a handshake, and its checks of the other side, as of now."""
 
     credentials: Credentials
     mesh: MeshId
@@ -87,7 +87,7 @@ class ProvenPipe:
         self.aclose = pipe.aclose
 
     def divert(self, take: Callable[[bytes | memoryview], bool]) -> None:
-        """As `Link.divert`; what came along with the proof goes first."""
+        """Divert as `Link.divert`; what came along with the proof goes first."""
         first, self._leftover = self._leftover, b""
         if first and not take(first):
             self._leftover = first
@@ -96,7 +96,7 @@ class ProvenPipe:
             self._pipe.divert(take)
 
     async def receive(self) -> bytes:
-        """The next chunk. Raises EndOfStream, Broken, Closed."""
+        """Return the next chunk. Raises EndOfStream, Broken, Closed."""
         if self._leftover:
             first, self._leftover = self._leftover, b""
             return first
@@ -112,7 +112,7 @@ class ProvenLink(ProvenPipe):
 
     @property
     def info(self) -> LinkInfo:
-        """Who is at the other end, and over what."""
+        """The facts about the other end and the path."""
         return self._info
 
 
@@ -149,7 +149,7 @@ async def prove_dialled(
 async def prove_accepted(
     pipe: RawPipe, *, handshake: HandshakeContext, binding: bytes, seconds: float = PROOF_SECONDS
 ) -> Proven:
-    """Have the dialler prove who it is, and prove ourselves to it. Raises as `prove_dialled`."""
+    """Let the dialler prove who it is, and prove ourselves to it. Raises as `prove_dialled`."""
     callers, now = handshake.callers, asyncio.get_running_loop().time
     proof = ListenProof(
         credentials=handshake.credentials,
@@ -169,7 +169,7 @@ async def prove_accepted(
 
 @contextlib.contextmanager
 def present(handshake: HandshakeContext, proven: Proven, host: str, port: int = 0) -> Iterator[None]:
-    """While a caller that has proven itself is there: if a member, its place is known for an hour after."""
+    """Keep a proven caller's place known: if a member, for an hour after the block."""
     callers, now = handshake.callers, asyncio.get_running_loop().time
     if callers is None or proven.purpose is not Purpose.MEMBER:
         yield
@@ -211,14 +211,14 @@ async def _exchange(pipe: RawPipe, proof: DialProof | ListenProof) -> Proven:
 
 
 def member_of(proven: Proven) -> Member:
-    """The member at the other end. Raises RemoteProtocolError when only a joiner could be there."""
+    """Return the member at the other end. Raises RemoteProtocolError when only a joiner could be there."""
     if proven.member is None:
         raise RemoteProtocolError("the other side is not a member", code="purpose")
     return proven.member
 
 
 def dial_error(error: Exception, *, kind: LinkKind, place: str) -> DialError | Refused:
-    """What went wrong at `place`, as `Dialer.dial` raises it. Programming errors are raised as they are."""
+    """Return the error at `place` as `Dialer.dial` raises it. Programming errors are raised as they are."""
     if isinstance(error, DialError):
         return error
     if isinstance(error, Refused) and error.code != _ELSEWHERE:

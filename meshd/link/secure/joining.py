@@ -28,7 +28,7 @@ _JOIN_SECONDS = 30.0  # the inviter's disk and the joiner's start as a member in
 
 
 class Joining(ProvenPipe):
-    """What both ends say of joining goes through this; then, on both ends, `stay` or `aclose`."""
+    """The pipe for both ends' messages of joining; then, on both ends, `stay` or `aclose`."""
 
     def __init__(
         self, pipe: RawPipe, proven: Proven, *, binding: bytes, make_link: Callable[[Proven], Link]
@@ -40,11 +40,11 @@ class Joining(ProvenPipe):
 
     @property
     def peer(self) -> PeerId:
-        """Who is at the other end."""
+        """The node at the other end."""
         return self.proven.peer
 
     async def stay(self, handshake: HandshakeContext, *, dialled: bool) -> Link:
-        """A link between members, of the pipe as it is; the caller closes that when this fails.
+        """Return a link between members over the same pipe, which the caller closes when this fails.
 
         Raises Refused, RemoteProtocolError, Broken, TimeoutError.
         """
@@ -67,7 +67,7 @@ OnJoiner = Callable[[Joining], Awaitable[bool]]
 
 
 class JoinDesk:
-    """Where a listener takes its joiners: few at once, each for a bounded time.
+    """The admission of a listener's joiners: few at once, each for a bounded time.
 
     `on_joiner` answers one, and says whether it is a member now; without it all are turned away.
     """
@@ -78,7 +78,7 @@ class JoinDesk:
         self._places = Slots(JOINING, JOINING_OF_KEY)  # each holds an invite, which may be in many hands
 
     async def admit(self, joining: Joining) -> Link | None:
-        """The link of a joiner that stays. Raises as `Joining.stay`; the pipe stays the caller's to close."""
+        """Return the link of a joiner that stays. Raises as `Joining.stay`; the caller closes the pipe."""
         release = self._places.take(joining.peer) if self._on_joiner is not None else None
         if self._on_joiner is None or release is None:
             return None

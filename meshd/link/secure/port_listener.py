@@ -5,16 +5,16 @@ from collections.abc import Callable, Sequence
 
 from meshd.link.net import local_addresses
 from meshd.link.secure.entrance import Entrance
-from meshd.wire.address import Candidate, Proto
+from meshd.wire.address import Candidate, Proto, ScopedCandidate
 
 
 class PortListener:
-    """What the listeners that take links in on a port of this node have in common. `open` first."""
+    """The common part of listeners that take links in on a port of this node. Call `open` first."""
 
     _proto: Proto
 
     def __init__(self, entrance: Entrance, bind: Callable[[], list[socket.socket]]) -> None:
-        """`bind` gives sockets that are all on one port. Raises PortTaken, UserError."""
+        """Set up. `bind` returns sockets that are all on one port, or raises PortTaken, UserError."""
         self._entrance = entrance
         self._bind = bind
         self._sockets: list[socket.socket] = []
@@ -28,7 +28,7 @@ class PortListener:
 
     @property
     def unproven(self) -> int:
-        """Connections that have not proven who they are yet."""
+        """The connections that have not proven who they are yet."""
         return len(self._entrance.unproven)
 
     def open(self) -> None:
@@ -43,5 +43,9 @@ class PortListener:
             self._sockets.pop().close()
 
     def candidates(self) -> Sequence[Candidate]:
-        """Where this listener can be reached, as known now: real interfaces first, loopback last."""
+        """Return where this listener can be reached, as known now: real interfaces first, loopback last."""
         return local_addresses.offered(self._places, self._port, self._proto) if self._port else ()
+
+    def on_links(self) -> Sequence[ScopedCandidate]:
+        """Return where neighbours on one link reach it by link-local IPv6, as known now."""
+        return local_addresses.offered_on_links(self._places, self._port, self._proto) if self._port else ()

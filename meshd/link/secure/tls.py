@@ -21,7 +21,7 @@ MAX_HANDSHAKE_BYTES = 8 << 10  # ours is under 2 KiB, a post-quantum hello adds 
 
 
 def listener_context(certificate: LinkCertificate) -> ssl.SSLContext:
-    """A server context with `certificate`. Blocking: the standard library takes it from a file only.
+    """Return a server context with `certificate`. Blocking: the standard library takes it from a file only.
 
     Raises UserError when no file can be made for it.
     """
@@ -51,7 +51,7 @@ def _listener_context(certificate: LinkCertificate) -> ssl.SSLContext:
 
 
 def dialer_context() -> ssl.SSLContext:
-    """A client context that takes any certificate: the proof decides, not an authority."""
+    """Return a client context that takes any certificate: the proof decides, not an authority."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -78,11 +78,11 @@ class TlsEngine:
         self._in.write(data)
 
     def outgoing(self) -> bytes:
-        """Bytes for the network, made since the last call."""
+        """Return the bytes for the network made since the last call."""
         return self._out.read() if self._out.pending else b""
 
     def advance(self) -> bool:
-        """Go on with the handshake; true when it is done. Raises RemoteProtocolError (code `tls`)."""
+        """Continue the handshake; True when it is done. Raises RemoteProtocolError (code `tls`)."""
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
@@ -92,7 +92,7 @@ class TlsEngine:
         return True
 
     def binding(self) -> bytes:
-        """SHA-256 of the other side's certificate (DER); only the dialler sees one.
+        """Return the SHA-256 of the other side's certificate (DER); only the dialler sees one.
 
         Raises RemoteProtocolError (code `tls`).
         """
@@ -102,7 +102,7 @@ class TlsEngine:
         return hashlib.sha256(certificate).digest()
 
     def seal(self, pieces: Sequence[bytes | memoryview]) -> bytes:
-        """The pieces, in order, as bytes for the network (with whatever else was waiting to go out).
+        """Return the pieces, in order, as bytes for the network (with whatever else was waiting to go out).
 
         Every record but the last is full: one more costs more, at both ends, than copying what fills it.
         """

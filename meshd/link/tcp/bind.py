@@ -13,12 +13,13 @@ from meshd.base.port_holder import port_holder
 from meshd.link.net.one_port import open_on_one_port
 
 _NOT_A_LISTENER = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EFAULT, errno.EOPNOTSUPP}
+_REFUSED_IN_A_TURN = 16
 
 _log = get("link")
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Sockets that listen at `host:port`, all on one port; port 0 picks one.
+    """Return sockets that listen at `host:port`, all on one port; port 0 picks one.
 
     An empty host or `::` means every address, IPv6 (where the machine has it) and IPv4; a name is looked up,
     which blocks. Raises PortTaken, UserError.
@@ -32,10 +33,20 @@ def _listen_at(family: socket.AddressFamily, host: str, port: int) -> socket.soc
     return sock
 
 
-async def accept_from(server: socket.socket, fresh: Callable[[], asyncio.BaseProtocol]) -> None:
+def _anybody(host: str) -> bool:
+    return True
+
+
+async def accept_from(
+    server: socket.socket,
+    fresh: Callable[[], asyncio.BaseProtocol],
+    *,
+    hears: Callable[[str], bool] = _anybody,
+) -> None:
     """Give each connection that comes in a protocol of its own, until cancelled; then close `server`.
 
-    Not asyncio's own server: when that is closed while a connection is coming in, the socket is lost.
+    Connections from a host that `hears` refuses are closed at once: a flood costs little. Not asyncio's own
+    server: when that is closed while a connection is coming in, the socket is lost.
     """
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
@@ -44,8 +55,9 @@ async def accept_from(server: socket.socket, fresh: Callable[[], asyncio.BasePro
         while True:
             await ready.wait()
             ready.clear()
+            # Accept one connection; errors of it, or a lack of descriptors, do not end the listener.
             try:
-                connection, _ = server.accept()
+                connection = _next_heard(server, hears)
             except (BlockingIOError, InterruptedError, ConnectionError):
                 continue  # it has gone away again
             except OSError as error:
@@ -55,6 +67,9 @@ async def accept_from(server: socket.socket, fresh: Callable[[], asyncio.BasePro
                     _log.warning("accept_paused", why=(error.strerror or "").lower(), seconds=NO_ROOM_SECONDS)
                     await asyncio.sleep(NO_ROOM_SECONDS)
                 continue  # else the network's trouble with that one connection, as Linux tells it here
+            if connection is None:
+                continue
+            # Hand it to a protocol of its own; a bug there costs that connection only.
             try:
                 with Contained("network", "connection"):
                     connection.setblocking(False)
@@ -64,6 +79,19 @@ async def accept_from(server: socket.socket, fresh: Callable[[], asyncio.BasePro
     finally:
         loop.remove_reader(server)
         server.close()
+
+
+def _next_heard(server: socket.socket, hears: Callable[[str], bool]) -> socket.socket | None:
+    """Accept a connection, closing those that are not heard; None after 16 of these: others have a turn.
+
+    Raises OSError, BlockingIOError when there is none.
+    """
+    for _ in range(_REFUSED_IN_A_TURN):
+        connection, place = server.accept()
+        if hears(str(place[0])):
+            return connection
+        connection.close()
+    return None
 
 
 def _cannot(host: str, port: int, error: OSError) -> UserError:

@@ -18,7 +18,7 @@ MAX_SEGMENT_BYTES_V6 = 1220
 
 
 def limit_segments(sock: socket.socket, host: str) -> None:
-    """Before `sock` connects to the address `host`: both sides shall send no larger segments.
+    """Make both sides send no larger segments; call it before `sock` connects to the address `host`.
 
     Private addresses are left as they are: a LAN knows its own MTU.
     """
@@ -33,7 +33,7 @@ def limit_segments(sock: socket.socket, host: str) -> None:
 
 
 async def connect(place: Dialable) -> socket.socket:
-    """A connected, non-blocking socket. Raises OSError."""
+    """Return a connected, non-blocking socket. Raises OSError."""
     host = place.host
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:

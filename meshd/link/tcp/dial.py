@@ -5,11 +5,13 @@ somebody in the middle, who must show another one, cannot pass a proof on.
 """
 
 import asyncio
+import secrets
 import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from meshd.base.errors import MeshdError
+from meshd.identity.caller_mark import MARK_NONCE_BYTES, caller_mark
 from meshd.identity.invite import JoinKeys
 from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
@@ -35,7 +37,7 @@ class TcpLink(ProvenLink):
 
 
 class TcpDialer:
-    """Makes TCP links; `handshake` is asked anew at each dial."""
+    """Makes TCP links; `handshake` is called at each dial."""
 
     transport = Transport.TCP
 
@@ -87,12 +89,15 @@ async def _attempt(
     purpose: Purpose,
     join: JoinKeys | None,
 ) -> Reached:
-    """One address, to the end of the proof. Raises DialError, Refused."""
+    """Dial one address, to the end of the proof. Raises DialError, Refused."""
     loop = asyncio.get_running_loop()
-    pipe = TcpPipe(context, server_side=False)
+    # Mark the hello, so that a busy listener tells us from strangers.
+    mark = caller_mark(handshake.mesh, expect, secrets.token_bytes(MARK_NONCE_BYTES))
+    pipe = TcpPipe(context, server_side=False, server_hostname=mark)
     made.append(pipe)
     proven: Proven | None = None
     try:
+        # Connect, encrypt, and prove both ends.
         async with asyncio.timeout(ATTEMPT_SECONDS):
             async with asyncio.timeout(CONNECT_SECONDS):
                 sock = await connect(candidate)
@@ -110,13 +115,14 @@ async def _attempt(
         pipe.abort()
         await pipe.wait_lost()
         raise
+    # The other side is proven: open full buffers.
     pipe.widen()
     return pipe, proven
 
 
 def _is_mapped(pipe: TcpPipe, candidates: Sequence[Candidate]) -> bool:
-    """Was it reached by a port that a router maps?"""
-    return any(one.kind == "mapped" and one.place == pipe.remote for one in candidates)
+    """Return True if it was reached by a port that a router maps."""
+    return any(candidate.kind == "mapped" and candidate.place == pipe.remote for candidate in candidates)
 
 
 def joining(pipe: TcpPipe, proven: Proven, *, binding: bytes, dialled: bool, mapped: bool) -> Joining:

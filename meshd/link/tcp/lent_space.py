@@ -7,7 +7,7 @@ content.
 
 
 class LentSpace:
-    """`size` bytes."""
+    """A buffer of `size` bytes."""
 
     def __init__(self, size: int) -> None:
         self._bytes = bytearray(size)
@@ -16,7 +16,7 @@ class LentSpace:
         return len(self._bytes)
 
     def open(self) -> memoryview:
-        """The whole buffer, writable. Views that are still held keep their content."""
+        """Return the whole buffer, writable. Views that are still held keep their content."""
         try:
             self._bytes.pop()  # raises while there are views: a buffer cannot change its size then
             self._bytes.append(0)

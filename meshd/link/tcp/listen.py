@@ -49,7 +49,7 @@ class TcpListener(PortListener):
 
     @property
     def kind(self) -> LinkKind:
-        """TCP."""
+        """The kind TCP."""
         return LinkKind.TCP
 
     async def serve(self, accept: Accept) -> None:
@@ -66,19 +66,19 @@ class TcpListener(PortListener):
                     self._arrive(pipe, accept, owner)
 
                 def fresh() -> TcpPipe:
-                    return TcpPipe(self._context, server_side=True, on_made=made)
+                    goes_on = self._entrance.goes_on
+                    return TcpPipe(self._context, server_side=True, on_made=made, on_hello=goes_on)
 
                 for sock in self._sockets:
-                    owner.start(accept_from(sock, fresh), name=f"tcp-accept-{sock.getsockname()[0]}")
+                    owner.start(
+                        accept_from(sock, fresh, hears=self._entrance.hears),
+                        name=f"tcp-accept-{sock.getsockname()[0]}",
+                    )
                 await asyncio.Event().wait()
         finally:
             self.close()
 
     def _arrive(self, pipe: TcpPipe, accept: Accept, owner: Owner) -> None:
-        if not self._entrance.hears(pipe.remote_host):
-            pipe.abort()
-            return
-
         def make_link(proven: Proven) -> TcpLink:
             # who comes from outside to a private address came by a port of the router
             mapped = ipaddress.ip_address(pipe.local_host).is_private

@@ -30,7 +30,7 @@ def tune(sock: socket.socket) -> None:
 
 
 def congestion_control(sock: socket.socket) -> str:
-    """What the kernel uses on this socket, "" where it does not tell."""
+    """Return the congestion control of this socket, "" where the kernel does not tell."""
     number = getattr(socket, "TCP_CONGESTION", None)
     if number is None:
         return ""

@@ -7,11 +7,12 @@ out; beyond that the socket stops being read, or `send` waits.
 """
 
 import asyncio
+import socket
 import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError, RemoteProtocolError
+from meshd.base.errors import Broken, Closed, CutOff, EndOfStream, MeshdError, RemoteProtocolError
 from meshd.link.buffered_pipe import MAX_SEND_BYTES, SEND_HIGH_BYTES, BufferedPipe
 from meshd.link.secure.tls import MAX_HANDSHAKE_BYTES, TlsEngine
 from meshd.link.tcp.lent_space import LentSpace
@@ -31,7 +32,12 @@ _CHUNK_COST = 128  # what a waiting chunk costs beside its bytes, so that tiny o
 
 
 class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
-    """A RawPipe (secure/handshake.py) over TLS over TCP. `on_made` is called with it once it is connected."""
+    """A RawPipe (secure/handshake.py) over TLS over TCP.
+
+    `on_made` is called with it once it is connected. `on_hello` is called with it and all bytes of the
+    handshake so far each time some have come, and returns True to continue. A dialler sends `server_hostname`
+    in clear.
+    """
 
     _code = "tls"
 
@@ -40,12 +46,16 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
         context: ssl.SSLContext,
         *,
         server_side: bool,
+        server_hostname: str | None = None,
         on_made: "Callable[[TcpPipe], None] | None" = None,
+        on_hello: "Callable[[TcpPipe, bytearray], bool] | None" = None,
     ) -> None:
         super().__init__()
-        self._engine = TlsEngine(context, server_side=server_side)
+        self._engine = TlsEngine(context, server_side=server_side, server_hostname=server_hostname)
         self._server_side = server_side
         self._on_made = on_made
+        self._on_hello = on_hello
+        self._hello = bytearray()  # what came before the handshake was done, up to MAX_UNPROVEN_BYTES
         self._transport: asyncio.Transport | None = None
         self.local = self.remote = ""  # host:port
         self.local_host = self.remote_host = ""
@@ -75,16 +85,21 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
             self._shake()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the loop reads to."""
+        """Return the buffer for the loop to read to."""
         return self._raw
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Bytes came: handshake first, then plain bytes for `receive`."""
+        """Handle received bytes: handshake first, then plain bytes for `receive`."""
         if self._end is not None:
             return  # closing: whatever comes now is thrown away
         if not self._secured and self._is_stun():
             self._answer_stun(bytes(self._raw[:nbytes]))
             return
+        if self._on_hello is not None and not self._secured and len(self._hello) < MAX_UNPROVEN_BYTES:
+            self._hello += self._raw[:nbytes]
+            if not self._on_hello(self, self._hello):
+                self.abort()
+                return
         self._engine.feed(self._raw[:nbytes])
         if not self._secured:
             self._handshake_bytes += nbytes
@@ -95,33 +110,35 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
             self._fit(nbytes)
 
     def eof_received(self) -> bool:
-        """The other side closed its half without a goodbye inside TLS: cut off, not ended."""
-        self._finish(Broken, f"the connection to `{self.remote}` ended without a goodbye")
+        """Handle a half-close without a goodbye inside TLS: cut off, not ended."""
+        self._finish(CutOff, f"the connection to `{self.remote}` ended without a goodbye")
         return False  # the loop closes the socket
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is gone."""
+        """Handle the loss of the socket."""
         reason = f": {_reason(exc)}" if exc is not None else ""
-        self._finish(Broken, f"the connection to `{self.remote}` broke{reason}")
+        kind = CutOff if isinstance(exc, ConnectionResetError | BrokenPipeError) else Broken
+        self._finish(kind, f"the connection to `{self.remote}` broke{reason}")
         self._lost.set()
 
     def pause_writing(self) -> None:
-        """Our buffer is over the high-water mark."""
+        """Stop senders: our buffer is over the high-water mark."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """It has drained."""
+        """Resume senders: the buffer has drained."""
         self._writable.set()
 
     # --- what the owner calls
 
     def binding(self) -> bytes:
-        """SHA-256 of the certificate that the listener showed; for the dialler, after `secure`."""
+        """Return the SHA-256 of the listener's certificate; for the dialler, after `secure`."""
         return self._engine.binding()
 
     def widen(self) -> None:
-        """The other side has proven who it is: full buffers from here on."""
+        """Open full buffers: the other side has proven who it is."""
         self._wide = True
+        self._hello = bytearray()
         self._resize(_CALM_BYTES)
         if self._unread < RECEIVE_LOW_BYTES and self._transport is not None and self._end is None:
             self._transport.resume_reading()
@@ -133,7 +150,7 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
             self._transport.abort()
 
     async def wait_lost(self) -> None:
-        """Until the socket is closed; after `abort` that is the loop's next turn."""
+        """Wait until the socket is closed; after `abort` that is the loop's next turn."""
         if self._transport is not None:
             await self._lost.wait()
 
@@ -172,11 +189,11 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
 
     @property
     def asked_where(self) -> bool:
-        """The other side wanted to know its own address, and no link."""
+        """True if the other side wanted to know its own address, and no link."""
         return self._stun is not None
 
     def _is_stun(self) -> bool:
-        """Whether STUN is spoken here: TLS never begins with a zero, a binding request always does."""
+        """Return True if this is STUN: TLS never begins with a zero, a binding request always does."""
         first = self._server_side and not self._handshake_bytes and self.remote_host
         if self._stun is None and first and not self._raw[0]:
             port = int(self.remote.rpartition(":")[2])
@@ -222,7 +239,7 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
                 self._transport.pause_reading()
 
     def _pull_chunk(self, lent: LentSpace | None) -> bool:
-        """Unseal one and hand it on; true while more may be there."""
+        """Unseal one chunk and pass it on; True while more may be there."""
         space = self._plain if lent is None else lent.open()
         count = self._engine.unseal(space)
         if not count:
@@ -242,7 +259,7 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
         self._readable.set()
 
     def _fit(self, read: int) -> None:
-        """The buffers follow what comes: large where reads fill them, small after many small reads."""
+        """Fit the buffers to the reads: large where reads fill them, small after many small reads."""
         size = len(self._raw)
         if read == size:
             self._resize(min(_READ_BYTES, 4 * size))
@@ -284,11 +301,21 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
 
 
 def _place(address: object) -> tuple[str, str]:
-    """Host, and `host:port` as people read it, of what the socket module gave."""
+    """Return host, and `host:port` as in Candidate.place, of an address of the socket module."""
     if not isinstance(address, tuple) or len(address) < 2:
         return "", "unknown"  # the other side was gone before we asked
-    host, port = address[0], address[1]
-    return host, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    host, port, *more = address  # of IPv6: flow, scope id
+    if ":" not in host:
+        return host, f"{host}:{port}"
+    return host, f"[{host}{_zone(more[-1] if more else 0)}]:{port}"
+
+
+def _zone(scope: int) -> str:
+    """Return `%eth0` for the scope id of a link-local address; empty for 0, which others have."""
+    try:
+        return f"%{socket.if_indextoname(scope)}" if scope else ""
+    except OSError:
+        return f"%{scope}"  # the interface has gone
 
 
 def _reason(error: Exception) -> str:

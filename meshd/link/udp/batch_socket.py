@@ -91,7 +91,7 @@ class BatchSocket:
         return bool(self._backlog)
 
     def local_host(self, origin: Origin) -> str:
-        """The address of ours that `origin` talks to."""
+        """Return the address of ours that `origin` talks to."""
         if origin.local:
             raw = origin.local[:16] if self.v6 else origin.local[4:8]
             return socket.inet_ntop(self._sock.family, raw)
@@ -126,11 +126,15 @@ class BatchSocket:
             self._set_discovery(_PMTUDISC_DONT)
 
     def mtu(self, origin: Origin) -> int:
-        """Bytes of an IP packet that the first hop towards `origin` takes, as far as the kernel tells."""
+        """Return the bytes of an IP packet that the first hop towards `origin` takes, as far as the kernel
+        tells.
+        """
         return mtu_towards(self._sock.family, origin.address)
 
     def report_errors(self, on: bool) -> None:
-        """Have the kernel tell that nobody listens over there (Linux); off again once somebody answered."""
+        """Turn the kernel's reports on (Linux) that nobody listens there; off again once somebody
+        answered.
+        """
         if _ON_LINUX and not self._closed:
             level, name = (
                 (socket.IPPROTO_IPV6, _IPV6_RECVERR) if self.v6 else (socket.IPPROTO_IP, _IP_RECVERR)
@@ -170,8 +174,8 @@ class BatchSocket:
         except OSError as error:
             if len(run) > 1 and error.errno in _NO_GSO:
                 self._gso = False
-                for one in run:
-                    self._send_run([one], ancillary, address)
+                for datagram in run:
+                    self._send_run([datagram], ancillary, address)
             else:
                 self._on_error(error)
 
@@ -234,7 +238,7 @@ class BatchSocket:
         return [bytes(space[at : min(at + segment, size)]) for at in range(0, size, segment)]
 
     def _origin(self, sender: tuple[str, int], local: bytes) -> Origin:
-        """The same object for the same peer: comparing is cheap then."""
+        """Return the same object for the same peer, so that comparing is cheap."""
         if local and not self.v6:
             local = bytes(4) + local[8:12] + bytes(4)  # the address asked, as the source of the answer
         elif local:
@@ -249,7 +253,7 @@ class BatchSocket:
 
 
 def _run_end(datagrams: Sequence[bytes], at: int) -> int:
-    """How far datagrams of one size go from `at`; a shorter one may be the last."""
+    """Return the end of the run of equal-sized datagrams from `at`; a shorter one may be its last."""
     size = len(datagrams[at])
     stop = at + 1
     most = min(len(datagrams), at + max(1, min(MOST_SEGMENTS, 65000 // max(size, 1))))
@@ -275,7 +279,7 @@ def _tune(sock: socket.socket, *, answers: bool) -> None:
 
 
 def _set(sock: socket.socket, level: int, name: int, value: int) -> bool:
-    """False where the kernel does not know the option, or does not allow it."""
+    """Set an option; False where the kernel does not know or allow it."""
     try:
         sock.setsockopt(level, name, value)
     except OSError:
@@ -284,14 +288,16 @@ def _set(sock: socket.socket, level: int, name: int, value: int) -> bool:
 
 
 def source_towards(family: int, address: Address) -> str:
-    """The address of ours from which the kernel would send to `address`; nothing is sent. Raises OSError."""
+    """Return the address from which the kernel would send to `address`; nothing is sent. Raises OSError."""
     with socket.socket(family, socket.SOCK_DGRAM) as asking:
         asking.connect(address)
         return str(asking.getsockname()[0])
 
 
 def mtu_towards(family: int, address: Address) -> int:
-    """The MTU of the route to `address`; nothing is sent. Ethernet's where the kernel does not tell."""
+    """Return the MTU of the route to `address`; nothing is sent. Ethernet's where the kernel does
+    not tell.
+    """
     v6 = family == socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as asking:
@@ -306,7 +312,7 @@ def mtu_towards(family: int, address: Address) -> int:
 
 
 def bind_udp(host: str, port: int) -> list[socket.socket]:
-    """UDP sockets at `host:port`, all on one port; port 0 picks one. Empty host: every address.
+    """Return UDP sockets at `host:port`, all on one port; port 0 picks one. Empty host: every address.
 
     Raises PortTaken, UserError. A name is looked up, which blocks.
     """

@@ -15,18 +15,18 @@ MOST_KNOWN = 64  # addresses whose origin is kept
 
 
 class UdpReader(Protocol):
-    """Who gets the datagrams of a socket."""
+    """The receiver of a socket's datagrams."""
 
     def datagram_received(self, data: bytes, addr: Address) -> None:
-        """One datagram. Raises nothing."""
+        """Handle one datagram. Raises nothing."""
         ...
 
     def batch_ended(self) -> None:
-        """All that had come is delivered."""
+        """Handle the end of a batch: all that had come is delivered."""
         ...
 
     def socket_lost(self, error: OSError | None) -> None:
-        """The socket is closed: by us (None), or because it failed."""
+        """Handle the end of the socket: closed by us (None), or failed."""
         ...
 
 
@@ -74,7 +74,7 @@ class UdpSocket:
                 self._batch.send(datagrams, self._origin(addr))
 
     def probe(self, datagram: bytes, addr: Address) -> None:
-        """Send one that arrives whole or not at all."""
+        """Send one datagram that arrives whole or not at all."""
         if self._batch is not None:
             with contextlib.suppress(OSError):
                 self._batch.probe(datagram, self._origin(addr))
@@ -84,7 +84,7 @@ class UdpSocket:
         self._end(None)
 
     def fail(self, error: OSError) -> None:
-        """As if the kernel had taken the socket away."""
+        """End as if the kernel had taken the socket away."""
         self._end(error)
 
     def _deliver(self, datagrams: Sequence[bytes], origin: Origin) -> None:
@@ -115,4 +115,4 @@ OpenSocket = Callable[[str], UdpSocket]  # on a host; raises OSError
 
 
 def _unheard(error: OSError) -> None:
-    """No route to one address, or nobody there: the checks find out in their own time."""
+    """Ignore a missing route or host: the checks find out in their own time."""

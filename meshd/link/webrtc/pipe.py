@@ -32,7 +32,7 @@ class WebRtcPipe(BufferedPipe):
         self._association.on_end = self._ended
 
     def widen(self) -> None:
-        """The other side has proven who it is: 4 MiB may wait here instead of 64 KiB."""
+        """Open full buffers to a proven peer: 4 MiB may wait here instead of 64 KiB."""
         self._association.widen()
 
     # --- what the session calls
@@ -56,14 +56,16 @@ class WebRtcPipe(BufferedPipe):
             self._break("the other side dropped the connection")
 
     def _break(self, what: str) -> None:
-        """There is nobody to say farewell to: the sockets go at once, what was received stays."""
+        """End at once, without a farewell that nobody would hear; what was received stays."""
         self._finish(Broken, what)
         self._shut()
 
     # --- what the owner calls
 
     def try_send(self, data: Sequence[bytes | memoryview]) -> bool:
-        """As `Link.try_send`. The association tells of its low-water mark only: here is room above it too."""
+        """Send as `Link.try_send`. The association reports its low-water mark only: here is room above it
+        too.
+        """
         if self._association.backlog_bytes < SEND_HIGH_BYTES:
             self._writable.set()
         return super().try_send(data)
@@ -81,7 +83,7 @@ class WebRtcPipe(BufferedPipe):
             self._writable.clear()
 
     def _fetch(self) -> bytes:
-        """All that waits, up to the largest frame: many small chunks cost as much as one."""
+        """Return all that waits, up to the largest frame: many small chunks cost as much as one."""
         parts = [self._chunks.popleft()]
         size = len(parts[0])
         while self._chunks and size + len(self._chunks[0]) <= MAX_FRAME_BYTES:
@@ -92,7 +94,7 @@ class WebRtcPipe(BufferedPipe):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def _say_goodbye(self, *, ended: bool) -> None:
-        """A farewell, until it is acknowledged."""
+        """Say farewell, and wait until it is acknowledged."""
         self._chunks.clear()
         if not ended:
             self._association.say_farewell()

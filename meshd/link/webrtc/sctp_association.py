@@ -76,17 +76,17 @@ class Association(RTCSctpTransport):
 
     @property
     def is_open(self) -> bool:
-        """Bytes may be written."""
+        """True if bytes may be written."""
         return self._outbox is not None and not self._over
 
     @property
     def backlog_bytes(self) -> int:
-        """Written and not sent yet."""
+        """The bytes written and not sent yet."""
         return 0 if self._outbox is None else self._outbox.backlog_bytes
 
     @property
     def is_done(self) -> bool:
-        """Nothing is left that the other side has not acknowledged."""
+        """True if nothing is left that the other side has not acknowledged."""
         return self._outbox is None or self._outbox.is_done
 
     def write(self, data: Sequence[bytes | memoryview]) -> None:
@@ -97,25 +97,25 @@ class Association(RTCSctpTransport):
             self._flush()
 
     def say_farewell(self) -> None:
-        """Queue the word that ends the link, behind all bytes."""
+        """Queue the message that ends the link, behind all bytes."""
         if self._outbox is not None:
             self._outbox.write(b"end", protocol=wire.FAREWELL)
             self._flush()
 
     def widen(self) -> None:
-        """Take more from here on, and say so."""
+        """Widen the window, and tell the other side."""
         self._advertised_rwnd = MAX_INBOX_BYTES
         if self._inbox is not None and not self._over:
             self._inbox.widen(MAX_INBOX_BYTES)
             self._acknowledge()
 
     def was_read(self) -> None:
-        """`unread` has fallen."""
+        """Acknowledge if worthwhile, after `unread` has fallen."""
         if self._inbox is not None and not self._over and self._inbox.wants_update(unread=self.unread()):
             self._acknowledge()
 
     def drop(self) -> None:
-        """End it at once; the other side is told, if it hears us."""
+        """End it at once; the other side is told, if it can be reached."""
         if not self._over:
             self._over = True
             if self._remote_verification_tag:
@@ -126,11 +126,12 @@ class Association(RTCSctpTransport):
     # --- what came
 
     def take(self, packet: bytes) -> None:
-        """One packet. A malformed one is dropped, as the network could have dropped it."""
+        """Handle one packet. A malformed one is dropped, as the network could have dropped it."""
         try:
             tag, chunks = wire.open_packet(packet)
             if not chunks or self._over:
                 return
+            # Chunks of the handshake are aiortc's.
             kind, _, body = chunks[0]
             if kind in _BEGINNING:
                 # aiortc's own reading never ends when a parameter has no length
@@ -140,6 +141,7 @@ class Association(RTCSctpTransport):
                 return
             if tag != self._local_verification_tag:
                 return
+            # All others are ours.
             alive = bytearray()  # goes in one packet: no more of them than came
             for kind, _, body in chunks:
                 if kind == wire.DATA:
@@ -177,7 +179,7 @@ class Association(RTCSctpTransport):
                 self.on_end(True)
 
     def batch_ended(self) -> None:
-        """All packets that had come were taken: deliver, answer, acknowledge."""
+        """Deliver, answer and acknowledge, after all packets of a batch were taken."""
         self._deliver()
         self._flush()
         inbox = self._inbox
@@ -256,7 +258,7 @@ class Association(RTCSctpTransport):
                 self._arm(self._ack_at)
 
     def _probe_path(self, now: float) -> None:
-        """Ask whether larger packets pass. No answer: they do not, or were lost, so ask again a few times."""
+        """Test whether larger packets pass; without a reply, which may be lost, try again a few times."""
         for size in PROBE_SIZES:
             chunk = wire.probe_chunk(size, self._probe_token)
             self._probe(wire.seal(self._remote_verification_tag, chunk))

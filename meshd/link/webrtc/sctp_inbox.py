@@ -32,7 +32,7 @@ class Inbox:
         self.urgent = False  # acknowledge at once: a hole, a repetition (RFC 9260 6.2)
 
     def take(self, tsn: int, protocol: int, payload: bytes, *, unread: int) -> list[tuple[int, bytes]]:
-        """One chunk came; returns what can be delivered now, in order.
+        """Take one chunk; return what can be delivered now, in order.
 
         `unread`: bytes that were delivered and not read. What does not fit the window is dropped, and comes
         again when there is room.
@@ -83,16 +83,16 @@ class Inbox:
         self._held_bytes += len(payload) + _CHUNK_COST
 
     def widen(self, window_bytes: int) -> None:
-        """Have room for more from here on."""
+        """Widen the window."""
         self._window = max(self._window, window_bytes)
 
     def wants_update(self, *, unread: int) -> bool:
-        """Whether the window has opened so much since it was told that the sender should hear of it."""
+        """Return True if the window has opened so much since it was reported that the sender should know."""
         opened = self._room(unread) - self._told_window
         return opened >= self._window // 4 and self._told_window < self._window // 2
 
     def sack(self, *, unread: int) -> bytes:
-        """The acknowledgement of all that has come, as a chunk."""
+        """Return the acknowledgement of all that has come, as a chunk."""
         self.due, self.urgent = 0, False
         self._told_window = self._room(unread)
         last = self._next - 1

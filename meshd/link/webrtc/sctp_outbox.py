@@ -85,14 +85,14 @@ class Outbox:
             self.backlog_bytes += len(data)
 
     def grow(self, packet_bytes: int) -> None:
-        """The path takes packets of this size, checksum and all: new chunks fill them."""
+        """Fill new chunks up to packets of this size, checksum and all, which the path takes."""
         size = (packet_bytes - CHUNK_OVERHEAD) // 4 * 4
         if size > self.payload_bytes:
             self.payload_bytes = self.model.segment = size
 
     @property
     def is_done(self) -> bool:
-        """All that was written is acknowledged."""
+        """True if all that was written is acknowledged."""
         return not self._backlog and not self._chunks
 
     def on_sack(self, sack: SackBody, now: float) -> None:
@@ -115,7 +115,7 @@ class Outbox:
             self._acknowledge(newly, now)
 
     def _fresh(self, gaps: tuple[tuple[int, int], ...]) -> list[Sent]:
-        """Chunks in `gaps` that are not acknowledged yet; steps over what the last SACK has said."""
+        """Return chunks in `gaps` newly acknowledged; steps over what the last SACK has said."""
         old, at, fresh = self._gaps, 0, []
         for start, end in gaps:
             number = start
@@ -190,7 +190,7 @@ class Outbox:
     # --- out
 
     def next_chunk(self, now: float) -> Sent | None:
-        """The next chunk to send now, if the windows have room: lost ones first, then new ones."""
+        """Return the next chunk to send now, if the windows have room: lost ones first, then new ones."""
         if not self._probe_due:
             if self._hold_until > now:
                 return None
@@ -255,20 +255,22 @@ class Outbox:
         return chunk
 
     def tsn_of(self, chunk: Sent) -> int:
-        """The number of a chunk as it stands on the wire."""
+        """Return the number of a chunk on the wire."""
         return (self._first + chunk.number) % TSNS
 
     # --- time
 
     def deadline(self) -> float | None:
-        """When `on_timer` wants to be called because nothing came back; None: nothing is on its way."""
+        """Return when `on_timer` is due because nothing came back; None: nothing is on its way."""
         if not self._flight and not self._untold:
             return None
         newest = next(reversed(self._flight.values())).sent_at if self._flight else 0.0
         return max(newest, self._heard_at) + self._probe_seconds()
 
     def next_send(self, now: float) -> float | None:
-        """When `next_chunk` has something that only waits for its turn; None: it waits for something else."""
+        """Return when `next_chunk` has something that only waits for its turn; None: it waits for something
+        else.
+        """
         if self._hold_until <= now or not (self._backlog or self._lost):
             return None
         if self.flight_bytes + self.payload_bytes > self.model.window:
@@ -283,7 +285,7 @@ class Outbox:
         return float(min(wait * 2 ** min(self._probes, 10), MOST_PROBE_SECONDS))
 
     def on_timer(self, now: float) -> bool:
-        """Nothing came back in time: have the oldest sent again. False when it is time to give up."""
+        """Handle the timeout: have the oldest chunk sent again. False when it is time to give up."""
         deadline = self.deadline()
         if deadline is None or now < deadline:
             return True

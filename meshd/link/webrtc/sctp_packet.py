@@ -40,7 +40,7 @@ CHUNK_OVERHEAD = 12 + 16  # common header and chunk header
 
 @dataclass(frozen=True, slots=True)
 class SackBody:
-    """What the other side has: all up to `cumulative`, and blocks `(start, end)` counted from there."""
+    """The peer's acknowledgement: all up to `cumulative`, and blocks `(start, end)` counted from there."""
 
     cumulative: int
     window: int
@@ -48,30 +48,32 @@ class SackBody:
 
 
 def seal(tag: int, chunks: bytes) -> bytes:
-    """A packet with its checksum (CRC32c, RFC 9260 appendix A)."""
+    """Return a packet with its checksum (CRC32c, RFC 9260 appendix A)."""
     head = _COMMON.pack(SCTP_PORT, SCTP_PORT, tag)
     return b"".join((head, crc32c(b"".join((head, _ZERO, chunks))).to_bytes(4, "little"), chunks))
 
 
 def data_chunk(tsn: int, sequence: int, protocol: int, payload: bytes) -> bytes:
-    """One whole message as a DATA chunk."""
+    """Return one whole message as a DATA chunk."""
     size = len(payload)
     head = _DATA.pack(DATA, WHOLE, size + 16, tsn, STREAM, sequence, protocol)
     return b"".join((head, payload, _PAD[size & 3]))
 
 
 def sack_chunk(cumulative: int, window: int, gaps: Sequence[tuple[int, int]]) -> bytes:
-    """An acknowledgement; gaps beyond the first 250 are left out, and told once those have closed."""
-    told = gaps[:MAX_GAPS]
-    head = _SACK.pack(SACK, 0, 16 + 4 * len(told), cumulative, window, len(told), 0)
-    return head + b"".join(_pair(start, end) for start, end in told)
+    """Return an acknowledgement; gaps beyond the first 250 are left out until those have closed."""
+    sent = gaps[:MAX_GAPS]
+    head = _SACK.pack(SACK, 0, 16 + 4 * len(sent), cumulative, window, len(sent), 0)
+    return head + b"".join(_pair(start, end) for start, end in sent)
 
 
 _pair = struct.Struct("!HH").pack
 
 
 def open_packet(packet: bytes) -> tuple[int, list[tuple[int, int, bytes]]]:
-    """The tag and the chunks `(type, flags, body)`. Raises RemoteProtocolError when it is not a packet."""
+    """Return the tag and the chunks `(type, flags, body)`. Raises RemoteProtocolError when it is not a
+    packet.
+    """
     size = len(packet)
     if size < 16:
         raise RemoteProtocolError("an SCTP packet is too short", code="sctp")
@@ -90,7 +92,7 @@ def open_packet(packet: bytes) -> tuple[int, list[tuple[int, int, bytes]]]:
 
 
 def open_data(body: bytes) -> tuple[int, int, bytes]:
-    """TSN, payload protocol, payload of a DATA chunk. Raises RemoteProtocolError."""
+    """Return TSN, payload protocol, payload of a DATA chunk. Raises RemoteProtocolError."""
     if len(body) <= 12:
         raise RemoteProtocolError("a DATA chunk has no data", code="sctp")
     tsn, _, _, protocol = _DATA_BODY.unpack_from(body)
@@ -114,7 +116,7 @@ def open_sack(body: bytes) -> SackBody:
 
 
 def probe_chunk(size: int, token: bytes) -> bytes:
-    """A HEARTBEAT that makes a packet of `size` bytes, a multiple of 4; its answer tells (RFC 8899)."""
+    """Return a HEARTBEAT that makes a packet of `size` bytes, a multiple of 4; its reply tells (RFC 8899)."""
     info = size - 12 - 4  # common header, chunk header
     words = size.to_bytes(2, "big") + token
     parameter = _PARAMETER.pack(HEARTBEAT_INFO, info) + words + bytes(info - 4 - len(words))
@@ -122,17 +124,17 @@ def probe_chunk(size: int, token: bytes) -> bytes:
 
 
 def probed(body: bytes, token: bytes) -> int:
-    """Which size a HEARTBEAT-ACK answers; 0: it is not an answer to one of ours."""
+    """Return the size that a HEARTBEAT-ACK confirms; 0: it does not answer one of ours."""
     return int.from_bytes(body[4:6], "big") if body[6 : 6 + len(token)] == token else 0
 
 
 def heartbeat_ack(body: bytes) -> bytes:
-    """The answer to a HEARTBEAT: its own words."""
+    """Return the reply to a HEARTBEAT, with the same content."""
     return _CHUNK.pack(HEARTBEAT_ACK, 0, len(body) + 4) + body + _PAD[len(body) & 3]
 
 
 def are_parameters(body: bytes) -> bool:
-    """Whether `body` is a list of parameters with lengths of their own (RFC 9260 3.2.1)."""
+    """Return True if `body` is a list of parameters with consistent lengths (RFC 9260 3.2.1)."""
     at = 0
     while at <= len(body) - 4:
         length = int.from_bytes(body[at + 2 : at + 4], "big")
@@ -143,5 +145,5 @@ def are_parameters(body: bytes) -> bool:
 
 
 def ahead(tsn: int, of: int) -> int:
-    """How far `tsn` is ahead of `of` on the circle of 2³² numbers; negative: behind (RFC 1982)."""
+    """Return how far `tsn` is ahead of `of` on the circle of 2³² numbers; negative: behind (RFC 1982)."""
     return (tsn - of + _HALF) % TSNS - _HALF

@@ -1,7 +1,7 @@
 """Asks other members what their devices could lend, and how fast they are."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -58,14 +58,17 @@ async def ask_all(
     measure: bool = True,
     recent: bool = False,
     marks: bytes = b"",
+    before_measuring: Callable[[], Awaitable[None]] | None = None,
 ) -> dict[PeerId, CapacityAnswer]:
     """Of each node what it knows. `measure`: those that lack times of devices, or rates of the paths between
     these nodes, measure them then, one by one on each machine, as two at the same time disturb each other.
-    `recent` and `marks` as in AskCapacity.
+    `recent` and `marks` as in AskCapacity. `before_measuring` is awaited before anybody is asked to.
     """
     found: dict[PeerId, CapacityAnswer] = {}
     known = AskCapacity(tuple(timed), recent=recent, marks=marks)
     await _ask(mesh, [list(peers)], known, found, on_progress, at_once=True)
+    if before_measuring is not None:
+        await before_measuring()
     by_machine: dict[str, list[PeerId]] = {}
     for peer, answer in found.items():
         if measure and answer.capacity is not None and _lacks(answer.capacity, len(timed), peers):

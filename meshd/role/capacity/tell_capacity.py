@@ -1,7 +1,7 @@
 """Answers other members that ask what this node's devices could lend, and how fast they are.
 
-Nothing is reserved, and what devices are computing meanwhile is not disturbed: while a lease runs here, only
-what was measured before is told.
+Nothing is reserved, and what devices are computing meanwhile is not disturbed: while a lease computes here,
+or did a moment ago, only what was measured before is told, and a measurement ends as soon as one does.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from meshd.base import log
 from meshd.base.errors import Broken, EndOfStream, MeshdError, RemoteProtocolError
 from meshd.base.peer_limits import CAPACITY_ASKED, CAPACITY_MESSAGES, SPEEDS_ASKED
 from meshd.base.rate_by_key import Rates
+from meshd.base.tasks import Owner, first_error
 from meshd.base.work_slots import Release
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member, Role
@@ -36,6 +37,7 @@ from meshd.wire.limits import MAX_CAPACITY_PATHS
 
 NOT_FOR_YOU = "its certificate lacks the role `use`"
 CAPACITY_ASK_SECONDS = 30.0  # for the question, once the stream is open
+_LOOK_SECONDS = 0.02  # at whether something computes here, while devices are measured
 LOG = log.get("worker")
 
 
@@ -50,7 +52,7 @@ ComputedFor = Callable[[PeerId, bytes, Sequence[tuple[float, float]]], tuple[Com
 
 
 class CapacityTeller:
-    """`devices` lists what could be lent now; `is_busy`: they compute for somebody."""
+    """`devices` lists what could be lent now; `is_busy`: they compute for somebody, or did a moment ago."""
 
     def __init__(
         self,
@@ -60,10 +62,13 @@ class CapacityTeller:
         devices: ListDevices,
         machine: str,
         is_busy: Callable[[], bool],
+        is_lending: Callable[[], bool] = lambda: False,
         computed: ComputedFor = lambda _peer, _lease_id, _spans: (),
         lacks: Callable[[bytes], bytes] = lambda _marks: b"",
     ) -> None:
-        """`lacks`: bits of the tensors with these marks that are not here."""
+        """`is_lending`: leases have memory of the devices. `lacks`: bits of the tensors with these marks that
+        are not here.
+        """
         self._mesh = mesh
         self._computed = computed
         self._lacks = lacks
@@ -71,6 +76,7 @@ class CapacityTeller:
         self._devices = devices
         self._machine = machine
         self._is_busy = is_busy
+        self._is_lending = is_lending
         self._prober = PathProber(mesh)
         self._asking: Counter[PeerId] = Counter()
         self._asked = Rates(SPEEDS_ASKED)
@@ -107,17 +113,13 @@ class CapacityTeller:
         if not isinstance(asked, AskCapacity):
             raise RemoteProtocolError("capacity: expected `ask`", code="capacity")
         peer = messages.stream.peer
-        devices = await self._devices(recent=asked.recent)
+        # what is measured beside other programs needs the memory that is free now
+        devices = await self._devices(recent=asked.recent and not asked.measure)
         busy = self._is_busy()
         lacks = asked.measure and self._speeds.lacks(devices, asked.timed)
         if lacks and not busy and self._asked.spend(peer, asyncio.get_running_loop().time()):
-
-            async def on_progress(text: str) -> None:
-                await messages.send(Measuring(text).encode())
-
-            member = self._mesh.member(peer)
-            asker = str(peer if member is None else member.chain.admitter)
-            await self._speeds.measure(devices, asked.timed, on_progress, asker=asker)
+            await self._measure(messages, devices, asked.timed)
+            busy = self._is_busy()
         if asked.measure and not busy:
             await self._prober.probe(one.peer for one in self._mesh.peers() if one.role == WORKER_ROLE)
         answer = Capacity(
@@ -133,6 +135,32 @@ class CapacityTeller:
             lacks=self._lacks(asked.marks) if asked.marks else b"",
         )
         await messages.send(answer.encode())
+
+    async def _measure(
+        self, messages: MessageStream, devices: Sequence[OfferedDevice], timed: Sequence[str]
+    ) -> None:
+        """Until all is measured, or something computes here."""
+        peer = messages.stream.peer
+
+        async def on_progress(text: str) -> None:
+            await messages.send(Measuring(text).encode())
+
+        member = self._mesh.member(peer)
+        asker = str(peer if member is None else member.chain.admitter)
+        beside = self._is_lending()
+        measure = self._speeds.measure(devices, timed, on_progress, asker=asker, beside_model=beside)
+        try:
+            async with Owner() as owner:
+                measuring = owner.start(measure, name="measuring")
+                computing = owner.start(self._until_busy(), name="computing")
+                await asyncio.wait([measuring, computing], return_when=asyncio.FIRST_COMPLETED)
+                owner.cancel()
+        except ExceptionGroup as group:
+            raise first_error(group) from None
+
+    async def _until_busy(self) -> None:
+        while not self._is_busy():  # noqa: ASYNC110 - frames pass by the thousand, and tell nobody
+            await asyncio.sleep(_LOOK_SECONDS)
 
 
 def measured_paths(peers: Sequence[PeerStatus]) -> tuple[MeasuredPath, ...]:

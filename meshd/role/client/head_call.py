@@ -11,6 +11,7 @@ from meshd.gateway.interface import AnswerTimings, ModelWish, Readiness
 from meshd.identity.key_proof import MAX_PROOFS, prove_key
 from meshd.identity.keys import PeerId
 from meshd.model.device_sampling import DeviceSampling
+from meshd.model.served_facts import ServedFacts
 from meshd.model.status import ModelState
 from meshd.peer.interface import MetadataValue
 from meshd.role.client.follow_heads import HeadFollower
@@ -59,6 +60,7 @@ class HeadCall:
     """Implements Upstream for one request. `model` as heads call it, empty for their default."""
 
     slots = None
+    crashes = 0  # the head sees to those
 
     def __init__(self, means: CallMeans, model: str, wish: ModelWish) -> None:
         self._means = means
@@ -88,21 +90,21 @@ class HeadCall:
         return self._wish.model
 
     @property
+    def facts(self) -> ServedFacts:
+        """See Upstream. Heads do not tell."""
+        return ServedFacts()
+
+    @property
     def device_sampling(self) -> DeviceSampling | None:
         """See Upstream. The head decides."""
         return None
 
-    @property
-    def weights(self) -> bytes:
-        """See Upstream."""
+    def _told_weights(self) -> bytes:
+        """Return the fingerprint of the weights that answer; empty while it is not known."""
         if self._wish.fingerprint or self._carried is None:
             return self._wish.fingerprint
         offer = self._carried.offer  # made before the model was loaded, perhaps: the head has told more since
         return offer.model.fingerprint or told_fingerprint(self._means.heads.known(), offer)
-
-    def keep_to(self, weights: bytes) -> None:
-        """See Upstream."""
-        self._wish = replace(self._wish, fingerprint=weights)
 
     async def connect(self) -> socket.socket:
         """See Upstream: to the head that is the best one now."""
@@ -156,7 +158,7 @@ class HeadCall:
         """See Upstream. What was begun goes on with the same weights alone."""
         if self._carried is None or self._wish.fingerprint:
             return
-        self.keep_to(self.weights)
+        self._wish = replace(self._wish, fingerprint=self._told_weights())
         self._weights_unknown = not self._wish.fingerprint
 
     @property

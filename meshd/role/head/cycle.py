@@ -3,12 +3,11 @@
 One task owns the cycle *wait, ask, plan, reserve, load, serve*; whatever ends a cycle (a worker lost,
 llama-server gone) leads back to its beginning with the reason in the status. The gateway asks for
 `readiness` and never talks to the mesh.
-
-Over 350 lines: the cycle, and what gateway and status are told of its one state.
 """
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from socket import socket
 
@@ -19,15 +18,21 @@ from meshd.base.fault_boundary import Fault, contained
 from meshd.base.tasks import Owner, first_error
 from meshd.base.unix_connect import connect_unix
 from meshd.gateway.interface import AnswerTimings, Readiness
+from meshd.identity.keys import PeerId
 from meshd.model.device_sampling import DeviceSampling
-from meshd.model.split_values import NoSplit, NotEnoughMemory
+from meshd.model.served_facts import ServedFacts, with_properties
 from meshd.model.status import ModelState, ModelStatus
 from meshd.peer.interface import PeerStatus
+from meshd.plan.machines import PlainRpc
+from meshd.plan.split import NoSplit, NotEnoughMemory
+from meshd.plan.wishes import HeadOptions, may_draft, read_llama_args
+from meshd.plan.words import faster_in_words, in_words
 from meshd.process.interface import ChildStatus
+from meshd.role.head.arrivals import Arrivals, better_workers, compare_now
 from meshd.role.head.device_exclusions import DeviceExclusions
 from meshd.role.head.draft_forecast import Drafting
 from meshd.role.head.explain import Explained
-from meshd.role.head.llama_args import read_llama_args
+from meshd.role.head.late_measuring import Judgement, LateMeasuring
 from meshd.role.head.load_report import with_loads
 from meshd.role.head.model_run import HeadRun
 from meshd.role.head.own_devices import OwnDevices
@@ -37,7 +42,6 @@ from meshd.role.head.run_input import RunHistory, ServedModel
 from meshd.role.head.served_files import ServedFiles
 from meshd.role.head.server_failures import ServerFailures
 from meshd.role.head.speculation import Speculation
-from meshd.role.head.split_plan import HeadOptions, PlainRpc, may_draft
 from meshd.role.head.standby import StandbyWorkers
 from meshd.role.head.state_news import is_news
 from meshd.role.head.stock_rpc import ask_plain
@@ -45,12 +49,14 @@ from meshd.role.head.survey import Surveyor
 from meshd.role.head.unreachable import as_reached
 from meshd.role.head.worker_choice import ServedAs, roster_of
 from meshd.role.interface import RoleRuntime, RoleStatus
+from meshd.role.native.device_list import AHEAD_SECONDS
 from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.store.interface import HashProgress, WeightsFile
 from meshd.tunnel.interface import TunnelStatus
 
 MORE_WORKERS_SECONDS = 3.0  # for others that are known, once enough are there
 TRY_AGAIN_SECONDS = 20.0
+_AFTER_LOSS_SECONDS = 0.01
 _RETRY = Backoff(first=0.3, factor=2.0, most=15.0)
 LOG = log.get("serve")
 
@@ -83,13 +89,21 @@ class Serve:
         self._roster = roster_of(runtime.mesh, options)
         self.serving = ServedAs(options, self._roster)
         own = OwnDevices(runtime.native, runtime.processes.run_to_end, runtime.paths, options)
-        surveyor = Surveyor(runtime, options, speeds) if speeds is not None else None
+        surveyor = (
+            Surveyor(runtime, options, speeds, serves=lambda: self._run is not None)
+            if speeds is not None
+            else None
+        )
         speculation = Speculation(may_draft(self._files.layers, options))
-        moments = QuietMoments(runtime.mesh.peers, self._wanted, speculation.better)
-        self._history = RunHistory(own, self._roster.backoff, moments, speculation, surveyor)
+        moments = QuietMoments(runtime.mesh.peers, self._wanted, self._why_otherwise)
+        arrivals = Arrivals(self._roster.workers, self._better_with, moments.idle_seconds)
+        late = LateMeasuring(moments, self._judge_split)
+        self._history = RunHistory(own, self._roster.backoff, moments, arrivals, late, speculation, surveyor)
         self._standby = StandbyWorkers(runtime, options.standby, self._roster, surveyor)
         self._server_failures = ServerFailures()
-        self._is_replaced = False  # the last run
+        self._is_replaced = self._was_lost = False  # the last run
+        self._crashes = 0  # of earlier runs
+        self._active = 0  # requests under way
 
     # Upstream.
 
@@ -122,13 +136,10 @@ class Serve:
         return self._options.name or self._files.own.name.removesuffix(".gguf")
 
     @property
-    def weights(self) -> bytes:
+    def facts(self) -> ServedFacts:
         """See Upstream."""
-        index = self._files.index
-        return bytes.fromhex(index.fingerprint) if index is not None else b""
-
-    def keep_to(self, weights: bytes) -> None:
-        """See Upstream. There are no others."""
+        facts = self._files.facts(self._options.llama_args)
+        return with_properties(facts, self._loaded.props) if self._loaded.props else facts
 
     @property
     def failures(self) -> int:
@@ -151,6 +162,11 @@ class Serve:
         return await run.end.why()
 
     @property
+    def crashes(self) -> int:
+        """See Upstream."""
+        return self._crashes + (self._run is not None and self._run.crashed)
+
+    @property
     def device_sampling(self) -> DeviceSampling | None:
         """See Upstream."""
         return self._loaded.sampling
@@ -167,8 +183,10 @@ class Serve:
     def requested(self, active: int) -> None:
         """See Upstream."""
         self._history.moments.requests(active, asyncio.get_running_loop().time())
+        self._active = active
         if self._run is not None:
             self._run.measures.answers.requested(active)
+            self._run.watch.requested(active)
 
     def generated(self, total: int, grown: int, *, alone: bool) -> None:
         """See Upstream."""
@@ -194,7 +212,7 @@ class Serve:
         """Of the model with this file; None where that is another one."""
         if file.resolve() not in [path.resolve() for path in self._files.current.paths]:
             return None
-        return Drafting(self._history.speculation, self._options.draft_model)
+        return Drafting(self._history.speculation, self._options.draft)
 
     async def explain(self) -> Explained | None:
         """Where the time of the model's tokens went; None while it is not loaded."""
@@ -202,7 +220,8 @@ class Serve:
         if run is None or not run.loaded:
             return None
         drafts = self._history.speculation.drafts.longest > 0
-        return await run.measures.explain(self._loaded.split, self._history.surveyor, drafts=drafts)
+        surveyor = self._history.surveyor
+        return await run.measures.explain(self._loaded.split, surveyor, self._roster, drafts=drafts)
 
     @property
     def status(self) -> RoleStatus:
@@ -236,12 +255,13 @@ class Serve:
             reason=readiness.reason,
             load_seconds=None if loaded.seconds is None else round(loaded.seconds, 3),
             measuring_seconds=round(loaded.measuring, 3),
+            estimated=tuple(sorted(loaded.estimated)),
             weights_local_bytes=loaded.report.local_bytes,
             weights_network_bytes=loaded.report.network_bytes,
             tensors_from_network=loaded.report.from_network,
             bytes_per_token=self._bytes_per_token(),
             split=loaded.split,
-            split_why=loaded.plan.why if loaded.plan is not None else "",
+            split_why=in_words(loaded.plan.reasons) if loaded.plan is not None else "",
             answers=loaded.answers,
             predicted=loaded.predicted,
             measured=self._run.measures.speed.speeds if self._run is not None else None,
@@ -263,15 +283,16 @@ class Serve:
         """See Role."""
         self._tell(ModelState.LOADING, "looking at the model file")
         self._files.begin()
-        await self._know_file()
         try:
             async with Owner() as owner:
+                self._list_ahead(owner)
+                await self._know_file()
                 owner.start(self._files.know_smaller(), name="smaller models")
-                await self._serve()
+                await self._serve(owner)
         except ExceptionGroup as group:
             raise first_error(group) from None
 
-    async def _serve(self) -> None:
+    async def _serve(self, owner: Owner) -> None:
         while True:
             failures, restarts = self._server_failures, self._server_failures.restarts
             why = await self._cycle()
@@ -281,7 +302,15 @@ class Serve:
             self._tell(ModelState.LOADING, why)
             if not self._is_replaced:
                 LOG.warning("model_lost", model=self.model_name, why=why)
-            await asyncio.sleep(_RETRY.delay(self._failures - 1, 0.0))
+            pause = _RETRY.delay(self._failures - 1, 0.0)
+            if self._failures == 1 and self._was_lost:  # answers are to go on
+                pause = _AFTER_LOSS_SECONDS
+            if pause < AHEAD_SECONDS:
+                self._list_ahead(owner)
+            await asyncio.sleep(pause)
+
+    def _list_ahead(self, owner: Owner) -> None:
+        owner.start_for(self.model_name, self._history.own_devices.ahead(), name="own devices")
 
     async def _know_file(self) -> None:
         """Costs nothing while the file is as it was. Raises UserError."""
@@ -310,7 +339,9 @@ class Serve:
         workers = await self._wait_for_workers()
         try:
             await self._know_file()
-            plain_rpc = await ask_plain(self._options.rpc, protocol=self._runtime.native.plain_rpc)
+            plain_rpc = await ask_plain(
+                [str(one) for one in self._options.rpc], protocol=self._runtime.native.plain_rpc
+            )
         except MeshdError as error:
             return await self._failed(error)
         model = self._served_model(plain_rpc)
@@ -357,17 +388,55 @@ class Serve:
         )
 
     def _wanted(self) -> list[PeerStatus]:
-        """Workers for which the model would be loaded again: the plan has used them, or uses all."""
+        """Workers for which the model would be loaded again: those that help or were used before, or all."""
         all_of_them = not self._options.picks_by_speed
-        wanted = [one for one in self._roster.workers() if all_of_them or one.peer in self._history.used]
+        helpful = self._history.used | self._history.arrivals.helpful
+        wanted = [one for one in self._roster.workers() if all_of_them or one.peer in helpful]
         return [one for one in wanted if not self._roster.is_standby(one)]
+
+    async def _better_with(self) -> frozenset[PeerId]:
+        facts, surveyor = self._run.measures.facts if self._run is not None else None, self._history.surveyor
+        if facts is None or surveyor is None:
+            return frozenset()
+        return await better_workers(facts, surveyor, self._roster)
+
+    def _why_otherwise(self, now: float) -> str:
+        """Why the model is to be loaded again with the same workers there; empty: it is not."""
+        return self._history.speculation.better(now) or self._history.late_measuring.better
+
+    async def _judge_split(self) -> Judgement:
+        """Measure what the load estimated, and compare the split that runs with the best one."""
+        run, surveyor = self._run, self._history.surveyor
+        facts = run.measures.facts if run is not None else None
+        if run is None or facts is None or surveyor is None:
+            return Judgement()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        found = await compare_now(facts, surveyor, self._roster)
+        if found is None or self._run is not run:
+            return Judgement()
+        estimated = frozenset(self._loaded.estimated & found.machines.unmeasured.keys())
+        lacking = "; ".join(f"`{node}`: {found.machines.unmeasured[node]}" for node in sorted(estimated))
+        if not found.runs.prediction.is_measured:
+            self._loaded = replace(self._loaded, estimated=estimated)
+            return Judgement(lacking=lacking)
+        predicted = run.measured(found)
+        seconds = loop.time() - began if self._loaded.estimated else 0.0
+        self._loaded = replace(self._loaded, estimated=estimated, measuring=seconds, predicted=predicted)
+        if not found.is_clearly_faster:
+            return Judgement(lacking=lacking)
+        better = faster_in_words(found.best.rated, found.runs.answer_s / found.best.seconds)
+        return Judgement(better, lacking)
 
     def _end_run(self, run: HeadRun, workers: Sequence[PeerStatus]) -> None:
         """Remember what the next life should know, once; what the split was is over."""
         if self._run is not run:
             return
         self._run = None
+        self._crashes += run.crashed
         self._is_replaced = run.replaced
+        self._was_lost = run.loaded and not run.replaced
+        self._history.late_measuring.forget()
         self._loaded = LoadedModel()
         failures = self._server_failures
         failures.restarts += run.started and not run.replaced and not self._was_stopped(run)
@@ -387,6 +456,7 @@ class Serve:
         self._slots = loaded.answers.slots if loaded.answers is not None else 1
         self._failures = 0
         if self._run is not None:
+            self._run.watch.requested(self._active)
             self._roster.backoff.worked(self._run.workers)
             self._roster.ran_on(self._run.workers)
             self._history.used.update(self._run.workers)
@@ -395,6 +465,11 @@ class Serve:
         self._files.loaded()
         notes = [note for note in (self._files.note, loaded.why) if note]
         self._tell(ModelState.READY, "; ".join([*notes, *self._roster.left_out()]))
+
+    @property
+    def _lacks_any_worker(self) -> bool:
+        """The model was to run on this node alone only because nobody else is there."""
+        return self._options.min_workers is None and not self._roster.workers()
 
     async def _server_failed(self, why: str) -> None:
         """It ends each time before it is ready: say so, and try again when something may have changed."""
@@ -413,7 +488,7 @@ class Serve:
             return self._files.note
         elif isinstance(error, UserError):
             no_room = isinstance(error, NotEnoughMemory)
-            if isinstance(error, NoSplit) and self._files.was_loaded:  # what was lost may come back
+            if isinstance(error, NoSplit) and (self._files.was_loaded or self._lacks_any_worker):
                 self._tell(ModelState.WAITING, self._roster.why_waiting(why), no_room=no_room)
             else:
                 self._tell(ModelState.FAILED, why, no_room=no_room)
@@ -427,8 +502,8 @@ class Serve:
     # Waiting.
 
     async def _wait_for_workers(self) -> list[PeerStatus]:
-        least = self._options.min_workers
-        seen, all_there = -1, not least
+        least = self._options.least_workers
+        seen, all_there = -1, self._options.min_workers == 0
         while not (enough := len(self._roster.workers()) >= least) or not all_there:
             if enough:  # perhaps no more when that is over: one was lost, or another one has its name
                 await self._roster.until_all_are_there(MORE_WORKERS_SECONDS)

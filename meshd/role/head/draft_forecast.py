@@ -9,11 +9,10 @@ from copy import deepcopy
 from dataclasses import dataclass
 
 from meshd.model.drafts import tokens_of_round
-from meshd.model.split_values import Plan
-from meshd.role.head.draft_model import DraftModel
-from meshd.role.head.plan_prediction import PlanOutcome, PlanPredictor
-from meshd.role.head.round_estimate import round_estimate
-from meshd.role.head.speculation import ASSUMED_FREE, ASSUMED_MODEL, Speculation
+from meshd.plan.prediction import PlanOutcome, PlanPredictor
+from meshd.plan.split import Plan
+from meshd.plan.wishes import DraftModel
+from meshd.role.head.speculation import ASSUMED_FREE, ASSUMED_MODEL, Speculation, round_estimate
 
 
 @dataclass(frozen=True, slots=True)

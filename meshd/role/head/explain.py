@@ -16,7 +16,6 @@ from meshd.identity.keys import PeerId
 from meshd.model.layer_work import LayerWork
 from meshd.model.layers import ModelLayers
 from meshd.model.output import SAMPLED_BYTES, DevicePath
-from meshd.model.split_values import Plan
 from meshd.model.status import SplitPart
 from meshd.model.time_account import (
     ComputingTime,
@@ -29,15 +28,24 @@ from meshd.model.time_account import (
     token_account,
 )
 from meshd.peer.interface import Mesh
+from meshd.plan.advice import SplitAdvice, advise
+from meshd.plan.machines import Machines
+from meshd.plan.over_offers import reservations
+from meshd.plan.prediction import PlanOutcome, PlanPredictor
+from meshd.plan.split import Plan
+from meshd.plan.wishes import HeadOptions, read_llama_args
 from meshd.role.capacity.ask_capacity import ask_capacity
-from meshd.role.head.advice import SplitAdvice, advise
 from meshd.role.head.away_times import AwayTimes
-from meshd.role.head.chosen_spans import Span, choose_rounds, choose_spans
-from meshd.role.head.llama_args import read_llama_args
-from meshd.role.head.plan_prediction import Machines, PlanPredictor
-from meshd.role.head.split_plan import HeadOptions, path_to, reservations
-from meshd.role.head.survey import Surveyor
-from meshd.role.head.timed_answers import RunningAnswer, TimedAnswer, TimedAnswers
+from meshd.role.head.survey import Surveyor, path_to
+from meshd.role.head.timed_answers import (
+    RunningAnswer,
+    Span,
+    TimedAnswer,
+    TimedAnswers,
+    choose_rounds,
+    choose_spans,
+)
+from meshd.role.head.worker_choice import Roster
 from meshd.wire.capacity import MAX_SPAN_US, AskCapacity, ComputedSpan
 
 _ASK_SECONDS = 5.0
@@ -48,13 +56,14 @@ Computed = Mapping[str, Sequence[ComputedSpan]]
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """How a model runs: its split, and what that was planned with."""
+    """How a model runs: its split, what that was planned with, and what it was predicted to do at load."""
 
     plan: Plan
     machines: Machines
     options: HeadOptions
     layers: ModelLayers
     work: LayerWork
+    at_load: PlanOutcome
 
     @property
     def held(self) -> dict[tuple[str, str], int]:
@@ -103,10 +112,14 @@ async def explain(
     mesh: Mesh,
     peers: Mapping[str, PeerId],
     surveyor: Surveyor | None,
+    roster: Roster,
     *,
     drafts: bool,
 ) -> Explained:
-    """`split` as it is pushed; `peers`: the workers by their names; `drafts`: rounds may make more tokens."""
+    """`split` as it is pushed; `peers`: the workers by their names; `drafts`: rounds may make more tokens.
+
+    `roster`: whom the head could ask now.
+    """
     loop = asyncio.get_running_loop()
     drafts = drafts or bool(read_llama_args(facts.options.llama_args).speculation)
     chosen = choose_spans(log, drafts=drafts)
@@ -125,9 +138,10 @@ async def explain(
         prompt = prompt_account(spent_of(chosen.prompt), chosen.prompt_tokens, chosen.queue)
     if busy.span is not None:
         a_round = round_account(spent_of(busy.span, made=busy.made), busy.made)
+    machines = await _compared(facts, surveyor, roster)
     # in a thread: it plans several times, and tokens pass this loop meanwhile
     advice = await asyncio.to_thread(
-        advise, facts.layers, facts.work, facts.machines, facts.options, facts.plan, drafts=drafts
+        advise, facts.layers, facts.work, machines, facts.options, facts.plan, drafts=drafts
     )
     return Explained(
         facts=facts,
@@ -142,6 +156,22 @@ async def explain(
         running=log.running,
         advice=advice,
     )
+
+
+async def _compared(facts: RunFacts, surveyor: Surveyor | None, roster: Roster) -> Machines:
+    """The machines that `meshd plan` would compare now; those of the load where they cannot be asked."""
+    if surveyor is None:
+        return facts.machines
+    try:
+        found = await surveyor.compared(facts.work, facts.options, roster, facts.held, measure=False)
+    except MeshdError:
+        return facts.machines
+    spared = {node for node, _ in found.spared}
+    offers = tuple(one for one in found.machines.offers if one.node not in spared)
+    used = {share.device.node for share in facts.plan.shares if share.layers}
+    if not used <= {facts.options.node_name, *(one.node for one in offers)}:
+        return facts.machines  # a worker that is used does not answer, or is called otherwise
+    return replace(found.machines, offers=offers)
 
 
 async def _as_now(
@@ -276,7 +306,7 @@ def ways_of(
         if is_last:
             crossing = _back(facts)
         else:
-            crossing = 0 if number == 0 and facts.plan.input_device else state  # numbers of tokens
+            crossing = 0 if number == 0 and facts.plan.input_on_worker else state  # numbers of tokens
         order = near.get(behind) if behind != head and behind in pushed else None
         found.append(
             WayTime(
@@ -295,5 +325,4 @@ def _back(facts: RunFacts) -> int:
     worker = facts.plan.output_worker
     if worker is None:
         return (2 if facts.options.activations == "f16" else 4) * facts.layers.widths.embedding
-    sampled = worker.has_top_k and facts.options.sample_on_worker
-    return SAMPLED_BYTES if sampled else 4 * facts.layers.widths.vocabulary
+    return SAMPLED_BYTES if worker.has_top_k else 4 * facts.layers.widths.vocabulary

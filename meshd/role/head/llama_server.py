@@ -2,28 +2,31 @@
 
 import asyncio
 import contextlib
+import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshd.base import log
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError
 from meshd.base.tasks import Owner
-from meshd.base.wakeful_loop import children_may_poll
+from meshd.base.wakeful_loop import children_waiting
 from meshd.model.drafts import Drafts
-from meshd.model.split_values import Plan
+from meshd.model.status import NOT_HELD
 from meshd.model.weights_index import encode_index
-from meshd.process.interface import SHOWN_LINES, Child, ChildFailed, ChildSpec, ChildStatus
+from meshd.plan.over_offers import with_module
+from meshd.plan.split import Plan
+from meshd.plan.wishes import read_llama_args
+from meshd.process.interface import SHOWN_LINES, Child, ChildFailed, ChildSpec, ChildState, ChildStatus
 from meshd.role.head.away_times import AwayTimes
 from meshd.role.head.lease_client import LeaseClient
-from meshd.role.head.llama_args import read_llama_args
-from meshd.role.head.load_report import WeightsReport
-from meshd.role.head.mesh_end import MeshEnd
-from meshd.role.head.model_header import ModelHeader
+from meshd.role.head.load_report import LoadWatch, WeightsReport
+from meshd.role.head.mesh_end import MeshEnd, ModelHeader
 from meshd.role.head.run_input import ServedModel
-from meshd.role.head.split_plan import renamed
 from meshd.role.interface import IS_SUSPENDED, NativeBuild, Processes, Report, RolePaths
 from meshd.role.native import command_lines
 from meshd.role.native.fd_handover import Outgoing
+from meshd.role.native.processors import head_threads, llama_threads
+from meshd.rpc.reading_budget import NodeReading
 
 LOST = "lost "  # a line of the report: the connection to this endpoint is lost for good, and why
 LOG = log.get("serve")
@@ -31,18 +34,35 @@ MESH_DEVICE = "MESH"  # what our module calls devices, before their number
 REPORT_SECONDS = 1.0  # for the last lines of a process that has ended
 SHOWN_WEIGHTS = 12  # by name in the log; status has all
 _LOOK_SECONDS = 1.0  # how often is looked whether it is suspended
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
+# A process gets these for what it does itself
+CRASH_SIGNALS = frozenset(
+    (
+        signal.SIGABRT,
+        signal.SIGBUS,
+        signal.SIGFPE,
+        signal.SIGILL,
+        signal.SIGSEGV,
+        signal.SIGSYS,
+        signal.SIGTRAP,
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Over:
     """Why llama-server is of no use any more; its last lines if it has ended.
 
-    `endpoint` is that of the worker it lost, if it is for that.
+    `endpoint` is that of the worker it lost, if it is for that. `crashed`: it ended by itself or took too
+    much memory, so one of the requests may be the reason. `from_outside`: somebody else ended it, or the
+    kernel did, so no worker is the reason.
     """
 
     why: str
     tail: tuple[str, ...] = ()
     endpoint: str = ""
+    crashed: bool = False
+    from_outside: bool = False
 
 
 class LlamaServer:
@@ -56,12 +76,14 @@ class LlamaServer:
         *,
         model: ServedModel,
         fails: Callable[[MeshdError], None],
+        reading: NodeReading,
     ) -> None:
         """`fails` is told why this model cannot be loaded, where that is not for the process to say."""
         self._native = native
         self._processes = processes
         self._paths = paths
         self._model = model
+        self._reading = reading
         self._child: Child | None = None
         self._outgoing = Outgoing()
         self._pipe: Report | None = None
@@ -69,6 +91,8 @@ class LlamaServer:
         self._digests = {one.digest: one.name for one in model.index.tensors}
         self._reported = asyncio.Event()  # no line comes any more
         self._why_killed = ""
+        self._is_stuck = False
+        self._said = 0  # lines that it printed and reported
         self._lost: asyncio.Future[Over] = asyncio.get_running_loop().create_future()
         self.report = WeightsReport({})
         self.away = AwayTimes(asyncio.get_running_loop().time)
@@ -91,6 +115,7 @@ class LlamaServer:
             report=self.report,
             away=self.away,
             header=self._header,
+            reading=self._reading,
         )
 
     def start(
@@ -114,12 +139,13 @@ class LlamaServer:
         owner.start(child.serve(), name="llama-server")
         owner.start(self._read_report(pipe), name="llama-server report")
         owner.start(self._end_suspended(child), name="llama-server suspended")
+        owner.start(self._end_stuck_load(child, leases), name="llama-server load")
 
     def _spec(self, plan: Plan, leases: Sequence[LeaseClient], pipe: Report, drafts: Drafts) -> ChildSpec:
         """It loads our module, which finds a connection with each worker."""
         model, options = self._model, self._model.options
         rest = read_llama_args(options.llama_args).rest
-        named = renamed(plan, MESH_DEVICE, sum(len(lease.lent) for lease in leases))
+        named = with_module(plan, MESH_DEVICE, sum(len(lease.lent) for lease in leases))
         head = command_lines.Head(
             model=str(model.file.paths[0]),
             socket=str(model.socket),
@@ -128,9 +154,10 @@ class LlamaServer:
             plan=command_lines.without_overridden(named.arguments, rest),
             load_mode=options.load_mode,
             llama_args=rest,
-            mmproj=options.mmproj,
+            mmproj=str(options.mmproj.absolute()) if options.mmproj is not None else "",
             drafts=drafts,
-            draft_model=options.draft_model.path if options.draft_model is not None else "",
+            draft_model=options.draft.path if options.draft is not None else "",
+            threads=threads if (threads := head_threads()) < llama_threads() else 0,
         )
         return ChildSpec(
             name=options.child,
@@ -140,6 +167,7 @@ class LlamaServer:
             env=self._environment(leases, pipe),
             hand_over=self._outgoing.give(),
             ready_timeout=None,
+            on_line=self._see_line,
         )
 
     def _environment(self, leases: Sequence[LeaseClient], pipe: Report) -> Mapping[str, str]:
@@ -151,7 +179,7 @@ class LlamaServer:
             weights=self._outgoing.add(self._processes.hand_over(encode_index(self._model.index))),
             report=pipe.child_end,
             grace=options.grace,
-            looks_out=children_may_poll(),
+            waiting=children_waiting(self._processes.waiting, computes=False),
             activations=options.activations,
         )
 
@@ -184,7 +212,10 @@ class LlamaServer:
         status = self._child.status
         while status.is_up:
             status = await self._child.wait_changed(status)
-        return self._ended(status.reason, status.tail)
+        crashed = status.exit_signal in CRASH_SIGNALS or bool(status.no_memory)
+        over = self._ended(status.reason, status.tail, crashed=crashed)
+        from_outside = status.exit_signal in _FROM_OUTSIDE and not self._why_killed
+        return replace(over, from_outside=from_outside)
 
     async def _end_suspended(self, child: Child) -> None:
         """A suspended one keeps its connections and never answers: the next one goes on with its answers."""
@@ -196,10 +227,27 @@ class LlamaServer:
                 LOG.warning("llama_server_killed", pid=pid, why=IS_SUSPENDED)
                 child.kill()
 
+    async def _end_stuck_load(self, child: Child, leases: Sequence[LeaseClient]) -> None:
+        """Until it is ready."""
+        watch, loop = LoadWatch(), asyncio.get_running_loop()
+        while (status := child.status).state is not ChildState.READY:
+            if status.pid is not None and (work := self._processes.work_of(status.pid)) is not None:
+                said = self._said + sum(lease.sent_bytes for lease in leases)
+                if why := watch.look(loop.time(), work, said):
+                    self._why_killed = why
+                    LOG.warning("llama_server_killed", pid=status.pid, why=why)
+                    child.kill()
+                    return
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _see_line(self, _line: str) -> None:
+        self._said += 1
+
     async def _read_report(self, pipe: Report) -> None:
         try:
             while True:
                 line = await pipe.line()
+                self._said += 1
                 self.report.line(line)
                 if line.startswith(LOST) and not self._lost.done():
                     endpoint, _, why = line.removeprefix(LOST).partition(" ")
@@ -208,18 +256,29 @@ class LlamaServer:
         except (EndOfStream, Closed, Broken):
             self._reported.set()
 
-    def _ended(self, reason: str, tail: tuple[str, ...]) -> Over:
+    def kill(self, why: str) -> None:
+        """It makes no progress: that counts as its own end."""
+        if self._child is not None and not self._why_killed:
+            self._why_killed, self._is_stuck = why, True
+            LOG.warning("llama_server_killed", pid=self._child.status.pid, why=why)
+            self._child.kill()
+
+    def _ended(self, reason: str, tail: tuple[str, ...], *, crashed: bool = False) -> Over:
         last = f"; last lines: {' | '.join(tail[-SHOWN_LINES:])}" if tail else ""
         why = self._why_killed or reason
         says_who = why.startswith(f"`{self._model.options.child}` ")
-        return Over(f"{why if says_who else f'llama-server ended: {why}'}{last}", tail)
+        crashed = self._is_stuck or (crashed and not self._why_killed)
+        return Over(f"{why if says_who else f'llama-server ended: {why}'}{last}", tail, crashed=crashed)
 
     def tell(self) -> None:
-        """Into the log, once a load: weights that crossed."""
-        for weight in self.report.from_network[:SHOWN_WEIGHTS]:
+        """Log once a load which weights crossed the network; a copy that a worker cannot use is a warning."""
+        unusable = [weight for weight in self.report.from_network if weight.reason != NOT_HELD]
+        for weight in unusable[:SHOWN_WEIGHTS]:
             LOG.warning("weight_from_network", tensor=weight.name, node=weight.node, why=weight.reason)
-        if len(self.report.from_network) > SHOWN_WEIGHTS:
-            LOG.warning("weights_from_network", count=len(self.report.from_network))
+        # a worker without the file takes its weights from here, as it was asked to
+        for node, weights in self.report.by_node.items():
+            if weights.network_bytes:
+                LOG.info("weights_from_network", node=node, bytes=weights.network_bytes)
 
     def close(self) -> None:
         """Close what is ours; its owner has ended the process before."""

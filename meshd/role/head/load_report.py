@@ -1,14 +1,48 @@
-"""What is known of a load: where tensors came from, and what llama-server asked for too much of. Pure."""
+"""What is known of a load: where tensors came from, what llama-server lacked, and whether it hangs. Pure.
+
+A load may take an hour, and wait for a disk or for workers meanwhile. But when llama-server computes for
+minutes and neither reads, writes nor prints anything, it is in an endless loop. A chat template can do that:
+llama-server renders it once before it answers.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from meshd.base.byte_format import in_memory
+from meshd.base.process_work import ProcessWork
 from meshd.gateway.interface import Readiness
 from meshd.model.status import NetworkTensor, WorkerWeights
 from meshd.role.native.report_line import count_of
 
+LOAD_STILL_SECONDS = 300.0  # reserving buffers and warming up a projector take seconds
+_BUSY_SHARE = 0.05  # of one processor, which others may need as well: one that waits uses almost none
+
+STUCK = (
+    f"it has computed for {LOAD_STILL_SECONDS:.0f} s without reading or printing anything: the chat "
+    "template of the model probably never ends (replace it: `-- --chat-template chatml`)"
+)
+
+
 MAX_KEPT = 4096  # tensors from the network that are kept by name; the bytes of all are counted
+
+
+class LoadWatch:
+    """Watch one llama-server until it is ready; times in seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._signs: tuple[int, int] | None = None
+        self._since = 0.0
+        self._computed = 0.0  # processor seconds at that time
+
+    def look(self, now: float, work: ProcessWork, said: int) -> str:
+        """Return why it is stuck, empty if not. `said` counts what it said and sent in any other way."""
+        signs = (work.moved_bytes, said)
+        if signs != self._signs:
+            self._signs, self._since, self._computed = signs, now, work.processor_seconds
+            return ""
+        still = now - self._since
+        is_busy = work.processor_seconds - self._computed >= _BUSY_SHARE * still
+        return STUCK if still >= LOAD_STILL_SECONDS and is_busy else ""
 
 
 @dataclass(slots=True)
@@ -44,7 +78,7 @@ class WeightsReport:
                 )
 
     def placed(self, endpoint: str, name: str, size: int, why: str) -> None:
-        """A tensor is in a worker's memory, as its tunnel tells; `why` it was sent, empty if it was not."""
+        """Count a tensor in a worker's memory, as its tunnel tells; `why` it was sent, or empty."""
         weights = self._of(endpoint)
         if not why:
             self.local_bytes += size
@@ -57,7 +91,7 @@ class WeightsReport:
             self.from_network = (*self.from_network, NetworkTensor(name, size, node, why.replace("_", " ")))
 
     def load_of(self, node: str, total: int, passed: int) -> WorkerWeights:
-        """How far a node is with its `total` bytes, of which `passed` at most went through its tunnel."""
+        """Return how far a node is with `total` bytes; at most `passed` of them went through its tunnel."""
         weights = self.by_node.get(node, NodeWeights())
         missing = weights.network_bytes
         return WorkerWeights(node, total, weights.local_bytes, missing, min(passed, missing))
@@ -67,7 +101,7 @@ class WeightsReport:
 
 
 def with_loads(now: Readiness, loads: Sequence[WorkerWeights]) -> Readiness:
-    """How far the weights of all workers are."""
+    """Add how far the weights of all workers are."""
     reason = "; ".join([now.reason, *(load.text for load in loads)])
     done = sum(load.share * load.total_bytes for load in loads)
     done /= max(1, sum(load.total_bytes for load in loads))

@@ -8,12 +8,11 @@ from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
 from meshd.model.layers import is_of_layer
 from meshd.model.piece_index import PIECE_BYTES
-from meshd.model.placed_tensors import placed_tensors
-from meshd.model.split_values import Plan
 from meshd.model.weights_index import WeightsIndex
+from meshd.plan.machines import NodeOffer
+from meshd.plan.split import Plan, placed_tensors
 from meshd.role.head.lease_client import LeaseClient
 from meshd.role.head.run_input import ServedModel
-from meshd.role.head.split_plan import NodeOffer
 from meshd.role.interface import WeightsFromMembers
 from meshd.wire.limits import MAX_ASKED_TENSORS
 from meshd.wire.needs import NeededTensor, Needs, from_bits, mark

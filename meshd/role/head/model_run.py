@@ -12,10 +12,17 @@ from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.model.layer_work import layer_work
 from meshd.model.operations import operations
-from meshd.model.split_values import Plan
 from meshd.model.status import Speeds, WorkerWeights
-from meshd.peer.interface import PeerStatus
+from meshd.peer.interface import PeerState, PeerStatus
+from meshd.plan.choice import plan_model
+from meshd.plan.machines import NodeOffer
+from meshd.plan.over_offers import reservations
+from meshd.plan.reasons import Reported
+from meshd.plan.split import Plan, split_of
+from meshd.plan.wishes import shape_of
+from meshd.plan.words import brief, why_idle
 from meshd.process.interface import ChildStatus
+from meshd.role.head.arrivals import SplitNow
 from meshd.role.head.ask_workers import Asking, acquire_for, asked, fitting, not_ready
 from meshd.role.head.blame import Blame
 from meshd.role.head.device_exclusions import DevicesInUse
@@ -30,19 +37,12 @@ from meshd.role.head.run_drafts import RunDrafts
 from meshd.role.head.run_end import End, LoadedModel, ServerDied
 from meshd.role.head.run_input import Looked, RunHistory, ServedModel
 from meshd.role.head.run_measures import RunMeasures
-from meshd.role.head.serving_split import serving_split
-from meshd.role.head.split_plan import (
-    NodeOffer,
-    path_to,
-    reservations,
-    shape_of,
-    split_of,
-    why_idle,
-)
+from meshd.role.head.server_watch import ServerWatch
+from meshd.role.head.survey import path_to
 from meshd.role.head.unreachable import give_up
 from meshd.role.interface import RoleRuntime
 from meshd.tunnel.interface import TunnelStatus
-from meshd.wire.lease import PAUSED, RPC_SERVER_CRASHED, Lost
+from meshd.wire.lease import NO_MEMORY, PAUSED, RPC_SERVER_CRASHED, Lost
 
 LOG = log.get("serve")
 
@@ -76,15 +76,21 @@ class HeadRun:
         self._work = layer_work(model.file.headers, shape, model.layers.count)
         native, processes, paths = runtime.native, runtime.processes, runtime.paths
         self.end = End()
-        self._server = LlamaServer(native, processes, paths, model=model, fails=self.end.fail)
+        self._server = LlamaServer(
+            native, processes, paths, model=model, fails=self.end.fail, reading=runtime.reading
+        )
+        self.watch = ServerWatch(processes.loop_answers(model.socket), self._moved)
         self._drafts = RunDrafts(model, history)
         self._weights_of: Callable[[str], int] = lambda _node: 0  # as planned
         self._predicted: Speeds | None = None
-        self._measuring = 0.0  # seconds
+        self.estimated: frozenset[str] = frozenset()
+        """Nodes whose speed was estimated for the plan, and is to be measured."""
+        self._are_paths_unknown = False
         self.measures = RunMeasures(
             runtime.mesh, lambda: {x.name: x.peer for x in self._leases}, self._server.away
         )
         self.started = self.loaded = self.replaced = False
+        self.crashed = False  # llama-server ended by itself, and no worker before it
         self.blame = Blame()
         self.server_died: ServerDied | None = None
 
@@ -121,8 +127,7 @@ class HeadRun:
         began = asyncio.get_running_loop().time()
         try:
             plan, offers = await self._plan(workers)
-            began += self._measuring  # which is no part of the load: another one does without it
-            LOG.info("plan", why=plan.short)
+            LOG.info("plan", why=brief(plan.reasons, estimated=self.estimated))
             if plan.answers is not None and plan.answers.note:
                 LOG.warning("context_shortened", why=plan.answers.note)
             async with Owner() as owner:
@@ -139,6 +144,10 @@ class HeadRun:
                 owner.start(self._run_server(plan, granted, began), name="load")
                 owner.start(give_up(self, self._runtime.mesh, self._options.grace), name="patience")
                 owner.start(self._history.moments.watch(self), name="quiet moments")
+                if self._options.picks_by_speed:
+                    owner.start(self._history.arrivals.watch(self), name="arrivals")
+                if self.estimated or self._are_paths_unknown:
+                    owner.start(self._history.late_measuring.watch(self), name="late measuring")
                 why = await self.end.why()
                 owner.cancel()
             return why
@@ -149,6 +158,20 @@ class HeadRun:
             for lease in self._leases:
                 lease.release()
 
+    def measured(self, found: SplitNow) -> Speeds:
+        """Take what was measured after the load for what the load was planned with; return the prediction."""
+        facts, now = self.measures.facts, found.machines
+        assert facts is not None
+        machines = replace(
+            facts.machines,
+            speeds=now.speeds,
+            paths=now.paths,
+            unmeasured=now.unmeasured,
+            to_measure=frozenset(),
+        )
+        self.measures.planned(replace(facts, machines=machines, at_load=found.runs))
+        return found.runs.speeds
+
     # Asking and planning.
 
     async def _plan(self, workers: Sequence[PeerStatus]) -> tuple[Plan, list[NodeOffer]]:
@@ -157,23 +180,28 @@ class HeadRun:
         names = self._label(workers)
         async with Owner() as owner:
             looking = owner.start(self._look(names), name="own devices, and speeds")
-            if self._options.picks_by_speed:
-                await asyncio.wait([looking])  # it may measure for longer than an offer stands
-            offers = await self._ask(workers, names, refusals)
-        (own, excluded), found, self._measuring = looking.result()
-        model, known = self._model, self._history.corrections
-        machines = found.machines(offers, own, model.plain_rpc, excluded, known)
+            await self._ask(workers, names, refusals)
+        (own, excluded), found = looking.result()
+        offers = self._offers(workers)
+        model = self._model
+        machines = found.machines(offers, own, model.plain_rpc, excluded)
         try:
-            split = await asyncio.to_thread(serving_split, model.layers, self._work, machines, self._options)
+            split = await asyncio.to_thread(plan_model, model.layers, self._work, machines, self._options)
         except UserError as error:
             if late := not_ready(refusals):
                 raise Refused(error.what, code="workers", hint=late) from None
             raise
         self._predicted = split.speeds
-        facts = RunFacts(split.plan, split.machines, self._options, model.layers, self._work)
+        if self._options.picks_by_speed:
+            self.estimated = machines.to_measure
+            paths = [*(offer.path for offer in offers), *machines.paths.values()]
+            self._are_paths_unknown = any(path is None or path.rate is None for path in paths)
+        facts = RunFacts(
+            split.plan, split.machines, self._options, model.layers, self._work, at_load=split.outcome
+        )
         self.measures.planned(facts)
         reasons = [error.what for error in refusals] + self._release_idle(split.plan, split.offers)
-        if len(split.offers) < (least := self._options.min_workers):
+        if len(split.offers) < (least := self._options.least_workers):
             raise Refused(
                 f"{len(split.offers)} of {least} workers can take part",
                 code="workers",
@@ -197,7 +225,7 @@ class HeadRun:
         reasons, order = [], [item.node for item in used]
         for lease in self._leases:
             if lease.name not in order:
-                reasons.append(why_idle(planned, lease.name))
+                reasons.append(why_idle(planned.left_out, lease.name))
                 LOG.warning("worker_left_out", peer=lease.peer.short, name=lease.name, why=reasons[-1])
                 lease.release()
         self._leases = [lease for name in order for lease in self._leases if lease.name == name]
@@ -205,23 +233,22 @@ class HeadRun:
 
     async def _ask(
         self, workers: Sequence[PeerStatus], names: Mapping[PeerId, str], refusals: list[MeshdError]
-    ) -> list[NodeOffer]:
-        """The offers of those that take part. Raises MeshdError when too few remain."""
+    ) -> None:
+        """Keep the leases of those that offer something. Raises MeshdError when too few remain."""
         LOG.info("load_started", count=len(workers))
         self._on_progress(asked(names.values()) if workers else "planning")
         self._make_leases(workers, names, refusals)
         asking = Asking(
             self._leases,
-            min_offers=self._options.min_workers,
+            min_offers=self._options.least_workers,
             late_before=self._history.late_before,
             blamed=self.blame.failed,
         )
         version, incarnation = self._runtime.native.version, self._options.incarnation
         acquire = acquire_for(self._model.alias, self._model.index, version, incarnation, self._operations)
         self._leases = await asking.ask(acquire, refusals)
-        if len(self._leases) < self._options.min_workers and refusals:
+        if len(self._leases) < self._options.least_workers and refusals:
             raise refusals[0]
-        return self._offers(workers)
 
     def _make_leases(
         self, workers: Sequence[PeerStatus], names: Mapping[PeerId, str], refusals: list[MeshdError]
@@ -244,7 +271,8 @@ class HeadRun:
         offers = []
         for lease in self._leases:
             assert lease.offer is not None
-            excluded = self._devices_in_use.offered(lease.peer, versions[lease.peer], lease.offer)
+            unable = self._devices_in_use.offered(lease.peer, versions[lease.peer], lease.offer)
+            excluded = {name: Reported(why) for name, why in unable.items()}
             offers.append(NodeOffer(lease.name, lease.offer, paths.get(lease.peer), excluded))
         return offers
 
@@ -265,10 +293,11 @@ class HeadRun:
     def _lease_ended(self, lease: LeaseClient, lost: Lost) -> None:
         if not self.loaded and lost.code == RPC_SERVER_CRASHED:
             self._devices_in_use.crashed(lease.peer, lost.text)
-        if lost.code == PAUSED:
+        if lost.code in (PAUSED, NO_MEMORY):  # neither is a fault of the worker: it is asked again
             self.replaced = True
         elif not self.loaded or not self.end.known:
             self.blame.ended(lease.peer, lost.text, self._push_plan.others(lease.peer, lost.text))
+        self.crashed = self.crashed and self.end.known  # a loss may make llama-server end in any way
         self.end.say(f"worker {lease.name} is lost: {lost.text}")
 
     # llama-server.
@@ -289,9 +318,11 @@ class HeadRun:
         wrong, for a worker that is lost takes those with it that wait for its activations.
         """
         self._on_progress(over.why)  # nobody is to be sent to it meanwhile
-        if over.endpoint:
+        self.crashed = self.loaded and over.crashed and not over.endpoint and not self.end.known
+        if over.endpoint or over.crashed:
             self.end.reported(over.why)
-        await self.end.word_of_a_lease()
+        if not over.from_outside:
+            await self.end.word_of_a_lease()
         if not self.loaded:
             over = self._server.lost or over
             if self._server.report.exceeded and not over.endpoint:
@@ -337,12 +368,24 @@ class HeadRun:
         self._on_loaded(
             LoadedModel(
                 seconds=now - began,
-                measuring=self._measuring,
+                estimated=self.estimated,
                 plan=plan,
                 split=self._push_plan.parts(split_of(plan)),
                 report=report,
                 predicted=self._predicted,
                 sampling=sampling,
+                props=ready.props,
             )
         )
         await self._drafts.time_round(processes, sampling)
+        if not self._model.plain_rpc:  # what crosses to those is not seen
+            self._server.kill(await self.watch.until_stuck())
+
+    def _moved(self) -> int | None:
+        """Bytes to and from all workers; None while one is out of reach."""
+        used = set(self.workers)
+        if any(
+            one.peer in used and one.state is not PeerState.CONNECTED for one in self._runtime.mesh.peers()
+        ):
+            return None
+        return sum(one.sent_bytes + one.received_bytes for one in self.tunnels)

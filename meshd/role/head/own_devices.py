@@ -3,12 +3,13 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
+from meshd.plan.wishes import HeadOptions
 from meshd.process.interface import RunToEnd
-from meshd.role.head.split_plan import HeadOptions
 from meshd.role.interface import ListedDevices, NativeBuild, RolePaths
+from meshd.role.native.cpu_cache import CpuCache
 from meshd.role.native.device_list import Listing
-from meshd.role.native.device_trial import DeviceTrials
-from meshd.role.native.devices import pick_for_head
+from meshd.role.native.device_trial import DeviceTrials, listing_key
+from meshd.role.native.devices import only_cpu, pick_for_head
 from meshd.wire.lease import OfferedDevice
 
 
@@ -19,7 +20,15 @@ class OwnDevices:
         self, native: NativeBuild, run_to_end: RunToEnd, paths: RolePaths, options: HeadOptions
     ) -> None:
         choose = partial(pick_for_head, asked=options.devices)
-        self._listing = Listing(native, run_to_end, paths, machine=options.machine, choose=choose)
+        cpu = CpuCache(paths.cpu_cache, listing_key(native, options.machine))
+        self._listing = Listing(
+            native,
+            run_to_end,
+            paths,
+            machine=options.machine,
+            choose=choose,
+            cpu=cpu if only_cpu(options.devices) else None,
+        )
         self._trials = DeviceTrials(native, run_to_end, paths, machine=options.machine)
 
     @property
@@ -32,6 +41,10 @@ class OwnDevices:
         """As they were found last."""
         return self._listing.last
 
+    async def ahead(self) -> None:
+        """List them for the next `find`, if that comes soon: nothing of an earlier run holds memory now."""
+        await self._listing.ahead()
+
     async def find(
         self, operations: Sequence[str], on_progress: Callable[[str], Awaitable[None]]
     ) -> tuple[tuple[OfferedDevice, ...], Mapping[str, str]]:
@@ -39,7 +52,7 @@ class OwnDevices:
 
         Raises MeshdError.
         """
-        found = await self._listing.devices()
+        found = await self._listing.as_ahead()
         gpus = [device for device in found if device.kind == "gpu"]
         reasons = await self._trials.unfit(gpus, operations, on_progress)
         return found, {device.name: why for device, why in zip(gpus, reasons, strict=True) if why}

@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 
 from meshd.base import log
 from meshd.identity.keys import PeerId
-from meshd.model.split_values import Plan
 from meshd.model.status import SplitPart
+from meshd.plan.split import Plan, followers
 from meshd.role.head.lease_client import LeaseClient
-from meshd.role.head.split_plan import followers
 
 _WRONG_VALUE = ": wrong value: "  # a mesh-server cannot compute with this (`bad_value` in native/mesh/wire.h)
 _SENT_WRONG = ": it sent values that are not finite"  # to llama-server (client_copies.cpp)
-OFF = "disabled (`--no-push`)"
+OFF = "disabled (`no_push`)"
 WHY_APART = "during this push one of the two ended a lease before, and it is unknown which"
 _NAMED_NEIGHBOUR = re.compile(r"neighbour ([0-9]{1,2})\b")
 UNCONNECTED = "the two have no connection"

@@ -1,5 +1,5 @@
-"""Whether the model is loaded again because a worker has come, is back, or is paused, or because other drafts
-gain more (speculation.py): when nobody asks.
+"""Decide whether the model is loaded again, when nobody asks: because a worker has come, is back, or is
+paused, because other drafts gain more (speculation.py), or because another split does (late_measuring.py).
 
 A load costs seconds to minutes, and pauses answers. So a worker that comes is taken in after a while without
 a request, once for each arrival, and one whose user is about to take it away is let go when no answer is
@@ -47,17 +47,18 @@ Look = Callable[[], Iterable[PeerStatus]]
 class QuietMoments:
     """Of one head. `peers`: all; `wanted`: workers for which the model would be loaded again.
 
-    `other_drafts`: why it would be for another speculation, given the time; empty: it would not.
+    `otherwise`: why it would be for other drafts or another split, given the time; empty: it would not.
     """
 
     def __init__(
-        self, peers: Look, wanted: Look, other_drafts: Callable[[float], str] = lambda _now: ""
+        self, peers: Look, wanted: Look, otherwise: Callable[[float], str] = lambda _now: ""
     ) -> None:
         self._peers = peers
         self._wanted = wanted
-        self._other_drafts = other_drafts
+        self._otherwise = otherwise
         self._idle_since: float | None = -math.inf
         self._active = 0
+        self._asked = asyncio.Event()  # requests are under way
         self._waiting = 0
         self._why_held = ""
         self._paused: dict[PeerId, float] = {}  # when they were seen so the last time
@@ -66,6 +67,14 @@ class QuietMoments:
         """So many are under way."""
         self._idle_since = now if active == 0 else None
         self._active = active
+        if active:
+            self._asked.set()
+        else:
+            self._asked.clear()
+
+    async def until_asked(self) -> None:
+        """Wait for a request; return at once while one is under way."""
+        await self._asked.wait()
 
     def queued(self, waiting: int) -> None:
         """So many of them wait for their turn."""
@@ -106,7 +115,7 @@ class QuietMoments:
         found = arrived(self._wanted(), life.workers, self._paused, began=began, now=now)
         if found is None:
             self._why_held = ""
-            return self._other_drafts(now) if is_quiet else ""
+            return self._otherwise(now) if is_quiet else ""
         peer, since = found
         why = f"worker {peer.name} is here: the model is loaded again with it"
         self._why_held = why if is_held(now - since) else ""

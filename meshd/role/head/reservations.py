@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from meshd.base import log
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
+from meshd.plan.machines import NodeOffer
 from meshd.role.head.blame import Blame
 from meshd.role.head.device_exclusions import DevicesInUse
 from meshd.role.head.lease_client import LeaseClient
 from meshd.role.head.load_report import WeightsReport
 from meshd.role.head.push_plan import names_neighbour
-from meshd.role.head.split_plan import NodeOffer
 from meshd.wire.lease import HEAD_ENDED, Lost
 from meshd.wire.needs import Needs
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from meshd.base import log
 from meshd.model.device_sampling import DeviceSampling
 from meshd.model.drafts import Drafts
-from meshd.model.split_values import Plan
-from meshd.role.head.round_estimate import round_estimate
+from meshd.plan.split import Plan
 from meshd.role.head.run_input import RunHistory, ServedModel
 from meshd.role.head.run_measures import RunMeasures
+from meshd.role.head.speculation import round_estimate
 from meshd.role.interface import Processes
 
 LOG = log.get("serve")
@@ -25,7 +25,7 @@ class RunDrafts:
 
     def begin(self, plan: Plan, measures: RunMeasures) -> Drafts:
         """What llama-server is to draft."""
-        layers, draft = self._model.layers, self._model.options.draft_model
+        layers, draft = self._model.layers, self._model.options.draft
         estimate = round_estimate(plan, layers.weight_bytes, measures.round_seconds, draft)
         speculation, now = self._history.speculation, asyncio.get_running_loop().time()
         drafts = speculation.begin(estimate, now, most=plan.shape.most_drafted)
@@ -37,7 +37,7 @@ class RunDrafts:
         """By llama-server's own settings; None where no worker makes logits."""
         if plan.output_worker is None:
             return None
-        adds = self._model.options.sample_on_worker and plan.output_worker.has_top_k
+        adds = plan.output_worker.has_top_k
         drafts = self._history.speculation.drafts.longest > 0
         return DeviceSampling(settings, self._model.layers.widths.vocabulary, adds=adds, drafts=drafts)
 

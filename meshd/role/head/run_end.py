@@ -1,12 +1,14 @@
 """What one life of the model on a head comes to, and how it ends (model_run.py)."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from meshd.base.errors import MeshdError
 from meshd.model.device_sampling import DeviceSampling
-from meshd.model.split_values import Plan
 from meshd.model.status import AnswersAtOnce, Speeds, SplitPart
+from meshd.plan.split import Plan
+from meshd.plan.words import brief
 from meshd.process.interface import ChildState, ChildStatus
 from meshd.role.head.load_report import WeightsReport
 
@@ -64,9 +66,14 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What a load came to; `seconds` None before the first, and without those of `measuring` before it."""
+    """What a load came to; `seconds` None before the first.
+
+    `estimated`: nodes whose speed was estimated for the plan, until they are measured; `measuring`: seconds
+    that this took then.
+    """
 
     seconds: float | None = None
+    estimated: frozenset[str] = frozenset()
     measuring: float = 0.0
     plan: Plan | None = None
     split: tuple[SplitPart, ...] = ()
@@ -74,11 +81,13 @@ class LoadedModel:
     predicted: Speeds | None = None
     sampling: DeviceSampling | None = None
     """Which requests take candidates from the worker that makes logits; None: it sends all logits."""
+    props: Mapping[str, object] = field(default_factory=dict)
+    """What llama-server says of itself and the model."""
 
     @property
     def why(self) -> str:
-        """It is split like this, in short."""
-        return self.plan.short if self.plan is not None else ""
+        """Word in short why it is split like this."""
+        return brief(self.plan.reasons) if self.plan is not None else ""
 
     @property
     def answers(self) -> AnswersAtOnce | None:
@@ -99,9 +108,7 @@ class ServerDied:
         return ChildStatus(
             name=self.name,
             state=ChildState.FAILED,
-            pid=None,
             restarts=max(0, starts - 1),
             reason=f"ended {failures} times in a row before it was ready",
             tail=self.tail,
-            crash_loop=True,
         )

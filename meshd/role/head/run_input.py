@@ -4,18 +4,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from meshd.base.tasks import Owner, first_error
 from meshd.identity.keys import PeerId
 from meshd.model.layer_work import LayerWork
 from meshd.model.layers import ModelLayers
-from meshd.model.split_values import Plan
 from meshd.model.weights_index import WeightsIndex
+from meshd.plan.machines import PlainRpc
+from meshd.plan.split import Plan
+from meshd.plan.wishes import HeadOptions, MayDraft
+from meshd.role.head.arrivals import Arrivals
 from meshd.role.head.device_exclusions import DeviceExclusions
-from meshd.role.head.measuring import MeasuringTime, own_timed
+from meshd.role.head.late_measuring import LateMeasuring, own_timed
 from meshd.role.head.own_devices import OwnDevices
 from meshd.role.head.quiet_moments import QuietMoments
-from meshd.role.head.speculation import MayDraft, Speculation
-from meshd.role.head.speed_corrections import SpeedCorrections
-from meshd.role.head.split_plan import HeadOptions, PlainRpc
+from meshd.role.head.speculation import Speculation
 from meshd.role.head.survey import MachineSpeeds, Surveyor
 from meshd.role.head.worker_backoff import WorkerBackoff
 from meshd.store.interface import WeightsFile
@@ -45,8 +47,8 @@ class ServedModel:
         return sum(share.weights for share in plan.shares if share.device.node in plain)
 
 
-Looked = tuple[tuple[tuple[OfferedDevice, ...], Mapping[str, str]], MachineSpeeds, float]
-"""This machine's devices, why some cannot be used; how fast all are; and seconds spent on measuring."""
+Looked = tuple[tuple[tuple[OfferedDevice, ...], Mapping[str, str]], MachineSpeeds]
+"""This machine's devices, why some cannot be used; and how fast all are, as far as that is known."""
 
 
 @dataclass(slots=True)
@@ -56,6 +58,8 @@ class RunHistory:
     own_devices: OwnDevices
     backoff: WorkerBackoff
     moments: QuietMoments
+    arrivals: Arrivals
+    late_measuring: LateMeasuring
     speculation: Speculation = field(default_factory=lambda: Speculation(MayDraft()))
     surveyor: Surveyor | None = None
     """Asks how fast machines are; None: nobody wants to know."""
@@ -65,11 +69,6 @@ class RunHistory:
     used: set[PeerId] = field(default_factory=set)
     """Workers with which the model was ready."""
 
-    @property
-    def corrections(self) -> SpeedCorrections | None:
-        """Of predictions, by earlier answers."""
-        return self.surveyor.corrections if self.surveyor is not None else None
-
     async def look(
         self,
         names: Mapping[PeerId, str],
@@ -78,23 +77,25 @@ class RunHistory:
         options: HeadOptions,
         on_progress: Callable[[str], None],
     ) -> Looked:
-        """At this machine, and at the nodes of these names. Nothing is measured for a split that is given."""
+        """Look at this machine, and at the nodes of these names; nothing is measured. Raises MeshdError."""
 
         async def tell(text: str) -> None:
             on_progress(f"{options.node_name}: {text}")
 
-        own = await self.own_devices.find(operations, tell)
         if self.surveyor is None:
-            return own, MachineSpeeds({}, {}, {}), 0.0
-        measuring = MeasuringTime(on_progress)
-        speeds = await self.surveyor.speeds_of(
+            return await self.own_devices.find(operations, tell), MachineSpeeds({}, {}, {})
+        try:
+            async with Owner() as owner:
+                asking = owner.start(self.surveyor.ask_known(names, work.texts), name="known speeds")
+                own = await self.own_devices.find(operations, tell)
+        except ExceptionGroup as group:
+            raise first_error(group) from None
+        speeds = self.surveyor.known_speeds(
             names,
+            asking.result(),
             own[0],
             work.texts,
             options.node_name,
-            measuring.tell,
             own_timed=own_timed(work, options),
-            measure=options.picks_by_speed,
-            recent=True,
         )
-        return own, speeds, measuring.seconds
+        return own, speeds

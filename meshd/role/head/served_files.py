@@ -6,11 +6,13 @@ model's own file is tried first in each life; it is the first one, too, that mus
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.model.gguf import Header
 from meshd.model.layers import ModelLayers, read_layers
+from meshd.model.served_facts import ServedFacts, facts_of_file
 from meshd.model.weights_index import WeightsIndex
 from meshd.store.interface import ProgressCallback, WeightsFile
 
@@ -28,6 +30,7 @@ class ServedFiles:
             check_same_model(file.headers[0], own.headers[0], name=file.name, own=own.name)
         self._files = (own, *smaller)
         self._at = 0
+        self._created = _modified(own)
         self._was_loaded = asyncio.Event()  # the model's own
         self._why = ""
         self.layers: ModelLayers = read_layers(own.headers, name=own.name)
@@ -55,6 +58,11 @@ class ServedFiles:
         if not self._at:
             return ""
         return f"`{self.current.name}` in place of `{self.own.name}`: {self._why}"
+
+    def facts(self, llama_args: Sequence[str]) -> ServedFacts:
+        """What clients are told of the current one before llama-server says more."""
+        facts = facts_of_file(self.current.headers, created=self._created, llama_args=llama_args)
+        return replace(facts, fingerprint=self.index.fingerprint if self.index is not None else "")
 
     @property
     def was_loaded(self) -> bool:
@@ -106,6 +114,14 @@ class ServedFiles:
                 LOG.warning("weights_unknown", why=error.what, hint=error.hint)
 
 
+def _modified(file: WeightsFile) -> int:
+    """Return when the file was written, in unix seconds; 0 where nobody knows."""
+    try:
+        return int(file.paths[0].stat().st_mtime)
+    except OSError:
+        return 0
+
+
 def _changed(file: WeightsFile) -> UserError:
     if all(path.exists() for path in file.paths):
         return UserError(
@@ -123,10 +139,10 @@ def check_same_model(header: Header, served: Header, *, name: str, own: str) -> 
     if kinds[0] != kinds[1]:
         raise UserError(
             f"`{name}` cannot take the place of `{own}`: it is `{kinds[0]}`, not `{kinds[1]}`",
-            hint="give smaller quantisations of the same model with `--fallback-model`",
+            hint="give smaller quantisations of the same model in `fallback_models`",
         )
     if any(header.digests.get(key) != served.digests.get(key) for key in _VOCABULARY):
         raise UserError(
             f"`{name}` cannot take the place of `{own}`: it has another vocabulary",
-            hint="give smaller quantisations of the same model with `--fallback-model`",
+            hint="give smaller quantisations of the same model in `fallback_models`",
         )

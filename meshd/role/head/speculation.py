@@ -8,9 +8,11 @@ answers show clearly that another choice is better.
 
 What a round takes without drafts is measured after a load, and by answers in which nothing was drafted. What
 a draft model costs is measured before anybody is told that the model is ready, and by answers; a length with
-which text would lose of which little is accepted is not used (model/drafts.py).
+which text would lose of which little is accepted is not used (model/drafts.py). Before that, a round is
+estimated: as predicted for the split, else by its paths and weights, at the rates of model/output.py.
 """
 
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
 
@@ -26,33 +28,99 @@ from meshd.model.drafts import (
     best_safe_length,
     gain,
 )
+from meshd.model.output import CPU_RATE, GPU_RATE
 from meshd.model.status import SpeculationStatus
-from meshd.role.head.round_estimate import RoundEstimate
+from meshd.plan.split import Plan
+from meshd.plan.wishes import DraftModel, MayDraft
+
+_KEPT = 0.25  # of drafting: the draft model computes once more what was made, several tokens at once
+
+RoundSeconds = Callable[[int], float]
+"""Of a round that computes so many tokens of an answer."""
+
+_CHECKED_AT_ONCE = (
+    4  # tokens in the time that a CPU takes to read the weights for one: it computes longer then
+)
 
 ENOUGH_TOKENS = 1000  # in answers made alone, before they outweigh what is assumed
+
 ENOUGH_OF_MODEL = 200  # the same of a draft model: it costs time in text in which nothing is accepted, too
+
 MADE_GOOD_SECONDS = 600.0  # of answers: what a load takes must be saved in these
+
 BETWEEN_LOADS_SECONDS = 600.0  # from one load to the next for this alone
+
 FORGOTTEN_SECONDS = 24 * 3600.0  # after that what did not pay is tried again: texts change
+
 # Acceptance, before anything is measured. That of a draft model is low: a draft that is too short for a text
 # gains a little less, one that is too long may lose.
 ASSUMED_FREE, ASSUMED_MODEL = 0.9, 0.6
+
 _LEAST_GAIN = 1.05  # of a draft model that is not measured: its rounds are an estimate
+
 _LOSS = 0.97  # a gain below this is a loss, and not noise
+
 _CLEARLY = 1.15  # times as fast: worth a load
+
 _ALIKE = 0.25  # estimates of rounds that differ by less are of one split
+
 _REMEMBERED_TOKENS = 8192
+
 _ENOUGH_DRAFTED = 100  # tokens, before the share that was accepted is told
+
 _LEAST_GENERATED = 16  # tokens of an answer that tells what a round takes
 
 
 @dataclass(frozen=True, slots=True)
-class MayDraft:
-    """What a model and its user allow; `why` not, if nothing."""
+class RoundEstimate:
+    """Seconds: of a round over the split with one token, of checking and of drafting one more token.
 
-    free: bool = False
-    model: bool = False
-    why: str = ""
+    `checks`: of checking one, two, … tokens, as far as that is known better.
+    """
+
+    round: float
+    check: float
+    draft: float = 0.0
+    checks: tuple[float, ...] = ()
+
+    def checking(self, count: int) -> float:
+        """Return the seconds of checking so many drafted tokens in one round."""
+        return self.checks[count - 1] if 0 < count <= len(self.checks) else count * self.check
+
+    @property
+    def base(self) -> float:
+        """Of a round that drafts with the draft model: that computes the token which was made, too."""
+        return self.draft
+
+    @property
+    def token(self) -> float:
+        """Of one more that the draft model drafts."""
+        return self.check + (1 + _KEPT) * self.draft
+
+
+def round_estimate(
+    plan: Plan, weights: int, seconds: RoundSeconds | None, draft: DraftModel | None
+) -> RoundEstimate:
+    """Estimate a round over the split of `plan`.
+
+    `weights`: bytes of the model; `seconds`: of rounds of this plan as predicted, None if they are not.
+    A CPU may need for four tokens at once four times as long as for one, and for 32 of them eight times: each
+    length has its own time.
+    """
+    drafting = draft.layers.weight_bytes / CPU_RATE if draft is not None else 0.0
+    if seconds is not None:
+        one = seconds(1)
+        checks = tuple(max(0.0, seconds(1 + length) - one) for length in range(1, MOST_FREE + 1))
+        each = max(check / length for length, check in enumerate(checks[:MOST_MODEL], start=1))
+        return RoundEstimate(one, each, drafting, checks)
+    devices = [share.device for share in plan.shares if share.layers]
+    rate = GPU_RATE if devices and all(device.is_gpu for device in devices) else CPU_RATE
+    paths = [device.path.rtt for device in devices if device.path is not None]
+    travel = (
+        sum(paths) / len(paths) * (len(paths) + 1) / 2 if paths else 0.0
+    )  # from each to the next, and back
+    computing = weights / rate
+    return RoundEstimate(travel + computing, computing / _CHECKED_AT_ONCE, drafting)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from meshd.base.errors import Refused, UserError
-from meshd.model.placed_tensors import placed_tensors
 from meshd.model.weights_index import WeightsIndex
+from meshd.plan.choice import plan_model
+from meshd.plan.machines import Machines, NodeOffer
+from meshd.plan.over_offers import SLACK_BYTES
+from meshd.plan.split import placed_tensors
 from meshd.role.head.explain import RunFacts
-from meshd.role.head.plan_prediction import Machines
-from meshd.role.head.serving_split import serving_split
-from meshd.role.head.split_plan import SLACK_BYTES, NodeOffer
 from meshd.wire.limits import MAX_ASKED_TENSORS
 
 FOR_ANY = "for the loss of any worker"
@@ -69,7 +69,7 @@ class PartChoice:
         others = [offer for offer in self._machines.offers if offer.node != lost]
         offers = tuple(sorted([*others, me], key=lambda offer: offer.node))
         try:
-            split = serving_split(
+            split = plan_model(
                 facts.layers, facts.work, replace(self._machines, offers=offers), facts.options
             )
         except (UserError, Refused):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from meshd.base import log
 from meshd.base.errors import MeshdError, RemoteProtocolError
-from meshd.role.head.split_plan import PlainRpc
+from meshd.plan.machines import PlainRpc
 from meshd.rpc import probe
 from meshd.wire.lease import OfferedDevice
 

@@ -12,9 +12,9 @@ from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Role
 from meshd.identity.role_names import WORKER_ROLE
+from meshd.model.status import COUNTED
 from meshd.peer.interface import Mesh, PeerState, PeerStatus
-from meshd.role.head.fixed_layers import named_by
-from meshd.role.head.split_plan import HeadOptions
+from meshd.plan.wishes import HeadOptions, named_by
 from meshd.role.head.worker_backoff import WorkerBackoff
 
 _WORKERS_NAMED = 8  # workers in a message
@@ -34,7 +34,8 @@ class WorkerCandidate:
 
 class Roster:
     """`least` workers are needed to begin. `only`: names or beginnings of ids, of which others are no use,
-    as the option `named_by` gave them; `standby`: the same, of those that are for losses.
+    as the option `named_by` gave them; `standby`: the same, of those that are for losses. `demanded_by`: the
+    option that says `least`.
     """
 
     def __init__(
@@ -42,12 +43,14 @@ class Roster:
         mesh: Mesh,
         *,
         least: int,
+        demanded_by: str = "",
         only: Sequence[str] = (),
         named_by: str = "--workers",
         standby: Sequence[str] = (),
     ) -> None:
         self._mesh = mesh
         self._least = least
+        self._demand = f", as demanded by {demanded_by}" if demanded_by else ""
         self._only = tuple(only)
         self._named_by = named_by
         self._standby = tuple(standby)
@@ -86,7 +89,7 @@ class Roster:
 
     def why_too_few(self) -> str:
         """For people: how many of the workers that are needed can be asked now, and why the others cannot."""
-        count = f"waiting for workers: {len(self.workers())} of {self._least} ready"
+        count = f"{COUNTED}: {len(self.workers())} of {self._least} ready{self._demand}"
         return "; ".join([count, *self.left_out(), *self._absent()])
 
     def _absent(self) -> list[str]:
@@ -98,10 +101,12 @@ class Roster:
         return [f"{name}{by} is not connected" for name in sorted(meant)[:_WORKERS_NAMED]]
 
     def why_waiting(self, why: str) -> str:
-        """For people: which of those that the model ran on cannot be asked now, and `why` it needs them."""
+        """For people: whom the model waits for, and `why` it cannot be loaded without them."""
         missed = self._ran_on.difference(peer.peer for peer in self._able())
         names = ", ".join(sorted(peer.name for peer in self._mesh.peers() if peer.peer in missed))
         waits = f"waiting for {names} to come back" if names else "waiting for workers or memory"
+        if not names and not self.connected():
+            waits = "waiting for a worker (run `meshd worker --join TOKEN` on another machine)"
         return "; ".join([f"{waits}: {why}", *self.left_out()])
 
     def workers(self) -> list[PeerStatus]:
@@ -139,7 +144,14 @@ class Roster:
         only, by, peers = options.workers, named_by(options), self._mesh.peers()
         named = [peer for peer in peers if any(_is_named(peer, text) for text in only)]
         standby = [text for text in self._standby if not any(_is_named(peer, text) for peer in named)]
-        found = Roster(self._mesh, least=options.min_workers, only=only, named_by=by, standby=standby)
+        found = Roster(
+            self._mesh,
+            least=options.least_workers,
+            demanded_by=options.workers_demanded_by,
+            only=only,
+            named_by=by,
+            standby=standby,
+        )
         found.backoff, found._ran_on = self.backoff, self._ran_on
         if only:
             found._ran_on = self._ran_on.intersection(peer.peer for peer in named)
@@ -175,14 +187,17 @@ class Roster:
             return
 
     async def until_all_are_there(self, seconds: float) -> None:
-        """Those that are known, or so many seconds; none, if standby workers have the places of lost ones."""
+        """Wait until all known workers are connected, or so many seconds.
+
+        Not for those whose process has ended, nor when standby workers have the places of lost ones.
+        """
         seen = -1
         if any(map(self.is_standby, self.workers())):
             return
         try:
             async with asyncio.timeout(seconds):
                 while any(
-                    peer.role == WORKER_ROLE and peer.state is not PeerState.CONNECTED
+                    peer.role == WORKER_ROLE and peer.state is not PeerState.CONNECTED and not peer.gone
                     for peer in self._mesh.peers()
                 ):
                     seen = await self._mesh.changed(seen)
@@ -251,7 +266,8 @@ def roster_of(mesh: Mesh, options: HeadOptions) -> Roster:
     """Of a head with these options."""
     return Roster(
         mesh,
-        least=options.min_workers,
+        least=options.least_workers,
+        demanded_by=options.workers_demanded_by,
         only=options.workers,
         named_by=named_by(options),
         standby=options.standby,

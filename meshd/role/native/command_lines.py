@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from meshd.base.wakeful_loop import Waiting
 from meshd.model.drafts import Drafts
 
 NO_WARMUP = "--no-warmup"
@@ -51,7 +52,7 @@ def timing(program: str, device: str, threads: int, kinds: Sequence[str]) -> lis
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What llama-server is started with. `plan` are the options of the split (model/split_planner.py)."""
+    """What llama-server is started with. `plan` are the options of the split (plan/by_memory.py)."""
 
     model: str
     socket: str
@@ -63,6 +64,7 @@ class Head:
     mmproj: str = ""  # of a multimodal model
     drafts: Drafts = NO_DRAFTS
     draft_model: str = ""
+    threads: int = 0  # 0: llama.cpp's default
 
 
 _PROJECTOR_DEVICES = {"-mmdev", "--mmproj-device", "--mmproj-offload"}
@@ -80,6 +82,8 @@ def llama_server(program: str, head: Head) -> list[str]:
     if head.endpoints:
         argv += ["--rpc", ",".join(head.endpoints)]
     argv += [*head.plan, "-lm", head.load_mode, "--cache-ram", "0", "-nr"]
+    if head.threads:
+        argv += ["--threads", str(head.threads)]
     if head.mmproj:
         argv += ["--mmproj", head.mmproj]
         if not _PROJECTOR_DEVICES & set(head.llama_args):
@@ -112,9 +116,9 @@ def without_overridden(plan: Sequence[str], llama_args: Sequence[str]) -> tuple[
 # the daemon that carries it waits; without any spinning, each part of a matrix waits for threads to wake up.
 # libgomp's number of looks, and libomp's milliseconds.
 CALM_THREADS = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
-# While messages follow each other closely, mesh-server (on GPUs) and our module look for the next one for so
-# many milliseconds instead of sleeping (docs/decisions/0040).
-LOOKOUT = {"GGML_MESH_LOOKOUT": "10"}
+# How threads of mesh-server (on GPUs) and of our module wait for a message that is expected soon
+# (docs/decisions/0066).
+WAITING = "GGML_MESH_WAITING"
 # Weights and caches of llama-server in pages of 2 MiB, where the kernel gives them to who asks, as glibc does
 # since 2.35.
 LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
@@ -125,9 +129,9 @@ def mesh_trial_environment(*, module: str, report: int) -> Mapping[str, str]:
     return {"GGML_BACKEND_PATH": module, "GGML_MESH_REPORT_FD": str(report)}
 
 
-def mesh_server_environment(*, looks_out: bool) -> Mapping[str, str]:
-    """`looks_out`: there are processors to spare for threads that wait."""
-    return CALM_THREADS | (LOOKOUT if looks_out else {})
+def mesh_server_environment(waiting: Waiting) -> Mapping[str, str]:
+    """Return the variables of a mesh-server whose threads wait so."""
+    return CALM_THREADS | {WAITING: waiting.value}
 
 
 def mesh_head_environment(
@@ -137,12 +141,13 @@ def mesh_head_environment(
     lent: Sequence[Sequence[int]],
     weights: int,
     report: int,
-    looks_out: bool = False,
+    waiting: Waiting = Waiting.SLEEP,
     activations: str = "f32",
     grace: float = 0.0,
 ) -> Mapping[str, str]:
-    """For a llama-server that loads our module: descriptors, `sockets` in the order of the workers.
+    """Return the variables of a llama-server that loads our module.
 
+    `sockets` are descriptors, in the order of the workers.
     `lent`: the bytes that each of those has reserved of each of its devices. One that has another number of
     devices is lost, and so is one that refuses a buffer that they have room for. `activations`: how hidden
     states cross, f32 or f16. `grace`: for so many seconds a path may be silent.
@@ -151,7 +156,7 @@ def mesh_head_environment(
     """
     preloaded = {} if set(module) & set(" :") else {"LD_PRELOAD": module}
     return {
-        **mesh_server_environment(looks_out=looks_out),
+        **mesh_server_environment(waiting),
         **LARGE_PAGES,
         **preloaded,
         "GGML_BACKEND_PATH": module,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from meshd.base import log
 from meshd.base.peer_limits import SPEEDS_FAILED
 from meshd.base.tasks import Owner, first_error
+from meshd.base.wakeful_loop import Waiting
 from meshd.model.device_speed import is_plausible, read_line
 from meshd.process.interface import ChildSpec, Ended, RunToEnd
 from meshd.role.interface import NativeBuild, RolePaths
@@ -24,6 +25,8 @@ from meshd.wire.lease import OfferedDevice
 
 NO_LINE_SECONDS = 60.0  # without a line: a driver may compile its kernels for the first one
 _TELL_SECONDS = 2.0
+# What has to be free beside a model: weights, results and caches of a measurement, and a driver's context
+BESIDE_BYTES = {"cpu": 768 << 20, "gpu": 2 << 30}
 LOG = log.get("worker")
 
 OnProgress = Callable[[str], Awaitable[None]]
@@ -92,31 +95,44 @@ class DeviceSpeeds:
         on_progress: OnProgress,
         *,
         asker: str = "",
+        beside_model: bool = False,
     ) -> None:
-        """All that nobody has measured yet. A device that cannot be measured has no times: no error.
+        """Measure what nobody has measured yet. A device that cannot be measured has no times: no error.
 
-        `asker` as in SpeedCache.
+        `asker` as in SpeedCache. `beside_model`: a loaded model has memory of the devices. One with too
+        little left is not measured now, and one that fails is tried again.
         """
         for device in devices:
+            if beside_model and device.free_bytes < BESIDE_BYTES[device.kind]:
+                continue
             try:
                 async with Owner() as owner:
                     underway = _Underway(device.name)
                     owner.start(_keep_telling(on_progress, underway), name="speed told")
                     async with self._running:
-                        await self._measure(device, timed, asker, underway)
+                        await self._measure(device, timed, asker, underway, is_last=not beside_model)
                     owner.cancel()
             except ExceptionGroup as group:
                 raise first_error(group) from None
 
     async def _measure(
-        self, device: OfferedDevice, timed: Sequence[str], asker: str, underway: _Underway
+        self,
+        device: OfferedDevice,
+        timed: Sequence[str],
+        asker: str,
+        underway: _Underway,
+        *,
+        is_last: bool,
     ) -> None:
+        """`is_last`: it is not tried again where it fails."""
         missing = [text for text in timed if self._unknown(self._key(device, text))]
         if not missing:
             return
         found = await self._times(device, missing, underway)
         if found is None:
             LOG.warning("device_not_measured", device=device.name)
+            if not is_last:
+                return
             failed = self._failed | dict.fromkeys(self._keys(device, missing))
             self._failed = dict.fromkeys(list(failed)[-SPEEDS_FAILED.most :])
             return
@@ -159,7 +175,7 @@ class DeviceSpeeds:
                     argv=argv,
                     log=self._log,
                     on_line=see,
-                    env=command_lines.mesh_server_environment(looks_out=False),
+                    env=command_lines.mesh_server_environment(Waiting.SLEEP),
                 )
                 return await self._run_to_end(spec)
         except TimeoutError:

@@ -148,6 +148,17 @@ def device_key(native: NativeBuild, device: OfferedDevice, machine: str, asked: 
 
     Driver and kernel change with a restart, which makes another `machine`, or another release.
     """
+    parts = [device.name, device.description, device.card, str(device.total_bytes)]
+    return trial_key([*_program(native, machine), *parts, *asked])
+
+
+def listing_key(native: NativeBuild, machine: str) -> str:
+    """One name for what mesh-server would list of this machine's CPU; its memory may grow while it runs."""
+    return trial_key([*_program(native, machine), "list", str(os.sysconf("SC_PHYS_PAGES"))])
+
+
+def _program(native: NativeBuild, machine: str) -> list[str]:
+    """Return what decides the answers of mesh-server here, whatever it is asked."""
     version = native.version
     try:
         stat = native.mesh_server.stat()
@@ -156,8 +167,7 @@ def device_key(native: NativeBuild, device: OfferedDevice, machine: str, asked: 
         program = ""
     chosen = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(_DECIDING))
     parts = [version.pin, version.sources, version.backend, program, machine, platform.release()]
-    parts += [device.name, device.description, device.card, str(device.total_bytes)]
-    return trial_key([*parts, "\n".join(chosen), *asked])
+    return [*parts, "\n".join(chosen)]
 
 
 async def _keep_telling(on_progress: OnProgress, text: str) -> None:

@@ -1,15 +1,18 @@
 """Devices of this machine, as ggml names them.
 
-`mesh-server --list-devices` lists them with what they are. It costs a start of the program, so it is asked
-for each lease and never polled.
+`mesh-server --list-devices` lists them with what they are. It costs a start of the program and of the drivers
+of GPUs, so it is never polled, and a listing is used again where it must still hold (device_list.py).
 """
 
 import hashlib
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from meshd.base.errors import MeshdError, UserError
+from meshd.base.resource_limits import MemoryAllowance, memory_limit
+from meshd.plan.machines import SHARED_MEMORY
 from meshd.process.interface import ChildSpec, RunToEnd
 from meshd.wire.lease import OfferedDevice
 from meshd.wire.limits import MAX_DEVICES
@@ -19,7 +22,7 @@ _LISTED = re.compile(
     r"^device (?P<name>[!-9;-~]{1,64}) (?P<type>[a-z]{1,16}) (?P<id>[!-~]{1,128})"
     r" (?P<total>[0-9]{1,17}) (?P<free>[0-9]{1,17}) (?P<text>.*)$"
 )
-SHARED_MEMORY = "memory"  # in place of a card: a GPU without memory of its own
+NEARLY_FREE = 0.9  # of a device's memory: it can hardly become more
 _HALF_ABLE = ("BLAS", "ACCEL", "AMX")  # accelerators that lack operations: never used on their own
 
 
@@ -43,19 +46,35 @@ def parse_devices(lines: Sequence[str], machine: str) -> tuple[OfferedDevice, ..
     return tuple(devices.values())[:MAX_DEVICES]
 
 
+def within(devices: Sequence[OfferedDevice], limit: MemoryAllowance | None) -> tuple[OfferedDevice, ...]:
+    """Return the devices with no more of the machine's memory than this node may use.
+
+    ggml reports the memory of the whole machine for the CPU, and all of it as free.
+    """
+    if limit is None:
+        return tuple(devices)
+    return tuple(
+        replace(
+            device,
+            free_bytes=min(device.free_bytes, limit.free),
+            total_bytes=min(device.total_bytes, limit.limit),
+        )
+        if device.kind == "cpu"
+        else device
+        for device in devices
+    )
+
+
+def nearly_free(devices: Sequence[OfferedDevice]) -> bool:
+    """Say whether hardly anything uses these devices, so that no more can be free later."""
+    return all(device.free_bytes >= NEARLY_FREE * device.total_bytes for device in devices)
+
+
 def card_of(machine: str, hardware: str) -> str:
     """The name of the card with this id (a PCI bus id, say) in this machine; empty: not known."""
     if not machine or hardware == "-":
         return ""
     return hashlib.sha256(f"meshd card\0{machine}\0{hardware}".encode()).hexdigest()[:32]
-
-
-def card_in(device: OfferedDevice, machine: str) -> str:
-    """Which card it is, of all that nodes name; empty if that is not known. One of another machine is
-    another card: a node takes nothing from it by its name alone.
-    """
-    is_known = device.kind == "gpu" and device.card not in ("", SHARED_MEMORY)
-    return f"card {device.card} of {machine}" if is_known else ""
 
 
 def twin(device: OfferedDevice, others: Sequence[OfferedDevice]) -> str:
@@ -84,16 +103,33 @@ def pick(devices: Sequence[OfferedDevice], asked: Sequence[str]) -> tuple[Offere
 def pick_for_head(devices: Sequence[OfferedDevice], asked: Sequence[str]) -> tuple[OfferedDevice, ...]:
     """The CPU, which a head always uses, and the GPUs that it may use. Raises UserError."""
     cpu = tuple(device for device in devices if device.name == "CPU")
-    if asked and set(asked) <= {"none", "CPU"}:
+    if only_cpu(asked):
         return cpu
     chosen = pick(devices, [name for name in asked if name != "CPU"])
     return (*cpu, *(device for device in chosen if device.kind == "gpu"))
 
 
+def only_cpu(asked: Sequence[str]) -> bool:
+    """Say whether a head for which these were asked uses no GPU."""
+    return bool(asked) and set(asked) <= {"none", "CPU"}
+
+
 async def list_devices(
     program: Path, *, machine: str, run_to_end: RunToEnd, log: Path
 ) -> tuple[OfferedDevice, ...]:
-    """Ask mesh-server. Raises MeshdError when it lists nothing."""
+    """Ask mesh-server, and bound what it says by this node's memory limit.
+
+    Raises MeshdError when it lists nothing.
+    """
+    return within(
+        await list_machine(program, machine=machine, run_to_end=run_to_end, log=log), memory_limit()
+    )
+
+
+async def list_machine(
+    program: Path, *, machine: str, run_to_end: RunToEnd, log: Path
+) -> tuple[OfferedDevice, ...]:
+    """Ask mesh-server; no limit of this node's memory is applied. Raises MeshdError when it lists nothing."""
     lines: list[str] = []
     ended = await run_to_end(
         ChildSpec(

@@ -4,6 +4,7 @@ import hashlib
 import os
 from pathlib import Path
 
+from meshd.base.resource_limits import usable_processors
 from meshd.wire.capacity import CORE_SET_LETTERS
 
 _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings"
@@ -15,6 +16,14 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return max(1, min(llama_threads(), len(os.sched_getaffinity(0))))
     return llama_threads()
+
+
+def head_threads() -> int:
+    """Return how many threads llama-server should compute with: no more than this process may use.
+
+    By default llama.cpp takes as many as the machine has cores, even in a container that may use two.
+    """
+    return min(llama_threads(), usable_processors())
 
 
 def core_set() -> str:

@@ -1,6 +1,7 @@
 """How long devices took for layers, in a file of the cache: a line for each device and kind, measured once.
 
-Lost or damaged it costs a measurement.
+Lost or damaged it costs a measurement. Several daemons may share it, and each sees what another one adds: the
+newest counts.
 """
 
 import hashlib
@@ -11,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshd.base import log
-from meshd.role.native.keyed_lines import KeyedLines
+from meshd.base.replaced_file import replace_file
 from meshd.wire.capacity import MAX_POINTS, TimedLayer, checked_time
 
 _MOST_SPEEDS = 256  # lines
 _MOST_KEPT_FOR_ITSELF = _MOST_SPEEDS // 2  # lines of this node that no question of others displaces
+_LINE_BYTES = 256  # at most, with its key and its end
 _ASKER_DIGITS = 32
+_KEY = re.compile(r"[0-9a-f]{64}")
 _POINTS = re.compile(r"[0-9]{1,4}:[0-9]{1,13}(,[0-9]{1,4}:[0-9]{1,13}){0,7}")
 _ASKER = re.compile(rf"[0-9a-f]{{{_ASKER_DIGITS}}}")
 LOG = log.get("worker")
@@ -34,47 +37,92 @@ class _Timed:
 
 
 class SpeedCache:
-    """Bounded: who has had most measured loses a time first, so members do not displace those of others."""
+    """Bounded: who has had most measured loses a time first, so members do not displace those of others.
+
+    Other threads may look things up: what they see is whole, and of now or of a moment ago.
+    """
 
     def __init__(self, path: Path | None) -> None:
-        self._lines = KeyedLines(
-            path,
-            read=_parsed,
-            show=_line,
-            most=_MOST_SPEEDS,
-            on_unwritten=_unwritten,
-            displaced=_displaced,
-        )
+        """Read the file at `path`; None: times are kept as long as this object."""
+        self._path = path
+        self._timed: dict[str, _Timed] = {}
+        self._seen: tuple[int, int, int] | None = None  # the file as it was read or written last
+        self._refresh()
 
     def find(self, key: str) -> Points | None:
-        """No points where the device has no time for it, None where nobody has looked."""
-        found = self._lines.find(key)
+        """Return no points where the device has no time for it, None where nobody has looked.
+
+        Keys are those of trial_cache.py.
+        """
+        self._refresh()
+        found = self._timed.get(key)
         return None if found is None else found.points
 
     def add(self, key: str, value: Points, asker: str = "") -> None:
-        """From now on it need not be measured.
+        """Keep a time, so that it need not be measured. A file that cannot be written is no error.
 
         `asker`: who let in the member that asked; this node if empty.
         """
         digest = hashlib.sha256(asker.encode()).hexdigest()[:_ASKER_DIGITS] if asker else ""
-        self._lines.add(key, _Timed(value[:MAX_POINTS], digest))
+        self._refresh()
+        timed = {one: known for one, known in self._timed.items() if one != key}
+        timed[key] = _Timed(value[:MAX_POINTS], digest)
+        while len(timed) > _MOST_SPEEDS:
+            del timed[_displaced(timed)]
+        self._timed = timed
+        self._write()
 
     def clear(self) -> None:
-        """Nothing is known any more, for other daemons as well."""
-        self._lines.clear()
+        """Forget all times, for other daemons as well."""
+        self._timed = {}
+        self._write()
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        lines = (f"{key} {_line(timed)}\n" for key, timed in self._timed.items())
+        try:
+            replace_file(self._path, "".join(lines).encode())
+        except OSError as error:
+            LOG.warning("speed_not_kept", why=error.strerror or str(error))
+
+    def _refresh(self) -> None:
+        """Read the file again if another daemon has changed it since."""
+        if self._path is None:
+            return
+        try:
+            stat = self._path.stat()
+        except OSError:
+            return
+        now = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        if now != self._seen:
+            self._seen = now
+            self._timed = _read(self._path)
+
+
+def _read(path: Path) -> dict[str, _Timed]:
+    """Return the lines that this module may have written, by key."""
+    try:
+        with path.open("rb") as file:
+            lines = file.read(_MOST_SPEEDS * _LINE_BYTES).decode("ascii", "replace").splitlines()
+    except OSError:
+        return {}
+    found: dict[str, _Timed] = {}
+    for line in lines:
+        key, _, text = line.partition(" ")
+        timed = _parsed(text) if _KEY.fullmatch(key) else None
+        if timed is not None:
+            found[key] = timed
+    return found
 
 
 def _displaced(values: Mapping[str, _Timed]) -> str:
-    """The oldest of the largest share; of this node's own only if they are more than others may not touch."""
+    """Choose the oldest of the largest share; this node's own only beyond what others may not touch."""
     counts = Counter(timed.asker for timed in values.values())
     if counts[""] <= _MOST_KEPT_FOR_ITSELF:
         del counts[""]
     (largest, _), *_ = counts.most_common(1)
     return next(key for key, timed in values.items() if timed.asker == largest)
-
-
-def _unwritten(why: str) -> None:
-    LOG.warning("speed_not_kept", why=why)
 
 
 def _line(timed: _Timed) -> str:
@@ -96,5 +144,5 @@ def _parsed(text: str) -> _Timed | None:
 
 
 def with_kind(kind: int, points: Points) -> tuple[TimedLayer, ...]:
-    """As they are told, for the kind at this place."""
+    """Return the points as they are told, for the kind at this place."""
     return tuple(TimedLayer(kind, tokens, took) for tokens, took in points)

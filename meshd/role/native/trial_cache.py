@@ -1,6 +1,6 @@
-"""Which trials of devices were passed: a file of the cache with a line for each, so that none is repeated.
+"""Which trials of devices, or checks of programs, were passed: a file of the cache with a line for each.
 
-Lost or damaged it costs a trial. Several daemons may share it: the last one wins.
+None is repeated. Lost or damaged it costs a trial. Several daemons may share it: the last one wins.
 """
 
 import hashlib

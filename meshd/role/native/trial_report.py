@@ -56,6 +56,8 @@ class TrialReport:
             return f"{self._faults[0]}{more}"
         if ended is None:
             return f"its trial hung{at}"
+        if ended.no_memory:
+            return f"its trial was ended by the kernel{at}: {ended.no_memory}"
         if ended.signal is not None:
             return f"its trial was ended by {signal.Signals(ended.signal).name}{at}"
         if not self.ended and (ended.code != USAGE or self._trying):

@@ -40,8 +40,10 @@ from meshd.role.worker.pause import IS_PAUSED, Pause
 from meshd.role.worker.worker_options import WorkerOptions
 from meshd.store.interface import ContentStore, WeightsFile
 from meshd.wire.lease import (
+    HEAD_ENDED,
     LEASE_ID_BYTES,
     LEASE_SERVICE,
+    NO_MEMORY,
     PAUSED,
     Acquire,
     Admit,
@@ -59,7 +61,10 @@ from meshd.wire.lease import (
 from meshd.wire.native import other_protocol
 
 UNKNOWN_PIN = "unknown"
+ASK_AGAIN = "ask again: the free memory has changed"
 _ANSWER_SECONDS = 60.0  # the head plans in milliseconds; a silent one must not hold an offer open
+_GIVEN_BACK_SECONDS = 3.0  # a driver takes most of a second to free the memory of a process
+_QUIET_SECONDS = 10.0  # without a message a lease does not compute, so devices may be measured beside it
 MAX_ASKING = LEASES_ASKED.most  # each may hold descriptors of all files
 MAX_ASKING_PEER = LEASES_ASKED_OF_PEER.most
 LOG = log.get("worker")
@@ -88,6 +93,8 @@ class Worker:
         self._ledger = Ledger(limit=options.memory)
         self._running: dict[bytes, MeshServer] = {}
         self._streams = LentStreams(runtime.mesh)
+        self._ending: dict[bytes, PeerId] = {}  # leases that are over, whose processes still have memory
+        self._given_back = asyncio.Event()  # the next of them does
         self._asking: Counter[PeerId] = Counter()
         self._logs: deque[int] = deque(range(1, MAX_LEASES + 1))
         self.pause = Pause()
@@ -140,6 +147,17 @@ class Worker:
         return bool(self._running)
 
     @property
+    def is_computing(self) -> bool:
+        """Say whether a lease computes, did so a moment ago, or is not loaded yet.
+
+        A standby lease never computes.
+        """
+        leases = (lease for lease in self._ledger.leases if not lease.is_standby)
+        return any(lease.lease_id not in self._running for lease in leases) or any(
+            not one.is_loaded or one.turns.quiet_seconds < _QUIET_SECONDS for one in self._running.values()
+        )
+
+    @property
     def servers(self) -> Collection[MeshServer]:
         """One for each lease."""
         return self._running.values()
@@ -164,6 +182,9 @@ class Worker:
                     await self._run_lease(messages, agreed, lending, outgoing)
                 finally:
                     self._ledger = self._ledger.release(lease_id)
+                    self._ending.pop(lease_id, None)
+                    self._given_back.set()
+                    self._given_back = asyncio.Event()
         except Broken:
             return  # the head has gone, and everything of its lease with it
         except EndOfStream:
@@ -204,8 +225,9 @@ class Worker:
             weights = await self._files.take(outgoing, progress_to(messages), peer=str(peer))
         except OSError as error:
             raise MeshdError(f"cannot create a lease: {error.strerror}") from None
+        await self._until_given_back(peer)
         before, held = self._ledger, self._held()  # looked at before the devices: see Ledger.offer
-        listed = await self._listing.devices()
+        listed, is_kept = await self._listing.for_lease(alone=not before.leases)
         unfit = await self._device_trials.unfit(
             listed,
             acquire.operations,
@@ -229,7 +251,7 @@ class Worker:
             raise RemoteProtocolError("lease: expected `reserve`", code="lease")
         refusal = self._ledger.refusal_reason(devices, reserve.bytes_per_device, before=before, peer=peer)
         if refusal is not None:
-            raise Refused(refusal, code="memory", hint="ask again: the free memory has changed")
+            raise Refused(refusal, code=NO_MEMORY, hint=ASK_AGAIN)
         memory = {
             device.name: count
             for device, count in zip(devices, reserve.bytes_per_device, strict=True)
@@ -237,7 +259,18 @@ class Worker:
         }
         lease = Lease(lease_id, peer, memory, acquire.model, is_standby=reserve.hold)
         self._ledger = self._ledger.take(lease)
-        return AgreedLease(lease, tuple(memory), weights, fetch=reserve.fetch, hold=reserve.hold)
+        return AgreedLease(
+            lease, tuple(memory), weights, fetch=reserve.fetch, hold=reserve.hold, is_kept=is_kept
+        )
+
+    async def _until_given_back(self, peer: PeerId) -> None:
+        """Wait for memory of this head's former leases: after a loss it asks while their processes end."""
+        try:
+            async with asyncio.timeout(_GIVEN_BACK_SECONDS):
+                while peer in self._ending.values():
+                    await self._given_back.wait()
+        except TimeoutError:
+            LOG.info("memory_not_given_back", peer=peer.short)
 
     def _charge_trial(self, peer: PeerId) -> None:
         if not self._trials_asked.spend(peer, asyncio.get_running_loop().time()):
@@ -302,6 +335,9 @@ class Worker:
                 ended = owner.start(self._serve_head(messages, server, lending), name=f"{CHILD_NAME} end")
                 paused = owner.start(self._until_paused(messages), name="pause")
                 await asyncio.wait([ended, released, paused], return_when=asyncio.FIRST_COMPLETED)
+                if server.is_loaded and (released.done() or server.code_of_end() == HEAD_ENDED):
+                    self._listing.held()
+                self._ending[server.lease.lease_id] = server.lease.peer
                 owner.cancel()
         except ExceptionGroup as group:
             raise first_error(group) from None
@@ -314,7 +350,8 @@ class Worker:
         LOG.info("lease_granted", peer=lease.peer.short, pid=server.child.status.pid)
         await messages.send(Grant(lease.lease_id, compressed=self._runtime.tunnels.compressed).encode())
         why = await server.until_ended()
-        await messages.send(Lost(server.code_of_end(), why).encode())
+        code = server.code_of_end()
+        await messages.send(Lost(code, why, ASK_AGAIN if code == NO_MEMORY else "").encode())
 
     async def _until_paused(self, messages: MessageStream) -> None:
         await self.pause.until_leases_end()

@@ -12,7 +12,7 @@ MAX_LEASES = LEASES.most
 
 
 Held = Mapping[bytes, Mapping[str, int]]
-"""By lease and device, bytes of buffers that the server has: what its firewall saw, no word of its head."""
+"""By lease and device, bytes of buffers that the server has: by its answers, no word of its head."""
 
 
 @dataclass(frozen=True, slots=True)

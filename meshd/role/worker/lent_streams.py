@@ -117,8 +117,11 @@ class LentStreams:
 
     def _may_push(self, member: Member, metadata: Mapping[str, MetadataValue]) -> str | Release:
         lending = self._find_admitting(member.peer, metadata)
-        if lending is not None:
-            return lending.pushed.take(member.peer) or TOO_MANY
+        if lending is not None and lending.server is not None:
+            place = lending.pushed.take(member.peer)
+            if place is not None and ASK in metadata:
+                lending.server.neighbours.asked_by(member.peer, metadata)
+            return place or TOO_MANY
         if ASK not in metadata:  # who asks may only be early: its head tells both of us at once
             LOG.warning("push_refused", peer=member.peer.short)
         return "no live lease with this id that admits this member"

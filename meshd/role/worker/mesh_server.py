@@ -13,7 +13,7 @@ from socket import socket
 
 from meshd.base import log
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError, Refused
-from meshd.base.wakeful_loop import children_may_poll
+from meshd.base.wakeful_loop import children_waiting
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
@@ -21,21 +21,23 @@ from meshd.process.interface import ChildSpec
 from meshd.role.interface import IS_SUSPENDED, RoleRuntime
 from meshd.role.native import command_lines
 from meshd.role.native.fd_handover import Outgoing
-from meshd.role.native.report_line import count_of
+from meshd.role.native.report_line import count_of, totals_of
 from meshd.role.worker.child_silence import LOOK_SECONDS, ChildSilence
 from meshd.role.worker.known_files import Weights
 from meshd.role.worker.leases import Lease
 from meshd.role.worker.push_neighbours import PushNeighbours
 from meshd.role.worker.turn_times import TurnTimes
-from meshd.rpc.mesh_firewall import MeshFirewall
 from meshd.rpc.mesh_keeping import MeshKeeping
+from meshd.rpc.mesh_lease_view import MeshLeaseView
+from meshd.rpc.reading_budget import LINE_SECONDS, ReadingBudget
 from meshd.store.interface import LeaseCache
 from meshd.tunnel.interface import TunnelStatus
-from meshd.wire.lease import HEAD_ENDED, RPC_SERVER_CRASHED, RPC_SERVER_ENDED
+from meshd.wire.lease import HEAD_ENDED, NO_MEMORY, RPC_SERVER_CRASHED, RPC_SERVER_ENDED
 
 PROGRESS_SECONDS = 2.0
 # None of these comes from somebody else
 CRASHES = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
+_SLACK_BYTES = 64 << 20  # by which a driver may count differently from one process to another
 CHILD_NAME = "rpc-server"  # users know the child of a worker by this name
 LOG = log.get("worker")
 
@@ -47,6 +49,7 @@ class AgreedLease:
     """A lease that is taken: its devices in the order of the offer, and the weights known at that moment.
 
     `fetch`: the head says which weights it needs (missing_weights.py); `hold`: they are to be in memory.
+    `is_kept`: the free memory is of an earlier listing, so that there may be less.
     """
 
     lease: Lease
@@ -54,6 +57,7 @@ class AgreedLease:
     weights: Weights | None
     fetch: bool = False
     hold: bool = False
+    is_kept: bool = False
 
     @property
     def lease_cache(self) -> LeaseCache | None:
@@ -64,6 +68,13 @@ class AgreedLease:
     def memory(self) -> list[int]:
         """Bytes of each device."""
         return [self.lease.memory[name] for name in self.devices]
+
+    def shortage(self, device: str, free: int) -> str:
+        """Say that less is `free` of a device than was reserved of an earlier listing; empty: it is not."""
+        wanted = self.lease.memory.get(device, 0)
+        if not self.is_kept or free + _SLACK_BYTES >= wanted:
+            return ""
+        return f"device {device} has {free >> 20} MiB left, {wanted >> 20} MiB were requested"
 
 
 class MeshServer:
@@ -86,12 +97,14 @@ class MeshServer:
         self._program = str(runtime.native.mesh_server)
         self._threads = threads
         self._join = runtime.tunnels.join
+        self._reading = runtime.reading
         self._outgoing = outgoing
         self._log_path = log_path
         self._silence = ChildSilence()
-        self._firewall: MeshFirewall | None = None  # while there is a connection
+        self._view: MeshLeaseView | None = None  # while there is a connection
         self.turns = TurnTimes(asyncio.get_running_loop().time)
         self._why_failed = ""  # in its own words
+        self._shortage = ""  # of memory, at its start
         self.is_loaded = False
         self._end: socket | None = None
         self._report = runtime.processes.make_report()
@@ -111,6 +124,7 @@ class MeshServer:
             self._descriptors,
             runtime.processes.socket_pair,
             self.turns,
+            runtime.reading,
         )
         self.child = runtime.processes.make_child(self.spec, CHILD_NAME)
         if (lease_cache := agreed.lease_cache) is not None:
@@ -136,7 +150,9 @@ class MeshServer:
                 descriptors=descriptors,
             ),
             log=self._log_path,
-            env=command_lines.mesh_server_environment(looks_out=children_may_poll()),
+            env=command_lines.mesh_server_environment(
+                children_waiting(self._processes.waiting, computes="CPU" in self.agreed.devices)
+            ),
             hand_over=self._outgoing.give(),
         )
 
@@ -166,17 +182,21 @@ class MeshServer:
                     LOG.warning("rpc_server_killed", peer=self.lease.peer.short, pid=status.pid, why=why)
                     self.child.kill()
                     return why
+        if self._shortage:
+            return self._shortage
         return f"{status.reason}: {self._why_failed}" if self._why_failed else status.reason
 
     def _why_useless(self, pid: int) -> str:
         if self._processes.is_stopped(pid):
             return IS_SUSPENDED
-        return self._silence.look(self._firewall.answered) if self._firewall is not None else ""
+        return self._silence.look(self._view.answered) if self._view is not None else ""
 
     def code_of_end(self) -> str:
         """Of Lost, for the end that `until_ended` has seen: it exits with 0 when its head has ended, and with
         1 after a failure.
         """
+        if self._shortage:
+            return NO_MEMORY
         if self.child.status.exit_code == 0:
             return HEAD_ENDED
         return RPC_SERVER_CRASHED if self.child.status.exit_signal in CRASHES else RPC_SERVER_ENDED
@@ -200,22 +220,23 @@ class MeshServer:
             raise Refused("this lease has its connection already", code="busy")
         end, self._end = self._end, None
         lease_cache = self.agreed.lease_cache
-        firewall = MeshFirewall(
+        view = MeshLeaseView(
             keeping=MeshKeeping(lease_cache) if lease_cache is not None else None,
             seen=self.turns.with_head,
+            reading=self._reading,
         )
-        self._firewall = firewall
+        self._view = view
         try:
             await self._join(
                 stream,
                 end,
-                inspector=firewall,
+                inspector=view,
                 flow=self._silence,
                 on_broken=on_broken,
                 asks=True,
             )
         finally:
-            self._firewall = None  # it has nobody to say anything to, and ends by itself
+            self._view = None  # it has nobody to say anything to, and ends by itself
 
     async def serve_neighbour(self, stream: Stream, on_broken: OnBroken) -> None:
         """Connect a stream of another worker, which its head has introduced. Raises Refused, Broken."""
@@ -235,9 +256,9 @@ class MeshServer:
     @property
     def held(self) -> Mapping[str, int]:
         """Bytes of its buffers, by device. None once it has no head: it is about to give them back."""
-        if self._firewall is None or not self.child.status.is_up:
+        if self._view is None or not self.child.status.is_up:
             return {}
-        held = self._firewall.memory_held()  # counts devices in the order of its command line
+        held = self._view.memory_held()  # counts devices in the order of its command line
         return {name: held.get(number, 0) for number, name in enumerate(self.agreed.devices)}
 
     def model_loaded(self) -> None:
@@ -247,13 +268,24 @@ class MeshServer:
             lease_cache.done()
 
     async def read_report(self) -> None:
-        """Note what it says."""
+        """Note what it says. Its neighbours can make it say much: that has a share of the loop's time."""
+        now, budget = asyncio.get_running_loop().time, ReadingBudget(self._reading)
         while True:
             try:
                 line = await self._report.line()
             except (EndOfStream, Closed, Broken):
                 return
+            budget.spend(LINE_SECONDS)
+            if seconds := budget.pause(now()):
+                await asyncio.sleep(seconds)
             match line.split(" "):
+                case ["came" | "pushed" as what, *texts] if (totals := totals_of(texts)) is not None:
+                    self.neighbours.note_local(what, *totals)
+                case ["free", device, size] if (count := count_of(size)) is not None:
+                    if shortage := self.agreed.shortage(device, count):
+                        LOG.warning("memory_taken", peer=self.lease.peer.short, why=shortage)
+                        self._shortage = shortage
+                        self.child.kill()
                 case ["loaded", _count, size] if (count := count_of(size)) is not None:
                     LOG.info("weights_loaded", peer=self.lease.peer.short, bytes=count)
                 case ["failed", *why]:

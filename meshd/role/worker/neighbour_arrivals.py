@@ -13,7 +13,7 @@ from meshd.base.errors import Broken, Closed, RemoteProtocolError
 from meshd.base.peer_limits import NEIGHBOURS
 from meshd.role.interface import DescriptorSocket
 
-ARRIVAL, COMPLETE = 1, 2  # kinds of messages of `--neighbours-fd`
+ARRIVAL, COMPLETE, LOCAL_ARRIVAL = 1, 2, 3  # kinds of messages of `--neighbours-fd`
 LOG = log.get("worker")
 
 
@@ -59,10 +59,10 @@ class NeighbourArrivals:
         except OSError as error:
             raise Broken(f"no connection can be made: {(error.strerror or '').lower()}") from None
 
-    def come(self, number: int, end: int) -> None:
-        """The server gets `end`, which is closed here."""
+    def come(self, number: int, end: int, *, local: bool = False) -> None:
+        """Hand `end` to the server, and close it here. `local`: the server reports what passes."""
         try:
-            self._send(ARRIVAL, number, end)
+            self._send(LOCAL_ARRIVAL if local else ARRIVAL, number, end)
         finally:
             os.close(end)
         self._note_settled(number)

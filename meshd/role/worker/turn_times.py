@@ -43,15 +43,26 @@ class TurnTimes:
         self._asked: float | None = None
         self._takes = 0
         self._last = 0.0  # result
+        self._owed = 0  # pushes whose results went out before anybody said that they had come
+        self._seen = now()
+        self._open = 0  # results that are awaited, also where turns cannot be told apart
         self._lost_count = False
+
+    @property
+    def quiet_seconds(self) -> float:
+        """Return for how long nothing has passed; 0 while a result is awaited."""
+        return 0.0 if self._open else self._now() - self._seen
 
     def with_head(self, number: int) -> None:
         """A message of the head, or for it."""
+        if number != wire.PROGRESS:
+            self._seen = self._now()
         if number in _COMPUTES:
             self._asked = self._now() if self._asked is None else self._asked
         elif number == wire.TAKE:
             self._takes += 1
         elif number in _WANTS:
+            self._open += 1
             self._wanted.append(_Wanted(self._asked, self._takes))
             self._asked, self._takes = None, 0
             self._check()
@@ -60,12 +71,21 @@ class TurnTimes:
 
     def arrived(self, _number: int) -> None:
         """A push of another worker."""
-        self._arrivals.append(self._now())
+        self._seen = self._now()
+        if self._owed:
+            self._owed -= 1
+            return
+        self._arrivals.append(self._seen)
         self._check()
 
     def left(self, _number: int) -> None:
         """A push for another worker."""
         self._result()
+
+    def lose_count(self) -> None:
+        """Give up: a push has come or left without a word."""
+        self._lost_count = True
+        self._check()
 
     def spent(self, spans: Sequence[tuple[float, float]]) -> tuple[ComputedSpan, ...]:
         """Of each span the turns whose middle lies in it; spans in seconds before now, begin and end.
@@ -81,11 +101,13 @@ class TurnTimes:
         return tuple(found)
 
     def _result(self) -> None:
+        self._open = max(0, self._open - 1)
         if not self._wanted:
             return
         wanted, now = self._wanted.popleft(), self._now()
         count = min(wanted.takes, len(self._arrivals))
         arrivals = [self._arrivals.popleft() for _ in range(count)]
+        self._owed += wanted.takes - count
         if wanted.asked is not None:
             first = max(arrivals[0] if arrivals else wanted.asked, wanted.asked, self._last)
             last = max(arrivals[-1] if arrivals else wanted.asked, first)

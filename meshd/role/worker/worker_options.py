@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 
 from meshd.base.errors import UserError
+from meshd.base.resource_limits import usable_processors
 from meshd.identity.membership import Role
 
 
@@ -11,7 +12,8 @@ from meshd.identity.membership import Role
 class WorkerOptions:
     """`memory` is bytes per device, None for all of it; `devices` empty means all GPUs, else the CPU.
 
-    `threads` are those of the CPU, None for half of the processors.
+    `threads` are those of the CPU, None for half of the processors, or as many as this process may use if
+    those are fewer.
     """
 
     devices: tuple[str, ...] = ()
@@ -22,7 +24,9 @@ class WorkerOptions:
     @property
     def cpu_threads(self) -> int:
         """With which a CPU computes."""
-        return self.threads if self.threads is not None else max(1, (os.cpu_count() or 2) // 2)
+        if self.threads is not None:
+            return self.threads
+        return min(max(1, (os.cpu_count() or 2) // 2), usable_processors())
 
 
 def check_may_work(roles: frozenset[Role]) -> None:

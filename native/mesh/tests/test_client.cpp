@@ -123,10 +123,11 @@ TEST(a_graph_that_the_worker_keeps_is_not_sent_again) {
     ggml_cgraph * graph = ggml_new_graph(context.get());
     ggml_build_forward_expand(graph, ggml_sqr(context.get(), given));
     ggml_backend_buffer_ptr memory(ggml_backend_alloc_ctx_tensors(context.get(), backend.get()));
-    const auto sent_for = [&](const std::vector<uint64_t> & uids) {
+    const auto sent_for = [&](const std::vector<uint64_t> & uids, const char * name = nullptr) {
         const size_t before = worker.heard().size();
         for (const uint64_t uid : uids) {
             graph->uid = uid;
+            ggml_set_name(given, name != nullptr ? name : std::to_string(uid).c_str());
             CHECK(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS);
         }
         const std::vector<message> all = worker.heard();
@@ -138,6 +139,9 @@ TEST(a_graph_that_the_worker_keeps_is_not_sent_again) {
     CHECK(sent_for({ 1, 2, 1, 2, 1 }) == std::vector<message>({ g, g, c, c, c }));
     static_assert(STORED_GRAPHS == 8, "the ninth takes the place of the first");
     CHECK(sent_for({ 3, 4, 5, 6, 7, 8, 1, 9, 2, 1 }) == std::vector<message>({ g, g, g, g, g, g, c, g, c, g }));
+    // built again, it has another uid and is the same; by an earlier uid it is not known, but by what it is
+    CHECK(sent_for({ 20, 21, 22, 22, 20 }, "9") == std::vector<message>({ c, c, c, c, c }));
+    CHECK(sent_for({ 0 }, "9") == std::vector<message>({ g }));
 }
 
 // As llama.cpp does with the logits of a step that has none, so that samplers have a row to work on

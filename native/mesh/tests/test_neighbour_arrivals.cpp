@@ -12,6 +12,7 @@ using namespace mesh;
 
 static constexpr uint32_t NEIGHBOUR = 1;
 static constexpr uint32_t COMPLETE = 2;
+static constexpr uint32_t LOCAL_NEIGHBOUR = 3;
 
 // What a parent says, with these descriptors attached, which it closes
 static void say_bytes(int socket, const std::string & bytes, const std::vector<int> & descriptors = {}) {
@@ -90,6 +91,19 @@ TEST(neighbours_are_handed_over_until_they_are_complete) {
     close(after.ends[1]);
 }
 
+TEST(a_local_neighbour_is_one_as_the_others) {
+    const socket_pair local;
+    handed to;
+    say(to.parent, LOCAL_NEIGHBOUR, 6, { local.ends[0] });
+    say(to.parent, COMPLETE, 0);
+    CHECK(to.others.numbers() == std::vector<uint32_t>{ 6 });
+    neighbours other({ { 1, local.ends[1] } });
+    to.others.push(6, 3, { 7 });
+    CHECK(other.take(1, 3, 1) == blob{ 7 });
+    other.push(1, 4, { 8 });
+    CHECK(to.others.take(6, 4, 1) == blob{ 8 });
+}
+
 TEST(the_end_says_that_neighbours_are_complete) {
     const socket_pair between;
     handed to;
@@ -166,7 +180,10 @@ TEST(what_a_parent_hands_over_wrongly_is_refused_and_closed) {
     CHECK(refused(COMPLETE, 0, 1) == "message 2 has 1 descriptors instead of 0");
     CHECK(refused(COMPLETE, 1, 0) == "the last message has the number 1");
     CHECK(refused(0, 0, 0) == "there is no message 0");
-    CHECK(refused(3, 0, 1) == "there is no message 3");
+    CHECK(refused(LOCAL_NEIGHBOUR, 3, 0) == "message 3 has 0 descriptors instead of 1");
+    CHECK(refused(LOCAL_NEIGHBOUR, 3, 2) == "message 3 has 2 descriptors instead of 1");
+    CHECK(refused(LOCAL_NEIGHBOUR, NEIGHBOURS, 1) == "neighbour 16 cannot be");
+    CHECK(refused(4, 0, 1) == "there is no message 4");
 }
 
 TEST(a_neighbour_is_handed_over_once_and_is_a_stream) {

@@ -1,6 +1,7 @@
 // Workers that push to each other, and one that breaks rules.
 #include "check.h"
 #include "neighbours.h"
+#include "report.h"
 #include "served.h"
 
 #include <unistd.h>
@@ -100,13 +101,63 @@ TEST(the_end_interrupts_who_waits) {
     CHECK(taking == interrupted().what() && pushing == taking);
 }
 
+// What is reported while this is there
+class reports {
+public:
+    reports() {
+        CHECK(pipe(ends) == 0);
+        open_report(ends[1]);
+    }
+    ~reports() {
+        open_report(-1);
+        close(ends[0]);
+        close(ends[1]);
+    }
+    reports(const reports &) = delete;
+    reports & operator=(const reports &) = delete;
+
+    // Waits for so many lines
+    std::string lines(size_t count) const {
+        std::string text;
+        for (size_t found = 0; found < count;) {
+            char byte;
+            CHECK(read(ends[0], &byte, 1) == 1);
+            text += byte;
+            found += byte == '\n' ? 1 : 0;
+        }
+        return text;
+    }
+
+private:
+    int ends[2] = { -1, -1 };
+};
+
+TEST(what_passes_on_a_local_connection_is_reported) {
+    const reports said;
+    const socket_pair local;
+    const socket_pair through_the_parent;
+    neighbours one({ { 4, local.ends[0], true }, { 5, through_the_parent.ends[0] } });
+    neighbours other({ { 7, local.ends[1] }, { 8, through_the_parent.ends[1] } });
+    one.push(5, 1, { 1 });
+    other.push(8, 1, { 1 });
+    CHECK(one.take(5, 1, 1) == blob{ 1 });
+    one.push(4, 1, { 1, 2, 3 });
+    CHECK(said.lines(1) == "pushed 4 1 27\n");
+    one.push(4, 2, {});
+    CHECK(said.lines(1) == "pushed 4 2 51\n");
+    other.push(7, 3, { 9 });
+    other.push(7, 4, {});
+    CHECK(said.lines(2) == "came 4 1 25\ncame 4 2 49\n");
+}
+
 // What comes of these bytes from a neighbour
-static std::string refused(uint16_t kind, uint32_t size, size_t sent) {
+static std::string refused(uint16_t kind, uint32_t size, size_t sent, uint16_t zero = 0) {
     const socket_pair pair;
     neighbours one({ { 2, pair.ends[0] } });
     wire_header header;
     header.kind = kind;
     header.size = size;
+    header.zero = zero;
     writer out;
     header.put(out);
     out.data.resize(out.data.size() + sent, 0);
@@ -126,4 +177,6 @@ TEST(a_neighbour_that_breaks_rules_is_lost) {
     CHECK(has(refused(static_cast<uint16_t>(message::compute), 16, 16), "there is no message 9"));
     CHECK(has(refused(static_cast<uint16_t>(message::failed), 4, 4), "there is no message 255"));
     CHECK(has(refused(0, 0, 0), "there is no message 0"));
+    CHECK(has(refused(pushed, 12, 12, 1), "a reserved field is not 0"));
+    CHECK(has(refused(pushed, 12, 12, 0x8000), "a reserved field is not 0"));
 }

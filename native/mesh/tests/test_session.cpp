@@ -299,6 +299,8 @@ TEST(pushes_stay_within_buffers_and_go_to_neighbours_only) {
     CHECK(has(hand().refused(take), "behind the end"));
     take.size = 0;
     CHECK(has(hand().refused(take), "no neighbour 0"));
+    take.size = PIECE_BYTES + 1; // which no neighbour can push: the head is to blame
+    CHECK(has(hand().refused(take), "TAKE of more than a piece"));
 }
 
 TEST(a_head_that_goes_away_does_not_leave_a_worker_waiting_for_its_neighbour) {

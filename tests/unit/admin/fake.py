@@ -20,7 +20,6 @@ from meshd.admin.request import Answers
 from meshd.admin.status import (
     ChildView,
     LinkView,
-    MdnsView,
     MeshView,
     NodeView,
     PeerView,
@@ -42,6 +41,7 @@ from meshd.model.status import (
     StandbyStatus,
     StoreStatus,
 )
+from meshd.rendezvous.interface import MdnsStatus
 
 from tests.unit.admin.machine_views import CAPACITY, DEVICES, STORAGE
 
@@ -161,7 +161,7 @@ def full_status(pid: int = 4242) -> Status:
         ),
         children=(ChildView(name="llama-server", pid=None, state="ready", restarts=0),),
         model=MODEL,
-        mdns=MdnsView(state="heard", networks=("eth0",), members=1, why="wlan0: no multicast"),
+        mdns=MdnsStatus(state="heard", networks=("eth0",), members=1, why="wlan0: no multicast"),
         api=GatewayStatus(
             url="http://127.0.0.1:8090",
             ready=True,
@@ -225,8 +225,6 @@ def planned(
                 part=f"{nodes[0][0]} CPU",
                 token_s=0.04,
                 prompt_s=4.1,
-                generate_factor=0.9,
-                prompt_factor=1.0,
             ),
         ),
         speculation=plan_api.PlanSpeculation(
@@ -243,6 +241,7 @@ def planned(
 
 PLAN = plan_api.PlanReply(
     model="SmolLM2.gguf",
+    head="desk",
     choice=0,
     plans=(
         planned("not split: it fits on `garage`, a split costs 27 %", ("garage", 30)),
@@ -274,6 +273,7 @@ class FakeControl(Answers):
     running: tuple[models_api.PullReply, ...] = ()  # what a list of models has of them
     in_use: tuple[str, ...] = ()
     error: Exception | None = None  # of a status
+    network: NetcheckReply = NETCHECK
 
     @models_api.FilesInUseRequest.answer
     async def files_in_use(self, request: models_api.FilesInUseRequest) -> models_api.FilesInUseReply:
@@ -358,6 +358,21 @@ class FakeControl(Answers):
             raise UserError("this node cannot ban itself", hint="leave instead")
         return RevokeReply(id=PEER.id, name=request.peer)
 
+    @api.ForgetRequest.answer
+    async def forget(self, request: api.ForgetRequest) -> api.ForgetReply:
+        self.asked.append(("forget", request.peer))
+        return api.ForgetReply(id=PEER.id, name=request.peer)
+
+    @api.BanListRequest.answer
+    async def ban_list(self, request: api.BanListRequest) -> api.BanList:
+        view = api.BanView(id=PEER.id, kind="node", banned_at=1_790_000_000, by="f" * 52, name="garage")
+        return api.BanList(bans=(view,))
+
+    @api.UnbanRequest.answer
+    async def unban(self, request: api.UnbanRequest) -> RevokeReply:
+        self.asked.append(("unban", request.id))
+        return RevokeReply(id=PEER.id, name="garage")
+
     @api.ExposeRequest.answer
     async def expose(self, request: api.ExposeRequest) -> ExposedView:
         self.asked.append(("expose", request.name, request.target, request.to))
@@ -393,9 +408,9 @@ class FakeControl(Answers):
         return TunnelList(tunnels=(TUNNEL,))
 
     @NetcheckRequest.answer
-    async def netcheck(self, request: NetcheckRequest) -> NetcheckReply:
-        self.asked.append(("netcheck", request.fresh))
-        return NETCHECK
+    async def netcheck(self, _request: NetcheckRequest) -> NetcheckReply:
+        self.asked.append(("netcheck",))
+        return self.network
 
     @plan_api.CapacityRequest.answer
     async def capacity(self, request: plan_api.CapacityRequest) -> plan_api.CapacityReply:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from meshd.admin.api import Joined
 from meshd.admin.authority import (
+    BANNED_NAMES_BLOB,
     MAX_LISTED,
     PRINTED_SECONDS,
     Authority,
@@ -160,6 +161,78 @@ def test_a_node_is_banned_and_stays_so(tmp_path: Path) -> None:
     membership = home.load_membership()
     assert membership is not None
     assert home.load_revocations(membership.mesh).why_node_banned(guest) is not None
+
+
+def test_the_founder_lifts_a_ban_for_good(tmp_path: Path) -> None:
+    guest = KeyPair.from_seed(b"g" * 32).peer
+    books = founder(tmp_path / "a")
+    books.revoke_node(guest, now=NOW)
+    [view] = books.bans().bans
+    assert (view.id, view.kind, view.banned_at) == (str(guest), "node", NOW)
+    with pytest.raises(UserError, match="matches no ban"):
+        books.unban("zz", now=NOW)
+    assert books.unban(str(guest)[:8], now=NOW).id == str(guest)
+    again = founder(tmp_path / "a")
+    assert again.bans().bans == ()
+    home = Home(tmp_path / "a")
+    membership = home.load_membership()
+    assert membership is not None
+    assert home.load_revocations(membership.mesh).why_node_banned(guest) is None
+    again.revoke_node(guest, now=NOW)
+    assert home.load_revocations(membership.mesh).why_node_banned(guest) is not None
+
+
+def test_a_ban_is_lifted_by_the_name_by_which_it_was_made(tmp_path: Path) -> None:
+    guest, other = (KeyPair.from_seed(seed * 32).peer for seed in (b"g", b"o"))
+    books = founder(tmp_path / "a")
+    books.revoke_node(guest, now=NOW, name="garage")
+    books.revoke_node(other, now=NOW)
+    again = founder(tmp_path / "a")  # a restart: the address book has dropped the node
+    assert {one.id: one.name for one in again.bans().bans} == {str(guest): "garage", str(other): ""}
+    with pytest.raises(UserError, match="matches no ban"):
+        again.unban("garag", now=NOW)
+    lifted = again.unban("garage", now=NOW)
+    assert (lifted.id, lifted.name) == (str(guest), "garage")
+    assert [one.id for one in again.bans().bans] == [str(other)]
+    with pytest.raises(UserError, match="matches no ban"):
+        founder(tmp_path / "a").unban("garage", now=NOW)
+
+
+def test_a_name_that_two_banned_nodes_had_lifts_neither_ban(tmp_path: Path) -> None:
+    books = founder(tmp_path / "a")
+    for seed in (b"g", b"o"):
+        books.revoke_node(KeyPair.from_seed(seed * 32).peer, now=NOW, name="garage")
+    with pytest.raises(UserError, match="matches several bans"):
+        books.unban("garage", now=NOW)
+    assert len(books.bans().bans) == 2
+
+
+def test_kept_names_that_no_node_may_have_are_not_shown(tmp_path: Path) -> None:
+    guest = KeyPair.from_seed(b"g" * 32).peer
+    founder(tmp_path / "a").revoke_node(guest, now=NOW, name="?gar age")
+    Home(tmp_path / "a").write_blob(BANNED_NAMES_BLOB, f"{guest} \x1b[31m\n\xff".encode("latin-1"))
+    [view] = founder(tmp_path / "a").bans().bans
+    assert view.name == ""
+
+
+def test_an_admin_can_neither_lift_a_ban_nor_ban_who_was_readmitted(tmp_path: Path) -> None:
+    root = founder(tmp_path / "a")
+    admin = joined(tmp_path / "b", tmp_path / "a", Role.ADMIN)
+    guest = KeyPair.from_seed(b"g" * 32).peer
+    admin.revoke_node(guest, now=NOW)
+    with pytest.raises(UserError, match="only the holder of the mesh's root key"):
+        admin.unban(str(guest), now=NOW)
+    root.revoke_node(guest, now=NOW)
+    root.unban(str(guest), now=NOW)
+    told = Home(tmp_path / "a")
+    membership = told.load_membership()
+    assert membership is not None
+    store = Home(tmp_path / "b")
+    bans = store.load_revocations(membership.mesh)
+    bans.merge(told.load_revocations(membership.mesh).entries())
+    store.save_revocations(bans)
+    with pytest.raises(UserError, match="the founder has lifted the ban of this node"):
+        Authority.load(store).revoke_node(guest, now=NOW)
 
 
 def test_nobody_bans_itself_nor_whom_it_did_not_admit(tmp_path: Path) -> None:

@@ -25,6 +25,9 @@ EXAMPLES: dict[Request[object], str] = {  # as daemons and verbs of other versio
     api.InviteListRequest(): '{"request":"invite_list"}',
     api.InviteRevokeRequest(id="00ff"): '{"request":"invite_revoke","id":"00ff"}',
     api.RevokeRequest(peer="gar"): '{"request":"revoke","peer":"gar"}',
+    api.ForgetRequest(peer="gar"): '{"request":"forget","peer":"gar"}',
+    api.BanListRequest(): '{"request":"ban_list"}',
+    api.UnbanRequest(id="ab12"): '{"request":"unban","id":"ab12"}',
     api.AcceptRequest(code="meshdreply1abc"): '{"request":"accept","code":"meshdreply1abc"}',
     api.LeaveRequest(drop_root=True): '{"request":"leave","drop_root":true}',
     api.PauseRequest(drain=True): '{"request":"pause","drain":true}',
@@ -45,7 +48,7 @@ EXAMPLES: dict[Request[object], str] = {  # as daemons and verbs of other versio
     ),
     models_api.PullProgressRequest(id=3): '{"request":"pull_progress","id":3}',
     models_api.PullStopRequest(id=3): '{"request":"pull_stop","id":3}',
-    NetcheckRequest(fresh=True): '{"request":"netcheck","fresh":true}',
+    NetcheckRequest(): '{"request":"netcheck"}',
     api.ExposeRequest(name="web", target="127.0.0.1:80", to=("garage",)): (
         '{"request":"expose","name":"web","target":"127.0.0.1:80","to":["garage"]}'
     ),
@@ -141,17 +144,32 @@ def test_unknown_fields_are_ignored() -> None:
         (b"{}", "unknown request `NoneType`"),
         (b'{"request":"explode"}', "unknown request `explode`"),
         (b'{"request":["stop"]}', "unknown request `list`"),
-        (b'{"request":"ping"}', "`peer` is missing"),
-        (b'{"request":"ping","peer":7}', "`peer` is not str"),
-        (b'{"request":"ping","peer":"a","timeout_s":"1"}', "`timeout_s` is not float"),
-        (b'{"request":"ping","peer":"a","timeout_s":true}', "`timeout_s` is not float"),
-        (b'{"request":"ping","peer":"a","timeout_s":1e999}', "not a finite number"),
+        (b'{"request":"ping"}', "field `peer` of PingRequest is missing: it must be text"),
+        (b'{"request":"ping","peer":7}', "field `peer` of PingRequest must be text"),
+        (
+            b'{"request":"ping","peer":"a","timeout_s":"1"}',
+            "`timeout_s` of PingRequest must be a finite number",
+        ),
+        (
+            b'{"request":"ping","peer":"a","timeout_s":true}',
+            "`timeout_s` of PingRequest must be a finite number",
+        ),
+        (b'{"request":"ping","peer":"a","timeout_s":1e999}', "must be a finite number"),
         (b'{"request":"ping","peer":"a","timeout_s":NaN}', "not a line of JSON"),
-        (b'{"request":"ping","peer":"a","timeout_s":' + b"9" * 400 + b"}", "not a finite number"),
-        (b'{"request":"invite","expires_s":1.5,"uses":1,"roles":[]}', "`expires_s` is not int"),
-        (b'{"request":"invite","expires_s":1,"uses":1,"roles":"use"}', "`roles` is not a list"),
-        (b'{"request":"invite","expires_s":1,"uses":1,"roles":[1]}', "`roles\\[0\\]` is not str"),
-        (b'{"request":"leave","drop_root":1}', "`drop_root` is not bool"),
+        (b'{"request":"ping","peer":"a","timeout_s":' + b"9" * 400 + b"}", "must be a finite number"),
+        (
+            b'{"request":"invite","expires_s":1.5,"uses":1,"roles":[]}',
+            "field `expires_s` of InviteRequest must be an integer",
+        ),
+        (
+            b'{"request":"invite","expires_s":1,"uses":1,"roles":"use"}',
+            "`roles` of InviteRequest must be a list",
+        ),
+        (
+            b'{"request":"invite","expires_s":1,"uses":1,"roles":[1]}',
+            "field `roles` of InviteRequest: its `\\[0\\]` must be text",
+        ),
+        (b'{"request":"leave","drop_root":1}', "`drop_root` of LeaveRequest must be true or false"),
         (b'{"request":"ping","peer":' + b"[" * 60000, "not a line of JSON"),
         (b"\xff\xfe{", "not a line of JSON"),
     ],
@@ -170,13 +188,15 @@ def test_what_is_no_peer(change: dict[str, object]) -> None:
         from_json(PeerView, {**body, **change})
 
 
-def test_the_state_of_a_model_is_one_of_five_words() -> None:
+def test_the_state_of_a_model_is_one_of_a_few_words() -> None:
     body = to_json(MODEL)
     assert isinstance(body, dict) and json.dumps(body["state"]) == '"ready"'
     assert from_json(ModelStatus, {**body, "state": "degraded"}).state is ModelState.DEGRADED
     wrongs: list[object] = ["gone", "READY", 1, None, []]
     for wrong in wrongs:
-        with pytest.raises(RemoteProtocolError, match="`state` is not one of waiting, loading, ready, deg"):
+        with pytest.raises(
+            RemoteProtocolError, match="`state` of ModelStatus must be one of fetching, waiting, loading, re"
+        ):
             from_json(ModelStatus, {**body, "state": wrong})
 
 

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 from meshd.admin.health import examine
-from meshd.admin.status import ChildView, MdnsView, MeshView, PeerView, Status
+from meshd.admin.status import ChildView, MeshView, PeerView, Status
 from meshd.link.transport import LinkKind
-from meshd.model.status import ModelState, Speeds, StoreStatus
+from meshd.model.status import ModelState, NetworkTensor, Speeds, StoreStatus
+from meshd.rendezvous.interface import MdnsStatus
 from meshd.wire.native import NativeVersion
 
 from .codes import warning_codes
@@ -59,7 +60,7 @@ CASES: list[tuple[str, Change]] = [
     ("version_mismatch", peer(version="0.2.0")),
     ("relayed", peer(link=RELAYED, why_not_direct="both symmetric")),
     ("name_shared", peer(name="desk")),
-    ("mdns_silent", lambda status: replace(status, mdns=MdnsView(state="silent", networks=("eth0",)))),
+    ("mdns_silent", lambda status: replace(status, mdns=MdnsStatus(state="silent", networks=("eth0",)))),
     ("child_failed", child(state="failed", reason="exit code 1")),
     ("child_restarts", child(restarts=3)),
     ("tensors_from_network", lambda status: replace(status, model=MODEL)),
@@ -82,6 +83,25 @@ def test_each_state_has_its_warning(code: str, change: Change) -> None:
     assert warning.what and warning.hint and not warning.what.endswith(".")
 
 
+def test_weights_that_no_worker_has_are_only_a_remark() -> None:
+    """A worker without `--model` is meant to take them from the network."""
+
+    def severity(*reasons: str) -> tuple[str, str]:
+        tensors = tuple(NetworkTensor(f"blk.{n}.x", 8, "garage", why) for n, why in enumerate(reasons))
+        shown = replace(MODEL, tensors_from_network=tensors)
+        [warning] = examine(replace(calm(), model=shown)).warnings
+        return warning.severity, warning.what
+
+    assert severity("no such hash", "no such hash") == (
+        "info",
+        "2 tensors (16 B) came over the network: blk.0.x, blk.1.x",
+    )
+    assert severity("no such hash", "unreadable") == (
+        "warning",
+        "1 tensor (8 B) came over the network: blk.1.x",
+    )
+
+
 def test_each_of_several_models_has_its_warning() -> None:
     small = replace(MODEL, tensors_from_network=(), name="small", state=ModelState.UNLOADED)
     failed = replace(small, name="big", state=ModelState.FAILED, reason="no memory")
@@ -101,6 +121,8 @@ def test_what_is_waited_for_decides_what_is_to_be_done() -> None:
     alone = hint(lambda status: replace(status, peers=()), few)
     for word in ("`meshd worker --join TOKEN`", "`meshd invite`", "`--min-workers 0`"):
         assert word in alone
+    lacking = hint(lambda status: replace(status, peers=()), "waiting for a worker: it does not fit")
+    assert "`meshd worker --join TOKEN`" in lacking and "--min-workers" not in lacking
 
 
 @pytest.mark.parametrize(

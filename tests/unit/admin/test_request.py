@@ -55,7 +55,9 @@ def test_a_class_answers_what_its_base_does() -> None:
 
 
 def test_no_server_without_all_the_answers(tmp_path: Path) -> None:
-    with pytest.raises(LocalProtocolError, match="no method answers `accept`, `capacity`, `expose`"):
+    with pytest.raises(
+        LocalProtocolError, match="no method answers `accept`, `ban_list`, `capacity`, `expose`"
+    ):
         AdminServer(home=tmp_path, control=_StopsAndPings())
 
 

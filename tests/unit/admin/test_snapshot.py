@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
 from meshd.admin import snapshot
 from meshd.admin.codec import encode_line, to_json
 from meshd.identity.keys import KeyPair, MeshId
@@ -10,7 +9,6 @@ from meshd.identity.membership import Chain, Member, Role, issue
 from meshd.link.interface import LinkInfo, LinkKind
 from meshd.peer.interface import PathStatus, PeerState, PeerStatus
 from meshd.process.interface import ChildState, ChildStatus
-from meshd.rendezvous.interface import MdnsStatus
 from meshd.tunnel.interface import ExposedStatus, TunnelStatus
 
 ROOT = KeyPair.from_seed(b"r" * 32)
@@ -98,30 +96,17 @@ def test_every_state_and_kind_has_a_name() -> None:
 
 
 def test_children_and_tunnels() -> None:
-    child = ChildStatus("rpc-server", ChildState.BACKOFF, None, 2, "exit code 1", ())
+    child = ChildStatus("rpc-server", ChildState.FAILED, None, 2, "exit code 1", ())
     view = snapshot.child_views([child])[0]
     assert (view.name, view.pid, view.state, view.restarts, view.reason) == (
         "rpc-server",
         None,
-        "backoff",
+        "failed",
         2,
         "exit code 1",
     )
     tunnel = TunnelStatus(NODE.peer, "rpc", "127.0.0.1:4000", 2, 5, 6)
     assert snapshot.tunnel_views([tunnel])[0].peer == str(NODE.peer)
-
-
-@pytest.mark.parametrize(
-    ("heard", "silent", "state"),
-    [(True, False, "heard"), (False, True, "silent"), (False, False, "looking")],
-)
-def test_mdns_says_whether_anybody_is_heard(heard: bool, silent: bool, state: str) -> None:
-    view = snapshot.mdns_view(MdnsStatus(("eth0",), 2, heard, silent, "why"))
-    assert (view.state, view.networks, view.members, view.why) == (state, ("eth0",), 2, "why")
-
-
-def test_without_mdns_it_is_off() -> None:
-    assert snapshot.mdns_view(None).state == "off"
 
 
 def test_tunnels_and_services_carry_the_names_of_peers() -> None:

@@ -11,7 +11,7 @@ from meshd.identity.keys import PeerId
 from meshd.link.interface import DialError, DialFailure, LinkKind
 from meshd.link.relayed.stream_pipe import StreamPipe
 from meshd.link.secure.tls import dialer_context
-from meshd.peer.stream import MeshStream
+from meshd.peer.streams import MeshStream
 from meshd.relay.connection import Connection
 from meshd.tunnel.compressed import CompressedStream
 

@@ -1,125 +1,278 @@
-"""When the loop polls instead of sleeping, and when it stops."""
+"""When the loop sleeps until shortly before a message, when it polls, and when it stops."""
 
 import asyncio
 import itertools
+import math
+import random
 import socket
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from meshd.base import wakeful_loop
 from meshd.base.wakeful_loop import (
-    FOLLOW_SECONDS,
+    AUTO,
+    LEAD_SECONDS,
     LEAST_FOR_CHILDREN,
     LEAST_PROCESSORS,
+    LONGEST_POLL_SECONDS,
+    LONGEST_TIMED_SECONDS,
     MOST_REST_SECONDS,
     REST_SECONDS,
     Conversation,
+    Rhythm,
+    Waiting,
     WakefulLoop,
     Wakefulness,
     WakefulSelector,
-    children_may_poll,
-    usable_processors,
+    children_waiting,
+    loop_waiting,
 )
+
+TOKEN = 0.0034  # seconds
+
+
+def rhythm_of(waited: float) -> Rhythm:
+    """After many waits of nearly this length."""
+    rhythm = Rhythm()
+    for number in range(32):
+        rhythm.passed(waited + (5e-6 if number % 2 else -5e-6))
+    return rhythm
 
 
 def close_messages(now: float) -> Wakefulness:
-    """Two have passed, the second one at `now`."""
-    wakefulness = Wakefulness()
-    wakefulness.passed(now - FOLLOW_SECONDS / 2)
-    wakefulness.passed(now)
+    """Of a loop that polls: two have passed, the second one at `now`."""
+    wakefulness = Wakefulness(polls=True)
+    wakefulness.passed(now - LONGEST_POLL_SECONDS / 2, Rhythm())
+    wakefulness.passed(now, Rhythm())
     return wakefulness
 
 
-def test_only_messages_that_follow_each_other_closely_make_it_wait_for_the_next() -> None:
-    wakefulness = Wakefulness()
-    for now in (100.0, 100.0 + 1.5 * FOLLOW_SECONDS, 101.0):
-        wakefulness.passed(now)
-        assert not wakefulness.until()
-    wakefulness.passed(101.0 + FOLLOW_SECONDS / 2)
-    assert wakefulness.until() == pytest.approx(101.0 + 1.5 * FOLLOW_SECONDS)
+def even_messages(now: float) -> Wakefulness:
+    """Of a loop that sleeps until shortly before: one each TOKEN, the last one at `now`."""
+    wakefulness, rhythm = Wakefulness(), Rhythm()
+    for number in range(40, -1, -1):
+        wakefulness.passed(now - number * TOKEN, rhythm)
+    return wakefulness
+
+
+def test_an_even_rhythm_is_slept_through_in_steps_and_polled_for_when_it_is_due() -> None:
+    rhythm = rhythm_of(TOKEN)
+    waited, naps = 0.0, 0
+    while rest := rhythm.rest(waited):
+        assert rest < TOKEN
+        waited += rest
+        naps += 1
+    assert 4 <= naps <= 8
+    assert TOKEN - 3 * LEAD_SECONDS < waited < TOKEN - LEAD_SECONDS
+    assert rhythm.rest(TOKEN) == rhythm.rest(TOKEN + LEAD_SECONDS) == 0
+    assert rhythm.rest(TOKEN + 3 * LEAD_SECONDS) == math.inf
+
+
+def test_nothing_is_polled_for_before_anything_is_known() -> None:
+    assert Rhythm().rest(0.0) == math.inf
+    assert Wakefulness().rest(1.0) == math.inf
+
+
+def test_short_and_single_odd_waits_change_no_rhythm() -> None:
+    rhythm, same = rhythm_of(0.004), rhythm_of(0.004)
+    for waited in (0.0, 0.00002, 0.000099, 0.012, 0.0003, 0.0008):
+        rhythm.passed(waited)
+    assert [rhythm.rest(at / 1e4) for at in range(200)] == [same.rest(at / 1e4) for at in range(200)]
+    for _ in range(20):
+        for waited in (0.004, 0.004, 0.004, 0.009, 0.0005):
+            rhythm.passed(waited)
+    assert rhythm.rest(0.004) == 0
+
+
+@pytest.mark.parametrize("between", [0.0002, 0.0006])
+def test_the_long_waits_count_where_short_ones_are_between_them(between: float) -> None:
+    rhythm = Rhythm()
+    for number in range(60):
+        rhythm.passed(between if number % 3 else 0.005)
+    assert rhythm.rest(0.005) == 0
+    assert 0.002 < rhythm.rest(0.0) < math.inf
+
+
+def test_a_new_rhythm_is_learnt_and_none_is_not_polled_for() -> None:
+    rhythm = rhythm_of(0.004)
+    for waited in (0.012, 0.003):
+        for _ in range(32):
+            rhythm.passed(waited)
+        assert rhythm.rest(waited) == 0
+    dice = random.Random(1)
+    for _ in range(200):
+        rhythm.passed(dice.uniform(0.008, 0.012))
+    assert {rhythm.rest(at / 1e4) for at in range(1, 400)} == {math.inf}
+
+
+@given(st.lists(st.floats(0, LONGEST_TIMED_SECONDS), max_size=60), st.floats(0, LONGEST_TIMED_SECONDS))
+def test_whatever_was_waited_for_polling_takes_an_eighth_of_the_time(
+    waits: list[float], waited: float
+) -> None:
+    rhythm = Rhythm()
+    for each in waits:
+        rhythm.passed(each)
+    rest = rhythm.rest(waited)
+    assert rest >= 0
+    step = LONGEST_TIMED_SECONDS / 500
+    polled = sum(step for number in range(1000) if rhythm.rest(number * step) == 0)
+    assert polled <= 2 * max(waits, default=0.0) / 8 + 10 * LEAD_SECONDS
+
+
+def test_only_messages_that_follow_each_other_closely_are_polled_for() -> None:
+    wakefulness = Wakefulness(polls=True)
+    for now in (100.0, 100.0 + 1.5 * LONGEST_POLL_SECONDS, 101.0):
+        wakefulness.passed(now, Rhythm())
+        assert not wakefulness.expects
+        assert wakefulness.rest(now) == math.inf
+    wakefulness.passed(now := 101.0 + LONGEST_POLL_SECONDS / 2, Rhythm())
+    assert wakefulness.rest(now + 0.99 * LONGEST_POLL_SECONDS) == 0
+    assert wakefulness.rest(now + 1.01 * LONGEST_POLL_SECONDS) == math.inf
+
+
+def test_what_comes_after_a_message_is_learnt_for_each_kind() -> None:
+    wakefulness, now = Wakefulness(), 100.0
+    asked, computed, answered = Rhythm(), Rhythm(), Rhythm()
+    gaps = ((asked, 0.0016), (computed, 0.0017), (answered, 0.0004))
+    for _ in range(40):
+        for rhythm, gap in gaps:
+            wakefulness.passed(now, rhythm)
+            now += gap
+    for rhythm, gap in gaps:
+        wakefulness.passed(now, rhythm)
+        assert wakefulness.rest(now + gap) == 0
+        assert 0 < wakefulness.rest(now) < gap
+        assert wakefulness.rest(now + 2 * gap) == math.inf
+        now += gap
+
+
+def test_a_pause_is_no_part_of_a_rhythm() -> None:
+    wakefulness = even_messages(100.0)
+    rhythm = Rhythm()
+    wakefulness.passed(200.0, rhythm)
+    assert wakefulness.rest(200.0) == math.inf
 
 
 def test_what_was_in_vain_is_not_tried_again_for_longer_and_longer() -> None:
-    wakefulness, now, rests = Wakefulness(), 0.0, []
+    wakefulness, now, rests = Wakefulness(polls=True), 0.0, []
     for _ in range(12):
-        wakefulness.was_in_vain(now)
+        wakefulness.was_late(now)
         ended = now
-        while not wakefulness.until():
-            now += FOLLOW_SECONDS / 4
-            wakefulness.passed(now)
+        while not wakefulness.expects:
+            now += LONGEST_POLL_SECONDS / 4
+            wakefulness.passed(now, Rhythm())
         rests.append(now - ended)
-    assert rests[:3] == pytest.approx([REST_SECONDS, 2 * REST_SECONDS, 4 * REST_SECONDS], abs=FOLLOW_SECONDS)
-    assert rests[-2:] == pytest.approx([MOST_REST_SECONDS] * 2, abs=FOLLOW_SECONDS)
+    near = LONGEST_POLL_SECONDS
+    assert rests[:3] == pytest.approx([REST_SECONDS, 2 * REST_SECONDS, 4 * REST_SECONDS], abs=near)
+    assert rests[-2:] == pytest.approx([MOST_REST_SECONDS] * 2, abs=near)
     wakefulness.paid()
     wakefulness.was_in_vain(now)
-    wakefulness.passed(now + REST_SECONDS + FOLLOW_SECONDS / 4)
-    wakefulness.passed(now + REST_SECONDS + FOLLOW_SECONDS / 2)
-    assert wakefulness.until()
+    wakefulness.passed(now + REST_SECONDS + LONGEST_POLL_SECONDS / 4, Rhythm())
+    wakefulness.passed(now + REST_SECONDS + LONGEST_POLL_SECONDS / 2, Rhythm())
+    assert wakefulness.expects
 
 
 class Talk:
     """Conversations of one loop at a time that is set."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, polls: bool) -> None:
         self.now = 100.0
-        self.wakefulness = Wakefulness()
+        self.wakefulness = Wakefulness(polls=polls)
 
     def with_peer(self, *, asks: bool = False) -> Conversation:
         return Conversation(self.wakefulness, lambda: self.now, asks=asks)
 
-    def drips(self, peer: Conversation, seconds: float = 1.0) -> float:
-        """How much of this time the loop polls for what this peer sends: a byte each 15 ms."""
-        awake = 0.0
+    def drips(self, peer: Conversation, seconds: float = 1.0) -> int:
+        """How many milliseconds the loop is awake for what this peer sends: a byte each 15 ms."""
+        awake = 0
         for _ in range(round(seconds / 0.015)):
             peer.received()
-            awake += min(0.015, max(0.0, self.wakefulness.until() - self.now))
-            self.now += 0.015
+            for _ in range(15):
+                awake += self.wakefulness.rest(self.now) < math.inf
+                self.now += 0.001
         return awake
 
 
+@pytest.mark.parametrize("polls", [False, True])
 @pytest.mark.parametrize("asks", [False, True])
-def test_what_a_peer_drips_keeps_nobody_awake(asks: bool) -> None:
-    talk = Talk()
+def test_what_a_peer_drips_keeps_nobody_awake(asks: bool, polls: bool) -> None:
+    talk = Talk(polls=polls)
     peer, other = talk.with_peer(asks=asks), talk.with_peer()
     assert not talk.drips(peer)
     peer.sent()
-    assert talk.drips(peer) <= 2 * FOLLOW_SECONDS
+    assert talk.drips(peer) <= 2000 * talk.wakefulness.longest
+    talk.now += 1
     other.sent()
-    assert bool(talk.drips(peer)) is asks, "what went to somebody else counts for a head"
+    assert not talk.drips(peer) or asks, "what went to somebody else counts for a head alone"
 
 
 def test_answers_that_follow_keep_the_loop_awake_whoever_asked() -> None:
-    talk = Talk()
+    talk = Talk(polls=True)
     head, worker, next_worker = talk.with_peer(asks=True), talk.with_peer(), talk.with_peer()
     for _ in range(5):
         worker.sent()
-        talk.now += FOLLOW_SECONDS / 2
+        talk.now += LONGEST_POLL_SECONDS / 2
         worker.received()
-        assert talk.wakefulness.until() == talk.now + FOLLOW_SECONDS
-        talk.now += FOLLOW_SECONDS / 2
+        assert talk.wakefulness.rest(talk.now) == 0
+        talk.now += LONGEST_POLL_SECONDS / 2
     talk.now += 1
     for turn in range(5):
         head.received()
-        assert not turn or talk.wakefulness.until() == talk.now + FOLLOW_SECONDS
-        talk.now += FOLLOW_SECONDS / 2
+        assert not turn or talk.wakefulness.rest(talk.now) == 0
+        talk.now += LONGEST_POLL_SECONDS / 2
         next_worker.sent()
-        talk.now += FOLLOW_SECONDS / 2
+        talk.now += LONGEST_POLL_SECONDS / 2
+
+
+def test_a_second_worker_expects_what_the_first_one_pushes() -> None:
+    talk = Talk(polls=False)
+    head, neighbour = talk.with_peer(asks=True), talk.with_peer(asks=True)
+    for _ in range(40):
+        head.received()
+        talk.now += 0.0016
+        assert talk.wakefulness.rest(talk.now) in (0, math.inf)
+        neighbour.received()
+        talk.now += 0.0017
+        head.sent()
+        talk.now += 0.0004
+    head.received()
+    assert talk.wakefulness.rest(talk.now + 0.0016) == 0
+    assert 0 < talk.wakefulness.rest(talk.now) <= 0.0008
+    talk.now += 0.0016
+    neighbour.received()
+    assert talk.wakefulness.rest(talk.now + 0.0017) == 0
 
 
 class Clock:
-    """Each look takes a thousandth of a second; `at` has what happens then."""
+    """Each look takes a `step`, in seconds; `at` has what happens then."""
 
-    def __init__(self) -> None:
+    def __init__(self, step: float = 0.001) -> None:
         self.now = 10.0
+        self.step = step
         self.at: dict[int, socket.socket] = {}
         self.looks = 0
 
     def __call__(self) -> float:
         self.looks += 1
-        self.now += 0.001
+        self.now += self.step
         if self.looks in self.at:
             self.at[self.looks].send(b"x")
         return self.now
+
+
+class Napping(WakefulSelector):
+    """Sleeps on its clock."""
+
+    def __init__(self, wakefulness: Wakefulness, clock: Clock) -> None:
+        super().__init__(wakefulness, clock=clock, displaced=lambda: 0)
+        self.clock = clock
+        self.naps: list[float] = []
+
+    def _sleep(self, seconds: float) -> None:
+        self.naps.append(seconds)
+        self.clock.now += seconds
 
 
 def test_it_polls_until_something_comes_and_then_again() -> None:
@@ -132,19 +285,44 @@ def test_it_polls_until_something_comes_and_then_again() -> None:
         [(key, _)] = selector.select(None)
         assert key.fileobj is ours
         assert clock.looks >= 5, "it has not slept"
-        assert wakefulness.until()
+        assert wakefulness.expects
 
 
 def test_it_sleeps_when_nothing_came_in_time() -> None:
     clock = Clock()
     wakefulness = close_messages(clock.now)
     with WakefulSelector(wakefulness, clock=clock, displaced=lambda: 0) as selector:
-        assert selector.select(FOLLOW_SECONDS * 1.5) == []
+        assert selector.select(LONGEST_POLL_SECONDS * 1.5) == []
         assert clock.looks >= 20
-        assert not wakefulness.until()
+        assert not wakefulness.expects
         looks = clock.looks
         assert selector.select(0.001) == []
         assert clock.looks == looks, "it has not polled"
+
+
+def test_it_naps_until_shortly_before_and_polls_then() -> None:
+    ours, theirs = socket.socketpair()
+    clock = Clock(step=1e-5)
+    wakefulness = even_messages(clock.now)
+    began = clock.now
+    with ours, theirs, Napping(wakefulness, clock) as selector:
+        selector.register(ours, 1)
+        clock.at = {15: theirs}
+        assert selector.select(None)
+        assert len(selector.naps) >= 4
+        assert selector.naps == sorted(selector.naps, reverse=True)
+        assert TOKEN - 4 * LEAD_SECONDS < clock.now - began < TOKEN
+        assert wakefulness.expects
+
+
+def test_what_is_late_is_slept_for_and_expected_again_the_next_time() -> None:
+    clock = Clock(step=1e-5)
+    wakefulness = even_messages(clock.now)
+    began = clock.now
+    with Napping(wakefulness, clock) as selector:
+        assert selector.select(0.01) == []
+        assert clock.now - began < TOKEN + 4 * LEAD_SECONDS
+        assert wakefulness.expects
 
 
 def test_it_stops_where_another_process_needs_the_processor() -> None:
@@ -159,7 +337,7 @@ def test_it_stops_where_another_process_needs_the_processor() -> None:
     ):
         selector.register(ours, 1)
         assert selector.select(None)
-        assert not wakefulness.until()
+        assert not wakefulness.expects
 
 
 def test_a_timer_is_not_kept_waiting() -> None:
@@ -168,24 +346,26 @@ def test_a_timer_is_not_kept_waiting() -> None:
     with WakefulSelector(wakefulness, clock=clock, displaced=lambda: 0) as selector:
         assert selector.select(0.003) == []
         assert clock.looks < 8
-        assert wakefulness.until(), "that something else came first says nothing"
+        assert wakefulness.expects, "that something else came first says nothing"
 
 
-@pytest.mark.parametrize("processors", [LEAST_PROCESSORS - 1, LEAST_PROCESSORS])
-def test_few_processors_are_left_to_others(processors: int) -> None:
-    loop = WakefulLoop(processors)
+@pytest.mark.parametrize("waiting", list(Waiting))
+def test_a_loop_that_sleeps_is_told_nothing(waiting: Waiting) -> None:
+    loop = WakefulLoop(waiting)
     try:
         talk = loop.conversation(asks=False)
-        assert (talk is not None) == (processors == LEAST_PROCESSORS)
+        assert (talk is None) == (waiting is Waiting.SLEEP)
+        assert not loop.is_wakeful
         if talk is not None:
             talk.sent()
             talk.received()
-        assert (loop.waits_until > 0) == (talk is not None)
+            assert loop.is_wakeful == (waiting is Waiting.POLL), "there is no rhythm yet"
     finally:
         loop.close()
 
 
-def test_a_loop_works_as_any() -> None:
+@pytest.mark.parametrize("waiting", list(Waiting))
+def test_a_loop_works_as_any(waiting: Waiting) -> None:
     async def main() -> bytes:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, WakefulLoop)
@@ -193,30 +373,43 @@ def test_a_loop_works_as_any() -> None:
         with ours, theirs:
             ours.setblocking(False)
             talk = loop.conversation(asks=False)
-            assert talk is not None
-            for _ in range(3):
-                talk.sent()
+            for _ in range(20):
+                if talk is not None:
+                    talk.sent()
                 loop.call_later(0.001, theirs.send, b"x")
                 got = await loop.sock_recv(ours, 1)
+                if talk is not None:
+                    talk.received()
             return got
 
-    with asyncio.Runner(loop_factory=lambda: WakefulLoop(LEAST_PROCESSORS)) as runner:
+    with asyncio.Runner(loop_factory=lambda: WakefulLoop(waiting)) as runner:
         assert runner.run(main()) == b"x"
 
 
-@pytest.mark.parametrize(("text", "most"), [("150000 100000", 1), ("max 100000", None), ("", None)])
-def test_a_share_of_the_processors_counts(
-    text: str, most: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_timers_of_a_wakeful_loop_are_precise() -> None:
+    slack = Path("/proc/self/timerslack_ns")
+    if not slack.exists():
+        pytest.skip("this system has no timer slack to set")
+    WakefulLoop(Waiting.TIMED).close()
+    assert slack.read_text("ascii").strip() == "1000"
+
+
+def test_few_processors_are_left_to_others_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(wakeful_loop, "_QUOTA", tmp_path / "none")
-    everything = usable_processors()
-    quota = tmp_path / "cpu.max"
-    quota.write_text(text)
-    monkeypatch.setattr(wakeful_loop, "_QUOTA", quota)
-    assert usable_processors() == (everything if most is None else most)
-
-
-def test_children_poll_only_where_there_are_processors_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
-    for processors in (1, LEAST_PROCESSORS, LEAST_FOR_CHILDREN - 1, LEAST_FOR_CHILDREN, 64):
+    for processors in (
+        1,
+        LEAST_PROCESSORS - 1,
+        LEAST_PROCESSORS,
+        LEAST_FOR_CHILDREN - 1,
+        LEAST_FOR_CHILDREN,
+        64,
+    ):
         monkeypatch.setattr(wakeful_loop, "usable_processors", lambda processors=processors: processors)
-        assert children_may_poll() == (processors >= LEAST_FOR_CHILDREN)
+        assert (loop_waiting(AUTO) is Waiting.TIMED) == (processors >= LEAST_PROCESSORS)
+        has_enough = processors >= LEAST_FOR_CHILDREN
+        assert (children_waiting(AUTO, computes=False) is Waiting.TIMED) == has_enough
+        assert children_waiting(AUTO, computes=True) is Waiting.SLEEP
+        for waiting in Waiting:
+            assert loop_waiting(waiting.value) is waiting
+            assert children_waiting(waiting.value, computes=True) is waiting

@@ -1,9 +1,10 @@
 """What the measurement of many clients says."""
 
 import pytest
-from meshd.bench.client_figures import ClientCount, ClientFigures, complaints, lines, spread
-from meshd.bench.many_clients import report
-from meshd.bench.program import run_program
+
+from tests.bench.client_figures import ClientCount, ClientFigures, complaints, lines, spread
+from tests.bench.many_clients import report
+from tests.bench.program import run_program
 
 
 def client(model: str, tokens: int, *waits: float, errors: tuple[str, ...] = ()) -> ClientCount:

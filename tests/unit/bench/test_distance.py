@@ -11,8 +11,9 @@ from meshd.bench.cells import Cell, Rig
 from meshd.bench.distance import as_json, picture
 from meshd.bench.figures import LOCAL, MESHD, STOCK, BenchRun, Figures, promises
 from meshd.bench.interface import DistanceArgs
-from meshd.bench.performance import _Console
 from meshd.build.interface import NativeInfo
+
+from tests.bench.performance import _Console
 
 SVG = "{http://www.w3.org/2000/svg}"
 RUNS = (

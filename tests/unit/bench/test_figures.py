@@ -64,6 +64,12 @@ def test_one_worker_at_a_distance_has_no_share() -> None:
     assert held(run(STOCK, 1, 20.0, 1.0, 0.1), run(MESHD, 1, 20.0, 1.0, 0.2)) == {}
 
 
+@pytest.mark.parametrize(("sent", "kept"), [(100_000, True), (100_001, False)])
+def test_a_load_says_little_to_workers_that_have_the_weights(sent: int, kept: bool) -> None:
+    ours = BenchRun(setup=MESHD, workers=2, rtt_ms=0.0, load=1.0, load_bytes=sent)
+    assert held(run(STOCK, 2, 0.0, 1.0), ours) == {"load, 2 workers, RTT 0: bytes": kept}
+
+
 @pytest.mark.parametrize(("token", "kept"), [(0.0599, True), (0.0601, False)])
 def test_a_token_takes_computing_and_the_ways(token: float, kept: bool) -> None:
     """Computing is what one node takes alone: meshd's own time at no distance is not given to it."""

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from meshd.bench.figures import ENDS_ON_CPU, LOCAL, MESHD, STOCK, BenchRun, Figures
-from meshd.bench.gpu_page import GpuRunFacts, page
+
+from tests.bench.gpu_page import GpuRunFacts, page
 
 MADE = GpuRunFacts(
     when="2026-01-02",

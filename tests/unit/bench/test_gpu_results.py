@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 from meshd.base.errors import UserError
 from meshd.bench.figures import ENDS_ON_CPU, LOCAL, MESHD, STOCK, BenchRun
-from meshd.bench.gpu_page import GpuRunFacts
-from meshd.bench.gpu_results import Found, decode, encode
+
+from tests.bench.gpu_page import GpuRunFacts
+from tests.bench.gpu_results import Found, decode, encode
 
 MADE = GpuRunFacts(
     when="2026-01-02",
@@ -63,7 +64,7 @@ def test_figures_of_something_else_are_refused(change: dict[str, object], said: 
 def test_what_is_no_such_file_is_refused(text: str) -> None:
     with pytest.raises(UserError) as raised:
         decode(text, TODAY, label="gpu.json")
-    assert "`gpu.json` is not what `python -m meshd.bench.gpu` writes" in raised.value.what
+    assert "`gpu.json` is not what `python -m tests.bench.gpu` writes" in raised.value.what
 
 
 def test_a_run_of_another_form_is_refused() -> None:

@@ -1,11 +1,12 @@
-"""The client and the server of the measurement understand each other, also through the firewall."""
+"""The client and the server of the measurement understand each other, also past what a daemon reads."""
 
 import socket
 import threading
 
-from meshd.bench.hop import HopClient
-from meshd.bench.hop_ends import BUFFER_BYTES, serve
-from meshd.rpc.mesh_firewall import MeshFirewall
+from meshd.rpc.mesh_lease_view import MeshLeaseView
+
+from tests.bench.hop import HopClient
+from tests.bench.hop_ends import serve
 
 
 def test_they_understand_each_other() -> None:
@@ -25,14 +26,14 @@ def test_they_understand_each_other() -> None:
         there.close()
 
 
-def test_the_firewall_lets_them_pass() -> None:
+def test_what_a_daemon_reads_lets_them_pass() -> None:
     near, far = socket.socketpair()
     here, there = socket.socketpair()
-    firewall = MeshFirewall(memory=BUFFER_BYTES)
+    view = MeshLeaseView()
 
     def pump(source: socket.socket, sink: socket.socket, name: str) -> None:
         while data := source.recv(1 << 20):
-            sink.sendall(getattr(firewall, name)(data))
+            sink.sendall(getattr(view, name)(data))
         sink.shutdown(socket.SHUT_WR)
 
     threads = [

@@ -4,8 +4,9 @@ import asyncio
 import time
 
 from meshd.base.tasks import cancel_and_wait
-from meshd.bench.client_figures import ClientCount
-from meshd.bench.many_clients import ask_again
+
+from tests.bench.client_figures import ClientCount
+from tests.bench.many_clients import ask_again
 
 _EVENTS = (
     b'data: {"choices": [{"finish_reason": null}]}\n\n'

@@ -5,17 +5,18 @@ from dataclasses import replace
 import pytest
 from meshd.base.errors import UserError
 from meshd.bench.figures import LOCAL, MESHD, STOCK, BenchRun, Figures
-from meshd.bench.page import (
+
+from tests.bench.page import (
     Made,
     delayed_table,
     markdown,
     page,
+    plain,
     ready_section,
-    reported_table,
     with_ready_section,
 )
-from meshd.bench.published_figures import DELAYED, NOT_RUN
-from meshd.bench.ready_figures import ReadinessFigures, ReadyTimes
+from tests.bench.published_figures import DELAYED, NOT_RUN
+from tests.bench.ready_figures import ReadinessFigures, ReadyTimes
 
 MADE = Made(when="2026-01-02", machine="a machine", pin="a pin", pairs=3, picture="p.svg")
 READY = ReadinessFigures(
@@ -72,7 +73,7 @@ def test_another_text_is_said() -> None:
 def test_the_section_of_readiness_says_what_it_is_and_can_be_made_anew() -> None:
     whole = page(MADE, figures(), Figures(()), RPC, READY)
     for part in (
-        "meshd bench ready --workers 2 --rtt 0,50",
+        "python -m tests.bench.readiness --workers 2 --rtt 0,50",
         "All bounds held. Bounds apply to READY, not to FIRST:",
         "≤ 0.700",
         "first real token",
@@ -103,10 +104,10 @@ def test_their_delays_stand_beside_ours() -> None:
     assert list(rows[1]) == ["3", "5", "30.1", "0.50", NOT_RUN, "", "20.0 (10.0 to 25.0)", "0.50"]
 
 
-def test_every_reported_row_has_a_command() -> None:
-    headers, rows = reported_table()
-    assert all(len(row) == len(headers) and all(row) and "`meshd " in row[-1] for row in rows)
-
-
 def test_markdown() -> None:
     assert markdown((("A", "B"), [("1", "x|y")])) == "| A | B |\n| --- | --- |\n| 1 | x/y |"
+
+
+def test_plain_text_is_aligned() -> None:
+    table = ("A", "LONG"), [("7.6 (7.3 to 8.1)", "1"), ("2", "")]
+    assert plain(table) == "```\nA              LONG\n7.6 (7.3–8.1)  1\n2\n```"

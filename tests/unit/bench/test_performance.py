@@ -3,11 +3,14 @@
 from pathlib import Path
 
 import pytest
-from meshd.bench import distance, performance, readiness, rpc
+from meshd.bench import distance, rpc
 from meshd.bench.figures import Figures
-from meshd.bench.interface import BenchOutput, DistanceArgs, ReadyArgs, RpcBenchArgs
-from meshd.bench.ready_figures import ReadinessFigures
+from meshd.bench.interface import BenchOutput, DistanceArgs, RpcBenchArgs
 from meshd.bench.rpc import RpcRow
+
+from tests.bench import performance, readiness
+from tests.bench.readiness import ReadyArgs
+from tests.bench.ready_figures import ReadinessFigures
 
 
 def test_each_part_of_the_page_is_measured_as_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,11 @@
 
 import pytest
 from meshd.base.errors import MeshdError, UserError
-from meshd.bench.plan_figures import PlanRun, SetupFigures, Tolerance, result_table, run_line
-from meshd.bench.plan_setups import SETUPS, Setup, pinned_cores, setups_of_devices
-from meshd.bench.random_model import SHAPES
 from meshd.model.status import Speeds
+
+from tests.bench.plan_figures import PlanRun, SetupFigures, Tolerance, result_table, run_line
+from tests.bench.plan_setups import SETUPS, Setup, pinned_cores, setups_of_devices
+from tests.bench.random_model import SHAPES
 
 LIMITS = Tolerance(0.2, 0.3)
 
@@ -26,7 +27,8 @@ def test_there_are_twelve_of_all_kinds() -> None:
     for pinned in (False, True):
         unequal = [one for one in SETUPS if one.pinned is pinned and len(set(one.threads)) > 1]
         assert {one.model for one in unequal} == {"medium", "moe"}
-    assert all(sum(one.threads) < 16 for one in SETUPS), "some cores are left for the head"
+    assert sum(one.head > 0 for one in SETUPS) == 6, "half have a head that computes"
+    assert all(sum(one.threads) + one.head < 16 for one in SETUPS), "some cores are left for the daemons"
 
 
 def test_pinned_workers_share_no_core() -> None:
@@ -41,6 +43,9 @@ def test_a_setup_in_words_and_in_options() -> None:
     assert one.text == "moe: 2 threads at 10 ms, 1 thread at 40 ms"
     assert one.worker_options[1] == ("--device", "CPU", "--threads", "1") and one.cores == ()
     assert Setup((2, 1), (10, 40), pinned=True).text == "medium: 2 cores at 10 ms, 1 core at 40 ms"
+    one = Setup((2,), (10,), head=4)
+    assert one.text == "medium: head with 4 threads, 2 threads at 10 ms"
+    assert (one.head_options, one.llama_args) == (("--device", "CPU", "--split", "auto"), ("--", "-t", "4"))
     found = setups_of_devices(["CUDA0", "CUDA1"])
     assert [one.devices for one in found] == [("CUDA0",)] * 2 + [("CUDA0", "CUDA1")] * 2
     assert found[3].text == "8b: CUDA0 at 10 ms, CUDA1 at 10 ms"
@@ -75,7 +80,7 @@ def test_the_table_says_what_holds() -> None:
     head, rows = result_table([(3, found), (4, SetupFigures(SETUPS[3], alone, (alone,)))], LIMITS)
     assert head[3] == "within 20% and 30%" and all(len(row) == len(head) for row in rows)
     assert rows[0] == [
-        "3. medium: 4 threads at 0 ms, 2 threads at 0 ms",
+        "3. medium: head with 4 threads, 4 threads at 0 ms, 2 threads at 0 ms",
         "115.2, 76.8 (1.50)",
         "76.8, 76.8 (1.00)",
         "no",

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.bench.random_model import HEAD_ELEMENTS, SHAPES, Shape, random_model, write_model
 from meshd.model.gguf import Header, read_header
 from meshd.model.layers import read_layers
+
+from tests.bench.random_model import HEAD_ELEMENTS, SHAPES, Shape, random_model, write_model
 
 SHAPE = Shape(layers=2, width=256, inner=512, heads=2, kv_heads=1, vocabulary=512)
 

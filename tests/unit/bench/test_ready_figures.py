@@ -3,7 +3,8 @@
 from datetime import datetime
 
 import pytest
-from meshd.bench.ready_figures import ReadinessFigures, ReadyTimes, asked_at, promises, table
+
+from tests.bench.ready_figures import ReadinessFigures, ReadyTimes, asked_at, promises, table
 
 
 def starts(workers: int, rtt: float, *seconds: float) -> list[ReadyTimes]:

@@ -1,6 +1,6 @@
 """What the measurement of several streams prints."""
 
-from meshd.bench.streams import line
+from tests.bench.streams import line
 
 
 def test_rates_their_ratio_and_what_a_token_costs() -> None:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import MeshdError
-from meshd.bench.timeline import (
+
+from tests.bench.timeline import (
     Doing,
     Span,
     in_turn,

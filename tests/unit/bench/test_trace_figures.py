@@ -5,9 +5,10 @@ from xml.etree import ElementTree
 
 import pytest
 from meshd.base.errors import MeshdError
-from meshd.bench.timeline import Doing, Span
-from meshd.bench.timeline_picture import draw_timeline
-from meshd.bench.trace_figures import Trace, as_json, put_together, step_table, sum_table
+
+from tests.bench.timeline import Doing, Span
+from tests.bench.timeline_picture import draw_timeline
+from tests.bench.trace_figures import Trace, as_json, put_together, step_table, sum_table
 
 MS = 1_000_000
 SVG = "{http://www.w3.org/2000/svg}"

@@ -1,6 +1,7 @@
 """worker, serve, demo: what reaches the daemon from the command line."""
 
 import io
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
         out("meshd1token")
         return 0
 
-    monkeypatch.setattr("meshd.daemon.run", run)
+    monkeypatch.setattr("meshd.daemon.run.run", run)
     return seen
 
 
@@ -57,6 +58,65 @@ def test_a_worker(started: Started, model: Path, home: Path) -> None:
     assert config.links.relays == ("https://r",)
     assert (config.log.format, config.log.level) == ("json", "debug")
     assert config.paths.home == home and config.paths.logs == home / "logs"
+
+
+def test_any_setting_is_given_by_its_key(started: Started, model: Path) -> None:
+    ran = meshd(
+        *("serve", "--model", str(model), "--set", "serve.output=head", "--set", "links.compress=on"),
+        *("--set", "serve.slots=2", "--slots", "3", "--set", f"serve.fallback_models={model}:{model}"),
+        *("--set", "serve.no_push=true", "--set", "serve.output=worker"),
+    )
+    assert (ran.code, ran.err) == (0, "")
+    config, _ = started[0]
+    assert (config.serve.output, config.links.compress) == ("worker", "on"), "the last one counts"
+    assert config.serve.slots == 3, "an option of its own goes first"
+    assert config.serve.fallback_models == (model, model) and config.serve.no_push
+
+
+@pytest.mark.parametrize(
+    ("assigned", "words"),
+    [
+        ("serve.output", "expected KEY=VALUE, such as links.compress=on"),
+        (
+            "serve.output=nowhere",
+            "cannot use `--set serve.output=nowhere`: expected one of auto, head, worker",
+        ),
+        ("output=head", "did you mean `serve.output`?"),
+        ("serve.outputt=head", "did you mean `serve.output`?"),
+        ("paths.home=/x", "there is no such setting"),
+        ("worker.memory=8G", "`worker.memory` is a setting of `meshd worker`, not of `meshd serve`"),
+        ("serve.sample=head", "`serve.sample` is gone"),
+    ],
+)
+def test_what_cannot_be_set_is_refused(assigned: str, words: str) -> None:
+    refused(meshd("serve", "--model", "glm", "--set", assigned), 2, words)
+
+
+def test_a_secret_that_is_set_is_not_shown() -> None:
+    ran = meshd("worker", "--set", "node.join=")
+    assert ran.code == 2 and "--set node.join=[hidden]" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (
+            ("serve", "--output-on", "head"),
+            "use `--set serve.output=VALUE`, the variable MESHD_OUTPUT_ON, or",
+        ),
+        (("serve", "--continue-answers=9"), "`--set serve.continue_answers=VALUE`"),
+        (("client", "--continue-answers", "9"), "`--set client.continue_answers=VALUE`"),
+        (("worker", "--compress", "on"), "`compress` in `[links]` of the configuration file"),
+        (("serve", "--model", "x", "--max-wait", "9"), "a request waits for its turn for 600 s at most"),
+        (("worker", "--fetch-rate", "9MB"), "start the nodes that send the weights with `--max-upload RATE`"),
+        (("demo", "--keep"), "`--keep` of `meshd demo` is gone"),
+        (("native", "build", "--tools"), "`--tools` of `meshd native` is gone"),
+        (("netcheck", "--cached"), "each check is a new one"),
+        (("plan", "--model", "x", "--ctx", "9"), "use `--ctx-size`"),
+    ],
+)
+def test_an_option_that_is_gone_says_what_to_do_instead(argv: tuple[str, ...], words: str) -> None:
+    refused(meshd(*argv), 2, "is gone", words)
 
 
 def test_a_name_that_the_home_keeps_is_the_name_of_the_next_start(started: Started, home: Path) -> None:
@@ -120,7 +180,7 @@ def test_an_error_of_the_daemon_is_printed_in_one_place(monkeypatch: pytest.Monk
     def run(config: Config, role: str, out: Callable[[str], None]) -> int:
         raise UserError("port 17430 is taken", hint="end process 7")
 
-    monkeypatch.setattr("meshd.daemon.run", run)
+    monkeypatch.setattr("meshd.daemon.run.run", run)
     refused(meshd("worker"), 1, "port 17430 is taken", "hint: end process 7")
 
 
@@ -129,12 +189,24 @@ def test_the_demo(monkeypatch: pytest.MonkeyPatch, model: Path, tmp_path: Path) 
 
     def run(args: DemoArgs, out: DemoOutput) -> int:
         seen.append(args)
+        assert any(thread.name == "reminder" for thread in threading.enumerate())  # no wait is silent
         return 0
 
     monkeypatch.setattr("meshd.demo.run.run", run)
-    for argv in ([], ["smollm2"], [str(model), "--keep", "--prompt", "hello"]):
+    for argv in ([], ["smollm2"], [str(model)]):
         assert meshd("demo", *argv).code == 0
     cache = tmp_path / "cache"
-    assert seen == [DemoArgs(model=None, cache=cache)] * 2 + [
-        DemoArgs(model=model, cache=cache, prompt="hello", keep=True)
-    ]
+    assert seen == [DemoArgs(model=None, cache=cache)] * 2 + [DemoArgs(model=model, cache=cache)]
+
+
+def test_a_variable_that_is_no_setting_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    del home
+    monkeypatch.setenv("MESHD_MEMRY", "3GB")
+    monkeypatch.setenv("MESHD_NOSUCH", "1")
+    ran = meshd("config", "show")
+    assert ran.code == 0
+    assert "meshd has no setting for the variable `MESHD_MEMRY`; did you mean `MESHD_MEMORY`?" in ran.err
+    assert (
+        "meshd has no setting for the variable `MESHD_NOSUCH`; `meshd config init FILE` writes all settings"
+        in ran.err
+    )

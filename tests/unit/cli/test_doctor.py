@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from meshd.admin.status import HealthWarning
+from meshd.base.resource_limits import MemoryAllowance
 from meshd.build.pin import read_pin
 from meshd.daemon.doctor import look_at_programs
 
@@ -35,6 +36,14 @@ def test_without_a_build_it_says_how_to_get_one(home: Path) -> None:
     assert "meshd native build" in found[1]["hint"]
     assert found[-1] == {"name": "daemon", "state": "ok", "what": "not running", "hint": ""}
     assert not home.exists(), "it leaves nothing behind"
+
+
+def test_a_memory_limit_of_this_node_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    del home
+    limit = MemoryAllowance(700 << 20, 640 << 20, "/sys/fs/cgroup")
+    monkeypatch.setattr("meshd.daemon.doctor.memory_limit", lambda: limit)
+    [found] = [one for one in _findings()[1] if one["name"] == "memory limit"]
+    assert found["what"] == "700 MiB, 640 MiB free (`/sys/fs/cgroup`)"
 
 
 @pytest.mark.parametrize(
@@ -82,6 +91,7 @@ def test_a_folder_without_a_llama_server(tmp_path: Path) -> None:
     ran = meshd("doctor", "--native-bin", str(tmp_path))
     assert ran.code == 1
     assert f"error    llama.cpp    `{tmp_path}` has no `llama-server`" in ran.out
+    assert ran.out.splitlines()[-1] == "1 error to mend before this node works"
 
 
 def test_programs_that_are_none(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.library.pulled_names import note_names
+from meshd.library.pulled_models import note_names
 from meshd.model.model_name import MeshName
 from meshd.store.header_file import note_path, present_tensors
 

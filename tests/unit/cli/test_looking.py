@@ -4,6 +4,7 @@ import io
 import json
 import re
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,16 @@ from meshd.admin.status import Status
 from meshd.cli.logs import Followed
 from meshd.cli.output import Output
 from meshd.cli.status import show, summary
-from meshd.model.status import LentMemory, LentState, ModelState, StoreStatus, WorkerWeights
+from meshd.model.status import (
+    FetchSource,
+    FetchStatus,
+    LentMemory,
+    LentState,
+    ModelState,
+    Speeds,
+    StoreStatus,
+    WorkerWeights,
+)
 
 from tests.gguf_bytes import gguf, language_model
 from tests.unit.admin.fake import LINK, MODEL, PEER, FakeControl, full_status
@@ -274,7 +284,23 @@ def test_a_model_without_workers_has_no_weights_of_theirs(daemon: FakeControl) -
     daemon.state = replace(daemon.state, model=alone)
     said = meshd("status").out
     assert "workers' weights" not in said
-    assert "        loaded in 0.29 s, after 21 s in which devices were measured, once\n" in said
+    assert "        loaded in 0.29 s, devices measured in 21 s after that, once\n" in said
+    assert "split by estimates" not in said
+    daemon.state = replace(daemon.state, model=replace(alone, estimated=("desk", "attic")))
+    assert (
+        "        split by estimates: desk, attic will be measured once nobody asks for a while\n"
+        in meshd("status").out
+    )
+
+
+def test_a_prediction_says_that_it_is_of_the_load(daemon: FakeControl) -> None:
+    assert daemon.state.model is not None
+    measured, predicted = Speeds(None, 20.6), Speeds(118.7, 15.2)
+    daemon.state = replace(
+        daemon.state, model=replace(daemon.state.model, measured=measured, predicted=predicted)
+    )
+    speeds = "generation: 20.6 tokens/s (15.2 predicted at load), prompts: 118.7 tokens/s predicted at load"
+    assert f"        {speeds}\n" in meshd("status").out
 
 
 @pytest.mark.parametrize(
@@ -359,6 +385,57 @@ def test_logs_of_all(logs: Path) -> None:
     ]
 
 
+@pytest.fixture
+def timed_logs(home: Path) -> Path:
+    """Logs as text, as JSON and of a child, whose second line is the end of a longer one."""
+    folder = home / "logs"
+    folder.mkdir(parents=True)
+    stamp = "2026-11-25T10:00:0"
+    (folder / "meshd.log").write_text(
+        f"{stamp}1.000000Z [info] one\n"
+        f'{{"event": "two", "level": "info", "timestamp": "{stamp}3Z"}}\n'
+        f"{stamp}5.000000Z [info] three\n"
+    )
+    (folder / "llama-server.log").write_text(f"{stamp}2.500000Z a\n  b\n{stamp}4.000000Z c\n")
+    return folder
+
+
+def test_logs_are_merged_by_time(timed_logs: Path) -> None:
+    stamp = "2026-11-25T10:00:0"
+    assert meshd("logs").out.splitlines() == [
+        f"meshd| {stamp}1.000000Z [info] one",
+        f"llama-server| {stamp}2.500000Z a",
+        "llama-server|   b",
+        f'meshd| {{"event": "two", "level": "info", "timestamp": "{stamp}3Z"}}',
+        f"llama-server| {stamp}4.000000Z c",
+        f"meshd| {stamp}5.000000Z [info] three",
+    ]
+
+
+def test_logs_for_a_script(timed_logs: Path) -> None:
+    lines = [json.loads(line) for line in meshd("logs", "--json").out.splitlines()]
+    assert [(line["log"], line["time"][17:]) for line in lines] == [
+        ("meshd", "01.000000Z"),
+        ("llama-server", "02.500000Z"),
+        ("llama-server", "02.500000Z"),
+        ("meshd", "03.000000Z"),
+        ("llama-server", "04.000000Z"),
+        ("meshd", "05.000000Z"),
+    ]
+    assert lines[2]["text"] == "  b"
+
+
+def test_logs_since_a_time_ago(timed_logs: Path) -> None:
+    now = datetime.now(UTC)
+    times = [now - timedelta(seconds=back) for back in (4000, 3000, 30)]
+    stamps = [time.strftime("%Y-%m-%dT%H:%M:%S.%fZ") for time in times]
+    (timed_logs / "meshd.log").write_text("\n".join(["no time", *(f"{stamp} x" for stamp in stamps), ""]))
+    (timed_logs / "llama-server.log").unlink()
+    assert meshd("logs", "--since", "1h").out.splitlines() == [f"{stamp} x" for stamp in stamps[1:]]
+    assert meshd("logs", "--since", "1h", "--lines", "1").out.splitlines() == [f"{stamps[2]} x"]
+    refused(meshd("logs", "--since", "yesterday"), 2, "expected a duration such as 24h")
+
+
 def test_logs_of_one(logs: Path) -> None:
     assert meshd("logs", "rpc-server").out == "child\n"
     assert meshd("logs", "meshd", "--lines", "3").out == "old 2\nnew 1\nnew �[2J2\n"
@@ -412,6 +489,32 @@ def several() -> Status:
     big = replace(big, reason="it made room for small")
     failed = replace(big, name="broken", state=ModelState.FAILED, reason="no memory")
     return replace(full_status(), model=small, models=(small, big, failed))
+
+
+FETCHING = FetchStatus(
+    name="mesh:far",
+    step="fetching",
+    activity="fetching far from garage",
+    source="members",
+    done_bytes=10**9,
+    total_bytes=4 * 10**9,
+    bytes_s=1e8,
+    sources=(FetchSource("garage", 10**9), FetchSource("attic", 0, "it does not answer")),
+)
+
+
+@pytest.mark.parametrize("role", ["serve", "worker"])
+def test_a_model_that_is_fetched(daemon: FakeControl, role: str) -> None:
+    node = replace(full_status().node, role=role)
+    daemon.state = replace(full_status(), node=node, model=None, fetching=FETCHING, lent=())
+    shown = meshd("status").out
+    assert "model   mesh:far  fetching 25%: fetching far from garage: 1.0 GB of 4.0 GB, 100.0 MB/s" in shown
+    assert "30 s left" in shown and "attic gives no more: it does not answer" in shown
+    assert ("lends   nothing yet: it fetches its model first" in shown) == (role == "worker")
+    body = json.loads(meshd("status", "--json").out)["fetching"]
+    assert (body["done_bytes"], body["total_bytes"], body["bytes_s"]) == (10**9, 4 * 10**9, 1e8)
+    assert body["sources"][0] == {"node": "garage", "bytes": 10**9, "problem": ""}
+    assert "fetching mesh:far 25%" in summary(daemon.state)
 
 
 def test_several_models_are_listed_with_their_states(daemon: FakeControl) -> None:

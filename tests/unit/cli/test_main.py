@@ -12,6 +12,7 @@ from meshd.cli.main import GROUPS, LATER, VERBS
 from meshd.cli.options import Parser
 
 from tests.rules.source import ROOT
+from tests.tokens import token
 
 from .shell import meshd, raises_nothing_else, refused
 
@@ -68,6 +69,10 @@ def test_what_verbs_of_this_version_will_learn_later(line: str) -> None:
         (["ps"], "try `meshd status`"),
         (["pull", "x"], "try `meshd model pull NAME`"),
         (["--json"], "put a command first"),
+        (["--vesion"], "did you mean `--version`?"),
+        (["versoin"], "try `meshd version`"),
+        (["invite", "ls", "--expires", "1h"], "`--expires` does not apply here"),
+        (["invite", "--uses", "3", "ls"], "`--uses` is for a new invite and cannot be combined with `ls`"),
         (["status", "--bogus"], "unrecognized arguments: --bogus"),
         (["status", "extra"], "unrecognized arguments: extra"),
         (["status", "--js"], "unrecognized arguments: --js"),  # options may not be cut short
@@ -87,21 +92,18 @@ def test_what_verbs_of_this_version_will_learn_later(line: str) -> None:
         (["config", "shw"], "did you mean `meshd config show`?"),
         (["native"], "needs one of build | info"),
         (["native", "build", "--backend", "abacus"], "`--backend abacus`: expected one of auto, cpu"),
-        (["bench"], "needs one of load|nodes|latency|ready|rpc|trace|transport"),
+        (["bench"], "needs one of load|nodes|latency|rpc|transport"),
         (["bench", "transport", "--ways", "webrtc,pigeon"], "unknown link `pigeon`"),
         (["bench", "transport", "--only", "half"], "--only"),
         (["bench", "everything"], "unknown measurement `everything`"),
         (["bench", "rpc", "--pairs", "0"], "from 1 to 100"),
-        (["bench", "trace", "--workers", "1,2"], "one number of workers"),
-        (["bench", "trace", "--rtt", "0,20"], "one round trip"),
-        (["bench", "trace", "--tokens", "0"], "`--tokens"),
         (["bench", "nodes", "--without", "push,electricity"], "cannot measure without `electricity`"),
         (["bench", "latency", "--compute-only"], "`--compute-only` is for the proxy alone"),
         (["bench", "load", "--count-rpc"], "`--count-rpc` is for the proxy alone"),
         (["bench", "nodes", "--proxy", "6001:5001"], "`--proxy` is for the proxy alone"),
         (["bench", "latency", "--ms", "20"], "`--ms` is for the proxy alone"),
         (["bench", "rpc", "--workers", "4"], "`meshd bench rpc` has no option `--workers`"),
-        (["bench", "latency", "--prompt", "9"], "`meshd bench latency` has no option `--prompt`"),
+        (["bench", "trace"], "unknown measurement `trace`"),
         (["bench", "transport", "--pairs", "2"], "`meshd bench transport` has no option `--pairs`"),
         (["bench", "latency", "--proxy", "1:2", "--svg", "x"], "the proxy has no option `--svg`"),
         (["bench", "latency", "--proxy", "6001:5001"], "needs `--ms N`"),
@@ -133,7 +135,11 @@ def test_what_verbs_of_this_version_will_learn_later(line: str) -> None:
         (["serve", "--model", "x", "--embeddings"], "after `--`: `meshd serve … -- --embeddings`;"),
         (["serve", "--model", "x", "-c", "4096"], "after `--`: `meshd serve … -- -c`;"),
         (["serve", "--model", "mesh:570760e3492da2f0"], "at least 32 digits: `meshd model ls --json`"),
-        (["serve", "model.gguf"], "run `meshd serve --help`"),
+        (["serve", "model.gguf"], "give a model with its option: `--model model.gguf`"),
+        (["status", "extra"], "hint: run `meshd status --help`"),
+        (["worker", "--memory", "10"], "at least 1M; without a unit it is in bytes"),
+        (["serve", "--model", "http://x/y.gguf"], "download the file first, then give its path"),
+        (["serve", "--model", "https://huggingface.co/a/b-GGUF"], "give the model's name: `hf:a/b-GGUF`"),
         (["serve", "--port", "x"], "run `meshd serve --help` for its options"),
         (["serve", "--model", "x", "--memory", "8G"], "`--memory` is an option of `meshd worker`; for"),
         (["status", "--listen", "x"], "an option of `meshd worker`, `meshd serve` and `meshd client`"),
@@ -150,12 +156,39 @@ def test_what_does_not_parse_ends_with_2(argv: list[str], words: str) -> None:
     refused(meshd(*argv), 2, words)
 
 
+@pytest.mark.parametrize("verb", ["worker", "serve --model m.gguf", "client"])
+@pytest.mark.parametrize("form", ["--join {0} {1}", "--join={0} {1}", "--join {0} {1} --name desk {2}"])
+def test_no_part_of_a_token_in_pieces_is_shown(verb: str, form: str) -> None:
+    whole = token()
+    pieces = whole[:60], whole[60:120], whole[120:]
+    ran = meshd(*verb.split(), *form.format(*pieces).split())
+    refused(ran, 2, "the token was split at a space or line break", "put it in quotes", "`--join @FILE`")
+    assert not any(piece[:8] in ran.err for piece in pieces)
+
+
+def test_what_follows_a_whole_token_is_no_piece_of_it() -> None:
+    refused(meshd("serve", "--join", token(), "m.gguf"), 2, "give a model with its option: `--model m.gguf`")
+    ran = meshd("worker", "--join", token()[:60], "--bogus", "x")
+    refused(ran, 2, "unrecognized arguments: --bogus x")
+
+
+def test_a_token_without_its_option_is_not_shown() -> None:
+    for argv in (["worker", token()], ["worker", token()[:60], token()[60:]]):
+        ran = meshd(*argv)
+        refused(ran, 2, "hint: ", "`--join @FILE`")
+        assert token()[:60] not in ran.err and token()[60:90] not in ran.err
+    ran = meshd("status", token())
+    refused(ran, 2, "takes no invite token")
+    assert token()[:60] not in ran.err
+    refused(meshd("accept", "meshdreply1ab", "cd"), 2, "the code was split at a space or line break")
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
         (["serve", "--model", "/nonexistent/m.gguf"], "cannot read model file"),
-        (["serve", "--model", "nonsuch"], "llama.cpp is not built yet"),
-        (["serve", "--model", "/dev/null", "--host", "0.0.0.0"], "would answer anyone"),
+        (["serve", "--model", "nonsuch"], "there is no model `nonsuch` on this machine"),
+        (["serve", "--model", __file__, "--host", "0.0.0.0"], "would answer anyone"),
         (["worker", "--name", "raspberrypi"], "`raspberrypi` cannot be a node's name"),
         (["worker", "--join", "@/nonexistent/token"], "cannot read the invite token"),
         (["worker", "--config", "/nonexistent.toml"], "cannot read configuration"),
@@ -189,6 +222,18 @@ def test_every_verb_has_help(verb: str) -> None:
     assert (ran.code, ran.err) == (0, "")
 
 
+@pytest.mark.parametrize("argv", [["serve"], ["invite", "ls"]])
+def test_help_of_a_verb_is_what_its_option_prints(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert meshd(*argv, "--help").code == 0
+    wanted = capsys.readouterr()
+    assert meshd("help", *argv).code == 0
+    assert capsys.readouterr() == wanted
+    assert wanted.out.startswith(f"usage: meshd {' '.join(argv)}") and not wanted.err
+    refused(meshd("help", "serv"), 2, "unknown command `serv`", "try `meshd serve`")
+
+
 def test_help_says_what_each_action_does() -> None:
     parser = Parser(prog="meshd model")
     next(verb for verb in VERBS if verb.name == "model").load().add_arguments(parser)
@@ -216,7 +261,7 @@ def test_every_verb_explains_itself_and_its_options(verb: main.Verb) -> None:
 
 def test_the_version_names_protocol_and_pin() -> None:
     ran = meshd("--version")
-    assert ran.code == 0
+    assert ran.code == 0 and meshd("version") == ran
     first, second, third = ran.out.splitlines()
     assert first == f"meshd {__version__}"
     assert second.startswith("wire protocol ") and second.split()[-1].isdigit()

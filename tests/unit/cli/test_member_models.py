@@ -62,6 +62,20 @@ def test_ls_says_what_members_call_it(daemon: FakeControl) -> None:
     assert [node["names"] for node in nodes] == [["far-Q8_0", "its-copy"], ["newcomer"]]
 
 
+def test_ls_has_the_model_that_is_served_by_its_path(daemon: FakeControl, tmp_path: Path) -> None:
+    """No store knows it; one that a store knows is not listed twice."""
+    before = json.loads(meshd("model", "ls", "--json").out)
+    served = put(tmp_path / "elsewhere/served-Q8_0.gguf", tiny(fill=7))
+    daemon.in_use = (str(served), before[0]["nodes"][0]["path"])
+    listed = json.loads(meshd("model", "ls", "--json").out)
+    [added] = [one for one in listed if one not in before]
+    assert len(listed) == len(before) + 1
+    assert (added["name"], added["source"]) == (str(served), "path")
+    assert added["nodes"][0]["path"] == str(served) and added["nodes"][0]["complete"] is True
+    row = next(line for line in meshd("model", "ls").out.splitlines() if line.startswith(str(served)))
+    assert "Q8_0" in row and " ok " in row
+
+
 def test_ls_says_how_far_pulls_are(daemon: FakeControl) -> None:
     half = replace(_fetching(2_500_000), total_bytes=5_000_000, rate=1e6)
     gone = replace(half, name="gone-Q8_0", step="checking", done_bytes=5_000_000)
@@ -224,7 +238,10 @@ def test_what_nobody_has(daemon: FakeControl, monkeypatch: pytest.MonkeyPatch) -
     daemon.pulls = [nobody]
     refused(meshd("model", "pull", "mesh:none"), 1, "no member has it")
     daemon.pulls = [nobody]  # then the hub is asked, which is not there
-    refused(meshd("model", "pull", "hf:me/None-GGUF:Q8_0"), 1, "127.0.0.1:9")
+    ran = meshd("model", "pull", "hf:me/None-GGUF:Q8_0")
+    asked, _, after = ran.err.partition("\n")
+    assert asked == "asking http://127.0.0.1:9 for the files of `me/None-GGUF`"
+    refused(replace(ran, err=after), 1, "cannot download `me/None-GGUF` from http://127.0.0.1:9")
 
 
 @pytest.mark.parametrize("more", [(), ("--background",)])

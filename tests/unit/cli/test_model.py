@@ -6,13 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from meshd.admin.models_api import PullRequest
 from meshd.base.errors import UserError
 from meshd.cli import find_models as finding
 from meshd.cli.output import Output
 from meshd.config import Config, ModelConfig, NodeConfig, Paths, ServeConfig, WorkerConfig
 from meshd.library.interface import TransferProgress
-from meshd.library.members.pull_state import NobodyHasIt
 
 from tests.unit.admin.fake import FakeControl
 from tests.unit.library.models import cached, in_ollama, pulled, put, tiny, tiny_shards
@@ -194,11 +192,17 @@ def test_a_role_starts_with_the_file(models: Path, started: list[Config]) -> Non
 
 
 def test_a_role_does_not_start_without_its_model(started: list[Config]) -> None:
-    refused(meshd("serve", "--model", "hf:me/Nope"), 1, "cannot download `me/Nope` from http://127.0.0.1:9")
     refused(meshd("serve", "--model", "nope"), 1, "there is no model `nope`")
     refused(meshd("serve", "--model", "hf:nope"), 2, "expected a path, hf:ORG/REPO[:QUANT]")
     refused(meshd("worker", "--model", "nope"), 1, "there is no model `nope`")
     assert started == []
+
+
+def test_a_role_starts_with_a_name_that_is_to_be_fetched(started: list[Config]) -> None:
+    ran = meshd("serve", "--model", "hf:me/Nope")
+    assert (ran.code, ran.out) == (0, "")
+    assert ran.err == "`hf:me/Nope` is not on this machine: downloading it from Hugging Face\n"
+    assert started[0].serve.model == "hf:me/Nope"
 
 
 def test_other_faults_come_before_a_download(started: list[Config]) -> None:
@@ -240,12 +244,11 @@ def test_nothing_to_find() -> None:
     assert finding.find_worker_models(config, out) == config
 
 
-def test_the_models_of_all_tables_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_models_of_all_tables_are_found(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     put(folder / "small.gguf", tiny())
     given: tuple[Path | str, ...] = (folder / "small.gguf", folder, "hf:me/Tiny-GGUF:Q8_0")
     models = tuple(ModelConfig(name=f"m{n}", serve=ServeConfig(model=one)) for n, one in enumerate(given))
-    monkeypatch.setattr("meshd.daemon.role_runtime.find_native", lambda *_, **__: None)
     found = finding.find_served_model(Config(models=models), Output(Terminal(), Terminal(), {}))
     paths = [model.serve.model for model in found.models]
     assert paths[:2] == [folder / "small.gguf"] * 2
@@ -253,164 +256,115 @@ def test_the_models_of_all_tables_are_found(tmp_path: Path, monkeypatch: pytest.
     assert found.serve.model is None
 
 
-class Members:
-    """Stands in for the members of the mesh: what they have, by the names that they are asked for."""
+class Node:
+    """One that is about to start with a model's name; `told` is what its verb says."""
 
-    def __init__(self, folder: Path) -> None:
-        self.config = Config(node=NodeConfig(join="mesh1token"), paths=Paths(cache=folder))
-        self.have: dict[str, list[Path]] = {}
-        self.asked: list[tuple[str, str]] = []
+    def __init__(self, cache: Path, *, joins: bool = True) -> None:
+        paths = Paths(cache=cache) if joins else Paths(cache=cache, home=Path("/nowhere"))
+        self.config = Config(node=NodeConfig(join="mesh1token" if joins else ""), paths=paths)
+        self._told = Terminal()
+        self._out = Output(Terminal(), self._told, {})
 
-    def pull_first(self, _config: Config, request: PullRequest, role: str, _show: object) -> list[Path]:
-        name = request.name
-        self.asked.append((name, role))
-        if name not in self.have:
-            raise NobodyHasIt(f"no member of the mesh has `{name}`; asked: desk")
-        return self.have[name]
+    @property
+    def told(self) -> str:
+        return self._told.getvalue()
 
-    def served(self, name: str) -> Path | str | None:
-        config = replace(self.config, serve=ServeConfig(model=name))
-        return finding.find_served_model(config, Output(Terminal(), Terminal(), {})).serve.model
+    def serve(self, name: str, *, header_only: bool = False) -> ServeConfig:
+        config = replace(self.config, serve=ServeConfig(model=name, header_only=header_only))
+        return finding.find_served_model(config, self._out).serve
 
     def lent(self, name: str) -> tuple[Path | str, ...]:
         config = replace(self.config, worker=WorkerConfig(models=(name,)))
-        return finding.find_worker_models(config, Output(Terminal(), Terminal(), {})).worker.models
+        return finding.find_worker_models(config, self._out).worker.models
+
+
+@pytest.fixture(autouse=True)
+def _built(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.function is not test_a_missing_build_is_told_before_a_download:
+        monkeypatch.setattr("meshd.daemon.role_runtime.find_native", lambda *_, **__: None)
 
 
 @pytest.fixture
-def members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Members:
-    """Those of a node that is about to join their mesh."""
-    made = Members(tmp_path / "cache")
-    monkeypatch.setattr("meshd.daemon.model_first.pull_first", made.pull_first)
-    monkeypatch.setattr("meshd.daemon.role_runtime.find_native", lambda *_, **__: None)
-    return made
+def node(tmp_path: Path) -> Node:
+    """One that joins a mesh."""
+    return Node(tmp_path / "cache")
 
 
-@pytest.mark.parametrize("name", ["mesh:far-Q8_0", "far-Q8_0", "ollama:far", "smollm2"])
-def test_a_model_of_members_comes_before_the_node_starts(members: Members, tmp_path: Path, name: str) -> None:
-    members.have[name] = [put(tmp_path / "far-Q8_0.gguf", tiny())]
-    assert members.served(name) == members.have[name][0]
-    assert members.lent(name) == (members.have[name][0],)
-    assert members.asked == [(name, "serve"), (name, "worker")]
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("mesh:far-Q8_0", "for 30 s at most\n"),
+        ("far-Q8_0", "for 10 s at most\n"),
+        ("ollama:far", "for 10 s at most\n"),
+        ("glm", "for 10 s at most, then Hugging Face\n"),
+        ("hf:me/Far-GGUF", "for 10 s at most, then Hugging Face\n"),
+    ],
+)
+def test_a_model_that_is_not_here_is_left_to_the_daemon_and_said_at_once(
+    node: Node, name: str, said: str
+) -> None:
+    assert node.serve(name).model == name and node.lent(name) == (name,)
+    line = f"`{name}` is not on this machine: asking the members of the mesh, {said}"
+    assert node.told == line * 2
 
 
 @pytest.mark.parametrize("name", ["t-Q8_0", "hf:me/Tiny-GGUF", "mesh:mine-Q8_0"])
-def test_members_are_not_asked_for_what_is_here(members: Members, name: str) -> None:
-    pulled(members.config.paths.cache / "models/mesh-0/mine-Q8_0.gguf", tiny(), "mine-Q8_0")
-    assert isinstance(members.served(name), Path) and len(members.lent(name)) == 1
-    assert members.asked == []
+def test_a_model_that_is_here_is_used(node: Node, name: str) -> None:
+    pulled(node.config.paths.cache / "models/mesh-0/mine-Q8_0.gguf", tiny(), "mine-Q8_0")
+    assert isinstance(node.serve(name).model, Path) and isinstance(node.lent(name)[0], Path)
+    assert "asking" not in node.told
 
 
-def test_a_head_needs_all_of_a_model_and_a_worker_what_there_is(members: Members, models: Path) -> None:
+def test_a_head_needs_all_of_a_model_and_a_worker_what_there_is(node: Node, models: Path) -> None:
     parts = list(tiny_shards(3, "parts-Q8_0").items())
     here = [put(models / ".models" / name, data) for name, data in parts[:2]]
-    members.have["parts-Q8_0"] = [put(models / "pulled" / name, data) for name, data in parts]
-    assert members.lent("parts-Q8_0") == (here[0],) and members.asked == []
-    assert members.served("parts-Q8_0") == members.have["parts-Q8_0"][0]
-    members.have.clear()
-    with pytest.raises(UserError, match=r"cannot be used: missing: parts-Q8_0-00003-of-00003.gguf"):
-        members.served("parts-Q8_0")
+    assert node.lent("parts-Q8_0") == (here[0],) and "asking" not in node.told
+    assert node.serve("parts-Q8_0").model == "parts-Q8_0" and "asking the members" in node.told
 
 
-def test_a_name_of_several_models_here_is_not_asked_of_members(members: Members, models: Path) -> None:
+def test_a_name_of_several_models_here_is_not_asked_of_members(node: Node, models: Path) -> None:
     put(models / ".models/t-Q8_0.gguf", tiny(fill=9))
     with pytest.raises(UserError, match="`t-Q8_0` fits several models"):
-        members.served("t-Q8_0")
-    assert members.asked == []
-
-
-def test_what_nobody_has_is_told_with_all_places(members: Members) -> None:
-    nobody = "no member of the mesh has `t-Q8_1`; asked: desk"
-    with pytest.raises(UserError, match=f"no model `t-Q8_1` on this machine; near: .*; {nobody}") as caught:
-        members.served("t-Q8_1")
-    assert "meshd model ls" in caught.value.hint
-    with pytest.raises(NobodyHasIt, match="no member of the mesh has `mesh:t-Q8_1`; asked: desk"):
-        members.served("mesh:t-Q8_1")
-    with pytest.raises(UserError, match=r"cannot download `me/Nope` from http://127\.0\.0\.1:9"):
-        members.served("hf:me/Nope")
-    assert [name for name, _ in members.asked] == ["t-Q8_1", "mesh:t-Q8_1", "hf:me/Nope"]
+        node.serve("t-Q8_0")
+    assert node.told == ""
 
 
 @pytest.mark.parametrize("header_only", [False, True])
-def test_a_mistyped_file_asks_no_member(members: Members, *, header_only: bool) -> None:
-    members.have["far-Q8_0.gguf"] = []
-    serve = ServeConfig(model="far-Q8_0.gguf", header_only=header_only)
+def test_a_mistyped_file_asks_no_member(node: Node, *, header_only: bool) -> None:
     with pytest.raises(UserError, match=r"there is no model `far-Q8_0\.gguf` on this machine") as caught:
-        finding.find_served_model(replace(members.config, serve=serve), Output(Terminal(), Terminal(), {}))
+        node.serve("far-Q8_0.gguf", header_only=header_only)
     assert caught.value.hint == "check the path; for a model of members use `mesh:far-Q8_0`"
     with pytest.raises(UserError, match="there is no model"):
-        members.lent("far-Q8_0.gguf")
-    assert members.asked == []
+        node.lent("far-Q8_0.gguf")
+    assert node.told == ""
 
 
-def test_without_a_mesh_only_mesh_names_ask_for_one(members: Members) -> None:
-    members.config = replace(members.config, node=NodeConfig(), paths=Paths(home=Path("/nowhere")))
-    with pytest.raises(UserError, match="there is no model `t-Q8_1` on this machine"):
-        members.served("t-Q8_1")
-    assert members.asked == []
-    with pytest.raises(NobodyHasIt):  # pull_first says that there is no mesh
-        members.served("mesh:t-Q8_1")
+def test_without_a_mesh_nobody_is_waited_for(tmp_path: Path) -> None:
+    alone = Node(tmp_path / "cache", joins=False)
+    with pytest.raises(UserError, match="there is no model `t-Q8_1` on this machine; near: "):
+        alone.serve("t-Q8_1")
+    for header_only in (False, True):
+        with pytest.raises(UserError, match="this node is in no mesh yet") as caught:
+            alone.serve("mesh:t-Q8_1", header_only=header_only)
+        assert "--join" in caught.value.hint
+    assert alone.told == ""
+    assert alone.serve("hf:me/Far-GGUF").model == "hf:me/Far-GGUF"
+    assert alone.told == "`hf:me/Far-GGUF` is not on this machine: downloading it from Hugging Face\n"
 
 
-def test_a_model_of_the_hub_that_came_from_members_is_found_by_its_name(
-    members: Members, tmp_path: Path
-) -> None:
-    """The hub cannot be asked, so it stays where it is."""
-    name = "hf:me/Far-GGUF:Q8_0"
-    path = put(members.config.paths.cache / "models/mesh-0/far-Q8_0.gguf", tiny())
-    members.have[name] = [path]
-    assert members.served(name) == members.served(name) == path
-    assert members.asked == [(name, "serve")]
-
-
-def test_no_header_is_served_of_a_model_that_is_here_under_another_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = put(tmp_path / "elsewhere.gguf", tiny())
-    monkeypatch.setattr("meshd.daemon.model_first.pull_first", lambda *_: [whole])
-    monkeypatch.setattr("meshd.daemon.role_runtime.find_native", lambda *_, **__: None)
-    config = Config(serve=ServeConfig(model="mesh:tiny-Q4_0", header_only=True), paths=Paths(cache=tmp_path))
-    told = Terminal()
-    serve = finding.find_served_model(config, Output(Terminal(), told, {})).serve
-    assert serve == ServeConfig(model=whole)
-    assert "all of `mesh:tiny-Q4_0` is on this machine, and is used" in told.getvalue()
-
-
-def test_a_header_of_members_comes_before_the_node_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Unless it is here, or all of the model is; and who says which model that is, is told each time."""
-    asked: list[PullRequest] = []
-
-    whole = put(tmp_path / "all.gguf", tiny())
-
-    def pull_first(_config: Config, request: PullRequest, _role: str, _show: object) -> list[Path]:
-        asked.append(request)
-        return [with_holes(tmp_path / "models/header-0", tiny()) if request.header_only else whole]
-
-    monkeypatch.setattr("meshd.daemon.model_first.pull_first", pull_first)
-    monkeypatch.setattr("meshd.daemon.role_runtime.find_native", lambda *_, **__: None)
-    config = Config(serve=ServeConfig(model="mesh:tiny-Q4_0", header_only=True), paths=Paths(cache=tmp_path))
-    told = Terminal()
-    for _ in range(2):
-        serve = finding.find_served_model(config, Output(Terminal(), told, {})).serve
-        assert serve == ServeConfig(
-            model=tmp_path / "models/header-0/tiny-Q4_0.header", header_only=True, devices=("none",)
-        )
-    assert asked == [PullRequest(name="mesh:tiny-Q4_0", header_only=True)]
-    assert (
-        told.getvalue().count("only the header of `tiny-Q4_0` is here; fingerprint (as reported by desk)")
-        == 2
-    )
-    out = Output(Terminal(), told, {})
-    plain = replace(config, serve=ServeConfig(model="mesh:tiny-Q4_0"))
-    assert finding.find_served_model(plain, out).serve.model == whole
-    assert asked[1:] == [PullRequest(name="mesh:tiny-Q4_0")], "the header is no model"
-    here = pulled(tmp_path / "models/mesh-0/tiny-Q4_0.gguf", tiny(), "mesh:tiny-Q4_0")
-    serve = finding.find_served_model(config, out).serve
-    assert (
-        serve == ServeConfig(model=here) and "all of `mesh:tiny-Q4_0` is on this machine" in told.getvalue()
-    )
+def test_a_header_that_is_here_or_all_of_the_model(node: Node, tmp_path: Path) -> None:
+    """Who says which model it is, is told each time."""
+    assert node.serve("mesh:tiny-Q4_0", header_only=True).model == "mesh:tiny-Q4_0"
+    header = with_holes(node.config.paths.cache / "models/header-0", tiny())
+    for count in (1, 2):
+        serve = node.serve("mesh:tiny-Q4_0", header_only=True)
+        assert serve == ServeConfig(model=header, header_only=True, devices=("none",))
+        said = "only the header of `tiny-Q4_0` is here; fingerprint (as reported by desk)"
+        assert node.told.count(said) == count
+    assert node.serve("mesh:tiny-Q4_0").model == "mesh:tiny-Q4_0", "the header is no model"
+    here = pulled(tmp_path / "cache/models/mesh-0/tiny-Q4_0.gguf", tiny(), "mesh:tiny-Q4_0")
+    assert node.serve("mesh:tiny-Q4_0", header_only=True) == ServeConfig(model=here)
+    assert "all of `mesh:tiny-Q4_0` is on this machine" in node.told
 
 
 def test_a_workers_list_of_models_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:

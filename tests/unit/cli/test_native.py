@@ -47,13 +47,11 @@ def test_native_info_of_a_folder_of_the_users(tmp_path: Path, monkeypatch: pytes
 
 
 def test_native_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def build(
-        _cache: Path, *, backend: str, source: Path | None, tools: bool, progress: object
-    ) -> NativeInfo:
-        return NativeInfo("p" * 40, "a" * 64 if tools else "", backend, source or tmp_path, {})
+    async def build(_cache: Path, *, backend: str, source: Path | None, progress: object) -> NativeInfo:
+        return NativeInfo("p" * 40, "a" * 64, backend, source or tmp_path, {})
 
     monkeypatch.setattr("meshd.build.native.build", build)
-    given = ("--backend", "cuda", "--source", "/src", "--tools", "--json")
+    given = ("--backend", "cuda", "--source", "/src", "--json")
     body = json.loads(meshd("native", "build", *given).out)
     assert (body["bin_dir"], body["backend"], body["patches_sha256"]) == ("/src", "cuda", "a" * 64)
 

@@ -17,7 +17,7 @@ from .shell import meshd, refused
 
 def test_for_a_person(daemon: FakeControl) -> None:
     ran = meshd("netcheck")
-    assert (ran.code, ran.err) == (0, "") and daemon.asked == [("netcheck", True)]
+    assert (ran.code, ran.err) == (0, "") and daemon.asked == [("netcheck",)]
     for words in (
         "UDP           works",
         "symmetric, counting, ports count by 2",
@@ -32,11 +32,20 @@ def test_for_a_person(daemon: FakeControl) -> None:
 
 
 def test_for_a_script(daemon: FakeControl) -> None:
-    ran = meshd("netcheck", "--json", "--cached")
-    assert ran.code == 0 and daemon.asked == [("netcheck", False)]
+    ran = meshd("netcheck", "--json")
+    assert ran.code == 0 and daemon.asked == [("netcheck",)]
     body = json.loads(ran.out)
     assert body["nat"]["mapping"] == "address_port" and body["port_mapping"]["verified"] is True
     assert body["problems"][0]["code"] == "symmetric" and body["daemon"] is True
+
+
+def test_an_error_is_an_exit_code(daemon: FakeControl) -> None:
+    """As of `meshd doctor`; a warning is none."""
+    [problem] = NETCHECK.problems
+    daemon.network = replace(NETCHECK, problems=(problem, replace(problem, severity="error")))
+    ran = meshd("netcheck")
+    assert ran.code == 1 and "error: the NAT is hard" in ran.out
+    assert meshd("netcheck", "--json").code == 1
 
 
 def test_without_a_daemon_it_checks_by_itself() -> None:
@@ -51,10 +60,6 @@ def test_servers_that_are_given_are_asked_from_here(daemon: FakeControl) -> None
     ran = meshd("netcheck", "--stun", "none", "--no-portmap")
     assert ran.code == 0 and not daemon.asked
     assert "no_servers" in ran.out and "disabled" in ran.out
-
-
-def test_there_is_nothing_cached_without_a_daemon() -> None:
-    refused(meshd("netcheck", "--cached"), 1, "no daemon")
 
 
 def test_a_relay_that_cannot_be_read() -> None:

@@ -1,6 +1,7 @@
 """invite, revoke, leave, mesh: by the daemon if it runs, else on the files; config."""
 
 import json
+import shutil
 import stat
 import time
 import tomllib
@@ -99,6 +100,46 @@ def test_revoke_by_the_daemon(daemon: FakeControl) -> None:
     refused(meshd("revoke", "me"), 1, "cannot ban itself", "leave instead")
 
 
+def test_forget_by_the_daemon(daemon: FakeControl) -> None:
+    assert meshd("forget", "garage").out == f"forgot garage ({PEER.id[:10]})\n"
+    assert daemon.asked == [("forget", "garage")]
+
+
+def test_on_a_terminal_it_is_asked_before_a_node_is_banned(daemon: FakeControl) -> None:
+    for answer in ("n\n", "\n", ""):
+        ran = meshd("revoke", "garage", answer=answer)
+        assert (ran.code, ran.out) == (1, "")
+        assert "ban `garage` from the mesh? [y/N]" in ran.err and "not banned" in ran.err
+    assert daemon.asked == []
+    ran = meshd("revoke", "garage", answer="y\n")
+    assert ran.code == 0 and f"meshd unban {PEER.id[:10]}" in ran.err
+    assert "[y/N]" not in meshd("revoke", "garage", "--yes", answer="").err
+    assert daemon.asked == [("revoke", "garage")] * 2
+
+
+def test_bans_are_listed_and_lifted_by_the_daemon(daemon: FakeControl) -> None:
+    rows = meshd("unban").out.splitlines()
+    assert rows[0].split() == ["NAME", "ID", "KIND", "BANNED", "BY"]
+    assert rows[1].split()[:2] == ["garage", PEER.id[:16]]
+    [view] = json.loads(meshd("unban", "--json").out)["bans"]
+    assert (view["id"], view["kind"], view["banned_at"]) == (PEER.id, "node", 1_790_000_000)
+    assert view["name"] == "garage"
+    assert meshd("unban", PEER.id[:10]).out == f"unbanned garage ({PEER.id[:10]})\n"
+    assert daemon.asked == [("unban", PEER.id[:10])]
+
+
+def test_a_ban_is_lifted_without_a_daemon(founder: Home) -> None:
+    guest = KeyPair.from_seed(b"g" * 32).peer
+    assert "nothing is banned" in meshd("unban").err
+    meshd("revoke", str(guest))
+    assert guest.short in meshd("unban").out
+    refused(meshd("unban", "zzzz"), 1, "matches no ban", "run `meshd unban`")
+    assert meshd("unban", guest.short).out == f"unbanned {guest.short}\n"
+    membership = founder.load_membership()
+    assert membership is not None
+    assert founder.load_revocations(membership.mesh).why_node_banned(guest) is None
+
+
 def test_revoke_without_a_daemon(founder: Home) -> None:
     guest = KeyPair.from_seed(b"g" * 32).peer
     assert meshd("revoke", str(guest)).out == f"revoked {guest.short}\n"
@@ -146,18 +187,43 @@ def test_the_root_is_backed_up_and_restored(
     refused(meshd("mesh", "import", str(tmp_path / "bad")), 1, "root key")
 
 
+def test_after_the_founder_is_lost_its_root_invites_and_lifts_bans_elsewhere(
+    founder: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guest = KeyPair.from_seed(b"g" * 32).peer
+    assert meshd("revoke", str(guest)).code == 0
+    membership = founder.load_membership()
+    assert membership is not None
+    bans = founder.load_revocations(membership.mesh)
+    backup = tmp_path / "root.txt"
+    assert meshd("mesh", "export", str(backup)).code == 0
+    shutil.rmtree(founder.path)
+    monkeypatch.setenv("MESHD_HOME", str(tmp_path / "other"))
+    assert meshd("mesh", "import", str(backup)).code == 0
+    other = Home(tmp_path / "other")
+    save_addresses(other, [Candidate("10.0.0.2", 17430)])  # as its daemon does
+    token = parse_token(meshd("invite").out)
+    identity = other.load_identity()
+    assert identity is not None
+    assert (token.mesh, token.inviter) == (membership.mesh, identity.peer)
+    assert meshd("unban").out == "", "bans are known to the members only"
+    other.save_revocations(bans)
+    assert meshd("unban", str(guest)).code == 0
+    assert other.load_revocations(membership.mesh).why_node_banned(guest) is None
+
+
 def test_config_show_is_toml_with_origins(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "c.toml"
     file.write_text(
-        '[serve]\nport = 1\nctx_size = 512\n[node]\njoin = "sesame"\n[worker]\nfetch_rate = "2.5MB"\n'
+        '[serve]\nport = 1\nctx_size = 512\n[node]\njoin = "sesame"\n[links]\nmax_upload = "2.5MB"\n'
     )
     monkeypatch.setenv("MESHD_PORT", "2")
     ran = meshd("config", "show", "--config", str(file))
     assert (ran.code, ran.err) == (0, "")
     assert "port = 2  # environment MESHD_PORT" in ran.out
-    assert 'keep_weights = "20G"  # default' in ran.out and 'fetch_rate = "20Mbit"  # file' in ran.out
+    assert 'keep_weights = "20G"  # default' in ran.out and 'max_upload = "20Mbit"  # file' in ran.out
     assert f"ctx_size = 512  # file {file}" in ran.out
     assert f"# home: {home}  # environment MESHD_HOME" in ran.out
     assert "sesame" not in ran.out

@@ -2,6 +2,7 @@
 
 import io
 import json
+import threading
 
 import pytest
 from hypothesis import given
@@ -53,6 +54,69 @@ def test_progress_is_a_bar_on_a_terminal_and_goes_before_a_result() -> None:
     output.line("done")
     assert err.getvalue().endswith("\r") and out.getvalue() == "done\n"
     assert max(map(len, err.getvalue().split("\r"))) < 40
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def _after(output: Output, clock: _Clock, seconds: int) -> None:
+    for _ in range(seconds):
+        clock.now += 1.0
+        output.remind()
+
+
+def test_a_step_without_progress_is_shown_again_every_three_seconds() -> None:
+    clock, err = _Clock(), io.StringIO()
+    output = Output(io.StringIO(), err, {}, clock=clock)
+    output.progress("asking the hub")
+    _after(output, clock, 2)
+    assert err.getvalue() == "asking the hub\n"
+    _after(output, clock, 5)
+    output.progress("asking the hub")  # as a poll repeats it: nothing new
+    assert err.getvalue().splitlines() == ["asking the hub", "asking the hub (3 s)", "asking the hub (6 s)"]
+    output.progress("downloading", 0.5)
+    _after(output, clock, 4)
+    assert err.getvalue().splitlines()[3:] == ["downloading", "downloading (3 s)"]
+    _after(output, clock, 600)
+    assert 20 <= len(err.getvalue().splitlines()) <= 40  # lines of a log become rare
+
+
+def test_what_follows_a_step_ends_its_reminders() -> None:
+    for say in (Output.line, Output.note, Output.raw, Output.error):
+        clock, err = _Clock(), io.StringIO()
+        output = Output(io.StringIO(), err, {}, clock=clock)
+        output.progress("asking the hub")
+        say(output, "it answers")
+        before = err.getvalue()
+        _after(output, clock, 10)
+        assert err.getvalue() == before
+
+
+def test_reminders_come_while_the_caller_is_blocked() -> None:
+    class Seen(io.StringIO):
+        """Tells when a reminder was written."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.reminded = threading.Event()
+
+        def write(self, text: str) -> int:
+            if "asking (" in text:
+                self.reminded.set()
+            return super().write(text)
+
+    clock, err = _Clock(), Seen()
+    output = Output(io.StringIO(), err, {}, clock=clock)
+    with output.reminding():
+        output.progress("asking")
+        clock.now += 3.0
+        assert err.reminded.wait(30)
+    assert not [thread for thread in threading.enumerate() if thread.name == "reminder"]
 
 
 @pytest.mark.parametrize("share", [-1.0, 0.0, 1.0, 7.0])
@@ -115,6 +179,14 @@ def test_times_for_people() -> None:
         "2 h 10 min",
         "2 d 7 h",
     ]
+
+
+def test_a_table_takes_the_place_of_progress() -> None:
+    err = Terminal()
+    output = Output(Terminal(), err, {"TERM": "xterm"})
+    output.progress("measuring devices")
+    output.table(("NODE",), [("garage",)])
+    assert err.getvalue() == "\rmeasuring devices\r" + " " * 17 + "\r"
 
 
 def test_the_width_is_the_terminals() -> None:

@@ -29,7 +29,10 @@ def test_a_plan_of_one_answer_at_a_time(
 ) -> None:
     [best, other] = fake.PLAN.plans
     monkeypatch.setattr(fake, "PLAN", replace(fake.PLAN, plans=(replace(best, slots=1), other)))
-    assert "\ncontext 8192 tokens, one answer at a time, prompts" in meshd("plan", "--model", str(file)).out
+    assert (
+        "\nserved by `desk`: context 8192 tokens, one answer at a time, prompts"
+        in meshd("plan", "--model", str(file)).out
+    )
 
 
 def test_a_plan_for_a_person(daemon: FakeControl, file: Path) -> None:
@@ -168,7 +171,10 @@ def test_of_a_model_of_members_only_the_header_comes(daemon: FakeControl, tmp_pa
 
 
 def test_a_model_that_nobody_has(daemon: FakeControl, tmp_path: Path) -> None:
-    refused(meshd("plan", "--model", "hf:nobody/nothing:Q4_0"), 1, "cannot download `nobody/nothing`")
+    ran = meshd("plan", "--model", "hf:nobody/nothing:Q4_0")
+    asked, _, after = ran.err.partition("\n")
+    assert asked.startswith("asking ") and asked.endswith(" for the files of `nobody/nothing`")
+    refused(replace(ran, err=after), 1, "cannot download `nobody/nothing`")
     refused(meshd("plan", "--model", "./none.gguf"), 1, "none.gguf")
     refused(meshd("plan", "--model", "ollama:none"), 1, "`ollama pull none`")
     hint = "check the path; for a model of members use `mesh:none`"

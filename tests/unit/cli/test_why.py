@@ -23,7 +23,11 @@ def test_the_parts_of_a_token_for_a_person(daemon: FakeControl) -> None:
         "not explained",
         "9.0 ms",
         "mean of 19 tokens",
-        "change: drop `garage` (saves 42% of an answer, predicted; 16.7 → 28.8 tok/s)",
+        "\nspeed: 16.7 tok/s measured, 19.2 tok/s predicted now, as by `meshd plan`, ",
+        ", 21.4 tok/s predicted at load\n",
+        "\nsince the load: `desk ↔ garage` takes 12.1 ms of a token (4.1 ms then)\n",
+        "change: drop `garage` (predicted 19.2 → 33.1 tok/s; ",
+        "; as it runs, an answer takes 1.72 times as long)",
     ):
         assert word in ran.out, word
 

@@ -6,11 +6,20 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from meshd.base.errors import UserError
 from meshd.config import forms
-from meshd.config.forms import choice, listed, parse_address, parse_duration, parse_rate, parse_size, whole
-from meshd.config.key import Key
-from meshd.config.keys import KEYS
-from meshd.config.tree import HostPort
+from meshd.config.forms import (
+    HostPort,
+    choice,
+    listed,
+    parse_address,
+    parse_duration,
+    parse_rate,
+    parse_size,
+    whole,
+)
+from meshd.config.setting import Setting
+from meshd.config.tree import SETTINGS
 
 GIB = 1 << 30
 JUNK: list[object] = [None, True, 1.5, [], {}, b"8G", object(), "", " ", "\0"]
@@ -188,12 +197,12 @@ _SCALARS = (
 _VALUES = st.recursive(_SCALARS, lambda inner: st.lists(inner, max_size=4), max_leaves=6)
 
 
-@pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)
+@pytest.mark.parametrize("key", SETTINGS, ids=lambda key: key.name)
 @given(value=_VALUES)
-def test_a_form_raises_nothing_but_what_the_loader_expects(key: Key, value: object) -> None:
+def test_a_form_raises_nothing_but_what_the_loader_expects(key: Setting, value: object) -> None:
     try:
         key.form.read(value)
-    except (ValueError, RuntimeError):  # RuntimeError: `~name` of a user that does not exist
+    except (ValueError, UserError):  # UserError: `~name` of a user that does not exist
         pass
 
 

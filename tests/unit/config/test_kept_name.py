@@ -15,7 +15,7 @@ def started(home: Home, *, option: str = "", file: Path | None = None) -> tuple[
     options = {"node.name": option} if option else {}
     loaded = with_kept_name(load(options=options, environ={"MESHD_HOME": str(home.path)}, file=file))
     keep_name(home, loaded.config.node.name)
-    assert {s.key.name: s.value for s in loaded.settings}["node.name"] == loaded.config.node.name
+    assert {one.setting.name: one.value for one in loaded.values}["node.name"] == loaded.config.node.name
     return loaded.config.node.name, loaded.origin("node.name")
 
 

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meshd.base.errors import UsageError, UserError
-from meshd.config import Config, ModelConfig, ServeConfig, check_serve, load
-from meshd.config.model_tables import MAX_MODELS, MODEL_KEYS, read_model_tables
+from meshd.cli.role_checks import check_serve
+from meshd.config import Config, ModelConfig, ServeConfig, load
+from meshd.config.model_tables import MAX_MODELS, MODEL_SETTINGS, read_model_tables
 
 from tests.reference.settings import MODELS_HEAD
-from tests.unit.config.test_keys import EXAMPLE
 from tests.unit.config.test_load import EXAMPLES
+from tests.unit.config.test_settings import EXAMPLE
 
 TWO = """
 [serve]
@@ -36,7 +37,7 @@ devices = ["none"]
 
 OF_THE_API = {
     *("host", "port", "api_key_file", "no_members", "allowed_hosts", "allowed_origins"),
-    *("continue_answers", "max_wait"),
+    "continue_answers",
 }
 
 
@@ -89,7 +90,7 @@ def test_a_model_without_drafts_needs_no_draft_model(tmp_path: Path) -> None:
 def test_config_show_has_what_they_say(tmp_path: Path) -> None:
     file = tmp_path / "meshd.toml"
     file.write_text(TWO, encoding="utf-8")
-    shown = {one.key.name: one.value for one in load(environ={}, file=file).settings}
+    shown = {one.setting.name: one.value for one in load(environ={}, file=file).values}
     assert shown["models.small.ttl"] == 600
     assert shown['models."big.one".slots'] == 1
     assert "models.small.slots" not in shown
@@ -144,7 +145,7 @@ _TOML = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
-_FIELDS = st.sampled_from([key.field for key in MODEL_KEYS])
+_FIELDS = st.sampled_from([key.field for key in MODEL_SETTINGS])
 
 
 @settings(deadline=None)
@@ -161,7 +162,7 @@ def test_whatever_stands_there_is_read_or_refused(tables: object) -> None:
 def test_the_example_shows_every_key_of_a_table(tmp_path: Path) -> None:
     _, _, rest = EXAMPLE.read_text(encoding="utf-8").partition(MODELS_HEAD)
     lines = [line.removeprefix("#") for line in rest.splitlines() if line[:1] == "#" and line[:2] != "# "]
-    assert [line.split(" = ")[0] for line in lines] == [key.field for key in MODEL_KEYS]
+    assert [line.split(" = ")[0] for line in lines] == [key.field for key in MODEL_SETTINGS]
     made = table(tmp_path, "\n".join(lines))
     assert (made.ttl, made.preload, made.serve.slots) == (600, True, 4)
 

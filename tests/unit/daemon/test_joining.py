@@ -22,9 +22,9 @@ from meshd.identity.invite import parse_token
 from meshd.identity.keys import KeyPair
 from meshd.identity.keystore import Home
 from meshd.link.secure.joining import Joining
-from meshd.peer.connector import Connector
 from meshd.peer.dial_schedule import DialPlan
 from meshd.peer.interface import PeerState
+from meshd.peer.peer import Peer
 from meshd.rendezvous.join_or_found import Entered
 from meshd.wire.native import NativeVersion
 
@@ -129,7 +129,7 @@ def test_a_newcomer_joins_is_connected_and_needs_no_token_again(tmp_path: Path) 
 
 
 def test_the_pipe_of_the_joining_is_the_first_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Connector, "_plan", lambda _self: DialPlan())  # nobody dials
+    monkeypatch.setattr(Peer, "_dial_plan", lambda _self: DialPlan())  # nobody dials
 
     async def main() -> None:
         founder, guest = Machine(tmp_path, "founder"), Machine(tmp_path, "guest")
@@ -167,6 +167,7 @@ def test_a_token_of_another_mesh_is_refused_with_the_remedy(tmp_path: Path) -> N
         founder, other = Machine(tmp_path, "founder"), Machine(tmp_path, "other")
         async with founder.live() as first:
             (await other.enter()).mesh_port.close()
+            other.home.write_blob("book", b"x")  # it knows others: who is alone may leave its mesh
             with pytest.raises(UserError, match="this node is in mesh") as caught:
                 await other.enter(token_of(first))
             assert "meshd leave" in caught.value.hint

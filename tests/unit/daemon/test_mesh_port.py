@@ -1,20 +1,30 @@
-"""Which mesh port: asked for, kept, the first free of sixteen; a taken one names its holder."""
+"""Which mesh port: asked for, kept, the first free of sixteen; a taken one names its holder. STUN answers."""
 
+import asyncio
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import pytest
 from meshd.base.errors import UserError
+from meshd.base.peer_limits import STUN_ANSWERS_IN_ALL
 from meshd.config import DEFAULT_MESH_PORT, MESH_PORT_TRIES, HostPort
-from meshd.daemon.mesh_port import open_listener
+from meshd.daemon.mesh_port import MeshPort, open_listener
 from meshd.identity.keys import KeyPair, MeshId
 from meshd.identity.keystore import Home
 from meshd.identity.membership import Chain, issue
 from meshd.identity.proof import Credentials
 from meshd.link.net.one_port import PortTaken
+from meshd.link.secure.caller_rates import Callers
 from meshd.link.secure.handshake import HandshakeContext
+from meshd.link.secure.joining import Joining
 from meshd.link.tcp.listen import TcpListener
+from meshd.link.udp.batch_socket import Origin
+from meshd.wire.stun import StunKind, StunMessage, encode
+
+from tests.conformance.nodes import TestMesh
+from tests.conformance.run import run
 
 FIRST, LAST = DEFAULT_MESH_PORT, DEFAULT_MESH_PORT + MESH_PORT_TRIES - 1
 
@@ -94,6 +104,11 @@ def test_a_port_asked_for_is_that_port_or_an_error(home: Home) -> None:
     assert len(FakeListener.tried) == 1
 
 
+def test_a_port_asked_for_is_kept_for_starts_that_ask_for_none(home: Home) -> None:
+    assert choose(home, HostPort("127.0.0.1", 9000)) == 9000
+    assert choose(home) == 9000
+
+
 def test_port_zero_is_any_but_rather_the_one_from_before(home: Home) -> None:
     assert choose(home, HostPort("127.0.0.1", 0)) == 50_000
     assert choose(home, HostPort("127.0.0.1", 0)) == 50_000
@@ -107,6 +122,47 @@ def test_port_zero_is_any_but_rather_the_one_from_before(home: Home) -> None:
 def test_a_damaged_note_is_no_note(home: Home, blob: bytes) -> None:
     home.write_blob("mesh-port", blob)
     assert choose(home) == FIRST
+
+
+class Answering:
+    """A member with a mesh port."""
+
+    def __init__(self) -> None:
+        self.callers = Callers()
+        self._handshake = replace(TestMesh().node().now(), callers=self.callers)
+
+    def handshake(self) -> HandshakeContext:
+        return self._handshake
+
+    async def admit(self, joining: Joining) -> bool:
+        return False
+
+
+def test_forged_stun_requests_are_answered_so_often_and_a_members_address_still_is(home: Home) -> None:
+    async def main() -> None:
+        port = MeshPort(asked=HostPort("127.0.0.1", 0), home=home)
+        assert port.quic is not None
+        answered: list[str] = []
+
+        def send_other(data: bytes, origin: Origin) -> None:
+            answered.append(origin.address[0])
+
+        port.quic.send_other = send_other  # type: ignore[method-assign]
+        request = encode(StunMessage(kind=StunKind.REQUEST, transaction=b"transaction!"))
+        member = Answering()
+        port.answer_as(member)
+        began = asyncio.get_running_loop().time()
+        member.callers.proven_at(KeyPair.from_seed(bytes(32)).peer, "192.0.2.1", began)
+        for number in range(2 * int(STUN_ANSWERS_IN_ALL.burst)):
+            port._answer_stun(request, Origin((f"203.{number >> 8}.{number & 255}.9", 4711)))
+        took = asyncio.get_running_loop().time() - began
+        assert len(answered) <= STUN_ANSWERS_IN_ALL.burst + took * STUN_ANSWERS_IN_ALL.per_second
+        assert len(answered) >= STUN_ANSWERS_IN_ALL.burst
+        port._answer_stun(request, Origin(("192.0.2.1", 4711)))
+        assert answered[-1] == "192.0.2.1"
+        port.close()
+
+    run(main())
 
 
 def test_real_sockets_go_round_a_taken_port(home: Home) -> None:

@@ -148,6 +148,21 @@ def test_a_second_verb_watches_the_same_pull(tmp_path: Path) -> None:
     run(main())
 
 
+def test_no_verb_ends_the_pull_of_a_model_that_the_node_needs(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
+            it.giver("a").has(big())
+            watched = models.start(PullRequest(name=NAME, rate=1 << 20))
+            assert models.start(PullRequest(name=NAME), is_own=True).id == watched.id
+            models.stop(watched.id)
+            await asyncio.sleep(0.1)
+            assert models.progress(watched.id).step not in ("failed", "done")
+            models.stop(watched.id, is_own=True)
+            assert (await ended(models, models.progress(watched.id))).error == "it was stopped"
+
+    run(main())
+
+
 def test_two_plans_of_one_model_have_a_folder_each(tmp_path: Path) -> None:
     async def main() -> None:
         async with scene(tmp_path) as it, exchange(it, tmp_path) as models:

@@ -11,18 +11,20 @@ from meshd.base.errors import Refused, UserError
 from meshd.daemon.asked_options import asked_memory, asked_options
 from meshd.daemon.planning import Choices, Planning, with_fewest
 from meshd.model.layer_range import LayerRange
-from meshd.role.head.split_plan import HeadOptions
+from meshd.plan.wishes import HeadOptions
 from meshd.role.head.worker_choice import ServedAs, roster_of
 from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.store.hash_cache import HashCache
 
 from tests.sim.loop import run
 from tests.unit.library.models import put, tiny
+from tests.unit.plan.plain_options import PLAIN
 from tests.unit.role.capacity.capacity_scene import Scene, scene
 from tests.unit.role.head.test_survey import OPTIONS, surveyor
 from tests.unit.role.rig import Bench
 
-SERVED = HeadOptions(
+SERVED = replace(
+    PLAIN,
     node_name="desk",
     workers=("garage",),
     devices=("CUDA0",),
@@ -41,7 +43,7 @@ def test_what_it_says_goes_first() -> None:
     asked = PlanRequest(model="/m", workers=("attic",), devices=("none",), streams=1, largest_context=True)
     options = asked_options(asked, SERVED)
     assert (options.workers, options.devices, options.slots) == (("attic",), ("none",), 1)
-    assert (options.ctx_size, options.largest_context, options.tensor_split) == (None, True, (1.0, 2.0))
+    assert (options.ctx_size, options.tensor_split) == (0, (1.0, 2.0))
     shares = asked_options(PlanRequest(model="/m", tensor_split=(3.0,)), SERVED)
     assert shares.tensor_split == (3.0,) and shares.workers == ("garage",)
 
@@ -64,13 +66,13 @@ SPLIT = replace(
 
 def test_other_workers_go_before_the_layers_with_which_it_is_served() -> None:
     options = asked_options(PlanRequest(model="/m", workers=("anna",)), SPLIT)
-    assert (options.workers, options.layers, options.min_workers) == (("anna",), (), 1)
+    assert (options.workers, options.layers, options.min_workers) == (("anna",), (), None)
 
 
 def test_another_split_goes_before_the_workers_that_hold_those_layers() -> None:
     options = asked_options(PlanRequest(model="/m", tensor_split=(1.0, 1.0)), SPLIT)
     assert (options.tensor_split, options.layers) == ((1.0, 1.0), ())
-    assert (options.workers, options.min_workers) == ((), 1), "all that are there"
+    assert (options.workers, options.min_workers) == ((), None), "all that are there"
     named = replace(SPLIT, workers=("anna", "bert", "carl"), min_workers=3)
     options = asked_options(PlanRequest(model="/m", tensor_split=(1.0, 1.0)), named)
     assert (options.workers, options.min_workers) == (("anna", "bert", "carl"), 3), "named by `--workers`"
@@ -79,7 +81,7 @@ def test_another_split_goes_before_the_workers_that_hold_those_layers() -> None:
 def test_other_layers_go_before_those_with_which_it_is_served() -> None:
     options = asked_options(PlanRequest(model="/m", layers=("carl=0-9",)), SPLIT)
     assert (options.workers, options.layers) == (("carl",), (LayerRange("carl", 0, 9),))
-    assert options.min_workers == 1
+    assert options.min_workers is None
 
 
 def test_workers_may_be_named_beside_their_layers() -> None:

@@ -153,7 +153,7 @@ def test_a_fallback_model_that_is_not_smaller_is_refused(tmp_path: Path) -> None
     same.write_bytes(config.serve.model.read_bytes())
     with pytest.raises(UserError, match=r"`same\.gguf` is not smaller than `model\.gguf`") as caught:
         claim(tmp_path, config_for(tmp_path, fallback_models=(same,)))
-    assert "--fallback-model" in caught.value.hint
+    assert "fallback_models" in caught.value.hint
 
 
 def several(folder: Path, **second: object) -> Config:

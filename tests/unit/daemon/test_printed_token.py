@@ -9,9 +9,11 @@ import pytest
 from meshd.admin.api import InviteReply
 from meshd.config import Config, LogConfig
 from meshd.daemon.member_node import MemberNode
-from meshd.daemon.run import Daemon
+from meshd.daemon.run import Daemon, url_in_the_lan
 from meshd.gateway.interface import GatewayStatus
 from meshd.identity.keystore import Home
+from meshd.link.net import local_addresses
+from meshd.link.net.local_addresses import InterfaceAddress
 
 from tests.sim.loop import run
 
@@ -50,6 +52,21 @@ def printed(
 
 
 @pytest.mark.parametrize(
+    ("host", "reachable", "url"),
+    [
+        ("0.0.0.0", ("fd00::7", "192.168.1.7", "10.1.1.1"), "http://192.168.1.7:8090"),
+        ("::", ("fd00::7",), "http://[fd00::7]:8090"),
+        ("::", ("fd00::7", "192.168.1.7"), "http://192.168.1.7:8090"),
+        ("0.0.0.0", ("fd00::7",), None),
+        ("127.0.0.1", ("192.168.1.7",), None),
+        ("192.168.1.7", ("192.168.1.7",), None),
+    ],
+)
+def test_the_address_for_other_devices(host: str, reachable: tuple[str, ...], url: str | None) -> None:
+    assert url_in_the_lan("http://127.0.0.1:8090", host, reachable) == url
+
+
+@pytest.mark.parametrize(
     ("role", "command"),
     [("worker", "meshd serve --model FILE --join TOKEN"), ("serve", "meshd worker --join TOKEN")],
 )
@@ -71,14 +88,29 @@ def test_one_that_joined_and_may_not_invite_says_what_it_does_now(tmp_path: Path
     assert printed(tmp_path, "serve", may_invite=False) == ([], []), "its API says when it is ready"
 
 
-def test_a_node_with_an_api_says_once_where_to_chat(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("host", "lines"),
+    [
+        ("127.0.0.1", ["ready: chat at http://127.0.0.1:8090"]),
+        (
+            "0.0.0.0",
+            ["ready: chat at http://127.0.0.1:8090", "from other devices: http://192.168.1.7:8090"],
+        ),
+    ],
+)
+def test_a_node_with_an_api_says_once_where_to_chat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, lines: list[str]
+) -> None:
+    found = [InterfaceAddress("lo", "127.0.0.1"), InterfaceAddress("eth0", "192.168.1.7")]
+    monkeypatch.setattr(local_addresses, "enumerate_addresses", lambda: found)
+    config = replace(Config(), serve=replace(Config().serve, host=host))
     notes: list[str] = []
     loading = GatewayStatus(url="http://127.0.0.1:8090", ready=False, requests=0, tokens=0)
     states = iter([loading, loading, replace(loading, ready=True)])
 
     async def main() -> None:
-        daemon = Daemon(Config(), "serve", Home(tmp_path / "home"), out=print, note=notes.append)
+        daemon = Daemon(config, "serve", Home(tmp_path / "home"), out=print, note=notes.append)
         await daemon._say_when_ready(lambda: next(states))
 
     run(main())
-    assert notes == ["ready: chat at http://127.0.0.1:8090"]
+    assert notes == lines

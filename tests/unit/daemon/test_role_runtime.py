@@ -19,6 +19,7 @@ from meshd.role.interface import NativeBuild, TunnelRequest
 from meshd.store.piece_cache import PieceCache
 from meshd.tunnel.compressed import COMPRESSED, COMPRESSED_VERSION
 from meshd.tunnel.pump import Unwatched
+from meshd.wire.compressed import Compression
 from meshd.wire.native import NativeVersion
 
 from tests.conformance.run import run
@@ -99,17 +100,18 @@ class OnePath:
 @pytest.mark.parametrize(
     ("setting", "always", "rtt", "expected"),
     [
-        ("auto", False, 0.02, True),
-        ("auto", False, 0.0004, False),
-        ("auto", True, 0.0004, True),
-        ("on", False, 0.0004, True),
-        ("off", False, 0.02, False),
-        ("off", True, 0.02, False),
+        ("auto", False, 0.02, "all"),
+        ("auto", False, 0.0004, "nothing"),
+        ("auto", True, 0.0004, "all"),
+        ("on", False, 0.0004, "all"),
+        ("off", False, 0.02, "nothing"),
+        ("off", True, 0.02, "nothing"),
     ],
 )
 def test_a_tunnel_is_compressed_by_the_settings_then_by_the_path(
-    setting: str, always: bool, rtt: float, expected: bool
+    setting: str, always: bool, rtt: float, expected: str
 ) -> None:
     mesh = cast(Mesh, OnePath(replace(path(selected=True), rtt=rtt)))
-    assert role_runtime._compresses(setting, mesh, NODE.peer, always=always) is expected
-    assert not role_runtime._compresses("auto", mesh, OTHER.peer, always=False)
+    assert role_runtime._compresses(setting, mesh, NODE.peer, always=always) is Compression(expected)
+    none = role_runtime._compresses("auto", mesh, OTHER.peer, always=False)
+    assert none is Compression.NOTHING

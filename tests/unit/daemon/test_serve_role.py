@@ -9,8 +9,7 @@ import pytest
 from meshd.config import Config, Paths, ServeConfig
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.serve_role import head_options
-from meshd.role.head.draft_model import DraftModel
-from meshd.role.head.split_plan import HeadOptions
+from meshd.plan.wishes import DraftModel, HeadOptions
 
 from tests.unit.config.test_load import EXAMPLES
 from tests.unit.config.test_model_tables import OF_THE_API
@@ -31,14 +30,12 @@ def options(serve: ServeConfig, paths: Paths | None = None, draft: DraftModel | 
 )
 def test_each_setting_reaches_the_head(field: str) -> None:
     value = EXAMPLES[f"serve.{field}"][1]
-    if field == "load_mode":
-        value = "mmap+mlock"  # the other is what a head takes anyway
     changed = replace(ServeConfig(), **{field: value})  # type: ignore[arg-type]
     assert options(changed) != options(ServeConfig())
 
 
 def test_drafts_are_those_of_the_pin_and_can_be_switched_off() -> None:
     on, off = ServeConfig(), ServeConfig(speculate="off")
-    assert (options(on, draft=DRAFT).speculate, options(on, draft=DRAFT).draft_model) == (True, DRAFT)
+    assert (options(on, draft=DRAFT).speculate, options(on, draft=DRAFT).draft) == ("auto", DRAFT)
     for one in (options(off, draft=DRAFT), options(on, Paths(native_bin=Path("/b")), DRAFT)):
-        assert (one.speculate, one.draft_model) == (False, None)
+        assert (one.speculate, one.draft) == ("off", None)

@@ -13,8 +13,7 @@ from meshd.daemon import shared_names
 from meshd.daemon.tunnels import TunnelAnswers
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.peer.interface import PeerState, PeerStatus
-from meshd.peer.mesh import PeerMesh
-from meshd.peer.naming import find
+from meshd.peer.mesh import PeerMesh, find
 from meshd.tunnel.interface import TunnelStatus
 from meshd.tunnel.user_tunnels import OwnTunnels
 

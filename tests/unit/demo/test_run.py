@@ -1,9 +1,31 @@
-"""The demo's own files: what it lays beside the user's, and that it leaves the user's as it was."""
+"""The demo: the files that it lays beside the user's, and what it shows while it waits."""
 
+import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from meshd.demo import run as demo
 from meshd.demo.run import other_copy
+
+
+class _Shown:
+    """A DemoOutput that keeps what it was given, in order."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def line(self, text: str = "") -> None:
+        self.texts.append(text + "\n")
+
+    def raw(self, text: str) -> None:
+        self.texts.append(text)
+
+    def note(self, text: str) -> None:
+        self.texts.append(text)
+
+    def progress(self, step: str, share: float | None = None) -> None:
+        self.texts.append(f"({step})")
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -17,3 +39,19 @@ def test_the_other_copy_leaves_the_file_untouched(tmp_path: Path, whole: bool) -
     assert copy.read_bytes() == model.read_bytes()
     assert (after.st_ctime_ns, after.st_nlink) == (before.st_ctime_ns, 1)
     assert copy.is_symlink() is not whole
+
+
+def test_a_wait_for_the_first_word_is_a_step_and_the_answer_has_one_label(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = _Shown()
+
+    async def chat(url: str, prompt: str, *, max_tokens: int, on_text: Callable[[str], None]) -> int:
+        assert shown.texts[-1] == "(reading the prompt)"
+        for word in ("The ", "sea."):
+            on_text(word)
+        return 2
+
+    monkeypatch.setattr(demo, "chat", chat)
+    asyncio.run(demo._chat("http://127.0.0.1:1", "What is blue?", shown))
+    assert shown.texts[2:-1] == ["(reading the prompt)", "model    The ", "sea.", "\n"]

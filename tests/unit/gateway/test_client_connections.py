@@ -1,15 +1,35 @@
-"""Who waits at the API without a key: at most so many of one address, for 10 s, and never in a user's way."""
+"""Connections of clients: who is cut off and who may stay; and what a stream says while no answer comes."""
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import TypeVar
 
 import pytest
 from aiohttp import web
-from meshd.base.peer_limits import API_STRANGERS, API_STRANGERS_OF_ADDRESS
-from meshd.gateway.client_connections import SWEEP_SECONDS, DoorServer, RequestGate, Visitor
+from aiohttp.test_utils import make_mocked_request
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.base.peer_limits import (
+    API_CLIENTS,
+    API_CLIENTS_OF_ADDRESS,
+    API_STRANGERS,
+    API_STRANGERS_OF_ADDRESS,
+)
+from meshd.gateway.client_connections import (
+    SWEEP_SECONDS,
+    ApiServer,
+    ClientConnection,
+    ConnectionLimits,
+    StreamReply,
+    left_out,
+)
+from meshd.gateway.dialects.openai import PassedOn
 
 from tests.sim.loop import run
 
 FAR = "192.0.2.7"
+Result = TypeVar("Result")
 
 
 class Wire(asyncio.Transport):
@@ -33,27 +53,29 @@ class Wire(asyncio.Transport):
         """See asyncio.Transport."""
         self.cut = True
 
+    def close(self) -> None:
+        """See asyncio.Transport."""
+
 
 class Street:
-    """A door, and connections to it in the order in which they came."""
+    """The limits of an API, and connections in the order in which they came."""
 
     def __init__(self) -> None:
         async def handler(_request: web.BaseRequest) -> web.StreamResponse:
             return web.Response()
 
-        self.door = RequestGate()
-        self._server = DoorServer(self.door, handler, idle=60.0)
+        self.limits = ConnectionLimits()
+        self._server = ApiServer(self.limits, handler, idle=60.0)
         self.wires: list[Wire] = []
-        self.visitors: list[Visitor] = []
+        self.connections: list[ClientConnection] = []
 
-    def come(self, host: str) -> Visitor:
+    def come(self, host: str) -> ClientConnection:
         """One more."""
-        visitor, wire = self._server(), Wire(host, 1024 + len(self.wires))
-        visitor._wire = wire  # no request comes: nothing of aiohttp's is begun
-        self.door.arrive(visitor, wire)
+        connection, wire = self._server(), Wire(host, 1024 + len(self.wires))
+        connection.connection_made(wire)
         self.wires.append(wire)
-        self.visitors.append(visitor)
-        return visitor
+        self.connections.append(connection)
+        return connection
 
     @property
     def cut(self) -> list[int]:
@@ -61,71 +83,119 @@ class Street:
         return [number for number, wire in enumerate(self.wires) if wire.cut]
 
 
+def play(scene: Callable[[Street], Coroutine[None, None, Result]]) -> Result:
+    """Run a scene on a virtual clock; all its connections are lost at its end."""
+
+    async def main() -> Result:
+        street = Street()
+        try:
+            return await scene(street)
+        finally:
+            for connection in street.connections:
+                connection.connection_lost(None)
+            await asyncio.sleep(1.0)  # in which their tasks end
+
+    return run(main())
+
+
 def test_the_numbers_that_are_promised() -> None:
     assert (API_STRANGERS.most, API_STRANGERS_OF_ADDRESS.most) == (64, 16)
 
 
-def test_one_address_cuts_its_own_oldest_and_nobody_elses() -> None:
-    async def main() -> None:
-        street = Street()
+def test_one_address_cuts_its_own_older_ones_and_nobody_elses() -> None:
+    async def main(street: Street) -> None:
         street.come("192.0.2.1")
         for _ in range(20):
             street.come(FAR)
-        assert street.cut == [1, 2, 3, 4]
+        assert len(street.cut) == 4 and 0 not in street.cut and 20 not in street.cut
 
-    run(main())
+    play(main)
 
 
 def test_users_of_this_machine_share_no_address() -> None:
-    async def main() -> None:
-        street = Street()
+    async def main(street: Street) -> None:
         for _ in range(20):
             street.come("127.0.0.1")
         assert street.cut == []
 
-    run(main())
+    play(main)
 
 
 def test_who_showed_a_key_does_not_count_and_is_not_cut() -> None:
-    async def main() -> None:
-        street = Street()
-        assert street.door.know(street.come(FAR), b"key")
+    async def main(street: Street) -> None:
+        assert street.limits.admit(street.come(FAR), b"key")
         for _ in range(16):
             street.come(FAR)
         assert street.cut == []
 
-    run(main())
+    play(main)
+
+
+def test_when_places_are_short_the_client_with_most_idle_connections_loses_its_oldest() -> None:
+    async def main(street: Street) -> None:
+
+        async def come(host: str, key: bytes, *, idle: bool = True) -> bool:
+            """A client with one request, which is answered a second later if it is to be `idle` then."""
+            connection = street.come(host)
+            admitted = street.limits.admit(connection, key)
+            if idle:
+                with connection.answering():
+                    await asyncio.sleep(1.0)
+            return admitted
+
+        small = API_CLIENTS.most - API_CLIENTS_OF_ADDRESS.most
+        assert all([await come(f"192.0.2.{number}", b"small") for number in range(small)])
+        some = [await come(FAR, b"large", idle=number > 2) for number in range(API_CLIENTS_OF_ADDRESS.most)]
+        assert all(some) and street.cut == []
+        assert await come("198.51.100.1", b"new")
+        assert street.cut == [small + 3]  # of those of `large` that are idle
+        assert await come(FAR, b"new")
+        assert street.cut == [small + 3, small + 4]
+
+    play(main)
+
+
+def test_one_address_has_no_more_than_its_share_of_a_key() -> None:
+    async def main(street: Street) -> None:
+        for _ in range(API_CLIENTS_OF_ADDRESS.most):
+            assert street.limits.admit(street.come(FAR), b"key")  # with requests under way: none is idle
+        assert not street.limits.admit(street.come(FAR), b"key")
+        assert street.limits.admit(street.come("198.51.100.1"), b"key")
+        assert street.cut == []
+        street.connections[0].connection_lost(None)
+        assert street.limits.admit(street.come(FAR), b"key"), "its place is free"
+
+    play(main)
 
 
 @pytest.mark.parametrize(("seconds", "cut"), [(9.9, []), (10.1 + SWEEP_SECONDS, [0])])
 def test_a_stranger_has_ten_seconds(seconds: float, cut: list[int]) -> None:
-    """On a virtual clock, in which the door looks once a second."""
+    """On a virtual clock, in which the limits are looked at once a second."""
 
-    async def main() -> None:
-        street = Street()
-        sweep = asyncio.get_running_loop().create_task(street.door.serve())
+    async def main(street: Street) -> None:
+        sweep = asyncio.get_running_loop().create_task(street.limits.serve())
         street.come(FAR)
-        assert street.door.know(street.come(FAR), b"key")
+        assert street.limits.admit(street.come(FAR), b"key")
         await asyncio.sleep(seconds)
         assert street.cut == cut
         sweep.cancel()
 
-    run(main())
+    play(main)
 
 
 class Reader:
     """A client for which more waits as soon as it has taken what waited, as asyncio's transports have it."""
 
     def __init__(self, street: Street, piece: int) -> None:
-        self._visitor = street.come(FAR)
+        self._connection = street.come(FAR)
         self._wire = street.wires[-1]
         self._piece = piece
-        street.door.know(self._visitor, b"key")
+        street.limits.admit(self._connection, b"key")
         self._write()
 
     def _write(self) -> None:
         self._wire.waiting += self._piece
-        self._visitor.pause_writing()
+        self._connection.pause_writing()
 
     def take(self, count: int) -> None:
         while count:
@@ -133,14 +203,13 @@ class Reader:
             self._wire.waiting -= taken
             count -= taken
             if self._wire.waiting < 16_000:
-                self._visitor.resume_writing()
+                self._connection.resume_writing()
                 self._write()
 
 
-async def cut_after(taken: int, every: int, *, piece: int = 100_000) -> int | None:
+async def cut_after(street: Street, taken: int, every: int, piece: int) -> int | None:
     """When a client is cut that takes so much every so many seconds of twenty minutes."""
-    street = Street()
-    sweep = asyncio.get_running_loop().create_task(street.door.serve())
+    sweep = asyncio.get_running_loop().create_task(street.limits.serve())
     reader = Reader(street, piece)
     for second in range(1, 1200):
         await asyncio.sleep(SWEEP_SECONDS)
@@ -155,20 +224,19 @@ async def cut_after(taken: int, every: int, *, piece: int = 100_000) -> int | No
 @pytest.mark.parametrize(("taken", "every"), [(0, 1), (1, 1), (200, 1), (50_000, 250)])
 @pytest.mark.parametrize("piece", [100_000, 8 << 20])
 def test_a_client_that_takes_too_little_of_its_answer_is_cut(taken: int, every: int, piece: int) -> None:
-    assert run(cut_after(taken, every, piece=piece)) in range(300, 305)
+    assert play(partial(cut_after, taken=taken, every=every, piece=piece)) in range(300, 305)
 
 
 @pytest.mark.parametrize(("taken", "every"), [(240, 1), (84_000, 1), (1_000_000, 1), (90_000, 290)])
 @pytest.mark.parametrize("piece", [100_000, 8 << 20])
 def test_a_client_that_reads_slowly_is_not(taken: int, every: int, piece: int) -> None:
-    assert run(cut_after(taken, every, piece=piece)) is None
+    assert play(partial(cut_after, taken=taken, every=every, piece=piece)) is None
 
 
 def test_a_client_for_which_writing_does_not_wait_may_stay_until_it_is_closed() -> None:
-    async def main() -> None:
-        street = Street()
-        sweep = asyncio.get_running_loop().create_task(street.door.serve())
-        street.door.know(street.come(FAR), b"key")
+    async def main(street: Street) -> None:
+        sweep = asyncio.get_running_loop().create_task(street.limits.serve())
+        street.limits.admit(street.come(FAR), b"key")
         [wire] = street.wires
         wire.waiting = 5
         await asyncio.sleep(2000)
@@ -176,8 +244,83 @@ def test_a_client_for_which_writing_does_not_wait_may_stay_until_it_is_closed() 
         wire.closing = True
         await asyncio.sleep(310)
         assert street.cut == [0]
-        street.door.leave(street.visitors[0])
-        assert not street.door._visitors
         sweep.cancel()
 
-    run(main())
+    play(main)
+
+
+COMMENT = b": keep-alive\n\n"
+WAITS = b": waits for a worker\n\n"
+
+
+class Recorded(web.StreamResponse):
+    """Notes what is written, and when."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[tuple[float, bytes]] = []
+        self._begun = False
+
+    @property
+    def prepared(self) -> bool:
+        return self._begun
+
+    async def prepare(self, request: web.BaseRequest) -> None:
+        self._begun = True
+
+    async def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written.append((asyncio.get_running_loop().time(), bytes(data)))
+
+
+async def said_in(
+    seconds: float, notice: Callable[[float], str], *, event_every: float = 0.0
+) -> list[tuple[float, bytes]]:
+    """`notice`: what is waited for after so many seconds."""
+    loop = asyncio.get_running_loop()
+    began, response = loop.time(), Recorded()
+    request = make_mocked_request("POST", "/")
+    reply = StreamReply(request, silence=10.0, headers={}, answering=PassedOn())
+    reply.response = response
+    async with reply.commented(lambda: notice(loop.time() - began)):
+        while loop.time() < began + seconds:
+            await asyncio.sleep(event_every or seconds)
+            if event_every:
+                await reply.send(b"data: {}\n\n")
+    return [(round(at - began), data) for at, data in response.written]
+
+
+def test_silence_is_broken_by_comments() -> None:
+    assert run(said_in(25.0, lambda _: "")) == [(10, COMMENT), (20, COMMENT)]
+
+
+def test_what_is_waited_for_is_told_soon_and_then_in_place_of_other_comments() -> None:
+    assert run(said_in(25.0, lambda _: "waits for a worker")) == [(1, WAITS), (11, WAITS), (21, WAITS)]
+
+
+def test_an_answer_that_comes_is_not_commented_on() -> None:
+    said = run(said_in(25.0, lambda _: "waits for a worker", event_every=0.75))
+    assert {data for _, data in said} == {b"data: {}\n\n"}
+
+
+def test_what_is_waited_for_next_is_told_as_soon_and_what_counts_on_is_not() -> None:
+    def notice(after: float) -> str:
+        return f"no connection for {after:.0f} s" if after < 4.5 else "loads" if after < 6.2 else ""
+
+    said = run(said_in(18.0, notice))
+    assert said == [(1, b": no connection for 1 s\n\n"), (5, b": loads\n\n"), (15, COMMENT)]
+
+
+def test_what_is_waited_for_once_more_is_told_again() -> None:
+    said = run(said_in(8.0, lambda after: "" if 2 < after < 4 else "waits for a worker"))
+    assert said == [(1, WAITS), (4, WAITS)]
+
+
+@given(st.lists(st.text(min_size=1), min_size=1))
+def test_whatever_a_client_calls_its_tools_the_header_can_hold_it(notes: list[str]) -> None:
+    (said,) = left_out(notes).values()
+    assert said and said.isascii() and said.isprintable()
+
+
+def test_names_are_told_once_and_what_a_header_cannot_hold_is_replaced() -> None:
+    assert list(left_out(["a\r\nb", "a\r\nb", "c\0é"]).values()) == ["a??b, c??"]
+    assert left_out([]) == {}

@@ -1,22 +1,28 @@
-"""Where events end, and how many tokens went by."""
+"""llama-server's answers as bytes: events, figures, and what a client may not learn."""
 
 import itertools
 import json
 import re
+import time
+import tracemalloc
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.gateway.events import (
     _EVENT,
+    AnswerMeter,
     EventSplitter,
     StreamForm,
     TokenCount,
     answer_timings,
     exact_tokens,
+    hide_model_path,
     whole_events,
+    without_cache,
 )
 from meshd.gateway.interface import AnswerTimings
+from meshd.gateway.upstream import HELD_ANSWER_BYTES
 
 LINE_ENDS = ("\n", "\r\n", "\r")
 
@@ -130,23 +136,16 @@ def test_pieces_of_text_are_counted_until_the_exact_number_comes() -> None:
     assert count.total == 9
 
 
-def test_other_dialects_are_counted() -> None:
-    responses = TokenCount(StreamForm.RESPONSES)
-    for text in ("a", "b"):
-        responses.feed(data({"type": "response.output_text.delta", "delta": text}))
-    responses.feed(data({"type": "response.output_text.done", "text": "ab"}))
-    responses.feed(data({"type": "response.completed", "response": {"output": [{"text": "ab"}]}}))
-    assert responses.total == 2
-    anthropic = TokenCount(StreamForm.ANTHROPIC)
-    anthropic.feed(data({"type": "content_block_delta", "delta": {"type": "text_delta", "text": "a"}}))
-    assert anthropic.total == 1
-    anthropic.feed(data({"type": "message_delta", "usage": {"output_tokens": 3}}))
-    assert anthropic.total == 3
+def test_a_transcript_is_counted() -> None:
     transcript = TokenCount(StreamForm.TRANSCRIPT)
     transcript.feed(data({"type": "transcript.text.delta", "delta": "a"}))
     assert transcript.total == 1
     transcript.feed(data({"type": "transcript.text.done", "text": "ab", "usage": {"output_tokens": 2}}))
     assert transcript.total == 2
+
+
+def test_nor_does_the_slot() -> None:
+    assert without_cache(b'data: {"id_slot":3,"content":"a"}\n\n') == b'data: {"id_slot":0,"content":"a"}\n\n'
 
 
 @given(st.text())
@@ -167,20 +166,20 @@ def test_any_bytes_can_be_counted(junk: bytes) -> None:
     answer_timings(junk)
 
 
-TIMINGS = {"prompt_n": 12, "prompt_ms": 24.0, "predicted_n": 50, "predicted_ms": 1000.0, "cache_n": 3}
+TIMED = {"prompt_n": 12, "prompt_ms": 24.0, "predicted_n": 50, "predicted_ms": 1000.0, "cache_n": 3}
 
 
 def test_what_llama_server_says_of_the_time_is_read() -> None:
-    body = json.dumps({"choices": [], "usage": {"completion_tokens": 50}, "timings": TIMINGS}).encode()
+    body = json.dumps({"choices": [], "usage": {"completion_tokens": 50}, "timings": TIMED}).encode()
     assert answer_timings(b"data: " + body + b"\n\n") == AnswerTimings(12, 0.024, 50, 1.0)
     assert answer_timings(b'data: {"choices":[]}\n\n') is None
 
 
 def test_drafts_are_read_where_there_were_any() -> None:
     drafts = {"draft_n": 40, "draft_n_accepted": 30}
-    body = json.dumps({"timings": {**TIMINGS, **drafts}}).encode()
+    body = json.dumps({"timings": {**TIMED, **drafts}}).encode()
     assert answer_timings(body) == AnswerTimings(12, 0.024, 50, 1.0, 40, 30)
-    assert answer_timings(json.dumps({"timings": {**TIMINGS, "draft_n": -1}}).encode()) is None
+    assert answer_timings(json.dumps({"timings": {**TIMED, "draft_n": -1}}).encode()) is None
 
 
 @pytest.mark.parametrize(
@@ -188,7 +187,7 @@ def test_drafts_are_read_where_there_were_any() -> None:
     [{"prompt_n": -1}, {"prompt_ms": "1"}, {"predicted_n": 1e13}, {"predicted_ms": None}, {"prompt_n": [1]}],
 )
 def test_times_that_make_no_sense_are_none(wrong: dict[str, object]) -> None:
-    assert answer_timings(json.dumps({"timings": {**TIMINGS, **wrong}}).encode()) is None
+    assert answer_timings(json.dumps({"timings": {**TIMED, **wrong}}).encode()) is None
 
 
 def test_times_nested_too_deeply_are_none() -> None:
@@ -197,5 +196,238 @@ def test_times_nested_too_deeply_are_none() -> None:
 
 @given(st.text())
 def test_generated_text_cannot_pass_for_a_time(text: str) -> None:
-    liar = f'{text}"timings": {json.dumps(TIMINGS)}'
+    liar = f'{text}"timings": {json.dumps(TIMED)}'
     assert answer_timings(chat({"content": liar})) is None
+
+
+TIMINGS = {"cache_n": 7, "prompt_n": 5, "prompt_ms": 1.0, "predicted_n": 9, "predicted_ms": 2.0}
+
+
+def metered(*bodies: object) -> tuple[int | None, int | None]:
+    meter = AnswerMeter()
+    for body in bodies:
+        meter.see(b"data: " + json.dumps(body).encode() + b"\n\n")
+    return meter.prompt, meter.cached
+
+
+@pytest.mark.parametrize(
+    "bodies",
+    [
+        [{"usage": {"prompt_tokens": 12, "prompt_tokens_details": {"cached_tokens": 7}}}],
+        [{"choices": [{"delta": {"content": "a"}}]}, {"choices": [], "timings": TIMINGS}],
+        [{"tokens_predicted": 9, "tokens_evaluated": 12, "tokens_cached": 20, "timings": TIMINGS}],
+        [{"type": "response.completed", "response": {
+            "usage": {"input_tokens": 12, "input_tokens_details": {"cached_tokens": 7}}}}],
+        [{"type": "message_start", "message": {
+            "usage": {"cache_read_input_tokens": 7, "input_tokens": 5, "output_tokens": 0}}},
+         {"type": "message_delta", "usage": {"output_tokens": 9}}],
+    ],
+)  # fmt: skip
+def test_each_dialect(bodies: list[object]) -> None:
+    assert metered(*bodies) == (12, 7)
+
+
+def test_embeddings_say_nothing_of_a_cache() -> None:
+    assert metered({"data": [], "usage": {"prompt_tokens": 4, "total_tokens": 4}}) == (4, None)
+
+
+def test_an_answer_that_was_broken_off_says_nothing() -> None:
+    assert metered({"choices": [{"delta": {"content": "a"}}]}) == (None, None)
+
+
+@given(st.text())
+def test_generated_text_cannot_pass_for_a_figure(text: str) -> None:
+    liar = f'{text}"usage": {{"prompt_tokens": 77, \\"cached_tokens": 88'
+    assert metered({"choices": [{"delta": {"content": liar}}], "timings": TIMINGS}) == (12, 7)
+
+
+@pytest.mark.parametrize(
+    ("events", "status"),
+    [
+        (b"data: {}\n\ndata: [DONE]\n\n", 200),
+        (b"data: [DONE]\n\n", 200),
+        (b'event: message_stop\ndata: {"type":"message_stop"}\n\n', 200),
+        (b"event: response.completed\ndata: {}\n\n", 200),
+        (b'data: {"content":"","stop":true}\n\n', 200),
+        (b'data: {"content":"a","stop":false}\n\n', 499),
+        (b'data: {"content":"\\ndata: [DONE]\\nevent: message_stop \\"stop\\":true"}\n\n', 499),
+        (b"event: response.completed_part\ndata: {}\n\n", 499),
+        (b"", 499),
+    ],
+)
+def test_who_hangs_up_on_the_last_event_has_the_whole_answer(events: bytes, status: int) -> None:
+    meter = AnswerMeter()
+    meter.see_events(b"data: {}\n\n")
+    meter.see_events(events)
+    meter.hung_up()
+    assert meter.status == status
+
+
+def estimated(meter: AnswerMeter) -> int | None:
+    return meter.estimated_prompt
+
+
+IMAGE = "data:image/png;base64," + "iVBORw0KGgo" * 300_000
+
+
+@pytest.mark.parametrize(
+    ("content", "least", "most"),
+    [
+        ("a word or two " * 10_000, 46_667, 46_700),
+        ([{"type": "image_url", "image_url": {"url": IMAGE}}, {"type": "text", "text": "what?"}], 4000, 5000),
+        ([{"type": "input_audio", "input_audio": {"data": IMAGE[22:], "format": "mp3"}}], 4000, 5000),
+        ("ab, " * (16 << 20), 0, 2 << 20),
+    ],
+)
+def test_what_was_asked_is_estimated_for_who_does_not_wait_to_be_told(
+    content: object, least: int, most: int
+) -> None:
+    meter = AnswerMeter(asked=json.dumps({"messages": [{"role": "user", "content": content}]}).encode())
+    assert estimated(meter) is None
+    meter.hung_up()
+    assert least <= (estimated(meter) or 0) <= most
+    meter.see(b'"usage": {"prompt_tokens": 7}')
+    assert estimated(meter) is None
+
+
+@pytest.mark.parametrize("run", [1, 300, 16_383, 16_384, 8 << 20])
+def test_to_estimate_the_longest_prompt_takes_no_second(run: int) -> None:
+    prompt = ("x" * run + " ") * ((8 << 20) // run)
+    meter = AnswerMeter(asked=json.dumps({"prompt": prompt}).encode())
+    meter.hung_up()
+    began = time.thread_time()  # others use the same processor
+    assert estimated(meter)
+    assert time.thread_time() - began < 1.0
+
+
+@pytest.mark.parametrize("status", [400, 502, 503])
+def test_who_was_refused_or_lost_the_answer_is_charged_nothing_estimated(status: int) -> None:
+    assert AnswerMeter(status=status, asked=b"{}" * 1000).estimated_prompt is None
+    waited = AnswerMeter()  # llama-server was not asked
+    waited.hung_up()
+    assert waited.estimated_prompt is None
+
+
+TOLD_NOTHING: list[tuple[dict[str, object], int]] = [
+    ({"input": "abcd"}, 4),  # a third of the letters, and two for the ends
+    ({"input": ["abcd", "abcd"]}, 8),
+    ({"input": [1, 20_000, 300_000]}, 3),
+    ({"input": [[1, 2], [3]]}, 3),
+    ({"input": "语言模型"}, 6),
+    ({"input": "1" * 30_000}, 10_002),  # no media, though it has no blank
+    ({"query": "abc", "texts": ["abc", "abc", "abc"]}, 22),
+    ({"prompt": "abc", "grammar": "root ::= word", "n_predict": 5}, 3),
+]
+
+
+@pytest.mark.parametrize(("asked", "tokens"), TOLD_NOTHING, ids=str)
+def test_what_an_answer_does_not_tell_is_estimated(asked: dict[str, object], tokens: int) -> None:
+    meter = AnswerMeter(status=200, asked=json.dumps(asked).encode())
+    assert estimated(meter) == tokens
+    meter.see(b'{"content": "a", "tokens_evaluated": 1}')
+    assert estimated(meter) is None and meter.prompt == 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "least", "most"),
+    [
+        ([100_000] * 50_000, 50_000, 50_000 * 1.1),
+        ("word " * 20_000, 20_000, 40_000),
+        ([{"image_url": {"url": "data:image/png;base64," + "A" * 1_000_000}}], 1000, 5000),
+    ],
+)
+def test_a_long_request_is_estimated_by_its_bytes(prompt: object, least: float, most: float) -> None:
+    """Its fields are not looked at: that would hold up the loop."""
+    body = json.dumps({"prompt": prompt}, separators=(",", ":")).encode()
+    assert least <= (AnswerMeter(status=499, asked=body).estimated_prompt or 0) <= most
+
+
+def test_a_form_has_a_sound() -> None:
+    assert AnswerMeter(status=499, asked=b"--b\r\n" + b"\0" * 100_000).estimated_prompt == 4096
+
+
+@given(st.binary())
+def test_any_bytes_can_be_seen(junk: bytes) -> None:
+    meter = AnswerMeter()
+    meter.see(b'"usage"' + junk)
+    assert (meter.prompt or 0) >= 0
+
+
+_ANSWERS = {
+    "chat": {
+        "usage": {"prompt_tokens": 12, "prompt_tokens_details": {"cached_tokens": 7}},
+        "timings": {
+            "cache_n": 7,
+            "prompt_n": 5,
+            "prompt_ms": 1.5,
+            "prompt_per_second": 3e-7,
+            "predicted_n": 9,
+        },
+    },
+    "anthropic": {"usage": {"cache_read_input_tokens": 7, "input_tokens": 5, "output_tokens": 9}},
+    "responses": {"usage": {"input_tokens": 12, "input_tokens_details": {"cached_tokens": 7}}},
+}
+
+
+def answer(kind: str, cached: int) -> bytes:
+    text = json.dumps(_ANSWERS[kind])
+    text = text.replace('"cached_tokens": 7', f'"cached_tokens": {cached}')
+    text = text.replace('"cache_n": 7, "prompt_n": 5', f'"cache_n": {cached}, "prompt_n": {12 - cached}')
+    text = text.replace(
+        '"cache_read_input_tokens": 7, "input_tokens": 5',
+        f'"cache_read_input_tokens": {cached}, "input_tokens": {12 - cached}',
+    )
+    return text.replace('"prompt_ms": 1.5', f'"prompt_ms": {1.5 + cached}').encode()
+
+
+@pytest.mark.parametrize("kind", _ANSWERS)
+def test_an_answer_is_the_same_whatever_was_cached(kind: str) -> None:
+    assert answer(kind, 7) != answer(kind, 0)
+    assert without_cache(answer(kind, 7)) == without_cache(answer(kind, 0))
+    told = json.loads(without_cache(answer(kind, 7)))
+    assert told["usage"].get("prompt_tokens", told["usage"].get("input_tokens")) == 12
+
+
+def test_nor_does_its_progress_tell() -> None:
+    progress = b'data: {"prompt_progress":{"total":90,"cache":80,"processed":85,"time_ms":3}}\n\n'
+    assert b'"cache":0,' in without_cache(progress)
+
+
+@given(st.text())
+def test_text_stays_as_it_is(text: str) -> None:
+    liar = f'{text}"usage","cached_tokens": 5, "cache_n": 3, "prompt_n": 4, "id_slot": 2'
+    body = json.dumps({"content": liar, "usage": {}}).encode()
+    assert without_cache(body) == body
+
+
+TEMPLATE = '{"model_path": "of a template"} "model_path":"x\\'
+
+
+@given(st.text(min_size=1), st.text(), st.sampled_from([None, 0, 2]), st.booleans())
+def test_the_path_is_replaced_and_nothing_else(
+    path: str, model: str, indent: int | None, ascii_: bool
+) -> None:
+    said = {"total_slots": 4, "chat_template": TEMPLATE, "model_path": path, "bos_token": TEMPLATE}
+    body = json.dumps(said, indent=indent, ensure_ascii=ascii_).encode("utf-8", "surrogatepass")
+    told = hide_model_path(body, model)
+    assert json.loads(told) == {**said, "model_path": model}
+    without = json.dumps(model).encode()
+    assert told.startswith(body[: body.index(b'"model_path"')]) and without in told
+
+
+@pytest.mark.parametrize("body", [b"", b"no JSON", b'{"model_path":', b'{"model_path":"/home/a', b'{"a":1}'])
+def test_what_has_no_such_field_is_left_as_it_is(body: bytes) -> None:
+    assert hide_model_path(body, "tiny") == body
+
+
+@pytest.mark.parametrize("unit", ["x", '\\"', "\\\\", 'x\\"'])
+@pytest.mark.parametrize("end", ['"}', ""], ids=["ended", "open"])
+def test_the_longest_properties_take_little_memory(unit: str, end: str) -> None:
+    """Of a head that means no good."""
+    body = bytearray(('{"model_path":"' + unit * (HELD_ANSWER_BYTES // len(unit)) + end).encode())
+    tracemalloc.start()
+    try:
+        assert (hide_model_path(body, "tiny") == b'{"model_path":"tiny"}') is bool(end)
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(body)
+    finally:
+        tracemalloc.stop()

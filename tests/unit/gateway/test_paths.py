@@ -2,9 +2,8 @@
 
 import re
 
-from meshd.gateway.events import StreamForm
 from meshd.gateway.own_answers import HEALTH_PATHS, MODELS_PATHS
-from meshd.gateway.paths import ROUTES
+from meshd.gateway.paths import OLLAMA_PREFIX, ROUTES, unknown_path
 
 from tests.pinned_source import pinned_source
 
@@ -42,7 +41,9 @@ def test_each_route_of_the_pinned_llama_server_is_passed_on_answered_or_refused(
     source = pinned_source("tools/server/server.cpp")
     registered = {f"{_METHODS[method]} {path}" for method, path in _REGISTERED.findall(source)}
     assert len(registered) > 40, "they are written otherwise now"
-    passed_on = {f"{route.method} {path}" for path, route in ROUTES.items()}
+    passed_on = {
+        f"{route.method} {path}" for path, route in ROUTES.items() if not path.startswith(OLLAMA_PREFIX)
+    }
     assert passed_on <= registered
     assert registered - passed_on - {f"GET {path}" for path in OWN} == REFUSED.keys()
 
@@ -90,17 +91,16 @@ def test_own_answers_are_not_passed_on() -> None:
     assert not ROUTES.keys() & OWN
 
 
-def test_dialects_belong_to_their_paths() -> None:
-    other = {path: route.form for path, route in ROUTES.items() if route.form is not StreamForm.OPENAI}
-    assert other == {
-        "/responses": StreamForm.RESPONSES,
-        "/v1/responses": StreamForm.RESPONSES,
-        "/v1/messages": StreamForm.ANTHROPIC,
-        "/audio/transcriptions": StreamForm.TRANSCRIPT,
-        "/v1/audio/transcriptions": StreamForm.TRANSCRIPT,
-    }
-
-
 def test_only_sounds_come_as_forms() -> None:
     forms = {path for path, route in ROUTES.items() if route.is_form}
     assert forms == {"/audio/transcriptions", "/v1/audio/transcriptions"}
+
+
+def test_a_base_url_with_v1_too_many_is_told_and_only_that() -> None:
+    without = "use the base URL `http://HOST:PORT` (without `/v1`)"
+    for path in ("/v1/v1/messages", "/v1/v1/models", "/v1/api/chat", "/v1/api/tags"):
+        assert unknown_path(path) == f"the API has no path `{path}`: {without}"
+    for path in ("/v1/messages/batches", "/v1/apis", "/v2/v1/models", "/v1/api/v0/models", "/v1/api/pull"):
+        assert without not in unknown_path(path)
+    assert "use the paths below `/v1`" in unknown_path("/v1/api/v0/models")
+    assert "use `meshd model`" in unknown_path("/v1/api/pull")

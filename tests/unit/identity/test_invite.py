@@ -195,3 +195,26 @@ def test_a_token_is_refused_here_only_when_clocks_cannot_explain_it() -> None:
     with pytest.raises(UserError, match="expired 1 day ago") as caught:
         refuse_expired(INVITE, end + 86400)
     assert "meshd invite" in caught.value.hint
+
+
+def _accepted(text: str) -> bool:
+    """Whether `text` is taken for a token. Raises whatever `parse_token` raises besides UserError."""
+    try:
+        parse_token(text)
+    except UserError:
+        return False
+    return True
+
+
+def test_every_damage_to_one_character_is_found() -> None:
+    """Every place, and every character that a token may have: changed, left out, doubled, inserted."""
+    token = encode_token(INVITE)
+    alphabet = "abcdefghijklmnopqrstuvwxyz0123456789"
+    wrong: set[str] = set()
+    for at, char in enumerate(token):
+        wrong |= {token[:at] + other + token[at + 1 :] for other in alphabet if other != char}
+        wrong |= {token[:at] + other + token[at:] for other in alphabet}
+        wrong.add(token[:at] + token[at + 1 :])
+    wrong.discard(token)
+    assert len(wrong) > 60 * len(token)
+    assert [text for text in wrong if _accepted(text)] == []

@@ -49,6 +49,21 @@ def test_a_joiner_is_reserved_then_certified() -> None:
     certified(book, entry, GUEST)
 
 
+def test_an_invite_made_while_the_clock_was_years_ahead_ends_when_it_is_set_back() -> None:
+    ahead = NOW + 20 * 365 * 86_400
+    book = InviteBook(MESH)
+    made = book.create(
+        secret=SECRET, roles=[Role.USE], now=ahead, expires_at=ahead + 100, uses=2, printed=True
+    )
+    assert book.reserve(made.invite_id, GUEST.peer, ahead).ok
+    assert made.state(NOW) == "expired" and book.current(roles=[Role.USE], now=NOW) is None
+    refused = book.reserve(made.invite_id, WORKER.peer, NOW)
+    assert refused.code == "expired" and "clock" in refused.text and "meshd invite" in refused.hint
+    assert book.reserve(made.invite_id, GUEST.peer, NOW).ok, "it was counted in before"
+    hour_back = made.created_at - 3600
+    assert made.state(hour_back) == "valid" and book.reserve(made.invite_id, WORKER.peer, hour_back).ok
+
+
 def test_the_same_key_gets_the_same_certificate_and_counts_once() -> None:
     book, entry = book_with(uses=1)
     book.reserve(entry.invite_id, GUEST.peer, NOW)

@@ -180,13 +180,14 @@ def test_a_banned_member_is_refused_also_with_a_backdated_certificate() -> None:
         error = refused_by_listener(
             dialler(key=WORKER, chain=chain), listener(why_banned=bans.why_banned), "banned"
         )
-        assert "new key" in error.hint
+        assert "`meshd unban`" in error.hint and "new key" in error.hint
 
 
 def test_a_banned_key_does_not_join_again() -> None:
     bans = RevocationSet(MESH)
     bans.add(ban(signer=ROOT, chain=None, mesh=MESH, kind="node", target=GUEST.peer.raw, issued_at=1))
-    refused_by_listener(joiner(), listener(why_node_banned=bans.why_node_banned), "banned")
+    error = refused_by_listener(joiner(), listener(why_node_banned=bans.why_node_banned), "banned")
+    assert "is banned from this mesh" in error.what and "`meshd unban`" in error.hint
     proven(joiner(key=STRANGER), listener(why_node_banned=bans.why_node_banned))
 
 

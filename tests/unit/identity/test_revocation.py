@@ -42,10 +42,22 @@ def make(
     *,
     evidence: Certificate | None = None,
     at: int = 2000,
+    epoch: int = 0,
+    lifts: bool = False,
 ) -> Ban:
     kind: BanKind = "invite" if isinstance(target, bytes) else "node"
     raw = target if isinstance(target, bytes) else target.peer.raw
-    return ban(signer=signer, chain=chain, mesh=MESH, kind=kind, target=raw, issued_at=at, evidence=evidence)
+    return ban(
+        signer=signer,
+        chain=chain,
+        mesh=MESH,
+        kind=kind,
+        target=raw,
+        issued_at=at,
+        evidence=evidence,
+        epoch=epoch,
+        lifts=lifts,
+    )
 
 
 def holding(*bans: Ban) -> RevocationSet:
@@ -195,6 +207,44 @@ def test_one_ban_is_kept_for_each_issuer_and_target() -> None:
     assert forward.why_banned(GUEST_CHAIN)
 
 
+def test_the_root_lifts_all_bans_of_a_node_and_of_an_invite() -> None:
+    bans = holding(
+        make(ROOT, None, GUEST),
+        make(ADMIN, ADMIN_CHAIN, GUEST),
+        make(INVITER, INVITER_CHAIN, GUEST, evidence=GUEST_CHAIN.leaf),
+        make(INVITER, INVITER_CHAIN, INVITE_ID),
+    )
+    assert bans.next_epoch("node", GUEST.peer.raw) == 1
+    assert bans.add(make(ROOT, None, GUEST, epoch=1, lifts=True))
+    assert "invite" in (bans.why_banned(GUEST_CHAIN) or ""), "that ban is of the invite"
+    assert bans.why_node_banned(GUEST.peer) is None
+    assert bans.next_epoch("invite", INVITE_ID) == 0
+    assert bans.add(make(ROOT, None, INVITE_ID, lifts=True))
+    assert bans.why_banned(GUEST_CHAIN) is None
+    assert bans.bans() == ()
+    assert bans.is_lifted("node", GUEST.peer.raw) and not bans.is_lifted("node", WORKER.peer.raw)
+
+
+def test_after_a_lift_only_the_root_bans_again() -> None:
+    bans = holding(make(ROOT, None, GUEST), make(ROOT, None, GUEST, epoch=1, lifts=True))
+    bans.add(make(ADMIN, ADMIN_CHAIN, GUEST, at=9_000_000))
+    assert bans.why_banned(GUEST_CHAIN) is None
+    assert not bans.add(make(ROOT, None, GUEST, at=9_000_000)), "an older statement of the root"
+    assert bans.add(make(ROOT, None, GUEST, epoch=2))
+    assert bans.why_banned(GUEST_CHAIN)
+    assert {item.issuer for item in bans.bans()} == {ROOT.peer, ADMIN.peer}
+
+
+def test_nobody_but_the_root_lifts_or_numbers() -> None:
+    for epoch, lifts in ((0, True), (1, False)):
+        for signer, chain, evidence in (
+            (ADMIN, ADMIN_CHAIN, None),
+            (INVITER, INVITER_CHAIN, GUEST_CHAIN.leaf),
+        ):
+            with pytest.raises(RemoteProtocolError, match="only the root of the mesh lifts bans"):
+                make(signer, chain, GUEST, evidence=evidence, epoch=epoch, lifts=lifts)
+
+
 POOL: Sequence[Ban] = (
     make(ROOT, None, GUEST),
     make(ROOT, None, GUEST, at=1),
@@ -208,6 +258,12 @@ POOL: Sequence[Ban] = (
     make(INVITER, INVITER_CHAIN, GUEST, evidence=GUEST_CHAIN.leaf),
     make(INVITER, INVITER_CHAIN, INVITE_ID),
     make(INVITER, INVITER_CHAIN, b"invite 2"),
+    make(ROOT, None, GUEST, epoch=1, lifts=True),
+    make(ROOT, None, GUEST, epoch=1),
+    make(ROOT, None, GUEST, epoch=2),
+    make(ROOT, None, GUEST, epoch=3, lifts=True),
+    make(ROOT, None, INVITE_ID, epoch=7, lifts=True),
+    make(ROOT, None, WORKER, lifts=True),
 )
 CHAINS = (FOUNDER_CHAIN, ADMIN_CHAIN, INVITER_CHAIN, WORKER_CHAIN, GUEST_CHAIN)
 
@@ -284,7 +340,7 @@ def test_wrong_lengths_are_our_own_fault() -> None:
 @given(st.data())
 @thorough
 def test_a_damaged_ban_is_refused_or_says_the_same(data: st.DataObject) -> None:
-    good = POOL[-3]
+    good = POOL[10]
     raw = data.draw(damaged(good.encode()))
     bans = RevocationSet(MESH)
     with pytest.raises(RemoteProtocolError):

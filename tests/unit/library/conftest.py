@@ -23,9 +23,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def stores(home: Path) -> Stores:
+def stores(home: Path, monkeypatch: pytest.MonkeyPatch) -> Stores:
     """Of that home; Ollama's service has none there."""
-    return Stores.here(home / "cache", {"OLLAMA_MODELS": str(home / ".ollama/models")})
+    monkeypatch.setenv("OLLAMA_MODELS", str(home / ".ollama/models"))
+    return Stores.here(home / "cache")
 
 
 @pytest.fixture

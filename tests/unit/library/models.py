@@ -4,7 +4,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from meshd.library.pulled_names import note_names
+from meshd.library.pulled_models import note_names
 from meshd.model.model_name import parse_model_name
 
 from tests.gguf_bytes import gguf, language_model

@@ -11,7 +11,7 @@ from meshd.library.adopt import adopt
 from meshd.library.download import Repository
 from meshd.library.hub_client import HubFile
 from meshd.library.interface import NotHere, NotTheSame
-from meshd.library.pulled_names import add_name, find_noted, is_pulled
+from meshd.library.pulled_models import add_name, find_noted, is_pulled
 from meshd.library.resolve import Resolver
 from meshd.library.stores import Stores
 from meshd.model.model_name import HubName, MeshName

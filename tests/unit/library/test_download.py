@@ -417,6 +417,14 @@ def test_a_link_to_nothing_is_made_again(hub: Hub, cache: Path, elsewhere: bool)
     assert get(cache) == [path] and path.read_bytes() == tiny()
 
 
+def test_it_is_told_that_the_hub_is_asked_before_it_answers(hub: Hub, cache: Path) -> None:
+    hub.status = 503
+    told: list[tuple[str, int]] = []
+    with pytest.raises(UserError, match="HTTP 503"):
+        download(NAME, cache, lambda progress: told.append((progress.activity, len(hub.asked))))
+    assert told == [(f"asking {hub.url} for the files of `{NAME.repository}`", 0)]
+
+
 def test_a_name_that_cannot_be_resolved_is_told_in_words() -> None:
     with pytest.raises(UserError, match="its name cannot be resolved: is this machine online") as caught:
         with hub_client.explained("me/Tiny"):

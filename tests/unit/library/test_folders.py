@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.library import folders, walk
-from meshd.library.folders import only_model
+from meshd.library import disk
+from meshd.library.disk import files_below, folders_in
 from meshd.library.interface import ModelSource
-from meshd.library.walk import files_below, folders_in
+from meshd.library.stores import lm_studio_folders, models_below, only_model
 
 from .models import put, tiny, tiny_shards
 
@@ -42,8 +42,8 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
 
 def test_lm_studios_layout(home: Path) -> None:
     path = put(home / ".lmstudio/models/publisher/repo-GGUF/repo-Q4_K_M.gguf", tiny())
-    assert folders.lm_studio_folders()[0] == home / ".lmstudio/models"
-    [found] = folders.all_models(home / ".lmstudio/models", ModelSource.LM_STUDIO)
+    assert lm_studio_folders()[0] == home / ".lmstudio/models"
+    [found] = models_below(home / ".lmstudio/models", ModelSource.LM_STUDIO)
     assert (found.paths, found.stem, found.source) == ((path,), "repo-Q4_K_M", ModelSource.LM_STUDIO)
 
 
@@ -54,7 +54,7 @@ def test_a_walk_has_a_depth_and_a_number(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(files_below(tmp_path, depth=9)) == 2
     for number in range(50):
         put(tmp_path / "many" / f"{number}.gguf", b"x")
-    monkeypatch.setattr(walk, "MAX_ENTRIES", 20)
+    monkeypatch.setattr(disk, "MAX_ENTRIES", 20)
     assert len(files_below(tmp_path, depth=2)) <= 20
     assert len(folders_in(tmp_path, "m")) == 1
 
@@ -69,4 +69,4 @@ def test_a_walk_follows_no_loop(tmp_path: Path) -> None:
 
 def test_what_is_not_there(tmp_path: Path) -> None:
     assert files_below(tmp_path / "x", depth=3) == [] and folders_in(tmp_path / "x", "") == []
-    assert walk.size_of(tmp_path / "x") == 0
+    assert disk.size_of(tmp_path / "x") == 0

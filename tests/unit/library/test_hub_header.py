@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.library import hub_header
-from meshd.library.hub_header import fetch_headers
+from meshd.library import download
+from meshd.library.download import fetch_headers
 from meshd.library.interface import TransferProgress
 from meshd.model.gguf import Header, read_header
 from meshd.model.model_name import HubName
@@ -21,7 +21,7 @@ KIB = 1 << 10
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_header, "_FIRST_BYTES", 64 * KIB)
+    monkeypatch.setattr(download, "_FIRST_BYTES", 64 * KIB)
 
 
 def big() -> bytes:
@@ -78,7 +78,7 @@ def test_of_a_model_in_several_files_each_header(hub: Hub, tmp_path: Path) -> No
     ("files", "what"),
     [
         ({"big-Q8_0.gguf": b"GGUF" + bytes(200)}, "cannot use `big-Q8_0.gguf`"),
-        ({"big-Q8_0.gguf": b"<html>" * 20_000}, "not a GGUF file"),
+        ({"big-Q8_0.gguf": b"<html>" * 20_000}, "it is a web page, not a model"),
         ({"readme.md": b"none"}, "has no GGUF file"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from meshd.library.own_models import own_models
+from meshd.library.stores import own_models
 
 from tests.unit.library.members.exchange_scene import stores_of
 from tests.unit.library.models import put, tiny, tiny_shards

@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.library import resolve
 from meshd.library.interface import NotHere
-from meshd.library.pulled_names import add_name, names_of, note_names
+from meshd.library.pulled_models import add_name, names_of, note_names
 from meshd.library.resolve import Resolver
-from meshd.library.short_names import DEMO_STEM, SHORT_NAMES, stem_of
 from meshd.library.stores import Stores
-from meshd.model.model_name import MeshName, parse_model_name
+from meshd.model.model_name import DEMO_STEM, SHORT_NAMES, MeshName, parse_model_name, stem_of
 from meshd.model.weights_index import fingerprint
 from meshd.store.hash_cache import FileState, HashCache
 

@@ -7,9 +7,8 @@ from meshd.base.errors import UserError
 from meshd.library import hub_cache
 from meshd.library.remove import Removal, plan_removal, remove
 from meshd.library.resolve import Resolver
-from meshd.library.short_names import DEMO_STEM
 from meshd.library.stores import Stores
-from meshd.model.model_name import HubName
+from meshd.model.model_name import DEMO_STEM, HubName
 
 from tests.conformance.run import run
 from tests.unit.store.header_files import opens, with_holes

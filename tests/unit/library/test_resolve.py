@@ -10,8 +10,8 @@ from meshd.base.errors import UserError
 from meshd.library import resolve
 from meshd.library.interface import ModelSource, NotHere
 from meshd.library.resolve import Resolver
-from meshd.library.short_names import DEMO_STEM, SHORT_NAMES, stem_of
 from meshd.library.stores import Stores
+from meshd.model.model_name import DEMO_STEM, SHORT_NAMES, stem_of
 from meshd.model.weights_index import fingerprint
 from meshd.store.hash_cache import FileState, HashCache
 
@@ -72,9 +72,7 @@ def test_a_fingerprint_is_found_in_any_store(
     assert resolver.local("smollm2").paths == (path,)
 
 
-@pytest.mark.parametrize(
-    "text", ["/nonexistent/m.gguf", "./m.gguf", "x/" + "y" * 300, "~nobody-at-all/m.gguf"]
-)
+@pytest.mark.parametrize("text", ["/nonexistent/m.gguf", "./m.gguf", "x/" + "y" * 300])
 def test_a_path_that_leads_nowhere(resolver: Resolver, text: str) -> None:
     with pytest.raises(UserError, match="no model file") as caught:
         resolver.local(text)

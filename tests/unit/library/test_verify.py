@@ -7,10 +7,9 @@ import pytest
 from meshd.base.errors import UserError
 from meshd.library.facts import facts_of
 from meshd.library.interface import ModelSource, StoredModel, TransferProgress
-from meshd.library.promised_hash import hash_of, promised_by
 from meshd.library.resolve import Resolver
 from meshd.library.stores import Stores
-from meshd.library.verify import Verified, verify
+from meshd.library.verify import Verified, hash_of, promised_by, verify
 
 from tests.hub_server import git_hash
 

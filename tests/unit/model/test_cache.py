@@ -48,13 +48,10 @@ def test_cells_are_padded() -> None:
 
 
 def test_a_shape_for_other_answers() -> None:
-    one = ContextShape(1000, unified=True)
-    four = one.of(4, 1000)
-    assert (four.tokens, four.each, four.answer_tokens, four.cells) == (4096, 1024, 1024, 4096)
+    four = ContextShape(1000).of(4, 1000)
+    assert (four.tokens, four.cells, four.streams) == (4096, 1024, 4)
     assert not four.is_shared
     assert four.of(1, 1000) == ContextShape(1000)
-    divided = ContextShape(1000).of(4, 1000)
-    assert (divided.tokens, divided.each, divided.answer_tokens) == (4096, None, 1024)
     shared = ContextShape(1000, parallel=2, unified=True)
     assert shared.is_shared
     assert shared.of(4, 1000) == ContextShape(1000, parallel=4, unified=True)

@@ -59,8 +59,16 @@ def test_version_2_is_read_and_1_and_4_are_not() -> None:
 
 
 def test_big_endian_is_named() -> None:
-    with pytest.raises(UserError, match="big endian"):
+    with pytest.raises(UserError, match="big endian") as caught:
         parse(b"GGUF" + struct.pack(">IQQ", 3, 0, 0))
+    assert "gguf_convert_endian.py" in caught.value.hint
+
+
+def test_an_unknown_version_says_what_to_do() -> None:
+    for version, words in ((4, "upgrade meshd"), (1, "convert it")):
+        with pytest.raises(UserError) as caught:
+            parse(b"GGUF" + struct.pack("<IQQ", version, 0, 0))
+        assert words in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -68,8 +76,9 @@ def test_big_endian_is_named() -> None:
     [
         (b"", "the file is empty"),
         (b"GG", "not a GGUF file: it has only 2 bytes"),
-        (b"PK\x03\x04" + bytes(40), "not a GGUF file: it begins with"),
-        (b"\x80\x02}q" + bytes(40), "not a GGUF file"),
+        (b"RIFF" + bytes(40), "not a GGUF file: it begins with `RIFF`"),
+        (b"\xff\x00\x01\x02" + bytes(40), "not a GGUF file: it begins with `ff000102`"),
+        (b"<!DOCTYPE html>", "it is a web page, not a model"),
     ],
 )
 def test_other_files_are_refused(data: bytes, message: str) -> None:

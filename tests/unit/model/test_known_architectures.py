@@ -6,7 +6,12 @@ import pytest
 from meshd.base.errors import UserError
 from meshd.model import architectures
 from meshd.model.file_types import FILE_TYPES
-from meshd.model.known_architectures import KNOWN_ARCHITECTURES, check_architecture, check_projector
+from meshd.model.known_architectures import (
+    KNOWN_ARCHITECTURES,
+    check_architecture,
+    check_is_model,
+    check_projector,
+)
 
 from tests.gguf_bytes import gguf, parse
 from tests.pinned_source import pinned_source
@@ -48,11 +53,37 @@ def test_a_known_one_is_accepted() -> None:
 
 
 @pytest.mark.parametrize(
+    ("metadata", "words", "hint"),
+    [
+        ({"general.architecture": "clip"}, "(mmproj), not a model", "--mmproj"),
+        ({"general.architecture": "clip", "general.type": "model"}, "(mmproj), not a model", "--mmproj"),
+        ({"general.architecture": "llama", "general.type": "mmproj"}, "(mmproj), not a model", "--mmproj"),
+        (
+            {"general.architecture": "llama", "general.type": "adapter"},
+            "an adapter (LoRA)",
+            "llama-export-lora",
+        ),
+        ({"general.type": "imatrix"}, "an importance matrix", "--model"),
+    ],
+)
+def test_what_is_no_model_is_named(metadata: dict[str, str], words: str, hint: str) -> None:
+    with pytest.raises(UserError) as caught:
+        check_is_model(parse(gguf(metadata)), label="m.gguf")
+    assert caught.value.what.startswith("`m.gguf` cannot be served: it is ")
+    assert words in caught.value.what
+    assert hint in caught.value.hint
+
+
+def test_a_model_is_one_with_or_without_its_type() -> None:
+    check_is_model(parse(gguf({"general.architecture": "llama"})), label="m.gguf")
+    check_is_model(parse(gguf({"general.architecture": "llama", "general.type": "model"})), label="m.gguf")
+
+
+@pytest.mark.parametrize(
     ("architecture", "words"),
     [
         ("glm4moelite", "`glm4moelite`, which only Ollama knows; in llama.cpp it is `deepseek2`"),
         ("nonsense", "`nonsense`, which the pinned llama.cpp does not know"),
-        ("clip", "mmproj"),
     ],
 )
 def test_one_that_is_not_known_is_named(architecture: str, words: str) -> None:

@@ -10,6 +10,7 @@ from meshd.model.model_name import (
     HubName,
     MeshName,
     OllamaName,
+    hint_for_name,
     is_file_name,
     is_path,
     parse_model_name,
@@ -179,3 +180,27 @@ def test_any_text_is_a_name_or_refused(text: str) -> None:
 @given(st.text(max_size=60))
 def test_a_list_loses_nothing(text: str) -> None:
     assert ":".join(split_models(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("https://huggingface.co/a/b-GGUF", "`hf:a/b-GGUF`"),
+        ("https://huggingface.co/a/b-GGUF/tree/main", "`hf:a/b-GGUF`"),
+        ("HTTPS://hf.co/a/b/", "`hf:a/b`"),
+        ("https://huggingface.co/a/b/blob/main/b-Q4_K_M.gguf", "`hf:a/b:b-Q4_K_M.gguf`"),
+        ("https://huggingface.co/a/b/resolve/main/q/b-Q4_0.gguf?download=true", "`hf:a/b:q/b-Q4_0.gguf`"),
+        ("http://x/y.gguf", "download the file first"),
+        ("s3://bucket/y.gguf", "download the file first"),
+    ],
+)
+def test_an_address_is_neither_a_name_nor_a_path(text: str, hint: str) -> None:
+    assert not is_path(text)
+    with pytest.raises(ValueError, match="not an address"):
+        parse_model_name(text)
+    assert hint in hint_for_name(text)
+
+
+def test_a_name_that_a_hint_gives_is_one() -> None:
+    hint = hint_for_name("https://huggingface.co/a/b/blob/main/q/b-Q4_0.gguf")
+    assert parse_model_name(hint.split("`")[1]) == HubName("a", "b", "q/b-Q4_0.gguf")

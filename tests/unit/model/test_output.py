@@ -47,7 +47,8 @@ def test_it_is_decided_by_the_device_the_path_and_the_slots(
 def test_what_a_token_costs() -> None:
     """513 KB of logits at 20 Mbit/s, and three round trips until as much is under way at once."""
     choice = choose_output(MODEL, DevicePath(0.02, 2.5e6), slots=1, worker_is_gpu=True)
-    assert choice.why == "49.7 ms per token on the head, 266.7 ms on the worker, estimated"
+    assert choice.head_seconds == pytest.approx(0.0497, rel=0.002)
+    assert choice.worker_seconds == pytest.approx(0.2667, rel=0.002)
 
 
 @pytest.mark.parametrize("path", [DevicePath(0.0003), DevicePath(0.02), DevicePath(0.02, 2.5e6)])

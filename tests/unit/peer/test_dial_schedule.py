@@ -1,10 +1,10 @@
-"""When which dial starts, and when it is given up."""
+"""When which dial starts, when it is given up, and how the last ones ended, in words."""
 
 from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.link.interface import TRANSPORTS, LinkKind, Transport
+from meshd.link.interface import TRANSPORTS, DialFailure, LinkKind, Transport
 from meshd.peer.dial_schedule import (
     BEHIND_DELAY,
     IMPROVE,
@@ -19,7 +19,9 @@ from meshd.peer.dial_schedule import (
     DialPlan,
     DialSchedule,
     Facts,
+    Failed,
     Present,
+    last_error,
     wish,
 )
 
@@ -342,3 +344,22 @@ def test_nothing_runs_twice_and_no_look_is_due_in_the_past(
             schedule.began(index)
         now = plan.at or now
     assert running == set(range(len(ALL)))
+
+
+def test_every_direct_way_is_named_and_the_relay_is_not() -> None:
+    failed = {
+        4: Failed(Transport.WEBRTC, DialFailure.TIMEOUT, "x"),
+        0: Failed(Transport.TCP, DialFailure.REFUSED, "x"),
+        1: Failed(Transport.TCP_PUNCH, DialFailure.UNREACHABLE, "no route to `10.0.0.9`"),
+        2: Failed(Transport.RELAY, DialFailure.TIMEOUT, "x"),
+        3: Failed(Transport.QUIC_ICE, DialFailure.WRONG_PEER, "x"),
+        6: Failed(Transport.QUIC_PORT_PREDICTION, DialFailure.TIMEOUT, "x"),
+        7: Failed(Transport.QUIC, DialFailure.UNFIT, "x"),
+        5: Failed(Transport.MEMBER_RELAY, None, "x"),
+    }
+    assert last_error(failed) == (
+        "tcp connections are refused at the peer's addresses, punched tcp: no route to `10.0.0.9`, "
+        "quic over ice finds another node at the peer's addresses, webrtc gets no answer, "
+        "quic by port search gets no answer"
+    )
+    assert last_error({}) == ""

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import Broken, EndOfStream, Refused, RemoteProtocolError
 from meshd.link.interface import Link, LinkInfo
-from meshd.peer.greeting import BANS_PER_MESSAGE, GREETING_SECONDS, greet
+from meshd.peer.greeting import BANS_PER_MESSAGE, GREETING_SECONDS, Greeted, greet
 from meshd.wire.hello import Bans, Go, Greeting, Hello, Refusal, decode
 from meshd.wire.lengths import LengthParser, framed
 from meshd.wire.native import NativeVersion
@@ -103,17 +103,18 @@ class Side:
         if self.bans_us:
             raise Refused("banned by the root", code="banned")
 
-    def settle(self, mine: Hello, theirs: Hello) -> None:
+    def settle(self, mine: Hello, theirs: Hello) -> bytes:
         self.notes.append("settle")
+        return b"session"
 
 
-async def both(leader: Side, follower: Side, *, size: int = 64) -> list[BaseException | tuple[Hello, bytes]]:
+async def both(leader: Side, follower: Side, *, size: int = 64) -> list[BaseException | Greeted]:
     near, far = ends(size)
-    results: list[BaseException | tuple[Hello, bytes]] = [Broken(""), Broken("")]
+    results: list[BaseException | Greeted] = [Broken(""), Broken("")]
 
     async def side(number: int, link: FakeLink, handler: Side, leads: bool) -> None:
         try:
-            results[number] = await greet(link, handler, leader=leads, settle=handler.settle)
+            results[number] = await greet(link, handler, leader=leads)
         except (Broken, EndOfStream, Refused, RemoteProtocolError) as error:
             results[number] = error
             await link.aclose()
@@ -129,7 +130,7 @@ def test_hellos_go_across_and_each_side_settles_after_its_check() -> None:
         leader, follower = Side(replace(HELLO, name="leader")), Side(replace(HELLO, name="follower"))
         first, second = await both(leader, follower)
         assert not isinstance(first, BaseException) and not isinstance(second, BaseException)
-        assert (first[0].name, second[0].name) == ("follower", "leader")
+        assert (first.hello.name, second.hello.name) == ("follower", "leader")
         assert leader.notes == ["hello", "check", "settle", "banned?"]
         assert follower.notes == ["check", "answer", "settle", "banned?"]
         assert leader.learned == follower.learned == []  # equal sets are not sent
@@ -174,7 +175,7 @@ def test_a_follower_that_refuses_after_the_bans_ends_the_link() -> None:
 
     async def main() -> None:
         first, second = await both(Side(), Side(bans_us=True))
-        assert isinstance(first, tuple)
+        assert isinstance(first, Greeted)
         assert isinstance(second, Refused) and second.code == "banned"
 
     run(main())
@@ -185,7 +186,7 @@ def test_who_was_refused_does_not_refuse_back() -> None:
         near, far = ends()
         await far.send([framed(Refusal("banned", "you are out").encode())])
         with pytest.raises(Refused, match="you are out"):
-            await greet(near, Side(), leader=False, settle=Side().settle)
+            await greet(near, Side(), leader=False)
         assert far._in.empty()
 
     run(main())
@@ -197,7 +198,7 @@ def test_silence_ends_after_ten_seconds(leads: bool) -> None:
         near, _ = ends()
         began = asyncio.get_running_loop().time()
         with pytest.raises(Broken, match="no greeting within 10 s"):
-            await greet(near, Side(), leader=leads, settle=Side().settle)
+            await greet(near, Side(), leader=leads)
         assert asyncio.get_running_loop().time() - began == GREETING_SECONDS
 
     run(main())
@@ -216,7 +217,7 @@ def test_a_peer_that_drips_is_not_given_more_time() -> None:
         async with asyncio.TaskGroup() as group:
             dripping = group.create_task(drip())
             with pytest.raises(Broken, match="no greeting"):
-                await greet(near, Side(), leader=False, settle=Side().settle)
+                await greet(near, Side(), leader=False)
             dripping.cancel()
         assert asyncio.get_running_loop().time() - began == GREETING_SECONDS
 
@@ -228,8 +229,8 @@ def test_what_comes_behind_go_is_handed_on() -> None:
         near, far = ends()
         await far.send([framed(HELLO.encode()) + framed(Go().encode()) + b"frames"])
         side = Side(replace(HELLO, bans_digest=HELLO.bans_digest))
-        _, rest = await greet(near, side, leader=False, settle=side.settle)
-        assert rest == b"frames"
+        greeted = await greet(near, side, leader=False)
+        assert (greeted.session_id, greeted.rest) == (b"session", b"frames")
 
     run(main())
 
@@ -253,7 +254,7 @@ def test_out_of_order_is_refused(messages: list[Greeting]) -> None:
         for message in messages:
             await far.send([framed(message.encode())])
         with pytest.raises(RemoteProtocolError):
-            await greet(near, side, leader=False, settle=side.settle)
+            await greet(near, side, leader=False)
 
     run(main())
 
@@ -263,7 +264,7 @@ def test_a_message_too_long_is_refused_by_its_length() -> None:
         near, far = ends()
         await far.send([(1 << 20).to_bytes(4, "big")])
         with pytest.raises(RemoteProtocolError, match="1048576 bytes announced"):
-            await greet(near, Side(), leader=True, settle=Side().settle)
+            await greet(near, Side(), leader=True)
 
     run(main())
 
@@ -290,7 +291,7 @@ def test_whatever_a_peer_says_ends_in_a_declared_error_or_a_hello(leads: bool, s
                 await far.send([data])
         await far.aclose()
         try:
-            hello, _ = await greet(near, side, leader=leads, settle=side.settle)
+            hello = (await greet(near, side, leader=leads)).hello
         except (Refused, RemoteProtocolError, EndOfStream, Broken):
             pass
         else:

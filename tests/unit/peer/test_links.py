@@ -1,15 +1,21 @@
-"""Status of a peer's links."""
+"""Links of a peer: how they are shown, and what a full one does not take goes first when there is room."""
 
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import pytest
+from meshd.base.errors import Broken
+from meshd.base.fault_boundary import Contained
+from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.link.interface import Link, LinkInfo
 from meshd.mux.session import Session
 from meshd.mux.status import LinkStatus
-from meshd.peer.link_driver import LinkDriver
-from meshd.peer.links import PeerLinks
+from meshd.peer.links import LinkDriver, PeerLinks
 
+from tests.conformance.run import run
 from tests.unit.admin.test_snapshot import NODE, path
+from tests.unit.mux.script import Two, Wire
 
 NUMBER = 1
 
@@ -55,3 +61,110 @@ def test_a_link_is_shown_as_its_session_sees_it(leads: bool, rate: float | None)
     links.choose(one.session)
     [status] = links.statuses(one.session)
     assert (status.rate, status.rtt, status.rtt_min) == (rate, 0.03, 0.02)
+
+
+class HalfLink:
+    """Takes what is sent, if `full` or `broken` do not say otherwise; nothing ever arrives."""
+
+    def __init__(self) -> None:
+        self.sent = bytearray()
+        self.full = self.broken = False
+        self.open = asyncio.Event()
+
+    def _take(self, data: Sequence[bytes | memoryview]) -> None:
+        if self.broken:
+            raise Broken("the line is cut")
+        self.sent += b"".join(data)
+
+    def try_send(self, data: Sequence[bytes | memoryview]) -> bool:
+        if not self.full:
+            self._take(data)
+        return not self.full
+
+    async def send(self, data: Sequence[bytes | memoryview]) -> None:
+        while self.full:
+            self.open.clear()
+            await self.open.wait()
+        self._take(data)
+
+    async def receive(self) -> bytes:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    def divert(self, take: Callable[[bytes], bool]) -> None:
+        pass
+
+
+async def _settled() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def _talking() -> tuple[Two, Wire, int, HalfLink, LinkDriver]:
+    """Two sessions with a stream between them; the leader's driver has a link that the test holds."""
+    two = Two()
+    wire = two.link()
+    stream = two.leader.open()
+    two.transfer()
+    link = HalfLink()
+    driver = LinkDriver(
+        link=cast(Link, link),
+        link_id=wire.link_id,
+        session=two.leader.session,
+        now=lambda: two.now,
+        dispatch=lambda _session, _events: None,
+        deliver=lambda _session, _stream, _data: None,
+        rearm=lambda _at: None,
+        contained=Contained("peer", "link"),
+    )
+    return two, wire, stream, link, driver
+
+
+def test_what_a_full_link_does_not_take_goes_first_when_there_is_room() -> None:
+    async def work() -> None:
+        two, wire, stream, link, driver = _talking()
+        async with Owner() as owner:
+            task = owner.start(driver.carry(b""), name="carry")
+            await _settled()
+            assert driver.pass_on(stream, b"one ")
+            link.full = True
+            assert driver.pass_on(stream, b"two ")
+            assert not driver.pass_on(stream, b"three"), (
+                "something waits already: the long way keeps the order"
+            )
+            two.leader.session.write(stream, b"three")
+            driver.wake()
+            await _settled()
+            link.full = False
+            link.open.set()
+            await _settled()
+            await cancel_and_wait(task)
+        two.flows.out("leader", stream).written += b"one two three"
+        wire.to["follower"] += link.sent
+        two.deliver(two.follower, wire)
+        assert two.flows.out("leader", stream).read == 13
+
+    run(work())
+
+
+def test_what_a_broken_link_did_not_take_goes_over_the_next_one() -> None:
+    async def work() -> None:
+        two, wire, stream, link, driver = _talking()
+        async with Owner() as owner:
+            task = owner.start(_ends(driver), name="carry")
+            await _settled()
+            link.broken = True
+            assert driver.pass_on(stream, b"kept")
+            await task
+        two.flows.out("leader", stream).written += b"kept"
+        two.cut(wire)
+        two.link()
+        two.transfer()
+        assert two.flows.out("leader", stream).read == 4
+
+    run(work())
+
+
+async def _ends(driver: LinkDriver) -> None:
+    with pytest.raises(Broken, match="the line is cut"):
+        await driver.carry(b"")

@@ -9,8 +9,7 @@ from meshd.base.errors import Broken
 from meshd.identity.keys import PeerId
 from meshd.link.interface import Link
 from meshd.mux.events import Code
-from meshd.peer.local_member import LocalMember, Signature
-from meshd.peer.record_numbers import BLOCK, Numbering
+from meshd.peer.local_member import BLOCK, LocalMember, Numbering, Signature
 from meshd.wire.address import Candidate
 
 from tests.sim.loop import run

@@ -13,8 +13,7 @@ from meshd.identity.membership import Chain
 from meshd.identity.presence import Presence
 from meshd.identity.record import PeerRecord
 from meshd.identity.revocation import RevocationSet
-from meshd.peer.news_digest import NewsLedger
-from meshd.peer.news_outbox import LifeItem
+from meshd.peer.news_ledger import LifeItem, NewsLedger
 from meshd.peer.presence_gossip import SUSPECT_SECONDS, PresenceGossip, Signer
 from meshd.rendezvous.book import AddressBook
 

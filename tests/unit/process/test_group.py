@@ -1,5 +1,8 @@
 """The environment a child gets."""
 
+import os
+from unittest import mock
+
 from meshd.process.group import environment
 
 OURS = {
@@ -17,14 +20,18 @@ OURS = {
 
 
 def test_only_what_a_child_needs_is_kept() -> None:
-    assert set(environment({}, OURS)) == {"PATH", "HOME", "LC_ALL", "CUDA_VISIBLE_DEVICES"}
+    with mock.patch.dict(os.environ, OURS, clear=True):
+        found = environment({})
+    assert set(found) == {"PATH", "HOME", "LC_ALL", "CUDA_VISIBLE_DEVICES"}
 
 
 def test_what_is_added_wins() -> None:
-    found = environment({"HOME": "/elsewhere", "LLAMA_ARG_HOST": "::1"}, OURS)
+    with mock.patch.dict(os.environ, OURS, clear=True):
+        found = environment({"HOME": "/elsewhere", "LLAMA_ARG_HOST": "::1"})
     assert found["HOME"] == "/elsewhere"
     assert found["LLAMA_ARG_HOST"] == "::1"
 
 
 def test_there_is_always_a_path() -> None:
-    assert environment({}, {})["PATH"]
+    with mock.patch.dict(os.environ, clear=True):
+        assert environment({})["PATH"]

@@ -49,6 +49,16 @@ def enter(
     return switchboard.enter(client, NodeIdentity(peer, mesh), host=host, seen=f"{host}:1", now=now)
 
 
+def test_a_client_is_known_at_its_host_while_it_is_connected() -> None:
+    it = board()
+    assert not it.has_client_at("192.0.2.1")
+    enter(it, 1, ANN)
+    assert it.has_client_at("192.0.2.1")
+    assert not it.has_client_at("192.0.2.2")
+    it.leave(1)
+    assert not it.has_client_at("192.0.2.1")
+
+
 def told(actions: list[Action], client: int) -> list[FromRelay]:
     return [action.message for action in actions if isinstance(action, Tell) and action.client == client]
 

@@ -189,6 +189,30 @@ def test_who_is_forgotten_is_not_brought_back_by_the_same_record() -> None:
     assert saved.book.add(record(WORKER, 6, HERE))
 
 
+def test_who_is_forgotten_stays_so_after_a_restart_until_the_peer_itself_speaks() -> None:
+    saved = SavedBook()
+    saved.book.add(record(WORKER, 5, HERE))
+    saved.book.forget(WORKER.peer)
+    book = saved.again()
+    book.hint(WORKER.peer, [THERE])  # the token of the same command line
+    assert not book.add(record(WORKER, 5, HERE)) and book.peers() == ()
+    assert book.add(record(WORKER, 5, HERE), from_itself=True)
+    assert book.peers() == (WORKER.peer,)
+    assert saved.again().add(record(WORKER, 6, HERE)), "a newer record, whoever passes it on"
+    saved.blob = pack({"records": [], "hints": []})  # of a version that kept none
+    assert saved.again().add(record(WORKER, 5, HERE))
+
+
+def test_the_oldest_of_too_many_forgotten_peers_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(book_module, "MAX_BOOK_PEERS", 1)
+    saved = SavedBook()
+    for one in (record(WORKER, 5, HERE), record(GUEST, 5, THERE, chain=GUEST_CHAIN)):
+        assert saved.book.add(one)
+        saved.book.forget(one.peer)
+    assert not saved.book.add(record(GUEST, 5, THERE, chain=GUEST_CHAIN))
+    assert saved.book.add(record(WORKER, 5, HERE))
+
+
 def test_hints_above_the_limits_are_dropped_when_written_and_when_read() -> None:
     saved = SavedBook()
     peers = [key(f"hint {number}").peer for number in range(MAX_BOOK_PEERS + 3)]

@@ -173,7 +173,9 @@ def test_a_banned_key_or_invite_is_refused(kind: str) -> None:
     answer = desk.refusal(GUEST)
     assert desk.saves == 0
     if kind == "node":
-        assert answer.code == "banned" and "meshd leave --new-identity" in answer.hint
+        assert answer.code == "banned" and "is banned from this mesh" in answer.text
+        assert "founder" in answer.hint and "`meshd unban`" in answer.hint
+        assert "meshd leave --new-identity" in answer.hint
         desk.welcome(WORKER)
     else:  # the joiner did nothing wrong, and needs no new key
         assert answer.code == "revoked" and "meshd invite" in answer.hint

@@ -9,7 +9,7 @@ import pytest
 from meshd.base.errors import Broken, MeshdError, Refused, UserError
 from meshd.identity.invite import Invite, encode_token
 from meshd.identity.keystore import Home
-from meshd.identity.membership import Chain
+from meshd.identity.membership import Chain, Role
 from meshd.identity.record import PeerRecord
 from meshd.identity.revocation import RevocationSet, ban
 from meshd.link.interface import DialFailure
@@ -118,6 +118,28 @@ def test_all_transports_are_raced_each_at_its_time(tmp_path: Path) -> None:
     run(main())
 
 
+def test_a_person_is_told_what_is_waited_for(tmp_path: Path) -> None:
+    async def main() -> None:
+        start = Start(tmp_path)
+        await start.enter(FakeInviter({"tcp": 0.9}))
+        assert start.notes == [], "it was there at once"
+        start.home.leave(drop_root=False)
+        await start.enter(FakeInviter({"tcp": 8.0}), invite(HOST, OUTER))
+        looking = "looking for the node that made this token (2 addresses, mDNS, 2 relays)…"
+        assert start.notes == [looking, f"{looking} 4 s", f"{looking} 7 s"]
+
+    run(main())
+
+
+def test_only_what_is_tried_is_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        start = Start(tmp_path, replace(OPTIONS, kinds=("quic",)))
+        await start.enter(FakeInviter({"quic": 2.0}))
+        assert start.notes == ["looking for the node that made this token (1 address)…"]
+
+    run(main())
+
+
 def test_the_first_that_leads_there_is_joined_by_and_the_others_are_closed(tmp_path: Path) -> None:
     async def main() -> None:
         reach = FakeInviter({"tcp": 5.0, "quic": 1.0, "tcp anyway": 1.0})
@@ -163,6 +185,55 @@ def test_with_nothing_to_join_by_the_settings_are_named(
         with pytest.raises(UserError, match=f"kinds `{kinds[0]}` cannot join") as caught:
             await Start(tmp_path, options).enter(FakeInviter({}), invite(HOST, relays=()))
         assert "--links" in caught.value.hint
+
+    run(main())
+
+
+def test_a_node_that_is_alone_in_its_mesh_joins_another_without_leaving(tmp_path: Path) -> None:
+    """`meshd worker` was run on both machines."""
+
+    async def main() -> None:
+        start = Start(tmp_path)
+        own = start.home.found_mesh(now=NOW)
+        book = start.home.load_invites(own.mesh)
+        book.create(secret=b"s" * 16, roles=frozenset({Role.USE}), now=NOW, expires_at=NOW + 9, uses=1)
+        start.home.save_invites(book)
+        with pytest.raises(MeshdError, match="cannot reach"):
+            await start.enter(FakeInviter(ALL_FAIL))
+        assert start.home.load_membership() == own, "a join that fails costs nothing"
+        entered = await start.enter(FakeInviter({"tcp": 0.0}))
+        assert entered.membership == start.home.load_membership()
+        assert entered.membership.chain == GUEST_CHAIN and not entered.membership.is_founder
+        assert not start.home.load_invites(own.mesh).entries()
+
+    run(main())
+
+
+@pytest.mark.parametrize("has", ["guest", "peers", "imported root"])
+def test_a_founder_that_is_not_alone_is_told_how_to_leave(tmp_path: Path, has: str) -> None:
+    async def main() -> None:
+        start = Start(tmp_path)
+        if has == "imported root":
+            lost = Home(tmp_path / "lost")
+            lost.load_or_create_identity()
+            lost.found_mesh(now=NOW)
+            own = start.home.import_root(lost.export_root(), now=NOW)
+        else:
+            own = start.home.found_mesh(now=NOW)
+        book = start.home.load_invites(own.mesh)
+        entry = book.create(
+            secret=b"s" * 16, roles=frozenset({Role.USE}), now=NOW, expires_at=NOW + 9, uses=1
+        )
+        if has == "guest":
+            book.reserve(entry.invite_id, WORKER.peer, now=NOW)
+        start.home.save_invites(book)
+        if has == "peers":
+            start.home.write_blob("book", b"x")
+        with pytest.raises(UserError, match="but the token is for mesh") as caught:
+            await start.enter(FakeInviter({"tcp": 0.0}))
+        assert "run `meshd leave --force`, then repeat this command" in caught.value.hint
+        assert "meshd mesh export" in caught.value.hint
+        assert start.home.load_membership() == own
 
     run(main())
 
@@ -260,9 +331,6 @@ def test_a_node_founds_a_mesh_once_and_keeps_it(tmp_path: Path) -> None:
         first = await start.enter(nobody, raw="")
         assert (await start.enter(nobody, raw="")).membership == first.membership
         assert nobody.tried == []
-        with pytest.raises(UserError, match="this node is in mesh") as caught:
-            await start.enter(nobody)
-        assert "meshd leave" in caught.value.hint
 
     run(main())
 

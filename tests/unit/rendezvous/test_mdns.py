@@ -100,7 +100,7 @@ def test_a_member_is_told_of_as_soon_as_it_is_heard(networks: list[FakeNetwork])
             assert network.sign is not None and network.sign.is_of_node(MESH, FOUNDER.peer)
             network.hear(WORKER.peer, "192.168.1.4")
             await until(lambda: node.found == [(WORKER.peer, (Candidate("192.168.1.4", 7),))])
-            assert node.mdns.status.members == 1 and node.mdns.status.heard
+            assert node.mdns.status.members == 1 and node.mdns.status.state == "heard"
 
     run(main())
 
@@ -145,10 +145,10 @@ def test_silence_is_said_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with running() as node:
             await until(lambda: node.mdns.status.networks == ("eth0",))
-            assert node.mdns.status.why == ""
+            assert (node.mdns.status.state, node.mdns.status.why) == ("looking", "")
             monkeypatch.setattr(module, "_SILENT_SECONDS", 0.0)
             status = node.mdns.status
-            assert status.silent and "filters multicast" in status.why
+            assert status.state == "silent" and "filters multicast" in status.why
             node.addresses = []
             await until(lambda: not node.mdns.status.networks)
             assert node.mdns.status.why == ""  # nowhere to hear anybody

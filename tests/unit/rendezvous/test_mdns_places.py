@@ -1,7 +1,7 @@
 """Where mDNS announces what: each network its own addresses, and nothing where no listener answers."""
 
 from meshd.rendezvous.mdns_places import MAX_HOSTS, Place, places
-from meshd.wire.address import Candidate
+from meshd.wire.address import Candidate, ScopedCandidate
 
 ADDRESSES = [
     ("lo", "127.0.0.1"),
@@ -31,7 +31,20 @@ def test_a_node_that_listens_on_loopback_is_in_no_network() -> None:
 
 
 def test_who_only_looks_is_everywhere_and_offers_nothing() -> None:
-    assert places(ADDRESSES, []) == [Place("eth0", ("192.168.1.9", "fd00::9")), Place("wlan0", ("10.3.0.2",))]
+    assert places(ADDRESSES, []) == [
+        Place("eth0", ("192.168.1.9", "fd00::9", "fe80::9")),
+        Place("wlan0", ("10.3.0.2",)),
+    ]
+
+
+def test_a_link_local_address_is_announced_on_its_link_alone() -> None:
+    """Two interfaces may have the same; its zone is not told."""
+    addresses = [*ADDRESSES, ("eth1", "fe80::9"), ("eth2", "fe80::2")]
+    offered = [Candidate("fd00::9", 7447), ScopedCandidate("fe80::9%eth0", 7447)]
+    assert places(addresses, [*offered, ScopedCandidate("fe80::2%eth2", 7447)]) == [
+        Place("eth0", ("fd00::9", "fe80::9"), 7447),
+        Place("eth2", ("fe80::2",), 7447),
+    ]
 
 
 def test_few_addresses_are_told() -> None:

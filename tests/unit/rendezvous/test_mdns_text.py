@@ -14,7 +14,7 @@ from meshd.rendezvous.mdns_text import (
     Sign,
     nearby,
 )
-from meshd.wire.address import Candidate
+from meshd.wire.address import Candidate, ScopedCandidate
 
 from tests.unit.identity.cast import FOUNDER, GUEST, MESH
 
@@ -123,23 +123,34 @@ def test_only_neighbours_are_worth_a_dial() -> None:
         "0.0.0.0",
         "x",
     ]
-    found = nearby(near, 7447, udp_port=0, own=own)
+    found = nearby(near, 7447, udp_port=0, own=own, interface="eth0")
     assert [candidate.host for candidate in found] == near
-    assert nearby(far[:MAX_MDNS_HOSTS], 7447, udp_port=1, own=own) == ()
-    assert nearby(far[MAX_MDNS_HOSTS:], 7447, udp_port=1, own=own) == ()
-    assert nearby(near, 0, udp_port=0, own=own) == ()
-    assert nearby(near, 7447, udp_port=0, own=()) == ()
+    assert nearby(far[:MAX_MDNS_HOSTS], 7447, udp_port=1, own=own, interface="eth0") == ()
+    assert nearby(far[MAX_MDNS_HOSTS:], 7447, udp_port=1, own=own, interface="eth0") == ()
+    assert nearby(near, 0, udp_port=0, own=own, interface="eth0") == ()
+    assert nearby(near, 7447, udp_port=0, own=(), interface="eth0") == ()
     # an address of this machine's own family in a site is no neighbour of a public one only
-    assert nearby(["10.1.2.3"], 7447, udp_port=0, own=("203.0.113.7",)) == ()
+    assert nearby(["10.1.2.3"], 7447, udp_port=0, own=("203.0.113.7",), interface="eth0") == ()
 
 
 def test_a_record_gives_few_addresses() -> None:
     hosts = [f"192.168.1.{number}" for number in range(1, 100)]
-    found = nearby(hosts, 7447, udp_port=7448, own=("192.168.1.200",))
+    found = nearby(hosts, 7447, udp_port=7448, own=("192.168.1.200",), interface="eth0")
     assert len(found) == 2 * MAX_MDNS_HOSTS
     assert found[:2] == (Candidate("192.168.1.1", 7447), Candidate("192.168.1.1", 7448, "udp"))
 
 
 @given(st.lists(st.text(max_size=45)), st.integers(-1, 70000), st.integers(0, 65535))
 def test_no_host_or_port_breaks_it(hosts: list[str], port: int, udp_port: int) -> None:
-    assert len(nearby(hosts, port, udp_port=udp_port, own=("10.0.0.1",))) <= 2 * MAX_MDNS_HOSTS
+    assert (
+        len(nearby(hosts, port, udp_port=udp_port, own=("10.0.0.1", "fe80::1"), interface="eth0"))
+        <= 2 * MAX_MDNS_HOSTS
+    )
+
+
+def test_a_link_local_address_gets_the_zone_of_the_link_on_which_it_was_heard() -> None:
+    """A record has no zone to say, and one of a machine on this link is no neighbour of other addresses."""
+    hosts = ["fe80::7", "fe80::8%eth1", "fd00::7"]
+    found = nearby(hosts, 7447, udp_port=7448, own=("fe80::1",), interface="eth0")
+    assert found == (ScopedCandidate("fe80::7%eth0", 7447),)
+    assert nearby(["fe80::7"], 7447, udp_port=0, own=("fd00::1", "10.0.0.1"), interface="eth0") == ()

@@ -9,7 +9,7 @@ from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.membership import Member, Role
 from meshd.mux.events import Code
 from meshd.peer.interface import Allow, Handler, MetadataValue, PathStatus, PeerState, PeerStatus, Stream
-from meshd.peer.stream import MeshStream
+from meshd.peer.streams import MeshStream
 from meshd.wire.native import NativeVersion
 
 from tests.unit.identity.cast import MESH, WORKER_CHAIN

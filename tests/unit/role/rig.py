@@ -7,6 +7,7 @@ from pathlib import Path
 from socket import socket
 
 from meshd.base.errors import MeshdError
+from meshd.base.process_work import ProcessWork
 from meshd.daemon.role_runtime import make_processes
 from meshd.gateway.interface import AnswerTimings, ReadyReport
 from meshd.process.handover import ReportPipe, pipe_with, socket_pair
@@ -51,6 +52,10 @@ class Bench:
     drafted: AnswerTimings | None = None
     """With a draft model; None: llama-server does not tell."""
 
+    child_refuses: MeshdError | None = None
+    work: Callable[[], ProcessWork | None] | None = None  # of any process
+    loop_is_free = True  # of its llama-server
+
     def __init__(
         self,
         mesh: FakeMesh,
@@ -64,9 +69,8 @@ class Bench:
         self.children: list[StubChild] = []
         self.tunnels: list[StubTunnel] = []
         self.device_lines: Sequence[str] = DEVICE_LINES
-        self.child_refuses: MeshdError | None = None
         self.start_seconds = self.listing_seconds = self.trial_seconds = self.timing_seconds = 0.0
-        self.listings = self.tokens_asked = self.rounds_timed = 0
+        self.listings = self.tokens_asked = self.rounds_timed = self.timings_ended = 0
         self.drafts_timed: list[int] = []
         self.trials: list[tuple[str, tuple[str, ...]]] = []  # device, operations
         self.trial_lines: Sequence[str] | None = None  # None: everything is right
@@ -76,9 +80,8 @@ class Bench:
         self.timing_runs: list[Sequence[str]] = []  # the lines of the next runs, before those above
         self.timing_ended: Ended | None = Ended(0, None, ())  # None: never
         self.stopped: set[int] = set()
-        self.report_fails, self.pairs_left = False, 1000
+        self.report_fails, self.pairs_left, self._drawn, self._handed = False, 1000, 0, 0
         self.ready: asyncio.Future[ReadyReport] | None = None
-        self._drawn = self._handed = 0
         self.members = StubMembers()
         self.runtime = RoleRuntime(
             mesh=mesh,
@@ -93,6 +96,7 @@ class Bench:
                 make_processes(),
                 make_child=self._make_child,
                 run_to_end=self._run_to_end,
+                loop_answers=lambda _: self._loop_answers,
                 first_token=self._first_token,
                 round_seconds=self._round_seconds,
                 drafted_rounds=self._drafted_rounds,
@@ -100,6 +104,7 @@ class Bench:
                 make_report=self._make_report,
                 socket_pair=self._socket_pair,
                 is_stopped=self.stopped.__contains__,
+                work_of=self._work_of,
             ),
             tunnels=Tunnels(
                 open=self._open_tunnel,
@@ -112,6 +117,9 @@ class Bench:
             from_members=self.members,
         )
 
+    def _work_of(self, _pid: int) -> ProcessWork | None:
+        return self.work() if self.work is not None else None
+
     def mesh_end(self) -> MeshEnd:
         """Of a head whose model has no weights."""
         report, away = WeightsReport({}), AwayTimes(lambda: 0.0)
@@ -119,7 +127,7 @@ class Bench:
 
     def forget(self) -> None:
         """Drop what was made with it, which a long run has no use for."""
-        for made in (self.children, self.tunnels, self.trials):
+        for made in (self.children, self.tunnels, self.trials, self.timings):
             made.clear()
 
     def _make_child(self, spec: Callable[[], ChildSpec], name: str) -> Child:
@@ -167,7 +175,10 @@ class Bench:
             lines = [f"took {kind} {tokens} {1_000_000 * tokens}" for kind in kinds for tokens in (1, 128)]
         for line in lines:
             spec.on_line(line)
-        await asyncio.sleep(self.timing_seconds)
+        try:
+            await asyncio.sleep(self.timing_seconds)
+        finally:
+            self.timings_ended += 1
         if self.timing_ended is None:
             await asyncio.Event().wait()
         assert self.timing_ended is not None
@@ -194,6 +205,10 @@ class Bench:
             raise OSError(24, "Too many open files")
         self.pairs_left -= 1
         return socket_pair()
+
+    async def _loop_answers(self) -> bool:
+        await asyncio.sleep(0.0 if self.loop_is_free else 2.0)
+        return self.loop_is_free
 
     async def _first_token(self, _socket: Path, _sampling: object) -> ReadyReport:
         self.tokens_asked += 1

@@ -1,6 +1,7 @@
 """What roles work with, without a process or a network: a child, a tunnel and a model file."""
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import TypeVar
 from meshd.base.errors import MeshdError, UserError
 from meshd.model.gguf import Header
 from meshd.model.weights_index import WeightsIndex
-from meshd.process.interface import Child, ChildSpec, ChildState, ChildStatus
+from meshd.process.interface import Child, ChildFailed, ChildSpec, ChildState, ChildStatus
 from meshd.role.interface import FromMembers, TunnelRequest
 from meshd.store.interface import HashProgress, LeaseCache, ProgressCallback, WeightsFile
 from meshd.tunnel.interface import TunnelStatus
@@ -31,10 +32,11 @@ class StubChild(Child):
         self.spec: ChildSpec | None = None
         self.status_now = ChildStatus(name, ChildState.STOPPED, None, 0, "", ())
         self.refuses: MeshdError | None = None
-        self.start_seconds = 0.0
+        self.start_seconds = self.end_seconds = 0.0
         self._ready_at = 0.0  # once it was asked for: who asks again does not wait anew
         self.ended = False
         self.killed = False
+        self._died = asyncio.Event()
 
     @property
     def status(self) -> ChildStatus:
@@ -44,13 +46,20 @@ class StubChild(Child):
         try:
             await asyncio.Event().wait()
         finally:
+            if self.end_seconds:
+                await asyncio.sleep(self.end_seconds)
             self._end(ChildState.STOPPED, "stopped")
             self.ended = True
 
     async def ensure_ready(self) -> None:
         if not self._ready_at:
             self._ready_at = asyncio.get_running_loop().time() + self.start_seconds
-        await asyncio.sleep(self._ready_at - asyncio.get_running_loop().time())
+            if self.start_seconds:
+                self._set(ChildState.STARTING, "starting")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._died.wait(), self._ready_at - asyncio.get_running_loop().time())
+        if self.killed:
+            raise ChildFailed("it was ended by SIGKILL while it was starting")
         if self.refuses is not None:
             raise self.refuses
         try:
@@ -65,6 +74,7 @@ class StubChild(Child):
 
     def kill(self) -> None:
         self.killed = True
+        self._died.set()
         self._end(ChildState.FAILED, "ended by SIGKILL")
 
     async def wait_changed(self, seen: ChildStatus) -> ChildStatus:
@@ -86,9 +96,12 @@ class StubChild(Child):
             return int(argv[argv.index("--report-fd") + 1])
         return int(self.spec.env["GGML_MESH_REPORT_FD"])
 
-    def die(self, reason: str, *, code: int | None = None, signal: int | None = None) -> None:
+    def die(
+        self, reason: str, *, code: int | None = None, signal: int | None = None, no_memory: str = ""
+    ) -> None:
         """As a process that ends by itself."""
-        self.status_now = replace(self.status_now, exit_code=code, exit_signal=signal)
+        ended = replace(self.status_now, exit_code=code, exit_signal=signal, no_memory=no_memory)
+        self.status_now = ended
         self._end(ChildState.FAILED, reason)
 
     def _end(self, state: ChildState, reason: str) -> None:
@@ -98,7 +111,7 @@ class StubChild(Child):
         self._set(state, reason)
 
     def _set(self, state: ChildState, reason: str) -> None:
-        pid = 4711 if state is ChildState.READY else None
+        pid = 4711 if state in (ChildState.STARTING, ChildState.READY) else None
         self.status_now = replace(self.status_now, state=state, reason=reason, pid=pid)
         self._changed.set()
         self._changed = asyncio.Event()

@@ -1,44 +1,15 @@
-"""Messages of the mesh-server protocol, true or broken, and a talk through its firewall."""
+"""Messages of the mesh-server protocol, true or broken, and a talk that a worker's daemon reads."""
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from meshd.rpc import mesh_protocol as wire
-from meshd.rpc.mesh_firewall import MeshFirewall
 from meshd.rpc.mesh_keeping import MeshKeeping
+from meshd.rpc.mesh_lease_view import MeshLeaseView
 
-NUMBERS = {operation.name: number for number, operation in enumerate(wire.OPERATIONS)}
 F32, Q4_0 = wire.TYPES.index("f32"), wire.TYPES.index("q4_0")
 BUFFER, ROOM = 1, 4096
 DEVICES, NEIGHBOURS = 2, (0, 2)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tensor:
-    """A TENSOR: 4 floats at the beginning of the buffer, unless it says otherwise."""
-
-    buffer: int = BUFFER
-    kind: int = F32
-    offset: int = 0
-    ne: tuple[int, int, int, int] = (4, 1, 1, 1)
-    nb: tuple[int, int, int, int] = (4, 16, 16, 16)
-    operation: int = NUMBERS["NONE"]
-    parameter: int = 0
-    sources: tuple[int, ...] = ()
-    viewed: int = 0
-    view_offset: int = 0
-
-    def encode(self) -> bytes:
-        sources = [*self.sources, *([0] * (10 - len(self.sources)))]
-        return wire.TENSOR.pack(
-            *(self.buffer, self.kind, self.offset, *self.ne, *self.nb, self.operation, 16),
-            *(self.parameter, *([0] * 15), *sources, self.viewed, 1, self.view_offset, b"name"),
-        )
-
-
-ADD = Tensor(operation=NUMBERS["ADD"], sources=(1, 2), offset=64)
-LEAVES = (Tensor(), Tensor(offset=32))
 
 
 def message(number: int, *fields: int, rest: bytes = b"", identity: int = 7, zero: int = 0) -> bytes:
@@ -94,25 +65,10 @@ def data(size: int = 16, identity: int = 3) -> bytes:
     return message(wire.DATA, rest=bytes(size), identity=identity)
 
 
-def graph(
-    tensors: Sequence[Tensor] = (*LEAVES, ADD),
-    nodes: Sequence[int] = (2,),
-    *,
-    uid: int = 0,
-    device: int = 0,
-    zero: int = 0,
-    counts: tuple[int, int] | None = None,
-) -> bytes:
-    """`counts`: of nodes and tensors, other than there are."""
-    rest = struct.pack(f"<{len(nodes)}I", *nodes) + b"".join(one.encode() for one in tensors)
-    node_count, tensor_count = counts or (len(nodes), len(tensors))
-    return message(wire.GRAPH, uid, device, node_count, tensor_count, zero, rest=rest)
-
-
-def node(operation: str, *sources: int, parameter: int = 0) -> bytes:
-    """A graph of this one operation, on two rows."""
-    made = Tensor(operation=NUMBERS[operation], sources=sources, offset=64, parameter=parameter)
-    return graph((*LEAVES, made))
+def graph(uid: int = 0, device: int = 0, tensors: int = 3) -> bytes:
+    """One node of so many tensors, all of whose fields are 0."""
+    rest = struct.pack("<I", tensors - 1) + bytes(tensors * wire.TENSOR.size)
+    return message(wire.GRAPH, uid, device, 1, tensors, 0, rest=rest)
 
 
 def compute(uid: int, device: int = 0, zero: int = 0) -> bytes:
@@ -155,21 +111,18 @@ def progress(identity: int = 0) -> bytes:
 
 
 class MeshTalk:
-    """A head and a server with a firewall between them; greeted, with one buffer."""
+    """A head and a server, and a view between them; greeted, with one buffer."""
 
-    def __init__(
-        self, *, greeted: bool = True, memory: int | None = None, keeping: MeshKeeping | None = None
-    ) -> None:
-        self.firewall = MeshFirewall(memory=memory, keeping=keeping)
-        if greeted:
-            self.say(hello())
-            self.hear(welcome())
-            self.say(allocate())
-            self.hear(allocated())
+    def __init__(self, *, keeping: MeshKeeping | None = None) -> None:
+        self.view = MeshLeaseView(keeping=keeping)
+        self.say(hello())
+        self.hear(welcome())
+        self.say(allocate())
+        self.hear(allocated())
 
     def say(self, data: bytes) -> bytes:
         """What of it goes on."""
-        return bytes(self.firewall.from_peer(data))
+        return bytes(self.view.from_peer(data))
 
     def hear(self, data: bytes) -> bytes:
-        return bytes(self.firewall.to_peer(data))
+        return bytes(self.view.to_peer(data))

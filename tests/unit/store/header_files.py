@@ -4,7 +4,7 @@ from functools import cache
 from pathlib import Path
 
 from blake3 import blake3
-from meshd.library.pulled_names import note_names
+from meshd.library.pulled_models import note_names
 from meshd.model.gguf_names import HEADER_SUFFIX, file_names
 from meshd.model.model_name import MeshName
 from meshd.model.weights_index import fingerprint

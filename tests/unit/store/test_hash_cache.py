@@ -5,8 +5,10 @@ import os
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from meshd.model.gguf import Header
 from meshd.store import hash_cache
 from meshd.store.hash_cache import FileState, HashCache
 
@@ -43,6 +45,52 @@ def test_any_other_state_is_a_miss(cache: HashCache, field: str, tmp_path: Path)
     # not even when the entry lies under the other state's name
     _entry(tmp_path).rename(cache._path(other))
     assert cache.load(other, HEADER) is None
+
+
+def mounted_elsewhere(tmp_path: Path) -> tuple[Path, Header, tuple[bytes, ...], FileState]:
+    """A real file, its hashes, and its state before its file system got another device number."""
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf({}, [Tensor("a", (8,)), Tensor("b", (4,))]))
+    data = path.read_bytes()
+    header = parse(data)
+    digests = tuple(blake3(data[one.offset : one.offset + one.size]).digest() for one in header.tensors)
+    state = FileState.at(path)
+    return path, header, digests, dataclasses.replace(state, device=state.device + 1)
+
+
+def test_another_device_number_is_a_hit_if_a_sample_of_the_content_is_the_same(
+    cache: HashCache, tmp_path: Path
+) -> None:
+    path, header, digests, before = mounted_elsewhere(tmp_path)
+    cache.save(before, header, digests)
+    now = FileState.at(path)
+    assert cache.load(now, header) is None, "nothing can be compared without the file"
+    with path.open("rb") as file:
+        assert cache.load(now, header, file.fileno()) == digests
+    assert cache.load(now, header) == digests, "it was noted with the new number"
+    assert _entry(tmp_path).exists(), "in the same entry"
+
+
+def test_another_device_number_is_a_miss_if_the_content_differs(cache: HashCache, tmp_path: Path) -> None:
+    path, header, digests, before = mounted_elsewhere(tmp_path)
+    cache.save(before, header, (bytes(32), bytes(32)))
+    with path.open("rb") as file:
+        assert cache.load(FileState.at(path), header, file.fileno()) is None
+    cache.save(before, header, digests)
+    with path.open("rb") as file:
+        for field in ("size", "mtime_ns", "ctime_ns", "inode"):
+            other = dataclasses.replace(FileState.at(path), **{field: 1})
+            assert cache.load(other, header, file.fileno()) is None
+
+
+def test_a_file_without_a_small_tensor_is_read_again(
+    cache: HashCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, header, digests, before = mounted_elsewhere(tmp_path)
+    cache.save(before, header, digests)
+    monkeypatch.setattr(hash_cache, "_SAMPLE_BYTES", 3)
+    with path.open("rb") as file:
+        assert cache.load(FileState.at(path), header, file.fileno()) is None
 
 
 def test_another_tensor_table_is_a_miss(cache: HashCache) -> None:

@@ -10,8 +10,8 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import UserError
-from meshd.library.folders import all_models
 from meshd.library.interface import ModelSource
+from meshd.library.stores import models_below
 from meshd.model.layers import is_of_layer
 from meshd.store.hash_cache import FileState, HashCache
 from meshd.store.header_file import (
@@ -82,7 +82,7 @@ def test_one_in_several_files_is_found_as_llama_server_looks_for_it(tmp_path: Pa
             finally:
                 file.close()
         model.close()
-        assert not list(all_models(tmp_path / "h", ModelSource.MESHD)), "listings do not see the links"
+        assert not list(models_below(tmp_path / "h", ModelSource.MESHD)), "listings do not see the links"
 
     run(main())
 

@@ -11,7 +11,7 @@ from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.membership import Member
 from meshd.mux.events import Code
 from meshd.peer.interface import Allow, Handler, MetadataValue, PeerStatus, Stream
-from meshd.peer.stream import MeshStream
+from meshd.peer.streams import MeshStream
 from meshd.tunnel.compressed import as_agreed
 
 PEER = KeyPair.from_seed(bytes(31) + b"p").peer

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from meshd.base.errors import Broken, EndOfStream, RemoteProtocolError
 from meshd.mux.events import Code
-from meshd.peer.stream import MeshStream
+from meshd.peer.streams import MeshStream
 from meshd.tunnel.compressed import COMPRESSED, CompressedStream, as_agreed
 from meshd.wire.compressed import Encoder
 

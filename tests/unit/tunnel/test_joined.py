@@ -8,11 +8,12 @@ from contextlib import asynccontextmanager
 import pytest
 from meshd.base.errors import Broken, MeshdError, RemoteProtocolError
 from meshd.base.tasks import Owner
-from meshd.base.wakeful_loop import LEAST_PROCESSORS, WakefulLoop
+from meshd.base.wakeful_loop import Waiting, WakefulLoop
 from meshd.peer.interface import MetadataValue, Stream
 from meshd.tunnel.compressed import COMPRESSED, CompressedStream
 from meshd.tunnel.joined import JoinedTunnel, join
 from meshd.tunnel.pump import Unwatched
+from meshd.wire.compressed import Compression
 
 from tests.conformance.run import run, until
 from tests.unit.tunnel.far import PEER, FarMesh, echoing, read_all, streams
@@ -69,7 +70,7 @@ async def joined(*, error: MeshdError | None = None, compressed: bool = False) -
                 endpoint="3",
                 inspector=Upper(),
                 on_broken=broken.append,
-                compresses=lambda: compressed,
+                compresses=lambda: Compression.ALL if compressed else Compression.NOTHING,
             )
             it = Joined(tunnel, mesh, child)
             it.broken = broken
@@ -87,13 +88,15 @@ def test_the_loop_stays_awake_for_messages_that_follow_each_other_closely() -> N
         assert isinstance(loop, WakefulLoop)
         async with joined() as it:
             reader, writer = await it.open()
-            assert not loop.waits_until
-            while not loop.waits_until:
+            was_wakeful = [loop.is_wakeful]
+            while not was_wakeful[-1]:
                 writer.write(b"abc")
                 assert await reader.readexactly(3) == b"ABC"
+                was_wakeful.append(loop.is_wakeful)
+            assert len(was_wakeful) > 1
             writer.close()
 
-    with asyncio.Runner(loop_factory=lambda: WakefulLoop(LEAST_PROCESSORS)) as runner:
+    with asyncio.Runner(loop_factory=lambda: WakefulLoop(Waiting.POLL)) as runner:
         runner.run(asyncio.wait_for(main(), 60))
 
 
@@ -112,10 +115,10 @@ def test_bytes_of_a_peer_that_is_sent_nothing_keep_no_loop_awake(asks: bool) -> 
                 for _ in range(100):
                     await far.write(b"x")
                     assert await loop.sock_recv(child, 1) == b"x"
-                    assert not loop.waits_until
+                    assert not loop.is_wakeful
                 owner.cancel()
 
-    with asyncio.Runner(loop_factory=lambda: WakefulLoop(LEAST_PROCESSORS)) as runner:
+    with asyncio.Runner(loop_factory=lambda: WakefulLoop(Waiting.POLL)) as runner:
         runner.run(asyncio.wait_for(main(), 60))
 
 

@@ -14,7 +14,7 @@ from meshd.base.errors import Broken, EndOfStream, MeshdError, RemoteProtocolErr
 from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.mux.events import Code
 from meshd.peer.interface import Stream
-from meshd.peer.stream import MeshStream
+from meshd.peer.streams import MeshStream
 from meshd.tunnel.interface import Flow, Inspector
 from meshd.tunnel.local import LocalSocket
 from meshd.tunnel.pump import Counter, pump
@@ -307,6 +307,32 @@ def test_an_inspector_may_end_it() -> None:
             assert it.near_port.sent == b""
 
     run(main())
+
+
+def test_bytes_that_waited_ask_again_whether_they_may_pass() -> None:
+    """Another connection may have used the budget meanwhile."""
+    pauses = [0.001, 0.001, 0.0]
+    passed: list[int] = []
+
+    class Waits:
+        def pause(self, _now: float) -> float:
+            return pauses.pop(0) if pauses else 0.0
+
+        def to_peer(self, data: bytes | memoryview) -> bytes | memoryview:
+            return data
+
+        def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
+            passed.append(len(pauses))
+            return data
+
+    async def main() -> None:
+        async with scene() as (it, owner):
+            await it.far.write(b"late")
+            it.pump(owner, Waits())
+            assert await asyncio.get_running_loop().sock_recv(it.client, 100) == b"late"
+
+    run(main())
+    assert passed == [0]
 
 
 def test_cancelled_at_any_turn_both_sides_are_reset() -> None:

@@ -14,7 +14,7 @@ from meshd.identity.keys import PeerId
 from meshd.identity.membership import check_chain
 from meshd.mux.events import Code
 from meshd.peer.interface import Allow, Handler, MetadataValue, Stream
-from meshd.peer.stream import MeshStream
+from meshd.peer.streams import MeshStream
 from meshd.tunnel import user_tunnels
 from meshd.tunnel.user_tunnel_config import Kept, Opened
 from meshd.tunnel.user_tunnels import TUNNEL_SERVICE, OwnTunnels

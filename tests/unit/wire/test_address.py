@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError, UserError
 from meshd.wire.address import (
     Candidate,
+    ScopedCandidate,
     order,
     pack_candidates,
     unpack_candidates,
@@ -193,3 +194,34 @@ def test_near_comes_before_far_and_both_families_take_turns() -> None:
 def test_ordering_loses_nothing(candidates: list[Candidate]) -> None:
     assert set(order(candidates)) == set(candidates)
     assert len(order(candidates)) == len(set(candidates))
+
+
+SCOPED = ScopedCandidate("fe80::7%eth0", 7447)
+
+
+def test_a_scoped_address_is_dialled_and_shown_with_its_zone_and_never_packed() -> None:
+    assert ScopedCandidate("fe80:0::7%eth0", 7447) == SCOPED != ScopedCandidate("fe80::7%eth1", 7447)
+    assert (SCOPED.place, SCOPED.is_link_local, SCOPED.is_v6) == ("[fe80::7%eth0]:7447", True, True)
+    with pytest.raises(LocalProtocolError):
+        pack_candidates([SCOPED])
+    with pytest.raises(UserError):
+        Candidate.parse(str(SCOPED))
+
+
+@pytest.mark.parametrize(
+    "host", ["fe80::7", "fe80::7%", "fe80::7%a%b", "fd00::7%eth0", "169.254.1.1%eth0", "::1%lo", "%eth0"]
+)
+def test_only_link_local_ipv6_has_a_zone(host: str) -> None:
+    with pytest.raises(LocalProtocolError):
+        ScopedCandidate(host, 7447)
+
+
+@given(st.text(max_size=40) | st.text(max_size=20).map(lambda zone: f"fe80::7%{zone}"))
+@thorough
+def test_any_other_text_is_refused_or_is_an_address_with_its_zone(host: str) -> None:
+    try:
+        found = ScopedCandidate(host, 7447)
+    except LocalProtocolError:
+        return
+    assert found.ip.is_link_local
+    assert str(found.ip) == found.host

@@ -51,9 +51,9 @@ def frame(kind: int, size: int, body: bytes) -> bytes:
     return struct.pack("<II", kind << 24 | size, len(body)) + body
 
 
-@given(st.lists(PIECES, max_size=6), st.integers(1, 70_000))
-def test_what_goes_in_comes_out(pieces: list[bytes], cut: int) -> None:
-    encoder, decoder = Encoder(), Decoder()
+@given(st.lists(PIECES, max_size=6), st.integers(1, 70_000), st.booleans())
+def test_what_goes_in_comes_out(pieces: list[bytes], cut: int, all_of_it: bool) -> None:
+    encoder, decoder = Encoder(floats=all_of_it), Decoder()
     wire = b"".join(encoder.encode(piece) for piece in pieces)
     made = bytearray()
     for at in range(0, len(wire), cut):
@@ -70,6 +70,18 @@ def test_each_kind_of_content_goes_its_way() -> None:
     assert kinds(Encoder().encode(RNG.randbytes(100_000))) == [STORED]
     assert kinds(Encoder().encode(bytes(20))) == [STORED]
     assert kinds(Encoder().encode(bytes(MOST_RAW + 1))) == [STREAM, STORED]
+
+
+def test_without_floats_what_repeats_is_made_smaller_and_nothing_else() -> None:
+    def encoded(data: bytes) -> bytes:
+        return Encoder(floats=False).encode(data)
+
+    assert kinds(encoded(bytes(100_000))) == [STREAM]
+    assert kinds(encoded(b"".join(TEXT % n for n in range(5000)))) == [STREAM]
+    assert kinds(encoded(floats(20_000))) == [STORED]
+    assert kinds(encoded(floats(1000))) == [STORED]
+    assert kinds(encoded(bytes(4000))) == [STREAM]
+    assert kinds(encoded(RNG.randbytes(100_000))) == [STORED]
 
 
 def test_rows_that_come_again_in_a_piece_are_found_further_apart_than_a_window() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meshd.base.peer_limits import ADDRESSES, MACHINE_PORTS, ROUTED, SIGNAL_PORTS
-from meshd.wire.address import Candidate
+from meshd.wire.address import Candidate, ScopedCandidate
 from meshd.wire.dialable import LEAST_PORT, Here, Source, dialable, network_of, trusted
 
 thorough = settings(deadline=None, max_examples=500)
@@ -143,6 +143,22 @@ def test_a_person_may_give_any_address_of_a_machine() -> None:
 )
 def test_the_network_of_an_interface(address: str, prefix: int, network: str) -> None:
     assert network_of(ipaddress.ip_address(address), prefix) == ipaddress.ip_network(network)
+
+
+def heard_by_mdns(candidates: Sequence[Candidate], here: Here) -> list[str]:
+    return [one.place for one in dialable(candidates, source=Source.NEARBY, here=here)]
+
+
+def test_link_local_addresses_are_dialled_on_the_link_where_they_were_heard() -> None:
+    """As many as others; our own as any of this machine: where the peer names no other, at one port."""
+    here = Here(addresses=frozenset({ipaddress.ip_address("fe80::1")}))
+    heard = [ScopedCandidate(f"fe80::{number}%eth0", 7447) for number in range(2, 30)]
+    assert heard_by_mdns(heard, here) == [one.place for one in heard[: ADDRESSES.most]]
+    assert by_record("[fe80::2]:7447/tcp", here=here) == []
+    own = [ScopedCandidate("fe80::1%eth0", port) for port in (22, 7447, 7448)]
+    assert heard_by_mdns(own, here) == []
+    assert heard_by_mdns(own[:1], here) == []
+    assert heard_by_mdns(own[1:2], here) == ["[fe80::1%eth0]:7447"]
 
 
 INTERESTING = st.sampled_from(

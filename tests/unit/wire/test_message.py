@@ -20,7 +20,6 @@ def test_each_kind_of_field_is_read_back() -> None:
                 "text": "ä word",
                 "raw": b"\0\xff",
                 "number": -5,
-                "real": 1.5,
                 "flag": True,
                 "texts": ["a", "b"],
                 "raws": [b"a"],
@@ -34,8 +33,6 @@ def test_each_kind_of_field_is_read_back() -> None:
     assert fields.raw("raw", exact=2) == b"\0\xff"
     assert fields.raw("raw", most=2) == b"\0\xff"
     assert fields.number("number", low=-5, high=-5) == -5
-    assert fields.real("real", low=0, high=2) == 1.5
-    assert fields.real("number", low=-9, high=2) == -5.0
     assert fields.flag("flag") is True
     assert fields.texts("texts", most=1, count=2) == ("a", "b")
     assert fields.raws("raws", most=1, count=1) == (b"a",)
@@ -68,10 +65,6 @@ READERS: list[tuple[Callable[[Fields], object], Value]] = [
     (lambda f: f.number("x", low=0, high=9), -1),
     (lambda f: f.number("x", low=0, high=9), True),
     (lambda f: f.number("x", low=0, high=9), 1.0),
-    (lambda f: f.real("x", low=0, high=9), float("nan")),
-    (lambda f: f.real("x", low=0, high=9), float("inf")),
-    (lambda f: f.real("x", low=0, high=9), True),
-    (lambda f: f.real("x", low=0, high=9), "1"),
     (lambda f: f.flag("x"), 1),
     (lambda f: f.texts("x", most=9, count=1), ["a", "b"]),
     (lambda f: f.texts("x", most=9, count=9), ["a", 1]),

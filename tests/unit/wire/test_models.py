@@ -33,20 +33,6 @@ def changed(**fields: object) -> bytes:
     return made
 
 
-def test_it_is_read_as_it_was_said() -> None:
-    assert decode(changed()) == ModelsTold((TOLD,))
-
-
-@given(
-    st.integers(0, MAX_DISK_BYTES),
-    st.none() | st.integers(0, MAX_DISK_BYTES),
-    st.booleans(),
-)
-def test_a_disk_is_read_as_it_was_said(free: int, room: int | None, last: bool) -> None:
-    told = ModelsTold((TOLD,), last, ToldDisk(free, room))
-    assert decode(told.encode()) == told
-
-
 def test_an_earlier_version_tells_no_disk() -> None:
     said = msgpack.unpackb(ModelsTold((TOLD,), disk=ToldDisk(1, 1)).encode())
     del said["disk"]

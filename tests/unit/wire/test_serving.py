@@ -21,14 +21,6 @@ def changed(**fields: object) -> bytes:
     return made
 
 
-def test_it_is_read_as_it_was_said() -> None:
-    for told in (
-        ServingTold(()),
-        ServingTold((MODEL, ApiModel("b", "failed", False, aliases=("c", "d"))), asks_key=True),
-    ):
-        assert decode(told.encode()) == told
-
-
 def test_what_is_too_long_is_cut_before_it_is_said() -> None:
     long = ApiModel("n" * 500, "ready", True, "r" * 500, MAX_API_SLOTS + 9, 0)
     [read] = decode(ServingTold((long,)).encode()).models

@@ -3,8 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
 from meshd.wire.message import pack, unpack
 from meshd.wire.signal import MAX_PAYLOAD_BYTES, MAX_SIGNAL_BYTES, SignalBody
@@ -22,18 +20,6 @@ GOOD = SignalBody(
     payload=b"offer",
     chain=b"chain",
 )
-
-
-@given(
-    st.text("abcdefgh", max_size=16),
-    st.integers(0, 2**63 - 1),
-    st.integers(1, 120),
-    st.sampled_from([b"", b"echo is8"]),
-    st.binary(max_size=MAX_PAYLOAD_BYTES),
-)
-def test_what_is_written_is_read(topic: str, sequence: int, life: int, echo: bytes, payload: bytes) -> None:
-    body = replace(GOOD, topic=topic, sequence=sequence, life=life, echo=echo, payload=payload)
-    assert SignalBody.decode(body.encode()) == body
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
+from meshd.base.peer_limits import STUN_ANSWERS, STUN_ANSWERS_IN_ALL, STUN_SOURCES, Rate
 from meshd.wire.stun import Endpoint, StunKind, StunMessage, decode, encode
-from meshd.wire.stun_answer import MAX_STREAM_REQUESTS, StreamAnswers, answer_to
+from meshd.wire.stun_answer import MAX_STREAM_REQUESTS, AnswerRates, StreamAnswers, answer_to
 
 SEEN = Endpoint("2001:db8::1", 4711)
 TRANSACTION = b"transaction!"
@@ -62,3 +63,53 @@ def test_nobody_asks_for_ever() -> None:
     desk.feed(REQUEST * MAX_STREAM_REQUESTS)
     with pytest.raises(RemoteProtocolError):
         desk.feed(REQUEST)
+
+
+def most_in(rate: Rate, seconds: float) -> float:
+    return rate.burst + rate.per_second * seconds
+
+
+FLOODS = st.lists(
+    st.tuples(
+        st.floats(min_value=0.0, max_value=5.0),  # seconds since the flood before
+        st.integers(min_value=0, max_value=2000),  # its first address
+        st.sampled_from((1, 40, 600)),  # how many addresses
+        st.sampled_from((1, 8)),  # requests of each
+    ),
+    max_size=5,
+)
+
+
+@given(FLOODS)
+def test_whatever_addresses_are_forged_the_total_is_bounded_and_members_are_answered(
+    floods: list[tuple[float, int, int, int]],
+) -> None:
+    rates = AnswerRates()
+    now = 0.0
+    answers = 0
+    for seconds, first, count, requests in floods:
+        now += seconds
+        for number in range(first, first + count):
+            host = f"203.{number >> 8}.{number & 255}.9"
+            answers += sum(rates.may_answer(host, now, is_known=False) for _ in range(requests))
+        assert rates.may_answer("192.0.2.1", now, is_known=True)
+    assert answers <= most_in(STUN_ANSWERS_IN_ALL, now)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_an_address_has_its_rate_whatever_those_of_the_other_kind_ask(is_known: bool) -> None:
+    rates = AnswerRates()
+    tries = int(2 * STUN_ANSWERS.burst)
+    assert (
+        sum(rates.may_answer("192.0.2.1", 1.0, is_known=is_known) for _ in range(tries)) == STUN_ANSWERS.burst
+    )
+    for number in range(STUN_SOURCES.most - 1):
+        rates.may_answer(f"203.{number >> 8}.{number & 255}.9", 1.0, is_known=not is_known)
+    assert not rates.may_answer("192.0.2.1", 1.0, is_known=is_known)
+
+
+def test_forged_addresses_of_members_are_bounded_too() -> None:
+    rates = AnswerRates()
+    hosts = [f"203.0.{number}.9" for number in range(20)]
+    answers = sum(rates.may_answer(host, 1.0, is_known=True) for host in hosts for _ in range(500))
+    assert answers == STUN_ANSWERS_IN_ALL.burst

@@ -1,18 +1,15 @@
 """Nodes with models on disks of their own, joined in memory, and one that takes models from them."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 
 from meshd.base.tasks import Owner
 from meshd.identity.membership import Role
-from meshd.library.interface import StoredModel
-from meshd.library.members.give_pieces import PieceGiver
-from meshd.library.members.offered_models import OfferedModels
-from meshd.library.members.pull_model import ModelPull
-from meshd.library.members.pull_state import PullPlace
-from meshd.library.members.tell_models import ModelsTeller
+from meshd.library.interface import ModelSource, StoredModel
+from meshd.library.members.give import OWN_SOURCES, ModelsTeller, OfferedModels, PieceGiver
+from meshd.library.members.pull_model import ModelPull, PullPlace
 from meshd.library.stores import Stores
 from meshd.model.model_name import parse_model_name
 from meshd.store.hash_cache import HashCache
@@ -43,17 +40,22 @@ def stores_of(folder: Path) -> Stores:
     )
 
 
+CACHES = OWN_SOURCES | {ModelSource.HUB, ModelSource.OLLAMA}
+
+
 class Giver:
     """A node that has models."""
 
-    def __init__(self, net: Net, folder: Path, name: str, *, give: str = "caches") -> None:
+    def __init__(
+        self, net: Net, folder: Path, name: str, *, sources: Collection[ModelSource] = CACHES
+    ) -> None:
         self.mesh = net.mesh(name)
         self.folder = folder / name
         self.serving = False
         hashes = HashCache(self.folder / "cache/weights")
         self.pieces = PieceCache(self.folder / "cache/pieces", hashes)
         self.offered = OfferedModels(
-            lambda: stores_of(self.folder), self.folder / "cache/weights", self.pieces, give=give
+            lambda: stores_of(self.folder), self.folder / "cache/weights", self.pieces, sources=sources
         )
         self.disk: ToldDisk | None = None
         ModelsTeller(self.mesh, self.offered, self.pieces, hashes, disk=lambda: self.disk)
@@ -71,8 +73,8 @@ class Scene:
         self.net, self.folder = net, folder
         self.taker = net.mesh("taker", roles=roles)
 
-    def giver(self, name: str, *, give: str = "caches") -> Giver:
-        return Giver(self.net, self.folder, name, give=give)
+    def giver(self, name: str, *, sources: Collection[ModelSource] = CACHES) -> Giver:
+        return Giver(self.net, self.folder, name, sources=sources)
 
     def mute(self, name: str) -> FakeMesh:
         """A member that a test speaks for."""

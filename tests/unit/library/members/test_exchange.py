@@ -14,10 +14,9 @@ from meshd.base.peer_limits import (
 )
 from meshd.identity.membership import Role
 from meshd.library.members.ask_models import ask_members, ask_models, ask_pieces
-from meshd.library.members.give_pieces import NO_MODEL
+from meshd.library.members.give import NO_MODEL
 from meshd.library.members.offers import MemberOffer
-from meshd.library.members.pull_model import ModelPull
-from meshd.library.members.pull_state import NobodyHasIt, PullStep
+from meshd.library.members.pull_model import ModelPull, NobodyHasIt, PullStep
 from meshd.model.piece_index import PIECE_BYTES, count_pieces
 from meshd.peer.interface import Stream
 from meshd.role.capacity.tell_capacity import NOT_FOR_YOU

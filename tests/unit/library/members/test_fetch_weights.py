@@ -22,7 +22,6 @@ from meshd.wire.needs import NeededTensor, Needs
 from meshd.wire.pieces import HERE
 
 from tests.conformance.run import run
-from tests.sim.loop import run as virtually
 from tests.unit.library.members.exchange_scene import NAME, Scene, big, scene
 from tests.unit.library.members.test_hostile_members import Serve, lies_about, says
 from tests.unit.library.models import put
@@ -39,12 +38,10 @@ class Taker:
     file: ModelFile
     lines: list[str] = field(default_factory=list)
 
-    rate: int | None = None
-
     @property
     def members(self) -> MemberWeights:
         cache = self.it.folder / "taker"
-        return MemberWeights(self.it.taker, PieceCache.below(cache), rate=self.rate)
+        return MemberWeights(self.it.taker, PieceCache.below(cache))
 
     async def needs(self, *names: str) -> Needs:
         """Of the head's file: the tensors whose names begin so, or all of them."""
@@ -130,28 +127,6 @@ def test_only_the_pieces_with_what_is_needed(tmp_path: Path) -> None:
             assert await taker.kept() == size_of(needs)
 
     run(main())
-
-
-@pytest.mark.parametrize("rate", [None, 100_000])
-def test_a_load_takes_no_more_than_the_users_rate(tmp_path: Path, rate: int | None) -> None:
-    """Of all members together; the first piece may come at once."""
-
-    async def main() -> float:
-        async with taking(tmp_path) as taker:
-            taker.rate = rate
-            for name in ("one", "two"):
-                taker.it.giver(name).has(big())
-            needs = await taker.needs()
-            began = asyncio.get_running_loop().time()
-            found = await taker.fetch(needs)
-            assert sum(found.given.values()) == len(big()) and await taker.kept() == size_of(needs)
-            return asyncio.get_running_loop().time() - began
-
-    took = virtually(main())
-    if rate is None:
-        assert took < 1
-    else:
-        assert took >= (len(big()) - PIECE_BYTES) / rate
 
 
 def test_a_liar_is_left_and_another_one_gives(tmp_path: Path) -> None:

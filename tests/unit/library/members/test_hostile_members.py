@@ -10,8 +10,7 @@ from meshd.base.peer_limits import MODEL_HOLDERS
 from meshd.library.members import ask_models as asking
 from meshd.library.members.ask_models import ask_members, ask_models, ask_pieces
 from meshd.library.members.offers import MemberOffer
-from meshd.library.members.pull_model import ModelPull
-from meshd.library.members.pull_state import NobodyHasIt
+from meshd.library.members.pull_model import ModelPull, NobodyHasIt
 from meshd.model.piece_index import PIECE_BYTES, PieceIndex
 from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream

@@ -1,21 +1,23 @@
 """Which models of a machine members hear of."""
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
-from meshd.library.members.offered_models import OfferedModels
+from meshd.library.interface import ModelSource
+from meshd.library.members.give import OWN_SOURCES, OfferedModels
 from meshd.store.hash_cache import HashCache
 from meshd.store.piece_cache import PieceCache
 
-from tests.unit.library.members.exchange_scene import stores_of
+from tests.unit.library.members.exchange_scene import CACHES, stores_of
 from tests.unit.library.models import cached, in_ollama, put, tiny, tiny_shards
 from tests.unit.store.header_files import with_holes
 
 
-def offered(folder: Path, give: str) -> OfferedModels:
+def offered(folder: Path, sources: Collection[ModelSource]) -> OfferedModels:
     pieces = PieceCache(folder / "pieces", HashCache(folder / "weights"))
-    return OfferedModels(lambda: stores_of(folder), folder / "weights", pieces, give=give)
+    return OfferedModels(lambda: stores_of(folder), folder / "weights", pieces, sources=sources)
 
 
 def filled(folder: Path) -> None:
@@ -33,24 +35,24 @@ def filled(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("give", "names"),
+    ("sources", "names"),
     [
-        ("own", {"ours-Q4_0"}),
-        ("caches", {"tiny-Q8_0", "me-small-1b", "ours-Q4_0"}),
-        ("all", {"tiny-Q8_0", "me-small-1b", "ours-Q4_0", "lm-Q4_0", "mine-Q4_0"}),
-        ("off", set()),
+        (OWN_SOURCES, {"ours-Q4_0"}),
+        (CACHES, {"tiny-Q8_0", "me-small-1b", "ours-Q4_0"}),
+        (tuple(ModelSource), {"tiny-Q8_0", "me-small-1b", "ours-Q4_0", "lm-Q4_0", "mine-Q4_0"}),
+        ((), set()),
     ],
 )
-def test_what_the_user_allows(tmp_path: Path, give: str, names: set[str]) -> None:
+def test_what_the_user_allows(tmp_path: Path, sources: Collection[ModelSource], names: set[str]) -> None:
     filled(tmp_path)
-    found = offered(tmp_path, give).listed()
+    found = offered(tmp_path, sources).listed()
     assert {one.told.names[0] for one in found} == names
     assert len({one.told.key for one in found}) == len(names)
 
 
 def test_names_with_a_scheme_are_told_too(tmp_path: Path) -> None:
     filled(tmp_path)
-    names = {one.told.names for one in offered(tmp_path, "caches").listed()}
+    names = {one.told.names for one in offered(tmp_path, CACHES).listed()}
     assert ("tiny-Q8_0", "hf:me/Tiny-GGUF:Q8_0") in names and ("me-small-1b", "ollama:me/small:1b") in names
     assert str(tmp_path) not in json.dumps(sorted(names))
 
@@ -58,7 +60,7 @@ def test_names_with_a_scheme_are_told_too(tmp_path: Path) -> None:
 def test_what_the_node_was_started_with(tmp_path: Path) -> None:
     mine = put(tmp_path / "elsewhere/mine-Q4_0.gguf", tiny())
     parts = [put(tmp_path / "elsewhere" / name, data) for name, data in tiny_shards(2).items()]
-    given, off = offered(tmp_path, "caches"), offered(tmp_path, "off")
+    given, off = offered(tmp_path, CACHES), offered(tmp_path, ())
     for one in (given, off):
         one.add([mine, parts[1], tmp_path / "gone.gguf"])
     assert [one.told.names for one in given.listed()] == [("mine-Q4_0",), ("tiny-Q4_K_M",)]
@@ -68,7 +70,7 @@ def test_what_the_node_was_started_with(tmp_path: Path) -> None:
 def test_a_model_of_a_cache_with_which_the_node_was_started_keeps_its_names(tmp_path: Path) -> None:
     filled(tmp_path)
     (hub,) = [one for one in stores_of(tmp_path).all_models() if one.name.startswith("hf:")]
-    given = offered(tmp_path, "own")
+    given = offered(tmp_path, OWN_SOURCES)
     given.add(hub.paths)
     names = {one.told.names for one in given.listed()}
     assert names == {("ours-Q4_0",), ("tiny-Q8_0", "hf:me/Tiny-GGUF:Q8_0")}
@@ -76,7 +78,7 @@ def test_a_model_of_a_cache_with_which_the_node_was_started_keeps_its_names(tmp_
 
 def test_keys_mean_the_same_model_in_one_process_and_nothing_in_another(tmp_path: Path) -> None:
     filled(tmp_path)
-    first, second = offered(tmp_path, "caches"), offered(tmp_path, "caches")
+    first, second = offered(tmp_path, CACHES), offered(tmp_path, CACHES)
     keys = [one.told.key for one in first.listed()]
     first.changed()
     assert [one.told.key for one in first.listed()] == keys
@@ -89,7 +91,7 @@ def test_keys_mean_the_same_model_in_one_process_and_nothing_in_another(tmp_path
 def test_a_header_is_offered_to_nobody(tmp_path: Path) -> None:
     """Nor if the node was started with it."""
     path = with_holes(tmp_path / "cache/models/header-0", tiny())
-    given = offered(tmp_path, "all")
+    given = offered(tmp_path, tuple(ModelSource))
     assert given.listed() == ()
     given.add([path])
     given.changed()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 from meshd.base.errors import UserError
-from meshd.library import disk_space
+from meshd.library import disk
 from meshd.library.members.part_files import PartFiles
 from meshd.model.piece_index import PIECE_BYTES, PieceIndex
 
@@ -81,7 +81,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
 
 def test_the_reserve_stays_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = opened(tmp_path)
-    free = disk_space.RESERVED_BYTES + PIECE_BYTES
+    free = disk.RESERVED_BYTES + PIECE_BYTES
     monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(0, 0, free))
     files.check_space(PIECE_BYTES)
     with pytest.raises(UserError, match="are needed") as caught:

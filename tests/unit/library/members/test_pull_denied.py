@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meshd.base.errors import UserError
-from meshd.library import disk_space
-from meshd.library.members import ask_models, fetch_pieces, pull_header
-from meshd.library.members.pull_state import HoldersLost, NobodyHasIt
+from meshd.library import disk
+from meshd.library.members import ask_models, fetch, pull_header
+from meshd.library.members.pull_model import HoldersLost, NobodyHasIt
 from meshd.model.piece_index import HASH_BYTES, PIECE_BYTES, PieceIndex
 
 from tests.conformance.run import run
@@ -147,7 +147,7 @@ def test_other_pieces_than_were_told_of_are_not_fetched(tmp_path: Path) -> None:
 def test_a_model_for_which_there_is_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
 ) -> None:
-    free = disk_space.RESERVED_BYTES + 2 * SIZE
+    free = disk.RESERVED_BYTES + 2 * SIZE
     monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(0, 0, free))
 
     async def main() -> None:
@@ -174,7 +174,7 @@ def test_one_that_stalls_keeps_no_header_back(
     """It always says something before its time is over: it gives a byte, or reads on. The honest one reads
     its file first, and has read it when it is asked for the last time.
     """
-    monkeypatch.setattr(fetch_pieces, "_SILENT_SECONDS", 1e6)
+    monkeypatch.setattr(fetch, "_SILENT_SECONDS", 1e6)
     monkeypatch.setattr(ask_models, "_WORDLESS_SECONDS", 1e6)
     monkeypatch.setattr(pull_header, "_READY_SECONDS", 0.1)
 
@@ -206,7 +206,7 @@ def test_those_that_read_are_waited_for(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_disk_that_is_full_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others are not asked for what there is no room for, and what they lack does not hide it."""
-    monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(0, 0, disk_space.RESERVED_BYTES))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(0, 0, disk.RESERVED_BYTES))
 
     async def main() -> None:
         async with scene(tmp_path) as it:

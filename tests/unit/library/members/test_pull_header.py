@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.library import disk_space
-from meshd.library.headers import find_header, said_of
-from meshd.library.members.pull_state import NobodyHasIt, PullStep
+from meshd.library import disk
+from meshd.library.members.pull_model import NobodyHasIt, PullStep
+from meshd.library.pulled_models import find_header, said_of
 from meshd.model.model_name import MeshName
 from meshd.model.piece_index import PIECE_BYTES
 from meshd.model.weights_index import fingerprint
@@ -108,7 +108,7 @@ def test_a_full_disk_is_no_fault_of_members(
 ) -> None:
     """Before the length of the header is known, too."""
     free = iter([1 << 40] if fills else [])
-    monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(0, 0, next(free, disk_space.RESERVED_BYTES)))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(0, 0, next(free, disk.RESERVED_BYTES)))
 
     async def main() -> None:
         async with scene(tmp_path) as it:

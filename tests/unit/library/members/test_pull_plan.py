@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from meshd.base.tasks import Owner, cancel_and_wait
-from meshd.library.headers import all_headers
-from meshd.library.members.pull_plan import PlanPull
-from meshd.library.members.pull_state import PullStep
+from meshd.library.members.pull_header import PlanPull
+from meshd.library.members.pull_model import PullStep
+from meshd.library.pulled_models import all_headers
 from meshd.model.model_name import parse_model_name
 from meshd.model.piece_index import PIECE_BYTES
 from meshd.store.shard import close_all, open_shards

@@ -5,11 +5,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from meshd.library.headers import find_header
 from meshd.library.interface import NotHere
-from meshd.library.members.pull_model import ModelPull
-from meshd.library.members.pull_state import NobodyHasIt
-from meshd.library.pulled_names import names_of
+from meshd.library.members.pull_model import ModelPull, NobodyHasIt
+from meshd.library.pulled_models import find_header, names_of
 from meshd.library.resolve import Resolver
 from meshd.library.stores import Stores
 from meshd.model.model_name import MeshName

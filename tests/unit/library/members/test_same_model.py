@@ -5,10 +5,8 @@ from pathlib import Path
 import pytest
 from meshd.library.interface import StoredModel
 from meshd.library.members.pull_header import HeaderPull
-from meshd.library.members.pull_model import ModelPull
-from meshd.library.members.pull_state import PullStep
-from meshd.library.members.same_model import may_be_elsewhere
-from meshd.library.own_models import of_path
+from meshd.library.members.pull_model import ModelPull, PullStep, may_be_elsewhere
+from meshd.library.stores import of_path
 from meshd.model.model_name import parse_model_name
 from meshd.store.hash_cache import FileState, HashCache
 from meshd.store.piece_cache import PieceCache

@@ -89,6 +89,33 @@ def test_an_address_that_failed_in_several_ways_is_told_once() -> None:
     assert isinstance(told, DialError) and told.failure is DialFailure.TIMEOUT
 
 
+@pytest.mark.parametrize("own", ["127.0.0.1:17430", "[::1]:17430"])
+def test_what_answers_at_loopback_is_not_told_beside_other_addresses(own: str) -> None:
+    """The peer's record names its loopback; here this node itself listens there."""
+    ours = DialError(
+        f"`{own}` is another node", kind=LinkKind.TCP, failure=DialFailure.WRONG_PEER, place=own, hint="no"
+    )
+    there = DialError(
+        "`192.168.1.5:17430` does not answer",
+        kind=LinkKind.TCP,
+        failure=DialFailure.TIMEOUT,
+        place="192.168.1.5:17430",
+        hint="open the port",
+    )
+    far = DialError(
+        "no route to `10.9.0.1`", kind=LinkKind.TCP, failure=DialFailure.UNREACHABLE, place="10.9.0.1:17430"
+    )
+    told = closest([ours, far, there])
+    assert isinstance(told, DialError)
+    assert str(told) == "`192.168.1.5:17430` does not answer; no route to `10.9.0.1`"
+    assert (told.failure, told.hint) == (DialFailure.TIMEOUT, "open the port")
+    alone = closest([ours])
+    assert isinstance(alone, DialError) and alone.failure is DialFailure.WRONG_PEER
+    search = DialError("mDNS does not find it", kind=LinkKind.TCP, failure=DialFailure.UNREACHABLE)
+    beside = closest([search, ours])
+    assert str(beside) == f"`{own}` is another node; mDNS does not find it", "a search is no address"
+
+
 def test_many_failures_are_summed_up() -> None:
     told = closest([failed(DialFailure.TIMEOUT, f"address {number}") for number in range(6)])
     assert str(told) == "address 0; address 1; address 2 (and 3 more)"

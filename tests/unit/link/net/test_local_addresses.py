@@ -15,7 +15,7 @@ from meshd.link.net.local_addresses import (
     hosts,
     path_between,
 )
-from meshd.wire.address import Candidate
+from meshd.wire.address import Candidate, ScopedCandidate
 
 ETHERNET = InterfaceAddress("eth0", "192.168.1.5")
 WIFI6 = InterfaceAddress("wlan0", "2001:db8:1::5")
@@ -135,3 +135,15 @@ def test_a_peer_is_beside_us_if_one_of_its_tcp_addresses_is(monkeypatch: pytest.
     far, near = Candidate("192.168.8.9", 1), Candidate("192.168.7.9", 1)
     assert local_addresses.any_beside([far, near])
     assert not local_addresses.any_beside([far, Candidate("192.168.7.9", 1, "udp")])
+
+
+def test_link_local_addresses_are_offered_by_who_listens_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = (("eth0", "192.168.1.5"), ("eth0", "fe80::1"), ("eth1", "fe80::1"), ("eth1", "fd00::1"))
+    monkeypatch.setattr(local_addresses, "neighbourhood", lambda: found)
+    offered = local_addresses.offered_on_links(("0.0.0.0", "::"), 7447, "tcp")
+    assert offered == [ScopedCandidate("fe80::1%eth0", 7447), ScopedCandidate("fe80::1%eth1", 7447)]
+    assert local_addresses.offered_on_links(("0.0.0.0", "fd00::1"), 7447, "tcp") == ()
+
+
+def test_a_scoped_address_is_near() -> None:
+    assert local_addresses.any_beside([ScopedCandidate("fe80::7%eth0", 7447)])

@@ -1,6 +1,7 @@
 """What the engine does otherwise than its library: credit, sizes of datagrams, strangers."""
 
 import random
+from collections import Counter
 
 import pytest
 from aioquic.quic.connection import Limit, QuicConnection
@@ -11,11 +12,11 @@ from meshd.link.quic.engine import (
     RECEIVE_WINDOW_BYTES,
     QuicEngine,
 )
-from meshd.link.quic.first_datagram import Reception
+from meshd.link.quic.first_datagram import Reception, start_dialling
 from meshd.link.quic.window import SAFE_DATAGRAM_BYTES
 from meshd.link.udp.batch_socket import Origin
 
-from tests.unit.link.quic.quic_pair import CERTIFICATE, FAR, LISTENER, NEAR, Pair
+from tests.unit.link.quic.quic_pair import CERTIFICATE, DIALLER, FAR, LISTENER, NEAR, Pair
 
 MIB = 1 << 20
 VICTIM = Origin(("203.0.113.77", 4444))
@@ -244,6 +245,32 @@ def test_a_member_that_moves_to_the_address_of_another_sends_it_little() -> None
     assert sent
 
 
+def test_a_member_that_never_stops_moving_costs_little_and_floods_nobody() -> None:
+    """Each datagram comes in another's name: few addresses are kept, none is sent three times what came."""
+    pair = Pair()
+    pair.connect()
+    pair.far.write([bytes(MIB)])
+    asked: Counter[Origin] = Counter()
+    sent: Counter[Origin] = Counter()
+    for number in range(1000):
+        pair.now += 0.005
+        victim = Origin((f"203.0.113.{number % 250}", 1024 + number))
+        pair.dialler.send_ping(number)
+        for data, _ in pair._due(pair.dialler):
+            asked[victim] += len(data)
+            pair.far.receive_datagram(data, victim, pair.now)
+        pair.far.poll()
+        for data, origin in pair._due(pair.far):
+            sent[origin] += len(data)
+        assert len(pair.far._network_paths) <= 16
+    assert len(asked) > 500
+    assert all(sent[victim] <= 3 * asked[victim] for victim in asked)
+    pair.dialler.write([b"back again"])
+    pair.run(20.0)
+    assert b"".join(pair.far.inbox) == b"back again"
+    assert pair.far.get_peer_address() == NEAR
+
+
 def test_before_the_address_is_known_little_is_sent() -> None:
     """RFC 9000 8.1: at most three times of what came, so nobody is flooded in another's name."""
     pair = Pair()
@@ -305,3 +332,20 @@ def test_the_library_is_as_we_know_it() -> None:
     ):
         for name in names:
             assert hasattr(holder, name)
+
+
+def test_an_address_that_never_answers_gets_three_times_what_came_to_the_end_and_after_it() -> None:
+    dialler = start_dialling(DIALLER, FAR, 1.0)
+    hello = dialler.datagrams_to_send(1.0)[0][0]
+    found = Reception(LISTENER).first(hello, VICTIM, 1.0, busy=False)
+    assert found is not None and not isinstance(found, bytes)
+    engine, now, sent = found[0], 1.0, 0
+    while now < 15.0:
+        sent += sum(len(data) for data, _ in engine.datagrams_to_send(now))
+        now = max(now, engine.get_timer() or 15.0)
+        if now < 15.0:
+            engine.handle_timer(now)
+    assert sent == 3 * len(hello)
+    engine.close()
+    sent += sum(len(data) for data, _ in engine.datagrams_to_send(now))
+    assert sent <= 3 * len(hello)

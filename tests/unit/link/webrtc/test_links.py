@@ -1,54 +1,37 @@
 """The webrtc link beyond what every link does: signals, both sides dialling at once."""
 
 import asyncio
-import contextlib
+import hashlib
+import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from aiortc import RTCCertificate
+from aiortc.rtcdtlstransport import SRTPProtectionProfile
+from cryptography.hazmat.primitives.serialization import Encoding
 from meshd.base.errors import Broken
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
-from meshd.link.ice.links import MAX_ANSWERING_ONE, Extra
-from meshd.link.interface import DialError, DialFailure, Link, Signals
+from meshd.link.ice.agent import MAX_EARLY
+from meshd.link.ice.links import MAX_ANSWERING_ONE
+from meshd.link.interface import DialError, DialFailure, Signals
 from meshd.link.webrtc.links import WebRtcLinks
+from meshd.link.webrtc.session import Identity
 from meshd.wire.address import Candidate
-from meshd.wire.offer import Answer, More, Offer, OfferGone, OfferSignal, decode_offer, encode_offer
+from meshd.wire.offer import Answer, More, Offer, OfferGone, OfferSignal
+from OpenSSL import SSL
+from OpenSSL.crypto import FILETYPE_ASN1
 
 from tests.conformance.data_channel import Post
-from tests.conformance.nodes import Node, TestMesh
+from tests.conformance.nodes import TestMesh
 from tests.conformance.run import run, until
-from tests.conformance.udp_wire import UdpWire
+from tests.conformance.street import LOOPBACK, Street, give_up
 
-LOOPBACK = "127.0.0.1"
 OUTER = Candidate("203.0.113.9", 4242, "udp", "srflx")
-
-
-class Side:
-    """A node with its links; what it accepted."""
-
-    def __init__(self, node: Node, post: Post, wire: UdpWire, direction: str, **more: object) -> None:
-        self.node = node
-        self.accepted: asyncio.Queue[Link] = asyncio.Queue(16)
-        stun, extra = more.get("stun", ()), more.get("extra")
-        assert isinstance(stun, tuple)
-        self.links = WebRtcLinks(
-            node.now,
-            post.signals(node.peer),
-            stun,
-            extra=extra,  # type: ignore[arg-type]
-            hosts=lambda: [LOOPBACK],
-            open_socket=wire.opener(direction),
-        )
-
-    async def serve(self) -> None:
-        await self.links.serve(self.accept)
-
-    async def accept(self, link: Link) -> None:
-        self.accepted.put_nowait(link)
-        await asyncio.Event().wait()
 
 
 class Slowly:
@@ -59,58 +42,6 @@ class Slowly:
     ) -> None:
         self.receive = signals.receive
         self.send = send
-
-
-class Street:
-    """Two sides, and all that passes between them."""
-
-    def __init__(self, *, extra: Extra | None = None) -> None:
-        mesh = TestMesh()
-        self.post, self.wire = Post(), UdpWire()
-        self.signals: list[OfferSignal] = []
-        self.change: Callable[[OfferSignal], OfferSignal] = lambda signal: signal
-        self.post.tamper = self.pass_on
-        self.near = Side(mesh.node(), self.post, self.wire, "up", extra=extra)
-        self.far = Side(mesh.node(), self.post, self.wire, "down")
-
-    def pass_on(self, payload: bytes) -> bytes:
-        signal = decode_offer(payload)
-        assert signal is not None
-        signal = self.change(signal)
-        self.signals.append(signal)
-        return encode_offer(signal)
-
-    def told(self, kind: type[OfferSignal]) -> list[OfferSignal]:
-        return [signal for signal in self.signals if isinstance(signal, kind)]
-
-    async def dial(self) -> Link:
-        return await self.near.links.dial(self.far.node.peer, ())
-
-    @contextlib.asynccontextmanager
-    async def open(self) -> AsyncIterator[None]:
-        async with Owner() as owner:
-            owner.start(self.near.serve(), name="near")
-            owner.start(self.far.serve(), name="far")
-            try:
-                yield
-            finally:
-                owner.cancel()
-
-    @contextlib.asynccontextmanager
-    async def dialling(self) -> AsyncIterator[asyncio.Task[Link]]:
-        """A dial that is answered, and lasts until it is given up, at the latest at the end."""
-        self.wire.stall()
-        async with self.open():
-            dial = asyncio.get_running_loop().create_task(self.dial())
-            await until(lambda: bool(self.told(Answer)))
-            yield dial
-            await give_up(dial)
-
-
-async def give_up(dial: asyncio.Task[Link]) -> None:
-    dial.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await dial
 
 
 def test_both_sides_dial_at_once() -> None:
@@ -152,6 +83,62 @@ def test_another_certificate_than_the_signed_one_is_no_link() -> None:
     run(work())
 
 
+class OddCertificate(RTCCertificate):
+    """A certificate of a version that does not exist: OpenSSL reads it, cryptography does not."""
+
+    def __init__(self, file: Path) -> None:
+        made = RTCCertificate.generateCertificate()
+        super().__init__(key=made._key, cert=made._cert)
+        der = made._cert.public_bytes(Encoding.DER)
+        at = der.index(bytes.fromhex("a003020102")) + 4
+        self.der = der[:at] + b"\x05" + der[at + 1 :]
+        self._file = file
+        file.write_bytes(self.der)
+
+    def _create_ssl_context(self, srtp_profiles: list[SRTPProtectionProfile]) -> SSL.Context:
+        context = super()._create_ssl_context(srtp_profiles)
+        context.use_certificate_file(str(self._file), FILETYPE_ASN1)
+        return context
+
+
+@pytest.mark.parametrize("dials", [True, False])
+def test_of_a_certificate_only_the_hash_counts(tmp_path: Path, dials: bool) -> None:
+    async def work() -> None:
+        street = Street()
+        odd = Identity()
+        odd.certificate = shown = OddCertificate(tmp_path / "odd.der")
+        odd.fingerprint = hashlib.sha256(shown.der).digest()
+        (street.near if dials else street.far).links._identity = odd
+        async with street.open():
+            link = await street.dial()
+            await (await street.far.accepted.get()).aclose()
+            await link.aclose()
+
+    run(work())
+
+
+def test_a_stranger_that_finds_the_ports_ends_no_handshake() -> None:
+    """Nothing of DTLS is secret before its handshake is done: anybody could forge an alert."""
+    alert = bytes((21, 0xFE, 0xFD)) + bytes(8) + bytes((0, 2, 2, 40))  # fatal, handshake_failure
+
+    async def work() -> None:
+        street = Street()
+        street.wire.stall()
+        async with street.open():
+            dial = asyncio.get_running_loop().create_task(street.dial())
+            await until(lambda: bool(street.told(Answer)))
+            with socket.socket(type=socket.SOCK_DGRAM) as stranger:
+                for _ in range(MAX_EARLY):
+                    for sock in street.wire.sockets:
+                        stranger.sendto(alert, sock.local)
+            street.wire.flow()
+            link = await dial
+            await (await street.far.accepted.get()).aclose()
+            await link.aclose()
+
+    run(work())
+
+
 def test_a_dial_that_ends_ends_the_other_side_too() -> None:
     async def work() -> None:
         street = Street()
@@ -180,7 +167,7 @@ def test_giving_up_before_the_answer_is_out_ends_the_attempt() -> None:
             dial = asyncio.get_running_loop().create_task(street.dial())
             await sending.wait()
             (offer,) = street.told(Offer)
-            gone = encode_offer(OfferGone(attempt=offer.attempt, why="changed its mind"))
+            gone = OfferGone(attempt=offer.attempt, why="changed its mind").encode()
             await street.post.signals(caller).send(far.node.peer, gone)
             await until(lambda: not far.links._answering)
             sent.set()
@@ -195,7 +182,7 @@ def test_an_offer_is_answered_once() -> None:
         street = Street()
         async with street.dialling():
             (offer,) = street.told(Offer)
-            await street.post.signals(street.near.node.peer).send(street.far.node.peer, encode_offer(offer))
+            await street.post.signals(street.near.node.peer).send(street.far.node.peer, offer.encode())
             await until(lambda: len(street.told(Offer)) == 2)
             await until(lambda: street.post.box(street.far.node.peer).empty())
             assert len(street.told(Answer)) == 1
@@ -211,7 +198,7 @@ def test_many_offers_of_one_peer_push_out_the_oldest() -> None:
             signals = street.post.signals(street.near.node.peer)
             for number in range(2 * MAX_ANSWERING_ONE):
                 again = replace(offer, attempt=number.to_bytes(16, "big"))
-                await signals.send(street.far.node.peer, encode_offer(again))
+                await signals.send(street.far.node.peer, again.encode())
                 await until(lambda number=number: len(street.told(Answer)) == number + 2)  # type: ignore[misc]
             await until(lambda: len(street.far.links._answering) == MAX_ANSWERING_ONE)
 
@@ -226,7 +213,7 @@ def test_signals_that_mean_nothing_here_change_nothing() -> None:
             box = street.post.box(there)
             for junk in (b"", b"\xc0", b"\x81\xa4type\xa4what"):
                 await box.put((here, junk))
-            await street.post.signals(here).send(there, encode_offer(More(attempt=bytes(16), candidates=())))
+            await street.post.signals(here).send(there, More(attempt=bytes(16), candidates=()).encode())
             link = await street.dial()
             await link.aclose()
 

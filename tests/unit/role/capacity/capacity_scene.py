@@ -25,7 +25,7 @@ class Teller:
     def __init__(self, net: Net, folder: Path, name: str, machine: str, seed: str = "") -> None:
         self.mesh = net.mesh(name, "worker", seed=seed)
         self.bench = Bench(self.mesh, folder)
-        self.busy = False
+        self.busy = self.lends = False
         self.here: set[bytes] = set()  # marks of tensors
         self.listed: list[bool] = []  # whether the last listing would do
         self.devices: Sequence[OfferedDevice] = (CPU,)
@@ -37,6 +37,7 @@ class Teller:
             devices=self._listed,
             machine=machine,
             is_busy=lambda: self.busy,
+            is_lending=lambda: self.lends,
             lacks=lambda marks: as_bits([one not in self.here for one in split_marks(marks)]),
         )
 

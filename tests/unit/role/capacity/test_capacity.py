@@ -1,6 +1,7 @@
-"""What nodes say of their devices: measured once, one by one on a machine, never beside a lease."""
+"""What nodes say of their devices: measured once, one by one on a machine, never while a lease computes."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,36 @@ def test_what_computes_for_somebody_is_not_disturbed(tmp_path: Path) -> None:
             worker.busy = True
             told = await ask_capacity(it.head, worker.mesh.key.peer, MEASURE, lambda _: None)
             assert told.busy and told.devices[0].times == () and worker.bench.timings == []
+
+    run(main())
+
+
+def test_a_measurement_ends_as_soon_as_a_lease_computes(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            worker = it.teller("worker")
+            worker.bench.timing_seconds = 20.0
+            asyncio.get_running_loop().call_later(3.0, setattr, worker, "busy", True)
+            began = asyncio.get_running_loop().time()
+            told = await ask_capacity(it.head, worker.mesh.key.peer, MEASURE, lambda _: None)
+            assert 2.9 < asyncio.get_running_loop().time() - began < 3.1
+            assert told.busy and told.devices[0].times == () and worker.bench.timings_ended == 1
+            worker.busy = False
+            told = await ask_capacity(it.head, worker.mesh.key.peer, MEASURE, lambda _: None)
+            assert told.devices[0].times == MEASURED and len(worker.bench.timings) == 2
+
+    run(main())
+
+
+def test_beside_a_lease_a_device_is_measured_where_memory_is_left(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            worker = it.teller("worker")
+            worker.lends = True
+            for free, times in (((768 << 20) - 1, ()), (768 << 20, MEASURED)):
+                worker.devices = (replace(CPU, free_bytes=free, total_bytes=1 << 30),)
+                told = await ask_capacity(it.head, worker.mesh.key.peer, MEASURE, lambda _: None)
+                assert told.devices[0].times == times
 
     run(main())
 

@@ -9,13 +9,14 @@ from pathlib import Path
 from meshd.base.tasks import Owner
 from meshd.model.status import ModelState
 from meshd.peer.interface import PeerState
+from meshd.plan.wishes import HeadOptions
 from meshd.role.head.cycle import Serve
-from meshd.role.head.split_plan import HeadOptions
 from meshd.role.worker.cycle import Worker
 from meshd.role.worker.worker_options import WorkerOptions
 from meshd.rpc.mesh_head_view import MeshHeadView
 from meshd.store.interface import ContentStore
 
+from tests.unit.plan.plain_options import PLAIN
 from tests.unit.role.fake_mesh import NATIVE, FakeMesh, Net
 from tests.unit.role.rig import COMPRESSED_VERSION, Bench, cpu_lines
 from tests.unit.role.stubs import FakeFile, StubChild
@@ -106,7 +107,7 @@ class Scene:
 @asynccontextmanager
 async def scene(folder: Path, **options: object) -> AsyncIterator[Scene]:
     async with Owner() as owner:
-        made = HeadOptions(machine="m", incarnation=bytes(16), **options)  # type: ignore[arg-type]
+        made = replace(PLAIN, machine="m", incarnation=bytes(16), **options)  # type: ignore[arg-type]
         try:
             yield Scene(Net(owner), folder, made)
         finally:

@@ -11,15 +11,15 @@ from meshd.model.layer_work import LayerWork
 from meshd.model.layers import ModelLayers
 from meshd.model.status import ModelState
 from meshd.peer.interface import PeerState
+from meshd.plan.choice import ServingSplit, plan_model
+from meshd.plan.machines import Machines
+from meshd.plan.wishes import HeadOptions
 from meshd.role.head import model_run
-from meshd.role.head.plan_prediction import Machines
-from meshd.role.head.serving_split import ServingSplit, serving_split
-from meshd.role.head.split_plan import HeadOptions
 
 from tests.sim.loop import run
 from tests.unit.role.head.scene import LITTLE, scene
 from tests.unit.role.rig import COMPRESSED_VERSION, cpu_lines
-from tests.unit.role.stubs import StubChild
+from tests.unit.role.stubs import FakeFile, StubChild
 
 
 def test_no_line_tells_of_hashing_where_nothing_is_hashed(tmp_path: Path) -> None:
@@ -45,11 +45,12 @@ def test_it_waits_for_a_worker_then_loads_and_is_ready(tmp_path: Path) -> None:
             it.start()
             await it.until(ModelState.LOADING, "25 %")
             assert it.serve.readiness.progress == 0.25
+            assert [one.name for one in it.serve.status.listed.devices] == ["CPU"], "asked meanwhile"
             it.file.hashed.set()
             await it.until(ModelState.WAITING, "0 of 1 ready")
-            assert it.serve.status.listed.devices == (), "nobody has looked yet"
             it.worker("anna")
             await it.until(ModelState.READY)
+            assert it.bench.listings == 1
             status = it.serve.status
             assert [device.name for device in status.listed.devices] == ["CPU"] and status.listed.at > 0
             assert status.model is not None
@@ -88,9 +89,9 @@ def test_workers_in_the_order_of_the_plan(tmp_path: Path, monkeypatch: pytest.Mo
     def backwards(
         layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions
     ) -> ServingSplit:
-        return serving_split(layers, work, replace(machines, offers=machines.offers[::-1]), options)
+        return plan_model(layers, work, replace(machines, offers=machines.offers[::-1]), options)
 
-    monkeypatch.setattr(model_run, "serving_split", backwards)
+    monkeypatch.setattr(model_run, "plan_model", backwards)
 
     async def main() -> None:
         async with scene(tmp_path, devices=("none",)) as it:
@@ -217,6 +218,69 @@ def test_a_worker_that_comes_later_is_used_at_the_next_load(tmp_path: Path) -> N
             await it.until(ModelState.LOADING)
             await it.until(ModelState.READY)
             assert len(it.bench.tunnels) == 3
+
+    run(main())
+
+
+def test_a_head_alone_starts_at_once_where_the_model_fits(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, split="auto") as it:
+            it.start()
+            await it.until(ModelState.READY, seconds=1)
+            assert it.serve.status.model is not None
+            assert {part.node for part in it.serve.status.model.split} == {"head"}
+
+    run(main())
+
+
+def test_a_worker_that_is_known_has_three_seconds_before_the_head_starts_alone(tmp_path: Path) -> None:
+    async def main() -> None:
+        for least, seconds in ((None, 3.0), (0, 0.0)):
+            async with scene(tmp_path, split="auto", min_workers=least) as it:
+                it.worker("anna", there=False)
+                it.start()
+                began = asyncio.get_running_loop().time()
+                await it.until(ModelState.READY)
+                assert seconds <= asyncio.get_running_loop().time() - began < seconds + 1
+
+    run(main())
+
+
+def test_a_model_that_does_not_fit_here_waits_for_a_worker_and_says_what_to_do(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, split="auto") as it:
+            it.head(file=FakeFile(layers=400))
+            it.bench.device_lines = cpu_lines(free_mib=60)  # enough for the output alone
+            it.start()
+            await it.until(ModelState.WAITING, "waiting for a worker (run `meshd worker --join TOKEN`")
+            assert "does not fit" in it.serve.readiness.reason and "MiB" in it.serve.readiness.reason
+            assert it.bench.children == []
+            it.worker("anna")
+            await it.until(ModelState.READY, seconds=10)
+
+    run(main())
+
+
+def test_what_does_not_fit_on_workers_either_has_failed(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, split="auto") as it:
+            it.bench.device_lines = LITTLE
+            it.worker("anna")
+            it.workers["anna"].device_lines = LITTLE
+            it.start()
+            await it.until(ModelState.FAILED, "does not fit")
+
+    run(main())
+
+
+def test_a_number_of_workers_that_its_user_demands_is_waited_for(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, split="auto", min_workers=2) as it:
+            it.worker("anna")
+            it.start()
+            await it.until(ModelState.WAITING, "1 of 2 ready")
+            it.worker("bert")
+            await it.until(ModelState.READY, seconds=10)
 
     run(main())
 

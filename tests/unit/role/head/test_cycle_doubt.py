@@ -1,16 +1,17 @@
 """A worker is lost, and it may be the doing of the neighbour that it names: they push to each other."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from meshd.gateway.interface import ReadyReport
 from meshd.role.head.cycle import Serve
 from meshd.role.head.push_plan import WHY_APART
-from meshd.role.head.split_plan import HeadOptions
 from meshd.role.head.worker_backoff import ENDS
 
 from tests.sim.loop import run
+from tests.unit.plan.plain_options import PLAIN
 from tests.unit.role.head.scene import view
 from tests.unit.role.head.test_cycle_troubles import Stage, model_of, ready, stage, until
 from tests.unit.role.head.test_cycle_unsteady import tunnel_to
@@ -26,7 +27,7 @@ class Attack:
         self.first, self.second = it.worker("a"), it.worker("b")
         self.lives = 0
         self.set_ready(loaded)
-        self.serve = it.serve_with(HeadOptions(min_workers=1, devices=devices, incarnation=bytes(16)))
+        self.serve = it.serve_with(replace(PLAIN, min_workers=1, devices=devices, incarnation=bytes(16)))
 
     def set_ready(self, now: bool) -> None:
         self.it.bench.ready = asyncio.get_running_loop().create_future()

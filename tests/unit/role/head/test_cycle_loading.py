@@ -1,12 +1,17 @@
 """While the head loads: how far each worker is, what came over the network, and whether it holds."""
 
 import asyncio
+import io
+import json
+import os
 from pathlib import Path
 
 import pytest
+from meshd.base import log
 from meshd.gateway.interface import ReadyReport
 from meshd.model.status import ModelState
 from meshd.peer.interface import PeerState
+from meshd.role.head.served_files import ServedFiles
 from meshd.role.head.unreachable import SILENT_SECONDS
 from meshd.rpc import mesh_protocol as wire
 
@@ -45,6 +50,38 @@ def test_what_came_over_the_network_is_in_the_status(tmp_path: Path) -> None:
     run(main())
 
 
+def test_only_copies_that_a_worker_cannot_use_are_warnings(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            it.worker("anna")
+            it.bench.ready = asyncio.get_running_loop().create_future()
+            it.start()
+            await it.until(ModelState.LOADING, "loading the model")
+            await asyncio.sleep(1)
+            seen = view(it.bench, 0)
+            seen.to_peer(talk.load(talk.load_entry(size=100), talk.load_entry(size=7)))
+            seen.from_peer(talk.message(wire.LOADED, rest=b"\1\3", identity=4))
+            it.bench.ready.set_result(ReadyReport(True, "", 0.1))
+            await it.until(ModelState.READY)
+
+    told = io.StringIO()
+    log.set_up(level="info", form="json", stream=told)
+    try:
+        run(main())
+    finally:
+        log.set_up(level="warning")
+    lines = [json.loads(line) for line in told.getvalue().splitlines()]
+    crossed = [
+        {key: line[key] for key in ("event", "level", "node", "why", "bytes") if key in line}
+        for line in lines
+        if line["event"].startswith("weight")
+    ]
+    assert crossed == [
+        {"event": "weight_from_network", "level": "warning", "node": "anna", "why": "unreadable"},
+        {"event": "weights_from_network", "level": "info", "node": "anna", "bytes": 107},
+    ]
+
+
 def test_how_far_each_worker_is_shows_while_the_model_is_loaded(tmp_path: Path) -> None:
     async def main() -> None:
         async with scene(tmp_path) as it:
@@ -70,13 +107,32 @@ def test_how_far_each_worker_is_shows_while_the_model_is_loaded(tmp_path: Path) 
             assert "over the network" in it.serve.readiness.reason
             first.sent = 10_000_000
             assert it.serve.readiness.workers[0].share == 1, "what else goes through the tunnel is no weight"
-            it.bench.ready.set_result(ReadyReport(True, "", 0.1))
+            facts = it.serve.facts
+            assert facts.context == 0 and facts.trained_context > 0 and facts.size > 0
+            props = {"default_generation_settings": {"n_ctx": 777}, "chat_template": "<think>"}
+            it.bench.ready.set_result(ReadyReport(True, "", 0.1, props=props))
             await it.until(ModelState.READY)
+            assert (it.serve.facts.context, it.serve.facts.capabilities) == (777, ("completion", "thinking"))
+            assert it.serve.facts.fingerprint == it.serve.model_status.fingerprint != ""
             ready = it.serve.readiness
             assert (ready.workers, ready.progress) == ((), None)
             model = it.serve.status.model
             assert model is not None
             assert [load.node for load in model.workers] == ["anna", "zoe"]
+
+    run(main())
+
+
+def test_a_model_was_created_when_its_file_was_written(tmp_path: Path) -> None:
+    async def main() -> None:
+        written = tmp_path / "model.gguf"
+        written.touch()
+        os.utime(written, (5, 1_700_000_000))
+        async with scene(tmp_path) as it:
+            it.file.paths = (written,)
+            assert ServedFiles(it.file).facts(()).created == 1_700_000_000
+            it.file.paths = (tmp_path / "gone.gguf",)
+            assert ServedFiles(it.file).facts(()).created == 0
 
     run(main())
 

@@ -1,13 +1,16 @@
 """The head loses a worker, a program or a connection, or is cancelled: it starts over and leaves nothing."""
 
 import asyncio
+import signal
 from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
+from meshd.base.process_work import ProcessWork
 from meshd.base.tasks import cancel_and_wait
 from meshd.model.status import ModelState
 from meshd.peer.interface import PeerState
+from meshd.role.head.load_report import LOAD_STILL_SECONDS, STUCK
 
 from tests.sim.loop import run
 from tests.unit.role.head.scene import scene
@@ -93,6 +96,29 @@ def test_a_loss_is_loading_at_once_and_ready_again(tmp_path: Path, what: str) ->
     run(main())
 
 
+@pytest.mark.parametrize(
+    ("ended_by", "seconds"), [(signal.SIGKILL, 0.1), (signal.SIGTERM, 0.1), (signal.SIGABRT, 1.1)]
+)
+def test_a_llama_server_that_somebody_ended_is_started_again_without_the_word_of_a_lease(
+    tmp_path: Path, ended_by: signal.Signals, seconds: float
+) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            it.worker("anna")
+            it.start()
+            await it.until(ModelState.READY)
+            first, began = it.llama, asyncio.get_running_loop().time()
+            it.llama.die("ended", signal=ended_by)
+            broke = asyncio.ensure_future(it.serve.upstream_broke("the connection was reset"))
+            await it.until(ModelState.LOADING, seconds=0.1)
+            await it.until(ModelState.READY)
+            took = asyncio.get_running_loop().time() - began
+            assert seconds - 0.1 <= took < seconds + 0.1 and it.llama is not first
+            assert "llama-server ended" in await broke
+
+    run(main())
+
+
 @pytest.mark.parametrize("state", [ModelState.LOADING, ModelState.READY])
 def test_a_llama_server_that_is_suspended_is_killed_and_started_again(
     tmp_path: Path, state: ModelState
@@ -115,6 +141,23 @@ def test_a_llama_server_that_is_suspended_is_killed_and_started_again(
             it.bench.ready = None
             await it.until(ModelState.READY, seconds=5)
             assert first.killed and first.ended and it.llama is not first
+
+    run(main())
+
+
+def test_a_llama_server_whose_load_never_ends_is_killed_and_says_why(tmp_path: Path) -> None:
+    """A chat template that loops: it computes, and nothing else happens."""
+
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            it.worker("anna")
+            it.bench.work = lambda: ProcessWork(asyncio.get_running_loop().time(), 1000)
+            it.bench.start_seconds = 100 * LOAD_STILL_SECONDS
+            it.start()
+            await it.until(ModelState.LOADING, STUCK, seconds=LOAD_STILL_SECONDS + 10)
+            assert it.llama.killed
+            it.bench.start_seconds = 0.0
+            await it.until(ModelState.READY, seconds=60)
 
     run(main())
 

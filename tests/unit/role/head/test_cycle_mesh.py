@@ -8,10 +8,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from meshd.config import HostPort
 from meshd.model.status import ModelState, SplitPart
+from meshd.plan.machines import PlainRpc
 from meshd.role.head import cycle as head_cycle
 from meshd.role.head.push_plan import UNCONNECTED, WHY_APART
-from meshd.role.head.split_plan import PlainRpc
 from meshd.rpc import mesh_protocol as wire
 from meshd.wire.lease import OfferedDevice
 
@@ -26,9 +27,9 @@ NAMES = ("anna", "bert")
 
 @asynccontextmanager
 async def mesh_scene(
-    folder: Path, *, push: bool = True, least: int = 2, rpc: tuple[str, ...] = ()
+    folder: Path, *, no_push: bool = False, least: int = 2, rpc: tuple[HostPort, ...] = ()
 ) -> AsyncIterator[Scene]:
-    async with scene(folder, min_workers=least, devices=("none",), push=push, rpc=rpc) as it:
+    async with scene(folder, min_workers=least, devices=("none",), no_push=no_push, rpc=rpc) as it:
         for name in NAMES:
             it.worker(name)
         yield it
@@ -87,7 +88,7 @@ def test_plain_rpc_servers_come_behind_the_workers(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(head_cycle, "ask_plain", ask)
 
     async def main() -> None:
-        async with mesh_scene(tmp_path, rpc=("10.0.0.9:50052",)) as it:
+        async with mesh_scene(tmp_path, rpc=(HostPort("10.0.0.9", 50052),)) as it:
             (await held(it)).set_result(yes())
             await it.until(ModelState.READY)
             assert it.argument("--rpc") == "10.0.0.9:50052"
@@ -148,14 +149,14 @@ def test_a_push_is_what_both_workers_say_in_welcome(
 
 def test_without_pushes_the_servers_are_told_that_there_are_no_neighbours(tmp_path: Path) -> None:
     async def main() -> None:
-        async with mesh_scene(tmp_path, push=False) as it:
+        async with mesh_scene(tmp_path, no_push=True) as it:
             (await held(it)).set_result(yes())
             await it.until(ModelState.READY)
             for name in NAMES:
                 server = Server(it.workers[name].children[-1])
                 assert server.arrivals() == [(2, 0, None)]
                 server.close()
-            assert pushes(it)["bert"] == (False, "disabled (`--no-push`)")
+            assert pushes(it)["bert"] == (False, "disabled (`no_push`)")
 
     run(main())
 

@@ -18,20 +18,12 @@ def sampling_of(it: Scene) -> DeviceSampling | None:
     return it.serve.device_sampling
 
 
-@pytest.mark.parametrize(
-    ("output", "wanted", "expected"),
-    [
-        ("worker", True, True),
-        ("worker", False, False),  # but clients do not ask for it either
-        ("head", True, None),
-    ],
-)
-def test_candidates_are_taken_where_a_worker_makes_the_logits_and_the_user_allows_it(
-    tmp_path: Path, output: str, wanted: bool, expected: bool | None
+@pytest.mark.parametrize(("output", "expected"), [("worker", True), ("head", None)])
+def test_candidates_are_taken_where_a_worker_makes_the_logits(
+    tmp_path: Path, output: str, expected: bool | None
 ) -> None:
     async def main() -> None:
-        options = {"devices": ("none",), "output": output, "sample_on_worker": wanted}
-        async with scene(tmp_path, **options) as it:
+        async with scene(tmp_path, devices=("none",), output=output) as it:
             it.worker("anna")
             ready = await held(it)
             assert sampling_of(it) is None

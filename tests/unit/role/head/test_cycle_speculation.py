@@ -7,11 +7,10 @@ import pytest
 from meshd.gateway.interface import AnswerTimings, ReadyReport
 from meshd.model.layers import read_layers
 from meshd.model.status import ModelState, SpeculationStatus
+from meshd.plan.wishes import DraftModel
 from meshd.role.head import run_drafts
-from meshd.role.head.draft_model import DraftModel
 from meshd.role.head.quiet_moments import UNASKED_SECONDS
-from meshd.role.head.round_estimate import RoundEstimate
-from meshd.role.head.speculation import BETWEEN_LOADS_SECONDS
+from meshd.role.head.speculation import BETWEEN_LOADS_SECONDS, RoundEstimate
 
 from tests.gguf_bytes import gguf, language_model, parse
 from tests.sim.loop import run
@@ -29,7 +28,7 @@ def status_of(it: Scene) -> SpeculationStatus | None:
 
 def test_drafts_are_begun_with_the_load_and_their_gain_is_shown(tmp_path: Path) -> None:
     async def main() -> None:
-        async with scene(tmp_path, speculate=True, devices=("none",), output="worker") as it:
+        async with scene(tmp_path, speculate="auto", devices=("none",), output="worker") as it:
             it.worker("anna")
             ready = await held(it)
             assert status_of(it) is None
@@ -51,7 +50,7 @@ def test_drafts_are_begun_with_the_load_and_their_gain_is_shown(tmp_path: Path) 
 
 def test_a_plan_for_its_file_is_told_what_answers_have_shown(tmp_path: Path) -> None:
     async def main() -> None:
-        async with scene(tmp_path, speculate=True, devices=("none",)) as it:
+        async with scene(tmp_path, speculate="auto", devices=("none",)) as it:
             it.worker("anna")
             it.start()
             await it.until(ModelState.READY)
@@ -90,7 +89,7 @@ def test_nothing_is_drafted_unless_wanted_and_where_the_user_decides(tmp_path: P
 
 def test_drafts_that_lose_are_gone_after_a_load_at_a_quiet_moment(tmp_path: Path) -> None:
     async def main() -> None:
-        async with scene(tmp_path, speculate=True) as it:
+        async with scene(tmp_path, speculate="auto") as it:
             it.worker("anna")
             it.start()
             await it.until(ModelState.READY)
@@ -119,7 +118,7 @@ def test_a_draft_model_is_given_to_llama_server_where_it_pays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main(expected: int) -> None:
-        async with scene(tmp_path, speculate=True, draft_model=DRAFT) as it:
+        async with scene(tmp_path, speculate="auto", draft=DRAFT) as it:
             it.worker("anna")
             it.start()
             await it.until(ModelState.READY)
@@ -140,7 +139,7 @@ def test_a_draft_model_that_costs_too_much_is_gone_before_anybody_asks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
-        async with scene(tmp_path, speculate=True, draft_model=DRAFT) as it:
+        async with scene(tmp_path, speculate="auto", draft=DRAFT) as it:
             it.bench.drafted = AnswerTimings(1, 0.1, 7, 4.0, 10, 0)
             it.worker("anna")
             it.start()

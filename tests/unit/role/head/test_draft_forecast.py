@@ -7,42 +7,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.gateway.interface import AnswerTimings
 from meshd.model.drafts import MOST_FREE, tokens_of_round
-from meshd.model.split_values import Plan
+from meshd.plan.choice import plan_model
+from meshd.plan.machines import Machines
+from meshd.plan.prediction import PlanPredictor
+from meshd.plan.split import Plan
+from meshd.plan.wishes import DraftModel, HeadOptions, MayDraft
 from meshd.role.head.draft_forecast import DraftForecast, Drafting, forecast
-from meshd.role.head.draft_model import DraftModel
-from meshd.role.head.plan_prediction import Machines, PlanPredictor
-from meshd.role.head.round_estimate import round_estimate
-from meshd.role.head.serving_split import serving_split
-from meshd.role.head.speculation import ASSUMED_FREE, ASSUMED_MODEL, MayDraft, Speculation
-from meshd.role.head.speed_corrections import SpeedCorrections, SpeedLearner
-from meshd.role.head.split_plan import HeadOptions
+from meshd.role.head.speculation import ASSUMED_FREE, ASSUMED_MODEL, Speculation, round_estimate
 
-from tests.unit.role.head.test_split_choice import MODEL, OPTIONS, WORK, machines, offer
+from tests.unit.plan.test_split_choice import MODEL, OPTIONS, WORK, machines, offer
 
 FREE, BOTH = MayDraft(free=True), MayDraft(free=True, model=True)
-REMOTE = replace(OPTIONS, devices=("none",), speculate=True)
+REMOTE = replace(OPTIONS, devices=("none",), speculate="auto")
 SMALL = DraftModel("/d.gguf", replace(MODEL, layers=(1000,) * 30, input=1000, output=1000))
 
 
-def fleet(rtt: float, known: SpeedCorrections | None = None) -> Machines:
-    there = machines([offer(node, 16, rtt) for node in "ab"], {"head": 1.0, "a": 1.0, "b": 1.0})
-    return replace(there, corrections=known)
+def fleet(rtt: float) -> Machines:
+    return machines([offer(node, 16, rtt) for node in "ab"], {"head": 1.0, "a": 1.0, "b": 1.0})
 
 
-def planned(
-    rtt: float, known: SpeedCorrections | None = None, options: HeadOptions = REMOTE
-) -> tuple[Plan, PlanPredictor]:
+def planned(rtt: float, options: HeadOptions = REMOTE) -> tuple[Plan, PlanPredictor]:
     """Over two workers."""
-    there = fleet(rtt, known)
+    there = fleet(rtt)
     split = replace(options, tensor_split=(15.0, 15.0))
-    return serving_split(MODEL, WORK, there, split).plan, PlanPredictor(MODEL, WORK, there, split)
+    return plan_model(MODEL, WORK, there, split).plan, PlanPredictor(MODEL, WORK, there, split)
 
 
-def foreseen(
-    rtt: float, drafting: Drafting, known: SpeedCorrections | None = None, options: HeadOptions = REMOTE
-) -> tuple[DraftForecast, float]:
+def foreseen(rtt: float, drafting: Drafting, options: HeadOptions = REMOTE) -> tuple[DraftForecast, float]:
     """And tokens a second without drafts."""
-    plan, predictor = planned(rtt, known, options)
+    plan, predictor = planned(rtt, options)
     outcome = predictor.predict(plan)
     found = forecast(plan, predictor, outcome, drafting, MODEL.weight_bytes, 1.0)
     return found, outcome.prediction.generate_tok_s
@@ -112,16 +105,3 @@ def test_what_answers_have_shown_goes_before_what_is_assumed(accepted: int) -> N
         assert found.measured
         assert tokens_of_round(found.free_acceptance, length) == pytest.approx(1 + accepted, rel=0.01)
     assert speculation.drafts.free == length <= MOST_FREE, "the head goes on as it is"
-
-
-def test_a_split_that_was_slower_than_predicted_is_so_with_drafts() -> None:
-    known = SpeedCorrections(None)
-    plan, predictor = planned(0.1, known)
-    uncorrected = predictor.round_seconds(plan, 8)
-    _, rate = foreseen(0.1, Drafting(Speculation(FREE)), known)
-    predictor.learn(plan, SpeedLearner(), AnswerTimings(10, 0.1, 257, 1.25 * 256 / rate))
-    assert predictor.round_seconds(plan, 8) == pytest.approx(1.25 * uncorrected, rel=0.03)
-    found, slower = foreseen(0.1, Drafting(Speculation(FREE)), known)
-    assert slower / rate == pytest.approx(0.8, rel=0.03)
-    seconds = predictor.round_seconds(plan, 1 + found.free)
-    assert found.repetitive_tok_s == pytest.approx(tokens_of_round(ASSUMED_FREE, found.free) / seconds)

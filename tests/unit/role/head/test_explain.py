@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 from meshd.model.output import DevicePath
 from meshd.model.status import SplitPart
+from meshd.plan.choice import plan_model
+from meshd.plan.machines import Machines
+from meshd.plan.wishes import HeadOptions
 from meshd.role.head.explain import RunFacts, ways_of
-from meshd.role.head.plan_prediction import Machines
-from meshd.role.head.serving_split import serving_split
-from meshd.role.head.split_plan import HeadOptions
 
-from tests.unit.model.split_scene import GIB
-from tests.unit.role.head.test_split_choice import MODEL, OPTIONS, WORK, device, machines, offer
+from tests.unit.plan.split_scene import GIB
+from tests.unit.plan.test_split_choice import MODEL, OPTIONS, WORK, device, machines, offer
 
 NEAR = {"a": DevicePath(0.01, 1e9), "b": DevicePath(0.08, 1e9)}
 BETWEEN = DevicePath(0.02, 1e6)
@@ -23,7 +23,8 @@ STATE = 4 * MODEL.widths.embedding
 
 def facts(tensor_split: tuple[float, ...], there: Machines = THERE, **changed: object) -> RunFacts:
     options: HeadOptions = replace(OPTIONS, tensor_split=tensor_split, **changed)  # type: ignore[arg-type]
-    return RunFacts(serving_split(MODEL, WORK, there, options).plan, there, options, MODEL, WORK)
+    split = plan_model(MODEL, WORK, there, options)
+    return RunFacts(split.plan, there, options, MODEL, WORK, split.outcome)
 
 
 def parts(pushed: bool) -> list[SplitPart]:
@@ -41,7 +42,7 @@ def test_a_token_goes_from_worker_to_worker() -> None:
 
 def test_numbers_of_tokens_are_nothing() -> None:
     there = facts((15.0, 15.0))
-    ways = ways_of(replace(there, plan=replace(there.plan, input_device="RPC0")), parts(True), NEAR)
+    ways = ways_of(replace(there, plan=replace(there.plan, input_on_worker=True)), parts(True), NEAR)
     assert ways[0].transfer == 0 and ways[1].transfer > 0
 
 

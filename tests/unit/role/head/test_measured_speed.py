@@ -3,7 +3,7 @@
 import pytest
 from meshd.gateway.interface import AnswerTimings
 from meshd.model.status import Speeds
-from meshd.role.head.measured_speed import MeasuredSpeed
+from meshd.role.head.run_measures import MeasuredSpeed
 
 
 def test_nothing_is_known_before_the_first_answer() -> None:

@@ -7,8 +7,8 @@ import pytest
 from meshd.gateway.interface import ReadyReport
 from meshd.model.status import ModelState, ModelStatus
 from meshd.peer.interface import PeerState
+from meshd.plan.wishes import HeadOptions
 from meshd.role.head.push_plan import UNCONNECTED
-from meshd.role.head.split_plan import HeadOptions
 from meshd.role.worker.neighbour_arrivals import ARRIVAL, COMPLETE
 from meshd.role.worker.push_neighbours import NEIGHBOURS_SECONDS
 

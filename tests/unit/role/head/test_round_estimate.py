@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 from meshd.model.output import CPU_RATE
-from meshd.role.head.draft_model import DraftModel
-from meshd.role.head.round_estimate import round_estimate
-from meshd.role.head.serving_split import serving_split
+from meshd.plan.choice import plan_model
+from meshd.plan.wishes import DraftModel
+from meshd.role.head.speculation import round_estimate
 
-from tests.unit.role.head.test_split_choice import MODEL, OPTIONS, WORK, machines, offer
+from tests.unit.plan.test_split_choice import MODEL, OPTIONS, WORK, machines, offer
 
 RTT = 0.05
 FOUR = machines([offer(name, 16, RTT) for name in "abcd"], {})
-PLAN = serving_split(MODEL, WORK, FOUR, replace(OPTIONS, split="always", devices=("none",))).plan
+PLAN = plan_model(MODEL, WORK, FOUR, replace(OPTIONS, split="always", devices=("none",))).plan
 
 
 def test_what_is_predicted_is_used() -> None:

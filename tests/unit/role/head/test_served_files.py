@@ -61,7 +61,7 @@ def test_another_model_is_refused_at_the_start(change: dict[str, object], why: s
     other.headers = (parse(gguf(*language_model(**change))),)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="`other` cannot take the place of `own`") as caught:
         ServedFiles(named("own"), [other])
-    assert why in caught.value.what and "--fallback-model" in caught.value.hint
+    assert why in caught.value.what and "fallback_models" in caught.value.hint
 
 
 def test_a_file_that_is_gone_is_not_called_replaced(tmp_path: Path) -> None:

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.gateway.interface import AnswerTimings
 from meshd.model.drafts import MOST_FREE, MOST_MODEL, Drafts, tokens_of_round
-from meshd.role.head.round_estimate import RoundEstimate
+from meshd.plan.wishes import MayDraft
 from meshd.role.head.speculation import (
     BETWEEN_LOADS_SECONDS,
     ENOUGH_OF_MODEL,
     ENOUGH_TOKENS,
     FORGOTTEN_SECONDS,
     MADE_GOOD_SECONDS,
-    MayDraft,
+    RoundEstimate,
     ShownAcceptance,
     Speculation,
 )

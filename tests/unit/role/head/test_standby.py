@@ -11,8 +11,8 @@ from meshd.base.errors import Broken
 from meshd.model.status import ModelState, StandbyStatus
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
 from meshd.peer.interface import PeerState
-from meshd.role.head import standby_lease
-from meshd.role.head.split_plan import SLACK_BYTES
+from meshd.plan.over_offers import SLACK_BYTES
+from meshd.role.head import standby as standby_module
 from meshd.role.head.standby_part import FOR_ANY, PartChoice
 from meshd.role.interface import FromMembers
 from meshd.role.worker import held_weights
@@ -153,7 +153,7 @@ def test_the_plans_after_a_loss_are_compared_in_a_thread(
             await until(it, READY)
 
     monkeypatch.setattr(asyncio, "to_thread", to_thread)
-    monkeypatch.setattr(standby_lease, "PartChoice", Choice)
+    monkeypatch.setattr(standby_module, "PartChoice", Choice)
     run(main())
     assert in_thread == [True, True]
 

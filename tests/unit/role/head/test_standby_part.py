@@ -2,16 +2,17 @@
 
 from dataclasses import replace
 
-from meshd.model.placed_tensors import placed_tensors
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
+from meshd.plan.choice import plan_model
+from meshd.plan.machines import NodeOffer
+from meshd.plan.over_offers import SLACK_BYTES
+from meshd.plan.split import placed_tensors
 from meshd.role.head.explain import RunFacts
-from meshd.role.head.serving_split import serving_split
-from meshd.role.head.split_plan import SLACK_BYTES, NodeOffer
 from meshd.role.head.standby_part import FOR_ANY, PartChoice, StandbyPart
 from meshd.wire.limits import MAX_ASKED_TENSORS
 
-from tests.unit.model.split_scene import GIB
-from tests.unit.role.head.test_split_choice import MODEL, OPTIONS, WORK, machines, offer
+from tests.unit.plan.split_scene import GIB
+from tests.unit.plan.test_split_choice import MODEL, OPTIONS, WORK, machines, offer
 
 NAMES = ["token_embd.weight", *(f"blk.{number}.ffn_up.weight" for number in range(30)), "output_norm.weight"]
 TENSOR = GIB // 4
@@ -28,7 +29,8 @@ def index(names: list[str] = NAMES) -> WeightsIndex:
 
 
 def facts() -> RunFacts:
-    return RunFacts(serving_split(MODEL, WORK, THERE, ALWAYS).plan, THERE, ALWAYS, MODEL, WORK)
+    split = plan_model(MODEL, WORK, THERE, ALWAYS)
+    return RunFacts(split.plan, THERE, ALWAYS, MODEL, WORK, split.outcome)
 
 
 def part(standby: NodeOffer, names: list[str] = NAMES, *, whole: bool = True) -> StandbyPart:
@@ -45,7 +47,7 @@ def with_room(tensors: float) -> NodeOffer:
 
 def planned(*nodes: NodeOffer) -> set[int]:
     """The tensors of `b` in the plan over these."""
-    plan = serving_split(MODEL, WORK, replace(THERE, offers=nodes), ALWAYS).plan
+    plan = plan_model(MODEL, WORK, replace(THERE, offers=nodes), ALWAYS).plan
     return set(placed_tensors(plan, MODEL, NAMES)["b"])
 
 

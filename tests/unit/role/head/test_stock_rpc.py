@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from meshd.base.errors import MeshdError
+from meshd.plan.machines import PlainRpc
 from meshd.role.head import stock_rpc as module
-from meshd.role.head.split_plan import PlainRpc
 from meshd.role.head.stock_rpc import ask_plain
 from meshd.wire.lease import OfferedDevice
 

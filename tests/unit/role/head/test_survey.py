@@ -7,15 +7,16 @@ import pytest
 from meshd.base.errors import UserError
 from meshd.model.weights_index import TensorEntry, WeightsIndex
 from meshd.peer.interface import PeerState
+from meshd.plan.wishes import HeadOptions
 from meshd.role.head.missing_weights import lacking_shares, marks_of
-from meshd.role.head.split_plan import HeadOptions
-from meshd.role.head.survey import BUSY, COMPUTES, LENDS_NOTHING, ONLY_ASKS, Lendable, Surveyor
+from meshd.role.head.survey import BUSY, COMPUTES, LENDS_NOTHING, ONLY_ASKS, Lendable, MachineSpeeds, Surveyor
 from meshd.role.head.worker_choice import FOR_LOSSES, roster_of
 from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.role.worker.leases import Ledger
 from meshd.wire.needs import mark
 
 from tests.sim.loop import run
+from tests.unit.plan.plain_options import PLAIN
 from tests.unit.role.capacity.capacity_scene import CPU, KINDS, Scene, scene
 from tests.unit.role.rig import Bench
 
@@ -25,7 +26,7 @@ TENSORS = (
     TensorEntry(0, 0, 0, 900, b"c" * 32, "token_embd.weight"),
 )
 INDEX = WeightsIndex((), TENSORS, "f" * 64)
-OPTIONS = HeadOptions(node_name="head", machine="machine of head")
+OPTIONS = replace(PLAIN, node_name="head", machine="machine of head")
 
 
 def surveyor(
@@ -158,16 +159,16 @@ def test_another_choice_of_this_nodes_devices(tmp_path: Path) -> None:
     run(main())
 
 
-def test_for_a_lease_that_is_asked_for_beside_it_devices_are_not_listed_again(tmp_path: Path) -> None:
+def test_who_measures_what_is_told(tmp_path: Path) -> None:
     async def main() -> None:
         async with scene(tmp_path) as it:
             worker = it.teller("a")
             looks, bench = surveyor(it, tmp_path)
             told: list[str] = []
             names = {worker.mesh.key.peer: "a-1"}
-            found = await looks.speeds_of(names, [CPU], KINDS, "head-1", told.append, recent=True)
-            assert set(found.speeds) == {("head-1", "CPU"), ("a-1", "CPU")}
-            assert worker.listed == [True, True] and bench.listings == 0
+            found = await looks.speeds_of(names, [CPU], KINDS, "head-1", told.append)
+            assert set(found.speeds) == {("head-1", "CPU"), ("a-1", "CPU")} and found.to_measure == set()
+            assert worker.listed == [False, False] and bench.listings == 0
             assert told == ["head-1: measuring CPU", "a-1: measuring CPU"]
 
     run(main())
@@ -190,3 +191,28 @@ def test_nothing_is_measured_for_a_split_that_is_given(tmp_path: Path) -> None:
 
 async def _ended(_stream: object) -> None:
     return
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_what_is_known_tells_who_is_to_be_measured(tmp_path: Path, busy: bool) -> None:
+    """A worker that computes for somebody is not measured, whatever it lacks."""
+
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            teller = it.teller("a")
+            teller.busy = busy
+            looks, bench = surveyor(it, tmp_path)
+            names = {teller.mesh.key.peer: "a"}
+
+            async def known() -> MachineSpeeds:
+                answers = await looks.ask_known(names, KINDS)
+                return looks.known_speeds(names, answers, [CPU], KINDS, "head", own_timed=KINDS)
+
+            found = await known()
+            assert found.to_measure == ({"head"} if busy else {"a", "head"})
+            assert found.unmeasured == ({"a": COMPUTES} if busy else {})
+            assert teller.listed == [True] and bench.listings == 0 and not bench.timings
+            await looks.speeds_of(names, [CPU], KINDS, "head", lambda _: None)
+            assert (await known()).to_measure == set()
+
+    run(main())

@@ -3,8 +3,7 @@
 from meshd.gateway.interface import AnswerTimings
 from meshd.model.time_account import TokenRounds
 from meshd.role.head.away_times import AwayTimes
-from meshd.role.head.chosen_spans import choose_rounds, choose_spans
-from meshd.role.head.timed_answers import RunningAnswer, TimedAnswers
+from meshd.role.head.timed_answers import RunningAnswer, TimedAnswers, choose_rounds, choose_spans
 from meshd.rpc import mesh_protocol as wire
 
 TIMINGS = AnswerTimings(100, 0.5, 21, 2.0)

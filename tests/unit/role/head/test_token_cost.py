@@ -1,6 +1,6 @@
 """What a token costs is measured on streamed answers, and on nothing else that crosses."""
 
-from meshd.role.head.token_cost import FIRST_TOKENS, SAMPLE_TOKENS, TokenCost
+from meshd.role.head.run_measures import FIRST_TOKENS, SAMPLE_TOKENS, TokenCost
 
 PROMPT, TOKEN = 50_000, 700
 

@@ -10,7 +10,6 @@ from meshd.model.status import ModelState
 from meshd.peer.interface import PeerState, PeerStatus
 from meshd.role.head.unreachable import (
     LATE_SECONDS,
-    SILENT_SECONDS,
     PeerPatience,
     as_reached,
     why_degraded,
@@ -41,8 +40,8 @@ def _peer(peer: PeerId, name: str, state: PeerState = PeerState.CONNECTED, since
 
 def test_a_short_pause_is_not_told() -> None:
     peers = [_peer(ONE, "one", PeerState.SUSPENDED, 100.0), _peer(OTHER, "other")]
-    assert why_degraded(peers, USED, 100.0 + SILENT_SECONDS - 0.1) == ""
-    assert why_degraded(peers, USED, 100.0 + SILENT_SECONDS) == "no connection to worker one for 10 s"
+    assert why_degraded(peers, USED, 109.9) == ""
+    assert why_degraded(peers, USED, 110.0) == "no connection to worker one for 10 s"
 
 
 def test_each_that_is_silent_is_named() -> None:

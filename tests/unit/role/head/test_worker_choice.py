@@ -3,16 +3,20 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
+import pytest
 from meshd.base.tasks import Owner
+from meshd.config import HostPort
 from meshd.identity.membership import Role
 from meshd.model.layer_range import LayerRange
 from meshd.peer.interface import PeerState, PeerStatus
-from meshd.role.head.split_plan import HeadOptions
+from meshd.plan.wishes import HeadOptions
 from meshd.role.head.worker_backoff import ENDS, TRIES
-from meshd.role.head.worker_choice import FOR_LOSSES, Roster
+from meshd.role.head.worker_choice import FOR_LOSSES, Roster, roster_of
 
 from tests.sim.loop import run
+from tests.unit.plan.plain_options import PLAIN
 from tests.unit.role.fake_mesh import Net
 
 
@@ -218,14 +222,14 @@ def test_a_plan_sees_whom_the_head_would_ask_and_why_it_asks_no_others() -> None
             }
             it.meshes["c"].say(PeerState.LOST)
             assert seen(it.roster)["y"] == "" and seen(it.roster)["x"] == FOR_LOSSES
-            others = seen(it.roster.naming(HeadOptions(workers=("b", "x"))))
+            others = seen(it.roster.naming(replace(PLAIN, workers=("b", "x"))))
             assert others["a"] == "excluded: a is not named by `--workers`"
             assert others["b"].startswith("excluded: b is paused") and others["x"] == ""
             assert others["y"] == FOR_LOSSES, "the lost one is not to take part"
-            assert seen(it.roster.naming(HeadOptions(workers=("a", "c"))))["y"] == ""
+            assert seen(it.roster.naming(replace(PLAIN, workers=("a", "c"))))["y"] == ""
             owner.cancel()
         async with scene(least=1) as unsteady:
-            left = seen(unsteady.roster.naming(HeadOptions()))
+            left = seen(unsteady.roster.naming(PLAIN))
             assert left["good"] == "" and left["bad"].startswith("worker bad is left out for 60 s: it failed")
 
     run(main())
@@ -236,9 +240,9 @@ def test_a_plan_over_a_worker_for_losses_takes_it_as_one_of_the_workers() -> Non
         async with Owner() as owner:
             it = Ready(owner)
             it.runs_on("ab")
-            by_name = it.roster.naming(HeadOptions(workers=("a", "x")))
+            by_name = it.roster.naming(replace(PLAIN, workers=("a", "x")))
             assert [peer.name for peer in by_name.workers()] == ["a", "x"]
-            by_id = it.roster.naming(HeadOptions(workers=("b", it.meshes["y"].key.peer.short)))
+            by_id = it.roster.naming(replace(PLAIN, workers=("b", it.meshes["y"].key.peer.short)))
             assert seen(by_id) == {
                 "a": "excluded: a is not named by `--workers`",
                 "b": "",
@@ -256,7 +260,7 @@ def test_a_plan_for_layers_says_by_what_its_workers_are_named() -> None:
         async with Owner() as owner:
             it = Ready(owner)
             layers = LayerRange("a", 0, 3), LayerRange("b", 4, 9)
-            others = seen(it.roster.naming(HeadOptions(layers=layers, workers=("a", "b"))))
+            others = seen(it.roster.naming(replace(PLAIN, layers=layers, workers=("a", "b"))))
             assert others["c"] == "excluded: c is not named by `--layers`"
             owner.cancel()
 
@@ -356,6 +360,37 @@ def test_only_those_that_can_be_asked_count_and_the_others_are_named_with_their_
                 "barn is not named by `--layers`",
                 "garage, named by `--layers`, is not connected",
             ]
+            owner.cancel()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("options", "demand"),
+    [
+        (replace(PLAIN, min_workers=2, split="auto"), "1 of 2 ready, as demanded by `--min-workers 2`"),
+        (
+            replace(PLAIN, min_workers=2, layers=(LayerRange("barn", 0, 3),)),
+            "1 of 2 ready, as demanded by `--layers`",
+        ),
+        (PLAIN, "0 of 1 ready, as demanded by `--split always` without `--min-workers 0`"),
+        (
+            replace(PLAIN, rpc=(HostPort("b", 1),)),
+            "0 of 1 ready, as demanded by `--rpc` without `--min-workers 0`",
+        ),
+        (replace(PLAIN, tensor_split=(1.0, 1.0)), "0 of 1 ready, as demanded by `--tensor-split`"),
+        (replace(PLAIN, split="auto", devices=("none",)), "0 of 1 ready, as demanded by `--device none`"),
+    ],
+)
+def test_the_option_that_demands_workers_is_named(options: HeadOptions, demand: str) -> None:
+    async def main() -> None:
+        async with Owner() as owner:
+            net = Net(owner)
+            head = net.mesh("head", "serve")
+            if demand.startswith("1"):
+                net.mesh("barn")
+            for roster in (roster_of(head, options), Roster(head, least=0).naming(options)):
+                assert roster.why_too_few() == f"waiting for workers: {demand}"
             owner.cancel()
 
     run(main())

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from meshd.base.wakeful_loop import Waiting
 from meshd.model.drafts import Drafts
 from meshd.role.native import command_lines
 from meshd.role.native.command_lines import Head, MeshDescriptors
@@ -31,6 +32,13 @@ def test_a_head_gets_the_plan_and_the_users_words_last() -> None:
     assert "--cache-ram 0" in text
     assert "--no-warmup" in argv
     assert argv.index("-nr") < argv.index("--ctx-size")
+
+
+def test_threads_are_given_where_llama_cpp_would_take_more_than_it_may() -> None:
+    assert "--threads" not in command_lines.llama_server("llama", HEAD)
+    argv = command_lines.llama_server("llama", replace(HEAD, threads=2, llama_args=("--threads", "3")))
+    assert argv[argv.index("--threads") + 1] == "2"
+    assert argv[-2:] == ["--threads", "3"], "the user's words come last"
 
 
 def test_alone_there_is_no_rpc() -> None:
@@ -77,6 +85,7 @@ def test_descriptors_of_a_head_go_by_environment() -> None:
     )
     assert given == command_lines.CALM_THREADS | command_lines.LARGE_PAGES | {
         "LD_PRELOAD": "/m.so",
+        "GGML_MESH_WAITING": "sleep",
         "GGML_BACKEND_PATH": "/m.so",
         "GGML_MESH_FDS": "3,4",
         "GGML_MESH_DEVICES": "1",
@@ -93,15 +102,14 @@ def test_descriptors_of_a_head_go_by_environment() -> None:
     assert (halved["GGML_MESH_ACTIVATIONS"], halved["GGML_MESH_GRACE"]) == ("f16", "2")
 
 
-def test_programs_of_the_mesh_protocol_look_out_where_there_are_processors_to_spare() -> None:
-    assert command_lines.mesh_server_environment(looks_out=False) == command_lines.CALM_THREADS
-    looking = command_lines.mesh_server_environment(looks_out=True)
-    assert looking == command_lines.CALM_THREADS | {"GGML_MESH_LOOKOUT": "10"}
-    for looks_out in (False, True):
+def test_programs_of_the_mesh_protocol_are_told_how_to_wait() -> None:
+    for waiting in Waiting:
+        expected = command_lines.CALM_THREADS | {"GGML_MESH_WAITING": waiting.value}
+        assert command_lines.mesh_server_environment(waiting) == expected
         environment = command_lines.mesh_head_environment(
-            module="/m.so", sockets=[3, 4], lent=[[7, 8], [9]], weights=5, report=6, looks_out=looks_out
+            module="/m.so", sockets=[3, 4], lent=[[7, 8], [9]], weights=5, report=6, waiting=waiting
         )
-        assert ("GGML_MESH_LOOKOUT" in environment) == looks_out
+        assert environment["GGML_MESH_WAITING"] == waiting.value
         assert environment["GGML_MESH_FDS"] == "3,4"
         assert environment["GGML_MESH_DEVICES"] == "2,1"
         assert environment["GGML_MESH_MEMORY"] == "7,8,9"

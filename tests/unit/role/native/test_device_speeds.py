@@ -228,3 +228,16 @@ def test_times_that_no_device_has_are_measured_once_more(
             )
 
     run(main())
+
+
+def test_a_device_that_failed_beside_a_model_is_tried_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            measured, roomy = speeds(it.bench, tmp_path), replace(CPU, free_bytes=4 << 30)
+            it.bench.timing_ended = Ended(1, None, ())
+            await measured.measure([roomy], KINDS, silent, beside_model=True)
+            assert measured.lacks([roomy], KINDS) and len(it.bench.timings) == 1
+            await measured.measure([roomy], KINDS, silent)
+            assert not measured.lacks([roomy], KINDS) and len(it.bench.timings) == 2
+
+    run(main())

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from meshd.base.peer_limits import TRIALS_ASKED
+from meshd.plan.machines import SHARED_MEMORY
 from meshd.process.interface import Ended
 from meshd.role.interface import NativeBuild
 from meshd.role.native.device_trial import AGAIN_SECONDS, STILL_SECONDS, DeviceTrials
-from meshd.role.native.devices import SHARED_MEMORY
 from meshd.wire.lease import LeaseMessage, Lost, OfferedDevice, Progress, Reserve, WorkerOffer
 
 from tests.sim.loop import run

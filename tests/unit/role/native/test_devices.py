@@ -7,14 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import MeshdError, UserError
+from meshd.base.resource_limits import MemoryAllowance
+from meshd.plan.machines import SHARED_MEMORY
 from meshd.process.interface import ChildSpec, Ended
-from meshd.role.native.devices import (
-    SHARED_MEMORY,
-    card_of,
-    list_devices,
-    parse_devices,
-    pick,
-)
+from meshd.role.native.devices import card_of, list_devices, parse_devices, pick, within
 from meshd.wire.lease import OfferedDevice, WorkerOffer, decode
 from meshd.wire.limits import MAX_DEVICES
 
@@ -52,6 +48,33 @@ def test_gpus_are_lent_else_the_cpu_never_half_a_device() -> None:
     with pytest.raises(UserError, match="no device `CUDA1`") as caught:
         pick(devices, ("CPU", "CUDA1"))
     assert "CUDA0, Vulkan0, Vulkan1, CPU, BLAS" in caught.value.hint
+
+
+def test_no_more_of_the_machines_memory_is_offered_than_this_node_may_use() -> None:
+    """ggml says that the whole memory of the machine is free."""
+    devices = parse_devices(OUTPUT.splitlines(), "here")
+    limited = within(devices, MemoryAllowance(700 * MIB, 650 * MIB, "/sys/fs/cgroup"))
+    assert [(one.free_bytes, one.total_bytes) for one in limited if one.kind == "cpu"] == [
+        (650 * MIB, 700 * MIB),
+        (0, 0),
+    ]
+    assert [one for one in limited if one.kind == "gpu"] == [one for one in devices if one.kind == "gpu"]
+    assert within(devices, None) == devices
+
+
+def test_a_list_is_bounded_by_the_limit_of_this_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = MemoryAllowance(700 * MIB, 650 * MIB, "/sys/fs/cgroup")
+    monkeypatch.setattr("meshd.role.native.devices.memory_limit", lambda: limit)
+
+    async def run_to_end(spec: ChildSpec) -> Ended:
+        assert spec.on_line is not None
+        spec.on_line(f"device CPU cpu - {128820 * MIB} {128820 * MIB} AMD EPYC")
+        return Ended(0, None, ())
+
+    listed = asyncio.run(
+        list_devices(Path("mesh-server"), machine="", run_to_end=run_to_end, log=tmp_path / "log")
+    )
+    assert listed == (OfferedDevice("CPU", "cpu", "AMD EPYC", 650 * MIB, 700 * MIB),)
 
 
 def test_a_card_has_a_name_of_its_own_in_each_machine() -> None:

@@ -21,6 +21,13 @@ def test_cores_count_and_not_their_halves(
     assert processors.llama_threads() == threads
 
 
+def test_a_head_computes_with_no_more_threads_than_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processors, "llama_threads", lambda: 16)
+    for usable, threads in ((2, 2), (16, 16), (32, 16)):
+        monkeypatch.setattr(processors, "usable_processors", lambda usable=usable: usable)
+        assert processors.head_threads() == threads
+
+
 def test_nodes_on_other_processors_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     def may_use(*numbers: int) -> str:
         monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(numbers), raising=False)

@@ -55,6 +55,11 @@ def test_wrong_and_failed_ones_are_named() -> None:
     ("ended", "why"),
     [
         (CRASHED, "its trial was ended by SIGSEGV while it computed rope:64:9:64"),
+        (
+            Ended(None, 9, (), "the memory of this machine ran out"),
+            "its trial was ended by the kernel while it computed rope:64:9:64: "
+            "the memory of this machine ran out",
+        ),
         (None, "its trial hung while it computed rope:64:9:64"),
         (Ended(3, None, ()), "its trial ended with exit code 3 while it computed rope:64:9:64"),
         (GOOD, "its trial ended with exit code 0 while it computed rope:64:9:64"),

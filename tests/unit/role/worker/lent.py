@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from meshd.identity.keys import PeerId
-from meshd.peer.interface import Stream
-from meshd.role.worker.neighbour_arrivals import ARRIVAL
+from meshd.peer.interface import MetadataValue, Stream
+from meshd.role.worker.neighbour_arrivals import COMPLETE
 from meshd.wire.lease import PUSH_SERVICE, Grant, LeaseMessage, Neighbour
 
 from tests.unit.role.calls import Call, Scene, scene
@@ -52,7 +52,7 @@ class Server:
             if not data:
                 return found
             kind, number = struct.unpack("<II", data)
-            assert len(descriptors) == (kind == ARRIVAL)
+            assert len(descriptors) == (kind != COMPLETE)
             found.append((kind, number, socket.socket(fileno=descriptors[0]) if descriptors else None))
 
     def told(self) -> list[tuple[int, int]]:
@@ -118,7 +118,7 @@ class Other:
     def introduction(self, number: int = 3) -> Neighbour:
         return Neighbour(number, self.peer.raw, LEASE)
 
-    def push(self, it: Scene, grant: Grant, **more: int) -> Stream:
+    def push(self, it: Scene, grant: Grant, **more: MetadataValue) -> Stream:
         return self.mesh.open_stream(
             it.bench.mesh.key.peer, PUSH_SERVICE, metadata={"lease": grant.lease_id, **more}
         )

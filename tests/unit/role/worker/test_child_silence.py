@@ -1,7 +1,7 @@
 """meshd.role.worker.child_silence: a child that says nothing any more, and what excuses it."""
 
 from meshd.role.worker.child_silence import LOOK_SECONDS, ChildSilence
-from meshd.rpc.mesh_protocol import HUNG_SECONDS
+from meshd.rpc.mesh_protocol import HUNG_SECONDS, PROGRESS_SECONDS
 
 LOOKS = int(HUNG_SECONDS / LOOK_SECONDS)
 
@@ -11,6 +11,15 @@ def test_one_that_says_nothing_is_given_up() -> None:
     assert not any(silence.look(0) for _ in range(2 * LOOKS)), "it has not said WELCOME"
     assert not any(silence.look(100) for _ in range(1 + LOOKS))
     assert silence.look(100) == f"it hangs: it has said nothing for {HUNG_SECONDS + LOOK_SECONDS:.0f} s"
+
+
+def test_one_that_hangs_is_found_within_thirty_seconds() -> None:
+    """Counted from its last word, which may be as old as the time between two."""
+    silence = ChildSilence()
+    seconds = float(PROGRESS_SECONDS)
+    while not silence.look(100):
+        seconds += LOOK_SECONDS
+    assert 10.0 < seconds < 30.0
 
 
 def test_a_word_now_and_then_is_enough() -> None:

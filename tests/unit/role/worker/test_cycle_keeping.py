@@ -1,4 +1,4 @@
-"""The worker and its content store: every lease gets a cache, its firewalls fill it, and it is closed."""
+"""The worker and its content store: every lease gets a cache, what comes fills it, and it is closed."""
 
 import asyncio
 import io

@@ -5,17 +5,19 @@ import os
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 from meshd.base.peer_limits import LEASE_MESSAGES, LEASES_OF_PEER
 from meshd.model.weights_index import FileEntry, WeightsIndex
 from meshd.mux.events import Code
 from meshd.rpc import mesh_protocol as wire
+from meshd.rpc import reading_budget
 from meshd.store.interface import ProgressCallback
-from meshd.wire.lease import Grant, Loaded, Lost, Progress, Reserve, WorkerOffer
+from meshd.wire.lease import Admit, Grant, Loaded, Lost, Progress, Reserve, WorkerOffer
 
 from tests.sim.loop import run
 from tests.unit.role.calls import ACQUIRE, MIB, scene
 from tests.unit.role.stubs import FakeFile
-from tests.unit.role.worker.lent import Server, head_stream
+from tests.unit.role.worker.lent import Other, Server, head_stream, says
 from tests.unit.rpc import mesh_talk as talk
 
 
@@ -81,6 +83,28 @@ def test_those_who_ask_at_once_share_a_listing(tmp_path: Path) -> None:
             for call in calls:
                 assert isinstance(await call.hears(), WorkerOffer)
             assert it.bench.listings - before == 2  # one for the first, one for those who came meanwhile
+
+    run(main())
+
+
+@pytest.mark.parametrize(("ends", "waits"), [(1.5, 1.5), (60.0, 3.0)])
+def test_a_head_that_starts_over_is_offered_what_its_former_lease_gives_back(
+    tmp_path: Path, ends: float, waits: float
+) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            one = it.call("one")
+            await one.lease(1000)
+            it.bench.children[0].end_seconds = ends
+            one.stream.write_eof()
+            began = asyncio.get_running_loop().time()
+            other = await it.call("another").offer()
+            assert asyncio.get_running_loop().time() - began < 0.1, "others wait for nothing"
+            mine = await it.call("one").offer()
+            assert asyncio.get_running_loop().time() - began == pytest.approx(waits, abs=0.1)
+            back = mine.devices[0].free_bytes - other.devices[0].free_bytes
+            assert back == (1000 * MIB if ends == waits else 0)
+            await asyncio.sleep(ends)
 
     run(main())
 
@@ -256,5 +280,49 @@ def test_a_head_that_floods_its_lease_is_read_at_the_rate_of_its_messages(tmp_pa
             await call.release()
             took = asyncio.get_running_loop().time() - began
             assert took > 0.9 * LEASE_MESSAGES.burst / LEASE_MESSAGES.per_second
+
+    run(main())
+
+
+def test_all_leases_share_one_reading_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One head has had much read. What another head and a neighbour say afterwards waits with it."""
+    monkeypatch.setattr(reading_budget, "SECONDS_AT_ONCE", 6 * reading_budget.MESSAGE_SECONDS)
+    monkeypatch.setattr(reading_budget, "SHARE", 2 * reading_budget.MESSAGE_SECONDS)
+    monkeypatch.setattr(reading_budget, "LITTLE_SECONDS", 0.0)
+
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            neighbour = Other(it)
+            one, two = it.call("one"), it.call("two")
+            mine, theirs = await one.lease(), await two.lease()
+            await says(two, Admit(neighbour.peer.raw, 2))
+            first, second = it.bench.children
+            with closing(Server(first)) as server, closing(Server(second)) as another:
+                busy, calm = head_stream(it, one, mine), head_stream(it, two, theirs)
+                pushing = neighbour.push(it, theirs)
+                for stream, end in ((busy, server), (calm, another)):
+                    await stream.write(talk.hello())
+                    await asyncio.sleep(1)
+                    end.head.send(talk.welcome())
+                    await asyncio.sleep(1)
+                    assert end.hears() == talk.hello()
+                ((_, _, arrived),) = another.arrivals()
+                assert arrived is not None
+                arrived.setblocking(False)
+                await busy.write(talk.allocate() + talk.graph() * 20)
+                await asyncio.sleep(1)
+                assert server.hears() == talk.allocate() + talk.graph() * 20
+                # each has little read itself: 6 messages at once are for all of them
+                for buffer in (1, 2):
+                    await calm.write(talk.allocate(buffer, identity=buffer))
+                    await pushing.write(talk.pushed())
+                    await asyncio.sleep(0.05)  # in which little is forgiven
+                await asyncio.sleep(1)
+                assert another.hears() == talk.allocate(1, identity=1)
+                assert arrived.recv(1 << 16) == talk.pushed()
+                await asyncio.sleep(12)
+                assert another.hears() == talk.allocate(2, identity=2)
+                assert arrived.recv(1 << 16) == talk.pushed()
+                arrived.close()
 
     run(main())

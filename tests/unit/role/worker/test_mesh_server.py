@@ -9,7 +9,7 @@ from meshd.base.errors import Broken, EndOfStream, RemoteProtocolError
 from meshd.process.interface import ChildState
 from meshd.role.worker.lent_streams import CLOSING_SECONDS
 from meshd.role.worker.neighbour_arrivals import ARRIVAL, COMPLETE
-from meshd.role.worker.push_neighbours import NEIGHBOURS_SECONDS, REACH_SECONDS
+from meshd.role.worker.push_neighbours import LOCAL, NEIGHBOURS_SECONDS, REACH_SECONDS
 from meshd.rpc import mesh_protocol as wire
 from meshd.wire.lease import (
     PUSH_SERVICE,
@@ -29,7 +29,7 @@ from tests.unit.role.worker.lent import LEASE, Other, head_stream, heard, lent, 
 from tests.unit.rpc import mesh_talk as talk
 
 
-def test_the_one_stream_of_the_head_leads_to_the_server_past_the_firewall(tmp_path: Path) -> None:
+def test_the_one_stream_of_the_head_leads_to_the_server(tmp_path: Path) -> None:
     async def main() -> None:
         async with lent(tmp_path) as (it, call, grant, server):
             memory = server.argv.index("--memory")
@@ -44,12 +44,15 @@ def test_the_one_stream_of_the_head_leads_to_the_server_past_the_firewall(tmp_pa
             assert await heard(stream) == talk.welcome()
             with pytest.raises(Broken, match="has its connection already"):
                 await heard(head_stream(it, call, grant))
-            await stream.write(talk.compute(5))
+            await stream.write(talk.compute(5))  # of no graph: that is for the server to refuse
+            await asyncio.sleep(1)
+            assert server.hears() == talk.compute(5)
+            await stream.write(wire.HEADER.pack(0, 99, 0, 1))
             with pytest.raises(Broken):
                 await heard(stream)
             assert server.hears() == b"", "its end of the connection has ended"
             what, hint = it.worker.status.refused[-1]
-            assert what.endswith("COMPUTE: a graph that is not kept") and hint
+            assert what.endswith("the head's llama-server broke the protocol: message 99") and hint
             await call.release()
 
     run(main())
@@ -162,7 +165,7 @@ def test_one_that_we_reach_is_handed_over_and_then_it_is_complete(tmp_path: Path
             with pytest.raises(RemoteProtocolError):
                 inspector.from_peer(talk.write())
             (asked,) = other.streams
-            assert dict(asked.metadata) == {"lease": LEASE, "ask": 1}
+            assert dict(asked.metadata) == {"lease": LEASE, "ask": 1, LOCAL: asked.metadata[LOCAL]}
             ours = tunnel.asked.end
             (_, number, theirs), last = server.arrivals()
             assert number == 3 and theirs is not None

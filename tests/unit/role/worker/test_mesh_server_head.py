@@ -1,11 +1,11 @@
-"""A worker's mesh-server: its head's graphs, and what it is told of the server's end."""
+"""A worker's mesh-server: what its head says, and what it is told of the server's end."""
 
 import asyncio
 import signal
 from pathlib import Path
 
 import pytest
-from meshd.rpc import judging_budget
+from meshd.rpc import reading_budget
 from meshd.wire.lease import Lost
 
 from tests.sim.loop import run
@@ -28,15 +28,16 @@ def test_whose_end_it_was_is_told_whatever_the_words(
 ) -> None:
     async def main() -> None:
         async with lent(tmp_path) as (it, call, _grant, _server):
-            it.bench.children[0].die("crash loop: it ended", code=code, signal=number)
-            assert await call.hears() == Lost(told, "crash loop: it ended")
+            it.bench.children[0].die("it ended", code=code, signal=number)
+            assert await call.hears() == Lost(told, "it ended")
 
     run(main())
 
 
-def test_a_head_waits_whose_graphs_take_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging_budget, "TENSORS_AT_ONCE", 0)
-    monkeypatch.setattr(judging_budget, "TENSORS_PER_SECOND", 0.5)
+def test_a_head_waits_that_has_too_much_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading_budget, "SECONDS_AT_ONCE", reading_budget.MESSAGE_SECONDS)
+    monkeypatch.setattr(reading_budget, "SHARE", reading_budget.MESSAGE_SECONDS / 4)
+    monkeypatch.setattr(reading_budget, "LITTLE_SECONDS", 0.0)
 
     async def main() -> None:
         async with lent(tmp_path) as (it, call, grant, server):

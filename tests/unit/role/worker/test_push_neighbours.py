@@ -42,7 +42,7 @@ def test_only_who_was_admitted_pushes_and_past_the_filter(tmp_path: Path) -> Non
             assert server.told() == [(ARRIVAL, 2)]
             ((what, _),) = it.worker.status.refused
             assert f"`{neighbour.peer.short}`" in what
-            assert "another worker's mesh-server sent something that the firewall refuses" in what
+            assert "another worker's mesh-server broke the protocol" in what
             await call.release()
             await refused(neighbour.push(it, grant))
 
@@ -108,6 +108,7 @@ def test_the_end_of_the_lease_ends_the_way(tmp_path: Path) -> None:
             await call.hears()
             await call.release()
             assert it.bench.tunnels[0].closed
+            assert it.bench.tunnels[0].asked.asks, "what a neighbour pushes, the head has asked for"
             with pytest.raises(EndOfStream):
                 await other.streams[0].read()
             other.over.set()

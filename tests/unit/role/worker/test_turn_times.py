@@ -43,6 +43,28 @@ def test_a_token_takes_from_its_question_to_its_result() -> None:
     assert abs(found.busy_us - 50_000) < 5 and found.results == 2
 
 
+def test_it_is_quiet_while_no_message_passes_and_no_result_is_awaited() -> None:
+    it = Clock()
+    assert it.at(5.0).quiet_seconds == 5.0
+    it.asked(6.0, wire.COMPUTE, wire.READ)
+    assert it.at(60.0).quiet_seconds == 0.0, "it computes"
+    it.asked(61.0, wire.PROGRESS)
+    it.asked(62.0, wire.DATA)
+    it.asked(70.0, wire.PROGRESS)
+    assert it.at(72.0).quiet_seconds == 10.0
+    it.at(73.0).arrived(wire.PUSHED)
+    assert it.at(74.0).quiet_seconds == 1.0
+
+
+def test_it_is_not_quiet_while_it_computes_though_turns_have_lost_count() -> None:
+    it = Clock()
+    it.at(1.0).lose_count()
+    it.asked(2.0, wire.COMPUTE, wire.READ)
+    assert it.at(60.0).quiet_seconds == 0.0
+    it.asked(61.0, wire.DATA)
+    assert it.at(63.0).quiet_seconds == 2.0
+
+
 def test_a_worker_waits_for_what_another_one_pushes() -> None:
     it = Clock()
     it.asked(0.0, wire.TAKE, wire.COMPUTE, wire.READ)
@@ -50,6 +72,33 @@ def test_a_worker_waits_for_what_another_one_pushes() -> None:
     it.asked(0.53, wire.DATA)
     [found] = it.spent
     assert abs(found.busy_us - 30_000) < 5 and found.results == 1
+
+
+def test_a_push_that_is_told_late_does_not_count_for_the_next_result() -> None:
+    """On a local connection the server tells, and its words may come behind the result."""
+    it = Clock()
+    for begin in (0.0, 1.0):
+        it.asked(begin, wire.TAKE, wire.COMPUTE, wire.READ)
+        if begin:
+            it.at(begin + 0.5).arrived(wire.PUSHED)
+        it.asked(begin + 0.53, wire.DATA)
+        if not begin:
+            it.at(0.54).arrived(wire.PUSHED)
+    [found] = it.turns.spent([(0.9, 0.0)])
+    assert abs(found.busy_us - 30_000) < 5 and found.results == 1
+
+
+def test_where_a_push_was_not_told_nothing_is_known() -> None:
+    it = Clock()
+    it.asked(0.0, wire.TAKE, wire.COMPUTE, wire.READ)
+    it.at(0.5).arrived(wire.PUSHED)
+    it.asked(0.53, wire.DATA)
+    assert it.spent
+    it.turns.lose_count()
+    it.asked(1.0, wire.TAKE, wire.COMPUTE, wire.READ)
+    it.at(1.5).arrived(wire.PUSHED)
+    it.asked(1.53, wire.DATA)
+    assert it.spent == ()
 
 
 def test_a_worker_in_the_middle_of_a_pipeline_is_busy_with_one_micro_batch_after_the_other() -> None:

@@ -1,0 +1,423 @@
+"""The settings of a node that serves: of each model, and of the API. Each row declares one in full."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from meshd.config import forms
+from meshd.config.forms import HostPort, choice, listed, whole, whole_or
+from meshd.config.setting import Setting
+from meshd.model.layer_range import LayerRange
+
+DEFAULT_API_PORT = 8090
+MAX_CONTINUE = 3600  # seconds
+MAX_TTL = 10 * 86400  # seconds
+LOAD_MODES = ("auto", "mmap", "mmap+mlock")  # llama.cpp's in which a head knows its weights by their places
+
+AllowedOrigins = Annotated[
+    tuple[str, ...],
+    Setting(
+        form=listed(forms.WORD),
+        option="--allowed-origin",
+        metavar="ORIGIN",
+        repeat=True,
+        help="websites and programs that may call the API, such as https://chat.example or capacitor://*",
+        more="Scheme, host and port, as the browser shows them. `https://*.example.com` means every name "
+        "below example.com, `http://box.lan:*` any port, `app://*` every origin of that scheme.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """The user's wishes for one model: in `[serve]`, and in each table `[models.NAME]`.
+
+    `model`, `draft_model` and `fallback_models` are paths, or names (text) until the verb has found them;
+    with `header_only`, `model` is the path of the header. `devices` ("none",): the head computes nothing;
+    empty: all that the backend finds. `ctx_size` 0: the longest context that fits; None: meshd decides.
+    """
+
+    model: Annotated[
+        Path | str | None,
+        Setting(
+            form=forms.MODEL,
+            option="--model",
+            metavar="FILE|NAME",
+            help="model to serve: a GGUF file (any part of a model in several), its directory, or a name "
+            "such as hf:ORG/REPO:QUANT, ollama:NAME or glm",
+            needed=True,
+            example='"models/SmolLM2.gguf"',
+            more="`meshd serve` needs one. What is not on this machine comes from members of the mesh, or is "
+            "downloaded from Hugging Face, first; docs/models.md has the names.",
+            names_models=True,
+        ),
+    ] = None
+    header_only: Annotated[
+        bool,
+        Setting(
+            form=forms.BOOLEAN,
+            option="--header-only",
+            help="download only the header of `--model mesh:NAME` and the tensors outside the layers; "
+            "workers have the rest",
+            more="This node computes no layers then: docs/models.md.",
+        ),
+    ] = False
+    mmproj: Annotated[
+        Path | None,
+        Setting(
+            form=forms.PATH,
+            option="--mmproj",
+            metavar="FILE",
+            help="the part of a multimodal model that sees images or hears audio (its mmproj file)",
+            default="none: text only",
+            example='"models/mmproj-SmolVLM2.gguf"',
+            more="This node alone needs it and computes it, on its CPU; `-- -mmdev DEV` names a GPU of this "
+            "node. Its memory is not part of the plan.",
+        ),
+    ] = None
+    min_workers: Annotated[
+        int | None,
+        Setting(
+            form=whole(0, 64),
+            option="--min-workers",
+            metavar="N",
+            help="wait for this many workers before loading; 0 waits for none",
+            default="0 if the model fits on this node and is predicted to be fastest there; otherwise 1",
+            example="2",
+            more="From 0 to 64.",
+        ),
+    ] = None
+    workers: Annotated[
+        tuple[str, ...],
+        Setting(
+            form=listed(forms.WORD),
+            option="--workers",
+            metavar="A,B,…",
+            help="use only these workers, by name or the beginning of an id",
+            default="all that are connected",
+            example='["garage", "attic"]',
+        ),
+    ] = ()
+    standby: Annotated[
+        tuple[str, ...],
+        Setting(
+            form=listed(forms.WORD),
+            option="--standby",
+            metavar="PEER",
+            repeat=True,
+            help="a worker, by name or the beginning of an id, that holds weights ready and computes nothing "
+            "until another one is lost",
+            example='["barn"]',
+            more="It is used as well where the model does not fit without it.",
+        ),
+    ] = ()
+    tensor_split: Annotated[
+        tuple[float, ...],
+        Setting(
+            form=listed(forms.WEIGHT),
+            option="--tensor-split",
+            metavar="A,B,…",
+            help="share of the layers per device: the workers' in the order of `meshd status`, then this "
+            "node's GPUs (its CPU if it has none)",
+            default="as --split decides",
+        ),
+    ] = ()
+    split: Annotated[
+        str,
+        Setting(
+            form=choice("auto", "always"),
+            option="--split",
+            metavar="auto|always",
+            help="which workers to use: auto, those with which the model is fastest, as predicted, and at "
+            "least --min-workers; or always, all of them, with layers by free memory",
+            more="`meshd plan` shows the prediction. --tensor-split decides instead of it.",
+        ),
+    ] = "auto"
+    layers: Annotated[
+        tuple[LayerRange, ...],
+        Setting(
+            form=listed(forms.LAYER_RANGE),
+            option="--layers",
+            metavar="NODE=FIRST-LAST",
+            repeat=True,
+            help="which layers a node holds, counted from 0; repeat it until all layers of the model are "
+            "given",
+            default="as --split decides",
+            example='["desk=0-9", "garage=10-29"]',
+            more="The CPU of the serving node computes the first layers, its GPUs the last. The model waits "
+            "for all workers that are named, and no others take part.",
+        ),
+    ] = ()
+    ctx_size: Annotated[
+        int | None,
+        Setting(
+            form=whole_or("max", 1, 1 << 24),
+            option="--ctx-size",
+            metavar="N|max",
+            help="context in tokens, of each answer at once; max: the longest that fits, up to what the "
+            "model was trained for",
+            default="8192, or the model's if less; more, up to the model's, where memory is plentiful",
+            example="8192",
+            more="With a larger context the KV cache may not fit; with max there may be fewer answers at "
+            "once.",
+        ),
+    ] = None
+    slots: Annotated[
+        int,
+        Setting(
+            form=whole(1, 64),
+            option="--slots",
+            metavar="N",
+            help="answers at once, each with its context, or as many as memory allows; further requests wait",
+            more="`-- -np N` demands them.",
+        ),
+    ] = 4
+    devices: Annotated[
+        tuple[str, ...],
+        Setting(
+            form=listed(forms.WORD),
+            option="--device",
+            metavar="DEV",
+            repeat=True,
+            help="devices of this node to compute on; `none`: all layers go to the workers",
+            default="all GPUs, and the CPU for layers that fit nowhere else; the CPU alone if no node has a "
+            "GPU",
+            more='["none"] leaves all layers to the workers.',
+        ),
+    ] = ()
+    load_mode: Annotated[
+        str,
+        Setting(
+            form=choice(*LOAD_MODES),
+            option="--load-mode",
+            metavar="MODE",
+            help="how llama-server reads the model file: mmap, mmap+mlock, or auto (mmap where the devices "
+            "allow it)",
+        ),
+    ] = "mmap"  # nobody reads the weights of the workers then
+    no_push: Annotated[
+        bool,
+        Setting(
+            form=forms.BOOLEAN,
+            env="MESHD_NO_PUSH",
+            help="send all activations through this node, never straight from worker to worker",
+            more="This is slower over a distance.",
+        ),
+    ] = False
+    activations: Annotated[
+        str,
+        Setting(
+            form=choice("f32", "f16"),
+            env="MESHD_ACTIVATIONS",
+            help="format of activations on the network; f16 halves the traffic, at a small loss of precision",
+            more="With f16 answers may differ.",
+        ),
+    ] = "f32"
+    output: Annotated[
+        str,
+        Setting(
+            form=choice("auto", "head", "worker"),
+            env="MESHD_OUTPUT_ON",
+            help="where to compute the output layer: head, worker, or auto, whichever is faster",
+            more='"auto" estimates it from the path; "worker" is the last one.',
+        ),
+    ] = "auto"
+    speculate: Annotated[
+        str,
+        Setting(
+            form=choice("auto", "off"),
+            option="--speculate",
+            metavar="auto|off",
+            help="whether llama-server drafts several tokens and checks them in one round: auto, while that "
+            "is faster; or off",
+            more="Each token is the model's own. Options of llama-server for it, after `--`, decide instead.",
+        ),
+    ] = "auto"
+    draft_model: Annotated[
+        Path | str | None,
+        Setting(
+            form=forms.MODEL,
+            option="--draft-model",
+            metavar="FILE|NAME",
+            help="a small model with the same vocabulary, which drafts tokens on this node's CPU if that is "
+            "faster",
+            example='"models/SmolLM2.gguf"',
+            names_models=True,
+        ),
+    ] = None
+    fallback_models: Annotated[
+        tuple[Path | str, ...],
+        Setting(
+            form=listed(forms.MODEL, comma=False),
+            env="MESHD_FALLBACK_MODEL",
+            help="a smaller quantisation of the model, which takes its place when it does not fit any more "
+            "after the loss of a worker",
+            default="none: the lost worker is waited for",
+            example='["models/SmolLM2-Q2_K.gguf"]',
+            more="Of several, the first that fits. It is served under the model's name until the worker is "
+            "back.",
+            names_models=True,
+        ),
+    ] = ()
+    llama_args: Annotated[
+        tuple[str, ...],
+        Setting(
+            form=listed(forms.TEXT, comma=False),
+            help="further arguments for llama-server (after -- on the command line)",
+            more="They are passed on unchanged, but for relative paths of files that exist: llama-server "
+            "runs in another directory, so these become absolute.",
+            names_files=True,
+        ),
+    ] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig(ModelSettings):
+    """The section `[serve]`: a model, and the address and the users of the API."""
+
+    host: Annotated[
+        str,
+        Setting(
+            form=forms.WORD,
+            option="--host",
+            metavar="HOST",
+            help="address of the API; any other than loopback needs --api-key-file",
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[
+        int,
+        Setting(
+            form=whole(0, 65535), option="--port", metavar="PORT", help="port of the API; 0 picks a free one"
+        ),
+    ] = DEFAULT_API_PORT
+    rpc: Annotated[
+        tuple[HostPort, ...],
+        Setting(
+            form=listed(forms.PEER_ADDRESS),
+            option="--rpc",
+            metavar="HOST:PORT",
+            repeat=True,
+            help="plain llama.cpp rpc-servers to use as well, neither encrypted nor authenticated",
+            more="Only for networks that you trust.",
+        ),
+    ] = ()
+    api_key_file: Annotated[
+        Path | None,
+        Setting(
+            form=forms.PATH,
+            option="--api-key-file",
+            metavar="FILE",
+            help="file of accepted API keys, one per line; without it, the API needs no key",
+            example='"api-keys.txt"',
+            more="Requests then need one of them as a bearer token.",
+        ),
+    ] = None
+    no_members: Annotated[
+        bool,
+        Setting(
+            form=forms.BOOLEAN,
+            env="MESHD_NO_MEMBERS",
+            help="do not let other members of the mesh call the API (`meshd client`)",
+            more="Otherwise those with the role `use` may; if there are API keys, with one of them.",
+        ),
+    ] = False
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Setting(
+            form=listed(forms.WORD),
+            env="MESHD_ALLOWED_HOST",
+            help="additional host names under which clients may call the API",
+            more="Omit the port. Loopback, this machine's own names and plain addresses are always allowed.",
+        ),
+    ] = ()
+    allowed_origins: AllowedOrigins = ()
+    continue_answers: Annotated[
+        int,
+        Setting(
+            form=whole(0, MAX_CONTINUE),
+            env="MESHD_CONTINUE_ANSWERS",
+            help="how long an interrupted answer waits for the model to be ready again before it ends with "
+            "an error; 0: it ends at once",
+            more="An answer is interrupted when a worker, or llama-server, is lost while it is generated.",
+        ),
+    ] = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientConfig:
+    """The API of other nodes on this one: its address, and the heads used; all, if `heads` is empty."""
+
+    port: Annotated[
+        int,
+        Setting(
+            form=whole(0, 65535),
+            option="--port",
+            metavar="PORT",
+            help="port of the API, on 127.0.0.1 alone; 0 picks a free one",
+        ),
+    ] = DEFAULT_API_PORT
+    heads: Annotated[
+        tuple[str, ...],
+        Setting(
+            form=listed(forms.WORD),
+            env="MESHD_HEADS",
+            help="use only these serving nodes, by name or the beginning of an id",
+            default="all of the mesh",
+            example='["desk", "attic"]',
+            more="Without it, any member with the role `use` may say that it serves a model, and get "
+            "requests.",
+        ),
+    ] = ()
+    allowed_origins: AllowedOrigins = ()
+    continue_answers: Annotated[
+        int,
+        Setting(
+            form=whole(0, MAX_CONTINUE),
+            env="MESHD_CONTINUE_ANSWERS",
+            help="how long an answer whose serving node was lost waits for another node to load the model "
+            "and continue it; 0: it continues only where the model is ready",
+        ),
+    ] = 300  # seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """One of several models of a serving node: a table `[models.NAME]`.
+
+    `serve` is the section of that name, with what the table says otherwise for its model.
+    """
+
+    name: str
+    aliases: Annotated[
+        tuple[str, ...],
+        Setting(
+            form=listed(forms.WORD),
+            help="further names of the model in requests",
+            example='["small", "gpt-4o-mini"]',
+        ),
+    ] = ()
+    ttl: Annotated[
+        int,
+        Setting(
+            form=whole(0, MAX_TTL),
+            help="seconds without a request after which the model is unloaded; 0: never",
+            example="600",
+        ),
+    ] = 0
+    group: Annotated[
+        str,
+        Setting(
+            form=forms.NODE_NAME,
+            help="models of one group may be loaded at the same time, as far as memory allows; others take "
+            "turns",
+            default="none: the model is loaded alone",
+            example='"small"',
+        ),
+    ] = ""
+    preload: Annotated[
+        bool,
+        Setting(
+            form=forms.BOOLEAN, help="load the model at the start, not with its first request", example="true"
+        ),
+    ] = False
+    serve: ServeConfig = field(default_factory=ServeConfig)

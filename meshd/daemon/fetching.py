@@ -1,0 +1,327 @@
+"""Fetch the models that a role was given by name and this node lacks, while the node already runs.
+
+The node is a member from its start: it is `fetching` until its models are here, and then its role begins.
+`meshd status`, the log and the API show the progress. Fetched data stays when the node is stopped, and the
+next start continues there.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from meshd.admin.models_api import NO_MEMBER_HAS_IT, PullReply, PullRequest
+from meshd.base import log
+from meshd.base.errors import Closed, MeshdError, UserError
+from meshd.base.fault_boundary import Contained
+from meshd.base.tasks import in_thread
+from meshd.config import Config, ServeConfig
+from meshd.daemon.role_kind import Wanted
+from meshd.library.interface import NotHere, ReportProgress, TransferProgress
+from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX
+from meshd.model.model_name import MESH
+from meshd.model.status import FetchSource, FetchStatus
+from meshd.peer.interface import Mesh, PeerState
+from meshd.role.interface import RoleStatus
+
+if TYPE_CHECKING:
+    from meshd.build.interface import BuildProgress
+    from meshd.daemon.models import ModelExchange
+
+T = TypeVar("T")
+FOUND_SECONDS = 30.0  # for members that have a model `mesh:NAME` to be connected
+OR_ELSEWHERE_SECONDS = 10.0  # the same where it may be downloaded instead, or its name be mistyped
+_LOOK_SECONDS = 0.5
+_STOP_SECONDS = 1.0  # for a download to end by itself; its thread ends with the process otherwise
+_LOG_SECONDS = 60.0  # between two lines of the log about a tenth that takes long
+_TENTHS = 10
+LOG = log.get("daemon")
+_ASKING = "asking the members of the mesh"
+
+
+class Fetching:
+    """Fetch the models of one node, one after another: `run` it once. Implements FetchingRole."""
+
+    def __init__(
+        self, config: Config, wanted: Sequence[Wanted], mesh: Mesh, exchange: "ModelExchange"
+    ) -> None:
+        """Take what is `wanted`; members are asked by `exchange`, which must run."""
+        from meshd.library.resolve import Resolver  # and the stores, which other nodes do without
+        from meshd.library.stores import Stores
+
+        self._config = config
+        self._wanted = wanted
+        self._mesh = mesh
+        self._exchange = exchange
+        self._stores = Stores.here(config.paths.cache)
+        self._resolver = Resolver(self._stores, lambda _progress: None)
+        self._logged = ("", 0)
+        self._logged_at = 0.0
+        self._now = FetchStatus(name=wanted[0].name, step="asking", activity="looking for it on this machine")
+
+    @property
+    def now(self) -> FetchStatus:
+        """The progress of the fetch."""
+        return self._now
+
+    @property
+    def status(self) -> RoleStatus:
+        """The status of the node while it fetches."""
+        return RoleStatus(children=(), tunnels=(), model=None, fetching=self.now)
+
+    async def serve(self) -> None:
+        """Wait until cancelled; `run` does the work."""
+        await asyncio.Event().wait()
+
+    async def run(self) -> Config:
+        """Return the settings with the paths of all models. Raises MeshdError for one that cannot be had."""
+        paths: dict[Wanted, Path] = {}
+        for wanted in dict.fromkeys(self._wanted):
+            self._say(FetchStatus(name=wanted.name, step="asking", activity="looking for it on this machine"))
+            paths[wanted] = path = await self._find(wanted)
+            LOG.info("model_fetched", model=wanted.name, path=str(path))
+        return with_paths(self._config, paths)
+
+    async def _find(self, wanted: Wanted) -> Path:
+        """Return a model's first file: from this machine, else from members, else from Hugging Face."""
+        # 1. Another start may have brought it, or the model before it was the same.
+        if (here := await in_thread(partial(self._local, wanted))) is not None:
+            return here
+
+        # 2. Members that are there, or come soon.
+        name, nobody = wanted.name, ""
+        if name.startswith(MESH) or self._mesh.peers():
+            reply = await self._from_members(wanted)
+            if not reply.error:
+                paths = [Path(path) for path in reply.paths]
+                if wanted.header_only:
+                    self._tell_whose(paths[0])
+                    return paths[0]
+                if (kept := await self._kept(name, paths)) is not None:
+                    return kept
+            elif reply.code != NO_MEMBER_HAS_IT or name.startswith(MESH):
+                raise UserError(reply.error, hint=reply.hint)
+            if nobody := reply.error:
+                self._tell(name, nobody)
+
+        # 3. A download, if the name says from where.
+        try:
+            return await self._download(wanted)
+        except NotHere as error:
+            what = f"{error.what}; {nobody}" if nobody else error.what
+            raise UserError(what, hint=error.hint) from None
+
+    def _local(self, wanted: Wanted) -> Path | None:
+        """Return the file on this machine, None if it lacks the model. Raises UserError."""
+        from meshd.library.pulled_models import ONLY_HEADER
+
+        try:
+            stored = self._resolver.local(wanted.name)
+        except NotHere:
+            return None
+        some = wanted.partial and stored.paths and stored.problem != ONLY_HEADER
+        return stored.paths[0] if stored.complete or some or wanted.header_only else None
+
+    async def _from_members(self, wanted: Wanted) -> PullReply:
+        """Pull it; members that are not connected yet are waited for a while."""
+        loop, only = asyncio.get_running_loop(), wanted.name.startswith(MESH)
+        until = loop.time() + (FOUND_SECONDS if only else OR_ELSEWHERE_SECONDS)
+        request = PullRequest(name=wanted.name, header_only=wanted.header_only)
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            asked = {peer.peer for peer in self._mesh.peers() if _is_there(peer.state, present=peer.present)}
+            reply = self._exchange.start(request, is_own=True)
+            try:
+                while reply.step not in ("done", "failed"):
+                    self._say(_of_pull(wanted.name, reply))
+                    await asyncio.sleep(_LOOK_SECONDS)
+                    reply = self._exchange.progress(reply.id)
+            except asyncio.CancelledError:
+                self._exchange.stop(reply.id, is_own=True)
+                raise
+            if not reply.error:
+                self._say(_of_pull(wanted.name, reply))
+            if reply.code != NO_MEMBER_HAS_IT or loop.time() > until:
+                return reply
+            # all that this node knows were asked: waiting brings nobody else, but for a name that
+            # says that some member has it
+            if not only and all(peer.peer in asked or peer.stopped for peer in self._mesh.peers()):
+                return reply
+
+    async def _kept(self, name: str, paths: Sequence[Path]) -> Path | None:
+        """Return where a model of members is in the end; None if Hugging Face's is another one."""
+        from meshd.library.adopt import keep_pulled
+
+        hub, cache, tell = self._stores.hub, self._config.paths.cache, partial(self._tell, name)
+        kept = await in_own_thread(
+            lambda report: keep_pulled(name, paths, hub, cache, report, tell),
+            lambda progress: self._say(_of_transfer(name, progress)),
+        )
+        return None if kept is None else (await in_thread(partial(self._resolver.local, kept))).paths[0]
+
+    async def _download(self, wanted: Wanted) -> Path:
+        """Return a model that this machine or Hugging Face has by that name. Raises NotHere, UserError."""
+        from meshd.library.resolve import Resolver
+        from meshd.model.model_name import DEMO
+
+        if wanted.name.lower().removesuffix(GGUF_SUFFIX) == DEMO:
+            from meshd.build.demo_model import demo_model
+
+            def show(progress: "BuildProgress") -> None:
+                self._say(
+                    _of_transfer(wanted.name, TransferProgress(progress.text, progress.done, progress.total))
+                )
+
+            return await demo_model(self._config.paths.cache, show)
+        found = await in_own_thread(
+            lambda report: Resolver(self._stores, report).get(wanted.name, partial=wanted.partial),
+            lambda progress: self._say(_of_transfer(wanted.name, progress)),
+        )
+        return found.paths[0]
+
+    def _tell_whose(self, path: Path) -> None:
+        """Log whose word stands for a model of which only the header is here."""
+        if path.name.endswith(HEADER_SUFFIX):
+            from meshd.library.pulled_models import said_of
+
+            self._tell(self.now.name, said_of(path))
+
+    def _tell(self, name: str, what: str) -> None:
+        LOG.info("model_fetching", model=name, what=what)
+
+    def _say(self, now: FetchStatus) -> None:
+        """Show it; log a new step, each tenth, and once a minute."""
+        self._now = now
+        words = "".join(one for one in now.activity if not one.isdigit())  # some count while members read
+        key = (words, int((now.share or 0.0) * _TENTHS))
+        at = asyncio.get_running_loop().time()
+        if key != self._logged or at - self._logged_at >= _LOG_SECONDS:
+            self._logged, self._logged_at = key, at
+            self._tell(now.name, now.text)
+
+
+def _is_there(state: PeerState, *, present: bool) -> bool:
+    return present or state is PeerState.CONNECTED
+
+
+def _of_pull(name: str, reply: PullReply) -> FetchStatus:
+    giving = [one.node for one in reply.holders if one.bytes and not one.problem]
+    words = {
+        "asking": reply.activity or _ASKING,
+        "looking": "looking at what is there from before",
+        "fetching": f"fetching {reply.name}" + (f" from {', '.join(giving)}" if giving else ""),
+        "checking": reply.activity or f"checking {reply.name}",
+        "done": f"{reply.name} was on this machine"
+        if reply.was_here
+        else f"fetched {reply.name} from {', '.join(giving) or 'members'}",
+    }
+    counts = reply.step in ("looking", "fetching", "done")
+    return FetchStatus(
+        name=name,
+        step=reply.step,
+        activity=words.get(reply.step, reply.step),
+        source="members",
+        done_bytes=reply.done_bytes if counts else 0,
+        total_bytes=reply.total_bytes if counts else 0,
+        bytes_s=reply.rate if reply.step == "fetching" else 0.0,
+        sources=tuple(FetchSource(one.node, one.bytes, one.problem) for one in reply.holders),
+    )
+
+
+def _of_transfer(name: str, progress: TransferProgress) -> FetchStatus:
+    return FetchStatus(
+        name=name,
+        step="fetching" if progress.total else "asking",
+        activity=progress.activity,
+        source="download",
+        done_bytes=progress.done,
+        total_bytes=progress.total,
+        bytes_s=progress.rate,
+    )
+
+
+async def in_own_thread(
+    work: Callable[[ReportProgress], T], on_progress: Callable[[TransferProgress], None]
+) -> T:
+    """Return what blocking `work` returns; `on_progress` is called on the loop with what it reports.
+
+    When we are cancelled, it ends at its next report. One that reports nothing, for a line that stands still,
+    keeps nobody from stopping: its thread ends with the process, and what it has written is on the disk.
+    """
+    loop, stopped = asyncio.get_running_loop(), threading.Event()
+    ended: asyncio.Future[T] = loop.create_future()
+    ended.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, if nobody asks
+
+    def report(progress: TransferProgress) -> None:
+        if stopped.is_set():
+            raise Closed("the download was stopped")
+        loop.call_soon_threadsafe(on_progress, progress)
+
+    def run() -> None:
+        try:
+            with Contained("local client", "download"):  # whoever waits hears of any failure
+                tell = partial(ended.set_result, work(report))
+        except (MeshdError, OSError) as error:
+            tell = partial(ended.set_exception, error)
+        with suppress(RuntimeError):  # the loop has gone
+            loop.call_soon_threadsafe(tell)
+
+    threading.Thread(target=run, daemon=True, name="download").start()
+    try:
+        await asyncio.wait([ended])
+    finally:
+        stopped.set()
+        if not ended.done():
+            await asyncio.wait([ended], timeout=_STOP_SECONDS)
+    return ended.result()
+
+
+async def check_downloads(wanted: Sequence[Wanted]) -> None:
+    """Look models up at Hugging Face, before a mesh is founded for nothing. Raises UserError."""
+    from meshd.library.download import check_download
+    from meshd.library.hub_cache import cache_folder
+    from meshd.model.model_name import hub_name_of
+
+    for one in wanted:
+        if (name := hub_name_of(one.name)) is not None:
+            check = partial(check_download, name, cache_folder(os.environ))
+            await in_own_thread(check, _log_step)
+
+
+def _log_step(progress: TransferProgress) -> None:
+    LOG.info("model_fetching", what=progress.activity)
+
+
+def with_paths(config: Config, paths: dict[Wanted, Path]) -> Config:
+    """Return the settings with the paths of models in place of their names."""
+    found = {(wanted.name, wanted.header_only): path for wanted, path in paths.items()}
+
+    def placed(given: Path | str) -> Path | str:
+        return found.get((str(given), False), given) if isinstance(given, str) else given
+
+    def served(serve: ServeConfig) -> ServeConfig:
+        smaller = tuple(map(placed, serve.fallback_models))
+        draft = None if serve.draft_model is None else placed(serve.draft_model)
+        serve = replace(serve, draft_model=draft, fallback_models=smaller)
+        if serve.header_only and (path := found.get((str(serve.model), True))) is not None:
+            return with_header(serve, path)
+        return serve if serve.model is None else replace(serve, model=placed(serve.model))
+
+    return replace(
+        config,
+        serve=served(config.serve),
+        models=tuple(replace(one, serve=served(one.serve)) for one in config.models),
+        worker=replace(config.worker, models=tuple(map(placed, config.worker.models))),
+    )
+
+
+def with_header(serve: ServeConfig, path: Path) -> ServeConfig:
+    """Serve from a header, without devices, as here are no layers; or the whole model, if `path` is that."""
+    if path.name.endswith(HEADER_SUFFIX):
+        return replace(serve, model=path, devices=("none",))
+    return replace(serve, model=path, header_only=False)

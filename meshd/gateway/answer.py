@@ -1,0 +1,633 @@
+"""Answer one request: from the wait for its turn to the last byte that its client gets.
+
+An `Answer` lives as long as its request, and `Answer.run` is that life from top to bottom. If llama-server
+is lost, the request waits for the next one and is sent again; the client gets no part of the answer twice
+(events.py). `Gateway` has one `AnswerContext`, which all its answers share.
+"""
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
+from dataclasses import replace
+
+import aiohttp
+from aiohttp import web
+
+from meshd.base.log import get
+from meshd.gateway.client_connections import ClientGone, StreamReply, left_out, member_of
+from meshd.gateway.continuation import OtherAnswer
+from meshd.gateway.dialects.fields import with_fields
+from meshd.gateway.dialects.openai import PassedOn
+from meshd.gateway.events import (
+    AnswerMeter,
+    EventSplitter,
+    SentEvents,
+    TokenCount,
+    answer_timings,
+    exact_tokens,
+    hide_model_path,
+    without_cache,
+)
+from meshd.gateway.failure import UPSTREAM_ERROR, Failure, HttpRefusal, plain_failure, read_failure
+from meshd.gateway.interface import GatewayConfig, ModelTurn, NamedModel, Readiness, Upstream
+from meshd.gateway.paths import PROPS_PATH, Route
+from meshd.gateway.request import UpstreamRequest, not_ready
+from meshd.gateway.turns import Turn
+from meshd.gateway.upstream import (
+    HELD_ANSWER_BYTES,
+    MOST_JOINED_BYTES,
+    GatedRequest,
+    TemplateFits,
+    TrialGates,
+    UpstreamLost,
+    answer_headers,
+    failure_in,
+    is_event_stream,
+    open_session,
+    read_some,
+    send_call,
+    template_prompt,
+)
+from meshd.model.status import ModelState
+
+_log = get("gateway")
+COMPUTED_AGAIN = "computing the answer again up to where it stopped"
+UNREADABLE = Failure(502, "llama-server's answer cannot be read", type=UPSTREAM_ERROR, code="upstream_error")
+_DIFFERS = Failure(
+    502,
+    "another run of the request says something else: ask again from the beginning",
+    type=UPSTREAM_ERROR,
+    code="upstream_lost",
+)
+_TOO_LONG = Failure(502, "one of the answers is too large to be joined with the others", code="too_long")
+_FIGURE_BYTES = 1024  # a name, its figure and the object around it are shorter
+_SEEDS = 1 << 31
+_RETRIES = 3  # of a request: one that ends llama-server shall not end it forever
+_READY_SECONDS = 0.05  # between two looks at whether the model is ready
+BEGIN_SECONDS = 15.0  # a request waits for workers before it is refused: clients may ask six times
+
+
+class AnswerContext:
+    """The state that all answers of a gateway share: settings, running answers, crash trials, templates."""
+
+    def __init__(
+        self, config: GatewayConfig, *, on_demand: bool, count_tokens: Callable[[int], None]
+    ) -> None:
+        """Take settings from `config`; `count_tokens` is called with the number of tokens generated.
+
+        `on_demand`: requests load models, so they do not wait for one that cannot be loaded.
+        """
+        self.silence = config.keepalive_seconds
+        self.continue_seconds = config.continue_seconds
+        self.fails_over = config.fails_over
+        self.on_demand = on_demand
+        # a client may not see what was computed for another one
+        self.hides_cache = len(config.api_keys) > 1
+        self.count_tokens = count_tokens
+        self.running = RunningAnswers()
+        self.waiting = RunningAnswers()  # for their turns
+        self.trials = TrialGates()
+        self.templates = TemplateFits()
+
+    @property
+    def retries(self) -> bool:
+        """Return True if requests are retried after a loss: with a seed, so that they get the same answer."""
+        return self.continue_seconds > 0 or self.fails_over
+
+    def end_all(self, why: str) -> None:
+        """End all answers, running or waiting, with an error that says `why`; refuse later ones."""
+        for answers in (self.waiting, self.running):
+            answers.end_all(why)
+
+
+class RunningAnswers:
+    """Count the answers under way, and end all of them when this node stops."""
+
+    def __init__(self) -> None:
+        self._limits: set[asyncio.Timeout] = set()
+        self._why = ""
+
+    def __len__(self) -> int:
+        return len(self._limits)
+
+    @property
+    def is_alone(self) -> bool:
+        """Return True if exactly one answer is running."""
+        return len(self._limits) == 1
+
+    def end_all(self, why: str) -> None:
+        """End every answer with an error that says `why`, and refuse later ones."""
+        self._why = why
+        now = asyncio.get_running_loop().time()
+        for limit in tuple(self._limits):
+            limit.reschedule(now)
+
+    @asynccontextmanager
+    async def until_stopped(self) -> AsyncIterator[None]:
+        """Run until `end_all`, which turns into HttpRefusal."""
+        if self._why:
+            raise HttpRefusal(self._failure())
+        try:
+            async with asyncio.timeout(None) as limit:
+                self._limits.add(limit)
+                try:
+                    yield
+                finally:
+                    self._limits.discard(limit)
+        except TimeoutError as error:
+            raise HttpRefusal(self._failure()) from error
+
+    def _failure(self) -> Failure:
+        return Failure(503, self._why, type="unavailable_error", code="stopping", retry_after=5)
+
+
+class Answer:
+    """The answer to one request of a client, with all its state.
+
+    `run` waits for the turn and the model, then answers. `meter` has the figures, such as tokens.
+    """
+
+    def __init__(
+        self,
+        context: AnswerContext,
+        request: web.BaseRequest,
+        asked: UpstreamRequest,
+        route: Route,
+        model: NamedModel,
+        *,
+        headers: dict[str, str],
+        caller: bytes = b"",
+        part: int | None = None,
+    ) -> None:
+        """Take a request that its dialect has translated, for `model`.
+
+        `headers` are added to the answer. `caller`: the digest of the key; if empty, the address identifies
+        the caller. `part`: answer only this one of `asked.parts`, without translating the answer.
+        """
+        self.asked = asked
+        self.upstream = upstream = model.upstream
+        self.request = request
+        self.headers = headers
+        self.meter = AnswerMeter()
+        self._context = context
+        self._route = route
+        self._model = model
+        self._caller = caller
+        self._part = part
+        # llama-server takes a seed of ours where the client has none, so that a retry gives the same answer
+        self._can_add_fields = route.counts and asked.can_grow
+        self._own_seed = context.retries and self._can_add_fields and not asked.has_seed
+        # before it is asked: the turn in the queue, the use of the model, and the body as this model takes it
+        self._began = asyncio.get_running_loop().time()
+        self._came_before_ready = upstream.readiness.state is not ModelState.READY
+        self._turn: Turn | None = None
+        self._model_turn: ModelTurn | None = None
+        self._body = asked.body
+        self._notes = asked.notes
+        # while it is asked, perhaps several times
+        seconds = context.continue_seconds if asked.body is not None else 0.0
+        self._retries = _Retries(upstream, seconds, at_once=context.fails_over)
+        self._trial: GatedRequest | None = None
+        self._attempt_body = asked.body  # of this attempt
+        self._count = TokenCount(route.form)
+        # what the client gets
+        self._streams = asked.stream
+        self._sent = SentEvents(asked.path, own_seed=self._own_seed)
+        self._reply = StreamReply(
+            request,
+            silence=context.silence,
+            headers=headers,
+            answering=asked.answering,
+        )
+
+    async def run(self, turn: Turn | None = None) -> web.StreamResponse:
+        """Return the response: whole, or streamed to its end. `turn`: its turn in the queue, if any.
+
+        Raises HttpRefusal, unless a stream has begun: then the failure is its last event.
+        """
+        context, reply, self._turn = self._context, self._reply, turn
+        failure = _DIFFERS  # of the last attempt
+        try:
+            async with AsyncExitStack() as held:
+                # 1. Refuse a caller whose requests end llama-server. A request without a body computes
+                #    nothing, so it ends none.
+                if self._body is not None:
+                    caller = self._caller or self.request.remote
+                    self._trial = held.enter_context(context.trials.request(self.upstream, caller))
+
+                # 2. Keep a stream alive from now on: llama-server sends its headers after it has read the
+                #    prompt, which may take minutes, and the wait for a turn comes before that.
+                if self._streams:
+                    await self._begin_stream(held)
+
+                # 3. Wait for the turn, and then for the model, because none is loaded for a request that
+                #    still queues. Only a model that is there can tell how its template takes the body.
+                await self._admit(held)
+                await self._fit_body()
+
+                while True:
+                    # 4. Ask llama-server, and pass on its answer: whole, or event by event as it comes.
+                    try:
+                        async with context.running.until_stopped(), self._ask() as answer:
+                            if not is_event_stream(answer):
+                                return await self._pass_whole(answer)
+                            if not self._streams:  # although no stream was asked for
+                                await self._begin_stream(held)
+                                await reply.note(self._notes)
+                            return await self._pass_events(answer)
+                    except UpstreamLost as lost:
+                        failure = await self._note_loss(lost)
+                        if context.fails_over:  # else the comments tell why the model is not ready
+                            await reply.say(failure.message)
+                    except OtherAnswer as other:  # this attempt's answer does not fit what the client has
+                        _log.info("answer_differs", why=other.what)
+
+                    # 5. Retry when the model is ready again, for what the client lacks. Comments are allowed
+                    #    meanwhile, also if the loss came within an event.
+                    reply.allow_comments(True)
+                    if failure.is_final or not await self._prepare_retry():
+                        raise HttpRefusal(failure)
+
+        # 6. End with the failure: as the response, or as the end of a stream that has begun.
+        except HttpRefusal as refusal:
+            if not reply.begun:
+                raise
+            return await self._end_stream(refusal.failure)
+        except ClientGone:
+            self.meter.hung_up()
+            return reply.response
+
+    def part(self, number: int) -> "Answer":
+        """Return the answer to one part of the request, which takes its own turn and has its own figures."""
+        part = Answer(
+            self._context,
+            self.request,
+            replace(self.asked, answering=PassedOn()),  # what all of them come to is translated
+            self._route,
+            self._model,
+            headers=self.headers,
+            caller=self._caller,
+            part=number,
+        )
+        part._began, part._came_before_ready = self._began, self._came_before_ready
+        return part
+
+    def translated(self, answer: object) -> object:
+        """Return an answer's JSON as the client gets it. Raises HttpRefusal."""
+        if self.asked.answering.passes_on:
+            return answer
+        if not isinstance(answer, dict):
+            raise HttpRefusal(UNREADABLE)
+        return self.asked.answering.whole(answer)
+
+    async def _admit(self, held: AsyncExitStack) -> None:
+        """Wait for the turn, then for the model, which is kept until `held` closes. Raises HttpRefusal."""
+        context = self._context
+        async with context.waiting.until_stopped():
+            if self._turn is not None:
+                await self._turn.come()
+            self._model_turn = self._model.turn()
+            held.callback(self._model_turn.end)
+            async with self._not_computing():
+                refused = await self._model_turn.begin()
+        if refused is None:
+            return
+        # wait for a model that was lost, or is about to be ready; one on demand has been waited for
+        waits = self._turn is not None and not context.on_demand
+        if waits:
+            async with self._not_computing(), context.waiting.until_stopped():
+                if await (self._retries.first() if self._came_before_ready else self._retries.next()):
+                    return
+        now = self.upstream.readiness if waits else refused
+        raise HttpRefusal(not_ready(now, has_waited=waits and context.continue_seconds > 0))
+
+    async def _begin_stream(self, held: AsyncExitStack) -> None:
+        """Make the answer a stream, with comments during silence until `held` closes."""
+        self._streams = True
+        await held.enter_async_context(self._reply.commented(self._notice))
+
+    def _not_computing(self) -> AbstractAsyncContextManager[None]:
+        """Return a context in which to wait for the model: its time does not count as the caller's use."""
+        return nullcontext() if self._turn is None else self._turn.for_model()
+
+    async def _fit_body(self) -> None:
+        """Fit the body to the template of the loaded model, and add meshd's fields. Raises HttpRefusal."""
+        asked, body = self.asked, self.asked.body
+        if body is None:
+            return
+        fields = self._added_fields()
+        if asked.parts is not None and self._part is not None:
+            body = asked.parts.body(body, self._part)
+        if fields and body:
+            body = with_fields(body, fields)
+        self.meter.asked = body
+        if asked.needs_fit:
+            async with self._context.running.until_stopped():
+                body, notes = await self._context.templates.fit(self.upstream, body)
+            self._notes = (*self._notes, *notes)
+        if self._streams:
+            await self._reply.note(self._notes)
+        self._body = self._attempt_body = body
+
+    def _added_fields(self) -> dict[str, object]:
+        """Return the fields that meshd adds: a seed, and where to sample. Raises HttpRefusal."""
+        fields: dict[str, object] = {"seed": secrets.randbelow(_SEEDS)} if self._own_seed else {}
+        sampling, asked_for = self.upstream.device_sampling, self.asked.sampling
+        if sampling is None:
+            return fields
+        if sampling.is_refused(asked_for):
+            message = "`backend_sampling` is decided by meshd: leave it out, or start with `-- -bs`"
+            raise HttpRefusal(Failure(400, message, code="backend_sampling_not_allowed"))
+        return fields | sampling.added_to(asked_for) if self._can_add_fields else {}
+
+    @asynccontextmanager
+    async def _ask(self) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send the request; leaving the block closes the connection, which frees the slot.
+
+        Raises UpstreamLost, and HttpRefusal if crash trials refuse the caller.
+        """
+        # X-Conversation-Id would make llama-server continue without a client
+        headers = {"Accept-Encoding": "identity"}
+        method = "GET"
+        if self._body is not None:
+            method, headers["Content-Type"] = "POST", self.asked.content_type
+        upstream = self.upstream
+        at_server = nullcontext() if self._trial is None else self._trial.at_server(upstream)
+        async with at_server, open_session(upstream.connect) as session:
+            answer = await send_call(session, method, self.asked.path, self._attempt_body, headers)
+            try:
+                if upstream.is_refusal(answer.status):
+                    raise UpstreamLost((await failure_in(answer)).message, taken=False)
+                yield answer
+            finally:
+                answer.close()
+
+    async def _note_loss(self, lost: UpstreamLost) -> Failure:
+        """Report a loss; return the failure for the client, in case no retry succeeds.
+
+        The reason comes from the upstream: the head knows better than a connection which worker was lost.
+        """
+        context, upstream = self._context, self.upstream
+        context.templates.forget(upstream)
+        why = await upstream.upstream_broke(lost.what)
+        _log.warning("upstream_lost", why=why)
+        if self._trial is not None:
+            repeats = context.continue_seconds > 0
+            final = self._trial.lost(upstream.crashes, taken=lost.taken, repeats=repeats)
+            if final is not None:
+                return final
+        retry = upstream.readiness.retry_after
+        if not lost.taken:  # nothing was generated
+            return Failure(503, why, type="unavailable_error", code="upstream_away", retry_after=retry)
+        return Failure(502, why, type=UPSTREAM_ERROR, code="upstream_lost", retry_after=retry)
+
+    async def _prepare_retry(self) -> bool:
+        """Wait until the model is ready again; then write the body that asks for what the client lacks.
+
+        Returns False if the model is not ready in time or was lost too often, or if the answer cannot be
+        continued. Raises HttpRefusal, ClientGone.
+        """
+        context = self._context
+        if self._streams and self._body is None:
+            return False  # there is no body that could ask for the rest
+
+        # Wait for the model.
+        async with self._not_computing(), context.running.until_stopped():
+            if not await self._retries.next():
+                return False
+        if not self._streams or self._body is None:
+            return True  # the client has nothing yet, so the same body asks again
+        if note := self.upstream.readiness.note:
+            await self._reply.say(note)
+
+        # Ask the template how it writes calls of tools that have begun, then write the body for the rest.
+        sent, body = self._sent, self._body
+        async with context.running.until_stopped():
+            while (question := await asyncio.to_thread(sent.template_question, body)) is not None:
+                prompt = await template_prompt(self.upstream.connect, question) or ""
+                await asyncio.to_thread(sent.template_says, prompt)
+            self._attempt_body = await asyncio.to_thread(sent.next_request, body)
+        return self._attempt_body is not None
+
+    async def _pass_events(self, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+        """Send what the client lacks of a stream, event by event.
+
+        Raises UpstreamLost, OtherAnswer, ClientGone, and HttpRefusal for what cannot be translated.
+        """
+        reply, splitter = self._reply, EventSplitter()
+        await reply.begin()
+        try:
+            while data := await read_some(answer):
+                if events := splitter.feed(data):
+                    # set before the write, so that no comment falls into an event that is not whole
+                    reply.allow_comments(splitter.between_events)
+                    await self._send(events, are_whole=splitter.between_events)
+        except UpstreamLost:
+            if not splitter.between_events:
+                await reply.send(b"\n\n")
+            raise
+        if rest := splitter.rest():
+            await self._send(rest, are_whole=splitter.between_events)
+        self._sent.run_ended()
+        return reply.response
+
+    async def _send(self, events: bytes, *, are_whole: bool) -> None:
+        """Send these events, less those that the client has. Raises as _pass_events does."""
+        context, answering = self._context, self.asked.answering
+        if not are_whole and not answering.passes_on:
+            raise HttpRefusal(UNREADABLE)  # no event of a chat is that long
+        if context.retries:
+            if not are_whole:
+                self._sent.in_pieces()
+            events = self._sent.unsent(events, asyncio.get_running_loop().time())
+        # what was generated counts, whether or not the client is still there
+        if self._route.counts:
+            self._count_events(events)
+        if context.hides_cache:
+            events = without_cache(events)
+        if events and (translated := answering.events(events)):
+            await self._reply.send(translated)
+        if events and self._trial is not None:
+            self._trial.sent()
+
+    def _count_events(self, events: bytes) -> None:
+        """Count the tokens in these events, for the status, the key and the model."""
+        count, is_alone = self._count, self._context.running.is_alone
+        grown = count.feed(events)
+        self.meter.generated = count.total
+        self.meter.see_events(events)
+        self._context.count_tokens(grown)
+        count.alone = count.alone and is_alone
+        if grown:
+            self.upstream.generated(count.total, grown, alone=is_alone)
+        self._note_timings(events, alone=count.alone)
+
+    def _note_timings(self, answer: bytes | bytearray, *, alone: bool) -> None:
+        """Pass the timings in `answer`, if any, to the upstream."""
+        if (timings := answer_timings(answer)) is not None:
+            seconds = asyncio.get_running_loop().time() - self._began
+            self.upstream.answered(timings, alone=alone, seconds=seconds)
+
+    async def _end_stream(self, failure: Failure) -> web.StreamResponse:
+        """End a stream that has begun with this failure."""
+        self.meter.status = failure.status
+        try:
+            if member_of(self.request) is not None and failure.status >= 500 and not failure.is_final:
+                await self._reply.cut(failure.message)  # its gateway asks again
+            else:
+                await self._reply.send(self.asked.answering.failed(failure))
+        except ClientGone:
+            pass  # nobody is left to be told
+        return self._reply.response
+
+    async def _pass_whole(self, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+        """Pass on an answer that is not a stream. Raises HttpRefusal if it is an error.
+
+        Raises UpstreamLost and OtherAnswer as well.
+        """
+        if self._reply.begun:  # its status comes too late
+            failure = await failure_in(answer)
+            self._sent.rest_is_refused(failure.message)
+            raise HttpRefusal(failure)
+        await self._reply.stop_comments()
+        held, is_part, running = bytearray(), self._part is not None, self._context.running
+        alone = running.is_alone
+        while data := await read_some(answer):
+            held += data
+            if is_part and len(held) > MOST_JOINED_BYTES:
+                raise HttpRefusal(_TOO_LONG)
+            if len(held) > HELD_ANSWER_BYTES and not is_part:
+                if not self.asked.answering.passes_on:
+                    raise HttpRefusal(UNREADABLE)
+                return await self._pass_long(answer, bytes(held))
+        self._see_figures(held)
+        if self._route.counts:
+            self._note_timings(held, alone=alone and running.is_alone)
+        if answer.status >= 400:
+            body = bytes(held)
+            refusal = read_failure(body, answer.status, self.asked.path)
+            raise HttpRefusal(refusal or plain_failure(answer.status, body))
+        body = self._whole_body(bytearray(without_cache(bytes(held))) if self._context.hides_cache else held)
+        headers = answer_headers(answer, {**self.headers, **left_out(self._notes)})
+        return web.Response(status=answer.status, headers=headers, body=body)
+
+    def _whole_body(self, answer: bytearray) -> bytes:
+        """Return a whole answer as the client gets it. Raises HttpRefusal."""
+        if self.asked.path == PROPS_PATH:
+            return hide_model_path(answer, self.upstream.model_name)
+        if self.asked.answering.passes_on:
+            return bytes(answer)
+        try:
+            found: object = json.loads(answer)
+        except (ValueError, RecursionError):
+            found = None
+        return json.dumps(self.translated(found)).encode()
+
+    async def _pass_long(self, answer: aiohttp.ClientResponse, held: bytes) -> web.StreamResponse:
+        """Pass on an answer too long to buffer, as it comes. A loss then cuts the connection."""
+        response = web.StreamResponse(status=answer.status, headers=answer_headers(answer, self.headers))
+        try:
+            await response.prepare(self.request)
+            await self._pass_rest(answer, held, response.write)
+        except UpstreamLost as lost:
+            await self._note_loss(lost)
+            if self.request.transport is not None:
+                self.request.transport.abort()  # an end without its last chunk: no client takes it for whole
+        except ConnectionError:
+            pass  # the client disconnected
+        return response
+
+    async def _pass_rest(
+        self, answer: aiohttp.ClientResponse, held: bytes, write: Callable[[bytes], Awaitable[None]]
+    ) -> None:
+        """Write `held` and the rest of the answer. Raises UpstreamLost, and whatever `write` raises."""
+        self._see_figures(held)
+        seen = held[-_FIGURE_BYTES:]
+        await write(held)
+        while data := await read_some(answer):
+            seen += data
+            self._see_figures(seen)
+            seen = seen[-_FIGURE_BYTES:]
+            await write(data)
+
+    def _see_figures(self, answer: bytes | bytearray) -> None:
+        """Count the tokens that this part of a whole answer reports."""
+        self.meter.see(answer)
+        if self._route.counts and (grown := exact_tokens(answer) - self.meter.generated) > 0:
+            self.meter.generated += grown
+            self._context.count_tokens(grown)
+
+    def _notice(self) -> str:
+        """Return the text of a comment that says what the request waits for; empty if it does not wait."""
+        context, now = self._context, self.upstream.readiness
+        waits_for = ""
+        if self._model_turn is not None:
+            waits_for = self._model_turn.notice
+        elif self._turn is not None:
+            waits_for = self._turn.notice(context.silence)
+        is_ready = now.state is ModelState.READY
+        waits = not is_ready if context.continue_seconds else now.state is ModelState.DEGRADED
+        if waits and not (waits_for and context.on_demand):
+            return now.reason
+        return waits_for or (COMPUTED_AGAIN if self._sent.is_catching_up else "")
+
+
+class _Retries:
+    """The retries of one request: three at most, each waiting up to `seconds` for the model.
+
+    `at_once`: retry also if `seconds` is 0, because another upstream may answer.
+    """
+
+    def __init__(self, upstream: Upstream, seconds: float, *, at_once: bool) -> None:
+        self._upstream = upstream
+        self._seconds = seconds
+        self._left = _RETRIES if seconds > 0 or at_once else 0
+
+    async def next(self) -> bool:
+        """Wait until the model is ready. Returns False on timeout, or if no retries are left."""
+        if self._left == 0:
+            return False
+        self._left -= 1
+        return await self._is_ready(self._seconds)
+
+    async def first(self) -> bool:
+        """Wait as `next` does, for a request that came before the model was ready.
+
+        It waits up to `seconds` while the model loads, but only BEGIN_SECONDS for workers, which may never
+        come.
+        """
+        if self._left == 0:
+            return False
+        began = asyncio.get_running_loop().time()
+        while self._upstream.readiness.state is ModelState.LOADING or (
+            asyncio.get_running_loop().time() - began < BEGIN_SECONDS
+        ):
+            left = self._seconds - (asyncio.get_running_loop().time() - began)
+            if left <= 0 or _is_hopeless(self._upstream.readiness):
+                return False
+            if await self._is_ready(min(left, BEGIN_SECONDS)):
+                return True
+        return False
+
+    async def _is_ready(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                while (now := self._upstream.readiness).state is not ModelState.READY:
+                    if _is_hopeless(now):
+                        return False
+                    await asyncio.sleep(_READY_SECONDS)  # polled: states change rarely
+        except TimeoutError:
+            return False
+        return True
+
+
+def _is_hopeless(now: Readiness) -> bool:
+    """Return True if waiting is useless: the model was unloaded, or failed for another reason than memory."""
+    return now.state is ModelState.UNLOADED or (now.state is ModelState.FAILED and not now.no_room)

@@ -1,0 +1,181 @@
+"""Models that came from members: by which names they are found, and those of which only the header is here.
+
+A member calls its file as it likes. So what lies in a folder of such a model is found later by the names that
+the user gave when it was pulled, and by its fingerprint, and never by what its file is called. The names are
+noted beside the model, one a line, the newest last. A header (store/header_file.py) has a folder of its own.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from meshd.base.errors import UserError
+from meshd.base.replaced_file import replace_file
+from meshd.library.disk import bytes_on_disk, files_below, folders_in, size_of
+from meshd.library.interface import ModelSource, StoredModel
+from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX, header_stem, quant_of
+from meshd.model.model_name import (
+    MAX_MODEL_NAME_CHARS,
+    BareName,
+    HubName,
+    MeshName,
+    ModelName,
+    OllamaName,
+    parse_model_name,
+)
+from meshd.store.header_file import link_paths, note_path, read_note
+
+WHOLE_KIND, HEADER_KIND = "mesh", "header"  # with which the names of their folders begin
+_NOTE = ".pulled-as"
+_MOST_NAMES = 8
+_FOLDERS = f"{WHOLE_KIND}-"
+_OWN_FOLDERS = (_FOLDERS, f"{HEADER_KIND}-")
+ONLY_HEADER = "only its header is here"
+
+
+def is_pulled(paths: Sequence[Path]) -> bool:
+    """Say whether these files came from members; others are the user's, and never moved or removed."""
+    return all(path.parent.name.startswith(_FOLDERS) for path in paths)
+
+
+def is_own_folder(folder: Path) -> bool:
+    """Say whether the folder was made for one model that came from members."""
+    return folder.name.startswith(_OWN_FOLDERS)
+
+
+def is_of_members(model: StoredModel) -> bool:
+    """Say whether its file has the name that a member gave it."""
+    return model.source is ModelSource.MESHD and all(is_own_folder(path.parent) for path in model.paths)
+
+
+def note_names(folder: Path, names: Iterable[ModelName]) -> None:
+    """Note the last of these names for the model in this folder; no error if that cannot be written."""
+    lines = list(dict.fromkeys(map(str, names)))[-_MOST_NAMES:]
+    with suppress(OSError):
+        replace_file(folder / _NOTE, "".join(f"{line}\n" for line in lines).encode())
+
+
+def add_name(name: ModelName, paths: Sequence[Path]) -> None:
+    """Note that it was asked for by this name as well."""
+    note_names(paths[0].parent, [*names_of(paths), name])
+
+
+def names_of(paths: Sequence[Path]) -> tuple[ModelName, ...]:
+    """Return the names by which it was pulled; none where nothing, or no name, was noted."""
+    try:
+        with (paths[0].parent / _NOTE).open("rb") as file:
+            lines = file.read(_MOST_NAMES * 4 * MAX_MODEL_NAME_CHARS).decode("utf-8").splitlines()
+        return tuple(map(parse_model_name, lines))
+    except (OSError, ValueError):
+        return ()
+
+
+def name_of(paths: Sequence[Path]) -> str:
+    """Return the name by which it was pulled last, for people and `--model`; empty where none was noted."""
+    names = names_of(paths)
+    return str(names[-1]) if names else ""
+
+
+def words_of(paths: Sequence[Path]) -> set[str]:
+    """Return its names without a scheme or with `mesh:`, but for digits; in small letters, without ending."""
+    return set(map(str.lower, texts_of(paths)))
+
+
+def texts_of(paths: Sequence[Path]) -> list[str]:
+    """Return the same as the user wrote them."""
+    return [text for name in names_of(paths) if (text := text_of(name))]
+
+
+def text_of(name: ModelName) -> str:
+    """Return the name without an ending; empty for names of stores, and for digits."""
+    if isinstance(name, BareName) or (isinstance(name, MeshName) and not name.fingerprint):
+        text = name.text
+        return text[: -len(GGUF_SUFFIX)] if text.lower().endswith(GGUF_SUFFIX) else text
+    return ""
+
+
+def notes_of(paths: Sequence[Path]) -> tuple[Path, ...]:
+    """Return the file of what was noted beside a model, if anything was."""
+    note = paths[0].parent / _NOTE
+    return (note,) if note.is_file() else ()
+
+
+def find_noted(name: HubName | OllamaName, folder: Path) -> StoredModel | None:
+    """Find a model in meshd's folder that was pulled by this name."""
+    for place in folders_in(folder, _FOLDERS):
+        paths = tuple(sorted(place.glob(f"*{GGUF_SUFFIX}")))
+        noted = next((one for one in names_of(paths) if _is_meant(name, one)), None) if paths else None
+        if noted is not None:
+            size = sum(map(size_of, paths))
+            stem = paths[0].name.removesuffix(GGUF_SUFFIX)
+            return StoredModel(str(noted), ModelSource.MESHD, paths, size, stem, quant_of(stem))
+    return None
+
+
+def _is_meant(name: HubName | OllamaName, noted: ModelName) -> bool:
+    if isinstance(name, HubName) and isinstance(noted, HubName):
+        choice = name.choice.lower() in ("", noted.choice.lower())
+        return choice and name.repository.lower() == noted.repository.lower()
+    return name == noted
+
+
+def all_headers(folder: Path) -> Iterator[StoredModel]:
+    """Find the headers below the folder of meshd's models; incomplete as models. Raises OSError."""
+    for place in folders_in(folder, f"{HEADER_KIND}-"):
+        found: dict[str, list[Path]] = {}
+        for path, _ in files_below(place, depth=1, suffix=HEADER_SUFFIX):
+            found.setdefault(header_stem(path.name), []).append(path)
+        for stem, paths in found.items():
+            yield _stored(paths, stem)
+
+
+def find_header(folder: Path, name: MeshName) -> StoredModel | None:
+    """Find the header that was pulled by this name, or has that fingerprint.
+
+    A content id would not do: it says nothing about the hashes of layers that are not here.
+    """
+    for stored in all_headers(folder):
+        with suppress(UserError):
+            if _is_called(name, stored.paths[0]):
+                return stored
+    return None
+
+
+def header_at(path: Path) -> StoredModel:
+    """Return the header of which this file is one, or one of several."""
+    paths = [one for one, _ in files_below(path.parent, depth=1, suffix=HEADER_SUFFIX)]
+    stem = header_stem(path.name)
+    return _stored([one for one in paths if header_stem(one.name) == stem], stem)
+
+
+def said_of(path: Path) -> str:
+    """Tell the user which model this is, and who says so. Raises UserError."""
+    note = read_note(path)
+    return (
+        f"only the header of `{note.name}` is here; fingerprint (as reported by {note.node}): "
+        f"{note.fingerprint}"
+    )
+
+
+def files_of(paths: Sequence[Path]) -> tuple[Path, ...]:
+    """Return the files, what is noted of them, and links to them."""
+    return (*paths, note_path(paths[0]), *(link_paths(paths) if len(paths) > 1 else ()))
+
+
+def _stored(paths: Sequence[Path], stem: str) -> StoredModel:
+    return StoredModel(
+        name=name_of(paths) or str(paths[0]),
+        source=ModelSource.MESHD,
+        paths=tuple(paths),
+        size=sum(map(bytes_on_disk, paths)),
+        stem=stem,
+        quant=quant_of(stem + GGUF_SUFFIX),
+        problem=ONLY_HEADER,
+    )
+
+
+def _is_called(name: MeshName, path: Path) -> bool:
+    """Raises UserError."""
+    if name.fingerprint:
+        return read_note(path).fingerprint.startswith(name.fingerprint)
+    return text_of(name).lower() in words_of([path])

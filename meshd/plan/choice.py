@@ -1,0 +1,389 @@
+"""Choose the split that a head serves with: the fastest that is predicted, or by memory over all workers.
+
+Sets and orders of workers, each with a few ways to divide the layers, are ranked by a rough prediction
+(candidates.py); the best of them are planned in full (over_offers.py), with their memory, and predicted once
+more. Workers that were never measured take no part in the comparison, and where the model needs them, or the
+user says how to split, the layers are divided by memory over all. What a worker says of its speed decides
+only how fast the model is: an unexpected failure of the comparison, too, leads to the split by memory, with a
+line in the log.
+
+Without `--ctx-size` the context grows from the usual 8192 tokens towards what the model was trained for, as
+long as nothing else of the plan changes (devices, layers, answers at once, where the output is), and no
+memory gives more than half of what the plan leaves free: others want to use it as well. The price is that
+memory on the head, which llama-server clears with each load; a CPU worker's is taken as it is used.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from meshd.base.errors import Refused, UserError
+from meshd.base.fault_boundary import Contained, Fault
+from meshd.model.layer_work import LayerWork
+from meshd.model.layers import ModelLayers
+from meshd.model.status import Speeds
+from meshd.plan.candidates import Division, RoughSplits
+from meshd.plan.machines import (
+    Machines,
+    Measured,
+    NodeOffer,
+    measured_machines,
+    one_for_each_card,
+    with_fixed_layers,
+)
+from meshd.plan.over_offers import plan_over
+from meshd.plan.prediction import PlanOutcome, PlanPredictor, Prediction
+from meshd.plan.reasons import (
+    Answers,
+    ByMemory,
+    ComparisonFailed,
+    LeftOut,
+    NotNeeded,
+    RatedSplit,
+    Reasons,
+    SplitComparison,
+    Without,
+)
+from meshd.plan.split import NotEnoughMemory, Plan
+from meshd.plan.wishes import HeadOptions, read_llama_args
+
+_PLACES = ("head", "worker")  # of the output
+_WORTH = 0.97  # of the time on fewer machines: less than that is worth one more, as these are estimates
+T = TypeVar("T")
+_MOST_TAKEN = 0.5  # of the memory that a plan leaves free
+
+
+@dataclass(frozen=True, slots=True)
+class ServingSplit:
+    """A plan without idle workers, the offers that it uses, and what it is predicted to do on `machines`."""
+
+    plan: Plan
+    offers: Sequence[NodeOffer]
+    outcome: PlanOutcome
+    machines: Machines
+
+    @property
+    def speeds(self) -> Speeds | None:
+        """Return the predicted rates; None where a device was never measured."""
+        return self.outcome.speeds if self.outcome.prediction.is_measured else None
+
+
+@dataclass(frozen=True, slots=True)
+class SplitChoice:
+    """A split that fits, and what it will do. The chosen one of several has a comparison with the others."""
+
+    plan: Plan
+    offers: tuple[NodeOffer, ...]
+    options: HeadOptions
+    outcome: PlanOutcome
+    comparison: SplitComparison | None = None
+
+    @property
+    def prediction(self) -> Prediction:
+        """Return the predicted rates and times."""
+        return self.outcome.prediction
+
+    @property
+    def seconds(self) -> float:
+        """Return the predicted time of the answer by which splits are compared."""
+        return self.outcome.answer_s
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Return the nodes that hold layers, in their order."""
+        return tuple(dict.fromkeys(share.device.node for share in self.plan.shares if share.layers))
+
+    @property
+    def rated(self) -> RatedSplit:
+        """Return the split as a comparison has it."""
+        return RatedSplit(self.nodes, self.seconds)
+
+    @property
+    def reasons(self) -> Reasons:
+        """Tell why it was chosen; none for the others."""
+        return (self.comparison,) if self.comparison is not None else ()
+
+
+def plan_model(
+    layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions
+) -> ServingSplit:
+    """Plan a model on these machines as the user wishes. Raises NotEnoughMemory, UserError, Refused."""
+    # Layers given by node become an order of workers and a tensor split.
+    machines, options = with_fixed_layers(machines, options, layers.count)
+
+    # The context comes first: the longest if that is wished, a longer one afterwards where it costs nothing.
+    def split(machines: Machines, options: HeadOptions) -> ServingSplit:
+        found = _with_largest(lambda given: _split(layers, work, machines, given), layers, options)
+        return replace(found, plan=_lengthened(layers, machines, options, found.plan, found.offers))
+
+    try:
+        with Contained("workers", "a comparison of splits"):
+            return split(machines, options)
+    except Fault as fault:  # of what a worker says of its speed, or its paths, most likely
+        silent = replace(machines, speeds={}, paths={})
+        found = split(silent, replace(options, split="always"))
+        return _with_reason(found, ComparisonFailed(fault.what))
+
+
+def _split(layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions) -> ServingSplit:
+    """Split by speed where that is wished and known, else by memory."""
+    if not options.picks_by_speed:
+        return _by_memory(layers, work, machines, options)
+    measured = measured_machines(work, machines, options)
+    why_not = measured.why_not
+    if why_not is None:
+        try:
+            best = choose_split(layers, work, measured.machines, options, least=options.least_workers)[0]
+            return _as_chosen(best, machines, measured)
+        except (UserError, Refused) as error:
+            if not measured.unmeasured:
+                raise
+            why_not = ByMemory(tuple(measured.unmeasured.items()), error.what)
+    return _with_reason(_by_memory(layers, work, machines, options), why_not)
+
+
+def _by_memory(
+    layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions
+) -> ServingSplit:
+    offers = one_for_each_card(machines.offers, machines, options, least=options.least_workers)
+    plan, used = plan_over(layers, replace(machines, offers=offers), options)
+    outcome = PlanPredictor(layers, work, machines, options).predict(plan)
+    return ServingSplit(plan, used, outcome, machines)
+
+
+def _with_reason(split: ServingSplit, why: ByMemory | ComparisonFailed) -> ServingSplit:
+    return replace(split, plan=replace(split.plan, reasons=(why, *split.plan.reasons)))
+
+
+def _as_chosen(choice: SplitChoice, machines: Machines, measured: Measured) -> ServingSplit:
+    """Serve with a choice: workers that it does without are left out, too, and the reasons begin with it."""
+    used = {offer.node for offer in choice.offers}
+    known = {(one.node, one.device) for one in choice.plan.left_out}
+    spared = tuple(
+        LeftOut(offer.node, device.name, offer.exclusion_reason(device) or NotNeeded())
+        for offer in measured.machines.offers
+        if offer.node not in used
+        for device in offer.offer.devices
+        if (offer.node, device.name) not in known
+    )
+    without = (Without(node, why) for node, why in measured.unmeasured.items())
+    plan = replace(
+        choice.plan,
+        left_out=(*choice.plan.left_out, *spared),
+        reasons=(*choice.reasons, *without, *choice.plan.reasons),
+    )
+    return ServingSplit(plan, choice.offers, choice.outcome, machines)
+
+
+def choose_split(
+    layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions, *, least: int = 0
+) -> list[SplitChoice]:
+    """Plan some splits, the chosen one first: of those in which at least `least` workers take part.
+
+    Raises NotEnoughMemory, UserError, Refused where nothing fits, with the reason of the plan by memory.
+    """
+    predictor = PlanPredictor(layers, work, machines, options)
+    rough = RoughSplits(layers, machines, options, predictor, least)
+    by_memory = rough.by_memory
+    found: list[SplitChoice] = []
+    error: UserError | Refused | None = None
+    # Plan in full what promises most, with the output at either end.
+    for candidate in [by_memory, *rough.ranked()]:
+        for output in _PLACES if options.output == "auto" else (options.output,):
+            try:
+                found.append(_planned(layers, machines, options, predictor, candidate, output))
+            except (UserError, Refused) as refusal:
+                if candidate is by_memory or len(candidate.offers) >= least:
+                    error = error or refusal
+    # Choose the cheapest in which enough workers take part.
+    found = _without_twins(sorted(found, key=_cost))  # as `cheapest` does
+    allowed = [one for one in found if _workers(one) >= least]
+    if not allowed:
+        raise error or Refused(f"no split uses {least} workers", code="workers")
+    return _compared(allowed[0], found, least)
+
+
+def ranked_splits(
+    layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions
+) -> list[SplitChoice]:
+    """Plan some splits, the chosen one first, with the context that it has when served.
+
+    They are compared as plan_model does, whatever the user wishes of how the model is split. At least as many
+    workers take part as the user demands, if so many are there. Workers that were never measured are left
+    out, unless the model needs them. Raises NotEnoughMemory, UserError, Refused.
+    """
+    machines, options = with_fixed_layers(machines, options, layers.count)
+    measured = measured_machines(work, machines, options)
+    least = min(options.min_workers or 0, len(machines.offers))
+
+    def choose(given: HeadOptions) -> list[SplitChoice]:
+        if options.picks_by_speed and measured.unmeasured:
+            with suppress(UserError, Refused):
+                return choose_split(layers, work, measured.machines, given, least=least)
+        return choose_split(layers, work, machines, given, least=least)
+
+    best, *others = _with_largest(choose, layers, options)
+    plan = _lengthened(layers, machines, best.options, best.plan, best.offers)
+    return [replace(best, plan=plan), *others]
+
+
+def cheapest(choices: Sequence[SplitChoice]) -> SplitChoice:
+    """Return the fastest, where each further machine must be worth it, whatever the user demands."""
+    return min(choices, key=_cost)
+
+
+def _workers(choice: SplitChoice) -> int:
+    return len(
+        {share.device.node for share in choice.plan.shares if share.layers and not share.device.is_head}
+    )
+
+
+def _cost(choice: SplitChoice) -> float:
+    """Rate a split: each further machine must be worth it."""
+    return choice.seconds / _WORTH ** (len(choice.nodes) - 1)
+
+
+def _without_twins(choices: Sequence[SplitChoice]) -> list[SplitChoice]:
+    """Keep the first of each division of the layers."""
+    seen: dict[tuple[tuple[str, str, int], ...], SplitChoice] = {}
+    for one in choices:
+        shares = tuple((s.device.node, s.device.name, s.layers) for s in one.plan.shares if s.layers)
+        seen.setdefault(shares, one)
+    return list(seen.values())
+
+
+def _compared(best: SplitChoice, found: Sequence[SplitChoice], least: int) -> list[SplitChoice]:
+    """Return all of `found`, `best` first and with its comparison."""
+    others = [one for one in found if one is not best]
+    other = next((one for one in others if (len(one.nodes) > 1) != (len(best.nodes) > 1)), None)
+    ruled_out = [one for one in others if _workers(one) < least and round(one.seconds / best.seconds, 2) < 1]
+    faster = min(ruled_out, key=lambda one: one.seconds, default=None)
+    comparison = SplitComparison(
+        best.rated,
+        other.rated if other is not None else None,
+        faster.rated if faster is not None else None,
+        least,
+    )
+    return [replace(best, comparison=comparison), *others]
+
+
+def _planned(
+    layers: ModelLayers,
+    machines: Machines,
+    options: HeadOptions,
+    predictor: PlanPredictor,
+    candidate: Division,
+    output: str,
+) -> SplitChoice:
+    """Plan a division of the layers in full, and predict it. Raises NotEnoughMemory, UserError, Refused."""
+    split = tuple(map(float, candidate.counts)) or options.tensor_split
+    options = replace(options, tensor_split=split, counts_chosen=bool(candidate.counts), output=output)
+    there = replace(machines, offers=candidate.offers)
+    plan, used = plan_over(layers, there, replace(options, min_workers=0))
+    return SplitChoice(plan, tuple(used), options, predictor.predict(plan))
+
+
+def _with_largest(solve: Callable[[HeadOptions], T], layers: ModelLayers, options: HeadOptions) -> T:
+    """Return what `solve` makes of the options; with `--ctx-size max` for the longest context that fits.
+
+    A longer context comes before answers at once. Raises what `solve` does.
+    """
+    if not options.wants_largest_context:
+        return solve(options)
+    try:
+        longest = read_llama_args(options.llama_args).longest_answer(layers)
+        return solve(replace(options, ctx_size=longest or layers.default_context))
+    except NotEnoughMemory as error:
+        if not error.largest_context:
+            raise
+        return solve(replace(options, ctx_size=error.largest_context))
+
+
+def _lengthened(
+    layers: ModelLayers, machines: Machines, options: HeadOptions, plan: Plan, offers: Sequence[NodeOffer]
+) -> Plan:
+    """Give the plan over these offers a longer context where nobody asked for one."""
+    if options.ctx_size is not None or read_llama_args(options.llama_args).tokens is not None:
+        return plan
+    # Keep all else as it is: devices, layers, and the place of the output.
+    counts = _counts(plan, machines, options, offers)
+    options = replace(
+        options,
+        tensor_split=counts,
+        counts_chosen=True,
+        output="head" if plan.output_worker is None else "worker",
+        min_workers=0,
+        layers=(),
+    )
+    # Halve the trained context until it fits beside what others need.
+    tokens = layers.trained_context
+    while counts and tokens > plan.shape.cells:
+        given = replace(options, ctx_size=tokens)
+        with suppress(NotEnoughMemory, UserError, Refused):
+            longer, _ = plan_over(layers, replace(machines, offers=tuple(offers)), given)
+            if _is_same(plan, longer) and _leaves_enough(plan, longer):
+                return _as_before(plan, longer)
+        tokens //= 2
+    return plan
+
+
+def _counts(
+    plan: Plan, machines: Machines, options: HeadOptions, offers: Sequence[NodeOffer]
+) -> tuple[float, ...]:
+    """Count the layers as `--tensor-split` does; empty where that cannot say it."""
+    held = {(share.device.node, share.device.name): share.layers for share in plan.shares}
+    own = [one for one in machines.own if one.name not in machines.own_excluded]
+    own = [one for one in own if one.kind == "gpu"] or own[:1]
+    names = [(offer.node, device.name) for offer in offers for device in offer.devices]
+    names += [(server.endpoint, device.name) for server in machines.plain_rpc for device in server.devices]
+    if options.devices != ("none",):
+        names += [(options.node_name, device.name) for device in own]
+    counts = tuple(float(held.get(name, 0)) for name in names)
+    return counts if sum(counts) == sum(held.values()) else ()
+
+
+def _is_same(plan: Plan, longer: Plan) -> bool:
+    """Compare two plans but for the length of their contexts."""
+    return _placed(plan) == _placed(longer)
+
+
+def _placed(plan: Plan) -> tuple[object, ...]:
+    shares = [(share.device.node, share.device.name, share.layers) for share in plan.shares if share.layers]
+    shape = plan.shape
+    return (
+        shares,
+        plan.devices,
+        plan.tensor_split,
+        plan.override_tensor,
+        plan.input_device,
+        (shape.parallel, shape.micro_batch, shape.batch, shape.unified, shape.full_windows),
+    )
+
+
+def _leaves_enough(plan: Plan, longer: Plan) -> bool:
+    """Check each memory that devices have, or share."""
+    before, after = _left(plan), _left(longer)
+    return all(after[pool] >= (1 - _MOST_TAKEN) * before[pool] for pool in after)
+
+
+def _left(plan: Plan) -> dict[str, int]:
+    """Count the bytes left free in each memory; devices do not offer those of a draft model."""
+    free: dict[str, int] = {}
+    taken: dict[str, int] = {}
+    for share in plan.shares:
+        pool = share.device.pool or share.device.label
+        free[pool] = min(free.get(pool, share.device.free), share.device.free)
+        taken[pool] = taken.get(pool, 0) + share.total
+    return {pool: free[pool] - taken[pool] for pool in free}
+
+
+def _as_before(plan: Plan, longer: Plan) -> Plan:
+    """Give the longer plan the reasons of the one that was chosen, but for the length of its answers."""
+    reasons = tuple(
+        replace(one, at_once=longer.answers)
+        if isinstance(one, Answers) and longer.answers is not None
+        else one
+        for one in plan.reasons
+    )
+    return replace(longer, reasons=reasons, left_out=plan.left_out)

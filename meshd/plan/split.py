@@ -1,0 +1,244 @@
+"""Hold a split of a model over devices: its options, the plan, what follows from it, and the refusal."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from meshd.base.errors import UserError
+from meshd.model.cache import ContextShape
+from meshd.model.device_sampling import has_top_k
+from meshd.model.layers import ModelLayers, TensorPlace, place_of
+from meshd.model.output import EMBEDDING, DevicePath
+from meshd.model.status import AnswersAtOnce, SplitPart
+from meshd.plan.reasons import LeftOut, Reasons
+from meshd.plan.words import in_words
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device that may take layers. `free` in bytes: what may be used of it.
+
+    `pool` names the memory when several devices draw on the same (two nodes on one machine, two processes on
+    one GPU): its `free` is counted once, the smallest that a member gives. Empty: memory of its own.
+    `path`: to the head, None where nothing is known of it. `is_plain`: of an rpc-server without meshd, which
+    claims to have every operation; not each device has rows of each quantized type, though.
+    """
+
+    node: str
+    name: str
+    free: int
+    is_gpu: bool = False
+    is_head: bool = False
+    pool: str = ""
+    path: DevicePath | None = None
+    is_plain: bool = False
+
+    @property
+    def label(self) -> str:
+        return f"{self.node} {self.name}"
+
+    @property
+    def has_top_k(self) -> bool:
+        """Tell whether it is known to choose candidates for a token."""
+        return has_top_k(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitOptions:
+    """The user's wishes for a split.
+
+    `tensor_split`: shares of the workers in order, then of the head's own devices (its GPUs, else its CPU);
+    whole numbers that sum up to the number of layers (or one more, llama.cpp's way, for the output on the
+    last device) are taken as they are. `counts_chosen`: they are meshd's own choice. `head_layers` False:
+    `--device none`. `local_output`: the matrix that makes logits lies on the head, so that 2 KB instead of
+    hundreds cross the wire for a token; None: where a token takes less time (output.py), on the head if
+    nothing is known. `input_on_worker`: the embeddings may lie on the worker with the first layers, so that
+    tokens cross and not their rows.
+    """
+
+    shape: ContextShape
+    tensor_split: tuple[float, ...] = ()
+    counts_chosen: bool = False
+    head_layers: bool = True
+    local_output: bool | None = None
+    input_on_worker: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceShare:
+    """The share of one device. Sizes in bytes; `compute` is an upper bound.
+
+    `place`: its number among the workers' devices, in the order in which llama-server is given these; None
+    for the head's own. `kind`: what llama.cpp calls such a device before its number.
+    """
+
+    device: Device
+    place: int | None
+    layers: int
+    weights: int
+    cache: int
+    compute: int
+    kind: str = "RPC"
+
+    @property
+    def total(self) -> int:
+        """Add up all that it takes."""
+        return self.weights + self.cache + self.compute
+
+    @property
+    def llama_name(self) -> str:
+        """Return the name as in `-dev`."""
+        if self.place is not None:
+            return f"{self.kind}{self.place}"
+        return self.device.name if self.device.is_gpu else "CPU"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A split that fits. `shares` has the head's CPU first (perhaps with no layers), then llama.cpp's order.
+
+    `devices`, `gpu_layers`, `tensor_split`, `override_tensor` are the values of `-dev`, `-ngl`, `-ts`, `-ot`
+    (empty: the option is left out). `input_on_worker`: the device with the first layers has the embeddings;
+    else the head. `exact_cache` is False when the architecture is not known: the cache is an upper bound
+    then. `reasons`: what decided it, the most important first. `left_out`: all devices that hold no layer.
+    `answers`: for status.
+    """
+
+    shares: tuple[DeviceShare, ...]
+    gpu_layers: int
+    tensor_split: tuple[int, ...]
+    override_tensor: str
+    shape: ContextShape
+    exact_cache: bool
+    left_out: tuple[LeftOut, ...]
+    reasons: Reasons
+    input_on_worker: bool = False
+    answers: AnswersAtOnce | None = None
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Return the names of all devices but the head's CPU."""
+        return tuple(
+            share.llama_name for share in self.shares if share.device.is_gpu or not share.device.is_head
+        )
+
+    @property
+    def input_device(self) -> str:
+        """Return the name of the worker's device that has the embeddings; empty: the head has them."""
+        names = (share.llama_name for share in self.shares if share.layers)
+        return next(names, "") if self.input_on_worker else ""
+
+    def weights_of(self, node: str) -> int:
+        """Add up the bytes of weights on all devices of a node."""
+        return sum(share.weights for share in self.shares if share.device.node == node)
+
+    @property
+    def last_node(self) -> str:
+        """Return the node with the last layers."""
+        return next((share.device.node for share in reversed(self.shares) if share.layers), "")
+
+    @property
+    def output_worker(self) -> Device | None:
+        """Return the device of another machine that makes the logits; None: the head does."""
+        taking = [share.device for share in self.shares if share.layers]
+        return taking[-1] if taking and not taking[-1].is_head and not self.override_tensor else None
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Return the options for llama-server; model, endpoints and load mode are the caller's."""
+        shape = self.shape
+        given = ["-fit", "off", "-c", str(shape.tokens), "-np", str(shape.parallel)]
+        given += ["-ngl", str(self.gpu_layers), "-dev", ",".join(self.devices) or "none"]
+        if self.tensor_split:
+            given += ["-ts", ",".join(map(str, self.tensor_split))]
+        overrides = [self.override_tensor] if self.override_tensor else []
+        overrides += [f"{EMBEDDING}={self.input_device}"] if self.input_device else []
+        given += ["-ot", ",".join(overrides)] if overrides else []
+        usual = ContextShape(shape.tokens)
+        given += ["-b", str(shape.batch)] if shape.batch != usual.batch else []
+        given += ["-ub", str(shape.micro_batch)] if shape.micro_batch != usual.micro_batch else []
+        given += ["-ctk", shape.key_type] if shape.key_type != usual.key_type else []
+        given += ["-ctv", shape.value_type] if shape.value_type != usual.value_type else []
+        given += ["-kvu"] if shape.unified else []
+        given += ["--swa-full"] if shape.full_windows else []
+        given += [] if shape.flash_attention else ["-fa", "off"]
+        return tuple(given)
+
+
+class NoSplit(UserError):
+    """The model cannot be split as asked over the devices that are there; with others it may be possible."""
+
+
+class NotEnoughMemory(NoSplit):
+    """No split fits, for these reasons.
+
+    `largest_context` is the longest that would fit, in tokens; 0 when none does.
+    """
+
+    def __init__(self, reasons: Reasons, *, hint: str, largest_context: int) -> None:
+        super().__init__(in_words(reasons), hint=hint)
+        self.reasons = reasons
+        self.largest_context = largest_context
+
+
+def followers(plan: Plan) -> list[tuple[DeviceShare, DeviceShare]]:
+    """List where activations pass from worker to worker: who has the layers before, who those behind."""
+    shares = [share for share in plan.shares if share.layers]
+    return [
+        (before, behind)
+        for before, behind in pairwise(shares)
+        if not (before.device.is_head or behind.device.is_head) and before.device.node != behind.device.node
+    ]
+
+
+def split_of(plan: Plan) -> tuple[SplitPart, ...]:
+    """Return the plan as status shows it: in the order of the layers, then devices that hold none."""
+    shares = sorted(plan.shares, key=lambda share: not share.layers)
+    return tuple(
+        SplitPart(share.device.node, share.device.name, share.layers, share.weights) for share in shares
+    )
+
+
+def placed_tensors(plan: Plan, layers: ModelLayers, names: Sequence[str]) -> dict[str, list[int]]:
+    """Return the numbers of each node's tensors among `names`, in order; of the head only of its layers.
+
+    What every device may need counts for each node. Tensors that the user has placed (`-- -ot`) are taken for
+    where they would have been: the head sends what is missing all the same.
+    """
+    ends = list(accumulate(share.layers for share in plan.shares))
+    holders = {
+        number: share.device.node
+        for share, end in zip(plan.shares, ends, strict=True)
+        for number in range(end - share.layers, end)
+    }
+    nodes = list(dict.fromkeys(holders[number] for number in sorted(holders)))
+    found: dict[str, list[int]] = {node: [] for node in nodes}
+    if not nodes:
+        return found
+    for number, name in enumerate(names):
+        for node in _nodes_of(name, plan, layers, holders, nodes):
+            found[node].append(number)
+    return found
+
+
+def _nodes_of(
+    name: str, plan: Plan, layers: ModelLayers, holders: dict[int, str], nodes: Sequence[str]
+) -> Sequence[str]:
+    place = place_of(name, layers.count)
+    last = holders[max(holders)]
+    makes_logits = plan.output_worker is not None
+    match place:
+        case int():
+            return [holders[place]] if place in holders else []
+        case TensorPlace.SHARED:
+            return nodes
+        case TensorPlace.OUTPUT:
+            return [last] if makes_logits else []
+        case TensorPlace.OUTPUT_REST:
+            return [last]
+        case TensorPlace.INPUT if name == EMBEDDING:
+            first = [holders[0]] if plan.input_on_worker else []
+            also = [last] if layers.tied and makes_logits and last not in first else []
+            return [*first, *also]
+        case TensorPlace.INPUT:  # on the head's CPU
+            return []

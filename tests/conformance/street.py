@@ -1,0 +1,96 @@
+"""Two nodes that make webrtc links by signals, with all that passes between them under a test's control."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from meshd.base.tasks import Owner
+from meshd.link.ice.links import Extra
+from meshd.link.interface import Link
+from meshd.link.webrtc.links import WebRtcLinks
+from meshd.wire.offer import Answer, OfferSignal, decode_offer
+
+from tests.conformance.data_channel import Post
+from tests.conformance.nodes import Node, TestMesh
+from tests.conformance.run import until
+from tests.conformance.udp_wire import UdpWire
+
+LOOPBACK = "127.0.0.1"
+
+
+class Side:
+    """A node with its links; what it accepted."""
+
+    def __init__(self, node: Node, post: Post, wire: UdpWire, direction: str, **more: object) -> None:
+        self.node = node
+        self.accepted: asyncio.Queue[Link] = asyncio.Queue(16)
+        stun, extra = more.get("stun", ()), more.get("extra")
+        assert isinstance(stun, tuple)
+        self.links = WebRtcLinks(
+            node.now,
+            post.signals(node.peer),
+            stun,
+            extra=extra,  # type: ignore[arg-type]
+            hosts=lambda: [LOOPBACK],
+            open_socket=wire.opener(direction),
+        )
+
+    async def serve(self) -> None:
+        await self.links.serve(self.accept)
+
+    async def accept(self, link: Link) -> None:
+        self.accepted.put_nowait(link)
+        await asyncio.Event().wait()
+
+
+class Street:
+    """Two sides, and all that passes between them."""
+
+    def __init__(self, *, extra: Extra | None = None) -> None:
+        mesh = TestMesh()
+        self.post, self.wire = Post(), UdpWire()
+        self.signals: list[OfferSignal] = []
+        self.change: Callable[[OfferSignal], OfferSignal] = lambda signal: signal
+        self.post.tamper = self.pass_on
+        self.near = Side(mesh.node(), self.post, self.wire, "up", extra=extra)
+        self.far = Side(mesh.node(), self.post, self.wire, "down")
+
+    def pass_on(self, payload: bytes) -> bytes:
+        signal = decode_offer(payload)
+        assert signal is not None
+        signal = self.change(signal)
+        self.signals.append(signal)
+        return signal.encode()
+
+    def told(self, kind: type[OfferSignal]) -> list[OfferSignal]:
+        return [signal for signal in self.signals if isinstance(signal, kind)]
+
+    async def dial(self) -> Link:
+        return await self.near.links.dial(self.far.node.peer, ())
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        async with Owner() as owner:
+            owner.start(self.near.serve(), name="near")
+            owner.start(self.far.serve(), name="far")
+            try:
+                yield
+            finally:
+                owner.cancel()
+
+    @contextlib.asynccontextmanager
+    async def dialling(self) -> AsyncIterator[asyncio.Task[Link]]:
+        """A dial that is answered, and lasts until it is given up, at the latest at the end."""
+        self.wire.stall()
+        async with self.open():
+            dial = asyncio.get_running_loop().create_task(self.dial())
+            await until(lambda: bool(self.told(Answer)))
+            yield dial
+            await give_up(dial)
+
+
+async def give_up(dial: asyncio.Task[Link]) -> None:
+    dial.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await dial

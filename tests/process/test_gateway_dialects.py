@@ -1,0 +1,367 @@
+"""The libraries of OpenAI and Anthropic before a gateway: answers, losses and errors in their dialects."""
+
+import asyncio
+import json
+import threading
+from dataclasses import replace
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from aiohttp import web
+from meshd.gateway import answer, router
+from meshd.gateway.dialects.interface import Translation
+from meshd.gateway.dialects.template_fit import template_questions
+from meshd.gateway.interface import ApiKey, GatewayConfig, Readiness
+from meshd.gateway.request import UpstreamRequest, upstream_request
+from meshd.model.status import ModelState
+
+from tests.process.gateway_fake import HI, Answer, FakeServer, World, die, says, streams, world
+from tests.process.test_gateway_continued import CONFIG, Dying
+from tests.unit.gateway.dialects.llama_server import BEGIN, call, end, text, thought, whole
+
+KEY = "sk-0123456789"
+TOOL: Any = {"name": "ls", "input_schema": {"type": "object"}}
+FUNCTION: Any = {"type": "function", "name": "ls", "parameters": {"type": "object"}}
+ASKED: Any = HI["messages"]
+TOO_LONG = {
+    "code": 400,
+    "message": "request (5000 tokens) exceeds the available context size (4096 tokens), try increasing it",
+    "type": "exceed_context_size_error",
+    "n_prompt_tokens": 5000,
+    "n_ctx": 4096,
+}
+PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
+BODY = {**HI, "input": "hi", "max_tokens": 9}
+
+QUESTIONS = len(template_questions())  # that a template is asked
+
+
+def of_anthropic(here: World, *, key: str = KEY) -> anthropic.AsyncAnthropic:
+    return anthropic.AsyncAnthropic(base_url=here.url, api_key=key, max_retries=0, timeout=20)
+
+
+def of_openai(here: World, *, key: str = KEY) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{here.url}/v1", api_key=key, max_retries=0, timeout=20)
+
+
+async def message_of(here: World, **fields: Any) -> anthropic.types.Message:
+    async with of_anthropic(here) as client:
+        async with client.messages.stream(model="tiny", max_tokens=50, messages=ASKED, **fields) as answer:
+            return await answer.get_final_message()
+
+
+async def response_of(here: World, **fields: Any) -> Any:
+    async with (
+        of_openai(here) as client,
+        client.responses.stream(model="tiny", input="hi", **fields) as answer,
+    ):
+        return await answer.get_final_response()
+
+
+def play(answer: Answer, check: Any, config: GatewayConfig = CONFIG) -> None:
+    async def scenario() -> None:
+        async with world(answer, config=config) as here:
+            await check(here)
+
+    asyncio.run(scenario())
+
+
+def test_both_libraries_read_a_streamed_answer_with_a_call() -> None:
+    async def check(here: World) -> None:
+        message = await message_of(here, tools=[TOOL])
+        assert [one.type for one in message.content] == ["thinking", "text", "tool_use"]
+        assert message.content[2].model_dump()["input"] == {"a": 1} and message.stop_reason == "tool_use"
+        response = await response_of(here, tools=[FUNCTION])
+        assert [one.type for one in response.output] == ["reasoning", "message", "function_call"]
+        assert response.output[2].arguments == '{"a": 1}' and response.usage.output_tokens == 5
+        for heard in here.server.asked():
+            assert heard["messages"] == ASKED and heard["tools"][0]["function"]["name"] == "ls"
+
+    made = (BEGIN, thought("hm"), text("I look."), call(0, "", "ls"), call(0, '{"a": 1}'), end("tool_calls"))
+    play(streams(*made), check)
+
+
+def test_both_read_a_whole_answer() -> None:
+    async def check(here: World) -> None:
+        async with of_anthropic(here) as client:
+            message = await client.messages.create(model="tiny", max_tokens=50, messages=ASKED)
+        assert message.content[0].model_dump()["text"] == "So" and message.id.startswith("msg_")
+        async with of_openai(here) as ai:
+            response = await ai.responses.create(model="tiny", input="hi")
+        assert response.output_text == "So" and response.id.startswith("resp_")
+
+    play(says(200, whole("So")), check)
+
+
+@pytest.mark.parametrize("dialect", ["messages", "responses"])
+def test_an_answer_goes_on_in_its_dialect_after_a_loss(dialect: str) -> None:
+    """Blocks and items of the first run are not begun again: ids and places are those of one answer."""
+
+    async def check(here: World) -> None:
+        if dialect == "messages":
+            message = await message_of(here)
+            said = [one.model_dump() for one in message.content]
+            assert [(one["type"], one.get("thinking") or one.get("text")) for one in said] == [
+                ("thinking", "hm"),
+                ("text", "abc"),
+            ]
+            assert message.usage.output_tokens == 5 + 3, "those of the first run as well"
+        else:
+            response = await response_of(here)
+            assert [one.type for one in response.output] == ["reasoning", "message"]
+            assert response.output_text == "abc" and response.output[0].content[0].text == "hm"
+        _first, second = here.server.asked()
+        begun = {"role": "assistant", "content": "ab", "reasoning_content": "hm"}
+        assert second["messages"] == [*ASKED, begun] and second["continue_final_message"] == "content"
+
+    first = (BEGIN, thought("hm"), text("a"), text("b"))
+    play(Dying(first, 1, (BEGIN, text("c"), end())), check)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_is_too_long_is_named_in_each_dialect(path: str, stream: bool) -> None:
+    async def check(here: World) -> None:
+        async with here.http.post(here.url + path, json={**BODY, "stream": stream}) as answer:
+            assert answer.status == 400 and answer.headers["x-should-retry"] == "false"
+            error = (await answer.json())["error"]
+        assert (
+            "5000" in error["message"] and "4096" in error["message"] and "`--ctx-size`" in error["message"]
+        )
+        if path == "/v1/messages":
+            assert error["type"] == "invalid_request_error"
+            assert error["message"].startswith("prompt is too long: 5000 tokens > 4096 maximum")
+        else:
+            assert error["code"] == "context_length_exceeded"
+
+    play(says(400, {"error": TOO_LONG}), check)
+
+
+def test_a_base_url_with_v1_too_many_is_told_to_the_library_of_anthropic() -> None:
+    async def check(here: World) -> None:
+        async with anthropic.AsyncAnthropic(base_url=f"{here.url}/v1", api_key=KEY, max_retries=0) as client:
+            with pytest.raises(anthropic.NotFoundError) as refused:
+                await client.messages.create(model="tiny", max_tokens=9, messages=ASKED)
+        body: Any = refused.value.body
+        assert (body["type"], body["error"]["type"]) == ("error", "not_found_error")
+        assert "use the base URL `http://HOST:PORT` (without `/v1`)" in body["error"]["message"]
+        assert refused.value.response.headers["x-should-retry"] == "false"
+
+    play(says(200, {}), check)
+
+
+def test_errors_before_a_model_are_in_the_dialect_of_the_path() -> None:
+    async def check(here: World) -> None:
+        async with of_anthropic(here, key="sk-wrong") as client:
+            with pytest.raises(anthropic.AuthenticationError) as refused:
+                await client.messages.create(model="tiny", max_tokens=9, messages=ASKED)
+        body: Any = refused.value.body
+        assert body["type"] == "error" and body["error"]["type"] == "authentication_error"
+        assert refused.value.response.headers["x-should-retry"] == "false"
+        headers = {"x-api-key": KEY}
+        async with here.http.get(f"{here.url}/v1/messages/batches", headers=headers) as answer:
+            assert (answer.status, (await answer.json())["error"]["type"]) == (404, "not_found_error")
+        here.upstream.readiness = Readiness(ModelState.FAILED, "no memory")
+        async with here.http.post(f"{here.url}/v1/messages", json=BODY, headers=headers) as answer:
+            assert (answer.status, (await answer.json())["error"]["type"]) == (503, "api_error")
+            assert answer.headers["x-should-retry"] == "false", "it will not be ready later"
+
+    play(says(200, {}), check, GatewayConfig(port=0, api_keys=(ApiKey(KEY),)))
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("sent", "place"), [("\\ud800", "messages[0].content"), ("NaN", "")])
+def test_what_is_no_json_for_llama_server_is_the_client_s_fault(path: str, sent: str, place: str) -> None:
+    async def check(here: World) -> None:
+        body = json.dumps(BODY).replace('"hi"', f'"a{sent}"' if place else sent)
+        async with here.http.post(
+            here.url + path, data=body, headers={"Content-Type": "application/json"}
+        ) as answer:
+            assert answer.status == 400
+            assert place in (await answer.json())["error"]["message"]
+        assert not here.server.seen
+
+    play(says(200, {}), check)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_stream_is_held_while_the_model_is_loaded(path: str) -> None:
+    async def check(here: World) -> None:
+        here.upstream.readiness = Readiness(ModelState.LOADING, "reading 43 %")
+        async with here.http.post(here.url + path, json={**BODY, "stream": True}) as answer:
+            assert answer.status == 200
+            assert await answer.content.readuntil(b"\n\n") == b": reading 43 %\n\n"
+            assert not here.server.seen
+            here.upstream.readiness = Readiness(ModelState.READY, "")
+            assert b"So" in await answer.read()
+
+    play(streams(BEGIN, text("So"), end()), check)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_stream_without_a_worker_ends_with_an_error_that_says_why(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer, "BEGIN_SECONDS", 0.3)
+
+    async def check(here: World) -> None:
+        here.upstream.readiness = Readiness(ModelState.WAITING, "no worker is connected")
+        async with here.http.post(here.url + path, json={**BODY, "stream": True}) as answer:
+            assert answer.status == 200
+            *_, last, nothing = (await answer.read()).split(b"\n\n")
+        assert b"no worker is connected" in last and nothing == b""
+        async with here.http.post(here.url + path, json=BODY) as answer:
+            assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
+            assert answer.headers["x-should-retry"] == "false", "it waited already: libraries show the error"
+
+    play(says(200, {}), check)
+
+
+HELD = {
+    **dict.fromkeys(PATHS, whole("So")),
+    "/v1/completions": {"choices": [{"text": "So"}]},
+    "/api/chat": whole("So"),
+    "/api/generate": whole("So"),
+    "/v1/embeddings": {"data": [{"embedding": [0.5], "index": 0}]},
+    "/api/embed": {"data": [{"embedding": [0.5], "index": 0}], "usage": {"prompt_tokens": 1}},
+}
+
+
+def unstreamed(path: str) -> dict[str, object]:
+    """Return a body that asks for no stream; Ollama's are streamed unless they say so."""
+    prompt = {} if path == "/v1/responses" else {"prompt": "hi"}
+    return {**BODY, **prompt, "stream": False}
+
+
+@pytest.mark.parametrize("path", HELD)
+def test_a_request_that_is_not_streamed_is_held_while_the_model_is_loaded(path: str) -> None:
+    async def check(here: World) -> None:
+        here.upstream.readiness = Readiness(ModelState.LOADING, "reading 43 %")
+        asked = asyncio.ensure_future(here.http.post(here.url + path, json=unstreamed(path)))
+        while not here.gateway.status.requests:
+            async with here.http.get(f"{here.url}/health") as health:
+                assert health.status == 503
+        assert not here.server.seen and not asked.done()
+        here.upstream.readiness = Readiness(ModelState.READY, "")
+        async with await asked as answer:
+            assert answer.status == 200, await answer.text()
+            assert await answer.json()
+
+    async def answers(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        templated = request.path == "/apply-template"
+        return await says(200, {"prompt": ""} if templated else HELD[path])(server, request)
+
+    play(answers, check)
+
+
+@pytest.mark.parametrize("path", HELD)
+def test_a_load_that_takes_too_long_is_told_in_the_dialect(path: str) -> None:
+    async def check(here: World) -> None:
+        here.upstream.readiness = Readiness(ModelState.LOADING, "reading 43 %", retry_after=7)
+        async with here.http.post(here.url + path, json=unstreamed(path)) as answer:
+            assert (answer.status, answer.headers["Retry-After"]) == (503, "7")
+            error = (await answer.json())["error"]
+        assert "reading 43 %" in (error if path.startswith("/api/") else error["message"])
+        assert path != "/v1/messages" or error["type"] == "api_error"
+        assert not here.server.seen
+
+    play(says(200, {}), check, replace(CONFIG, continue_seconds=0.3))
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/messages/count_tokens"])
+def test_what_computes_nothing_is_not_held(path: str) -> None:
+    async def check(here: World) -> None:
+        here.upstream.readiness = Readiness(ModelState.LOADING, "reading 43 %")
+        async with here.http.post(here.url + path, json={**BODY, "content": "a"}) as answer:
+            assert answer.status == 503
+
+    play(says(200, {}), check)
+
+
+def test_a_template_is_asked_once_and_gets_what_it_takes() -> None:
+    """One that refuses a second system message, as Qwen3.5's does."""
+
+    async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        asked = json.loads(server.seen[-1][-1])
+        if request.path != "/apply-template":
+            return await says(200, whole("So"))(server, request)
+        if any(one["role"] == "system" for one in asked["messages"][1:]):
+            error = {
+                "code": 500,
+                "message": "Jinja Exception: System message must be first",
+                "type": "server_error",
+            }
+            return await says(500, {"error": error})(server, request)
+        return await says(200, {"prompt": json.dumps(asked)})(server, request)
+
+    async def check(here: World) -> None:
+        messages = [{"role": role, "content": role} for role in ("system", "developer", "user", "system")]
+        for _ in range(2):
+            assert (await here.chat(messages=messages)).status == 200
+        assert [path for _, path, *_ in here.server.seen].count("/apply-template") == QUESTIONS
+        for heard in here.server.asked():
+            first = {"role": "system", "content": "system\n\ndeveloper\n\nsystem"}
+            assert heard["messages"] == [first, {"role": "user", "content": "user"}]
+
+    play(answer, check)
+
+
+def test_a_template_without_tools_is_told_of() -> None:
+    async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        asked = json.loads(server.seen[-1][-1])
+        if request.path != "/apply-template":
+            return await says(200, whole("So"))(server, request)
+        told = [f"{one['role']}: {one['content']}" for one in asked["messages"]]
+        return await says(200, {"prompt": "\n".join(told)})(server, request)
+
+    async def check(here: World) -> None:
+        tools = [{"type": "function", "function": {"name": "ls"}}]
+        answer = await here.chat(tools=tools)
+        assert answer.status == 200 and "`ls`" in answer.headers["X-Meshd-Left-Out"]
+        for choice in ("required", {"type": "function", "function": {"name": "ls"}}):
+            refused = await here.chat(tools=tools, tool_choice=choice)
+            assert refused.status == 400
+            error = (await refused.json())["error"]
+            assert error["code"] == "tools_not_offered" and "`ls`" in error["message"]
+
+    play(answer, check)
+
+
+def test_a_llama_server_that_dies_under_the_questions_is_asked_later() -> None:
+    async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/apply-template" and len(server.seen) <= QUESTIONS:
+            die(request)
+        if request.path == "/apply-template":
+            return await says(200, {"prompt": server.seen[-1][-1].decode()})(server, request)
+        return await says(200, whole("So"))(server, request)
+
+    async def check(here: World) -> None:
+        for _ in range(3):
+            tools = [{"type": "function", "function": {"name": "ls"}}]
+            assert (await here.chat(tools=tools)).status == 200
+        assert [path for _, path, *_ in here.server.seen].count("/apply-template") == 2 * QUESTIONS
+
+    play(answer, check)
+
+
+@pytest.mark.parametrize(("letters", "at_once"), [(1, True), (40_000, False)])
+def test_a_large_body_is_judged_beside_the_loop(
+    monkeypatch: pytest.MonkeyPatch, letters: int, at_once: bool
+) -> None:
+    threads: list[int] = []
+
+    def noted(translation: Translation) -> UpstreamRequest:
+        threads.append(threading.get_ident())
+        return upstream_request(translation)
+
+    async def scenario() -> None:
+        async with world(says(200, {})) as here:
+            asked = {"input": "x" * letters}
+            async with here.http.post(f"{here.url}/v1/embeddings", json=asked) as reply:
+                assert reply.status == 200
+
+    monkeypatch.setattr(router, "upstream_request", noted)
+    asyncio.run(scenario())
+    assert [one == threading.get_ident() for one in threads] == [at_once]

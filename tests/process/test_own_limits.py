@@ -1,0 +1,108 @@
+"""How many descriptors a daemon may have, and what its children get; what is left of one that crashes."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.process.relay_process import LOOPBACK
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import asyncio, os, resource, sys
+from pathlib import Path
+from meshd.base.own_limits import forbid_core_dumps, raise_limit
+from meshd.process.interface import ChildSpec
+from meshd.process.run import Run
+
+async def main():
+    async with Run(ChildSpec(name="child", argv=("/bin/sleep", "60"), log=Path(sys.argv[1]))) as run:
+        print(resource.prlimit(run.pid, resource.RLIMIT_NOFILE)[0])
+        print(resource.prlimit(run.pid, resource.RLIMIT_CORE)[0])
+
+forbid_core_dumps()
+print(raise_limit())
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a child's limit cannot be set from outside")
+def test_a_daemon_may_have_all_that_the_system_allows_and_a_child_what_the_user_gave(tmp_path: Path) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'ulimit -Sn 200; exec {sys.executable} -c "$0" "$1"', PROGRAM, tmp_path / "log"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    raised, now, child, core = map(int, done.stdout.split())
+    assert raised == now == (1 << 20 if hard == resource.RLIM_INFINITY else min(hard, 1 << 20))
+    assert child == 200
+    assert core == (1 if resource.getrlimit(resource.RLIMIT_CORE)[1] else 0)
+
+
+WITH_DUMPS = 'ulimit -Sc unlimited && exec "$0" "$@"'
+pattern = Path("/proc/sys/kernel/core_pattern")
+dumps_are_seen = pytest.mark.skipif(
+    sys.platform != "linux"
+    or not pattern.read_text().startswith("core")
+    or resource.getrlimit(resource.RLIMIT_CORE)[1] != resource.RLIM_INFINITY,
+    reason="this system writes no core dump into the working directory",
+)
+
+
+@dumps_are_seen
+def test_a_process_that_aborts_here_leaves_a_core_dump(tmp_path: Path) -> None:
+    """The control for the tests below."""
+    words = [sys.executable, "-c", "import os; os.abort()"]
+    done = subprocess.run(["/bin/sh", "-c", WITH_DUMPS, *words], cwd=tmp_path, check=False)
+    assert done.returncode == -signal.SIGABRT
+    assert [path.name.partition(".")[0] for path in tmp_path.iterdir()] == ["core"]
+
+
+@contextmanager
+def relay_in(folder: Path) -> Iterator["subprocess.Popen[str]"]:
+    """Run a process with a key, started where core dumps are wanted; it has said that it is ready."""
+    words = [sys.executable, "-m", "meshd", "relay", "--listen", f"{LOOPBACK}:0"]
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", WITH_DUMPS, *words],
+        cwd=folder,
+        env={**os.environ, "MESHD_HOME": str(folder.parent / "home"), "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    with process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("relay://")
+            yield process
+        finally:
+            process.kill()
+
+
+@dumps_are_seen
+@pytest.mark.parametrize("allowed_again", [False, True])
+def test_a_crash_leaves_no_core_dump_unless_it_was_allowed_from_outside(
+    tmp_path: Path, allowed_again: bool
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with relay_in(folder) as process:
+        limits = Path(f"/proc/{process.pid}/limits").read_text().splitlines()
+        [line] = [line.split() for line in limits if line.startswith("Max core file size")]
+        assert line[-3:] == ["1", "unlimited", "bytes"]
+        if allowed_again and sys.platform == "linux":  # as `prlimit --core` does
+            most = resource.RLIM_INFINITY
+            resource.prlimit(process.pid, resource.RLIMIT_CORE, (most, most))
+        process.send_signal(signal.SIGABRT)
+        assert process.wait(20) == -signal.SIGABRT
+    assert len(list(folder.iterdir())) == allowed_again

@@ -1,0 +1,292 @@
+"""A node that fetches its model before its role begins: from members that come late, or from the hub."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from meshd.base.errors import UserError
+from meshd.base.tasks import cancel_and_wait
+from meshd.config import Config, ModelConfig, NodeConfig, Paths, ServeConfig, WorkerConfig
+from meshd.daemon import fetching
+from meshd.daemon.fetching import Fetching, with_paths
+from meshd.daemon.fetching_api import ModelsOnceFetched
+from meshd.daemon.role_kind import Wanted
+from meshd.daemon.roles import ROLES
+from meshd.gateway.interface import ModelWish
+from meshd.gateway.request import OneModel, PlainModel
+from meshd.model.status import FetchStatus, ModelState
+from meshd.peer.interface import PeerState
+
+from tests.conformance.run import run, until
+from tests.hub_server import Hub, taken_for_hub
+from tests.unit.daemon.test_models import exchange
+from tests.unit.library.members.exchange_scene import NAME, Scene, big, scene
+from tests.unit.library.models import tiny
+
+HUB_NAME = "hf:me/Far-GGUF:Q8_0"
+
+
+@pytest.fixture(autouse=True)
+def _soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith(("MESHD_", "HF_", "HUGGINGFACE_", "OLLAMA_", "XDG_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    monkeypatch.setattr(fetching, "_LOOK_SECONDS", 0.02)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    (tmp_path / "user").mkdir()
+    with taken_for_hub(Hub(), tmp_path / "user/token", monkeypatch) as server:
+        yield server
+
+
+def config_in(folder: Path, *names: str) -> Config:
+    """That of a node that serves the first of these models, and smaller ones beside it."""
+    serve = ServeConfig(model=names[0], fallback_models=names[1:])
+    return Config(serve=serve, paths=Paths(home=folder / "home", cache=folder / "taker"))
+
+
+async def fetched(it: Scene, folder: Path, *names: str, seen: list[FetchStatus] | None = None) -> Config:
+    """What becomes of the settings; `seen` gets each state."""
+    config = config_in(folder, *names)
+    async with exchange(it, folder) as models:
+        work = Fetching(config, ROLES["serve"].wanted(config), it.taker, models)
+        task = asyncio.create_task(work.run())
+        try:
+            while not task.done():
+                if seen is not None and (not seen or seen[-1] != work.now):
+                    assert work.status.fetching == work.now and work.status.model is None
+                    seen.append(work.now)
+                await asyncio.sleep(0.005)
+        finally:
+            await cancel_and_wait(task)
+    if seen is not None:
+        seen.append(work.now)
+    return task.result()
+
+
+def path_of(config: Config) -> Path:
+    assert isinstance(config.serve.model, Path)
+    return config.serve.model
+
+
+@pytest.mark.parametrize("name", [f"mesh:{NAME}", NAME])
+def test_it_comes_from_members(tmp_path: Path, name: str) -> None:
+    async def main() -> None:
+        seen: list[FetchStatus] = []
+        async with scene(tmp_path) as it:
+            it.giver("a").has(big())
+            path = path_of(await fetched(it, tmp_path, name, seen=seen))
+            assert path.read_bytes() == big() and path.name == f"{NAME}.gguf"
+        assert seen[0].text == "looking for it on this machine" and seen[0].name == name
+        assert (seen[-1].step, seen[-1].activity) == ("done", f"fetched {NAME} from a")
+        fetches = [one for one in seen if one.step == "fetching"]
+        assert fetches and fetches[-1].total_bytes == len(big()) and fetches[-1].source == "members"
+        assert [one.node for one in fetches[-1].sources] == ["a"]
+
+    run(main())
+
+
+@pytest.mark.parametrize("name", [f"mesh:{NAME}", NAME])
+def test_a_member_that_is_about_to_come_is_waited_for(tmp_path: Path, name: str) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            late = it.giver("late")
+            late.has(big())
+            late.mesh.state = PeerState.CONNECTING
+            seen: list[FetchStatus] = []
+            task = asyncio.create_task(fetched(it, tmp_path, name, seen=seen))
+            await until(lambda: any(one.activity == "asking the members of the mesh" for one in seen))
+            await asyncio.sleep(0.1)
+            late.mesh.state = PeerState.CONNECTED
+            assert path_of(await task).read_bytes() == big()
+
+    run(main())
+
+
+def test_two_names_are_fetched_one_after_the_other(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            giver = it.giver("a")
+            giver.has(big())
+            giver.has(tiny(), "small-Q2_K")
+            config = await fetched(it, tmp_path, f"mesh:{NAME}", "small-Q2_K")
+            [smaller] = config.serve.fallback_models
+            assert path_of(config).read_bytes() == big()
+            assert isinstance(smaller, Path) and smaller.read_bytes() == tiny()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("state", "waits"), [(PeerState.CONNECTED, False), (PeerState.CONNECTING, True), (PeerState.LOST, True)]
+)
+def test_nobody_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: PeerState, *, waits: bool
+) -> None:
+    """Said as soon as every member was asked; one that is not connected may come, for ten seconds."""
+    monkeypatch.setattr(fetching, "OR_ELSEWHERE_SECONDS", 0.5)
+
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            it.giver("a").mesh.state = state
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            with pytest.raises(UserError, match="there is no model `none` on this machine") as caught:
+                await fetched(it, tmp_path, "none")
+            asked = "asked: a" if state is PeerState.CONNECTED else "none is connected"
+            assert "no member of the mesh has `none`" in caught.value.what and asked in caught.value.what
+            assert "meshd model ls" in caught.value.hint
+            assert (loop.time() - began >= 0.5) == waits
+
+    run(main())
+
+
+def test_a_member_that_was_stopped_is_not_waited_for(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            gone = it.giver("gone").mesh
+            gone.state, gone.stopped = PeerState.LOST, "stopped"
+            with pytest.raises(UserError, match="no member of the mesh has `none`: none is connected"):
+                await asyncio.wait_for(fetched(it, tmp_path, "none"), 5)
+
+    run(main())
+
+
+def test_a_name_of_members_is_waited_for_though_all_were_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "FOUND_SECONDS", 0.5)
+
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            it.giver("a")
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            with pytest.raises(UserError, match="no member of the mesh has `mesh:none`; asked: a"):
+                await fetched(it, tmp_path, "mesh:none")
+            assert loop.time() - began >= 0.5
+
+    run(main())
+
+
+def test_another_failure_is_told_at_once(tmp_path: Path) -> None:
+    """A name of two models."""
+
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            it.giver("a").has(big())
+            it.giver("b").has(big()[: len(big()) // 2] + big())
+            with pytest.raises(UserError, match="means different models"):
+                await fetched(it, tmp_path, f"mesh:{NAME}")
+
+    run(main())
+
+
+def test_what_no_member_has_is_downloaded(tmp_path: Path, hub: Hub) -> None:
+    hub.repositories = {"me/Far-GGUF": {"far-Q8_0.gguf": tiny()}}
+
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            it.giver("a")
+            seen: list[FetchStatus] = []
+            path = path_of(await fetched(it, tmp_path, HUB_NAME, seen=seen))
+            assert path.read_bytes() == tiny() and "huggingface/hub" in str(path)
+            assert seen[-1].source == "download"
+            assert path_of(await fetched(it, tmp_path, HUB_NAME)) == path, "it is here now"
+        assert len(hub.headers_of("/bytes/")) == 1
+
+    run(main())
+
+
+def test_a_download_ends_when_the_node_is_stopped_and_goes_on_later(tmp_path: Path, hub: Hub) -> None:
+    hub.repositories = {"me/Far-GGUF": {"far-Q8_0.gguf": big()}}
+    hub.pause, hub.mark = 0.02, 2 << 20
+
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            task = asyncio.create_task(fetched(it, tmp_path, HUB_NAME))
+            await until(hub.reached.is_set)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            hub.pause = 0.0
+            assert path_of(await fetched(it, tmp_path, HUB_NAME)).read_bytes() == big()
+        second = hub.headers_of("/bytes/")[-1]
+        assert int(second["Range"][6:-1]) >= 1 << 20, "what was there did not come again"
+
+    run(main())
+
+
+def test_a_pull_ends_when_the_node_is_stopped(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            it.giver("a").has(big())
+            it.mute("stalls")
+            config = config_in(tmp_path, "mesh:none")
+            async with exchange(it, tmp_path) as models:
+                work = Fetching(config, ROLES["serve"].wanted(config), it.taker, models)
+                task = asyncio.create_task(work.run())
+                await until(lambda: work.now.activity == "asking the members of the mesh")
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                await asyncio.sleep(0.1)
+                assert not (await models.listed()).pulls
+
+    run(main())
+
+
+def test_what_a_role_wants_and_where_its_paths_go(tmp_path: Path) -> None:
+    config = config_in(tmp_path, "a", "b")
+    tables = (ModelConfig(name="m", serve=replace(config.serve, draft_model="d", fallback_models=())),)
+    several = replace(
+        config, serve=ServeConfig(), models=tables, worker=WorkerConfig(models=("w", Path("/x")))
+    )
+    assert ROLES["serve"].wanted(config) == [Wanted("a"), Wanted("b")]
+    assert ROLES["serve"].wanted(several) == [Wanted("a"), Wanted("d")]
+    assert ROLES["worker"].wanted(several) == [Wanted("w", partial=True)]
+    assert not ROLES["client"].wanted(several)
+    paths = {Wanted(name): Path(f"/{name}") for name in ("a", "d", "w")}
+    placed = with_paths(several, paths)
+    assert (placed.models[0].serve.model, placed.models[0].serve.draft_model) == (Path("/a"), Path("/d"))
+    assert placed.worker.models == (Path("/w"), Path("/x"))
+
+
+@pytest.mark.parametrize("file", ["tiny-Q4_0.header", "tiny-Q4_0.gguf"])
+def test_a_header_is_served_without_devices(tmp_path: Path, file: str) -> None:
+    """And all of the model as any other, where a member's model was on this machine already."""
+    config = config_in(tmp_path, "mesh:tiny-Q4_0")
+    config = replace(config, node=NodeConfig(), serve=replace(config.serve, header_only=True))
+    [wanted] = ROLES["serve"].wanted(config)
+    assert wanted == Wanted("mesh:tiny-Q4_0", header_only=True)
+    serve = with_paths(config, {wanted: tmp_path / file}).serve
+    is_header = file.endswith(".header")
+    assert (serve.model, serve.header_only) == (tmp_path / file, is_header)
+    assert serve.devices == (("none",) if is_header else ())
+
+
+def test_the_api_says_how_far_it_is_and_then_asks_the_model() -> None:
+    now = FetchStatus(
+        name="far",
+        step="fetching",
+        activity="fetching far from desk",
+        done_bytes=10**9,
+        total_bytes=4 * 10**9,
+        bytes_s=1e8,
+    )
+    models = ModelsOnceFetched(lambda: now, on_demand=False)
+    said = models.readiness
+    assert (said.state, said.progress, said.retry_after) == (ModelState.FETCHING, 0.25, 30)
+    assert said.reason == "`far`: fetching far from desk: 1.0 GB of 4.0 GB, 100.0 MB/s, 30 s left"
+    assert [one.upstream.model_name for one in models.all] == ["far"]
+    late = models.find(ModelWish("far"))
+    assert late is not None and late.upstream.slots is None and run(late.turn().begin()) == said
+    there = OneModel(late.upstream)
+    models.come(there)
+    assert models.only is there.only and isinstance(models.only, PlainModel)

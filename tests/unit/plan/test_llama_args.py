@@ -1,0 +1,142 @@
+"""What stands after `--`: refused, read into the shape of the context, or passed on."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.base.errors import UserError
+from meshd.model.layers import read_layers
+from meshd.plan.split import SplitOptions
+from meshd.plan.wishes import LlamaArgs, read_llama_args
+
+from tests.gguf_bytes import gguf, language_model, parse
+
+LAYERS = read_layers([parse(gguf(*language_model(layers=4)))], name="tiny")
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--host", "--port", "-m", "--model", "--rpc", "-dev", "--device", "-ngl", "--gpu-layers", "--gpu_layers",
+     "--n-gpu-layers", "-ts", "--tensor-split", "--api-key", "--api-key-file", "--alias", "-a", "-lm",
+     "-mm", "--mmproj", "--mmproj-url"],
+)  # fmt: skip
+def test_options_of_meshds_own_are_refused_with_the_way_to_go(option: str) -> None:
+    with pytest.raises(UserError) as caught:
+        read_llama_args(["-t", "2", option, "x"])
+    assert option in caught.value.what
+    assert caught.value.hint
+
+
+def test_other_options_pass_as_they_stand() -> None:
+    given = ("-t", "2", "-ot", "output=CPU", "--chat-template", "chatml")
+    assert read_llama_args(given) == LlamaArgs(rest=given, threads=2)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--spec-type",
+        "--spec_type",
+        "--spec-draft-model",
+        "-md",
+        "--draft-max",
+        "-lcs",
+        "--embeddings",
+    ],
+)
+def test_options_that_decide_on_speculation_are_seen(option: str) -> None:
+    assert read_llama_args(["-t", "2", option, "x"]).speculation == option
+
+
+def test_what_decides_memory_is_read_and_taken_out() -> None:
+    text = "-c 4096 -np 2 -ctk q8_0 --cache-type-v q4_0 -fa off -b 256 -ub 128 -kvu --swa-full -t 2"
+    llama_args = read_llama_args(text.split())
+    assert llama_args.rest == ("-t", "2")
+    shape = llama_args.shape(LAYERS, tokens=512)
+    assert (shape.tokens, shape.parallel, shape.batch, shape.micro_batch) == (4096, 2, 256, 128)
+    assert (shape.key_type, shape.value_type, shape.unified) == ("q8_0", "q4_0", True)
+    assert (shape.full_windows, shape.flash_attention) == (True, False)
+
+
+@pytest.mark.parametrize("option", ["--embeddings", "--embedding", "--reranking", "--pooling"])
+def test_slots_share_a_cache_where_a_text_is_pooled(option: str) -> None:
+    """With a cache each, texts of different lengths take several steps, and llama.cpp pools the last."""
+    assert read_llama_args([option]).shape(LAYERS, tokens=512, slots=4).unified
+    assert not read_llama_args([option, "-no-kvu"]).shape(LAYERS, tokens=512, slots=4).unified
+    assert not read_llama_args(["-t", "2"]).shape(LAYERS, tokens=512, slots=4).unified
+
+
+def test_the_plain_shape_is_that_of_before() -> None:
+    assert LlamaArgs().shape(LAYERS, tokens=None).tokens == LAYERS.default_context
+    assert LlamaArgs().shape(LAYERS, tokens=512).tokens == 512
+    assert read_llama_args(["-c", "0"]).shape(LAYERS, tokens=512).tokens == LAYERS.trained_context
+
+
+@pytest.mark.parametrize(
+    ("llama_args", "ctx_size", "tokens", "parallel"),
+    [
+        ("", 100_000, 4096, 1),
+        ("-c 100000", None, 4096, 1),
+        ("-c 100000 -np 2", None, 2 * 4096, 2),
+        ("-c 8192 -np 2", None, 2 * 4096, 2),
+        ("-c 100000 -np 3 -kvu", None, 3 * 4096, 3),
+        ("--rope-scaling yarn --rope-scale 4", 100_000, 4 * 4096, 1),
+    ],
+)
+def test_no_memory_is_planned_for_tokens_that_no_answer_can_use(
+    llama_args: str, ctx_size: int | None, tokens: int, parallel: int
+) -> None:
+    shape = read_llama_args(llama_args.split()).shape(LAYERS, tokens=ctx_size)
+    assert (shape.tokens, shape.parallel) == (tokens, parallel)
+
+
+def test_the_note_says_what_the_model_allows_and_how_to_stretch_it() -> None:
+    usual, stretched = LlamaArgs(), read_llama_args(["--rope-scaling", "yarn", "--rope-scale", "4"])
+    assert usual.shortened(LAYERS, tokens=4096) == ""
+    assert usual.shortened(LAYERS, tokens=None) == ""
+    assert stretched.shortened(LAYERS, tokens=4 * 4096) == ""
+    assert read_llama_args(["-c", "8192", "-np", "2"]).shortened(LAYERS, tokens=None) == ""
+    assert usual.shortened(LAYERS, tokens=100_000) == (
+        "context shortened from 100000 to 4096 tokens: the model was trained for 4096 tokens; "
+        "to stretch it, add `-- --rope-scaling yarn --rope-scale N`"
+    )
+    assert stretched.shortened(LAYERS, tokens=100_000).endswith(
+        "trained for 4096 tokens and is stretched to 16384; a larger `--rope-scale` stretches it further"
+    )
+
+
+def test_a_step_has_room_for_a_token_of_each_slot() -> None:
+    shape = read_llama_args(["-np", "8", "-ub", "4", "-b", "6"]).shape(LAYERS, tokens=512)
+    assert (shape.parallel, shape.micro_batch, shape.batch) == (8, 8, 8)
+    shape = read_llama_args(["-ub", "2"]).shape(LAYERS, tokens=512, slots=4)
+    assert (shape.parallel, shape.micro_batch, shape.cells) == (4, 4, 512)
+
+
+def test_flash_attention_that_is_asked_for_stays() -> None:
+    assert read_llama_args(["-fa", "on", "-t", "1"]).rest == ("-fa", "on", "-t", "1")
+    assert read_llama_args(["-fa", "-t", "1"]).rest == ("-fa", "on", "-t", "1")
+    assert read_llama_args(["-fa", "auto"]) == LlamaArgs()
+
+
+@pytest.mark.parametrize("option", ["-bs", "--backend-sampling", "--backend_sampling"])
+def test_sampling_on_a_worker_is_passed_on(option: str) -> None:
+    assert read_llama_args([option]) == LlamaArgs(rest=(option,))
+
+
+@pytest.mark.parametrize(
+    "given", ["-c", "-c x", "-c -1", "-np 0", "-np -1", "-b 0", "-ctk q9", "-fa maybe", "-c 99999999999"]
+)
+def test_a_value_that_cannot_be_used_is_an_error_at_once(given: str) -> None:
+    with pytest.raises(UserError):
+        read_llama_args(given.split())
+
+
+WORDS = st.sampled_from(["-c", "-np", "-fa", "-ctk", "-kvu", "0", "1", "512", "q8_0", "on", "-t", "--x_y"])
+
+
+@given(st.lists(WORDS | st.text(max_size=6), max_size=8))
+def test_anything_is_read_or_refused(words: list[str]) -> None:
+    try:
+        llama_args = read_llama_args(words)
+    except UserError:
+        return
+    assert SplitOptions(llama_args.shape(LAYERS, tokens=None)).shape.tokens > 0
