@@ -250,8 +250,9 @@ class Answer:
                         _log.info("answer_differs", why=other.what)
 
                     # 5. Retry when the model is ready again, for what the client lacks. Comments are allowed
-                    #    meanwhile, also if the loss came within an event.
+                    #    meanwhile, also if the loss came within an event, and the first tells of it at once.
                     reply.allow_comments(True)
+                    reply.look()
                     if failure.is_final or not await self._prepare_retry():
                         raise HttpRefusal(failure)
 

@@ -18,7 +18,7 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, cast
 
 from aiohttp import web
@@ -433,6 +433,7 @@ class StreamReply:
         self._lock = asyncio.Lock()
         self._last = asyncio.get_running_loop().time()
         self._quiet = False
+        self._look = asyncio.Event()
         self.response = web.StreamResponse(
             headers={
                 "Content-Type": answering.content_type,
@@ -485,6 +486,11 @@ class StreamReply:
         """Allow comments between events, and forbid them within one."""
         self._quiet = not allowed
 
+    def look(self) -> None:
+        """Send a comment now if the notice has changed, and the answer has begun."""
+        if self.begun:
+            self._look.set()
+
     @asynccontextmanager
     async def commented(self, notice: Callable[[], str]) -> AsyncIterator[None]:
         """Keep the stream alive by comments until the block is left; then none is being written.
@@ -516,9 +522,12 @@ class StreamReply:
         looked, shown = loop.time(), ""
         while True:
             due = min(self._last + self._silence, max(self._last, looked) + pause)
-            await asyncio.sleep(max(0.0, due - loop.time()))
-            looked = loop.time()
-            if looked < self._last + pause:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(due):
+                    await self._look.wait()
+            looked, is_asked = loop.time(), self._look.is_set()
+            self._look.clear()
+            if looked < self._last + pause and not is_asked:
                 continue  # an answer that comes waits for nothing
             async with self._lock:
                 text, is_due = notice(), loop.time() >= self._last + self._silence

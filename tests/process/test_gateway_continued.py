@@ -137,6 +137,24 @@ def test_a_client_is_told_what_goes_on_with_its_answer() -> None:
     play(Held(chunk("b"), DONE), check)
 
 
+def test_a_short_wait_is_explained_too() -> None:
+    """The model is ready again long before the next look for something to tell."""
+
+    async def check(here: World) -> None:
+        async def broke(why: str) -> str:
+            here.upstream.readiness = LOADING
+            asyncio.get_running_loop().call_later(0.1, lambda: setattr(here.upstream, "readiness", READY))
+            return why
+
+        here.upstream.upstream_broke = broke  # type: ignore[method-assign]
+        reply = await here.chat(stream=True)
+        rest = await reply.read()
+        assert b": worker garage is lost\n\n" in rest and data_of(rest) == [chunk("a"), chunk("b"), DONE]
+
+    config = GatewayConfig(port=0, keepalive_seconds=60.0, continue_seconds=5.0)
+    play(dies_after(chunk("a"), then=(chunk("b"), DONE)), check, config)
+
+
 def test_a_stream_that_nobody_asked_for_goes_on_as_well() -> None:
     async def check(here: World) -> None:
         reply = await here.chat(seed=1, temperature=0)
