@@ -17,11 +17,11 @@ from meshd.bench.llama import arguments_of, changed
 from meshd.bench.stock_run import over_rpc, start_rpc_server
 from meshd.bench.tunnel import program
 from meshd.build.interface import LLAMA_SERVER, NativeInfo
+from meshd.devices.command_lines import CALM_THREADS, LARGE_PAGES
 from meshd.fleet.node import LocalNode, NodeSpec, ready_or_raise, start_all
 from meshd.process.child import OwnedChild
 from meshd.process.interface import ChildSpec
 from meshd.process.ready import http_200
-from meshd.role.native.command_lines import CALM_THREADS, LARGE_PAGES
 
 _MICRO_BATCH = "-ub"
 

@@ -11,15 +11,15 @@ from meshd.config import Config
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.role_kind import BuiltRole, FetchingRole, Wanted
 from meshd.daemon.serve_role import claim_api
+from meshd.devices.interface import RoleRuntime
 from meshd.gateway.interface import GatewayConfig
-from meshd.role.interface import RoleRuntime
 from meshd.store.hash_cache import HashCache
 from meshd.tunnel.on_demand import open_on_demand
 
 if TYPE_CHECKING:
+    from meshd.client.api_client import ApiClient
     from meshd.gateway.access import ApiPort
     from meshd.gateway.server import Gateway
-    from meshd.role.client.api_client import ApiClient
 
 
 class ClientRole:
@@ -73,9 +73,9 @@ class ClaimedClient:
 
     async def build(self, runtime: RoleRuntime, member: MemberNode) -> BuiltRole:
         """Build the client and its gateway. Raises MeshdError if this node may not use the mesh."""
+        from meshd.client.api_client import ApiClient, check_may_use
+        from meshd.client.follow_heads import HeadFollower
         from meshd.gateway.request import PlainModel
-        from meshd.role.client.api_client import ApiClient, check_may_use
-        from meshd.role.client.follow_heads import HeadFollower
 
         check_may_use(member.membership.roles)
         open_stream = partial(open_on_demand, runtime.mesh, metadata={})

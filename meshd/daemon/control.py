@@ -67,6 +67,7 @@ from meshd.daemon.pausing import Pausing
 from meshd.daemon.role_kind import BuiltRole
 from meshd.daemon.storage import Storage
 from meshd.daemon.tunnels import TunnelAnswers
+from meshd.devices.interface import ListedDevices
 from meshd.gateway.interface import GatewayStatus
 from meshd.identity.invite import RelayHint
 from meshd.identity.keys import PeerId
@@ -78,7 +79,6 @@ from meshd.peer.mesh import PeerMesh, UnknownPeer
 from meshd.peer.node import Node
 from meshd.rendezvous.interface import MdnsStatus
 from meshd.rendezvous.open_for_joiners import ACCEPT_SECONDS
-from meshd.role.interface import ListedDevices
 from meshd.tunnel.user_tunnels import OwnTunnels
 from meshd.wire.address import Candidate
 

@@ -17,11 +17,11 @@ from meshd.build.pin import read_pin
 from meshd.config import Config
 from meshd.daemon.native_check import check_native
 from meshd.daemon.role_runtime import find_native
+from meshd.devices.device_trial import DeviceTrials
+from meshd.devices.devices import list_devices
+from meshd.devices.interface import NativeBuild, RolePaths
 from meshd.model.operations import USUAL
 from meshd.process.run import run_to_end
-from meshd.role.interface import NativeBuild, RolePaths
-from meshd.role.native.device_trial import DeviceTrials
-from meshd.role.native.devices import list_devices
 from meshd.rpc.mesh_protocol import VERSION
 from meshd.wire.native import UNKNOWN
 

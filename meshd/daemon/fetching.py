@@ -22,12 +22,12 @@ from meshd.base.fault_boundary import Contained
 from meshd.base.tasks import in_thread
 from meshd.config import Config, ServeConfig
 from meshd.daemon.role_kind import Wanted
+from meshd.devices.interface import RoleStatus
 from meshd.library.interface import NotHere, ReportProgress, TransferProgress
 from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX
 from meshd.model.model_name import MESH
 from meshd.model.status import FetchSource, FetchStatus
 from meshd.peer.interface import Mesh, PeerState
-from meshd.role.interface import RoleStatus
 
 if TYPE_CHECKING:
     from meshd.build.interface import BuildProgress

@@ -20,6 +20,7 @@ from meshd.base.errors import LocalProtocolError, MeshdError, Refused, UserError
 from meshd.base.tasks import Owner, in_thread
 from meshd.config import Config
 from meshd.daemon.storage import files_in_use, started_with
+from meshd.devices.interface import RoleStatus
 from meshd.library.members.ask_models import ask_members
 from meshd.library.members.give import OWN_SOURCES, ModelsTeller, OfferedModels, PieceGiver
 from meshd.library.members.offers import MemberOffer
@@ -28,7 +29,6 @@ from meshd.library.members.pull_model import ModelPull, NobodyHasIt, PullPlace, 
 from meshd.library.stores import Stores, own_models
 from meshd.model.model_name import ModelName, parse_model_name
 from meshd.peer.interface import Mesh
-from meshd.role.interface import RoleStatus
 from meshd.store.piece_cache import PieceCache
 from meshd.wire.models import ToldDisk
 

@@ -17,12 +17,12 @@ from meshd.base.errors import UserError
 from meshd.base.tasks import Owner, first_error
 from meshd.build.interface import MESH_MODULE, MESH_PROGRAM
 from meshd.build.pin import Pin
+from meshd.devices.command_lines import mesh_trial_environment
+from meshd.devices.interface import NativeBuild
+from meshd.devices.trial_cache import TrialCache, trial_key
 from meshd.process.handover import ReportPipe
 from meshd.process.interface import SHOWN_LINES, ChildSpec
 from meshd.process.run import run_to_end
-from meshd.role.interface import NativeBuild
-from meshd.role.native.command_lines import mesh_trial_environment
-from meshd.role.native.trial_cache import TrialCache, trial_key
 from meshd.rpc.mesh_protocol import VERSION
 from meshd.wire.native import UNKNOWN
 

@@ -13,6 +13,7 @@ from meshd.admin.plan_api import (
     PlanSpeculation,
     PlanView,
 )
+from meshd.head.draft_forecast import DraftForecast
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.output import DevicePath
 from meshd.model.reference_layer import reference_rates
@@ -20,7 +21,6 @@ from meshd.plan.choice import SplitChoice
 from meshd.plan.machines import Machines
 from meshd.plan.prediction import ASSUMED_ANSWER, ASSUMED_PROMPT
 from meshd.plan.words import in_words
-from meshd.role.head.draft_forecast import DraftForecast
 from meshd.wire.lease import OfferedDevice
 
 LeftOut = Sequence[tuple[str, str]]

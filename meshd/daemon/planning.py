@@ -17,6 +17,13 @@ from meshd.daemon.planned_model import planned_model
 from meshd.daemon.role_kind import BuiltRole, RoleKind
 from meshd.daemon.role_runtime import device_speeds
 from meshd.daemon.serve_role import head_options
+from meshd.devices.device_speeds import DeviceSpeeds
+from meshd.devices.interface import RoleRuntime
+from meshd.head.draft_forecast import DraftForecast, Drafting, forecast
+from meshd.head.missing_weights import lacking_shares, marks_of
+from meshd.head.speculation import Speculation
+from meshd.head.survey import Surveyor
+from meshd.head.worker_choice import Roster, ServedAs, roster_of
 from meshd.model.gguf import Header
 from meshd.model.layer_work import layer_work
 from meshd.model.layers import ModelLayers, read_layers
@@ -30,13 +37,6 @@ from meshd.plan.machines import (
 from meshd.plan.prediction import PlanPredictor
 from meshd.plan.wishes import HeadOptions, draft_model, may_draft, named_by, shape_of
 from meshd.plan.words import absent
-from meshd.role.head.draft_forecast import DraftForecast, Drafting, forecast
-from meshd.role.head.missing_weights import lacking_shares, marks_of
-from meshd.role.head.speculation import Speculation
-from meshd.role.head.survey import Surveyor
-from meshd.role.head.worker_choice import Roster, ServedAs, roster_of
-from meshd.role.interface import RoleRuntime
-from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.store.hash_cache import HashCache
 
 _NO_LAYERS = "this node computes no layers: it is a client, or has `--device none`"

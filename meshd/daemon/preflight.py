@@ -14,12 +14,12 @@ from meshd.config import Config
 from meshd.daemon.mesh_port import MeshPort
 from meshd.daemon.role_kind import ClaimedRole, RoleKind
 from meshd.daemon.transports import read_relays
+from meshd.devices.devices import list_devices, pick
+from meshd.devices.interface import NativeBuild
+from meshd.devices.refused_option import refused_option
 from meshd.identity.keystore import Home
 from meshd.process.interface import ChildSpec
 from meshd.process.run import run_to_end
-from meshd.role.interface import NativeBuild
-from meshd.role.native.devices import list_devices, pick
-from meshd.role.native.refused_option import refused_option
 from meshd.store.hash_cache import HashCache
 
 _WORKERS_DEVICES = "MESH"  # how the names of theirs begin

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Protocol
 
 from meshd.config import Config
 from meshd.daemon.member_node import MemberNode
+from meshd.devices.device_speeds import DeviceSpeeds
+from meshd.devices.interface import RoleRuntime, RunningRole
 from meshd.model.status import FetchStatus
-from meshd.role.interface import RoleRuntime, RunningRole
-from meshd.role.native.device_speeds import DeviceSpeeds
-from meshd.role.worker.pause import Pause
 from meshd.store.hash_cache import HashCache
 from meshd.wire.lease import OfferedDevice
+from meshd.worker.pause import Pause
 
 if TYPE_CHECKING:
     from meshd.gateway.server import Gateway
-    from meshd.role.head.draft_forecast import Drafting
-    from meshd.role.head.explain import Explained
-    from meshd.role.head.worker_choice import ServedAs
+    from meshd.head.draft_forecast import Drafting
+    from meshd.head.explain import Explained
+    from meshd.head.worker_choice import ServedAs
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,16 @@ from meshd.build import native as native_build
 from meshd.build.interface import LLAMA_SERVER, MESH_MODULE, MESH_PROGRAM
 from meshd.build.pin import read_pin
 from meshd.config import Config, Paths
+from meshd.devices.device_speeds import DeviceSpeeds
+from meshd.devices.interface import (
+    NativeBuild,
+    Processes,
+    RolePaths,
+    RoleRuntime,
+    Tunnel,
+    TunnelRequest,
+    Tunnels,
+)
 from meshd.gateway.interface import AnswerTimings, FindSampling, ReadyReport
 from meshd.identity.keys import PeerId
 from meshd.library.members.fetch_weights import MemberWeights
@@ -30,16 +40,6 @@ from meshd.process.handover import DescriptorSender, ReportPipe, pipe_with, sock
 from meshd.process.interface import Child, ChildSpec, ReadyProbe
 from meshd.process.ready import http_200, http_answer
 from meshd.process.run import run_to_end
-from meshd.role.interface import (
-    NativeBuild,
-    Processes,
-    RolePaths,
-    RoleRuntime,
-    Tunnel,
-    TunnelRequest,
-    Tunnels,
-)
-from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.rpc.mesh_protocol import VERSION as MESH_VERSION
 from meshd.store.piece_cache import PieceCache
 from meshd.tunnel.compressed import COMPRESSED_VERSION

@@ -33,6 +33,8 @@ from meshd.daemon.serve_role import import_gateway
 from meshd.daemon.shared_names import watch_names
 from meshd.daemon.storage import Storage
 from meshd.daemon.tunnels import make_tunnels
+from meshd.devices.interface import NativeBuild, RoleRuntime, RoleStatus
+from meshd.devices.trial_cache import TrialCache
 from meshd.gateway.interface import GatewayStatus
 from meshd.identity.keys import KeyPair
 from meshd.identity.keystore import Home
@@ -41,8 +43,6 @@ from meshd.library.stores import Stores
 from meshd.link.net import local_addresses
 from meshd.link.secure.joining import Joining
 from meshd.rendezvous.join_or_found import Entered
-from meshd.role.interface import NativeBuild, RoleRuntime, RoleStatus
-from meshd.role.native.trial_cache import TrialCache
 from meshd.store.piece_cache import PieceCache
 from meshd.tunnel.user_tunnels import OwnTunnels
 

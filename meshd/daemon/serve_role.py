@@ -17,13 +17,13 @@ from meshd.config import Config, ModelSettings, ServeConfig
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.role_kind import BuiltRole, FetchingRole, Wanted
 from meshd.daemon.role_runtime import device_speeds, machine_id
+from meshd.devices.device_speeds import DeviceSpeeds
+from meshd.devices.interface import RoleRuntime
+from meshd.devices.processors import head_threads
 from meshd.gateway.interface import GatewayConfig
 from meshd.library.ollama import name_of_blob
 from meshd.model.known_architectures import check_architecture, check_is_model, check_projector
 from meshd.model.status import ModelStatus
-from meshd.role.interface import RoleRuntime
-from meshd.role.native.device_speeds import DeviceSpeeds
-from meshd.role.native.processors import head_threads
 from meshd.store.hash_cache import HashCache
 from meshd.store.model_file import ModelFile
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from meshd.gateway.access import ApiPort
     from meshd.gateway.interface import Models
     from meshd.gateway.server import Gateway
+    from meshd.head.model_pool import ModelPool
     from meshd.plan.wishes import DraftModel, HeadOptions
-    from meshd.role.models.model_pool import ModelPool
 
 
 class ServeRole:
@@ -181,7 +181,7 @@ class ClaimedServe:
     async def build(self, runtime: RoleRuntime, member: MemberNode) -> BuiltRole:
         """Build the head, or a pool of heads, and its gateway. Raises MeshdError."""
         from meshd.gateway.request import OneModel
-        from meshd.role.head.cycle import Serve
+        from meshd.head.cycle import Serve
 
         speeds = device_speeds(runtime, ServeRole().threads(self.config))
         if self.config.models:
@@ -246,7 +246,7 @@ class ClaimedServe:
         member: MemberNode,
         statuses: Callable[[], Sequence[ModelStatus]],
     ) -> None:
-        from meshd.role.head.member_api import MemberApi, served_models
+        from meshd.head.member_api import MemberApi, served_models
 
         if not self.config.serve.no_members:
             MemberApi(
@@ -258,9 +258,9 @@ class ClaimedServe:
             )
 
     async def _pool(self, runtime: RoleRuntime, member: MemberNode, speeds: DeviceSpeeds) -> "ModelPool":
-        from meshd.role.head.cycle import Serve
-        from meshd.role.models.load_policy import ModelRule
-        from meshd.role.models.model_pool import ModelPool, PooledModel
+        from meshd.head.cycle import Serve
+        from meshd.head.load_policy import ModelRule
+        from meshd.head.model_pool import ModelPool, PooledModel
 
         models = []
         for number, (model, files) in enumerate(zip(self.config.models, self.files, strict=True)):
@@ -350,4 +350,4 @@ def import_gateway() -> None:
     """Import the modules of a role's gateway, which may take long, so call it in a thread."""
     import meshd.gateway.ready
     import meshd.gateway.server
-    import meshd.role.head.member_api  # noqa: F401 - whoever makes a gateway finds them
+    import meshd.head.member_api  # noqa: F401 - whoever makes a gateway finds them

@@ -1,9 +1,9 @@
 """The time of a model's tokens by part, as `meshd why` shows it. Pure."""
 
 from meshd.admin.why_api import AdviceView, AnswerTime, WhyReply
+from meshd.head.explain import Explained
+from meshd.head.timed_answers import RunningAnswer, TimedAnswer
 from meshd.plan.words import basis_in_words, change_in_words, part_in_words
-from meshd.role.head.explain import Explained
-from meshd.role.head.timed_answers import RunningAnswer, TimedAnswer
 
 
 def why_reply(model: str, found: Explained) -> WhyReply:

@@ -9,16 +9,16 @@ from meshd.config import Config
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.role_kind import BuiltRole, FetchingRole, Wanted
 from meshd.daemon.role_runtime import device_speeds, machine_id
-from meshd.role.capacity.path_probe import ProbesTaken
-from meshd.role.capacity.tell_capacity import CapacityTeller
-from meshd.role.interface import RoleRuntime
-from meshd.role.worker.cycle import Worker
-from meshd.role.worker.pause import Pause
-from meshd.role.worker.turn_times import computed_for
-from meshd.role.worker.worker_options import WorkerOptions, check_may_work
+from meshd.devices.interface import RoleRuntime
+from meshd.devices.path_probe import ProbesTaken
+from meshd.devices.tell_capacity import CapacityTeller
 from meshd.store.content_store import DiskContentStore
 from meshd.store.hash_cache import HashCache
 from meshd.store.model_file import ModelFile
+from meshd.worker.cycle import Worker
+from meshd.worker.pause import Pause
+from meshd.worker.turn_times import computed_for
+from meshd.worker.worker_options import WorkerOptions, check_may_work
 
 
 class WorkerRole:

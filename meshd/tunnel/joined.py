@@ -24,7 +24,7 @@ LISTEN = "socketpair"  # in status, where others say where they listen
 
 
 class JoinedTunnel:
-    """Leads from `end` to a service of `peer`; implements role.interface.Tunnel. It owns `end`."""
+    """Leads from `end` to a service of `peer`; implements devices.interface.Tunnel. It owns `end`."""
 
     def __init__(
         self,

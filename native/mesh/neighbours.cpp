@@ -69,7 +69,7 @@ neighbours::neighbour::neighbour(const neighbour_socket & one, size_t room) :
         going.end();
     }) {}
 
-// The parent times them (meshd/role/worker/turn_times.py), and notices by the count when a line is missing
+// The parent times them (meshd/worker/turn_times.py), and notices by the count when a line is missing
 void neighbours::neighbour::tell_came() {
     if (self.is_local) {
         report("came " + std::to_string(self.number) + ' ' + std::to_string(++came) + ' ' +

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from meshd.base.byte_format import in_number
 from meshd.base.errors import UserError
-from meshd.role.native.processors import cores_of_machine
+from meshd.devices.processors import cores_of_machine
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from meshd.bench.endpoints import print_line
 from meshd.fleet.node import LocalNode
-from meshd.role.worker.mesh_server import CHILD_NAME
 from meshd.rpc import mesh_protocol as wire
+from meshd.worker.mesh_server import CHILD_NAME
 
 from tests.e2e.bare_node import bare_node
 from tests.e2e.hostile_stage import message

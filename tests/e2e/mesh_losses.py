@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from meshd.fleet.node import LocalNode
-from meshd.role.worker.mesh_server import CHILD_NAME
+from meshd.worker.mesh_server import CHILD_NAME
 
 from tests.e2e.api_client import Api, Streamed, generation
 from tests.e2e.losses import Loss

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from meshd.fleet.node import LocalNode
-from meshd.role.worker.mesh_server import CHILD_NAME
+from meshd.worker.mesh_server import CHILD_NAME
 
 from tests.e2e import spaces
 from tests.e2e.alone import alone

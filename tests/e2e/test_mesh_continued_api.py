@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from meshd.role.worker.mesh_server import CHILD_NAME
+from meshd.worker.mesh_server import CHILD_NAME
 
 from tests.e2e.api_client import Api
 from tests.e2e.models import smollm2

@@ -9,7 +9,7 @@ import pytest
 from meshd.admin.status import Status
 from meshd.base.byte_format import in_bytes
 from meshd.bench.llama import arguments_of
-from meshd.role.worker.mesh_server import CHILD_NAME
+from meshd.worker.mesh_server import CHILD_NAME
 
 from tests.e2e import spaces
 from tests.e2e.alone import alone

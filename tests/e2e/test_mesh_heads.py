@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from meshd.admin.status import Status
 from meshd.fleet.node import model_ready
-from meshd.role.worker.mesh_server import CHILD_NAME
+from meshd.worker.mesh_server import CHILD_NAME
 
 from tests.e2e.alone import alone
 from tests.e2e.models import copy_to, header_of, own_cache, smollm2

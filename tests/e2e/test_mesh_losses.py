@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from meshd.admin.status import Status
-from meshd.role.worker.mesh_server import CHILD_NAME
+from meshd.worker.mesh_server import CHILD_NAME
 
 from tests.e2e.alone import alone
 from tests.e2e.api_client import generation

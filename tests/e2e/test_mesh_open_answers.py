@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from meshd.admin.status import Status
 from meshd.fleet.node import LocalNode, model_ready
-from meshd.role.worker.mesh_server import CHILD_NAME
+from meshd.worker.mesh_server import CHILD_NAME
 
 from tests.e2e import shut_socket, spaces
 from tests.e2e.homes import connected

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from meshd.fleet.node import LocalNode, model_ready
-from meshd.role.head.survey import COMPUTES
+from meshd.head.survey import COMPUTES
 
 from tests.e2e.api_client import Api
 from tests.e2e.models import own_cache, smollm2, stock_text

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from meshd.role.native.devices import parse_devices
+from meshd.devices.devices import parse_devices
 from meshd.rpc import mesh_protocol as wire
 
 from tests.e2e.bare_head import bare_head

@@ -20,9 +20,9 @@ from meshd.identity.keys import PeerId
 from meshd.identity.keystore import Home
 from meshd.identity.membership import Member
 from meshd.peer.interface import MetadataValue, Stream
-from meshd.role.worker.mesh_server import CHILD_NAME
 from meshd.wire.lease import LEASE_ID_BYTES, LEASE_SERVICE, RPC_SERVICE
 from meshd.wire.news import NEWS_SERVICE
+from meshd.worker.mesh_server import CHILD_NAME
 
 from tests.e2e.alone import alone
 from tests.e2e.bare_node import bare_node, connected, disconnected

@@ -15,16 +15,16 @@ from meshd.identity.keys import PeerId
 from meshd.peer.interface import PeerState, Stream
 from meshd.peer.messages import MessageStream
 from meshd.process.handover import DescriptorSender, socket_pair
-from meshd.role.worker.neighbour_arrivals import ARRIVAL
-from meshd.role.worker.push_neighbours import PushNeighbours
-from meshd.role.worker.turn_times import TurnTimes
 from meshd.rpc.reading_budget import NodeReading
 from meshd.wire.lease import PUSH_SERVICE, Neighbour, Reached, decode
+from meshd.worker.neighbour_arrivals import ARRIVAL
+from meshd.worker.push_neighbours import PushNeighbours
+from meshd.worker.turn_times import TurnTimes
 
 from tests.conformance.run import run as run_to_end
 from tests.e2e.bare_node import bare_node
-from tests.unit.role.fake_mesh import Net
-from tests.unit.role.rig import Bench
+from tests.unit.head.fake_mesh import Net
+from tests.unit.head.rig import Bench
 from tests.unit.tunnel.far import streams
 
 COUNT = 11  # of more than nine not everybody keeps a session with everybody

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from meshd.devices.interface import IS_SUSPENDED
 from meshd.fleet.node import LocalNode
 from meshd.gateway.upstream import ENDS_SERVER
-from meshd.role.interface import IS_SUSPENDED
 
 from tests.e2e.api_client import Api, Streamed
 from tests.e2e.freezer import freezer, skip_reason

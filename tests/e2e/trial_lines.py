@@ -5,8 +5,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from meshd.devices import command_lines
 from meshd.process.group import environment
-from meshd.role.native import command_lines
 
 TRIAL_SECONDS = 300.0
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
-from meshd.role.capacity.path_probe import PATH_PROBE_SERVICE, PROBED_BYTES
+from meshd.devices.path_probe import PATH_PROBE_SERVICE, PROBED_BYTES
 from meshd.wire import capacity, models, serving
 from meshd.wire.lengths import LengthParser, framed
 from meshd.wire.pieces import CONTENT_FIELD, HERE, PIECES_SERVICE, piece_request

@@ -6,13 +6,11 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
+from meshd.devices.path_probe import PATH_PROBE_SERVICE
 from meshd.link.interface import Link
 from meshd.link.relayed.through_member import FROM, TO
 from meshd.link.relayed.through_member import SERVICE as MEMBER_SERVICE
 from meshd.peer.signals import SIGNAL_TO as SIGNAL_TO
-from meshd.role.capacity.path_probe import PATH_PROBE_SERVICE
-from meshd.role.worker.local_way import OFFERED_BYTES
-from meshd.role.worker.push_neighbours import LOCAL
 from meshd.tunnel.user_tunnels import TUNNEL_SERVICE
 from meshd.wire.capacity import CAPACITY_SERVICE
 from meshd.wire.hello import Go
@@ -24,12 +22,14 @@ from meshd.wire.news import MAX_PRESENCES, NEWS_SERVICE, BanNews, PresenceNews, 
 from meshd.wire.pieces import PIECES_SERVICE
 from meshd.wire.serving import API_SERVICE, SERVING_SERVICE
 from meshd.wire.signal import SIGNAL_SERVICE
+from meshd.worker.local_way import OFFERED_BYTES
+from meshd.worker.push_neighbours import LOCAL
 
 from tests.hostile.approach import EXPOSED, VIRTUAL, VOLLEY, Metadata, NotHeard, Pace, Said
 from tests.hostile.asking import Asking, answered_sign
 from tests.hostile.damage import Damage
 from tests.hostile.member import OVER, Mallory, Talk, Target
-from tests.unit.role.fake_mesh import NATIVE
+from tests.unit.head.fake_mesh import NATIVE
 
 ACQUIRE = Acquire(bytes(16), "tiny", "f" * 64, "pin", protocol=NATIVE.protocol)
 _WEIGHTS = {"greeting": 1, "frames": 1, "away": 0.05, "links": 0.05}

@@ -30,11 +30,11 @@ from meshd.link.relayed.through_relay import RelayLinks
 from meshd.link.secure.handshake import RawPipe
 from meshd.link.tcp.dial import TcpDialer
 from meshd.peer.interface import PeerState
-from meshd.role.worker.cycle import Worker
-from meshd.role.worker.worker_options import WorkerOptions
 from meshd.tunnel.user_tunnels import OwnTunnels
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, Here, Source, dialable
+from meshd.worker.cycle import Worker
+from meshd.worker.worker_options import WorkerOptions
 
 from tests.conformance.memory_link import MemoryDialer, MemoryNet
 from tests.hostile.approach import EXPOSED, TOPICS
@@ -46,8 +46,8 @@ from tests.hostile.turns import context_of
 from tests.sim.echo import echo
 from tests.sim.test_signals import PostOffice
 from tests.sim.world import World, WorldDialer, WorldNode, apart
-from tests.unit.role.fake_mesh import Net
-from tests.unit.role.rig import Bench
+from tests.unit.head.fake_mesh import Net
+from tests.unit.head.rig import Bench
 
 LIVE = "live"
 EXPOSED_PORT = 5432  # and the next

@@ -9,22 +9,22 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshd.base.tasks import Owner
+from meshd.devices.device_speeds import DeviceSpeeds
+from meshd.devices.interface import RoleRuntime
+from meshd.devices.path_probe import ProbesTaken
+from meshd.devices.tell_capacity import CapacityTeller
 from meshd.gateway.access import ApiPort
 from meshd.gateway.interface import GatewayConfig, Readiness
 from meshd.gateway.request import OneModel
 from meshd.gateway.server import Gateway
+from meshd.head.member_api import MemberApi
 from meshd.library.members.give import ModelsTeller, OfferedModels, PieceGiver
 from meshd.model.status import ModelState
-from meshd.role.capacity.path_probe import ProbesTaken
-from meshd.role.capacity.tell_capacity import CapacityTeller
-from meshd.role.head.member_api import MemberApi
-from meshd.role.interface import RoleRuntime
-from meshd.role.native.device_speeds import DeviceSpeeds
-from meshd.role.worker.cycle import Worker
 from meshd.store.piece_cache import PieceCache
 from meshd.tunnel.joined import join
 from meshd.wire.models import ToldDisk
 from meshd.wire.serving import ApiModel
+from meshd.worker.cycle import Worker
 
 from tests.gguf_bytes import gguf, language_model
 from tests.process.gateway_fake import FakeUpstream

@@ -10,17 +10,17 @@ from pathlib import Path
 
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
+from meshd.head.lease_client import LeaseClient
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
-from meshd.role.head.lease_client import LeaseClient
 from meshd.wire.lease import LEASE_SERVICE, Acquire, Grant, WorkerOffer
 
 from tests.hostile.draw import Draw, Pool, drawn_seed
 from tests.hostile.words import Speech
 from tests.sim.loop import run
-from tests.unit.role.fake_mesh import Net
-from tests.unit.role.rig import Bench
+from tests.unit.head.fake_mesh import Net
+from tests.unit.head.rig import Bench
 
 LEASES = 1500
 ACQUIRE = Acquire(bytes(16), "tiny", "f" * 64, "pin", protocol="mesh 4")

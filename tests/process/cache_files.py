@@ -16,12 +16,12 @@ from unittest import mock
 
 from meshd.base.errors import UserError
 from meshd.base.tasks import Owner
+from meshd.devices.cpu_cache import CpuCache
+from meshd.devices.speed_cache import SpeedCache
+from meshd.devices.trial_cache import TrialCache, trial_key
 from meshd.identity.keystore import Home
 from meshd.model.piece_index import PieceIndex
 from meshd.relay import run as relay_run
-from meshd.role.native.cpu_cache import CpuCache
-from meshd.role.native.speed_cache import SpeedCache
-from meshd.role.native.trial_cache import TrialCache, trial_key
 from meshd.store import hash_cache
 from meshd.store.content_store import DiskContentStore
 from meshd.store.hash_cache import FileState, HashCache

@@ -10,24 +10,24 @@ from pathlib import Path
 
 import aiohttp
 from meshd.base.tasks import Owner
+from meshd.client.api_client import ApiClient
+from meshd.client.follow_heads import HeadFollower
 from meshd.daemon.role_runtime import open_tunnel
+from meshd.devices.interface import Tunnel, TunnelRequest
 from meshd.gateway.interface import ApiKey, GatewayConfig
 from meshd.gateway.request import OneModel, PlainModel
 from meshd.gateway.server import Gateway
+from meshd.head.member_api import MemberApi
 from meshd.identity.membership import Role
 from meshd.model.status import ModelState
 from meshd.peer.interface import MetadataValue, PeerState
-from meshd.role.client.api_client import ApiClient
-from meshd.role.client.follow_heads import HeadFollower
-from meshd.role.head.member_api import MemberApi
-from meshd.role.interface import Tunnel, TunnelRequest
 from meshd.tunnel.joined import join
 from meshd.tunnel.on_demand import open_on_demand
 from meshd.wire.serving import ApiModel
 
 from tests.conformance.run import until
 from tests.process.gateway_fake import Answer, FakeServer, FakeUpstream, gateway_of, listening, serving
-from tests.unit.role.fake_mesh import FakeMesh, Net
+from tests.unit.head.fake_mesh import FakeMesh, Net
 
 ALL = frozenset(Role)
 FINGERPRINT = bytes(range(32))

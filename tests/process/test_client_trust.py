@@ -14,7 +14,7 @@ from meshd.wire.serving import API_SERVICE, KEY_PROOF, SERVING_SERVICE, ApiModel
 from tests.conformance.run import run, until
 from tests.process.client_scene import ALL, HELLO, scene
 from tests.process.gateway_fake import FakeServer, says
-from tests.unit.role.fake_mesh import FakeMesh
+from tests.unit.head.fake_mesh import FakeMesh
 
 KEY = "a key of this head"
 

@@ -34,19 +34,19 @@ DYNAMIC_MODULES = frozenset({"pickle", "marshal", "shelve", "runpy"})
 OWN_WORK = frozenset(
     {
         ("meshd/base/tasks.py", ""),  # `start_for` itself
-        # the life of one of several models, from a request on (role/head/cycle.py holds the boundary)
-        ("meshd/role/models/model_pool.py", "model"),
-        # parts of one life of the model, which ends as a whole (role/head/cycle.py holds the boundary)
-        ("meshd/role/head/reservations.py", "grants"),
-        ("meshd/role/head/reservations.py", "tunnel"),
-        ("meshd/role/head/reservations.py", "lease"),
-        ("meshd/role/head/llama_server.py", "llama-server"),
-        ("meshd/role/head/llama_server.py", "llama-server report"),
-        ("meshd/role/head/llama_server.py", "llama-server suspended"),
-        ("meshd/role/head/llama_server.py", "llama-server load"),
+        # the life of one of several models, from a request on (head/cycle.py holds the boundary)
+        ("meshd/head/model_pool.py", "model"),
+        # parts of one life of the model, which ends as a whole (head/cycle.py holds the boundary)
+        ("meshd/head/reservations.py", "grants"),
+        ("meshd/head/reservations.py", "tunnel"),
+        ("meshd/head/reservations.py", "lease"),
+        ("meshd/head/llama_server.py", "llama-server"),
+        ("meshd/head/llama_server.py", "llama-server report"),
+        ("meshd/head/llama_server.py", "llama-server suspended"),
+        ("meshd/head/llama_server.py", "llama-server load"),
         # a part of a lease, which ends as a whole (the handler of its stream is inside the boundary)
-        ("meshd/role/worker/cycle.py", "neighbour"),
-        ("meshd/role/worker/cycle.py", "neighbours"),
+        ("meshd/worker/cycle.py", "neighbour"),
+        ("meshd/worker/cycle.py", "neighbours"),
         ("meshd/relay/stun.py", "relay stun"),  # closes its sockets at the end
     }
 )

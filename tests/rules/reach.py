@@ -42,7 +42,15 @@ def connects(source: Source) -> Iterator[Fault]:
             yield source.fault(call, "connect", f"`{name}`: connect to a `Dialable` (meshd.link.tcp.connect)")
 
 
-HOLD_FOR_PEERS = (*FACING_PEERS[:3], "meshd/tunnel/", "meshd/role/", "meshd/gateway/")
+HOLD_FOR_PEERS = (
+    *FACING_PEERS[:3],
+    "meshd/tunnel/",
+    "meshd/head/",
+    "meshd/worker/",
+    "meshd/client/",
+    "meshd/devices/",
+    "meshd/gateway/",
+)
 _LIMIT = re.compile(r"(MAX|MOST)_[A-Z_]+")
 # Sizes of one message or buffer, times, and what this user's own commands may do: nothing that members share.
 NO_SHARES = frozenset(
@@ -75,11 +83,11 @@ NO_SHARES = frozenset(
         "rendezvous/peer_addresses.py:MAX_MEMBERS_ASKED",
         "rendezvous/reply_join.py:MAX_TRIED",
         "plan/wishes.py:MOST_TOKENS",
-        "role/native/trial_report.py:MOST_WORD",
-        "role/native/trial_report.py:MOST_TEXT",
-        "role/native/trial_cache.py:MAX_TRIALS",
-        "role/head/worker_backoff.py:MOST_DOUBLINGS",
-        "role/head/load_report.py:MAX_KEPT",
+        "devices/trial_report.py:MOST_WORD",
+        "devices/trial_report.py:MOST_TEXT",
+        "devices/trial_cache.py:MAX_TRIALS",
+        "head/worker_backoff.py:MOST_DOUBLINGS",
+        "head/load_report.py:MAX_KEPT",
         "tunnel/forward.py:MAX_CLIENTS",
         "tunnel/user_tunnel_config.py:MAX_EXPOSED",
         "tunnel/user_tunnel_config.py:MAX_OPENED",
@@ -109,15 +117,15 @@ LIMITED_LEVELS = frozenset({"info", "warning"})  # base/log.py lets so many thro
 HEARD_BY_PEERS = (
     *("meshd/peer/", "meshd/link/", "meshd/tunnel/", "meshd/relay/", "meshd/rpc/", "meshd/rendezvous/"),
     *(
-        "meshd/role/worker/cycle.py",
-        "meshd/role/worker/lent_streams.py",
-        "meshd/role/worker/push_neighbours.py",
+        "meshd/worker/cycle.py",
+        "meshd/worker/lent_streams.py",
+        "meshd/worker/push_neighbours.py",
     ),
     *(
-        "meshd/role/worker/mesh_server.py",
-        "meshd/role/worker/neighbour_arrivals.py",
-        "meshd/role/head/lease_client.py",
-        "meshd/role/head/ask_workers.py",
+        "meshd/worker/mesh_server.py",
+        "meshd/worker/neighbour_arrivals.py",
+        "meshd/head/lease_client.py",
+        "meshd/head/ask_workers.py",
         "meshd/store/lease_cache.py",
     ),
 )
@@ -125,7 +133,7 @@ HEARD_BY_PEERS = (
 ERRORS_ALLOWED = frozenset(
     {
         "meshd/base/fault_boundary.py",  # FAULT_LINES
-        "meshd/role/head/cycle.py",  # why the model cannot be served: once for each try, which has its pause
+        "meshd/head/cycle.py",  # why the model cannot be served: once for each try, which has its pause
     }
 )
 KINDS_OF_A_TABLE = frozenset({"meshd/process/child.py"})  # `child_` and a state
@@ -144,7 +152,7 @@ OF_NO_PEER = frozenset(
         # what the one inviter told when this node joined
         ("meshd/rendezvous/join_or_found.py", "ban_refused"),
         ("meshd/rendezvous/join_or_found.py", "record_refused"),
-        ("meshd/role/worker/cycle.py", "device"),
+        ("meshd/worker/cycle.py", "device"),
         ("meshd/relay/run.py", "stopping"),
         ("meshd/relay/run.py", "relay_ready"),
         ("meshd/rendezvous/mdns_network.py", "network_joined"),

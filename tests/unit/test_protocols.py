@@ -12,13 +12,18 @@ from meshd.base.wakeful_loop import Conversation
 from meshd.bench.interface import BenchOutput
 from meshd.cli.main import VERBS, Verb
 from meshd.cli.output import Output
+from meshd.client.api_client import ApiClient
+from meshd.client.head_call import HeadCall
 from meshd.demo.interface import DemoOutput
+from meshd.devices.interface import DescriptorSocket, Report, RunningRole, Tunnel, WeightsFromMembers
 from meshd.gateway.dialects.interface import Answering, Dialect
 from meshd.gateway.dialects.openai import ChatDialect
 from meshd.gateway.dialects.responses import ResponsesAnswering
 from meshd.gateway.interface import MemberGate, Models, ModelTurn, NamedModel, Upstream
 from meshd.gateway.request import OneModel, PlainModel, TurnAtOnce
 from meshd.gateway.server import Gateway
+from meshd.head.cycle import Serve
+from meshd.head.model_pool import ModelOnDemand, ModelPool, PoolTurn
 from meshd.library.members.fetch_weights import MemberWeights
 from meshd.link.interface import Dialer, Link, Listener, Signals
 from meshd.link.tcp.dial import TcpDialer, TcpLink
@@ -35,13 +40,6 @@ from meshd.process.child import OwnedChild
 from meshd.process.handover import DescriptorSender, ReportPipe
 from meshd.process.interface import Child
 from meshd.rendezvous.book import AddressBook
-from meshd.role.client.api_client import ApiClient
-from meshd.role.client.head_call import HeadCall
-from meshd.role.head.cycle import Serve
-from meshd.role.interface import DescriptorSocket, Report, RunningRole, Tunnel, WeightsFromMembers
-from meshd.role.models.model_pool import ModelOnDemand, ModelPool, PoolTurn
-from meshd.role.worker.child_silence import ChildSilence
-from meshd.role.worker.cycle import Worker
 from meshd.rpc.mesh_head_view import MeshHeadView
 from meshd.rpc.mesh_lease_view import MeshLeaseView
 from meshd.rpc.mesh_push_filter import MeshPushFilter
@@ -52,6 +50,8 @@ from meshd.store.model_file import ModelFile
 from meshd.tunnel.forward import Forward
 from meshd.tunnel.interface import Flow, Inspector, Passage
 from meshd.tunnel.joined import JoinedTunnel
+from meshd.worker.child_silence import ChildSilence
+from meshd.worker.cycle import Worker
 
 from tests.rules.source import dotted, last_part, sources
 

@@ -13,6 +13,7 @@ from meshd.base.byte_format import in_bytes
 from meshd.base.errors import MeshdError, UserError
 from meshd.base.peer_limits import MODEL_HOLDERS
 from meshd.base.tasks import Owner, first_error, in_thread
+from meshd.devices.interface import FromMembers
 from meshd.identity.keys import PeerId
 from meshd.library.members.ask_models import LIST_SECONDS, ask_models, ask_pieces, askable
 from meshd.library.members.fetch import Fetch, Holder
@@ -20,7 +21,6 @@ from meshd.library.members.offers import MemberOffer
 from meshd.library.members.piece_plan import PiecePlan
 from meshd.model.piece_index import PIECE_BYTES, PieceIndex
 from meshd.peer.interface import Mesh, PeerStatus
-from meshd.role.interface import FromMembers
 from meshd.rpc.mesh_keeping import Missed
 from meshd.store.hash_cache import FileState
 from meshd.store.interface import HashProgress, LeaseCache, WeightsFile
@@ -33,7 +33,7 @@ _SPARE_PIECES = 16  # beside the wanted bytes: tensors begin and end within piec
 
 
 class MemberWeights:
-    """Implements role.interface.WeightsFromMembers."""
+    """Implements devices.interface.WeightsFromMembers."""
 
     def __init__(
         self,

@@ -41,6 +41,7 @@ from meshd.base.peer_limits import (
 from meshd.base.rate_by_key import Rates
 from meshd.base.tasks import Owner, first_error, in_thread
 from meshd.base.work_slots import Release, Slots
+from meshd.devices.tell_capacity import NOT_FOR_YOU
 from meshd.identity.membership import Member, Role
 from meshd.library.disk import is_file
 from meshd.library.facts import ModelFacts, facts_of
@@ -50,7 +51,6 @@ from meshd.model.model_name import HUB, OLLAMA, stem_of_ollama
 from meshd.model.piece_index import HASH_BYTES, Piece, PieceIndex
 from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.peer.messages import MessageStream
-from meshd.role.capacity.tell_capacity import NOT_FOR_YOU
 from meshd.store.hash_cache import FileState, HashCache
 from meshd.store.interface import HashProgress
 from meshd.store.model_file import ModelFile

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from meshd.build.pin import read_pin
-from meshd.role.interface import NativeBuild
+from meshd.devices.interface import NativeBuild
 from meshd.rpc.mesh_protocol import VERSION
 from meshd.wire.native import NativeVersion, mesh_protocol
 

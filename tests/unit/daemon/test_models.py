@@ -14,7 +14,7 @@ from meshd.base.tasks import Owner
 from meshd.config import Config, NodeConfig, Paths
 from meshd.daemon import models as daemon_models
 from meshd.daemon.models import MAX_PULLS, ModelExchange, gives_unbounded
-from meshd.role.interface import RoleStatus
+from meshd.devices.interface import RoleStatus
 from meshd.store.piece_cache import PieceCache
 
 from tests.conformance.run import run, until

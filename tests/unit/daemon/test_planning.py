@@ -10,18 +10,18 @@ from meshd.admin.plan_api import MemoryLimit, PlanRequest
 from meshd.base.errors import Refused, UserError
 from meshd.daemon.asked_options import asked_memory, asked_options
 from meshd.daemon.planning import Choices, Planning, with_fewest
+from meshd.devices.device_speeds import DeviceSpeeds
+from meshd.head.worker_choice import ServedAs, roster_of
 from meshd.model.layer_range import LayerRange
 from meshd.plan.wishes import HeadOptions
-from meshd.role.head.worker_choice import ServedAs, roster_of
-from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.store.hash_cache import HashCache
 
 from tests.sim.loop import run
+from tests.unit.devices.capacity_scene import Scene, scene
+from tests.unit.head.rig import Bench
+from tests.unit.head.test_survey import OPTIONS, surveyor
 from tests.unit.library.models import put, tiny
 from tests.unit.plan.plain_options import PLAIN
-from tests.unit.role.capacity.capacity_scene import Scene, scene
-from tests.unit.role.head.test_survey import OPTIONS, surveyor
-from tests.unit.role.rig import Bench
 
 SERVED = replace(
     PLAIN,

@@ -13,8 +13,8 @@ from meshd.daemon.preflight import Preflight
 from meshd.daemon.roles import ROLES
 from meshd.daemon.serve_role import ClaimedServe
 from meshd.daemon.worker_role import ClaimedWorker
+from meshd.devices.interface import NativeBuild
 from meshd.identity.keystore import Home
-from meshd.role.interface import NativeBuild
 from meshd.store.hash_cache import HashCache
 from meshd.wire.native import NativeVersion
 

@@ -13,9 +13,9 @@ import pytest
 from meshd.base.tasks import Owner
 from meshd.config import Config, LinksConfig, Paths
 from meshd.daemon import role_runtime
+from meshd.devices.interface import NativeBuild, TunnelRequest
 from meshd.identity.keys import KeyPair
 from meshd.peer.interface import Mesh, MetadataValue, PathStatus, PeerStatus, Stream
-from meshd.role.interface import NativeBuild, TunnelRequest
 from meshd.store.piece_cache import PieceCache
 from meshd.tunnel.compressed import COMPRESSED, COMPRESSED_VERSION
 from meshd.tunnel.pump import Unwatched

@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 from meshd.daemon.why_view import why_reply
+from meshd.head.explain import Explained, RunFacts
 from meshd.model.output import DevicePath
 from meshd.model.time_account import TimeAccount
 from meshd.plan.advice import advise
 from meshd.plan.choice import choose_split, plan_model
 from meshd.plan.machines import Machines
 from meshd.plan.wishes import HeadOptions
-from meshd.role.head.explain import Explained, RunFacts
 
 from tests.unit.plan.test_split_choice import MODEL, OPTIONS, WORK, machines, offer
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 from meshd.config import HostPort
 from meshd.daemon.plan_view import plan_reply
+from meshd.head.draft_forecast import DraftForecast
 from meshd.plan.advice import SplitAdvice, advise
 from meshd.plan.choice import ServingSplit, choose_split, plan_model
 from meshd.plan.machines import Machines
 from meshd.plan.reasons import RunOn, SplitComparison
 from meshd.plan.wishes import HeadOptions
 from meshd.plan.words import basis_in_words, brief, in_words
-from meshd.role.head.draft_forecast import DraftForecast
 
 from tests.unit.plan.test_split_choice import MODEL, OPTIONS, WORK, machines, offer
 

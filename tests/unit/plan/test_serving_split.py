@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from meshd.config import HostPort
+from meshd.head.survey import COMPUTES
 from meshd.model.output import DevicePath
 from meshd.model.status import Speeds
 from meshd.plan.choice import ServingSplit, plan_model
@@ -20,7 +21,6 @@ from meshd.plan.reasons import (
 )
 from meshd.plan.split import NotEnoughMemory
 from meshd.plan.words import brief, in_words
-from meshd.role.head.survey import COMPUTES
 from meshd.wire.lease import WorkerOffer
 
 from tests.unit.plan.test_split_choice import MODEL, OPTIONS, WORK, device, machines, offer

@@ -12,10 +12,10 @@ from meshd.plan.wishes import HeadOptions
 from meshd.wire.lease import OfferedDevice
 
 from tests.sim.loop import run
+from tests.unit.head.rig import cpu_lines
+from tests.unit.head.test_cycle_troubles import ready, stage
 from tests.unit.plan.plain_options import PLAIN
 from tests.unit.plan.test_over_offers import card, cpu, long_model, node_offer, placed
-from tests.unit.role.head.test_cycle_troubles import ready, stage
-from tests.unit.role.rig import cpu_lines
 
 LONG = replace(PLAIN, node_name="head", machine="here", devices=("none",), ctx_size=1 << 18)
 

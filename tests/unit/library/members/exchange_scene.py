@@ -17,8 +17,8 @@ from meshd.store.piece_cache import PieceCache
 from meshd.wire.models import ToldDisk
 
 from tests.gguf_bytes import gguf, language_model
+from tests.unit.head.fake_mesh import FakeMesh, Net
 from tests.unit.library.models import put
-from tests.unit.role.fake_mesh import FakeMesh, Net
 
 NAME = "big-Q8_0"
 

@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from meshd.devices.interface import FromMembers
 from meshd.library.members.fetch_weights import MemberWeights
 from meshd.model.piece_index import PIECE_BYTES, PieceIndex
 from meshd.peer.interface import Stream
-from meshd.role.interface import FromMembers
 from meshd.store.content_store import DiskContentStore
 from meshd.store.hash_cache import HashCache
 from meshd.store.interface import LeaseCache

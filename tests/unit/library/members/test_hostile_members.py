@@ -29,9 +29,9 @@ from meshd.wire.pieces import GONE, HERE, PIECES_SERVICE
 
 from tests.conformance.run import run
 from tests.gguf_bytes import gguf, language_model
+from tests.unit.head.fake_mesh import FakeMesh
 from tests.unit.library.members.exchange_scene import NAME, big, scene
 from tests.unit.library.models import tiny
-from tests.unit.role.fake_mesh import FakeMesh
 
 Serve = Callable[[Stream], Awaitable[None]]
 

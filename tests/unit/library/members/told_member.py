@@ -29,9 +29,9 @@ from meshd.wire.models import (
 from meshd.wire.pieces import HERE, PIECES_SERVICE
 
 from tests.gguf_bytes import gguf, language_model, parse
+from tests.unit.head.fake_mesh import FakeMesh
 from tests.unit.library.members.exchange_scene import NAME, Scene
 from tests.unit.library.members.test_hostile_members import lies_about
-from tests.unit.role.fake_mesh import FakeMesh
 from tests.unit.store.header_files import hashes_of
 
 

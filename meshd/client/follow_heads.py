@@ -1,0 +1,160 @@
+"""Knows the heads of the mesh: each is asked once what it serves, and tells again when that changes."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from meshd.base import log
+from meshd.base.backoff import Backoff
+from meshd.base.errors import MeshdError
+from meshd.base.peer_limits import SERVING_HEARD
+from meshd.base.tasks import Owner
+from meshd.client.followed_heads import heads_to_follow
+from meshd.client.head_choice import HEAD_AVOIDED_SECONDS, KnownHead
+from meshd.identity import naming
+from meshd.identity.keys import PeerId
+from meshd.identity.membership import Role
+from meshd.identity.role_names import HEAD_ROLE
+from meshd.mux.events import Code
+from meshd.peer.interface import Mesh, PeerState, PeerStatus, Stream
+from meshd.peer.messages import MessageStream
+from meshd.wire.serving import SERVING_SERVICE, ServingTold, decode
+
+_AGAIN = Backoff(first=0.5, factor=2.0, most=30.0)
+_STEADY_SECONDS = 30.0  # after that a failure is the first one
+OpenStream = Callable[[PeerId, str], Awaitable[Stream]]
+"""To a service of a member, which may not be connected because nobody needed it."""
+LOG = log.get("client")
+
+
+@dataclass(slots=True)
+class _HeadNews:
+    """What KnownHead has of it, without what the mesh knows."""
+
+    told: ServingTold | None = None
+    why_not: str = ""
+    mine: int = 0
+    avoided_until: float = 0.0
+
+
+class HeadFollower:
+    """`only`: names or beginnings of ids; other heads are not followed. `serve` must run."""
+
+    def __init__(self, mesh: Mesh, open_stream: OpenStream, only: Sequence[str] = ()) -> None:
+        self._mesh = mesh
+        self._open_stream = open_stream
+        self._only = tuple(only)
+        self._followed: dict[PeerId, _HeadNews] = {}
+        self._tasks: dict[PeerId, asyncio.Task[None]] = {}
+
+    def known(self) -> list[KnownHead]:
+        """As of now."""
+        return [
+            KnownHead(
+                peer=status.peer,
+                name=status.name or status.peer.short,
+                told=one.told,
+                why_not=one.why_not,
+                away_since=None if status.state is PeerState.CONNECTED else status.since,
+                rtt=_rtt(status),
+                mine=one.mine,
+                avoided_until=one.avoided_until,
+                says_banned=status.says_banned,
+            )
+            for status in self._mesh.peers()
+            if (one := self._followed.get(status.peer)) is not None
+        ]
+
+    def unknown_names(self) -> list[str]:
+        """Of `only`: a misspelled name would be waited for without end."""
+        names = {str(peer.peer): peer.name for peer in self._mesh.peers() if peer.role == HEAD_ROLE}
+        return [text for text in self._only if not naming.meant(text, names)]
+
+    def began(self, peer: PeerId, by: int) -> None:
+        """So many requests of this node more (or less) are under way there."""
+        if (one := self._followed.get(peer)) is not None:
+            one.mine += by
+
+    def avoid(self, peer: PeerId, now: float) -> None:
+        """A request was lost or refused there."""
+        if (one := self._followed.get(peer)) is not None:
+            one.avoided_until = now + HEAD_AVOIDED_SECONDS
+
+    async def changed(self, seen: int) -> int:
+        """As Mesh.changed."""
+        return await self._mesh.changed(seen)
+
+    async def serve(self) -> None:
+        """Follow the heads that there are, until cancelled."""
+        seen = -1
+        async with Owner() as owner:
+            while True:
+                wanted = heads_to_follow(self._heads(), self._followed.keys())
+                for peer in self._followed.keys() - wanted:
+                    del self._followed[peer]
+                    self._tasks.pop(peer).cancel()
+                for peer in wanted - self._followed.keys():
+                    self._followed[peer] = _HeadNews()
+                    task = owner.start_for(f"peer {peer.short}", self._follow(peer), name="follow head")
+                    self._tasks[peer] = task
+                    task.add_done_callback(partial(self._forget, peer))
+                seen = await self._mesh.changed(seen)
+
+    def _heads(self) -> Iterator[tuple[PeerId, Hashable]]:
+        """Each with who let it in."""
+        for status in self._mesh.peers():
+            if not self._is_head(status):
+                continue
+            member = self._mesh.member(status.peer)
+            # a member that may not use the mesh cannot have anybody's requests either
+            if member is not None and member.may(Role.USE):
+                yield status.peer, member.chain.admitter
+
+    def _is_head(self, status: PeerStatus) -> bool:
+        names = {str(status.peer): status.name}
+        meant = not self._only or any(naming.meant(text, names) for text in self._only)
+        return meant and status.role == HEAD_ROLE
+
+    async def _follow(self, peer: PeerId) -> None:
+        """Until it is no head of this mesh any more."""
+        one, failures, loop = self._followed[peer], 0, asyncio.get_running_loop()
+        while await self._is_there(peer):
+            began = loop.time()
+            try:
+                await self._listen(peer, one)
+            except MeshdError as error:
+                one.told, one.why_not = None, error.what
+                LOG.info("head_not_followed", peer=peer.short, why=error.what)
+            failures = 0 if loop.time() - began > _STEADY_SECONDS else failures + 1
+            await asyncio.sleep(_AGAIN.delay(failures, 0.0))
+
+    async def _is_there(self, peer: PeerId) -> bool:
+        """Waits until it is connected, or would be on demand; False: it is gone, or no head any more."""
+        one, seen = self._followed[peer], -1
+        while True:
+            status = next((status for status in self._mesh.peers() if status.peer == peer), None)
+            if status is None or not self._is_head(status):
+                return False
+            if status.state is PeerState.CONNECTED or status.present:
+                return True
+            one.why_not = status.stopped or status.last_error or "not connected"
+            seen = await self._mesh.changed(seen)
+
+    async def _listen(self, peer: PeerId, one: _HeadNews) -> None:
+        """Take in what it tells. Raises MeshdError when it ends."""
+        stream = await self._open_stream(peer, SERVING_SERVICE)
+        messages = MessageStream(stream, SERVING_HEARD)
+        try:
+            while True:
+                one.told = decode(await messages.receive())
+        finally:
+            stream.reset(Code.CANCELLED, "not followed any more")
+
+    def _forget(self, peer: PeerId, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(peer) is task:  # or it has given way to another, and may be followed again
+            del self._followed[peer], self._tasks[peer]
+
+
+def _rtt(status: PeerStatus) -> float | None:
+    return next((path.idle_rtt for path in status.paths if path.selected), None)

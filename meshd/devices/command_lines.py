@@ -1,0 +1,170 @@
+"""Command lines and environment of the native children. Pure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from meshd.base.wakeful_loop import Waiting
+from meshd.model.drafts import Drafts
+
+NO_WARMUP = "--no-warmup"
+NO_DRAFTS = Drafts()
+
+
+@dataclass(frozen=True, slots=True)
+class MeshDescriptors:
+    """Inherited descriptors of a mesh-server; `weights` may be -1 for none (docs/native-backend.md)."""
+
+    head: int
+    weights: int
+    neighbours: int
+    report: int
+
+
+def mesh_server(
+    program: str,
+    *,
+    devices: Sequence[str],
+    threads: int,
+    memory: Sequence[int],
+    descriptors: MeshDescriptors,
+) -> list[str]:
+    """`memory` has bytes for each of `devices`."""
+    argv = [program, "--fd", str(descriptors.head), "--threads", str(threads)]
+    for device in devices:
+        argv += ["--device", device]
+    argv += ["--memory", ",".join(str(count) for count in memory)]
+    if descriptors.weights >= 0:
+        argv += ["--weights-fd", str(descriptors.weights)]
+    return [*argv, "--neighbours-fd", str(descriptors.neighbours), "--report-fd", str(descriptors.report)]
+
+
+def trial(program: str, device: str, operations: Sequence[str]) -> list[str]:
+    """A mesh-server that computes these once on one device, and ends."""
+    return [program, "--try-device", device, "--try", ",".join(operations)]
+
+
+def timing(program: str, device: str, threads: int, kinds: Sequence[str]) -> list[str]:
+    """A mesh-server that measures how long one device takes for layers, and ends."""
+    argv = [program, "--time-device", device, "--threads", str(threads)]
+    return [*argv, *(word for kind in kinds for word in ("--time", kind))]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What llama-server is started with. `plan` are the options of the split (plan/by_memory.py)."""
+
+    model: str
+    socket: str
+    alias: str
+    endpoints: tuple[str, ...]
+    plan: tuple[str, ...]
+    load_mode: str
+    llama_args: tuple[str, ...]
+    mmproj: str = ""  # of a multimodal model
+    drafts: Drafts = NO_DRAFTS
+    draft_model: str = ""
+    threads: int = 0  # 0: llama.cpp's default
+
+
+_PROJECTOR_DEVICES = {"-mmdev", "--mmproj-device", "--mmproj-offload"}
+
+
+def llama_server(program: str, head: Head) -> list[str]:
+    """The serving process. What the user gave after `--` comes last, so that it wins.
+
+    `-nr` (no repacking) keeps a split's text equal to one node's: repacked kernels of the head round
+    otherwise than a worker's. `--cache-ram 0`: the prompt cache in RAM aborts a head with RPC in some
+    builds, and takes 8 GiB by default. `--no-warmup`: it is one more pass through the whole model, and the
+    first token is asked for before anybody is told that the model is ready (head/model_run.py).
+    """
+    argv = [program, "-m", head.model, "--host", head.socket, "--alias", head.alias, "--no-webui", NO_WARMUP]
+    if head.endpoints:
+        argv += ["--rpc", ",".join(head.endpoints)]
+    argv += [*head.plan, "-lm", head.load_mode, "--cache-ram", "0", "-nr"]
+    if head.threads:
+        argv += ["--threads", str(head.threads)]
+    if head.mmproj:
+        argv += ["--mmproj", head.mmproj]
+        if not _PROJECTOR_DEVICES & set(head.llama_args):
+            argv += ["--no-mmproj-offload"]  # its default is the first device of the plan: a worker's, mostly
+    return [*argv, *drafting(head.drafts, head.draft_model), *head.llama_args]
+
+
+def drafting(drafts: Drafts, model: str) -> list[str]:
+    """What llama-server drafts; without `-devd` it would compute the draft model on the workers."""
+    kinds: list[str] = []
+    argv: list[str] = []
+    if drafts.free:
+        kinds.append("ngram-map-k")
+        argv += ["--spec-ngram-map-k-size-m", str(drafts.free)]
+    if drafts.model:
+        kinds.append("draft-simple")
+        argv += ["--spec-draft-model", model, "--spec-draft-n-max", str(drafts.model), "-devd", "none"]
+    return ["--spec-type", ",".join(kinds), *argv] if kinds else []
+
+
+def without_overridden(plan: Sequence[str], llama_args: Sequence[str]) -> tuple[str, ...]:
+    """The plan without its `-ot` where the user gives one: llama.cpp takes the first that matches."""
+    if not {"-ot", "--override-tensor"} & set(llama_args) or "-ot" not in plan:
+        return tuple(plan)
+    at = list(plan).index("-ot")
+    return (*plan[:at], *plan[at + 2 :])
+
+
+# By default OpenMP's threads spin on every core for as long as a token is under way to another machine, and
+# the daemon that carries it waits; without any spinning, each part of a matrix waits for threads to wake up.
+# libgomp's number of looks, and libomp's milliseconds.
+CALM_THREADS = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
+# How threads of mesh-server (on GPUs) and of our module wait for a message that is expected soon
+# (docs/decisions/0066).
+WAITING = "GGML_MESH_WAITING"
+# Weights and caches of llama-server in pages of 2 MiB, where the kernel gives them to who asks, as glibc does
+# since 2.35.
+LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+
+
+def mesh_trial_environment(*, module: str, report: int) -> Mapping[str, str]:
+    """For a llama-server that only shows whether it loads our module."""
+    return {"GGML_BACKEND_PATH": module, "GGML_MESH_REPORT_FD": str(report)}
+
+
+def mesh_server_environment(waiting: Waiting) -> Mapping[str, str]:
+    """Return the variables of a mesh-server whose threads wait so."""
+    return CALM_THREADS | {WAITING: waiting.value}
+
+
+def mesh_head_environment(
+    *,
+    module: str,
+    sockets: Sequence[int],
+    lent: Sequence[Sequence[int]],
+    weights: int,
+    report: int,
+    waiting: Waiting = Waiting.SLEEP,
+    activations: str = "f32",
+    grace: float = 0.0,
+) -> Mapping[str, str]:
+    """Return the variables of a llama-server that loads our module.
+
+    `sockets` are descriptors, in the order of the workers.
+    `lent`: the bytes that each of those has reserved of each of its devices. One that has another number of
+    devices is lost, and so is one that refuses a buffer that they have room for. `activations`: how hidden
+    states cross, f32 or f16. `grace`: for so many seconds a path may be silent.
+    Preloaded, the module also keeps the loader from reading the workers' weights ahead; the linker takes no
+    blank or colon in its path.
+    """
+    preloaded = {} if set(module) & set(" :") else {"LD_PRELOAD": module}
+    return {
+        **mesh_server_environment(waiting),
+        **LARGE_PAGES,
+        **preloaded,
+        "GGML_BACKEND_PATH": module,
+        "GGML_MESH_FDS": ",".join(map(str, sockets)),
+        "GGML_MESH_DEVICES": ",".join(str(len(counts)) for counts in lent),
+        "GGML_MESH_MEMORY": ",".join(str(count) for counts in lent for count in counts),
+        "GGML_MESH_WEIGHTS_FD": str(weights),
+        "GGML_MESH_REPORT_FD": str(report),
+        "GGML_MESH_ACTIVATIONS": activations,
+        "GGML_MESH_GRACE": str(math.ceil(grace)),
+    }

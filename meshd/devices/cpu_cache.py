@@ -1,0 +1,54 @@
+"""The CPU as mesh-server listed it last, in a file of the cache, for a head that uses nothing else.
+
+Listing starts the drivers of all GPUs, which takes most of a second where there is one. Lost or damaged, the
+file costs a listing. Several daemons may share it: the last one wins.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from meshd.base import log
+from meshd.base.replaced_file import replace_file
+from meshd.devices.devices import parse_devices
+from meshd.wire.lease import OfferedDevice
+
+CPU = "CPU"
+_MOST_BYTES = 1024
+LOG = log.get("serve")
+
+
+class CpuCache:
+    """The file at `path`; without one nothing is kept. `key`: see device_trial.listing_key."""
+
+    def __init__(self, path: Path | None, key: str) -> None:
+        self._path = path
+        self._key = key
+        self._kept = self._read()
+
+    @property
+    def cpu(self) -> OfferedDevice | None:
+        """Return the CPU; None if it was not listed by this program since this machine started."""
+        return self._kept
+
+    def keep(self, listed: Sequence[OfferedDevice]) -> None:
+        """Remember the CPU of a listing. A file that cannot be written is no error."""
+        found = next((device for device in listed if device.name == CPU), None)
+        if self._path is None or found is None or found == self._kept:
+            return
+        self._kept = found
+        line = f"device {CPU} cpu - {found.total_bytes} {found.free_bytes} {found.description}"
+        try:
+            replace_file(self._path, f"{self._key}\n{line}\n".encode())
+        except OSError as error:
+            LOG.warning("device_not_kept", why=error.strerror)
+
+    def _read(self) -> OfferedDevice | None:
+        if self._path is None:
+            return None
+        try:
+            with self._path.open("rb") as file:
+                key, *lines = file.read(_MOST_BYTES).decode("utf-8", "replace").splitlines() or [""]
+        except OSError:
+            return None
+        listed = parse_devices(lines, "") if key == self._key else ()
+        return next((device for device in listed if device.name == CPU), None)

@@ -1,0 +1,114 @@
+"""Fills the path to another member for a moment: then both sessions know what it carries.
+
+A link's rate is known only once it was the bottleneck (mux/pacing.py). Before, the prediction of a split has
+to guess it, and a guess decides whether a prompt is worth a second machine. So where nothing is known, bytes
+that mean nothing are sent, for half a second and 16 MiB at most, and no longer than the rate grows. The other
+node drops them.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+
+from meshd.base.errors import EndOfStream, MeshdError, RemoteProtocolError
+from meshd.base.peer_limits import PROBES_AT_ONCE, PROBES_AT_ONCE_OF_PEER, PROBES_TAKEN
+from meshd.base.rate_by_key import Rates
+from meshd.base.work_slots import Release, Slots
+from meshd.devices.ask_capacity import GIVEN_UP
+from meshd.identity.keys import PeerId
+from meshd.identity.membership import Member
+from meshd.peer.interface import Mesh, MetadataValue, PathStatus, PeerStatus, Stream
+
+PATH_PROBE_SERVICE = "path-probe"
+PROBED_BYTES = 16 << 20  # at most: a path of 100 MB/s and 20 ms is full after some nine round trips
+PROBED_SECONDS = 0.5
+PROBED_PEERS = 8  # of one question: the nearest
+_CHUNK = bytes(64 << 10)
+_FLAT_BYTES = 1 << 20  # sent without finding more: that is what the path carries
+_GROWTH = 1.05
+_AGAIN_SECONDS = 600.0  # until a path that would not tell is filled again
+
+
+class ProbesTaken:
+    """Takes what members send to fill their paths to this node, and drops it."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._places = Slots(PROBES_AT_ONCE, PROBES_AT_ONCE_OF_PEER)
+        self._taken = Rates(PROBES_TAKEN)
+        mesh.handle(PATH_PROBE_SERVICE, self._serve, allow=self._may_send)
+
+    def _may_send(self, member: Member, _metadata: Mapping[str, MetadataValue]) -> str | Release:
+        release = self._places.take(member.peer)
+        if release is None:
+            return "too many measurements of a path at once"
+        if not self._taken.spend(member.peer, asyncio.get_running_loop().time()):
+            release()
+            return "the path was measured a moment ago"
+        return release
+
+    async def _serve(self, stream: Stream) -> None:
+        left = PROBED_BYTES
+        with suppress(EndOfStream):
+            while True:
+                data = await stream.read()
+                stream.consumed(len(data))
+                left -= len(data)
+                if left < 0:
+                    raise RemoteProtocolError("path-probe: too many bytes", code="capacity")
+        stream.write_eof()
+
+
+class PathProber:
+    """Of one node: to the members whose path was never full, one after the other."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._tried: dict[PeerId, float] = {}
+
+    async def probe(self, peers: Iterable[PeerId]) -> None:
+        """Those of `peers` that are near come first. Whoever refuses stays unknown."""
+        wanted = set(peers)
+        now = asyncio.get_running_loop().time()
+        self._tried = {peer: at for peer, at in self._tried.items() if now - at < _AGAIN_SECONDS}
+        for peer in self._unknown(wanted)[:PROBED_PEERS]:
+            self._tried[peer] = now
+            with suppress(MeshdError, TimeoutError):
+                await self._fill(peer)
+
+    def _unknown(self, wanted: set[PeerId]) -> list[PeerId]:
+        found = []
+        for status in self._mesh.peers():
+            path = _selected(status)
+            if status.peer not in wanted or status.peer in self._tried or path is None:
+                continue
+            if path.rate is None and path.idle_rtt is not None:
+                found.append((path.idle_rtt, status.peer))
+        return [peer for _, peer in sorted(found)]
+
+    async def _fill(self, peer: PeerId) -> None:
+        stream = self._mesh.open_stream(peer, PATH_PROBE_SERVICE, metadata={}, bulk=True)
+        try:
+            async with asyncio.timeout(PROBED_SECONDS):
+                sent = flat = 0
+                best = 0.0
+                while sent < PROBED_BYTES and flat < _FLAT_BYTES:
+                    await stream.write(_CHUNK)
+                    sent += len(_CHUNK)
+                    rate = self._rate(peer)
+                    flat = 0 if rate > _GROWTH * best else flat + len(_CHUNK)
+                    best = max(best, rate)
+                stream.write_eof()
+                await stream.read()
+        finally:
+            stream.reset(GIVEN_UP, "")
+
+    def _rate(self, peer: PeerId) -> float:
+        """What is known of it now, in bytes a second; 0 before that."""
+        status = next((one for one in self._mesh.peers() if one.peer == peer), None)
+        path = None if status is None else _selected(status)
+        return 0.0 if path is None else path.rate or 0.0
+
+
+def _selected(status: PeerStatus) -> PathStatus | None:
+    """The path that carries data."""
+    return next((path for path in status.paths if path.selected), None)

@@ -1,0 +1,174 @@
+"""Answers other members that ask what this node's devices could lend, and how fast they are.
+
+Nothing is reserved, and what devices are computing meanwhile is not disturbed: while a lease computes here,
+or did a moment ago, only what was measured before is told, and a measurement ends as soon as one does.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
+
+from meshd.base import log
+from meshd.base.errors import Broken, EndOfStream, MeshdError, RemoteProtocolError
+from meshd.base.peer_limits import CAPACITY_ASKED, CAPACITY_MESSAGES, SPEEDS_ASKED
+from meshd.base.rate_by_key import Rates
+from meshd.base.tasks import Owner, first_error
+from meshd.base.work_slots import Release
+from meshd.devices.device_speeds import DeviceSpeeds
+from meshd.devices.path_probe import PathProber
+from meshd.identity.keys import PeerId
+from meshd.identity.membership import Member, Role
+from meshd.identity.role_names import WORKER_ROLE
+from meshd.peer.interface import Mesh, MetadataValue, PeerStatus, Stream
+from meshd.peer.messages import MessageStream
+from meshd.wire.capacity import (
+    CAPACITY_SERVICE,
+    AskCapacity,
+    Capacity,
+    ComputedSpan,
+    MeasuredDevice,
+    MeasuredPath,
+    Measuring,
+    decode,
+)
+from meshd.wire.lease import OfferedDevice
+from meshd.wire.limits import MAX_CAPACITY_PATHS
+
+NOT_FOR_YOU = "its certificate lacks the role `use`"
+CAPACITY_ASK_SECONDS = 30.0  # for the question, once the stream is open
+_LOOK_SECONDS = 0.02  # at whether something computes here, while devices are measured
+LOG = log.get("worker")
+
+
+class ListDevices(Protocol):
+    """The devices that could be lent; `recent`: as they were the last time."""
+
+    def __call__(self, *, recent: bool) -> Awaitable[Sequence[OfferedDevice]]: ...
+
+
+ComputedFor = Callable[[PeerId, bytes, Sequence[tuple[float, float]]], tuple[ComputedSpan, ...]]
+"""How long this lease of this member has computed, in each of these spans; in seconds before now."""
+
+
+class CapacityTeller:
+    """`devices` lists what could be lent now; `is_busy`: they compute for somebody, or did a moment ago."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        speeds: DeviceSpeeds,
+        *,
+        devices: ListDevices,
+        machine: str,
+        is_busy: Callable[[], bool],
+        is_lending: Callable[[], bool] = lambda: False,
+        computed: ComputedFor = lambda _peer, _lease_id, _spans: (),
+        lacks: Callable[[bytes], bytes] = lambda _marks: b"",
+    ) -> None:
+        """`is_lending`: leases have memory of the devices. `lacks`: bits of the tensors with these marks that
+        are not here.
+        """
+        self._mesh = mesh
+        self._computed = computed
+        self._lacks = lacks
+        self._speeds = speeds
+        self._devices = devices
+        self._machine = machine
+        self._is_busy = is_busy
+        self._is_lending = is_lending
+        self._prober = PathProber(mesh)
+        self._asking: Counter[PeerId] = Counter()
+        self._asked = Rates(SPEEDS_ASKED)
+        mesh.handle(CAPACITY_SERVICE, self._serve, allow=self._may_ask)
+
+    async def _serve(self, stream: Stream) -> None:
+        try:
+            await self._answer(MessageStream(stream, CAPACITY_MESSAGES))
+        except (Broken, EndOfStream, TimeoutError):
+            return  # nobody wants to know any more
+        except RemoteProtocolError:
+            raise
+        except MeshdError as error:
+            LOG.warning("capacity_not_told", peer=stream.peer.short, why=error.what)
+        stream.write_eof()
+
+    def _may_ask(self, member: Member, _metadata: Mapping[str, MetadataValue]) -> str | Release:
+        if Role.USE not in member.roles:
+            return NOT_FOR_YOU
+        peer = member.peer
+        if self._asking[peer] >= CAPACITY_ASKED.most:
+            return "too many questions about capacity at once"
+        self._asking[peer] += 1
+
+        def release() -> None:
+            self._asking[peer] -= 1
+            self._asking += Counter()  # drops those at zero
+
+        return release
+
+    async def _answer(self, messages: MessageStream) -> None:
+        async with asyncio.timeout(CAPACITY_ASK_SECONDS):
+            asked = decode(await messages.receive())
+        if not isinstance(asked, AskCapacity):
+            raise RemoteProtocolError("capacity: expected `ask`", code="capacity")
+        peer = messages.stream.peer
+        # what is measured beside other programs needs the memory that is free now
+        devices = await self._devices(recent=asked.recent and not asked.measure)
+        busy = self._is_busy()
+        lacks = asked.measure and self._speeds.lacks(devices, asked.timed)
+        if lacks and not busy and self._asked.spend(peer, asyncio.get_running_loop().time()):
+            await self._measure(messages, devices, asked.timed)
+            busy = self._is_busy()
+        if asked.measure and not busy:
+            await self._prober.probe(one.peer for one in self._mesh.peers() if one.role == WORKER_ROLE)
+        answer = Capacity(
+            devices=tuple(MeasuredDevice(one, self._speeds.known(one, asked.timed)) for one in devices),
+            machine=self._machine,
+            paths=measured_paths(self._mesh.peers()),
+            busy=busy,
+            cpu_share=self._speeds.cpu_share,
+            core_set=self._speeds.core_set,
+            computed=self._computed(
+                peer, asked.lease, [(begin / 1e6, end / 1e6) for begin, end in asked.spans]
+            ),
+            lacks=self._lacks(asked.marks) if asked.marks else b"",
+        )
+        await messages.send(answer.encode())
+
+    async def _measure(
+        self, messages: MessageStream, devices: Sequence[OfferedDevice], timed: Sequence[str]
+    ) -> None:
+        """Until all is measured, or something computes here."""
+        peer = messages.stream.peer
+
+        async def on_progress(text: str) -> None:
+            await messages.send(Measuring(text).encode())
+
+        member = self._mesh.member(peer)
+        asker = str(peer if member is None else member.chain.admitter)
+        beside = self._is_lending()
+        measure = self._speeds.measure(devices, timed, on_progress, asker=asker, beside_model=beside)
+        try:
+            async with Owner() as owner:
+                measuring = owner.start(measure, name="measuring")
+                computing = owner.start(self._until_busy(), name="computing")
+                await asyncio.wait([measuring, computing], return_when=asyncio.FIRST_COMPLETED)
+                owner.cancel()
+        except ExceptionGroup as group:
+            raise first_error(group) from None
+
+    async def _until_busy(self) -> None:
+        while not self._is_busy():  # noqa: ASYNC110 - frames pass by the thousand, and tell nobody
+            await asyncio.sleep(_LOOK_SECONDS)
+
+
+def measured_paths(peers: Sequence[PeerStatus]) -> tuple[MeasuredPath, ...]:
+    """The paths that carry data now, the shortest first."""
+    found = []
+    for peer in peers:
+        path = next((path for path in peer.paths if path.selected), None)
+        rtt = None if path is None else path.idle_rtt
+        if path is not None and rtt is not None:
+            found.append(MeasuredPath(peer.peer.raw, max(0, int(rtt * 1e6)), int(path.rate or 0)))
+    return tuple(sorted(found, key=lambda one: one.rtt_us))[:MAX_CAPACITY_PATHS]

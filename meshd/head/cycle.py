@@ -1,0 +1,520 @@
+"""The head: waits for workers, takes leases, plans the split, runs llama-server; starts over when one dies.
+
+One task owns the cycle *wait, ask, plan, reserve, load, serve*; whatever ends a cycle (a worker lost,
+llama-server gone) leads back to its beginning with the reason in the status. The gateway asks for
+`readiness` and never talks to the mesh.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from socket import socket
+
+from meshd.base import log
+from meshd.base.backoff import Backoff
+from meshd.base.errors import MeshdError, Refused, UserError
+from meshd.base.fault_boundary import Fault, contained
+from meshd.base.tasks import Owner, first_error
+from meshd.base.unix_connect import connect_unix
+from meshd.devices.device_list import AHEAD_SECONDS
+from meshd.devices.device_speeds import DeviceSpeeds
+from meshd.devices.interface import RoleRuntime, RoleStatus
+from meshd.gateway.interface import AnswerTimings, Readiness
+from meshd.head.arrivals import Arrivals, better_workers, compare_now
+from meshd.head.device_exclusions import DeviceExclusions
+from meshd.head.draft_forecast import Drafting
+from meshd.head.explain import Explained
+from meshd.head.late_measuring import Judgement, LateMeasuring
+from meshd.head.load_report import with_loads
+from meshd.head.model_run import HeadRun
+from meshd.head.own_devices import OwnDevices
+from meshd.head.quiet_moments import QuietMoments
+from meshd.head.run_end import LoadedModel
+from meshd.head.run_input import RunHistory, ServedModel
+from meshd.head.served_files import ServedFiles
+from meshd.head.server_failures import ServerFailures
+from meshd.head.speculation import Speculation
+from meshd.head.standby import StandbyWorkers
+from meshd.head.state_news import is_news
+from meshd.head.stock_rpc import ask_plain
+from meshd.head.survey import Surveyor
+from meshd.head.unreachable import as_reached
+from meshd.head.worker_choice import ServedAs, roster_of
+from meshd.identity.keys import PeerId
+from meshd.model.device_sampling import DeviceSampling
+from meshd.model.served_facts import ServedFacts, with_properties
+from meshd.model.status import ModelState, ModelStatus
+from meshd.peer.interface import PeerStatus
+from meshd.plan.machines import PlainRpc
+from meshd.plan.split import NoSplit, NotEnoughMemory
+from meshd.plan.wishes import HeadOptions, may_draft, read_llama_args
+from meshd.plan.words import faster_in_words, in_words
+from meshd.process.interface import ChildStatus
+from meshd.store.interface import HashProgress, WeightsFile
+from meshd.tunnel.interface import TunnelStatus
+
+MORE_WORKERS_SECONDS = 3.0  # for others that are known, once enough are there
+TRY_AGAIN_SECONDS = 20.0
+_AFTER_LOSS_SECONDS = 0.01
+_RETRY = Backoff(first=0.3, factor=2.0, most=15.0)
+LOG = log.get("serve")
+
+
+class Serve:
+    """Implements Role, and Upstream of gateway.interface."""
+
+    def __init__(
+        self,
+        runtime: RoleRuntime,
+        file: WeightsFile,
+        options: HeadOptions,
+        speeds: DeviceSpeeds | None = None,
+        smaller: Sequence[WeightsFile] = (),
+    ) -> None:
+        """`speeds`: of this node's devices; without them nothing is measured, and no speed predicted.
+
+        `smaller`: files for when the model's own fits no more. Raises UserError.
+        """
+        self._runtime = runtime
+        self._files = ServedFiles(file, smaller)
+        self._options = options
+        read_llama_args(options.llama_args)  # what cannot be given is an error at the start
+        self._readiness = Readiness(ModelState.WAITING, "starting")
+        self._run: HeadRun | None = None
+        self._loaded = LoadedModel()
+        self._slots = max(1, options.slots)  # until a plan says how many fit
+        self._why_lost = ""  # the model that was ready last
+        self._failures = 0
+        self._roster = roster_of(runtime.mesh, options)
+        self.serving = ServedAs(options, self._roster)
+        own = OwnDevices(runtime.native, runtime.processes.run_to_end, runtime.paths, options)
+        surveyor = (
+            Surveyor(runtime, options, speeds, serves=lambda: self._run is not None)
+            if speeds is not None
+            else None
+        )
+        speculation = Speculation(may_draft(self._files.layers, options))
+        moments = QuietMoments(runtime.mesh.peers, self._wanted, self._why_otherwise)
+        arrivals = Arrivals(self._roster.workers, self._better_with, moments.idle_seconds)
+        late = LateMeasuring(moments, self._judge_split)
+        self._history = RunHistory(own, self._roster.backoff, moments, arrivals, late, speculation, surveyor)
+        self._standby = StandbyWorkers(runtime, options.standby, self._roster, surveyor)
+        self._server_failures = ServerFailures()
+        self._is_replaced = self._was_lost = False  # the last run
+        self._crashes = 0  # of earlier runs
+        self._active = 0  # requests under way
+
+    # Upstream.
+
+    async def connect(self) -> socket:
+        """See Upstream: to llama-server."""
+        return await connect_unix(self.socket_path)
+
+    def is_refusal(self, status: int) -> bool:
+        """See Upstream. What llama-server says is the answer."""
+        return False
+
+    @property
+    def socket_path(self) -> Path:
+        """Of llama-server: it never changes for one daemon, though the process may."""
+        return self._runtime.paths.sockets / self._options.socket
+
+    @property
+    def readiness(self) -> Readiness:
+        """See Upstream. While the weights of workers are loaded it says how far they are."""
+        now, run = self._readiness, self._run
+        if run is None:
+            return now
+        if now.state is ModelState.LOADING and not run.loaded and run.loads:
+            now = with_loads(now, run.loads)
+        return as_reached(now, self._runtime.mesh, run.workers)
+
+    @property
+    def model_name(self) -> str:
+        """See Upstream."""
+        return self._options.name or self._files.own.name.removesuffix(".gguf")
+
+    @property
+    def facts(self) -> ServedFacts:
+        """See Upstream."""
+        facts = self._files.facts(self._options.llama_args)
+        return with_properties(facts, self._loaded.props) if self._loaded.props else facts
+
+    @property
+    def failures(self) -> int:
+        """How many lives of the model have ended since it was ready last."""
+        return self._failures
+
+    @property
+    def slots(self) -> int:
+        """See Upstream."""
+        return self._slots
+
+    async def upstream_broke(self, why: str) -> str:
+        """See Upstream. The cycle would notice its end as well, but no request may fail in between."""
+        if (run := self._run) is None or not run.loaded:  # the cycle has noticed
+            return self._why_lost or why
+        if self._readiness.state is ModelState.READY:
+            LOG.warning("upstream_broke", why=why)
+            self._tell(ModelState.LOADING, why)
+        run.end.seen(why)
+        return await run.end.why()
+
+    @property
+    def crashes(self) -> int:
+        """See Upstream."""
+        return self._crashes + (self._run is not None and self._run.crashed)
+
+    @property
+    def device_sampling(self) -> DeviceSampling | None:
+        """See Upstream."""
+        return self._loaded.sampling
+
+    @property
+    def holds_turns(self) -> str:
+        """See Upstream. Whatever comes after that life of the model is waited for as any load."""
+        return self._history.moments.holds_turns if self._readiness.state is ModelState.READY else ""
+
+    def queued(self, waiting: int) -> None:
+        """See Upstream."""
+        self._history.moments.queued(waiting)
+
+    def requested(self, active: int) -> None:
+        """See Upstream."""
+        self._history.moments.requests(active, asyncio.get_running_loop().time())
+        self._active = active
+        if self._run is not None:
+            self._run.measures.answers.requested(active)
+            self._run.watch.requested(active)
+
+    def generated(self, total: int, grown: int, *, alone: bool) -> None:
+        """See Upstream."""
+        if self._run is not None:
+            self._run.measures.generated(total, grown, alone=alone)
+
+    def answered(self, timings: AnswerTimings, *, alone: bool, seconds: float) -> None:
+        """See Upstream."""
+        if self._run is not None:
+            self._run.measures.answered(timings, alone=alone, seconds=seconds)
+            if alone:
+                self._history.speculation.answered(timings, asyncio.get_running_loop().time())
+
+    # Role.
+
+    @property
+    def held(self) -> Mapping[tuple[str, str], int]:
+        """Memory that the model takes now, by node and device."""
+        facts = self._run.measures.facts if self._run is not None else None
+        return facts.held if facts is not None else {}
+
+    def drafting(self, file: Path) -> Drafting | None:
+        """Of the model with this file; None where that is another one."""
+        if file.resolve() not in [path.resolve() for path in self._files.current.paths]:
+            return None
+        return Drafting(self._history.speculation, self._options.draft)
+
+    async def explain(self) -> Explained | None:
+        """Where the time of the model's tokens went; None while it is not loaded."""
+        run = self._run
+        if run is None or not run.loaded:
+            return None
+        drafts = self._history.speculation.drafts.longest > 0
+        surveyor = self._history.surveyor
+        return await run.measures.explain(self._loaded.split, surveyor, self._roster, drafts=drafts)
+
+    @property
+    def status(self) -> RoleStatus:
+        """See Role."""
+        children: Sequence[ChildStatus] = ()
+        tunnels: Sequence[TunnelStatus] = ()
+        if self._run is not None:
+            children = [self._server_failures.as_one(child) for child in self._run.children]
+            tunnels = self._run.tunnels
+        elif self._readiness.state is ModelState.FAILED:
+            failed = self._server_failures.failed_child
+            children = [failed] if failed is not None else []
+        return RoleStatus(
+            children=children,
+            tunnels=tunnels,
+            model=self.model_status,
+            unfit=self._history.own_devices.notes,
+            unknown=tuple(self._roster.unknown_names()),
+            is_computing=self._run is not None and self._run.loaded,
+            listed=self._history.own_devices.listed,
+        )
+
+    @property
+    def model_status(self) -> ModelStatus:
+        """The model, as status and members are told of it."""
+        loaded, readiness = self._loaded, self.readiness
+        return ModelStatus(
+            name=self.model_name,
+            fingerprint=self._files.index.fingerprint if self._files.index is not None else "",
+            state=readiness.state,
+            reason=readiness.reason,
+            load_seconds=None if loaded.seconds is None else round(loaded.seconds, 3),
+            measuring_seconds=round(loaded.measuring, 3),
+            estimated=tuple(sorted(loaded.estimated)),
+            weights_local_bytes=loaded.report.local_bytes,
+            weights_network_bytes=loaded.report.network_bytes,
+            tensors_from_network=loaded.report.from_network,
+            bytes_per_token=self._bytes_per_token(),
+            split=loaded.split,
+            split_why=in_words(loaded.plan.reasons) if loaded.plan is not None else "",
+            answers=loaded.answers,
+            predicted=loaded.predicted,
+            measured=self._run.measures.speed.speeds if self._run is not None else None,
+            speculation=self._history.speculation.status() if loaded.seconds is not None else None,
+            standby=self._standby.statuses(self._run.workers if self._run is not None else ()),
+            fallbacks=self._files.smaller,
+            fallback=self._files.current.name if self._files.note else "",
+            progress=readiness.progress,
+            workers=self._run.loads if self._run is not None else (),
+        )
+
+    def _bytes_per_token(self) -> float | None:
+        run = self._run
+        if run is not None and run.loaded and not run.workers:
+            return 0.0
+        return run.measures.token_cost.bytes_per_token if run is not None else None
+
+    async def serve(self) -> None:
+        """See Role."""
+        self._tell(ModelState.LOADING, "looking at the model file")
+        self._files.begin()
+        try:
+            async with Owner() as owner:
+                self._list_ahead(owner)
+                await self._know_file()
+                owner.start(self._files.know_smaller(), name="smaller models")
+                await self._serve(owner)
+        except ExceptionGroup as group:
+            raise first_error(group) from None
+
+    async def _serve(self, owner: Owner) -> None:
+        while True:
+            failures, restarts = self._server_failures, self._server_failures.restarts
+            why = await self._cycle()
+            failures.why_restarted = why if failures.restarts > restarts else failures.why_restarted
+            self._failures += 1
+            self._loaded = LoadedModel()
+            self._tell(ModelState.LOADING, why)
+            if not self._is_replaced:
+                LOG.warning("model_lost", model=self.model_name, why=why)
+            pause = _RETRY.delay(self._failures - 1, 0.0)
+            if self._failures == 1 and self._was_lost:  # answers are to go on
+                pause = _AFTER_LOSS_SECONDS
+            if pause < AHEAD_SECONDS:
+                self._list_ahead(owner)
+            await asyncio.sleep(pause)
+
+    def _list_ahead(self, owner: Owner) -> None:
+        owner.start_for(self.model_name, self._history.own_devices.ahead(), name="own devices")
+
+    async def _know_file(self) -> None:
+        """Costs nothing while the file is as it was. Raises UserError."""
+        if await self._files.know(self._hash_progress):
+            self._history.exclusions = DeviceExclusions()  # another model
+
+    def _hash_progress(self, progress: HashProgress) -> None:
+        done = progress.done / max(1, progress.total)
+        self._tell(ModelState.LOADING, progress.text, progress=done)
+
+    def rests(self, state: ModelState, why: str) -> None:
+        """Told by its owner, who has ended `serve`, or saw it fail."""
+        self._failures = 0
+        self._tell(state, why)
+
+    def _tell(
+        self, state: ModelState, reason: str, *, progress: float | None = None, no_room: bool = False
+    ) -> None:
+        if is_news(state, reason, self._readiness):
+            LOG.info("model_state", model=self.model_name, state=state.value, why=reason)
+        note = self._files.note
+        self._readiness = Readiness(state, reason, progress=progress, no_room=no_room, note=note)
+
+    async def _cycle(self) -> str:
+        """One life of the model; returns why it ended."""
+        workers = await self._wait_for_workers()
+        try:
+            await self._know_file()
+            plain_rpc = await ask_plain(
+                [str(one) for one in self._options.rpc], protocol=self._runtime.native.plain_rpc
+            )
+        except MeshdError as error:
+            return await self._failed(error)
+        model = self._served_model(plain_rpc)
+        run = self._run = self._new_run(model)
+        try:
+            life = self._standby.beside(run, model, workers)
+            why = await contained(life, source="workers", name="model")
+        except Fault as error:  # of what a worker said, most likely: another life may do without it
+            return f"the model cannot be run: {error.what}"
+        except MeshdError as error:
+            self._end_run(run, workers)
+            return error.with_hint if run.blame.anybody else await self._failed(error)
+        except asyncio.CancelledError:
+            run.replaced = True  # it is unloaded
+            raise
+        finally:
+            self._end_run(run, workers)
+        if run.loaded:
+            self._why_lost = why
+            self._files.lost()
+        if run.server_died is not None and self._server_failures.is_no_chance(spares=self._roster.spares()):
+            await self._server_failed(why)
+        return why
+
+    def _served_model(self, plain_rpc: Sequence[PlainRpc]) -> ServedModel:
+        assert self._files.index is not None
+        return ServedModel(
+            file=self._files.current,
+            index=self._files.index,
+            layers=self._files.layers,
+            options=self._options,
+            plain_rpc=plain_rpc,
+            alias=self.model_name,
+            socket=self.socket_path,
+        )
+
+    def _new_run(self, model: ServedModel) -> HeadRun:
+        return HeadRun(
+            self._runtime,
+            model,
+            self._history,
+            on_progress=lambda text: self._tell(ModelState.LOADING, text),
+            on_loaded=self._on_loaded,
+        )
+
+    def _wanted(self) -> list[PeerStatus]:
+        """Workers for which the model would be loaded again: those that help or were used before, or all."""
+        all_of_them = not self._options.picks_by_speed
+        helpful = self._history.used | self._history.arrivals.helpful
+        wanted = [one for one in self._roster.workers() if all_of_them or one.peer in helpful]
+        return [one for one in wanted if not self._roster.is_standby(one)]
+
+    async def _better_with(self) -> frozenset[PeerId]:
+        facts, surveyor = self._run.measures.facts if self._run is not None else None, self._history.surveyor
+        if facts is None or surveyor is None:
+            return frozenset()
+        return await better_workers(facts, surveyor, self._roster)
+
+    def _why_otherwise(self, now: float) -> str:
+        """Why the model is to be loaded again with the same workers there; empty: it is not."""
+        return self._history.speculation.better(now) or self._history.late_measuring.better
+
+    async def _judge_split(self) -> Judgement:
+        """Measure what the load estimated, and compare the split that runs with the best one."""
+        run, surveyor = self._run, self._history.surveyor
+        facts = run.measures.facts if run is not None else None
+        if run is None or facts is None or surveyor is None:
+            return Judgement()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        found = await compare_now(facts, surveyor, self._roster)
+        if found is None or self._run is not run:
+            return Judgement()
+        estimated = frozenset(self._loaded.estimated & found.machines.unmeasured.keys())
+        lacking = "; ".join(f"`{node}`: {found.machines.unmeasured[node]}" for node in sorted(estimated))
+        if not found.runs.prediction.is_measured:
+            self._loaded = replace(self._loaded, estimated=estimated)
+            return Judgement(lacking=lacking)
+        predicted = run.measured(found)
+        seconds = loop.time() - began if self._loaded.estimated else 0.0
+        self._loaded = replace(self._loaded, estimated=estimated, measuring=seconds, predicted=predicted)
+        if not found.is_clearly_faster:
+            return Judgement(lacking=lacking)
+        better = faster_in_words(found.best.rated, found.runs.answer_s / found.best.seconds)
+        return Judgement(better, lacking)
+
+    def _end_run(self, run: HeadRun, workers: Sequence[PeerStatus]) -> None:
+        """Remember what the next life should know, once; what the split was is over."""
+        if self._run is not run:
+            return
+        self._run = None
+        self._crashes += run.crashed
+        self._is_replaced = run.replaced
+        self._was_lost = run.loaded and not run.replaced
+        self._history.late_measuring.forget()
+        self._loaded = LoadedModel()
+        failures = self._server_failures
+        failures.restarts += run.started and not run.replaced and not self._was_stopped(run)
+        now = asyncio.get_running_loop().time()
+        run.blame.tell(self._roster.backoff, workers, now)
+        if run.loaded:
+            failures.was_ready()
+        elif run.server_died is not None:
+            failures.died(run.server_died)
+
+    def _was_stopped(self, run: HeadRun) -> bool:
+        """A worker of it has said goodbye, or left the mesh: the model is loaded without it, as was meant."""
+        return not {p.peer for p in self._runtime.mesh.peers() if not p.stopped}.issuperset(run.workers)
+
+    def _on_loaded(self, loaded: LoadedModel) -> None:
+        self._loaded = loaded
+        self._slots = loaded.answers.slots if loaded.answers is not None else 1
+        self._failures = 0
+        if self._run is not None:
+            self._run.watch.requested(self._active)
+            self._roster.backoff.worked(self._run.workers)
+            self._roster.ran_on(self._run.workers)
+            self._history.used.update(self._run.workers)
+            self._roster.all_needed = False
+            self._history.exclusions.worked(self._run.workers)
+        self._files.loaded()
+        notes = [note for note in (self._files.note, loaded.why) if note]
+        self._tell(ModelState.READY, "; ".join([*notes, *self._roster.left_out()]))
+
+    @property
+    def _lacks_any_worker(self) -> bool:
+        """The model was to run on this node alone only because nobody else is there."""
+        return self._options.min_workers is None and not self._roster.workers()
+
+    async def _server_failed(self, why: str) -> None:
+        """It ends each time before it is ready: say so, and try again when something may have changed."""
+        what, hint = self._server_failures.what_to_say(why, self._options.llama_args)
+        self._tell(ModelState.FAILED, f"{what} ({hint})")
+        LOG.error("model_failed", why=what, hint=hint)
+        await self._roster.until_changed(self._server_failures.delay)
+
+    async def _failed(self, error: MeshdError) -> str:
+        """A failure that the next try would meet again waits for another state of the mesh."""
+        why = error.with_hint
+        if isinstance(error, UserError | Refused) and self._roster.spares():
+            self._roster.all_needed = True  # it may be one of them that is lacking
+        elif isinstance(error, NotEnoughMemory) and self._files.does_not_fit(error.what):
+            LOG.warning("smaller_model", file=self._files.current.name, why=error.what)
+            return self._files.note
+        elif isinstance(error, UserError):
+            no_room = isinstance(error, NotEnoughMemory)
+            if isinstance(error, NoSplit) and (self._files.was_loaded or self._lacks_any_worker):
+                self._tell(ModelState.WAITING, self._roster.why_waiting(why), no_room=no_room)
+            else:
+                self._tell(ModelState.FAILED, why, no_room=no_room)
+                LOG.error("model_failed", why=error.what, hint=error.hint)
+            await self._roster.until_changed(TRY_AGAIN_SECONDS)
+        elif isinstance(error, Refused):
+            self._tell(ModelState.WAITING, why)
+            await self._roster.until_changed(TRY_AGAIN_SECONDS)
+        return why
+
+    # Waiting.
+
+    async def _wait_for_workers(self) -> list[PeerStatus]:
+        least = self._options.least_workers
+        seen, all_there = -1, self._options.min_workers == 0
+        while not (enough := len(self._roster.workers()) >= least) or not all_there:
+            if enough:  # perhaps no more when that is over: one was lost, or another one has its name
+                await self._roster.until_all_are_there(MORE_WORKERS_SECONDS)
+                all_there = True
+                continue
+            self._tell(ModelState.WAITING, self._roster.why_too_few())
+            try:
+                async with asyncio.timeout_at(self._roster.next_try()):
+                    seen = await self._runtime.mesh.changed(seen)
+            except TimeoutError:
+                LOG.info("worker_tried_again")
+        for why in self._roster.used_all_the_same():
+            LOG.warning("worker_used_all_the_same", why=f"there are too few other workers: {why}")
+        return self._roster.workers()

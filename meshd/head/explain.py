@@ -1,0 +1,328 @@
+"""Where the time of a model's tokens went: what this head saw, and what workers say of the same time.
+
+Workers are asked when somebody wants to know. Each names spans by how long ago they were, so that no two
+clocks have to agree; an error of a few milliseconds moves one token in or out of the span.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+
+from meshd.base.errors import MeshdError
+from meshd.base.tasks import Owner, first_error
+from meshd.devices.ask_capacity import ask_capacity
+from meshd.head.away_times import AwayTimes
+from meshd.head.survey import Surveyor, path_to
+from meshd.head.timed_answers import (
+    RunningAnswer,
+    Span,
+    TimedAnswer,
+    TimedAnswers,
+    choose_rounds,
+    choose_spans,
+)
+from meshd.head.worker_choice import Roster
+from meshd.identity.keys import PeerId
+from meshd.model.layer_work import LayerWork
+from meshd.model.layers import ModelLayers
+from meshd.model.output import SAMPLED_BYTES, DevicePath
+from meshd.model.status import SplitPart
+from meshd.model.time_account import (
+    ComputingTime,
+    SpentTime,
+    TimeAccount,
+    TokenRounds,
+    WayTime,
+    prompt_account,
+    round_account,
+    token_account,
+)
+from meshd.peer.interface import Mesh
+from meshd.plan.advice import SplitAdvice, advise
+from meshd.plan.machines import Machines
+from meshd.plan.over_offers import reservations
+from meshd.plan.prediction import PlanOutcome, PlanPredictor
+from meshd.plan.split import Plan
+from meshd.plan.wishes import HeadOptions, read_llama_args
+from meshd.wire.capacity import MAX_SPAN_US, AskCapacity, ComputedSpan
+
+_ASK_SECONDS = 5.0
+
+Computed = Mapping[str, Sequence[ComputedSpan]]
+"""Of each worker that knows it: what it computed in each of the spans."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """How a model runs: its split, what that was planned with, and what it was predicted to do at load."""
+
+    plan: Plan
+    machines: Machines
+    options: HeadOptions
+    layers: ModelLayers
+    work: LayerWork
+    at_load: PlanOutcome
+
+    @property
+    def held(self) -> dict[tuple[str, str], int]:
+        """Memory that this takes, by node and device: what is reserved of workers, and GPUs of the head.
+
+        Of the head's CPU nothing: what it has mapped of the model's file still counts as free.
+        """
+        used = {share.device.node for share in self.plan.shares if share.layers}
+        offers = [offer for offer in self.machines.offers if offer.node in used]
+        found = {
+            (offer.node, device.name): count
+            for offer, counts in zip(offers, reservations(self.plan, offers), strict=True)
+            for device, count in zip(offer.offer.devices, counts, strict=True)
+        }
+        for share in self.plan.shares:
+            if share.device.is_head and share.device.is_gpu and share.layers:
+                found[share.device.node, share.device.name] = share.total
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explained:
+    """`now` by the clock of the answers. The accounts are None before there was an answer for them.
+
+    `round`: of the newest time in which answers were streamed, if `token` is not of that; else why not.
+    """
+
+    facts: RunFacts
+    split: tuple[SplitPart, ...]
+    answers: tuple[TimedAnswer, ...]
+    active: int
+    now: float
+    token: TimeAccount | None
+    prompt: TimeAccount | None
+    round: TimeAccount | None
+    why_no_round: str
+    running: RunningAnswer | None
+    advice: SplitAdvice
+
+
+async def explain(
+    facts: RunFacts,
+    split: Sequence[SplitPart],
+    log: TimedAnswers,
+    away: AwayTimes,
+    mesh: Mesh,
+    peers: Mapping[str, PeerId],
+    surveyor: Surveyor | None,
+    roster: Roster,
+    *,
+    drafts: bool,
+) -> Explained:
+    """`split` as it is pushed; `peers`: the workers by their names; `drafts`: rounds may make more tokens.
+
+    `roster`: whom the head could ask now.
+    """
+    loop = asyncio.get_running_loop()
+    drafts = drafts or bool(read_llama_args(facts.options.llama_args).speculation)
+    chosen = choose_spans(log, drafts=drafts)
+    busy = choose_rounds(log, away, chosen.token)
+    spans = [span for span in (chosen.token, chosen.prompt, busy.span) if span is not None]
+    paths = {one.peer: path_to(one.paths) for one in mesh.peers()}
+    near = {name: paths.get(peer) for name, peer in peers.items()}
+    computed = await _ask(facts, mesh, peers, near, spans)
+    facts = await _as_now(facts, near, peers, surveyor)
+    ways = ways_of(facts, split, near)
+    token = prompt = a_round = None
+    spent_of = partial(_spent, facts, away, ways, computed=computed, spans=spans)
+    if chosen.token is not None:
+        token = token_account(spent_of(chosen.token, made=chosen.made), chosen.made)
+    if chosen.prompt is not None:
+        prompt = prompt_account(spent_of(chosen.prompt), chosen.prompt_tokens, chosen.queue)
+    if busy.span is not None:
+        a_round = round_account(spent_of(busy.span, made=busy.made), busy.made)
+    machines = await _compared(facts, surveyor, roster)
+    # in a thread: it plans several times, and tokens pass this loop meanwhile
+    advice = await asyncio.to_thread(
+        advise, facts.layers, facts.work, machines, facts.options, facts.plan, drafts=drafts
+    )
+    return Explained(
+        facts=facts,
+        split=tuple(split),
+        answers=log.answers,
+        active=log.active,
+        now=loop.time(),
+        token=token,
+        prompt=prompt,
+        round=a_round,
+        why_no_round=busy.why_not,
+        running=log.running,
+        advice=advice,
+    )
+
+
+async def _compared(facts: RunFacts, surveyor: Surveyor | None, roster: Roster) -> Machines:
+    """The machines that `meshd plan` would compare now; those of the load where they cannot be asked."""
+    if surveyor is None:
+        return facts.machines
+    try:
+        found = await surveyor.compared(facts.work, facts.options, roster, facts.held, measure=False)
+    except MeshdError:
+        return facts.machines
+    spared = {node for node, _ in found.spared}
+    offers = tuple(one for one in found.machines.offers if one.node not in spared)
+    used = {share.device.node for share in facts.plan.shares if share.layers}
+    if not used <= {facts.options.node_name, *(one.node for one in offers)}:
+        return facts.machines  # a worker that is used does not answer, or is called otherwise
+    return replace(found.machines, offers=offers)
+
+
+async def _as_now(
+    facts: RunFacts,
+    near: Mapping[str, DevicePath | None],
+    peers: Mapping[str, PeerId],
+    surveyor: Surveyor | None,
+) -> RunFacts:
+    """With paths as they are now: those at the load were new, perhaps. Nothing is measured for this."""
+    machines, options = facts.machines, facts.options
+    offers = tuple(replace(one, path=near.get(one.node) or one.path) for one in machines.offers)
+    machines = replace(machines, offers=offers)
+    if surveyor is not None:
+        names = {peer: name for name, peer in peers.items()}
+        found = await surveyor.speeds_of(
+            names,
+            machines.own,
+            facts.work.texts,
+            options.node_name,
+            lambda _text: None,
+            measure=False,
+            recent=True,
+        )
+        speeds, paths = {**machines.speeds, **found.speeds}, {**machines.paths, **found.paths}
+        machines = replace(machines, speeds=speeds, paths=paths)
+    return replace(facts, machines=machines)
+
+
+async def _ask(
+    facts: RunFacts,
+    mesh: Mesh,
+    peers: Mapping[str, PeerId],
+    near: Mapping[str, DevicePath | None],
+    spans: Sequence[Span],
+) -> Computed:
+    """Those that do not answer, or do not know, are left out."""
+    loop = asyncio.get_running_loop()
+    leases = {one.node: one.offer.lease_id for one in facts.machines.offers}
+    found: dict[str, Sequence[ComputedSpan]] = {}
+
+    async def ask(name: str, peer: PeerId) -> None:
+        path = near.get(name)
+        late = path.rtt / 2 if path is not None else 0.0  # the question is on its way
+        now = loop.time() + late
+        ago = tuple((_ago(now, a), _ago(now, b)) for a, b in spans)
+        asked = AskCapacity(recent=True, lease=leases.get(name, b""), spans=ago)
+        try:
+            async with asyncio.timeout(_ASK_SECONDS):
+                answer = await ask_capacity(mesh, peer, asked, lambda _text: None)
+        except (MeshdError, TimeoutError):
+            return
+        if len(answer.computed) == len(spans):
+            found[name] = answer.computed
+
+    try:
+        async with Owner() as owner:
+            for name, peer in peers.items() if spans else ():
+                owner.start_for(peer.short, ask(name, peer), name="computed")
+    except ExceptionGroup as group:
+        raise first_error(group) from None
+    return found
+
+
+def _ago(now: float, then: float) -> int:
+    return min(MAX_SPAN_US, max(0, int((now - then) * 1e6)))
+
+
+def _spent(
+    facts: RunFacts,
+    away: AwayTimes,
+    ways: Sequence[WayTime],
+    span: Span,
+    *,
+    computed: Computed,
+    spans: Sequence[Span],
+    made: TokenRounds | None = None,
+) -> SpentTime:
+    """`spans`: those that `computed` is of. `made` None: a prompt, of which nothing is predicted."""
+    (begin, end), place = span, spans.index(span)
+    head = facts.options.node_name
+    device_s: Mapping[str, float] = {}  # of a round
+    rounds = made.rounds if made is not None else 0
+    if made is not None:
+        predictor = PlanPredictor(facts.layers, facts.work, facts.machines, facts.options)
+        device_s = predictor.device_seconds(facts.plan, made.computed / made.rounds)
+    shares = [share.device for share in facts.plan.shares if share.layers]
+    own = {one.label: device_s.get(one.label, 0.0) * rounds for one in shares if one.is_head}
+    workers: list[ComputingTime] = []
+    for node in dict.fromkeys(one.node for one in shares if not one.is_head):
+        labels = [one.label for one in shares if one.node == node]
+        if node in computed:
+            workers.append(ComputingTime(", ".join(labels), computed[node][place].busy_us / 1e6, True))
+        elif known := sum(device_s.get(label, 0.0) for label in labels) * rounds:
+            workers.append(ComputingTime(", ".join(labels), known, False))
+    return SpentTime(
+        seconds=max(0.0, end - begin),
+        away=away.away(begin, end),
+        held=away.held(begin, end),
+        head=head,
+        own=tuple(ComputingTime(label, seconds, False) for label, seconds in own.items() if seconds),
+        workers=tuple(workers),
+        ways=tuple(ways),
+    )
+
+
+def ways_of(
+    facts: RunFacts, split: Sequence[SplitPart], near: Mapping[str, DevicePath | None]
+) -> list[WayTime]:
+    """The ways of a token, in their order; `near`: from the head. Those that are not known are left out."""
+    head = facts.options.node_name
+    wide = 2 if facts.options.activations == "f16" else 4
+    state = wide * facts.layers.widths.embedding
+    pushed = {part.node for part in split if part.push}
+    taking = [share.device for share in facts.plan.shares if share.layers]
+    stops = [head, *("" if one.is_head else one.node for one in taking), head]
+    stops = [stop or head for stop in stops]
+    hops: list[tuple[str, str]] = []
+    for before, behind in pairwise(stops):
+        if before == behind:
+            continue
+        if head in (before, behind) or behind in pushed:
+            hops.append((before, behind))
+        else:
+            hops += [(before, head), (head, behind)]
+    found = []
+    for number, (before, behind) in enumerate(hops):
+        path = near.get(behind if before == head else before) if head in (before, behind) else None
+        path = path or facts.machines.paths.get((before, behind))
+        if path is None:
+            continue
+        is_last = number == len(hops) - 1
+        if is_last:
+            crossing = _back(facts)
+        else:
+            crossing = 0 if number == 0 and facts.plan.input_on_worker else state  # numbers of tokens
+        order = near.get(behind) if behind != head and behind in pushed else None
+        found.append(
+            WayTime(
+                f"{before} → {behind}",
+                path.rtt / 2,
+                path.seconds(crossing),
+                is_result=is_last,
+                ordered=order.rtt / 2 if order is not None else None,
+            )
+        )
+    return found
+
+
+def _back(facts: RunFacts) -> int:
+    """Bytes of a token that the last worker sends to the head."""
+    worker = facts.plan.output_worker
+    if worker is None:
+        return (2 if facts.options.activations == "f16" else 4) * facts.layers.widths.embedding
+    return SAMPLED_BYTES if worker.has_top_k else 4 * facts.layers.widths.vocabulary

@@ -1,0 +1,287 @@
+"""Several models of one head: each is loaded when it is asked for, and unloaded for others or when idle.
+
+`load_policy.py` decides; here its decisions are carried out. A model that is loaded is one run of `Serve`
+(head/cycle.py), with its own llama-server and leases; cancelling it unloads the model.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from meshd.base.byte_format import in_number
+from meshd.base.errors import MeshdError
+from meshd.base.tasks import Owner
+from meshd.devices.interface import RoleStatus
+from meshd.gateway.interface import ModelWish, Readiness
+from meshd.head.cycle import TRY_AGAIN_SECONDS, Serve
+from meshd.head.draft_forecast import Drafting
+from meshd.head.explain import Explained
+from meshd.head.load_policy import LoadPolicy, ModelRule, ModelStage
+from meshd.head.worker_choice import ServedAs
+from meshd.model.status import ModelState, ModelStatus
+
+_LOOK_SECONDS = 0.1  # at states while something is to be done: nobody tells when one changes
+_REST_SECONDS = 1.0  # and while nothing is
+_ALONE = "models without a common `group` are loaded one at a time"
+_MANY_FAILURES = 3  # loads that came to nothing: another one is no reason to make requests wait
+_STAGES = {
+    ModelState.READY: ModelStage.READY,
+    ModelState.WAITING: ModelStage.WAITING,
+    ModelState.FAILED: ModelStage.REFUSING,
+    ModelState.DEGRADED: ModelStage.REFUSING,
+    ModelState.LOADING: ModelStage.LOADING,
+    ModelState.UNLOADED: ModelStage.LOADING,  # its task has not run yet
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PooledModel:
+    """One of the models, with its head. `preload`: it is loaded at the start."""
+
+    rule: ModelRule
+    head: Serve
+    aliases: tuple[str, ...] = ()
+    preload: bool = False
+
+
+class PoolTurn:
+    """Implements ModelTurn."""
+
+    def __init__(self, pool: "ModelPool", model: "ModelOnDemand", number: int) -> None:
+        self._pool = pool
+        self.model = model
+        self.number = number
+        self._granted: asyncio.Future[Readiness | None] = asyncio.get_running_loop().create_future()
+
+    def grant(self, refused: Readiness | None) -> None:
+        """It goes ahead, or is refused. Its client may have gone a moment ago."""
+        if not self._granted.done():
+            self._granted.set_result(refused)
+
+    @property
+    def notice(self) -> str:
+        """See ModelTurn."""
+        return "" if self._granted.done() else self._pool.reason_to_wait(self)
+
+    async def begin(self) -> Readiness | None:
+        """See ModelTurn."""
+        return await self._granted
+
+    def end(self) -> None:
+        """See ModelTurn."""
+        self._pool.ended(self)
+
+
+class ModelOnDemand:
+    """Implements NamedModel."""
+
+    def __init__(self, pool: "ModelPool", given: PooledModel) -> None:
+        self._pool = pool
+        self.name = given.rule.name
+        self.given = given
+        self.upstream = given.head
+        self._life: asyncio.Task[None] | None = None
+        self._is_leaving = False
+        self._why_gone = "meshd is stopping"
+
+    def turn(self) -> PoolTurn:
+        """See NamedModel."""
+        return self._pool.asked(self)
+
+    @property
+    def stage(self) -> ModelStage:
+        """As the policy knows it."""
+        if self._life is None or self._life.done():
+            return ModelStage.UNLOADED
+        if self._is_leaving:
+            return ModelStage.UNLOADING
+        now = self.upstream.readiness
+        if now.no_room:
+            return ModelStage.NO_ROOM
+        if now.state is ModelState.LOADING and self.upstream.failures >= _MANY_FAILURES:
+            return ModelStage.WAITING
+        return _STAGES[now.state]
+
+    def load(self, owner: Owner) -> None:
+        """Begin its life; the one before has ended."""
+        self._is_leaving = False
+        self._life = owner.start(self._live(), name=f"model {self.name}")
+
+    def unload(self, why: str) -> None:
+        """Begin to end its life."""
+        self._is_leaving, self._why_gone = True, why
+        if self._life is not None:
+            self._life.cancel()
+
+    async def _live(self) -> None:
+        """Until cancelled: what cannot be loaded now is tried again."""
+        try:
+            while True:
+                try:
+                    await self.upstream.serve()
+                except MeshdError as error:
+                    why = error.with_hint
+                    self.upstream.rests(ModelState.FAILED, why)
+                await asyncio.sleep(TRY_AGAIN_SECONDS)
+        finally:
+            self.upstream.rests(ModelState.UNLOADED, self._why_gone)
+
+
+class ModelPool:
+    """Implements RunningRole, and gateway.interface.Models. The first model is the default."""
+
+    only = None
+    on_demand = True
+
+    def __init__(self, models: Sequence[PooledModel]) -> None:
+        self._models = [ModelOnDemand(self, one) for one in models]
+        self._names = {name: one for one in self._models for name in (one.name, *one.given.aliases)}
+        preload = [one.rule.name for one in models if one.preload]
+        self._policy = LoadPolicy([one.rule for one in models], preload)
+        self._turns: dict[int, PoolTurn] = {}
+        self._woken = asyncio.Event()
+        for model in self._models:
+            model.upstream.rests(ModelState.UNLOADED, "nobody has asked for it")
+
+    # Models.
+
+    @property
+    def all(self) -> Sequence[ModelOnDemand]:
+        """See Models."""
+        return self._models
+
+    @property
+    def readiness(self) -> Readiness:
+        """See Models."""
+        if any(one.upstream.readiness.state is not ModelState.FAILED for one in self._models):
+            return Readiness(ModelState.READY, "")
+        return Readiness(ModelState.FAILED, "no model can be served")
+
+    def find(self, wish: ModelWish) -> ModelOnDemand | None:
+        """See Models."""
+        return self._names.get(wish.model) if wish.model else self._models[0]
+
+    @property
+    def statuses(self) -> Sequence[ModelStatus]:
+        """See Models."""
+        return [self._status(one) for one in self._models]
+
+    def _status(self, model: ModelOnDemand) -> ModelStatus:
+        status, (running, waiting) = model.upstream.model_status, self._policy.counts(model.name)
+        rule = model.given.rule
+        of_requests = replace(status, running=running, waiting=waiting)
+        return replace(of_requests, aliases=model.given.aliases, group=rule.group, ttl_s=int(rule.ttl))
+
+    # Turns.
+
+    def asked(self, model: ModelOnDemand) -> PoolTurn:
+        """A request for it has come."""
+        turn = PoolTurn(self, model, self._policy.asked(model.name, asyncio.get_running_loop().time()))
+        self._turns[turn.number] = turn
+        self._woken.set()
+        return turn
+
+    def ended(self, turn: PoolTurn) -> None:
+        """That request is over."""
+        self._turns.pop(turn.number, None)
+        self._policy.ended(turn.number, asyncio.get_running_loop().time())
+        self._woken.set()
+
+    def reason_to_wait(self, turn: PoolTurn) -> str:
+        """Why that request does."""
+        model = turn.model
+        if model.stage is ModelStage.READY:
+            other = self._policy.wanted_instead(model.name)
+            return f"{model.name} makes room for {other}; this request is for its next turn" if other else ""
+        if model.stage not in (ModelStage.UNLOADED, ModelStage.UNLOADING):
+            return f"{model.name}: {model.upstream.readiness.reason}"
+        other = self._policy.waits_for(turn.number)
+        if not other:
+            return f"{model.name} is to be loaded"
+        running, _ = self._policy.counts(other)
+        answers = f", which has {in_number(running, 'request')} under way" if running else ""
+        if self._policy.have_a_group(model.name, other):
+            return f"{model.name} waits for the memory of {other}{answers}"
+        return f"{model.name} waits for {other}{answers}: {_ALONE}"
+
+    # RunningRole.
+
+    @property
+    def status(self) -> RoleStatus:
+        """See RunningRole."""
+        roles = [one.upstream.status for one in self._models]
+        last = self._policy.last_used
+        return RoleStatus(
+            children=[child for role in roles for child in role.children],
+            tunnels=[tunnel for role in roles for tunnel in role.tunnels],
+            model=self._status(self._names[last]) if last is not None else None,
+            models=tuple(self.statuses),
+            unfit=tuple(dict.fromkeys(note for role in roles for note in role.unfit)),
+            unknown=tuple(dict.fromkeys(note for role in roles for note in role.unknown)),
+            is_computing=any(role.is_computing for role in roles),
+            listed=max((role.listed for role in roles), key=lambda listed: listed.at),
+        )
+
+    @property
+    def held(self) -> Mapping[tuple[str, str], int]:
+        """Memory that all models take now, by node and device."""
+        found: Counter[tuple[str, str]] = Counter()
+        for one in self._models:
+            found.update(one.upstream.held)
+        return found
+
+    def serving(self, file: Path) -> ServedAs | None:
+        """How a model with this file is served; None where none has it."""
+        served = (one.upstream for one in self._models)
+        return next((one.serving for one in served if one.drafting(file) is not None), None)
+
+    def drafting(self, file: Path) -> Drafting | None:
+        """Of a model with this file; None where none has it."""
+        found = (one.upstream.drafting(file) for one in self._models)
+        return next((one for one in found if one is not None), None)
+
+    async def explain(self) -> Explained | None:
+        """Where the time of tokens went, of the model that was asked last; None while none is loaded."""
+        last = self._policy.last_used
+        return await self._names[last].upstream.explain() if last is not None else None
+
+    async def serve(self) -> None:
+        """See RunningRole."""
+        async with Owner() as owner:
+            while True:
+                self._woken.clear()
+                is_busy = self._step(owner)
+                try:
+                    async with asyncio.timeout(_LOOK_SECONDS if is_busy else _REST_SECONDS):
+                        await self._woken.wait()
+                except TimeoutError:
+                    pass
+
+    def _step(self, owner: Owner) -> bool:
+        """One look, and what follows from it. Returns whether the next one is to be soon."""
+        now = asyncio.get_running_loop().time()
+        for model in self._models:
+            self._policy.is_at(model.name, model.stage, now)
+        decision = self._policy.decide(now)
+        for number in decision.begin:
+            self._turns[number].grant(None)
+        for number in decision.refuse:
+            turn = self._turns[number]
+            turn.grant(turn.model.upstream.readiness)
+        for name in decision.unload:
+            self._names[name].unload(self._why_unloaded(self._names[name]))
+        if decision.load is not None:
+            self._names[decision.load].load(owner)
+        stages = {model.stage for model in self._models}
+        return not stages <= {ModelStage.READY, ModelStage.UNLOADED} or self._policy.has_waiting
+
+    def _why_unloaded(self, model: ModelOnDemand) -> str:
+        if other := self._policy.wanted_instead(model.name):
+            if self._policy.have_a_group(model.name, other):
+                return f"it made room for {other}"
+            return f"{other} was asked for: {_ALONE}"
+        if model.stage is ModelStage.NO_ROOM:
+            return "there is no room for it beside the others"
+        return "nobody has asked for it lately"

@@ -1,0 +1,163 @@
+"""What is measured of one life of a model: its speed, the bytes of a token, and where the time went.
+
+Only answers that had all machines to themselves count as measured speed, so that it compares with a
+prediction.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from meshd.gateway.interface import AnswerTimings
+from meshd.head.away_times import AwayTimes
+from meshd.head.explain import Explained, RunFacts, explain
+from meshd.head.speculation import RoundSeconds
+from meshd.head.survey import Surveyor
+from meshd.head.timed_answers import TimedAnswers
+from meshd.head.worker_choice import Roster
+from meshd.identity.keys import PeerId
+from meshd.model.status import Speeds, SplitPart
+from meshd.peer.interface import Mesh
+from meshd.plan.prediction import PlanPredictor
+
+LEAST_PROMPT = 64  # tokens; shorter prompts measure a start
+_LEAST_GENERATED = 8
+_REMEMBERED_TOKENS = 4096
+
+
+# The second token of an answer still carries the graph of its shape; those before it the prompt.
+FIRST_TOKENS = 3
+SAMPLE_TOKENS = 8  # between two looks at the links: a look costs more than a token is worth
+
+
+class MeasuredSpeed:
+    """Mean rates of one life of the model; older answers count less."""
+
+    def __init__(self) -> None:
+        self._prompt = _Mean()
+        self._generated = _Mean()
+
+    def answered(self, timings: AnswerTimings) -> None:
+        """Count an answer that was made alone."""
+        if timings.prompt_tokens >= LEAST_PROMPT:
+            self._prompt.add(timings.prompt_tokens, timings.prompt_seconds)
+        if timings.generated_tokens >= _LEAST_GENERATED:
+            self._generated.add(timings.generated_tokens, timings.generated_seconds)
+
+    @property
+    def speeds(self) -> Speeds | None:
+        """None before the first answer."""
+        prompt, generated = self._prompt.rate, self._generated.rate
+        return None if prompt is None and generated is None else Speeds(prompt, generated)
+
+
+class _Mean:
+    def __init__(self) -> None:
+        self._tokens = self._seconds = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        if self._tokens > _REMEMBERED_TOKENS:
+            self._tokens, self._seconds = self._tokens / 2, self._seconds / 2
+        self._tokens += tokens
+        self._seconds += seconds
+
+    @property
+    def rate(self) -> float | None:
+        return round(self._tokens / self._seconds, 2) if self._seconds > 0 else None
+
+
+class TokenCost:
+    """Measure the bytes of a token on the wire. Tokens of several answers cross together and do not count."""
+
+    def __init__(self, crossed: Callable[[], int]) -> None:
+        """`crossed`: bytes on the links to the workers so far, both directions."""
+        self._crossed = crossed
+        self._mark: tuple[int, int] | None = None  # tokens of the answer, and bytes, at the last look
+        self._tokens = 0
+        self._bytes = 0
+
+    def generated(self, total: int, *, alone: bool) -> None:
+        """Look at the links: an answer has `total` tokens by now. `alone`: no other request is under way."""
+        if not alone or total < FIRST_TOKENS or (self._mark is not None and total < self._mark[0]):
+            self._mark = None
+        if not alone or total < FIRST_TOKENS:
+            return
+        if self._mark is None:
+            self._mark = total, self._crossed()
+        elif total - self._mark[0] >= SAMPLE_TOKENS:
+            now = self._crossed()
+            self._tokens += total - self._mark[0]
+            self._bytes += now - self._mark[1]
+            self._mark = total, now
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """On the average; None until an answer was long enough."""
+        return self._bytes / self._tokens if self._tokens else None
+
+
+def crossed(mesh: Mesh, workers: Collection[PeerId]) -> int:
+    """Return the bytes on the links to these peers so far, both directions."""
+    paths = (path for peer in mesh.peers() if peer.peer in workers for path in peer.paths)
+    return sum(path.sent_bytes + path.received_bytes for path in paths)
+
+
+class RunMeasures:
+    """Told by the gateway what becomes of requests (gateway.interface.Upstream)."""
+
+    def __init__(self, mesh: Mesh, workers: Callable[[], Mapping[str, PeerId]], away: AwayTimes) -> None:
+        """`workers`: those that take part, by their names."""
+        self._mesh = mesh
+        self._workers = workers
+        self._away = away
+        self._now = asyncio.get_running_loop().time
+        self.speed = MeasuredSpeed()
+        self.token_cost = TokenCost(lambda: crossed(mesh, workers().values()))
+        self.answers = TimedAnswers()
+        self._predictor: PlanPredictor | None = None
+        self._facts: RunFacts | None = None
+
+    @property
+    def facts(self) -> RunFacts | None:
+        """As soon as there is a plan."""
+        return self._facts
+
+    @property
+    def round_seconds(self) -> RoundSeconds | None:
+        """Of rounds of the plan, as predicted; None where they are not."""
+        if self._facts is None or self._predictor is None:
+            return None
+        return self._predictor.rounds_of(self._facts.plan)
+
+    def planned(self, facts: RunFacts) -> None:
+        """How the model will run."""
+        self._facts = facts
+        self._predictor = PlanPredictor(facts.layers, facts.work, facts.machines, facts.options)
+
+    def generated(self, total: int, grown: int, *, alone: bool) -> None:
+        """See Upstream."""
+        self.token_cost.generated(total, alone=alone)
+        self.answers.generated(total, grown, self._now(), alone=alone)
+
+    def answered(self, timings: AnswerTimings, *, alone: bool, seconds: float) -> None:
+        """See Upstream."""
+        if alone:
+            self.speed.answered(timings)
+        self.answers.answered(timings, self._now(), alone=alone, seconds=seconds)
+
+    async def explain(
+        self, split: Sequence[SplitPart], surveyor: Surveyor | None, roster: Roster, *, drafts: bool
+    ) -> Explained | None:
+        """Where the time of its tokens went; `split` as it is pushed. None before there is a plan."""
+        if self._facts is None:
+            return None
+        return await explain(
+            self._facts,
+            split,
+            self.answers,
+            self._away,
+            self._mesh,
+            self._workers(),
+            surveyor,
+            roster,
+            drafts=drafts,
+        )

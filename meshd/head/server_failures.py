@@ -1,0 +1,72 @@
+"""How often llama-server has failed before it was ready, whether that is chance, and what to say. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from meshd.base.backoff import Backoff
+from meshd.devices.refused_option import refused_option
+from meshd.head.run_end import ServerDied
+from meshd.process.interface import ChildStatus
+
+SERVER_TRIES = 3  # of llama-server with one split: then it is not chance
+SERVER_TRIES_ANY = 6  # with whatever split: free memory, and so the split, may be another each time
+SERVER_RETRY = Backoff(first=30.0, factor=2.0, most=600.0)
+
+
+class ServerFailures:
+    """Of one head, over all lives of its model."""
+
+    def __init__(self) -> None:
+        self.restarts = 0
+        """Those that nobody asked for."""
+        self.why_restarted = ""
+        """The last time."""
+        self.in_row = 0
+        self._same = 0  # of them, the last with one split
+        self._died: ServerDied | None = None
+
+    def was_ready(self) -> None:
+        """A life of the model has made a token."""
+        self.in_row, self._same, self._died = 0, 0, None
+
+    def died(self, how: ServerDied) -> None:
+        """A life has ended by it before that."""
+        same = self._died is not None and self._died.split == how.split
+        self.in_row += 1
+        self._same = self._same + 1 if same else 1
+        self._died = how
+
+    def is_no_chance(self, *, spares: bool) -> bool:
+        """`spares`: the next life leaves a worker out, which may have been the reason."""
+        if self._refused_option:
+            return True
+        return (self._same >= SERVER_TRIES and not spares) or self.in_row >= SERVER_TRIES_ANY
+
+    def what_to_say(self, why: str, llama_args: Sequence[str]) -> tuple[str, str]:
+        """What is wrong, and what to do next; `why` is how it ended."""
+        hint = "run `meshd logs llama-server` for the full log"
+        if llama_args:
+            hint = f"check the arguments after `--`: `{' '.join(llama_args)}`"
+        if refused := self._refused_option:
+            return refused, hint
+        return f"{self.in_row} times in a row: {why}", hint
+
+    @property
+    def _refused_option(self) -> str:
+        return refused_option(self._died.tail) if self._died is not None else ""
+
+    @property
+    def delay(self) -> float:
+        """Seconds until it is worth another try."""
+        return SERVER_RETRY.delay(max(0, self.in_row - SERVER_TRIES), 0.0)
+
+    @property
+    def failed_child(self) -> ChildStatus | None:
+        """For status, while it is not started."""
+        return self._died.as_child(self.restarts, self.in_row) if self._died is not None else None
+
+    def as_one(self, child: ChildStatus) -> ChildStatus:
+        """Each life of the model has its own llama-server; its user sees one that is restarted."""
+        again = self.restarts and child.is_up
+        reason = f"the last time because {self.why_restarted}" if again else child.reason
+        return replace(child, restarts=self.restarts, reason=reason)

@@ -1,0 +1,344 @@
+"""Looks at all machines of the mesh for a model: what they could lend, how fast they are, how far apart.
+
+Nothing is reserved. What somebody computes meanwhile is not disturbed: then devices have no new times.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from meshd.devices.ask_capacity import CapacityAnswer, ask_all, lacks_times
+from meshd.devices.device_list import Listing
+from meshd.devices.device_speeds import DeviceSpeeds
+from meshd.devices.devices import pick_for_head
+from meshd.devices.interface import RoleRuntime
+from meshd.devices.path_probe import PathProber
+from meshd.head.late_measuring import own_timed
+from meshd.head.worker_choice import Roster
+from meshd.identity import naming
+from meshd.identity.keys import PeerId
+from meshd.identity.role_names import CLIENT_ROLE, WORKER_ROLE
+from meshd.model.device_speed import DeviceSpeed
+from meshd.model.layer_work import LayerWork
+from meshd.model.output import DevicePath
+from meshd.peer.interface import PathStatus, PeerState, PeerStatus
+from meshd.plan.machines import Held, Machines, NodeOffer, PlainRpc, with_given_back
+from meshd.plan.reasons import Reported
+from meshd.plan.wishes import HeadOptions
+from meshd.wire.capacity import WHOLE_SHARE, Capacity
+from meshd.wire.lease import LEASE_ID_BYTES, OfferedDevice, WorkerOffer
+
+LENDS_NOTHING = "it serves a model, and lends nothing"
+
+COMPUTES = "it computes for somebody, and was not measured before"
+
+BUSY = "it has a model loaded, and was not measured before; run `meshd capacity` there, or ask again later"
+
+ONLY_ASKS = "it is a client, and lends nothing"
+
+IN_VAIN = "its speed cannot be measured"
+
+OnProgress = Callable[[str], None]
+
+Lendable = Callable[[Sequence[OfferedDevice]], tuple[OfferedDevice, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSpeeds:
+    """`speeds` by node and device, `paths` from node to node; what each node answered.
+
+    `unmeasured`: nodes that do not tell the speed of each device, and why. `to_measure`: those that can tell
+    it once they are asked to measure.
+    """
+
+    speeds: Mapping[tuple[str, str], DeviceSpeed]
+    paths: Mapping[tuple[str, str], DevicePath]
+    answers: Mapping[PeerId, CapacityAnswer]
+    unmeasured: Mapping[str, str] = field(default_factory=dict)
+    to_measure: frozenset[str] = frozenset()
+
+    def machines(
+        self,
+        offers: Sequence[NodeOffer],
+        own: Sequence[OfferedDevice],
+        plain_rpc: Sequence[PlainRpc],
+        own_excluded: Mapping[str, str],
+    ) -> Machines:
+        """Those of a plan, with what is known of their speed."""
+        return Machines(
+            tuple(offers),
+            tuple(own),
+            self.speeds,
+            self.paths,
+            tuple(plain_rpc),
+            {name: Reported(why) for name, why in own_excluded.items()},
+            self.unmeasured,
+            to_measure=self.to_measure,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """`machines` for a plan; `left_out`: nodes that take no part, and why.
+
+    `unmeasured`: those that lack the speed of a device, and why. `spared`: those of `machines` that a head
+    asks only where the model cannot be run without them, and why. `names`: what its workers are called.
+    """
+
+    machines: Machines
+    left_out: tuple[tuple[str, str], ...] = ()
+    unmeasured: tuple[tuple[str, str], ...] = ()
+    spared: tuple[tuple[str, str], ...] = ()
+    names: Mapping[PeerId, str] = field(default_factory=dict)
+
+
+class Surveyor:
+    """Of one daemon; `speeds` are those of its own devices, and `lendable` what may be used of them."""
+
+    def __init__(
+        self,
+        runtime: RoleRuntime,
+        options: HeadOptions,
+        speeds: DeviceSpeeds,
+        lendable: Lendable = tuple,
+        serves: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`serves`: a model of this node may use its devices now."""
+        native, run_to_end, paths = runtime.native, runtime.processes.run_to_end, runtime.paths
+        self._mesh = runtime.mesh
+        self._prober = PathProber(runtime.mesh)
+        self._options = options
+        self._listing = Listing(native, run_to_end, paths, machine=options.machine, choose=tuple)
+        self._speeds = speeds
+        self._lendable = lendable
+        self._serves = serves
+
+    async def survey(
+        self,
+        timed: Sequence[str],
+        on_progress: OnProgress,
+        *,
+        roster: Roster | None = None,
+        devices: Sequence[str] | None = None,
+        own_timed: Sequence[str] | None = None,
+        measure: bool = True,
+        marks: bytes = b"",
+    ) -> Surveyed:
+        """All that there is, or what a head with this `roster` would use; this node with these `devices`.
+
+        `own_timed` and `measure` as in `speeds_of`. Offers say what workers lack of the tensors with these
+        `marks`.
+
+        Raises MeshdError when this node's own devices cannot be listed.
+        """
+        asked = self._options.devices if devices is None else devices
+        own = self._lendable(pick_for_head(await self._listing.devices(), asked))
+        connected = [peer for peer in self._mesh.peers() if peer.state is PeerState.CONNECTED]
+        workers = [peer for peer in connected if peer.role == WORKER_ROLE]
+        called = naming.labels({str(peer.peer): peer.name for peer in workers}, (self._options.node_name,))
+        left_out = [
+            (peer.name, ONLY_ASKS if peer.role == CLIENT_ROLE else LENDS_NOTHING)
+            for peer in connected
+            if peer.role != WORKER_ROLE
+        ]
+        spared: list[tuple[str, str]] = []
+        if roster is not None:
+            workers = _useful(roster, called, left_out, spared)
+        names = {peer.peer: called[str(peer.peer)] for peer in workers}
+        me = self._options.node_name
+        found = await self.speeds_of(
+            names, own, timed, me, on_progress, own_timed=own_timed, measure=measure, marks=marks
+        )
+        near = {one.peer: path_to(one.paths) for one in self._mesh.peers()}
+        offers: list[NodeOffer] = []
+        unmeasured: list[tuple[str, str]] = []
+        for peer, answer in found.answers.items():
+            if answer.capacity is None:
+                left_out.append((names[peer], answer.why_not))
+            else:
+                offers.append(NodeOffer(names[peer], _as_offer(answer.capacity), near.get(peer)))
+                if answer.capacity.busy and lacks_times(answer.capacity, len(timed)):
+                    unmeasured.append((names[peer], BUSY))
+        offers.sort(key=lambda offer: offer.node)
+        machines = found.machines(offers, own, (), {})
+        return Surveyed(machines, tuple(left_out), tuple(unmeasured), tuple(spared), names)
+
+    async def compared(
+        self,
+        work: LayerWork,
+        options: HeadOptions,
+        roster: Roster,
+        held: Held,
+        on_progress: OnProgress = lambda _text: None,
+        *,
+        measure: bool = True,
+        marks: bytes = b"",
+    ) -> Surveyed:
+        """Look at the machines between which a head with these options chooses.
+
+        `held`: memory that its model takes now, which is free for another plan. Raises as `survey`.
+        """
+        found = await self.survey(
+            work.texts,
+            on_progress,
+            roster=roster,
+            devices=options.devices,
+            own_timed=own_timed(work, options),
+            measure=measure,
+            marks=marks,
+        )
+        return replace(found, machines=with_given_back(found.machines, held, options.node_name))
+
+    async def speeds_of(
+        self,
+        names: Mapping[PeerId, str],
+        own: Sequence[OfferedDevice],
+        timed: Sequence[str],
+        me: str,
+        on_progress: OnProgress,
+        *,
+        own_timed: Sequence[str] | None = None,
+        measure: bool = True,
+        recent: bool = False,
+        marks: bytes = b"",
+    ) -> MachineSpeeds:
+        """Return the speeds of these nodes and of this one, which is called `me`.
+
+        `own_timed`: of `timed` what this node's own devices may compute, if not all. `measure`: now,
+        where that was not done before. `recent`: how much memory is free is known from elsewhere. `marks` as
+        for `survey`.
+        """
+
+        async def tell(text: str) -> None:
+            on_progress(f"{me}: {text}")
+
+        async def look_at_paths() -> None:
+            await self._prober.probe(names)
+
+        own_timed = timed if own_timed is None else own_timed
+        if measure:
+            await self._speeds.measure(own, own_timed, tell, beside_model=self._serves())
+        answers = await ask_all(
+            self._mesh,
+            list(names),
+            timed,
+            lambda peer, text: on_progress(f"{names[peer]}: {text}"),
+            measure=measure,
+            recent=recent,
+            marks=marks,
+            before_measuring=look_at_paths if measure else None,
+        )
+        return self._found(own, answers, names, timed, me, own_timed=own_timed, measured=measure)
+
+    async def ask_known(
+        self, names: Mapping[PeerId, str], timed: Sequence[str]
+    ) -> Mapping[PeerId, CapacityAnswer]:
+        """Ask these nodes what was measured before, with one question each; nobody lists devices for it."""
+        return await ask_all(
+            self._mesh, list(names), timed, lambda _peer, _text: None, measure=False, recent=True
+        )
+
+    def known_speeds(
+        self,
+        names: Mapping[PeerId, str],
+        answers: Mapping[PeerId, CapacityAnswer],
+        own: Sequence[OfferedDevice],
+        timed: Sequence[str],
+        me: str,
+        *,
+        own_timed: Sequence[str],
+    ) -> MachineSpeeds:
+        """As `speeds_of`, from what nodes have answered to `ask_known`."""
+        return self._found(own, answers, names, timed, me, own_timed=own_timed, measured=False)
+
+    def _found(
+        self,
+        own: Sequence[OfferedDevice],
+        answers: Mapping[PeerId, CapacityAnswer],
+        names: Mapping[PeerId, str],
+        timed: Sequence[str],
+        me: str,
+        *,
+        own_timed: Sequence[str],
+        measured: bool,
+    ) -> MachineSpeeds:
+        """Return what this node knows of its `own` devices, and what the others have told.
+
+        `measured`: what can be measured was.
+        """
+        share, cores = self._speeds.cpu_share / WHOLE_SHARE, self._speeds.core_set
+        speeds = {
+            (me, device.name): DeviceSpeed(self._speeds.known(device, timed), share=share, cores=cores)
+            for device in own
+        }
+        lacking = {me} if not measured and self._speeds.lacks(own, own_timed) else set()
+        return _with_answers(speeds, answers, names, timed, lacking, measured=measured)
+
+
+def _with_answers(
+    own: Mapping[tuple[str, str], DeviceSpeed],
+    answers: Mapping[PeerId, CapacityAnswer],
+    names: Mapping[PeerId, str],
+    timed: Sequence[str],
+    to_measure: set[str],
+    *,
+    measured: bool,
+) -> MachineSpeeds:
+    """Return what this node knows (`own`), and what the others have told."""
+    speeds = dict(own)
+    paths: dict[tuple[str, str], DevicePath] = {}
+    unmeasured: dict[str, str] = {}
+    by_id = {peer.raw: name for peer, name in names.items()}
+    for peer, answer in answers.items():
+        if answer.capacity is None:
+            unmeasured[names[peer]] = f"its speed is not known: {answer.why_not}"
+            continue
+        if lacks_times(answer.capacity, len(timed)):
+            if not measured and not answer.capacity.busy:
+                to_measure.add(names[peer])
+            else:
+                unmeasured[names[peer]] = COMPUTES if answer.capacity.busy else IN_VAIN
+        share = answer.capacity.cpu_share / WHOLE_SHARE
+        for one in answer.capacity.devices:
+            speeds[names[peer], one.device.name] = DeviceSpeed(
+                one.times, share=share, cores=answer.capacity.core_set
+            )
+        for path in answer.capacity.paths:
+            if path.peer in by_id:
+                paths[names[peer], by_id[path.peer]] = DevicePath(path.rtt_us / 1e6, path.rate or None)
+    return MachineSpeeds(speeds, paths, answers, unmeasured, frozenset(to_measure))
+
+
+def _useful(
+    roster: Roster,
+    called: Mapping[str, str],
+    left_out: list[tuple[str, str]],
+    spared: list[tuple[str, str]],
+) -> list[PeerStatus]:
+    """Those that may be asked; the others are added to the lists."""
+    found: list[PeerStatus] = []
+    for one in roster.candidates():
+        name = called.get(str(one.peer.peer), one.peer.name)
+        if one.excluded:
+            left_out.append((name, one.excluded))
+            continue
+        found.append(one.peer)
+        if one.spared:
+            spared.append((name, one.spared))
+    return found
+
+
+def _as_offer(capacity: Capacity) -> WorkerOffer:
+    return WorkerOffer(
+        tuple(one.device for one in capacity.devices),
+        has_model=False,
+        machine=capacity.machine,
+        lease_id=bytes(LEASE_ID_BYTES),
+        lacks=capacity.lacks,
+    )
+
+
+def path_to(paths: Sequence[PathStatus]) -> DevicePath | None:
+    """By the path that carries data; None where it was never measured."""
+    path = next((path for path in paths if path.selected), None)
+    rtt = None if path is None else path.idle_rtt
+    return None if path is None or rtt is None else DevicePath(rtt, path.rate)

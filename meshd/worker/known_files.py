@@ -1,0 +1,176 @@
+"""The model files of a worker, known by content: hashed once, and again when one has changed or was replaced.
+
+A lease takes index and descriptors together, once (`take`): hashing anew for a later lease changes nothing
+for one that is being granted, and a stale index is found by the native server, which looks at size and times.
+"""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Collection, Sequence
+
+from meshd.base import log
+from meshd.base.byte_format import in_bytes
+from meshd.base.errors import UserError
+from meshd.devices.fd_handover import Outgoing
+from meshd.model.weights_index import WeightsIndex, encode_index, join_indexes
+from meshd.store.interface import ContentStore, HashProgress, LeaseCache, WeightsFile
+from meshd.wire.needs import as_bits, mark, split_marks
+from meshd.worker.held_weights import FilePart
+
+_PROGRESS_SECONDS = 2.0
+LOG = log.get("worker")
+
+
+class Weights:
+    """Index and open files of one lease. It owns the descriptors until they are given to a child.
+
+    `has_model`: some are model files. `lease_cache`: the others are in the content store. `sizes`: bytes of
+    each tensor that is here, by its digest.
+    """
+
+    def __init__(
+        self,
+        index: WeightsIndex | None,
+        files: Sequence[WeightsFile],
+        outgoing: Outgoing,
+        lease_cache: LeaseCache | None = None,
+    ) -> None:
+        """Duplicates go into `outgoing`. Raises OSError."""
+        indexes = [index] if index is not None else []
+        descriptors = [descriptor for file in files for descriptor in file.descriptors]
+        if lease_cache is not None:
+            indexes.append(lease_cache.index)
+            descriptors += lease_cache.descriptors
+        self._index = join_indexes(indexes)
+        self._descriptors = tuple(outgoing.add(os.dup(descriptor)) for descriptor in descriptors)
+        self.has_model = index is not None
+        self.sizes = {tensor.digest: tensor.size for tensor in self._index.tensors}
+        self.lease_cache = lease_cache
+        if lease_cache is not None:
+            lease_cache.handed_over()
+
+    def lacks(self, marks: bytes) -> bytes:
+        """A bit for each of these tensors (wire/needs.py) that is not here; none where none can be kept."""
+        if self.lease_cache is None:
+            return b""
+        here = set(map(mark, self.sizes))
+        return as_bits([one not in here for one in split_marks(marks)])
+
+    def places(self, digests: Collection[bytes]) -> list[FilePart]:
+        """Where the tensors of these contents lie, each once; in the order of the files."""
+        found = {one.digest: one for one in reversed(self._index.tensors) if one.digest in digests}
+        parts = [FilePart(self._descriptors[one.file], one.offset, one.size) for one in found.values()]
+        return sorted(parts, key=lambda part: (part.descriptor, part.offset))
+
+    def hand_over(self, hand_over: Callable[[bytes], int], outgoing: Outgoing) -> int:
+        """A descriptor with the index as text. Raises OSError."""
+        return outgoing.add(hand_over(encode_index(self._index, self._descriptors)))
+
+
+class KnownFiles:
+    """`serve` runs as long as the worker; `notes` says what somebody should know."""
+
+    def __init__(self, files: Sequence[WeightsFile], store: ContentStore | None = None) -> None:
+        self._files = tuple(files)
+        self._store = store
+        self._index: WeightsIndex | None = None
+        self._known = asyncio.Event()
+        self._stale = asyncio.Event()
+        self._hashing = ""
+        self._replaced: set[str] = set()
+        self._unknown = ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """For status, one line each."""
+        replaced = [f"`{name}` was replaced by another file, which is now used" for name in self._replaced]
+        partial = [note for file in self._files if (note := _partial(file))]
+        return (*sorted(replaced), *partial, *([self._unknown] if self._unknown else []))
+
+    def lacks(self, marks: bytes) -> bytes:
+        """A bit for each of these tensors (wire/needs.py) that is not here; nothing until that is known."""
+        if not self._known.is_set():
+            return b""
+        here = {mark(one.digest) for one in self._index.tensors} if self._index is not None else set()
+        if self._store is not None:
+            here.update(map(mark, self._store.digests))
+        return as_bits([one not in here for one in split_marks(marks)])
+
+    async def serve(self) -> None:
+        """Know the files, and again when one is found changed before a lease. Raises UserError at first."""
+        await self._know()
+        while True:
+            self._stale.clear()
+            self._known.set()
+            await self._stale.wait()
+            try:
+                await self._follow()
+                await self._know()
+                self._unknown = ""
+            except (UserError, OSError) as error:  # cut short, say: the weights come over the network then
+                hint = error.hint if isinstance(error, UserError) else ""
+                LOG.warning("weights_unknown", why=str(error), hint=hint)
+                self._unknown = f"{error}: its weights come over the network"
+
+    async def take(
+        self, outgoing: Outgoing, on_progress: Callable[[str], Awaitable[None]], *, peer: str
+    ) -> Weights | None:
+        """What is known of the present files and of the content store, waiting until it is; None without any.
+
+        Raises OSError.
+        """
+        lease_cache = None
+        if self._store is not None:
+            lease_cache = await self._store.take(peer=peer, on_progress=on_progress)
+        if lease_cache is not None:
+            outgoing.at_end(lease_cache.close)
+        if not all(file.stat_unchanged() and file.paths_unchanged() for file in self._files):
+            self._known.clear()
+            self._stale.set()
+        while not self._known.is_set():
+            try:
+                async with asyncio.timeout(_PROGRESS_SECONDS):
+                    await self._known.wait()
+            except TimeoutError:
+                await on_progress(self._hashing or "getting ready")
+        if self._index is None and lease_cache is None:
+            return None
+        return Weights(self._index, self._files if self._index is not None else (), outgoing, lease_cache)
+
+    async def _follow(self) -> None:
+        """Open what a path leads to now, in place of the file that lay there."""
+        for file in self._files:
+            if file.paths_unchanged():
+                continue
+            try:
+                replaced = await file.follow()
+            except UserError as error:  # removed, say: what is open stays good
+                LOG.warning("model_file_gone", file=file.name, why=error.what)
+                continue
+            if replaced:
+                LOG.warning("model_file_replaced", file=file.name)
+                self._replaced.add(file.name)
+
+    async def _know(self) -> None:
+        self._index = None
+        if self._files:
+            indexes = [await file.index(self._hash_progress) for file in self._files]
+            self._index = join_indexes(indexes)
+            for file in self._files:
+                if why := _partial(file):
+                    LOG.warning("model_file_incomplete", file=file.name, why=why)
+            LOG.info("weights_known", count=len(self._index.tensors), bytes=self._index.weight_bytes)
+
+    def _hash_progress(self, progress: HashProgress) -> None:
+        if progress.text != self._hashing:
+            LOG.info("hashing", what=progress.text)
+        self._hashing = progress.text
+
+
+def _partial(file: WeightsFile) -> str:
+    """What a file lacks, for status; nothing for a whole one."""
+    parts = [f"{in_bytes(file.missing_bytes)} at the end"] if file.missing_bytes else []
+    parts += [f"{file.missing_shards} of its shards"] if file.missing_shards else []
+    return (
+        f"`{file.name}` lacks {' and '.join(parts)}: the missing part comes over the network" if parts else ""
+    )

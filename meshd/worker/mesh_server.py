@@ -1,0 +1,292 @@
+"""The mesh-server of one lease (docs/native-backend.md): started for it, watched, ended with it.
+
+It has one connection with its head, and ends with that. It watches itself and says what it does (PROGRESS),
+so this daemon needs no picture of its work, but ends it when it says nothing any more.
+"""
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from socket import socket
+
+from meshd.base import log
+from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError, Refused
+from meshd.base.wakeful_loop import children_waiting
+from meshd.devices import command_lines
+from meshd.devices.fd_handover import Outgoing
+from meshd.devices.interface import IS_SUSPENDED, RoleRuntime
+from meshd.devices.report_line import count_of, totals_of
+from meshd.identity.keys import PeerId
+from meshd.peer.interface import Stream
+from meshd.peer.messages import MessageStream
+from meshd.process.interface import ChildSpec
+from meshd.rpc.mesh_keeping import MeshKeeping
+from meshd.rpc.mesh_lease_view import MeshLeaseView
+from meshd.rpc.reading_budget import LINE_SECONDS, ReadingBudget
+from meshd.store.interface import LeaseCache
+from meshd.tunnel.interface import TunnelStatus
+from meshd.wire.lease import HEAD_ENDED, NO_MEMORY, RPC_SERVER_CRASHED, RPC_SERVER_ENDED
+from meshd.worker.child_silence import LOOK_SECONDS, ChildSilence
+from meshd.worker.known_files import Weights
+from meshd.worker.leases import Lease
+from meshd.worker.push_neighbours import PushNeighbours
+from meshd.worker.turn_times import TurnTimes
+
+PROGRESS_SECONDS = 2.0
+# None of these comes from somebody else
+CRASHES = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
+_SLACK_BYTES = 64 << 20  # by which a driver may count differently from one process to another
+CHILD_NAME = "rpc-server"  # users know the child of a worker by this name
+LOG = log.get("worker")
+
+OnBroken = Callable[[MeshdError], None]
+
+
+@dataclass(frozen=True, slots=True)
+class AgreedLease:
+    """A lease that is taken: its devices in the order of the offer, and the weights known at that moment.
+
+    `fetch`: the head says which weights it needs (missing_weights.py); `hold`: they are to be in memory.
+    `is_kept`: the free memory is of an earlier listing, so that there may be less.
+    """
+
+    lease: Lease
+    devices: tuple[str, ...]
+    weights: Weights | None
+    fetch: bool = False
+    hold: bool = False
+    is_kept: bool = False
+
+    @property
+    def lease_cache(self) -> LeaseCache | None:
+        """What is kept of weights that come over the network."""
+        return None if self.weights is None else self.weights.lease_cache
+
+    @property
+    def memory(self) -> list[int]:
+        """Bytes of each device."""
+        return [self.lease.memory[name] for name in self.devices]
+
+    def shortage(self, device: str, free: int) -> str:
+        """Say that less is `free` of a device than was reserved of an earlier listing; empty: it is not."""
+        wanted = self.lease.memory.get(device, 0)
+        if not self.is_kept or free + _SLACK_BYTES >= wanted:
+            return ""
+        return f"device {device} has {free >> 20} MiB left, {wanted >> 20} MiB were requested"
+
+
+class MeshServer:
+    """`child` and `read_report` run in tasks of the lease; `close` after them."""
+
+    def __init__(
+        self,
+        runtime: RoleRuntime,
+        agreed: AgreedLease,
+        *,
+        messages: MessageStream,
+        threads: int,
+        outgoing: Outgoing,
+        log_path: Path,
+    ) -> None:
+        """`messages` lead to the head, `outgoing` holds the descriptors of the weights. Raises OSError."""
+        self.agreed = agreed
+        self.lease = agreed.lease
+        self._processes = runtime.processes
+        self._program = str(runtime.native.mesh_server)
+        self._threads = threads
+        self._join = runtime.tunnels.join
+        self._reading = runtime.reading
+        self._outgoing = outgoing
+        self._log_path = log_path
+        self._silence = ChildSilence()
+        self._view: MeshLeaseView | None = None  # while there is a connection
+        self.turns = TurnTimes(asyncio.get_running_loop().time)
+        self._why_failed = ""  # in its own words
+        self._shortage = ""  # of memory, at its start
+        self.is_loaded = False
+        self._end: socket | None = None
+        self._report = runtime.processes.make_report()
+        outgoing.add(self._report.child_end)
+        try:
+            self._end, self._child_end = runtime.processes.socket_pair()
+            outgoing.add(self._child_end)
+            self._descriptors = runtime.processes.make_descriptors()
+        except OSError:
+            self._close_ends()
+            raise
+        outgoing.add(self._descriptors.child_end)
+        self.neighbours = PushNeighbours(
+            runtime.mesh,
+            runtime.tunnels,
+            messages,
+            self._descriptors,
+            runtime.processes.socket_pair,
+            self.turns,
+            runtime.reading,
+        )
+        self.child = runtime.processes.make_child(self.spec, CHILD_NAME)
+        if (lease_cache := agreed.lease_cache) is not None:
+            lease_cache.allow(sum(agreed.memory))
+
+    # Its process.
+
+    def spec(self) -> ChildSpec:
+        """How it is started. Raises OSError."""
+        descriptors = command_lines.MeshDescriptors(
+            head=self._child_end,
+            weights=self._hand_over_weights(),
+            neighbours=self._descriptors.child_end,
+            report=self._report.child_end,
+        )
+        return ChildSpec(
+            name=CHILD_NAME,
+            argv=command_lines.mesh_server(
+                self._program,
+                devices=self.agreed.devices,
+                threads=self._threads,
+                memory=self.agreed.memory,
+                descriptors=descriptors,
+            ),
+            log=self._log_path,
+            env=command_lines.mesh_server_environment(
+                children_waiting(self._processes.waiting, computes="CPU" in self.agreed.devices)
+            ),
+            hand_over=self._outgoing.give(),
+        )
+
+    def _hand_over_weights(self) -> int:
+        """A descriptor of the index, -1 without weights. Raises OSError."""
+        weights = self.agreed.weights
+        return -1 if weights is None else weights.hand_over(self._processes.hand_over, self._outgoing)
+
+    async def until_ready(self, on_progress: Callable[[str], Awaitable[None]]) -> None:
+        """Raises MeshdError when it cannot start."""
+        while True:
+            try:
+                async with asyncio.timeout(PROGRESS_SECONDS):
+                    return await self.child.ensure_ready()
+            except TimeoutError:
+                await on_progress(f"starting the {CHILD_NAME}")
+
+    async def until_ended(self) -> str:
+        """Why it is of no use any more: it ended, or stands still; then it is killed."""
+        status = self.child.status
+        while status.is_up:
+            try:
+                async with asyncio.timeout(LOOK_SECONDS):
+                    status = await self.child.wait_changed(status)
+            except TimeoutError:
+                if status.pid is not None and (why := self._why_useless(status.pid)):
+                    LOG.warning("rpc_server_killed", peer=self.lease.peer.short, pid=status.pid, why=why)
+                    self.child.kill()
+                    return why
+        if self._shortage:
+            return self._shortage
+        return f"{status.reason}: {self._why_failed}" if self._why_failed else status.reason
+
+    def _why_useless(self, pid: int) -> str:
+        if self._processes.is_stopped(pid):
+            return IS_SUSPENDED
+        return self._silence.look(self._view.answered) if self._view is not None else ""
+
+    def code_of_end(self) -> str:
+        """Of Lost, for the end that `until_ended` has seen: it exits with 0 when its head has ended, and with
+        1 after a failure.
+        """
+        if self._shortage:
+            return NO_MEMORY
+        if self.child.status.exit_code == 0:
+            return HEAD_ENDED
+        return RPC_SERVER_CRASHED if self.child.status.exit_signal in CRASHES else RPC_SERVER_ENDED
+
+    def close(self) -> None:
+        """The child has ended before."""
+        self.neighbours.close()
+        self._descriptors.close()
+        self._close_ends()
+
+    def _close_ends(self) -> None:
+        self._report.close()
+        if self._end is not None:
+            self._end.close()
+
+    # Its streams.
+
+    async def serve_head(self, stream: Stream, on_broken: OnBroken) -> None:
+        """Connect the only stream of its head: when it ends the server does. Raises Refused, Broken."""
+        if self._end is None:
+            raise Refused("this lease has its connection already", code="busy")
+        end, self._end = self._end, None
+        lease_cache = self.agreed.lease_cache
+        view = MeshLeaseView(
+            keeping=MeshKeeping(lease_cache) if lease_cache is not None else None,
+            seen=self.turns.with_head,
+            reading=self._reading,
+        )
+        self._view = view
+        try:
+            await self._join(
+                stream,
+                end,
+                inspector=view,
+                flow=self._silence,
+                on_broken=on_broken,
+                asks=True,
+            )
+        finally:
+            self._view = None  # it has nobody to say anything to, and ends by itself
+
+    async def serve_neighbour(self, stream: Stream, on_broken: OnBroken) -> None:
+        """Connect a stream of another worker, which its head has introduced. Raises Refused, Broken."""
+        await self.neighbours.serve(stream, on_broken)
+
+    def admits(self, peer: PeerId) -> bool:
+        """Whether another worker may push to it: the head has said so."""
+        return self.neighbours.admits(peer)
+
+    @property
+    def push_tunnels(self) -> Sequence[TunnelStatus]:
+        """To other workers, open now."""
+        return self.neighbours.tunnels
+
+    # What it holds, and what it and its head say of the load.
+
+    @property
+    def held(self) -> Mapping[str, int]:
+        """Bytes of its buffers, by device. None once it has no head: it is about to give them back."""
+        if self._view is None or not self.child.status.is_up:
+            return {}
+        held = self._view.memory_held()  # counts devices in the order of its command line
+        return {name: held.get(number, 0) for number, name in enumerate(self.agreed.devices)}
+
+    def model_loaded(self) -> None:
+        """The head has sent all of its weights, and has a first token."""
+        self.is_loaded = True
+        if (lease_cache := self.agreed.lease_cache) is not None:
+            lease_cache.done()
+
+    async def read_report(self) -> None:
+        """Note what it says. Its neighbours can make it say much: that has a share of the loop's time."""
+        now, budget = asyncio.get_running_loop().time, ReadingBudget(self._reading)
+        while True:
+            try:
+                line = await self._report.line()
+            except (EndOfStream, Closed, Broken):
+                return
+            budget.spend(LINE_SECONDS)
+            if seconds := budget.pause(now()):
+                await asyncio.sleep(seconds)
+            match line.split(" "):
+                case ["came" | "pushed" as what, *texts] if (totals := totals_of(texts)) is not None:
+                    self.neighbours.note_local(what, *totals)
+                case ["free", device, size] if (count := count_of(size)) is not None:
+                    if shortage := self.agreed.shortage(device, count):
+                        LOG.warning("memory_taken", peer=self.lease.peer.short, why=shortage)
+                        self._shortage = shortage
+                        self.child.kill()
+                case ["loaded", _count, size] if (count := count_of(size)) is not None:
+                    LOG.info("weights_loaded", peer=self.lease.peer.short, bytes=count)
+                case ["failed", *why]:
+                    self._why_failed = " ".join(why)  # it ends, and says so before

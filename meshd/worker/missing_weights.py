@@ -1,0 +1,177 @@
+"""Weights that a lease lacks and members have: taken before its mesh-server starts, and kept in the store.
+
+The head says where its file has the tensors of this worker's part; members that have the same file give the
+pieces with those that are missing. What does not come this way is sent by the head with the load. A worker
+that holds weights ready reads them as well (held_weights.py), and waits.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+from meshd.base import log
+from meshd.base.byte_format import in_bytes
+from meshd.base.errors import Refused, RemoteProtocolError
+from meshd.base.peer_limits import FETCHES_ASKED
+from meshd.base.rate_by_key import Rates
+from meshd.base.tasks import Owner, first_error
+from meshd.devices.fd_handover import Outgoing
+from meshd.devices.interface import FromMembers, WeightsFromMembers
+from meshd.model.ggml import TENSOR_TYPES
+from meshd.peer.messages import MessageStream
+from meshd.wire.lease import PAUSED, Progress, decode
+from meshd.wire.limits import MAX_ASKED_TENSORS
+from meshd.wire.needs import Begin, Fetched, NeededTensor, Needs
+from meshd.worker.held_weights import HeldWeights
+from meshd.worker.known_files import KnownFiles, Weights
+from meshd.worker.mesh_server import AgreedLease
+from meshd.worker.pause import IS_PAUSED, Pause
+
+_NEXT_SECONDS = 60.0  # for the next message of a head that says what it needs
+_TOLD_SECONDS = 2.0  # how often the head is told how far it is
+LOG = log.get("worker")
+
+
+class MissingWeights:
+    """Of one worker; for all of its leases."""
+
+    def __init__(self, members: WeightsFromMembers, files: KnownFiles, pause: Pause) -> None:
+        self._members = members
+        self._files = files
+        self._pause = pause
+        self._asked = Rates(FETCHES_ASKED)
+
+    async def fetch(self, messages: MessageStream, agreed: AgreedLease, outgoing: Outgoing) -> AgreedLease:
+        """The lease with the weights that are there then, once the head says that it may begin.
+
+        Raises EndOfStream and Broken when the head is gone, Refused when the worker is paused,
+        RemoteProtocolError, MeshdError.
+        """
+        needs = await _read_needs(messages, limit=sum(agreed.memory))
+        text = ["looking for members that have its weights"]
+        ended = asyncio.Event()
+        try:
+            async with Owner() as owner:
+                began = owner.start(_until_begin(messages), name="begin")
+                owner.start(self._until_paused(), name="pause")
+                owner.start(_say_progress(messages, text, ended), name="fetch progress")
+                found = await self._from_members(needs, agreed, text)
+                if agreed.hold:
+                    agreed = replace(agreed, weights=await self._renewed(messages, agreed, outgoing))
+                    held = _held(needs, agreed.weights)
+                    found = replace(found, held=await held.read(partial(text.__setitem__, 0)))
+                    owner.start(held.keep(), name="held weights")
+                ended.set()
+                await messages.send(found.encode())
+                await began
+                owner.cancel()
+        except ExceptionGroup as group:
+            raise first_error(group) from None
+        return replace(agreed, weights=await self._renewed(messages, agreed, outgoing))
+
+    async def _from_members(self, needs: Needs, agreed: AgreedLease, text: list[str]) -> Fetched:
+        weights, peer = agreed.weights, agreed.lease.peer
+        if weights is None or weights.lease_cache is None:
+            return Fetched(0, "no downloaded weights are kept here")
+        lacking = _lacking(needs, weights)
+        if not lacking.tensors:
+            return Fetched(0, "nothing is missing")
+        if not self._asked.spend(peer, asyncio.get_running_loop().time()):
+            return Fetched(0, "this head has asked for weights too often")
+        weights.lease_cache.allow(sum(agreed.memory))
+
+        def on_progress(line: str) -> None:
+            text[0] = line
+
+        found = await self._members.fetch(lacking, weights.lease_cache, on_progress)
+        LOG.info("weights_fetched", peer=peer.short, bytes=sum(found.given.values()), what=_told(found))
+        return Fetched(sum(found.given.values()), _told(found))
+
+    async def _renewed(
+        self, messages: MessageStream, agreed: AgreedLease, outgoing: Outgoing
+    ) -> Weights | None:
+        """What is known now, instead of what was known before."""
+        outgoing.close()
+        return await self._files.take(outgoing, progress_to(messages), peer=str(agreed.lease.peer))
+
+    async def _until_paused(self) -> None:
+        await self._pause.until_leases_end()
+        raise Refused(IS_PAUSED, code=PAUSED)
+
+
+def progress_to(messages: MessageStream) -> Callable[[str], Awaitable[None]]:
+    """Tells the head of a lease what it waits for."""
+
+    async def on_progress(text: str) -> None:
+        await messages.send(Progress(text).encode())
+
+    return on_progress
+
+
+async def _read_needs(messages: MessageStream, *, limit: int) -> Needs:
+    """All of them, as one; their tensors fit into the `limit` bytes that the head has reserved."""
+    tensors: list[NeededTensor] = []
+    while True:
+        try:
+            async with asyncio.timeout(_NEXT_SECONDS):
+                needs = decode(await messages.receive())
+        except TimeoutError:
+            raise Refused("the head did not say what it needs in time", code="timeout") from None
+        if not isinstance(needs, Needs):
+            raise RemoteProtocolError("lease: expected `needs`", code="lease")
+        tensors += needs.tensors
+        if not all(one.kind in TENSOR_TYPES for one in needs.tensors):
+            raise RemoteProtocolError("lease: a tensor of no known type", code="lease")
+        if len(tensors) > MAX_ASKED_TENSORS or sum(one.size for one in tensors) > limit:
+            raise RemoteProtocolError("lease: more weights than were reserved", code="lease")
+        if needs.last:
+            return replace(needs, tensors=tuple(tensors))
+
+
+def _held(needs: Needs, weights: Weights | None) -> HeldWeights:
+    """What is here of it, in use by this lease from now on."""
+    if weights is None:
+        return HeldWeights(())
+    return HeldWeights(weights.places(_in_use(needs, weights)))
+
+
+def _lacking(needs: Needs, weights: Weights) -> Needs:
+    """What is not here; what is stays, while room is made for the rest."""
+    _in_use(needs, weights)
+    missing = {one.digest: one for one in needs.tensors if one.digest not in weights.sizes}
+    return replace(needs, tensors=tuple(missing.values()))
+
+
+def _in_use(needs: Needs, weights: Weights) -> set[bytes]:
+    """The digests of what is here of it, which the store keeps for this lease.
+
+    The head has reserved memory for the sizes that it said: what has another one here is none of it.
+    """
+    here = {one.digest for one in needs.tensors if weights.sizes.get(one.digest) == one.size}
+    if weights.lease_cache is not None:
+        for digest in here:
+            weights.lease_cache.loaded(digest)
+    return here
+
+
+async def _until_begin(messages: MessageStream) -> None:
+    if not isinstance(decode(await messages.receive()), Begin):
+        raise RemoteProtocolError("lease: expected `begin`", code="lease")
+
+
+async def _say_progress(messages: MessageStream, text: list[str], ended: asyncio.Event) -> None:
+    """Until it has ended: then nobody listens until the lease is granted."""
+    on_progress = progress_to(messages)
+    while not ended.is_set():
+        await on_progress(text[0])
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_TOLD_SECONDS):
+                await ended.wait()
+
+
+def _told(found: FromMembers) -> str:
+    """From whom, and what is wrong; for a log."""
+    given = ", ".join(f"{in_bytes(count)} from {node}" for node, count in found.given.items() if count)
+    return "; ".join(part for part in (given or "nothing came", found.why) if part)

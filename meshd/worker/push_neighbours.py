@@ -1,0 +1,319 @@
+"""The neighbours of one lease: the workers whose servers push to its own, and it to theirs.
+
+Introduced by the head of the lease, which has leased both. A neighbour is a member of the mesh and the lease
+that it has granted: no address comes from anybody. Of two workers one opens the stream, as the head says
+(docs/native-protocol.md); results go both ways on it. Whether the other one takes it is asked first, by a
+stream that stays open: a session that is made for this is kept for as long as both leases live.
+
+Where both are on one machine, their servers get a connection with nothing between them (local_way.py). That
+stream then says whether it may go on: with its end both daemons cut the connection.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from socket import socket
+
+from meshd.base import log
+from meshd.base.backoff import Backoff
+from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused
+from meshd.base.tasks import Owner
+from meshd.devices.interface import DescriptorSocket, Tunnel, TunnelRequest, Tunnels
+from meshd.identity.keys import PeerId
+from meshd.mux.events import Code
+from meshd.peer.interface import Mesh, MetadataValue, PeerState, Stream
+from meshd.peer.messages import MessageStream
+from meshd.rpc import mesh_protocol as wire
+from meshd.rpc.mesh_push_filter import MeshPushFilter
+from meshd.rpc.reading_budget import NodeReading
+from meshd.tunnel.interface import TunnelStatus
+from meshd.wire.lease import PUSH_SERVICE, Admit, Neighbour, Reached
+from meshd.worker import local_way
+from meshd.worker.local_way import LocalOffer, LocalWay
+from meshd.worker.neighbour_arrivals import NeighbourArrivals
+from meshd.worker.turn_times import TurnTimes
+
+REACH_SECONDS = 8.0  # until a session with it is there
+NEIGHBOURS_SECONDS = REACH_SECONDS + 4.0  # those that open the stream may have been told a little later
+GONE_SECONDS = 20.0  # without a session for so long, though both wanted one: it is not waited for as long
+GONE_REACH_SECONDS = 1.0
+_RETRY = Backoff(first=0.1, factor=1.5, most=1.0)
+ASK = "ask"  # in the metadata of a stream: whether others would be taken
+LOCAL = "local"  # likewise: a connection that the other worker may take if it is on this machine
+TAKEN = b"\x01"  # the only thing that is said on such a stream: the connection is in use
+LOG = log.get("worker")
+
+
+class PushNeighbours:
+    """`keep` and `settle` run in tasks of the lease.
+
+    `messages` lead to its head, `descriptors` to its server.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        tunnels: Tunnels,
+        messages: MessageStream,
+        descriptors: DescriptorSocket,
+        socket_pair: Callable[[], tuple[socket, int]],
+        turns: TurnTimes,
+        reading: NodeReading,
+    ) -> None:
+        """`turns` is told of what passes."""
+        self._mesh = mesh
+        self._turns = turns
+        self._reading = reading
+        self._tunnels = tunnels
+        self._messages = messages
+        self._arrivals = NeighbourArrivals(descriptors, socket_pair, seconds=NEIGHBOURS_SECONDS)
+        self._numbers: dict[PeerId, int] = {}  # of those that open the stream
+        self._open: list[Tunnel | LocalWay] = []
+        self._offered: dict[
+            PeerId, LocalWay
+        ] = {}  # connected, and not known yet whether the other one uses it
+        self._local: dict[int, LocalWay] = {}  # that servers use
+        self._reported: Counter[tuple[int, str]] = Counter()  # messages on those
+        self._over = asyncio.Event()
+
+    @property
+    def tunnels(self) -> Sequence[TunnelStatus]:
+        """To neighbours, open now."""
+        return [tunnel.status for tunnel in self._open]
+
+    def note_local(self, what: str, number: int, messages: int, size: int) -> None:
+        """Note what the server reports of a local connection: totals of what `came` or was `pushed`."""
+        way = self._local.get(number)
+        if way is None:
+            return
+        self._reported[number, what] += 1
+        if self._reported[number, what] != messages:  # the server skips lines that nobody reads in time
+            self._turns.lose_count()
+        if what == "came":
+            way.count(received=size)
+            self._turns.arrived(wire.PUSHED)
+        else:
+            way.count(sent=size)
+            self._turns.left(wire.PUSHED)
+
+    def admit(self, admitted: Admit) -> None:
+        """It opens the stream, and may from now on. Raises RemoteProtocolError."""
+        self._arrivals.name(admitted.number)
+        self._numbers[PeerId(admitted.peer)] = admitted.number
+
+    def admits(self, peer: PeerId) -> bool:
+        """Whether the head said so."""
+        return peer in self._numbers
+
+    def take(self, neighbour: Neighbour) -> None:
+        """It is to be kept. Raises RemoteProtocolError."""
+        self._arrivals.name(neighbour.number)
+
+    def all_named(self) -> None:
+        """The head names no more of them: `settle` is to be run. Raises RemoteProtocolError."""
+        self._arrivals.all_named()
+
+    async def settle(self) -> None:
+        """The server is told that these are all, once it is known of each whether there is a way to it."""
+        late = await self._arrivals.settle()
+        for peer, number in self._numbers.items():
+            if number in late:
+                LOG.info("push_no_way", peer=peer.short, why=f"silent for {NEIGHBOURS_SECONDS:.0f} s")
+
+    # Those to which we open the stream.
+
+    async def keep(self, neighbour: Neighbour) -> None:
+        """Open a tunnel to it, tell the server and the head, and keep it until it or the lease ends."""
+        peer = PeerId(neighbour.peer)
+        compresses = neighbour.always or self._tunnels.always_compressed  # which a user has asked for
+        with local_way.offered(wanted=not compresses) as offer:
+            try:
+                asked = await self._ask(peer, neighbour.lease_id, offer)
+            except MeshdError as error:
+                await self._none(peer, neighbour.number, error.what)
+                return
+            way = None if offer is None else offer.take(peer)
+        try:
+            if way is None:
+                await self._lead(peer, neighbour, asked)
+            else:
+                await self._lead_locally(peer, neighbour.number, asked, way)
+        finally:
+            asked.write_eof()
+
+    async def _ask(self, peer: PeerId, lease_id: bytes, offer: LocalOffer | None) -> Stream:
+        """Wait for a session, and for the head's word to arrive there. Raises MeshdError."""
+        local: Mapping[str, MetadataValue] = {} if offer is None else {LOCAL: offer.offered}
+        metadata: Mapping[str, MetadataValue] = {"lease": lease_id, ASK: 1, **local}
+        tries, why = 0, "no answer"
+        seconds = self._patience(peer)
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    try:
+                        stream = self._mesh.open_stream(peer, PUSH_SERVICE, metadata=metadata)
+                        return await _accepted(stream)
+                    except (Broken, Refused) as error:
+                        why = error.what
+                    await asyncio.sleep(_RETRY.delay(tries, 0.0))
+                    tries += 1
+        except TimeoutError:
+            raise Broken(f"unreachable for {seconds:.0f} s: {why}") from None
+
+    def _patience(self, peer: PeerId) -> float:
+        """How long to wait for it, in seconds: the load of a model waits as long."""
+        now = asyncio.get_running_loop().time()
+        for status in self._mesh.peers():
+            if status.peer == peer:
+                gone = status.state is not PeerState.CONNECTED and not status.present
+                return GONE_REACH_SECONDS if gone and now - status.since > GONE_SECONDS else REACH_SECONDS
+        return REACH_SECONDS  # news of it may be on their way
+
+    async def _none(self, peer: PeerId, number: int, why: str) -> None:
+        LOG.info("push_no_way", peer=peer.short, why=why)
+        self._arrivals.not_coming(number)
+        await self._messages.send(Reached(number, why).encode())
+
+    async def _lead(self, peer: PeerId, neighbour: Neighbour, asked: Stream) -> None:
+        number = neighbour.number
+        try:
+            ours, theirs = self._arrivals.new_pair()
+        except MeshdError as error:
+            await self._none(peer, number, error.what)
+            return
+        tunnel = self._tunnel(peer, neighbour, ours)
+        self._open.append(tunnel)
+        try:
+            async with Owner() as owner:
+                owner.start(tunnel.serve(), name=f"push {peer.short}")
+                self._arrivals.come(number, theirs)
+                await self._messages.send(Reached(number, "").encode())
+                LOG.info("push_way", peer=peer.short, kind="mesh")
+                await _until_ended(asked)
+                owner.cancel()
+        finally:
+            tunnel.close()
+            self._open.remove(tunnel)
+
+    async def _lead_locally(self, peer: PeerId, number: int, asked: Stream, way: LocalWay) -> None:
+        self._open.append(way)
+        try:
+            try:
+                await asked.write(TAKEN)
+            except MeshdError as error:
+                await self._none(peer, number, error.what)
+                return
+            self._use(way, number)
+            await self._messages.send(Reached(number, "").encode())
+            LOG.info("push_way", peer=peer.short, kind="local")
+            await _until_ended(asked)
+        finally:
+            way.cut()
+            self._open.remove(way)
+
+    def _use(self, way: LocalWay, number: int) -> None:
+        self._local[number] = way
+        self._arrivals.come(number, way.give(), local=True)
+
+    def _tunnel(self, peer: PeerId, neighbour: Neighbour, end: socket) -> Tunnel:
+        return self._tunnels.open(
+            TunnelRequest(
+                peer=peer,
+                service=PUSH_SERVICE,
+                metadata={"lease": neighbour.lease_id},
+                end=end,
+                endpoint=str(neighbour.number),
+                inspector=self._filter(),
+                on_broken=partial(_push_broken, peer),
+                compressed=neighbour.compressed,
+                always=neighbour.always,
+                asks=True,
+            )
+        )
+
+    # Those that open it.
+
+    def asked_by(self, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> None:
+        """Connect to what an admitted neighbour offers. Its stream is accepted after this, not before."""
+        before = self._offered.pop(peer, None)
+        if before is not None:
+            before.cut()
+        offered = metadata.get(LOCAL)
+        if isinstance(offered, bytes) and not self._tunnels.always_compressed:
+            way = local_way.come(peer, offered)
+            if way is not None:
+                self._offered[peer] = way
+
+    async def answer(self, asked: Stream) -> None:
+        """Keep the stream by which a neighbour asks, and a local connection, until it or the lease ends.
+
+        Then wait until both halves are closed; lent_streams.py does not wait for ever.
+        """
+        way = self._offered.pop(asked.peer, None)
+        try:
+            async with Owner() as owner:
+                ended = owner.start(self._follow(asked, way), name="neighbour asks")
+                over = owner.start(self._over.wait(), name="lease over")
+                await asyncio.wait([ended, over], return_when=asyncio.FIRST_COMPLETED)
+                if way is not None:
+                    way.cut()
+                asked.write_eof()
+                await asyncio.wait([ended])
+                owner.cancel()
+        finally:
+            if way is not None:
+                way.cut()
+
+    async def _follow(self, asked: Stream, way: LocalWay | None) -> None:
+        """Use the connection once the neighbour says so."""
+        try:
+            said = await asked.read()
+        except (EndOfStream, Broken):
+            return
+        number = self._numbers.get(asked.peer)  # None: the lease is over
+        if way is not None and said[:1] == TAKEN and number is not None and self._arrivals.awaits(number):
+            self._use(way, number)
+        await _until_ended(asked)
+
+    async def serve(self, stream: Stream, on_broken: Callable[[MeshdError], None]) -> None:
+        """Connect a stream of an admitted neighbour with the server. Raises Refused, Broken."""
+        number = self._numbers.get(stream.peer)
+        if number is None or not self._arrivals.awaits(number):
+            raise Refused("this lease does not wait for a stream of this member", code="late")
+        ours, theirs = self._arrivals.new_pair()
+        self._arrivals.come(number, theirs)
+        await self._tunnels.join(stream, ours, inspector=self._filter(), on_broken=on_broken, asks=True)
+
+    def _filter(self) -> MeshPushFilter:
+        return MeshPushFilter(arrived=self._turns.arrived, left=self._turns.left, reading=self._reading)
+
+    def close(self) -> None:
+        """The lease is over."""
+        self._numbers.clear()
+        while self._offered:
+            self._offered.popitem()[1].cut()
+        self._over.set()
+
+
+def _push_broken(peer: PeerId, error: MeshdError) -> None:
+    """For a tunnel to a neighbour."""
+    LOG.warning("push_broken", peer=peer.short, why=error.what)
+
+
+async def _accepted(stream: Stream) -> Stream:
+    try:
+        await stream.accepted()
+    except asyncio.CancelledError:
+        stream.reset(Code.CANCELLED, "not in time")
+        raise
+    return stream
+
+
+async def _until_ended(stream: Stream) -> None:
+    """Nothing is said on it; what comes is dropped, and gives no credit back."""
+    try:
+        while True:
+            await stream.read()
+    except (EndOfStream, Broken):
+        return

@@ -1,0 +1,120 @@
+"""Which heads a client asks what they serve, where members would have it ask theirs alone."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.base.peer_limits import HEADS_FOLLOWED, HEADS_FOLLOWED_OF_ISSUER
+from meshd.base.tasks import Owner
+from meshd.client.follow_heads import HeadFollower
+from meshd.client.followed_heads import heads_to_follow
+from meshd.identity.keys import PeerId
+from meshd.identity.membership import Chain
+from meshd.peer.interface import PeerState, Stream
+from meshd.peer.messages import MessageStream
+from meshd.wire.serving import SERVING_SERVICE, ServingTold
+
+from tests.conformance.run import run, until
+from tests.unit.head.fake_mesh import FakeMesh, Net
+from tests.unit.identity.cast import ROOT, certificate
+
+
+def peer(number: int) -> PeerId:
+    return PeerId(number.to_bytes(32, "big"))
+
+
+def of(issuer: str, numbers: Sequence[int]) -> list[tuple[PeerId, str]]:
+    return [(peer(number), issuer) for number in numbers]
+
+
+def test_an_honest_head_is_not_kept_out_by_those_of_two_invites() -> None:
+    bad = [*of("one", range(12)), *of("two", range(12, 24))]
+    followed = heads_to_follow(bad, ())
+    assert len(followed) == HEADS_FOLLOWED.most
+    honest = of("home", [100])
+    later = heads_to_follow([*bad, *honest], followed)
+    assert peer(100) in later and len(later) == HEADS_FOLLOWED.most
+    assert len(later & followed) == HEADS_FOLLOWED.most - 1, "one gives way, and no more"
+
+
+def test_one_invite_has_a_share() -> None:
+    followed = heads_to_follow(of("one", range(30)), ())
+    assert followed == {peer(number) for number in range(HEADS_FOLLOWED_OF_ISSUER.most)}
+
+
+@given(
+    st.dictionaries(st.integers(0, 60), st.integers(0, 6), max_size=60),
+    st.sets(st.integers(0, 60)),
+    st.randoms(use_true_random=False),
+)
+def test_shares_are_equal_and_the_choice_is_steady(
+    issuers: dict[int, int], before: set[int], rng: Callable[..., object]
+) -> None:
+    heads = [(peer(number), issuer) for number, issuer in issuers.items()]
+    chosen = heads_to_follow(heads, {peer(number) for number in before})
+    assert heads_to_follow(heads, chosen) == chosen
+    counts = {issuer: sum(one in chosen for one, own in heads if own == issuer) for _, issuer in heads}
+    for issuer, count in counts.items():
+        left_out = sum(own == issuer for _, own in heads) - count
+        assert count <= HEADS_FOLLOWED_OF_ISSUER.most
+        if left_out and count < HEADS_FOLLOWED_OF_ISSUER.most:
+            assert max(counts.values()) <= count + 1 and len(chosen) == HEADS_FOLLOWED.most
+
+
+class Scene:
+    """A client that follows heads; their mesh is in memory."""
+
+    def __init__(self, net: Net) -> None:
+        self.net = net
+        self.mesh = net.mesh("client", "client")
+        self.follower = HeadFollower(self.mesh, self._open)
+
+    async def _open(self, to: PeerId, service: str) -> Stream:
+        await asyncio.sleep(0)
+        return self.mesh.open_stream(to, service, metadata={})
+
+    def head(self, name: str, invite: str) -> FakeMesh:
+        mesh = self.net.mesh(name, "serve")
+        chain = Chain((certificate(ROOT, mesh.key, invite=invite.encode().ljust(8, b".")),), ROOT.peer)
+        mesh.member_here = replace(mesh.member_here, chain=chain)
+        mesh.handle(SERVING_SERVICE, _tells, allow=lambda _member, _metadata: None)
+        mesh.say(PeerState.CONNECTED)
+        return mesh
+
+    @property
+    def told(self) -> set[str]:
+        """The heads of which it knows what they serve."""
+        return {one.name for one in self.follower.known() if one.told is not None}
+
+
+async def _tells(stream: Stream) -> None:
+    await MessageStream(stream).send(ServingTold(()).encode())
+    await stream.read()
+
+
+@asynccontextmanager
+async def scene() -> AsyncIterator[Scene]:
+    async with Owner() as owner:
+        it = Scene(Net(owner))
+        owner.start(it.follower.serve(), name="follow heads")
+        yield it
+        owner.cancel()
+
+
+def test_a_late_head_of_another_invite_is_asked() -> None:
+    async def main() -> None:
+        async with scene() as it:
+            bad = [it.head(f"{invite} {number}", invite) for invite in ("one", "two") for number in range(12)]
+            await until(lambda: len(it.told) == HEADS_FOLLOWED.most)
+            it.head("honest", "home")
+            await until(lambda: "honest" in it.told)
+            assert len(it.follower.known()) == HEADS_FOLLOWED.most
+            for mesh in bad[:20]:
+                mesh.role = "worker"
+                mesh.say(PeerState.CONNECTED)
+            await until(lambda: it.told == {"honest", *(mesh.name for mesh in bad[20:])})
+
+    run(main())

@@ -1,0 +1,67 @@
+"""A node that tells of its devices, and others that ask it."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from meshd.base.tasks import Owner
+from meshd.devices.device_speeds import DeviceSpeeds
+from meshd.devices.tell_capacity import CapacityTeller
+from meshd.identity.membership import Role
+from meshd.wire.lease import OfferedDevice
+from meshd.wire.needs import as_bits, split_marks
+
+from tests.unit.head.fake_mesh import FakeMesh, Net
+from tests.unit.head.rig import Bench
+
+KINDS = ("30=rms_norm:64", "1=mul_mat:q8_0:64:1000")
+CPU = OfferedDevice("CPU", "cpu", "some processor", 5, 10)
+
+
+class Teller:
+    """One node with a CPU."""
+
+    def __init__(self, net: Net, folder: Path, name: str, machine: str, seed: str = "") -> None:
+        self.mesh = net.mesh(name, "worker", seed=seed)
+        self.bench = Bench(self.mesh, folder)
+        self.busy = self.lends = False
+        self.here: set[bytes] = set()  # marks of tensors
+        self.listed: list[bool] = []  # whether the last listing would do
+        self.devices: Sequence[OfferedDevice] = (CPU,)
+        runtime = self.bench.runtime
+        paths = replace(runtime.paths, speed_cache=folder / f"speeds of {name}")
+        CapacityTeller(
+            self.mesh,
+            DeviceSpeeds(runtime.native, runtime.processes.run_to_end, paths, machine=machine, threads=1),
+            devices=self._listed,
+            machine=machine,
+            is_busy=lambda: self.busy,
+            is_lending=lambda: self.lends,
+            lacks=lambda marks: as_bits([one not in self.here for one in split_marks(marks)]),
+        )
+
+    async def _listed(self, *, recent: bool) -> Sequence[OfferedDevice]:
+        self.listed.append(recent)
+        return self.devices
+
+
+class Scene:
+    """`head` may use workers; `others` as a test makes them."""
+
+    def __init__(self, net: Net, folder: Path) -> None:
+        self._net, self._folder = net, folder
+        self.head = net.mesh("head", "serve")
+
+    def teller(self, name: str, *, machine: str = "", seed: str = "") -> Teller:
+        return Teller(self._net, self._folder, name, machine or f"machine of {name}", seed)
+
+    def stranger(self, roles: frozenset[Role]) -> FakeMesh:
+        return self._net.mesh("stranger", "serve", roles=roles)
+
+
+@asynccontextmanager
+async def scene(folder: Path) -> AsyncIterator[Scene]:
+    async with Owner() as owner:
+        yield Scene(Net(owner), folder)
+        owner.cancel()

@@ -1,0 +1,107 @@
+"""Devices as mesh-server lists them, and which of them are lent."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.base.errors import MeshdError, UserError
+from meshd.base.resource_limits import MemoryAllowance
+from meshd.devices.devices import card_of, list_devices, parse_devices, pick, within
+from meshd.plan.machines import SHARED_MEMORY
+from meshd.process.interface import ChildSpec, Ended
+from meshd.wire.lease import OfferedDevice, WorkerOffer, decode
+from meshd.wire.limits import MAX_DEVICES
+
+MIB = 1 << 20
+OUTPUT = f"""\
+ggml_cuda_init: found 1 CUDA devices:
+device CUDA0 gpu 0000:c1:00.0 {143771 * MIB} {143063 * MIB} NVIDIA H200
+device Vulkan0 gpu 0000:c1:00.0 {143771 * MIB} {143000 * MIB} NVIDIA H200
+device Vulkan1 igpu 0000:00:02.0 {65536 * MIB} {60000 * MIB} Intel(R) Graphics (with: odd text)
+device CPU cpu - {128820 * MIB} {100000 * MIB} AMD EPYC
+device BLAS accel - 0 0 OpenBLAS
+device CUDA0 gpu 0000:c2:00.0 1 1 a second one of this name
+"""
+CARD = card_of("here", "0000:c1:00.0")
+
+
+def test_the_list_is_read() -> None:
+    devices = parse_devices(OUTPUT.splitlines(), "here")
+    assert devices == (
+        OfferedDevice("CUDA0", "gpu", "NVIDIA H200", 143063 * MIB, 143771 * MIB, CARD),
+        OfferedDevice("Vulkan0", "gpu", "NVIDIA H200", 143000 * MIB, 143771 * MIB, CARD),
+        OfferedDevice(
+            "Vulkan1", "gpu", "Intel(R) Graphics (with: odd text)", 60000 * MIB, 65536 * MIB, SHARED_MEMORY
+        ),
+        OfferedDevice("CPU", "cpu", "AMD EPYC", 100000 * MIB, 128820 * MIB),
+        OfferedDevice("BLAS", "cpu", "OpenBLAS", 0, 0),
+    )
+
+
+def test_gpus_are_lent_else_the_cpu_never_half_a_device() -> None:
+    devices = parse_devices(OUTPUT.splitlines(), "here")
+    assert [device.name for device in pick(devices, ())] == ["CUDA0", "Vulkan0", "Vulkan1"]
+    assert [device.name for device in pick(devices[3:], ())] == ["CPU"]
+    assert [device.name for device in pick(devices, ("CPU", "CUDA0", "CPU"))] == ["CPU", "CUDA0"]
+    with pytest.raises(UserError, match="no device `CUDA1`") as caught:
+        pick(devices, ("CPU", "CUDA1"))
+    assert "CUDA0, Vulkan0, Vulkan1, CPU, BLAS" in caught.value.hint
+
+
+def test_no_more_of_the_machines_memory_is_offered_than_this_node_may_use() -> None:
+    """ggml says that the whole memory of the machine is free."""
+    devices = parse_devices(OUTPUT.splitlines(), "here")
+    limited = within(devices, MemoryAllowance(700 * MIB, 650 * MIB, "/sys/fs/cgroup"))
+    assert [(one.free_bytes, one.total_bytes) for one in limited if one.kind == "cpu"] == [
+        (650 * MIB, 700 * MIB),
+        (0, 0),
+    ]
+    assert [one for one in limited if one.kind == "gpu"] == [one for one in devices if one.kind == "gpu"]
+    assert within(devices, None) == devices
+
+
+def test_a_list_is_bounded_by_the_limit_of_this_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = MemoryAllowance(700 * MIB, 650 * MIB, "/sys/fs/cgroup")
+    monkeypatch.setattr("meshd.devices.devices.memory_limit", lambda: limit)
+
+    async def run_to_end(spec: ChildSpec) -> Ended:
+        assert spec.on_line is not None
+        spec.on_line(f"device CPU cpu - {128820 * MIB} {128820 * MIB} AMD EPYC")
+        return Ended(0, None, ())
+
+    listed = asyncio.run(
+        list_devices(Path("mesh-server"), machine="", run_to_end=run_to_end, log=tmp_path / "log")
+    )
+    assert listed == (OfferedDevice("CPU", "cpu", "AMD EPYC", 650 * MIB, 700 * MIB),)
+
+
+def test_a_card_has_a_name_of_its_own_in_each_machine() -> None:
+    """The first card of most machines has the same PCI id."""
+    names = {card_of(machine, card) for machine in ("a", "b") for card in ("0000:01:00.0", "0000:02:00.0")}
+    assert len(names) == 4
+    assert not any("0000" in name for name in names)
+    assert card_of("", "0000:01:00.0") == card_of("a", "-") == ""
+
+
+LISTED = st.from_regex(
+    r"device [^\s]{1,70} [a-z]{1,9} [^\s]{1,20} [0-9]{1,20} [0-9]{1,20} .{0,300}", fullmatch=True
+)
+
+
+@given(st.lists(st.text(max_size=60) | LISTED, max_size=30))
+def test_whatever_is_printed_can_be_offered(lines: list[str]) -> None:
+    devices = parse_devices(lines, "here")
+    assert len(devices) <= MAX_DEVICES
+    offer = WorkerOffer(devices, has_model=False, machine="here", lease_id=bytes(16))
+    assert decode(offer.encode()) == offer
+
+
+def test_a_program_that_lists_nothing_is_an_error() -> None:
+    async def run_to_end(spec: ChildSpec) -> Ended:
+        assert spec.argv == ("mesh-server", "--list-devices")
+        return Ended(127, None, ("one", "error while loading shared libraries"))
+
+    with pytest.raises(MeshdError, match=r"lists no devices: one \| error while"):
+        asyncio.run(list_devices(Path("mesh-server"), machine="", run_to_end=run_to_end, log=Path("x.log")))

@@ -1,0 +1,167 @@
+"""A worker that comes is judged once, at a moment without requests; one that helps is taken in."""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+from meshd.base.errors import Broken
+from meshd.base.tasks import Owner
+from meshd.head.arrivals import Arrivals
+from meshd.head.quiet_moments import SETTLED_SECONDS, UNASKED_SECONDS
+from meshd.head.run_end import End
+from meshd.identity.keys import PeerId
+from meshd.peer.interface import PeerState, PeerStatus
+
+from tests.conformance.nodes import fresh_key
+from tests.sim.loop import run
+
+LONG = SETTLED_SECONDS + UNASKED_SECONDS + 5.0
+
+
+def worker(name: str, since: float) -> PeerStatus:
+    return PeerStatus(
+        peer=fresh_key().peer,
+        name=name,
+        role="worker",
+        state=PeerState.CONNECTED,
+        paths=(),
+        native=None,
+        software="",
+        resumes=0,
+        since=since,
+        last_error="",
+        clock_offset=None,
+    )
+
+
+@dataclass
+class Life:
+    """A model that runs on `workers`."""
+
+    end: End = field(default_factory=End)
+    loaded: bool = True
+    replaced: bool = False
+    workers: tuple[PeerId, ...] = ()
+
+
+@dataclass
+class Rig:
+    """Who is there, who would help, and how often that was asked."""
+
+    there: list[PeerStatus] = field(default_factory=list)
+    better: frozenset[PeerId] = frozenset()
+    asked: int = 0
+    idle: float = 1000.0
+    fails: bool = False
+    life: Life = field(default_factory=Life)
+
+    def __post_init__(self) -> None:
+        self.arrivals = Arrivals(lambda: self.there, self._better_with, lambda _now: self.idle)
+
+    async def _better_with(self) -> Collection[PeerId]:
+        self.asked += 1
+        if self.fails:
+            raise Broken("no devices")
+        return self.better
+
+    def comes(self, name: str) -> PeerStatus:
+        """A worker that connects now."""
+        found = worker(name, asyncio.get_running_loop().time())
+        self.there.append(found)
+        return found
+
+
+@asynccontextmanager
+async def rig() -> AsyncIterator[Rig]:
+    it = Rig()
+    async with Owner() as owner:
+        owner.start(it.arrivals.watch(it.life), name="arrivals")
+        await asyncio.sleep(1)
+        try:
+            yield it
+        finally:
+            owner.cancel()
+
+
+def test_one_with_which_the_model_is_faster_is_taken_in_and_another_one_is_not() -> None:
+    async def main() -> None:
+        async with rig() as it:
+            fast, slow = it.comes("fast"), it.comes("slow")
+            it.better = frozenset({fast.peer})
+            await asyncio.sleep(LONG)
+            assert it.arrivals.helpful == {fast.peer} and slow.peer not in it.arrivals.helpful
+            await asyncio.sleep(1000)
+            assert it.asked == 1, "once for each arrival"
+
+    run(main())
+
+
+def test_one_that_was_there_before_or_does_not_stay_is_not_judged() -> None:
+    async def main() -> None:
+        async with rig() as it:
+            it.there = [worker("old", -5.0)]
+            short = it.comes("short")
+            await asyncio.sleep(SETTLED_SECONDS / 2)
+            it.there.remove(short)
+            await asyncio.sleep(LONG)
+            assert it.asked == 0
+
+    run(main())
+
+
+def test_one_that_may_not_be_asked_at_first_is_judged_once_it_may() -> None:
+    """It was paused, or fetched its model, and has been connected all the time."""
+
+    async def main() -> None:
+        async with rig() as it:
+            await asyncio.sleep(LONG)
+            it.there = [worker("old", -5.0)]
+            await asyncio.sleep(LONG)
+            assert it.asked == 1
+
+    run(main())
+
+
+def test_it_is_judged_again_when_it_comes_again() -> None:
+    async def main() -> None:
+        async with rig() as it:
+            peer = it.comes("peer")
+            it.better = frozenset({peer.peer})
+            await asyncio.sleep(LONG)
+            assert it.arrivals.helpful == {peer.peer}
+            it.better, it.there = frozenset(), [replace(peer, since=asyncio.get_running_loop().time())]
+            await asyncio.sleep(LONG)
+            assert it.asked == 2 and not it.arrivals.helpful
+
+    run(main())
+
+
+def test_requests_are_not_disturbed_for_a_minute_and_not_before_the_model_is_loaded() -> None:
+    async def main() -> None:
+        async with rig() as it:
+            it.idle, it.life.loaded = 0.0, False
+            it.comes("peer")
+            await asyncio.sleep(100)
+            assert it.asked == 0
+            it.life.loaded = True
+            await asyncio.sleep(2)
+            assert it.asked == 1, "it was there for a minute"
+            it.comes("other")
+            await asyncio.sleep(LONG)
+            assert it.asked == 1
+            await asyncio.sleep(60)
+            assert it.asked == 2
+
+    run(main())
+
+
+def test_a_comparison_that_fails_leaves_the_model_as_it_is() -> None:
+    async def main() -> None:
+        async with rig() as it:
+            it.fails = True
+            it.comes("peer")
+            await asyncio.sleep(LONG)
+            assert it.asked == 1 and not it.arrivals.helpful
+
+    run(main())

@@ -1,0 +1,82 @@
+"""The ways of a token, and what a model holds: from the plan that runs."""
+
+from dataclasses import replace
+
+import pytest
+from meshd.head.explain import RunFacts, ways_of
+from meshd.model.output import DevicePath
+from meshd.model.status import SplitPart
+from meshd.plan.choice import plan_model
+from meshd.plan.machines import Machines
+from meshd.plan.wishes import HeadOptions
+
+from tests.unit.plan.split_scene import GIB
+from tests.unit.plan.test_split_choice import MODEL, OPTIONS, WORK, device, machines, offer
+
+NEAR = {"a": DevicePath(0.01, 1e9), "b": DevicePath(0.08, 1e9)}
+BETWEEN = DevicePath(0.02, 1e6)
+THERE = machines(
+    [offer("a", 16), offer("b", 16)], {"head": 1.0, "a": 1.0, "b": 1.0}, paths={("a", "b"): BETWEEN}
+)
+STATE = 4 * MODEL.widths.embedding
+
+
+def facts(tensor_split: tuple[float, ...], there: Machines = THERE, **changed: object) -> RunFacts:
+    options: HeadOptions = replace(OPTIONS, tensor_split=tensor_split, **changed)  # type: ignore[arg-type]
+    split = plan_model(MODEL, WORK, there, options)
+    return RunFacts(split.plan, there, options, MODEL, WORK, split.outcome)
+
+
+def parts(pushed: bool) -> list[SplitPart]:
+    return [SplitPart("a", "CPU", 15, 0), SplitPart("b", "CPU", 15, 0, push=pushed)]
+
+
+def test_a_token_goes_from_worker_to_worker() -> None:
+    ways = ways_of(facts((15.0, 15.0), output="worker"), parts(True), NEAR)
+    assert [way.where for way in ways] == ["head → a", "a → b", "b → head"]
+    assert [way.delay for way in ways] == pytest.approx([0.005, 0.01, 0.04])
+    assert ways[0].transfer == pytest.approx(STATE / 1e9) and ways[1].transfer == pytest.approx(STATE / 1e6)
+    assert [way.is_result for way in ways] == [False, False, True]
+    assert [way.ordered for way in ways] == [None, 0.04, None]
+
+
+def test_numbers_of_tokens_are_nothing() -> None:
+    there = facts((15.0, 15.0))
+    ways = ways_of(replace(there, plan=replace(there.plan, input_on_worker=True)), parts(True), NEAR)
+    assert ways[0].transfer == 0 and ways[1].transfer > 0
+
+
+def test_or_through_the_head() -> None:
+    ways = ways_of(facts((15.0, 15.0)), parts(False), NEAR)
+    assert [way.where for way in ways] == ["head → a", "a → head", "head → b", "b → head"]
+    assert all(way.ordered is None for way in ways)
+
+
+def test_half_floats_are_half_the_bytes() -> None:
+    ways = ways_of(facts((15.0, 15.0), activations="f16"), parts(True), NEAR)
+    assert ways[1].transfer == pytest.approx(STATE / 2 / 1e6)
+
+
+def test_layers_of_the_head_come_first() -> None:
+    ways = ways_of(facts((10.0, 10.0, 10.0)), parts(True), NEAR)
+    assert [way.where for way in ways] == ["head → a", "a → b", "b → head"]
+    assert ways[0].transfer == pytest.approx(STATE / 1e9), "a hidden state, and no number of a token"
+
+
+def test_without_workers_there_are_no_ways() -> None:
+    assert ways_of(facts((0.0, 0.0, 30.0)), [], NEAR) == []
+
+
+def test_a_path_that_nobody_knows_is_left_out() -> None:
+    unknown = replace(THERE, paths={})
+    ways = ways_of(facts((15.0, 15.0), unknown), parts(True), {"a": NEAR["a"], "b": None})
+    assert [way.where for way in ways] == ["head → a"]
+
+
+def test_what_it_holds_is_what_was_reserved() -> None:
+    held = facts((15.0, 15.0)).held
+    assert set(held) == {("a", "CPU"), ("b", "CPU")}
+    assert all(1.4 * GIB < one < 2.5 * GIB for one in held.values())
+    assert set(facts((30.0, 0.0)).held) == {("a", "CPU")}
+    with_gpu = replace(THERE, own=(device(64), device(24, "CUDA0")))
+    assert set(facts((0.0, 15.0, 15.0), with_gpu).held) == {("b", "CPU"), ("head", "CUDA0")}

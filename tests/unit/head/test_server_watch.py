@@ -1,0 +1,214 @@
+"""What is held for a llama-server that makes no progress, and what is not."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.head.server_watch import STUCK_SECONDS, WINDOW_SECONDS, ServerWatch, SilentTimes
+from meshd.model.status import ModelState
+from meshd.peer.interface import PeerState
+
+from tests.sim.loop import VirtualLoop, run
+from tests.unit.head.scene import scene
+
+
+def ends_within(
+    ask: Callable[[], bool], *, seconds: float, moved: Callable[[], int | None] = lambda: 0
+) -> float:
+    """Seconds until it is held for stuck, where each question takes 2 s or nothing; 0.0: never."""
+
+    async def answers() -> bool:
+        free = ask()
+        await asyncio.sleep(0.001 if free else 2.0)
+        return free
+
+    async def main() -> float:
+        watch = ServerWatch(answers, moved)
+        watch.requested(1)
+        now = asyncio.get_running_loop().time
+        began = now()
+        try:
+            async with asyncio.timeout(seconds):
+                assert "made no progress" in await watch.until_stuck()
+        except TimeoutError:
+            return 0.0
+        return now() - began
+
+    return run(main())
+
+
+def test_a_loop_that_answers_nothing_is_stuck() -> None:
+    assert STUCK_SECONDS <= ends_within(lambda: False, seconds=600.0) < 2 * STUCK_SECONDS
+
+
+def test_one_that_answers_between_long_tokens_is_stuck_as_well() -> None:
+    at = 0
+
+    def ask() -> bool:
+        nonlocal at
+        at += 1
+        return at % 4 == 0
+
+    assert 0 < ends_within(ask, seconds=600.0) < WINDOW_SECONDS
+
+
+def test_a_prompt_that_takes_an_hour_is_not() -> None:
+    """llama-server answers beside its batch."""
+    assert not ends_within(lambda: True, seconds=3600.0)
+
+
+def test_nor_one_whose_bytes_move_or_whose_worker_is_out_of_reach() -> None:
+    at = 0
+
+    def moving() -> int:
+        nonlocal at
+        at += 1
+        return at
+
+    assert not ends_within(lambda: False, seconds=600.0, moved=moving)
+    assert not ends_within(lambda: False, seconds=600.0, moved=lambda: None)
+
+
+@given(st.lists(st.tuples(st.floats(0, 30), st.floats(0, 3)), max_size=60))
+def test_only_what_was_silent_lately_counts(asked: list[tuple[float, float]]) -> None:
+    silent, now, ends = SilentTimes(), 0.0, []
+    for pause, seconds in asked:
+        now += pause + seconds
+        silent.add(seconds, now)
+        ends.append((now, seconds))
+    late = [one for end, one in ends if one > 0.5 and end > now - WINDOW_SECONDS]
+    assert silent.seconds(now) == pytest.approx(sum(late))
+
+
+def test_nobody_asks_while_no_request_is_under_way() -> None:
+    asked = 0
+
+    async def answers() -> bool:
+        nonlocal asked
+        asked += 1
+        return True
+
+    async def main() -> None:
+        watch = ServerWatch(answers, lambda: 0)
+        task = asyncio.ensure_future(watch.until_stuck())
+        await asyncio.sleep(100.0)
+        assert asked == 0
+        watch.requested(1)
+        await asyncio.sleep(10.0)
+        assert 5 < asked <= 11
+        watch.requested(0)
+        await asyncio.sleep(100.0)
+        assert asked <= 12, "once more, in case the last one has left it busy"
+        task.cancel()
+
+    run(main())
+
+
+@pytest.mark.parametrize("client_stays", [True, False])
+def test_the_head_ends_it_and_starts_another_one(tmp_path: Path, client_stays: bool) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            it.worker("anna")
+            it.start()
+            await it.until(ModelState.READY)
+            first = it.llama
+            it.serve.requested(1)
+            it.bench.loop_is_free = False
+            if not client_stays:
+                await asyncio.sleep(3.0)
+                it.serve.requested(0)
+            await it.until(ModelState.LOADING, "made no progress", seconds=60.0)
+            assert first.killed
+            it.bench.loop_is_free = True
+            await it.until(ModelState.READY, seconds=10.0)
+            assert it.serve.crashes == 1
+            await asyncio.sleep(120.0)
+            assert it.serve.crashes == 1 and it.serve.readiness.state is ModelState.READY
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("signal", "no_memory", "crashes"),
+    [
+        (6, "", 1),
+        (11, "", 1),
+        (9, "", 0),
+        (9, "the memory of this machine ran out", 1),
+        (15, "", 0),
+        (None, "", 0),
+    ],
+)
+def test_its_own_signals_and_too_much_memory_count_as_crashes(
+    tmp_path: Path, signal: int | None, no_memory: str, crashes: int
+) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            it.worker("anna")
+            it.start()
+            await it.until(ModelState.READY)
+            broke = asyncio.ensure_future(it.serve.upstream_broke("the connection was reset"))
+            it.llama.die("ended", signal=signal, no_memory=no_memory)
+            await broke
+            assert it.serve.crashes == crashes, "known when the gateway has its answer"
+            await it.until(ModelState.READY, seconds=10.0)
+            assert it.serve.crashes == crashes
+
+    run(main())
+
+
+def test_a_lost_worker_explains_any_end(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            it.worker("anna")
+            it.start()
+            await it.until(ModelState.READY)
+            broke = asyncio.ensure_future(it.serve.upstream_broke("the connection was reset"))
+            it.llama.die("ended", signal=6)
+            await asyncio.sleep(0.2)
+            it.workers["anna"].children[0].die("ended by signal 9")
+            await broke
+            assert it.serve.crashes == 0
+            await it.until(ModelState.READY, seconds=30.0)
+            assert it.serve.crashes == 0
+
+    run(main())
+
+
+def test_a_worker_out_of_reach_explains_silence(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            anna = it.worker("anna")
+            it.start()
+            await it.until(ModelState.READY)
+            it.serve.requested(1)
+            it.bench.loop_is_free = False
+            anna.since = asyncio.get_running_loop().time()
+            anna.say(PeerState.SUSPENDED)
+            await asyncio.sleep(60.0)
+            assert it.serve.crashes == 0 and not it.llama.killed
+
+    run(main())
+
+
+def test_a_process_that_stands_still_itself_does_not_count_as_silence() -> None:
+    """While llama-server is asked, this loop runs nothing for 10 s, again and again."""
+
+    async def answers() -> bool:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        await asyncio.sleep(0.05)
+        loop._now += 10.0
+        return True
+
+    async def main() -> None:
+        watch = ServerWatch(answers, lambda: 0)
+        watch.requested(1)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(600.0):
+                await watch.until_stuck()
+
+    run(main())

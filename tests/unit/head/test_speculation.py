@@ -1,0 +1,270 @@
+"""Whether and how long drafts are, by what they have gained."""
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.gateway.interface import AnswerTimings
+from meshd.head.speculation import (
+    BETWEEN_LOADS_SECONDS,
+    ENOUGH_OF_MODEL,
+    ENOUGH_TOKENS,
+    FORGOTTEN_SECONDS,
+    MADE_GOOD_SECONDS,
+    RoundEstimate,
+    ShownAcceptance,
+    Speculation,
+)
+from meshd.model.drafts import MOST_FREE, MOST_MODEL, Drafts, tokens_of_round
+from meshd.plan.wishes import MayDraft
+
+FAR = RoundEstimate(round=0.145, check=0.004, draft=0.010)
+NEAR = RoundEstimate(round=0.009, check=0.002, draft=0.010)
+BOTH = MayDraft(free=True, model=True)
+LATER = BETWEEN_LOADS_SECONDS + 1
+
+
+def answer(
+    *, rounds: int = 500, drafted: int = 0, accepted: int = 0, round_s: float = 0.145, token_s: float = 0.0
+) -> AnswerTimings:
+    """As llama-server would say of so many rounds, after the token of the prompt."""
+    return AnswerTimings(
+        10, 0.5, 1 + rounds + accepted, rounds * round_s + drafted * token_s, drafted, accepted
+    )
+
+
+def test_a_far_split_drafts_more_than_a_near_one() -> None:
+    far, near = Speculation(BOTH).begin(FAR, 0.0), Speculation(BOTH).begin(NEAR, 0.0)
+    assert far.free > near.free > 0
+    assert far.model >= 3
+    assert near.model == 0, "drafting a token takes as long as a round"
+
+
+def test_nothing_is_drafted_that_is_not_allowed_or_has_no_room() -> None:
+    assert Speculation(MayDraft(why="off")).begin(FAR, 0.0) == Drafts()
+    assert Speculation(MayDraft(free=True)).begin(FAR, 0.0).model == 0
+    assert Speculation(BOTH).begin(FAR, 0.0, most=2) == Drafts(2, 2)
+
+
+def test_why_a_draft_model_is_not_used_is_said_with_the_times_that_decide() -> None:
+    it = Speculation(BOTH)
+    it.begin(FAR, 0.0)
+    assert it.why_no_model == it.status().why_no_model == ""
+    it.begin(NEAR, 0.0)
+    assert it.why_no_model == it.status().why_no_model
+    times = "drafting and checking a token: 24.5 ms, a round without drafts 9.0 ms, estimated"
+    assert it.why_no_model == f"draft model not used: it would slow prose down ({times})"
+    drafted = 2000 * it.begin(FAR, 0.0).model
+    it.round_took(FAR.round + FAR.base)
+    it.answered(answer(rounds=2000, drafted=drafted, accepted=drafted // 50, token_s=FAR.token / 4), 1.0)
+    it.begin(FAR, 2.0)
+    assert it.why_no_model.startswith("draft model not used: it would gain less than 5 % (")
+    without = Speculation(MayDraft(free=True))
+    without.begin(NEAR, 0.0)
+    assert without.why_no_model == "", "there is none"
+
+
+def test_a_length_that_loses_as_predicted_is_not_drafted() -> None:
+    """As on a CPU that computes four tokens in four times the time of one, and 24 in hardly more."""
+    dear = RoundEstimate(0.0076, 0.008, checks=tuple(0.0076 * min(1.2 * count, 30) for count in range(1, 25)))
+    assert Speculation(MayDraft(free=True)).begin(dear, 0.0) == Drafts()
+    cheap = RoundEstimate(0.0076, 0.008, checks=tuple(0.0076 * min(1.2 * count, 4) for count in range(1, 25)))
+    assert Speculation(MayDraft(free=True)).begin(cheap, 0.0).free == MOST_FREE
+
+
+def test_what_would_be_drafted_begins_nothing() -> None:
+    it = Speculation(BOTH)
+    it.begin(NEAR, 0.0)
+    before = pickle.dumps(it)
+    assert it.would_begin(FAR, 1.0, most=MOST_FREE).drafts == Speculation(BOTH).begin(FAR, 1.0)
+    assert pickle.dumps(it) == before
+
+
+def test_acceptance_is_told_once_enough_was_drafted() -> None:
+    free = Speculation(MayDraft(free=True))
+    length = free.begin(FAR, 0.0).free
+    free.answered(answer(rounds=2000, drafted=50, accepted=25), 1.0)
+    assert free.shown(2.0) == ShownAcceptance(), "prose, of which next to nothing was drafted"
+    free.answered(answer(rounds=100, drafted=100 * length, accepted=100 * length), 1.0)
+    shown = free.shown(2.0).free
+    assert shown is not None and 0.97 < shown < 1
+    assert free.shown(2.0 + FORGOTTEN_SECONDS) == ShownAcceptance()
+    both = Speculation(BOTH)
+    length = both.begin(FAR, 0.0).model
+    both.answered(answer(rounds=1000, drafted=1000 * length, accepted=700), 1.0)
+    found = both.shown(2.0)
+    assert found.free is None and found.model is not None
+    assert tokens_of_round(found.model, length) == pytest.approx(1.7, rel=0.01)
+
+
+@pytest.mark.parametrize("may", [BOTH, MayDraft(free=True)])
+def test_the_gain_is_that_against_rounds_without_drafts(may: MayDraft) -> None:
+    """The one that is timed has a draft model beside it, if there is one."""
+    it = Speculation(may)
+    it.begin(FAR, 0.0)
+    assert it.status().gain is None
+    it.round_took(0.1 + (FAR.base if may.model else 0.0))
+    it.answered(answer(rounds=100, drafted=400, accepted=300, round_s=0.1, token_s=0.025), 1.0)
+    assert it.gain == pytest.approx(2.0)
+    status = it.status()
+    assert (status.drafted, status.accepted, status.gain) == (400, 300, 2.0)
+
+
+def test_answers_that_draft_nothing_tell_what_a_round_takes() -> None:
+    it = Speculation(MayDraft(free=True))
+    it.begin(FAR, 0.0)
+    it.answered(answer(rounds=5, round_s=0.1), 1.0)
+    assert it.gain is None, "too short an answer"
+    it.answered(answer(rounds=100, round_s=0.1), 1.0)
+    assert it.gain == pytest.approx(1.0)
+    it.answered(answer(rounds=50, drafted=200, accepted=150, round_s=0.1, token_s=0.01), 2.0)
+    assert it.gain == pytest.approx(305 * 0.1 / 17.5)
+
+
+def test_drafts_that_lose_are_given_up_at_a_quiet_moment_and_for_the_next_loads() -> None:
+    it = Speculation(BOTH)
+    length = it.begin(FAR, 0.0).model
+    it.round_took(0.145)
+    drafted = 2000 * length
+    losing = answer(rounds=2000, drafted=drafted, accepted=drafted // 20, token_s=0.1)
+    it.loaded(MADE_GOOD_SECONDS)
+    it.answered(losing, 1.0)
+    assert it.better(BETWEEN_LOADS_SECONDS / 2) == "", "it has just been loaded, and that takes long"
+    assert "cost more than they gain" in it.better(LATER)
+    assert it.begin(FAR, LATER).model == 0
+    assert it.begin(FAR, LATER + FORGOTTEN_SECONDS).model == length, "another day has other texts"
+
+
+def test_a_length_that_is_clearly_better_is_worth_a_load() -> None:
+    it = Speculation(BOTH)
+    estimate = RoundEstimate(0.145, 0.02, 0.02)
+    length = it.begin(estimate, 0.0).model
+    assert 0 < length < 4
+    it.round_took(0.145 + estimate.base)
+    cheap = answer(
+        rounds=900,
+        drafted=900 * length,
+        accepted=880 * length,
+        round_s=0.145 + estimate.base / 5,
+        token_s=estimate.token / 5,
+    )
+    it.answered(cheap, 1.0)
+    assert "gain more" in it.better(LATER)
+    assert it.begin(estimate, LATER).model == 11, "longer ones are not safe in another text"
+
+
+def tried(length: int, *, dearer: float, rounds: int = 3) -> AnswerTimings:
+    """With a draft model so many times as dear as in FAR, and a round of 145 ms without."""
+    seconds = rounds * (0.145 + dearer * FAR.base) + rounds * length * dearer * FAR.token
+    return AnswerTimings(1, 0.2, 1 + rounds, seconds, rounds * length, 0)
+
+
+@pytest.mark.parametrize(("dearer", "expected"), [(1.0, None), (2.5, 1), (5.0, 0)])
+def test_a_draft_model_that_costs_more_than_estimated_is_loaded_with_shorter_drafts_or_not_at_all(
+    dearer: float, expected: int | None
+) -> None:
+    it = Speculation(BOTH)
+    length = it.begin(FAR, 0.0).model
+    was_tried = it.is_tried
+    assert length > 2 and not was_tried
+    it.loaded(5.0)
+    why = it.tried(0.145 + dearer * FAR.base, tried(length, dearer=dearer))
+    assert it.is_tried
+    assert bool(why) is (expected is not None)
+    if expected is None:
+        assert it.gain is None, "nobody has asked yet"
+        return
+    assert "would cost more" in why and "round 145 ms" in why
+    assert it.begin(FAR, 9.0).model == expected
+    assert it.is_tried, "it is not timed again over the same split"
+    assert it.begin(RoundEstimate(0.5, FAR.check, FAR.draft), 9.0).model > expected
+    assert not it.is_tried, "over another one it is"
+
+
+def test_a_model_that_takes_long_to_load_is_not_loaded_again_at_once() -> None:
+    it = Speculation(BOTH)
+    length = it.begin(FAR, 0.0).model
+    it.loaded(MADE_GOOD_SECONDS)
+    assert it.tried(0.145 + 5 * FAR.base, tried(length, dearer=5.0)) == ""
+
+
+def test_a_trial_of_which_nothing_is_told_changes_nothing() -> None:
+    it = Speculation(BOTH)
+    it.begin(FAR, 0.0)
+    assert it.tried(None, tried(3, dearer=9.0)) == it.tried(0.2, None) == ""
+    assert not it.is_tried
+
+
+@pytest.mark.parametrize("load_seconds", [5.0, MADE_GOOD_SECONDS])
+def test_a_draft_model_that_loses_is_given_up_soon_where_a_load_is_short(load_seconds: float) -> None:
+    it = Speculation(BOTH)
+    length = it.begin(FAR, 0.0).model
+    it.loaded(load_seconds)
+    it.round_took(0.145 + FAR.base)
+    rounds = ENOUGH_OF_MODEL
+    it.answered(answer(rounds=rounds, drafted=rounds * length, accepted=rounds // 5, token_s=0.03), 1.0)
+    assert ("cost more" in it.better(20.0)) is (load_seconds < MADE_GOOD_SECONDS)
+    assert it.begin(FAR, 21.0).model < length
+
+
+def test_drafts_come_back_when_the_round_has_grown() -> None:
+    it = Speculation(BOTH)
+    it.begin(NEAR, 0.0)
+    assert it.drafts.model == 0
+    it.answered(answer(rounds=2000, round_s=0.145), 1.0)
+    assert "gain more" in it.better(LATER)
+    assert it.begin(NEAR, LATER).model > 0, "the measured round outlives a load over the same split"
+    assert it.begin(RoundEstimate(0.02, 0.002, 0.02), LATER).model == 0, "but not another split"
+
+
+def test_few_answers_change_nothing() -> None:
+    it = Speculation(BOTH)
+    length = it.begin(FAR, 0.0).model
+    it.round_took(0.145)
+    rounds = ENOUGH_OF_MODEL // 2
+    it.answered(answer(rounds=rounds, drafted=rounds * length, accepted=0, token_s=0.1), 1.0)
+    assert it.better(LATER) == ""
+    it.answered(AnswerTimings(10, 0.1, 1, 0.0), 1.0)
+    it.answered(AnswerTimings(10, 0.1, 0, 0.0, 5, 5), 1.0)
+    assert it.better(LATER) == ""
+
+
+@given(
+    st.floats(0.005, 0.5),
+    st.floats(0.0, 0.2),
+    st.floats(0.0, 1.0),
+    st.integers(ENOUGH_TOKENS, 5 * ENOUGH_TOKENS),
+)
+def test_with_enough_data_no_draft_model_is_used_that_loses(
+    round_s: float, token_s: float, share: float, rounds: int
+) -> None:
+    it = Speculation(BOTH)
+    length = it.begin(RoundEstimate(round_s, 0.0, 1e-9), 0.0).model
+    assert length
+    it.round_took(round_s)
+    drafted = rounds * length
+    it.answered(
+        answer(
+            rounds=rounds, drafted=drafted, accepted=int(drafted * share), round_s=round_s, token_s=token_s
+        ),
+        1.0,
+    )
+    seen = it.gain
+    assert seen is not None
+    if it.begin(RoundEstimate(round_s, 0.0, 1e-9), 2.0).model == length:
+        assert seen >= 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**9)), max_size=50))
+def test_whatever_is_said_memory_is_bounded_and_lengths_are_possible(
+    said: list[tuple[int, int, int]],
+) -> None:
+    it = Speculation(BOTH)
+    it.begin(FAR, 0.0)
+    for number, (generated, drafted, accepted) in enumerate(said):
+        it.answered(AnswerTimings(1, 1.0, generated, 1.0, drafted, accepted), float(number))
+        it.better(LATER + number)
+    assert len(pickle.dumps(it)) < 2000
+    drafts = it.begin(FAR, LATER)
+    assert 0 <= drafts.free <= MOST_FREE and 0 <= drafts.model <= MOST_MODEL

@@ -1,0 +1,148 @@
+"""Which workers are left out, for how long, and when they are tried again."""
+
+from dataclasses import replace
+
+from meshd.base.peer_limits import APART, MARKED
+from meshd.head.worker_backoff import (
+    ENDS,
+    FIRST_END_SECONDS,
+    FIRST_SECONDS,
+    MOST_END_SECONDS,
+    MOST_SECONDS,
+    STEADY_SECONDS,
+    TRIES,
+    WorkerBackoff,
+)
+from meshd.identity.keys import PeerId
+from meshd.peer.interface import PeerState, PeerStatus
+
+from tests.unit.identity.cast import GUEST, WORKER
+
+BAD = PeerStatus(
+    peer=WORKER.peer,
+    name="bad",
+    role="worker",
+    state=PeerState.CONNECTED,
+    paths=(),
+    native=None,
+    software="",
+    resumes=0,
+    since=1.0,
+    last_error="",
+    clock_offset=None,
+)
+GOOD = replace(BAD, peer=GUEST.peer, name="good")
+
+
+def test_a_first_failure_costs_nothing_and_the_second_a_time_out() -> None:
+    backoff = WorkerBackoff()
+    backoff.failed(BAD, "it crashed", 100.0)
+    assert backoff.exclusion_reason(BAD, 100.0) is None
+    assert backoff.next_try([BAD, GOOD], 100.0) is None
+    backoff.failed(BAD, "it crashed", 110.0)
+    why = backoff.exclusion_reason(BAD, 110.0) or ""
+    assert "bad" in why and "30 s" in why and "2 tries" in why and "it crashed" in why
+    assert backoff.exclusion_reason(GOOD, 110.0) is None
+    assert backoff.next_try([BAD, GOOD], 110.0) == 110.0 + FIRST_SECONDS
+    assert backoff.exclusion_reason(BAD, 110.0 + FIRST_SECONDS) is None
+
+
+def test_after_the_time_out_one_failure_is_enough_for_a_longer_one() -> None:
+    backoff = WorkerBackoff()
+    seconds = []
+    for _ in range(TRIES + 40):
+        backoff.failed(BAD, "again", 0.0)
+        if (until := backoff.next_try([BAD], 0.0)) is not None:
+            seconds.append(until)
+    assert seconds[:3] == [FIRST_SECONDS, 2 * FIRST_SECONDS, 4 * FIRST_SECONDS]
+    assert max(seconds) == MOST_SECONDS
+
+
+def test_reconnecting_and_working_wipe_the_slate() -> None:
+    for forgive in ("reconnect", "work"):
+        backoff = WorkerBackoff()
+        for _ in range(TRIES):
+            backoff.failed(BAD, "it crashed", 0.0)
+        assert backoff.exclusion_reason(BAD, 0.0)
+        now = BAD
+        if forgive == "reconnect":
+            now = replace(BAD, since=2.0)
+        else:
+            backoff.worked([BAD.peer])
+        assert backoff.exclusion_reason(now, 0.0) is None
+        backoff.failed(now, "it crashed", 0.0)
+        assert backoff.exclusion_reason(now, 0.0) is None  # a first failure again
+
+
+def test_who_reconnects_again_and_again_is_forgiven_once() -> None:
+    backoff = WorkerBackoff()
+    for since in (1.0, 2.0):
+        for _ in range(TRIES):
+            backoff.failed(replace(BAD, since=since), "it crashed", 0.0)
+        assert backoff.exclusion_reason(replace(BAD, since=since), 0.0)
+    assert backoff.exclusion_reason(replace(BAD, since=3.0), 0.0), "not again"
+    backoff.worked([BAD.peer])
+    assert backoff.exclusion_reason(replace(BAD, since=3.0), 0.0) is None
+
+
+def test_leases_that_end_soon_after_the_load_cost_a_time_out_that_grows() -> None:
+    backoff = WorkerBackoff()
+    lengths = []
+    for number in range(1, ENDS + 10):
+        backoff.ended(BAD, "it went", 0.0, lasted=STEADY_SECONDS - 1.0)
+        lengths.append(next(s for s in range(10_000) if backoff.unsteady(BAD.peer, float(s)) is None))
+        assert backoff.ends(BAD.peer) == number
+    first = int(FIRST_END_SECONDS)
+    assert lengths[: ENDS + 2] == [0] * (ENDS - 1) + [first, 2 * first, 4 * first]
+    assert max(lengths) == MOST_END_SECONDS
+
+
+def test_a_lease_that_lasts_wipes_the_slate_and_a_reconnect_does_not() -> None:
+    backoff = WorkerBackoff()
+    for number in range(ENDS):
+        backoff.ended(replace(BAD, since=float(number)), "it went", 0.0, lasted=5.0)
+    why = backoff.unsteady(BAD.peer, 0.0)
+    assert (
+        why
+        == "worker bad is left out for 60 s: it failed 3 times soon after loading, the last because it went"
+    )
+    assert backoff.unsteady(GOOD.peer, 0.0) is None
+    backoff.ended(BAD, "it went", 1000.0, lasted=STEADY_SECONDS)
+    assert (backoff.unsteady(BAD.peer, 1000.0), backoff.ends(BAD.peer)) == (None, 0)
+
+
+def test_one_that_was_given_up_is_left_out_at_once() -> None:
+    backoff = WorkerBackoff()
+    backoff.hung(BAD, "it does not answer", 0.0)
+    assert backoff.unsteady(BAD.peer, FIRST_END_SECONDS - 1.0)
+    assert backoff.unsteady(BAD.peer, FIRST_END_SECONDS) is None
+    backoff.hung(BAD, "it does not answer", 100.0)
+    assert backoff.unsteady(BAD.peer, 100.0 + 2 * FIRST_END_SECONDS - 1.0)
+
+
+def test_few_are_remembered() -> None:
+    backoff = WorkerBackoff()
+    peers = [PeerId(number.to_bytes(32, "big")) for number in range(MARKED.most + 1)]
+    for peer in peers:
+        backoff.hung(replace(BAD, peer=peer), "it does not answer", 0.0)
+    assert backoff.unsteady(peers[0], 0.0) is None
+    assert all(backoff.unsteady(peer, 0.0) for peer in peers[1:])
+
+
+def test_what_was_in_doubt_counts_for_both_and_hinders_nobody_who_is_needed() -> None:
+    backoff = WorkerBackoff()
+    for worker in (BAD, GOOD):
+        for _ in range(ENDS):
+            backoff.ended(worker, "it went", 0.0, lasted=0.0, in_doubt=True)
+        assert "or a worker that it exchanges activations with" in (backoff.unsteady(worker.peer, 0.0) or "")
+        assert backoff.exclusion_reason(worker, 0.0) is None
+
+
+def test_pairs_stay_apart_and_few_are_remembered() -> None:
+    backoff = WorkerBackoff()
+    peers = [PeerId(number.to_bytes(32, "big")) for number in range(APART.most + 1)]
+    for peer in peers:
+        backoff.part(BAD.peer, peer)
+    assert not backoff.are_apart(BAD.peer, peers[0])
+    assert backoff.are_apart(BAD.peer, peers[1]) and backoff.are_apart(peers[-1], BAD.peer)
+    assert not backoff.are_apart(peers[1], peers[2])
