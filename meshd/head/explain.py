@@ -13,9 +13,9 @@ from itertools import pairwise
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, first_error
 from meshd.devices.ask_capacity import ask_capacity
-from meshd.head.away_times import AwayTimes
 from meshd.head.survey import Surveyor, path_to
 from meshd.head.timed_answers import (
+    AwayTimes,
     RunningAnswer,
     Span,
     TimedAnswer,

@@ -7,8 +7,8 @@ from meshd.base import log
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
 from meshd.devices.interface import WeightsFromMembers
-from meshd.head.lease_client import LeaseClient
-from meshd.head.run_input import ServedModel
+from meshd.head.lease import Lease
+from meshd.head.served_files import ServedModel
 from meshd.model.layers import is_of_layer
 from meshd.model.piece_index import PIECE_BYTES
 from meshd.model.weights_index import WeightsIndex
@@ -80,7 +80,7 @@ def lacking_shares(index: WeightsIndex, offers: Sequence[NodeOffer]) -> dict[str
 async def find_needs(
     model: ServedModel,
     plan: Plan,
-    leases: Sequence[LeaseClient],
+    leases: Sequence[Lease],
     members: WeightsFromMembers,
     owner: Owner,
     on_progress: Callable[[str], None],
@@ -111,7 +111,7 @@ async def find_needs(
 def _all_needs(
     model: ServedModel,
     parts: Mapping[str, Sequence[int]],
-    leases: Sequence[LeaseClient],
+    leases: Sequence[Lease],
     content: bytes,
     missing: int,
 ) -> Mapping[str, Needs]:

@@ -1,7 +1,7 @@
 """Several models of one head: each is loaded when it is asked for, and unloaded for others or when idle.
 
-`load_policy.py` decides; here its decisions are carried out. A model that is loaded is one run of `Serve`
-(head/cycle.py), with its own llama-server and leases; cancelling it unloads the model.
+`load_policy.py` decides; here its decisions are carried out. A model that is loaded is one run of `Model`
+(head/model.py), with its own llama-server and leases; cancelling it unloads the model.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
 from meshd.devices.interface import RoleStatus
 from meshd.gateway.interface import ModelWish, Readiness
-from meshd.head.cycle import TRY_AGAIN_SECONDS, Serve
 from meshd.head.draft_forecast import Drafting
 from meshd.head.explain import Explained
 from meshd.head.load_policy import LoadPolicy, ModelRule, ModelStage
+from meshd.head.model import TRY_AGAIN_SECONDS, Model
 from meshd.head.worker_choice import ServedAs
 from meshd.model.status import ModelState, ModelStatus
 
@@ -41,7 +41,7 @@ class PooledModel:
     """One of the models, with its head. `preload`: it is loaded at the start."""
 
     rule: ModelRule
-    head: Serve
+    head: Model
     aliases: tuple[str, ...] = ()
     preload: bool = False
 

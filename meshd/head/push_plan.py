@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from meshd.base import log
-from meshd.head.lease_client import LeaseClient
+from meshd.head.lease import Lease
 from meshd.identity.keys import PeerId
 from meshd.model.status import SplitPart
 from meshd.plan.split import Plan, followers
@@ -35,8 +35,8 @@ Place = tuple[str, str]  # node and device
 class PushRoute:
     """From a worker to the one that has the layers behind its own, which is `number` in the head's list."""
 
-    source: LeaseClient
-    target: LeaseClient
+    source: Lease
+    target: Lease
     number: int
 
     @property
@@ -59,7 +59,7 @@ class PushPlan:
         self._no_push_reasons: dict[Place, str] = {}
         self._chain: list[PeerId] = []  # workers in the order of their layers
 
-    async def introduce(self, plan: Plan, leases: Sequence[LeaseClient]) -> None:
+    async def introduce(self, plan: Plan, leases: Sequence[Lease]) -> None:
         """Tell the workers of each other. One that is lost meanwhile is found out elsewhere."""
         numbers = {lease.name: number for number, lease in enumerate(leases)}
         by_name = {lease.name: lease for lease in leases}
@@ -79,7 +79,7 @@ class PushPlan:
                 self._routes[place] = PushRoute(source, target, numbers[target.name])
         await self._tell_workers(leases)
 
-    async def _tell_workers(self, leases: Sequence[LeaseClient]) -> None:
+    async def _tell_workers(self, leases: Sequence[Lease]) -> None:
         routes = {route.ends: route for route in self._routes.values()}.values()
         for route in routes:
             await route.target.admit(route.source)

@@ -6,7 +6,8 @@ model's own file is tried first in each life; it is the first one, too, that mus
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from meshd.base import log
 from meshd.base.errors import UserError
@@ -14,7 +15,34 @@ from meshd.model.gguf import Header
 from meshd.model.layers import ModelLayers, read_layers
 from meshd.model.served_facts import ServedFacts, facts_of_file
 from meshd.model.weights_index import WeightsIndex
+from meshd.plan.machines import PlainRpc
+from meshd.plan.split import Plan
+from meshd.plan.wishes import HeadOptions
 from meshd.store.interface import ProgressCallback, WeightsFile
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model, how its user wants it run, and where its llama-server answers."""
+
+    file: WeightsFile
+    index: WeightsIndex
+    layers: ModelLayers
+    options: HeadOptions
+    plain_rpc: Sequence[PlainRpc]
+    """The rpc-servers without meshd, as they answered just now."""
+    alias: str
+    socket: Path
+
+    @property
+    def plain_endpoints(self) -> list[str]:
+        return [server.endpoint for server in self.plain_rpc]
+
+    def plain_bytes(self, plan: Plan) -> int:
+        """Weights that they get over the network."""
+        plain = self.plain_endpoints
+        return sum(share.weights for share in plan.shares if share.device.node in plain)
+
 
 _ARCHITECTURE = "general.architecture"
 _VOCABULARY = ("tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.tokens", "tokenizer.ggml.merges")

@@ -1,12 +1,32 @@
 """How often llama-server has failed before it was ready, whether that is chance, and what to say. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from meshd.base.backoff import Backoff
 from meshd.devices.refused_option import refused_option
-from meshd.head.run_end import ServerDied
-from meshd.process.interface import ChildStatus
+from meshd.model.status import SplitPart
+from meshd.process.interface import ChildState, ChildStatus
+
+
+@dataclass(frozen=True, slots=True)
+class ServerDied:
+    """llama-server ended, or made no token, before it was ready: with which split, and its last lines."""
+
+    name: str
+    split: tuple[SplitPart, ...]
+    tail: tuple[str, ...]
+
+    def as_child(self, starts: int, failures: int) -> ChildStatus:
+        """For status, while it is not started again after so many `starts`; `failures` in a row."""
+        return ChildStatus(
+            name=self.name,
+            state=ChildState.FAILED,
+            restarts=max(0, starts - 1),
+            reason=f"ended {failures} times in a row before it was ready",
+            tail=self.tail,
+        )
+
 
 SERVER_TRIES = 3  # of llama-server with one split: then it is not chance
 SERVER_TRIES_ANY = 6  # with whatever split: free memory, and so the split, may be another each time
