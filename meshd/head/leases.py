@@ -172,6 +172,12 @@ class Leases:
             return None
         return sum(one.sent_bytes + one.received_bytes for one in self.tunnels)
 
+    def crossed(self) -> int:
+        """Count the bytes on the links to all workers so far, both directions."""
+        used = set(self.peers)
+        paths = (path for peer in self._runtime.mesh.peers() if peer.peer in used for path in peer.paths)
+        return sum(path.sent_bytes + path.received_bytes for path in paths)
+
     def release(self) -> None:
         """Give all back: each worker ends its mesh-server."""
         for lease in self.held:

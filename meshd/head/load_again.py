@@ -51,7 +51,7 @@ _LONGEST_DAMPING_SECONDS = 6 * 3600.0
 LOG = log.get("serve")
 
 
-class WatchedLife(Protocol):
+class WatchedRun(Protocol):
     """Describe a run (run.py), as far as it is watched here."""
 
     loaded: bool
@@ -125,8 +125,8 @@ class QuietMoments:
         """Return for how long nobody has asked."""
         return now - self._idle_since if self._idle_since is not None else 0.0
 
-    async def watch(self, life: WatchedLife) -> None:
-        """End `life` when a better one is to begin."""
+    async def watch(self, run: WatchedRun) -> None:
+        """End `run` when a better one is to begin."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         self._why_held = ""
@@ -135,20 +135,20 @@ class QuietMoments:
                 await asyncio.sleep(_LOOK_SECONDS)
                 now = loop.time()
                 self._look_for_paused(now)
-                if life.loaded and (why := self._why_now(life, began, now)):
-                    life.replace(why)
+                if run.loaded and (why := self._why_now(run, began, now)):
+                    run.replace(why)
                     return
         finally:
-            if not life.replaced:  # else none begins before the next life
+            if not run.replaced:  # else none begins before the next run
                 self._why_held = ""
 
-    def _why_now(self, life: WatchedLife, began: float, now: float) -> str:
-        """Return why `life` is to end now; empty if it is not."""
+    def _why_now(self, run: WatchedRun, began: float, now: float) -> str:
+        """Return why `run` is to end now; empty if it is not."""
         is_quiet, computes = self.idle_seconds(now) >= UNASKED_SECONDS, self._active > self._waiting
-        if (peer := leaving(self._peers(), life.workers)) is not None:
+        if (peer := leaving(self._peers(), run.workers)) is not None:
             self._why_held = f"worker {peer.name} is paused: the model is loaded without it"
             return "" if computes else self._why_held
-        found = arrived(self._wanted(), life.workers, self._paused, began=began, now=now)
+        found = arrived(self._wanted(), run.workers, self._paused, began=began, now=now)
         if found is None:
             self._why_held = ""
             return self._otherwise(now) if is_quiet else ""
@@ -207,8 +207,8 @@ class Arrivals:
         """Return the workers that have come, and with which the model would be clearly faster."""
         return self._helpful
 
-    async def watch(self, life: WatchedLife) -> None:
-        """Judge each worker that has come since `life` began, once for each arrival, until cancelled."""
+    async def watch(self, run: WatchedRun) -> None:
+        """Judge each worker that has come since `run` began, once for each arrival, until cancelled."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         judged: dict[PeerId, float] = {}  # and when it had come
@@ -224,16 +224,16 @@ class Arrivals:
                 peer.peer: since[peer.peer]
                 for peer in workers
                 if judged.get(peer.peer) != since[peer.peer]
-                and arrived([peer], life.workers, able, began=began, now=now) is not None
+                and arrived([peer], run.workers, able, began=began, now=now) is not None
             }
             waited = now - min(came.values(), default=now)
             is_quiet = self._idle_seconds(now) >= UNASKED_SECONDS
-            if not (life.loaded and came and (is_quiet or waited >= _PATIENCE_SECONDS)):
+            if not (run.loaded and came and (is_quiet or waited >= _PATIENCE_SECONDS)):
                 continue
             judged = came | {peer: since for peer, since in judged.items() if peer not in came}
             self._helpful -= came.keys()
             try:
-                self._helpful |= came.keys() & frozenset(await life.better_with())
+                self._helpful |= came.keys() & frozenset(await run.better_with())
             except MeshdError as error:
                 LOG.info("workers_not_compared", why=error.what)
 
@@ -295,21 +295,21 @@ class LateMeasuring:
         """Why the model is to be loaded again, in a quiet moment; empty: it is not."""
 
     def forget(self) -> None:
-        """Forget what was judged, as that life is over; if a judgement has ended it, damp the next one."""
+        """Forget what was judged, as that run is over; if a judgement has ended it, damp the next one."""
         if self.better:
             self._not_before = asyncio.get_running_loop().time() + self._damping
             self._damping = min(2 * self._damping, _LONGEST_DAMPING_SECONDS)
         self.better = ""
 
-    async def watch(self, life: WatchedLife) -> None:
-        """Judge the split of `life` in quiet moments, until everybody could be measured.
+    async def watch(self, run: WatchedRun) -> None:
+        """Judge the split of `run` in quiet moments, until everybody could be measured.
 
         It begins anew where somebody asks meanwhile, and waits longer each time that somebody is missing.
         """
         pause = _FIRST_PAUSE_SECONDS
         while True:
-            await self._until_quiet(life)
-            found = await self._judged(life)
+            await self._until_quiet(run)
+            found = await self._judged(run)
             if found is None:
                 continue
             if not found.lacking:
@@ -317,18 +317,18 @@ class LateMeasuring:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
-    async def _until_quiet(self, life: WatchedLife) -> None:
+    async def _until_quiet(self, run: WatchedRun) -> None:
         now = asyncio.get_running_loop().time
         while not (  # noqa: ASYNC110 - time is what is waited for
-            life.loaded and now() >= self._not_before and self._moments.idle_seconds(now()) >= UNASKED_SECONDS
+            run.loaded and now() >= self._not_before and self._moments.idle_seconds(now()) >= UNASKED_SECONDS
         ):
             await asyncio.sleep(_LOOK_SECONDS)
 
-    async def _judged(self, life: WatchedLife) -> Judgement | None:
+    async def _judged(self, run: WatchedRun) -> Judgement | None:
         """Return the judgement; None: a request has ended it."""
         try:
             async with Owner() as owner:
-                judging = owner.start(self._say(life), name="measuring")
+                judging = owner.start(self._say(run), name="measuring")
                 asked = owner.start(self._moments.until_asked(), name="request")
                 await asyncio.wait([judging, asked], return_when=asyncio.FIRST_COMPLETED)
                 owner.cancel()
@@ -336,10 +336,10 @@ class LateMeasuring:
             raise first_error(group) from None
         return None if judging.cancelled() else judging.result()
 
-    async def _say(self, life: WatchedLife) -> Judgement:
+    async def _say(self, run: WatchedRun) -> Judgement:
         try:
             with Contained("workers", "measuring"):  # what fails here must not end the model
-                found = await life.judge()
+                found = await run.judge()
         except MeshdError as error:
             found = Judgement(lacking=error.what)
         self.better = found.better

@@ -332,8 +332,8 @@ class Model:
             on_loaded=self._on_loaded,
         )
         try:
-            life = self._standby.beside(run, model, workers)
-            why = await contained(life, source="workers", name="model")
+            work = self._standby.beside(run, model, workers)
+            why = await contained(work, source="workers", name="model")
         except Fault as error:  # of what a worker said, most likely: another run may do without it
             return f"the model cannot be run: {error.what}"
         except MeshdError as error:

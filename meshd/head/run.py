@@ -9,7 +9,7 @@ from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.tasks import Owner, first_error
 from meshd.devices.interface import RoleRuntime
 from meshd.head.device_exclusions import DeviceExclusions
-from meshd.head.explain import Explained, RunFacts
+from meshd.head.explain import Explained, RunFacts, explain
 from meshd.head.lease import Lease
 from meshd.head.leases import LEASE_WORD_SECONDS, Leases
 from meshd.head.llama_server import LlamaServer, Over, ServerWatch
@@ -193,9 +193,7 @@ class Run:
         self._predicted: Speeds | None = None
         self._estimated: frozenset[str] = frozenset()  # nodes whose speed is to be measured
         self._are_paths_unknown = False
-        self.measures = RunMeasures(
-            runtime.mesh, lambda: {x.name: x.peer for x in self._leases.held}, self._server.away
-        )
+        self.measures = RunMeasures(self._leases.crossed)
         self.loaded = self.replaced = False
         self.result = LoadedModel()
         self.crashed = False  # llama-server ended by itself, and no worker before it
@@ -497,11 +495,20 @@ class Run:
 
     async def explain(self) -> Explained | None:
         """Return where the time of the model's tokens went; None while it is not loaded."""
-        if not self.loaded:
+        facts, history = self.measures.facts, self._history
+        if not self.loaded or facts is None:
             return None
-        history = self._history
-        drafts = history.speculation.drafts.longest > 0
-        return await self.measures.explain(self.result.split, history.surveyor, history.roster, drafts=drafts)
+        return await explain(
+            facts,
+            self.result.split,
+            self.measures.answers,
+            self._server.away,
+            self._runtime.mesh,
+            {lease.name: lease.peer for lease in self._leases.held},
+            history.surveyor,
+            history.roster,
+            drafts=history.speculation.drafts.longest > 0,
+        )
 
     async def better_with(self) -> frozenset[PeerId]:
         """Return the workers of the fastest split if that is clearly faster. Raises MeshdError."""

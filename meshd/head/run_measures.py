@@ -5,17 +5,13 @@ prediction.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable
 
 from meshd.gateway.interface import AnswerTimings
-from meshd.head.explain import Explained, RunFacts, explain
+from meshd.head.explain import RunFacts
 from meshd.head.speculation import RoundSeconds
-from meshd.head.survey import Surveyor
-from meshd.head.timed_answers import AwayTimes, TimedAnswers
-from meshd.head.worker_choice import Roster
-from meshd.identity.keys import PeerId
-from meshd.model.status import Speeds, SplitPart
-from meshd.peer.interface import Mesh
+from meshd.head.timed_answers import TimedAnswers
+from meshd.model.status import Speeds
 from meshd.plan.prediction import PlanPredictor
 
 LEAST_PROMPT = 64  # tokens; shorter prompts measure a start
@@ -68,7 +64,7 @@ class TokenCost:
     """Measure the bytes of a token on the wire. Tokens of several answers cross together and do not count."""
 
     def __init__(self, crossed: Callable[[], int]) -> None:
-        """Count what has `crossed`: bytes on the links to the workers so far, both directions."""
+        """Take `crossed`: bytes on the links to the workers so far, both directions."""
         self._crossed = crossed
         self._mark: tuple[int, int] | None = None  # tokens of the answer, and bytes, at the last look
         self._tokens = 0
@@ -94,23 +90,14 @@ class TokenCost:
         return self._bytes / self._tokens if self._tokens else None
 
 
-def crossed(mesh: Mesh, workers: Collection[PeerId]) -> int:
-    """Return the bytes on the links to these peers so far, both directions."""
-    paths = (path for peer in mesh.peers() if peer.peer in workers for path in peer.paths)
-    return sum(path.sent_bytes + path.received_bytes for path in paths)
-
-
 class RunMeasures:
     """Measure one run, as the gateway tells what becomes of requests (gateway.interface.Upstream)."""
 
-    def __init__(self, mesh: Mesh, workers: Callable[[], Mapping[str, PeerId]], away: AwayTimes) -> None:
-        """Measure nothing yet. `workers`: those that take part, by their names."""
-        self._mesh = mesh
-        self._workers = workers
-        self._away = away
+    def __init__(self, crossed: Callable[[], int]) -> None:
+        """Measure nothing yet. `crossed`: bytes on the links to the workers so far, both directions."""
         self._now = asyncio.get_running_loop().time
         self.speed = MeasuredSpeed()
-        self.token_cost = TokenCost(lambda: crossed(mesh, workers().values()))
+        self.token_cost = TokenCost(crossed)
         self.answers = TimedAnswers()
         self._predictor: PlanPredictor | None = None
         self._facts: RunFacts | None = None
@@ -142,21 +129,3 @@ class RunMeasures:
         if alone:
             self.speed.answered(timings)
         self.answers.answered(timings, self._now(), alone=alone, seconds=seconds)
-
-    async def explain(
-        self, split: Sequence[SplitPart], surveyor: Surveyor | None, roster: Roster, *, drafts: bool
-    ) -> Explained | None:
-        """Return where the time of its tokens went; `split` as it is pushed. None before there is a plan."""
-        if self._facts is None:
-            return None
-        return await explain(
-            self._facts,
-            split,
-            self.answers,
-            self._away,
-            self._mesh,
-            self._workers(),
-            surveyor,
-            roster,
-            drafts=drafts,
-        )
