@@ -181,7 +181,7 @@ class ClaimedServe:
     async def build(self, runtime: RoleRuntime, member: MemberNode) -> BuiltRole:
         """Build the head, or a pool of heads, and its gateway. Raises MeshdError."""
         from meshd.gateway.request import OneModel
-        from meshd.head.cycle import Serve
+        from meshd.head.model import Model
 
         speeds = device_speeds(runtime, ServeRole().threads(self.config))
         if self.config.models:
@@ -197,7 +197,7 @@ class ClaimedServe:
             )
         file, *smaller = self.files[0]
         draft = await self._draft_model(self.config.serve, file)
-        head = Serve(runtime, file, head_options(self.config, member, draft), speeds, smaller)
+        head = Model(runtime, file, head_options(self.config, member, draft), speeds, smaller)
         return BuiltRole(
             head,
             self._opened(OneModel(head), runtime, member, lambda: [head.model_status]),
@@ -258,8 +258,8 @@ class ClaimedServe:
             )
 
     async def _pool(self, runtime: RoleRuntime, member: MemberNode, speeds: DeviceSpeeds) -> "ModelPool":
-        from meshd.head.cycle import Serve
         from meshd.head.load_policy import ModelRule
+        from meshd.head.model import Model
         from meshd.head.model_pool import ModelPool, PooledModel
 
         models = []
@@ -272,7 +272,7 @@ class ClaimedServe:
                 child=f"llama-server-{model.name}",
                 socket=f"m{number}.sock",  # no longer than that of control
             )
-            head = Serve(runtime, file, options, speeds, smaller)
+            head = Model(runtime, file, options, speeds, smaller)
             rule = ModelRule(model.name, group=model.group, ttl=model.ttl)
             models.append(PooledModel(rule, head, aliases=model.aliases, preload=model.preload))
         return ModelPool(models)

@@ -76,7 +76,7 @@ def llama_server(program: str, head: Head) -> list[str]:
     `-nr` (no repacking) keeps a split's text equal to one node's: repacked kernels of the head round
     otherwise than a worker's. `--cache-ram 0`: the prompt cache in RAM aborts a head with RPC in some
     builds, and takes 8 GiB by default. `--no-warmup`: it is one more pass through the whole model, and the
-    first token is asked for before anybody is told that the model is ready (head/model_run.py).
+    first token is asked for before anybody is told that the model is ready (head/run.py).
     """
     argv = [program, "-m", head.model, "--host", head.socket, "--alias", head.alias, "--no-webui", NO_WARMUP]
     if head.endpoints:

@@ -228,7 +228,7 @@ def _fit(body: bytes, traits: TemplateTraits) -> tuple[bytes, tuple[str, ...]]:
 
 
 PASSED_PIECES = 16  # that were sent and are new: with drafts a piece may come with several others
-TRIAL_SECONDS = 90.0  # longer than the head takes to notice that no progress is made (server_watch.py)
+TRIAL_SECONDS = 90.0  # longer than the head takes to notice that no progress is made (head/llama_server.py)
 LATER_TRIAL_SECONDS = 300.0  # of a request that was under way at two crashes
 CULPRIT_SECONDS = 600.0  # for which a caller's culprits are counted
 ENDS_SERVER = "request_ends_server"

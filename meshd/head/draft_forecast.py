@@ -1,4 +1,4 @@
-"""How fast a plan will be with drafts, for text that repeats itself and for prose (model/drafts.py). Pure.
+"""Forecast of a plan's speed with drafts, for text that repeats itself and for prose (model/drafts.py). Pure.
 
 A round that checks n drafted tokens takes what a token of 1 + n answers at once does: the same layers compute
 as many tokens, and as many cross. Text that repeats itself drafts in each round what was there before; prose
@@ -17,20 +17,22 @@ from meshd.plan.wishes import DraftModel
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """How a model is drafted for: what its answers have shown, and its draft model."""
+    """Tell how a model is drafted for: what its answers have shown, and its draft model."""
 
     speculation: Speculation
     draft_model: DraftModel | None = None
 
     @property
     def snapshot(self) -> "Drafting":
-        """As it is now, for another thread."""
+        """Return a copy for another thread."""
         return Drafting(deepcopy(self.speculation), self.draft_model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftForecast:
-    """`free`, `model`: tokens of a draft, at most (model.drafts.Drafts), and the share that is accepted.
+    """Forecast the speed of a plan with drafts.
+
+    `free`, `model`: tokens of a draft, at most (model.drafts.Drafts), and the share that is accepted.
 
     `measured`: that share was, in answers. `why` nothing is drafted, `why_no_model` nothing by the draft
     model; else empty.
@@ -55,7 +57,7 @@ def forecast(
     weights: int,
     now: float,
 ) -> DraftForecast:
-    """With the drafts that a load of this plan would begin with; `weights`: bytes of the model."""
+    """Forecast with the drafts that a load of this plan would begin with; `weights`: bytes of the model."""
     prediction, draft = outcome.prediction, drafting.draft_model
     estimate = round_estimate(plan, weights, predictor.rounds_of(plan), draft)
     begun = drafting.speculation.would_begin(estimate, now, most=plan.shape.most_drafted)
@@ -66,7 +68,7 @@ def forecast(
     base = estimate.base if drafts.model else 0.0
 
     def rate(length: int, acceptance: float, token_s: float) -> float:
-        """Of rounds with so long drafts; `token_s`: to draft one token."""
+        """Return the rate of rounds with so long drafts; `token_s`: to draft one token."""
         seconds = predictor.round_seconds(plan, 1 + length) + base + length * token_s
         return tokens_of_round(acceptance, length) / seconds
 

@@ -1,4 +1,4 @@
-"""Where the time of a model's tokens went: what this head saw, and what workers say of the same time.
+"""The time of a model's tokens explained: what this head saw, and what workers say of the same time.
 
 Workers are asked when somebody wants to know. Each names spans by how long ago they were, so that no two
 clocks have to agree; an error of a few milliseconds moves one token in or out of the span.
@@ -13,9 +13,9 @@ from itertools import pairwise
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, first_error
 from meshd.devices.ask_capacity import ask_capacity
-from meshd.head.away_times import AwayTimes
 from meshd.head.survey import Surveyor, path_to
 from meshd.head.timed_answers import (
+    AwayTimes,
     RunningAnswer,
     Span,
     TimedAnswer,
@@ -51,12 +51,12 @@ from meshd.wire.capacity import MAX_SPAN_US, AskCapacity, ComputedSpan
 _ASK_SECONDS = 5.0
 
 Computed = Mapping[str, Sequence[ComputedSpan]]
-"""Of each worker that knows it: what it computed in each of the spans."""
+"""What each worker that knows it computed in each of the spans."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """How a model runs: its split, what that was planned with, and what it was predicted to do at load."""
+    """Describe how a model runs: its split, what that was planned with, and the prediction at load."""
 
     plan: Plan
     machines: Machines
@@ -67,7 +67,7 @@ class RunFacts:
 
     @property
     def held(self) -> dict[tuple[str, str], int]:
-        """Memory that this takes, by node and device: what is reserved of workers, and GPUs of the head.
+        """Return the memory that this takes, by node and device: reservations, and GPUs of the head.
 
         Of the head's CPU nothing: what it has mapped of the model's file still counts as free.
         """
@@ -86,7 +86,9 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explained:
-    """`now` by the clock of the answers. The accounts are None before there was an answer for them.
+    """Explain where the time went.
+
+    `now` by the clock of the answers. The accounts are None before there was an answer for them.
 
     `round`: of the newest time in which answers were streamed, if `token` is not of that; else why not.
     """
@@ -116,8 +118,9 @@ async def explain(
     *,
     drafts: bool,
 ) -> Explained:
-    """`split` as it is pushed; `peers`: the workers by their names; `drafts`: rounds may make more tokens.
+    """Explain where the time of the last answers went, and of the last rounds.
 
+    `split` as it is pushed; `peers`: the workers by their names; `drafts`: rounds may make more tokens;
     `roster`: whom the head could ask now.
     """
     loop = asyncio.get_running_loop()
@@ -159,7 +162,7 @@ async def explain(
 
 
 async def _compared(facts: RunFacts, surveyor: Surveyor | None, roster: Roster) -> Machines:
-    """The machines that `meshd plan` would compare now; those of the load where they cannot be asked."""
+    """Survey the machines that `meshd plan` would compare now; take the load's where they cannot be asked."""
     if surveyor is None:
         return facts.machines
     try:
@@ -180,7 +183,7 @@ async def _as_now(
     peers: Mapping[str, PeerId],
     surveyor: Surveyor | None,
 ) -> RunFacts:
-    """With paths as they are now: those at the load were new, perhaps. Nothing is measured for this."""
+    """Use the paths as they are now: those at the load were new, perhaps. Nothing is measured for this."""
     machines, options = facts.machines, facts.options
     offers = tuple(replace(one, path=near.get(one.node) or one.path) for one in machines.offers)
     machines = replace(machines, offers=offers)
@@ -207,7 +210,7 @@ async def _ask(
     near: Mapping[str, DevicePath | None],
     spans: Sequence[Span],
 ) -> Computed:
-    """Those that do not answer, or do not know, are left out."""
+    """Ask all workers; those that do not answer, or do not know, are left out."""
     loop = asyncio.get_running_loop()
     leases = {one.node: one.offer.lease_id for one in facts.machines.offers}
     found: dict[str, Sequence[ComputedSpan]] = {}
@@ -249,7 +252,7 @@ def _spent(
     spans: Sequence[Span],
     made: TokenRounds | None = None,
 ) -> SpentTime:
-    """`spans`: those that `computed` is of. `made` None: a prompt, of which nothing is predicted."""
+    """Account for `spans`, those that `computed` is of. `made` None: a prompt, which has no prediction."""
     (begin, end), place = span, spans.index(span)
     head = facts.options.node_name
     device_s: Mapping[str, float] = {}  # of a round
@@ -280,7 +283,7 @@ def _spent(
 def ways_of(
     facts: RunFacts, split: Sequence[SplitPart], near: Mapping[str, DevicePath | None]
 ) -> list[WayTime]:
-    """The ways of a token, in their order; `near`: from the head. Those that are not known are left out."""
+    """Return the known ways of a token, in their order; `near`: from the head."""
     head = facts.options.node_name
     wide = 2 if facts.options.activations == "f16" else 4
     state = wide * facts.layers.widths.embedding
@@ -321,7 +324,7 @@ def ways_of(
 
 
 def _back(facts: RunFacts) -> int:
-    """Bytes of a token that the last worker sends to the head."""
+    """Count the bytes of a token that the last worker sends to the head."""
     worker = facts.plan.output_worker
     if worker is None:
         return (2 if facts.options.activations == "f16" else 4) * facts.layers.widths.embedding

@@ -1,31 +1,53 @@
-"""The llama-server of one life of a model: its command line, its descriptors, its reports, its end."""
+"""The llama-server of one run: its command line, its descriptors, its reports, its end; whether it hangs.
+
+A load may take an hour, and wait for a disk or for workers meanwhile. But when llama-server computes for
+minutes and neither reads, writes nor prints anything, it is in an endless loop (`LoadWatch`). A chat template
+can do that: llama-server renders it once before it answers.
+
+Later it may compute for ever as well: its loop answers nothing, and no byte moves (`ServerWatch`). It has one
+loop for all answers. An ambiguous grammar, say, keeps it at one token while the ways through the grammar
+multiply: all answers wait, also when the client that asked has left, and `/health` is 200 all the time, as
+its HTTP threads answer that. `/slots` is answered by the loop, or beside it while the model computes a batch
+(server_queue::yield_to_queue of the pin). So a prompt that takes an hour answers within milliseconds. What
+does not answer is between two batches, where nothing takes seconds but the network: then bytes move to or
+from a worker. Processor time would tell nothing, as all of these use it.
+"""
 
 import asyncio
 import contextlib
 import signal
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from meshd.base import log
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError
+from meshd.base.process_work import ProcessWork
 from meshd.base.tasks import Owner
 from meshd.base.wakeful_loop import children_waiting
 from meshd.devices import command_lines
 from meshd.devices.fd_handover import Outgoing
 from meshd.devices.interface import IS_SUSPENDED, NativeBuild, Processes, Report, RolePaths
 from meshd.devices.processors import head_threads, llama_threads
-from meshd.head.away_times import AwayTimes
-from meshd.head.lease_client import LeaseClient
-from meshd.head.load_report import LoadWatch, WeightsReport
-from meshd.head.mesh_end import MeshEnd, ModelHeader
-from meshd.head.run_input import ServedModel
+from meshd.head.lease import Lease, MeshEnd, ModelHeader
+from meshd.head.load_report import WeightsReport
+from meshd.head.served_files import ServedModel
+from meshd.head.timed_answers import AwayTimes
 from meshd.model.drafts import Drafts
 from meshd.model.status import NOT_HELD
 from meshd.model.weights_index import encode_index
 from meshd.plan.over_offers import with_module
 from meshd.plan.split import Plan
 from meshd.plan.wishes import read_llama_args
-from meshd.process.interface import SHOWN_LINES, Child, ChildFailed, ChildSpec, ChildState, ChildStatus
+from meshd.process.interface import (
+    SHOWN_LINES,
+    Child,
+    ChildFailed,
+    ChildSpec,
+    ChildState,
+    ChildStatus,
+    ReadyProbe,
+)
 from meshd.rpc.reading_budget import NodeReading
 
 LOST = "lost "  # a line of the report: the connection to this endpoint is lost for good, and why
@@ -33,6 +55,18 @@ LOG = log.get("serve")
 MESH_DEVICE = "MESH"  # what our module calls devices, before their number
 REPORT_SECONDS = 1.0  # for the last lines of a process that has ended
 SHOWN_WEIGHTS = 12  # by name in the log; status has all
+LOAD_STILL_SECONDS = 300.0  # reserving buffers and warming up a projector take seconds
+_BUSY_SHARE = 0.05  # of one processor, which others may need as well: one that waits uses almost none
+
+STUCK = (
+    f"it has computed for {LOAD_STILL_SECONDS:.0f} s without reading or printing anything: the chat "
+    "template of the model probably never ends (replace it: `-- --chat-template chatml`)"
+)
+STUCK_SECONDS = 20.0  # without an answer, of the last WINDOW_SECONDS: each token may end one such time
+WINDOW_SECONDS = 60.0
+_PAUSE_SECONDS = 1.0
+_BEAT_SECONDS = 0.1  # between two looks at whether this process runs
+_PROMPT_SECONDS = 0.5  # of an answer: less than that nobody waits for
 _LOOK_SECONDS = 1.0  # how often is looked whether it is suspended
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
 # A process gets these for what it does itself
@@ -51,7 +85,7 @@ CRASH_SIGNALS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """Why llama-server is of no use any more; its last lines if it has ended.
+    """Tell why llama-server is of no use any more; its last lines if it has ended.
 
     `endpoint` is that of the worker it lost, if it is for that. `crashed`: it ended by itself or took too
     much memory, so one of the requests may be the reason. `from_outside`: somebody else ended it, or the
@@ -66,7 +100,7 @@ class Over:
 
 
 class LlamaServer:
-    """One process; `start` once, `close` at the end. What it reports is summed up in `report`."""
+    """Run one process: `start` once, `close` at the end. What it reports is summed up in `report`."""
 
     def __init__(
         self,
@@ -78,7 +112,7 @@ class LlamaServer:
         fails: Callable[[MeshdError], None],
         reading: NodeReading,
     ) -> None:
-        """`fails` is told why this model cannot be loaded, where that is not for the process to say."""
+        """Start nothing yet. `fails` is told why this model cannot be loaded, if the process does not."""
         self._native = native
         self._processes = processes
         self._paths = paths
@@ -99,16 +133,16 @@ class LlamaServer:
 
     @property
     def status(self) -> ChildStatus | None:
-        """None before its start."""
+        """Return its status; None before its start."""
         return self._child.status if self._child is not None else None
 
     @property
     def lost(self) -> Over | None:
-        """It has lost a worker, as it reported."""
+        """Return the loss of a worker that it has reported."""
         return self._lost.result() if self._lost.done() else None
 
     def mesh_end(self) -> MeshEnd:
-        """What it inherits for one worker."""
+        """Make what it inherits for one worker."""
         return MeshEnd(
             self._processes.socket_pair,
             weights=self._digests,
@@ -121,7 +155,7 @@ class LlamaServer:
     def start(
         self,
         plan: Plan,
-        leases: Sequence[LeaseClient],
+        leases: Sequence[Lease],
         owner: Owner,
         drafts: Drafts = command_lines.NO_DRAFTS,
     ) -> None:
@@ -141,8 +175,8 @@ class LlamaServer:
         owner.start(self._end_suspended(child), name="llama-server suspended")
         owner.start(self._end_stuck_load(child, leases), name="llama-server load")
 
-    def _spec(self, plan: Plan, leases: Sequence[LeaseClient], pipe: Report, drafts: Drafts) -> ChildSpec:
-        """It loads our module, which finds a connection with each worker."""
+    def _spec(self, plan: Plan, leases: Sequence[Lease], pipe: Report, drafts: Drafts) -> ChildSpec:
+        """Describe the process: it loads our module, which finds a connection with each worker."""
         model, options = self._model, self._model.options
         rest = read_llama_args(options.llama_args).rest
         named = with_module(plan, MESH_DEVICE, sum(len(lease.lent) for lease in leases))
@@ -170,7 +204,7 @@ class LlamaServer:
             on_line=self._see_line,
         )
 
-    def _environment(self, leases: Sequence[LeaseClient], pipe: Report) -> Mapping[str, str]:
+    def _environment(self, leases: Sequence[Lease], pipe: Report) -> Mapping[str, str]:
         options = self._model.options
         return command_lines.mesh_head_environment(
             module=str(self._native.module),
@@ -184,7 +218,7 @@ class LlamaServer:
         )
 
     async def until_ready(self) -> Over | None:
-        """None when it answers that it has loaded. Raises UserError."""
+        """Wait for its answer that it has loaded; return its end if that comes first. Raises UserError."""
         assert self._child is not None
         try:
             await self._child.ensure_ready()
@@ -193,7 +227,7 @@ class LlamaServer:
         return None
 
     async def until_over(self) -> Over:
-        """It has ended; or it runs and has lost a worker, after which it answers nothing any more."""
+        """Wait until it has ended, or has lost a worker, after which it answers nothing any more."""
         async with Owner() as owner:
             ended = owner.start(self._until_ended(), name="llama-server end")
             await asyncio.wait([ended, self._lost], return_when=asyncio.FIRST_COMPLETED)
@@ -218,7 +252,7 @@ class LlamaServer:
         return replace(over, from_outside=from_outside)
 
     async def _end_suspended(self, child: Child) -> None:
-        """A suspended one keeps its connections and never answers: the next one goes on with its answers."""
+        """Kill it when it is suspended: it would never answer, and the next one goes on with its answers."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             pid = child.status.pid
@@ -227,8 +261,8 @@ class LlamaServer:
                 LOG.warning("llama_server_killed", pid=pid, why=IS_SUSPENDED)
                 child.kill()
 
-    async def _end_stuck_load(self, child: Child, leases: Sequence[LeaseClient]) -> None:
-        """Until it is ready."""
+    async def _end_stuck_load(self, child: Child, leases: Sequence[Lease]) -> None:
+        """Watch it until it is ready, and kill it if it hangs."""
         watch, loop = LoadWatch(), asyncio.get_running_loop()
         while (status := child.status).state is not ChildState.READY:
             if status.pid is not None and (work := self._processes.work_of(status.pid)) is not None:
@@ -257,7 +291,7 @@ class LlamaServer:
             self._reported.set()
 
     def kill(self, why: str) -> None:
-        """It makes no progress: that counts as its own end."""
+        """Kill it as it makes no progress: that counts as its own end."""
         if self._child is not None and not self._why_killed:
             self._why_killed, self._is_stuck = why, True
             LOG.warning("llama_server_killed", pid=self._child.status.pid, why=why)
@@ -286,3 +320,88 @@ class LlamaServer:
         self._outgoing.close()
         if self._pipe is not None:
             self._pipe.close()
+
+
+class LoadWatch:
+    """Watch one llama-server until it is ready; times in seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._signs: tuple[int, int] | None = None
+        self._since = 0.0
+        self._computed = 0.0  # processor seconds at that time
+
+    def look(self, now: float, work: ProcessWork, said: int) -> str:
+        """Return why it is stuck, empty if not. `said` counts what it said and sent in any other way."""
+        signs = (work.moved_bytes, said)
+        if signs != self._signs:
+            self._signs, self._since, self._computed = signs, now, work.processor_seconds
+            return ""
+        still = now - self._since
+        is_busy = work.processor_seconds - self._computed >= _BUSY_SHARE * still
+        return STUCK if still >= LOAD_STILL_SECONDS and is_busy else ""
+
+
+class SilentTimes:
+    """Sum up how long questions went unanswered lately. Pure; `now` in seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._times: deque[tuple[float, float]] = deque()  # end, seconds
+
+    def add(self, seconds: float, now: float) -> None:
+        """Add a question that waited so long for its answer, or until it was given up."""
+        if seconds > _PROMPT_SECONDS:
+            self._times.append((now, seconds))
+
+    def seconds(self, now: float) -> float:
+        """Return the sum of the last WINDOW_SECONDS."""
+        while self._times and self._times[0][0] <= now - WINDOW_SECONDS:
+            self._times.popleft()
+        return sum(seconds for _, seconds in self._times)
+
+
+class ServerWatch:
+    """Ask one llama-server while requests are under way, and until it has answered afterwards."""
+
+    def __init__(self, ask: ReadyProbe, moved: Callable[[], int | None]) -> None:
+        """Ask nothing yet. `moved`: bytes to and from all workers; None while one of them is out of reach."""
+        self._ask = ask
+        self._moved = moved
+        self._wanted = asyncio.Event()
+        self._active = 0
+
+    def requested(self, active: int) -> None:
+        """Note how many requests are under way now."""
+        self._active = active
+        if active:
+            self._wanted.set()
+
+    async def until_stuck(self) -> str:
+        """Return why it is held for stuck, when it is."""
+        now, silent = asyncio.get_running_loop().time, SilentTimes()
+        while silent.seconds(now()) < STUCK_SECONDS:
+            await self._wanted.wait()
+            before = self._moved()
+            answered, seconds = await self._asked()
+            if before is not None and self._moved() == before:
+                silent.add(seconds, now())
+            if answered and not self._active:
+                self._wanted.clear()
+            await asyncio.sleep(_PAUSE_SECONDS)
+        return f"it made no progress for {STUCK_SECONDS:.0f} of {WINDOW_SECONDS:.0f} s, so meshd ended it"
+
+    async def _asked(self) -> tuple[bool, float]:
+        """Return whether it answered, and for how many seconds this loop, which runs meanwhile, waited.
+
+        A beat that comes late is this process standing still: that says nothing of llama-server.
+        """
+        now, waited = asyncio.get_running_loop().time, 0.0
+        async with Owner() as owner:
+            question = owner.start(self._answer(), name="question to llama-server")
+            while not question.done():
+                began = now()
+                await asyncio.wait([question], timeout=_BEAT_SECONDS)
+                waited += min(now() - began, _BEAT_SECONDS)
+        return question.result(), waited
+
+    async def _answer(self) -> bool:
+        return await self._ask()

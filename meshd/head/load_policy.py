@@ -1,4 +1,4 @@
-"""Which of several models is loaded, which is unloaded, and which requests go ahead or wait. Pure.
+"""Decisions which of several models is loaded or unloaded, and which requests go ahead or wait. Pure.
 
 The rules, in the order in which they decide:
 
@@ -28,7 +28,7 @@ APART_SECONDS = 600.0  # two models that did not fit together: other memory may 
 
 
 class ModelStage(Enum):
-    """What a model is at, as far as requests and memory are concerned."""
+    """Name what a model is at, as far as requests and memory are concerned."""
 
     UNLOADED = auto()
     LOADING = auto()
@@ -41,7 +41,7 @@ class ModelStage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ModelRule:
-    """What the user decided for a model. `ttl`: seconds without a request, then it is unloaded; 0: never."""
+    """Hold what the user decided for a model. It is unloaded `ttl` seconds after a request; 0: never."""
 
     name: str
     group: str = ""
@@ -50,7 +50,7 @@ class ModelRule:
 
 @dataclass(frozen=True, slots=True)
 class LoadDecision:
-    """What is to be done now: models by name, requests by number. `load` never waits for `unload`."""
+    """Say what is to be done now: models by name, requests by number. `load` never waits for `unload`."""
 
     load: str | None = None
     unload: tuple[str, ...] = ()
@@ -72,12 +72,12 @@ class _Model:
 
     @property
     def is_there(self) -> bool:
-        """It holds memory, or is about to."""
+        """Return True if it holds memory, or is about to."""
         return self.stage is not ModelStage.UNLOADED
 
     @property
     def oldest(self) -> float:
-        """When the request came that has waited longest."""
+        """Return when the request came that has waited longest."""
         return next(iter(self.waiting.values()), math.inf)
 
     def turn_is_over(self, now: float) -> bool:
@@ -85,10 +85,10 @@ class _Model:
 
 
 class LoadPolicy:
-    """Told what happens; `decide` says what is to be done. Times are those of one clock, in seconds."""
+    """Take note of what happens; `decide` says what is to be done. Times are of one clock, in seconds."""
 
     def __init__(self, rules: Sequence[ModelRule], preload: Iterable[str] = ()) -> None:
-        """`preload`: loaded at the start, as long as no request wants their room."""
+        """Load nothing yet. `preload`: loaded at the start, as long as no request wants their room."""
         wanted = set(preload)
         self._models = {rule.name: _Model(rule, wanted=rule.name in wanted) for rule in rules}
         self._of: dict[int, _Model] = {}  # the model of each request
@@ -96,21 +96,21 @@ class LoadPolicy:
         self._last = 0
 
     def asked(self, name: str, now: float) -> int:
-        """A request has come, which waits; returns its number."""
+        """Note a new request, which waits; return its number."""
         self._last += 1
         model = self._of[self._last] = self._models[name]
         model.waiting[self._last] = now
         return self._last
 
     def ended(self, number: int, now: float) -> None:
-        """A request is over, or its client has gone. Idempotent."""
+        """Note that a request is over, or its client has gone. Idempotent."""
         if (model := self._of.pop(number, None)) is not None:
             model.waiting.pop(number, None)
             model.running.discard(number)
             model.used_at = now
 
     def is_at(self, name: str, stage: ModelStage, now: float) -> None:
-        """What has become of a model."""
+        """Note what has become of a model."""
         model = self._models[name]
         if stage is model.stage:
             return
@@ -124,30 +124,30 @@ class LoadPolicy:
         model.stage, model.since = stage, now
 
     def counts(self, name: str) -> tuple[int, int]:
-        """Requests of a model: under way, and waiting."""
+        """Count the requests of a model: under way, and waiting."""
         model = self._models[name]
         return len(model.running), len(model.waiting)
 
     @property
     def has_waiting(self) -> bool:
-        """Requests wait for their models."""
+        """Return True if requests wait for their models."""
         return any(model.waiting for model in self._models.values())
 
     @property
     def last_used(self) -> str | None:
-        """Of the models that hold memory, the one with a request now or last."""
+        """Return the model that holds memory and has a request now, or had the last one."""
         there = [model for model in self._models.values() if model.is_there]
         last = max(there, key=lambda one: (bool(one.running), one.used_at), default=None)
         return None if last is None else last.rule.name
 
     def waits_for(self, number: int) -> str:
-        """The model that a waiting request's own model needs the room of; empty if there is none."""
+        """Return the model whose room a waiting request's own model needs; empty if there is none."""
         model = self._of.get(number)
         others = self._in_the_way(model) if model is not None else []
         return others[0].rule.name if others else ""
 
     def wanted_instead(self, name: str) -> str:
-        """The model that a request waits for, and that cannot be loaded beside this one; empty if none is."""
+        """Return the model that a request waits for and that cannot be beside this one; empty if none is."""
         model = self._models[name]
         wanted = [
             one
@@ -161,11 +161,11 @@ class LoadPolicy:
         return "" if first is None else first.rule.name
 
     def have_a_group(self, name: str, other: str) -> bool:
-        """Whether only memory can keep them apart; else they are never loaded together."""
+        """Return True if only memory can keep them apart; else they are never loaded together."""
         return self._have_a_group(self._models[name], self._models[other])
 
     def decide(self, now: float) -> LoadDecision:
-        """What is to be done; the policy takes it as done."""
+        """Decide what is to be done; the policy takes it as done."""
         self._apart = {pair: until for pair, until in self._apart.items() if until > now}
         self._find_apart(now)
         begin, refuse = self._requests(now)
@@ -179,7 +179,7 @@ class LoadPolicy:
         return LoadDecision(load, tuple(unload), tuple(begin), tuple(refuse))
 
     def _find_apart(self, now: float) -> None:
-        """A model without room beside others is kept apart from the one of them used least lately."""
+        """Keep a model without room beside others apart from the one of them used least lately."""
         for model in self._models.values():
             if model.stage is ModelStage.NO_ROOM and (others := self._beside(model)):
                 least = min(others, key=lambda one: (bool(one.running), one.used_at))
@@ -191,7 +191,7 @@ class LoadPolicy:
     # Requests.
 
     def _requests(self, now: float) -> tuple[list[int], list[int]]:
-        """Those that go ahead, and those that are refused."""
+        """Return those that go ahead, and those that are refused."""
         begin: list[int] = []
         refuse: list[int] = []
         for model in self._models.values():
@@ -206,11 +206,11 @@ class LoadPolicy:
         return begin, refuse
 
     def _is_open(self, model: _Model, now: float) -> bool:
-        """Whether it takes new requests."""
+        """Return True if it takes new requests."""
         return not model.turn_is_over(now) or not self._room_is_wanted(model)
 
     def _is_hopeless(self, model: _Model, now: float) -> bool:
-        """Nothing that is decided here can make it ready."""
+        """Return True if nothing that is decided here can make it ready."""
         match model.stage:
             case ModelStage.REFUSING:
                 return True
@@ -224,7 +224,7 @@ class LoadPolicy:
     # Models.
 
     def _excludes(self, one: _Model, other: _Model) -> bool:
-        """They are never loaded together."""
+        """Return True if they are never loaded together."""
         apart = frozenset({one.rule.name, other.rule.name}) in self._apart
         return apart or not self._have_a_group(one, other)
 
@@ -253,7 +253,7 @@ class LoadPolicy:
         return bool(ttl) and not model.waiting and not model.wanted and now - model.used_at >= ttl
 
     def _next_load(self) -> str | None:
-        """The oldest first; none overtakes one that it would be in the way of."""
+        """Choose the oldest first; none overtakes one that it would be in the way of."""
         if any(one.stage in (ModelStage.LOADING, ModelStage.UNLOADING) for one in self._models.values()):
             return None
         absent = [one for one in self._models.values() if not one.is_there and (one.waiting or one.wanted)]

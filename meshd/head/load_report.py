@@ -1,53 +1,19 @@
-"""What is known of a load: where tensors came from, what llama-server lacked, and whether it hangs. Pure.
-
-A load may take an hour, and wait for a disk or for workers meanwhile. But when llama-server computes for
-minutes and neither reads, writes nor prints anything, it is in an endless loop. A chat template can do that:
-llama-server renders it once before it answers.
-"""
+"""Sum up where the tensors of one load came from, and what llama-server lacked. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from meshd.base.byte_format import in_memory
-from meshd.base.process_work import ProcessWork
 from meshd.devices.report_line import count_of
 from meshd.gateway.interface import Readiness
 from meshd.model.status import NetworkTensor, WorkerWeights
 
-LOAD_STILL_SECONDS = 300.0  # reserving buffers and warming up a projector take seconds
-_BUSY_SHARE = 0.05  # of one processor, which others may need as well: one that waits uses almost none
-
-STUCK = (
-    f"it has computed for {LOAD_STILL_SECONDS:.0f} s without reading or printing anything: the chat "
-    "template of the model probably never ends (replace it: `-- --chat-template chatml`)"
-)
-
-
 MAX_KEPT = 4096  # tensors from the network that are kept by name; the bytes of all are counted
-
-
-class LoadWatch:
-    """Watch one llama-server until it is ready; times in seconds of one clock."""
-
-    def __init__(self) -> None:
-        self._signs: tuple[int, int] | None = None
-        self._since = 0.0
-        self._computed = 0.0  # processor seconds at that time
-
-    def look(self, now: float, work: ProcessWork, said: int) -> str:
-        """Return why it is stuck, empty if not. `said` counts what it said and sent in any other way."""
-        signs = (work.moved_bytes, said)
-        if signs != self._signs:
-            self._signs, self._since, self._computed = signs, now, work.processor_seconds
-            return ""
-        still = now - self._since
-        is_busy = work.processor_seconds - self._computed >= _BUSY_SHARE * still
-        return STUCK if still >= LOAD_STILL_SECONDS and is_busy else ""
 
 
 @dataclass(slots=True)
 class NodeWeights:
-    """Of one node: what it read from its own files, and what it lacks; in bytes."""
+    """Count what one node read from its own files, and what it lacks; in bytes."""
 
     local_bytes: int = 0
     network_bytes: int = 0
@@ -55,7 +21,7 @@ class NodeWeights:
 
 @dataclass(slots=True)
 class WeightsReport:
-    """Sums of one load; `names` maps an endpoint to the node behind it."""
+    """Sum up one load; `names` maps an endpoint to the node behind it."""
 
     names: dict[str, str]
     local_bytes: int = 0

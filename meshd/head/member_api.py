@@ -1,5 +1,6 @@
-"""Lets members that may use the mesh call this head's API, over streams and never at a port, and tells them
-what it serves.
+"""The API of this head for members that may use the mesh, over streams and never at a port.
+
+They are told what it serves.
 
 Where the head asks for API keys, a member proves that it has one (identity/key_proof.py).
 """
@@ -35,7 +36,7 @@ _ON_DEMAND = {ModelState.READY, ModelState.LOADING, ModelState.UNLOADED}  # a re
 
 
 class MemberApi:
-    """`serves` says what the API serves now."""
+    """Answer nobody yet. `serves` says what the API serves now."""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class MemberApi:
         await self._join(stream, ours, inspector=None, on_broken=lambda _error: None)
 
     def _key_of(self, stream: Stream) -> bytes | None:
-        """Whose share of the API it uses: that of a key, or where none is asked for the member's."""
+        """Return whose share of the API it uses: that of a key, or where none is asked for the member's."""
         digests = self._gate.key_digests
         if not digests:
             return hashlib.sha256(stream.peer.raw).digest()
@@ -99,7 +100,7 @@ class MemberApi:
             raise RemoteProtocolError("serving: nothing is asked on this stream", code="serving")
 
     def _serving(self) -> bytes:
-        """Looked up once for all that are told."""
+        """Look it up once for all that are told."""
         now = asyncio.get_running_loop().time()
         if now >= self._looked + _LOOK_SECONDS:
             self._looked = now
@@ -111,7 +112,7 @@ class MemberApi:
 def served_models(
     models: Sequence[ModelStatus], requests_of: Callable[[str], int], *, on_demand: bool
 ) -> tuple[ApiModel, ...]:
-    """The models of a head's status, as members are told. `on_demand`: they are loaded for requests."""
+    """Describe a head's models for members. `on_demand`: they are loaded for requests."""
     takes = _ON_DEMAND if on_demand else {ModelState.READY}
     return tuple(
         ApiModel(

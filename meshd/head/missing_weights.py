@@ -1,4 +1,4 @@
-"""What the workers of a plan lack, and whether members, this head included, give it before the load."""
+"""Weights that the workers of a plan lack: members, this head included, may give them before the load."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -7,8 +7,8 @@ from meshd.base import log
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
 from meshd.devices.interface import WeightsFromMembers
-from meshd.head.lease_client import LeaseClient
-from meshd.head.run_input import ServedModel
+from meshd.head.lease import Lease
+from meshd.head.served_files import ServedModel
 from meshd.model.layers import is_of_layer
 from meshd.model.piece_index import PIECE_BYTES
 from meshd.model.weights_index import WeightsIndex
@@ -25,19 +25,19 @@ LOG = log.get("serve")
 
 
 def marks_of(index: WeightsIndex) -> bytes:
-    """Of all tensors, for the question to workers; nothing where there are too many to ask for."""
+    """Return the marks of all tensors for the question to workers; nothing if there are too many."""
     if len(index.tensors) > MAX_ASKED_TENSORS:
         return b""
     return b"".join(mark(tensor.digest) for tensor in index.tensors)
 
 
 def lacking(index: WeightsIndex, part: Sequence[int], bits: bytes) -> int:
-    """Bytes of these tensors that a worker has not, by its own word."""
+    """Count the bytes of these tensors that a worker has not, by its own word."""
     return _size(index, _lacked(index, part, bits))
 
 
 def gains_alone(index: WeightsIndex, lacked: Collection[Sequence[int]]) -> bool:
-    """Whether workers get what each of them lacks sooner in pieces, if only this node gives them.
+    """Return True if workers get what each lacks sooner in pieces, though only this node gives them.
 
     llama-server sends one tensor after another; pieces go over the lines of all workers at once, but as whole
     ones. Workers on this machine count for nothing: no line is what they wait for.
@@ -49,7 +49,7 @@ def gains_alone(index: WeightsIndex, lacked: Collection[Sequence[int]]) -> bool:
 
 
 def _pieces(index: WeightsIndex, numbers: Sequence[int]) -> set[tuple[int, int]]:
-    """In which these tensors lie: of a file, which one."""
+    """Return the pieces in which these tensors lie: of a file, which one."""
     found: set[tuple[int, int]] = set()
     for row in (index.tensors[number] for number in numbers):
         last = (row.offset + row.size - 1) // PIECE_BYTES
@@ -67,7 +67,7 @@ def _size(index: WeightsIndex, numbers: Sequence[int]) -> int:
 
 
 def lacking_shares(index: WeightsIndex, offers: Sequence[NodeOffer]) -> dict[str, float]:
-    """Of the layers' bytes, what each worker has not, by its own word; without those that say nothing."""
+    """Return the share of the layers' bytes that each worker has not, if it says so."""
     layers = [number for number, tensor in enumerate(index.tensors) if is_of_layer(tensor.name)]
     total = sum(index.tensors[number].size for number in layers)
     return {
@@ -80,12 +80,12 @@ def lacking_shares(index: WeightsIndex, offers: Sequence[NodeOffer]) -> dict[str
 async def find_needs(
     model: ServedModel,
     plan: Plan,
-    leases: Sequence[LeaseClient],
+    leases: Sequence[Lease],
     members: WeightsFromMembers,
     owner: Owner,
     on_progress: Callable[[str], None],
 ) -> Mapping[str, Needs]:
-    """By name of the worker, its part of the model, if some of it is lacking and taken before the load.
+    """Return each worker's part of the model by its name, if some is lacking and taken before the load.
 
     Empty: llama-server sends what is missing. If this node's file must be read for long first, that goes on
     in a task of `owner`, for later loads.
@@ -111,7 +111,7 @@ async def find_needs(
 def _all_needs(
     model: ServedModel,
     parts: Mapping[str, Sequence[int]],
-    leases: Sequence[LeaseClient],
+    leases: Sequence[Lease],
     content: bytes,
     missing: int,
 ) -> Mapping[str, Needs]:
@@ -120,7 +120,7 @@ def _all_needs(
 
 
 class _ContentQuestion:
-    """For the content id of the model's files, if they are given: known once `ask` is done.
+    """Ask for the content id of the model's files, if they are given: known once `ask` is done.
 
     `by_us`: it is enough if this node gives them.
     """
@@ -152,7 +152,7 @@ class _ContentQuestion:
 
 
 def needs_of(index: WeightsIndex, part: Sequence[int], content: bytes) -> Needs:
-    """What a worker is told of its part of the file with this content id."""
+    """Word what a worker is told of its part of the file with this content id."""
     rows = [index.tensors[number] for number in part]
     tensors = [NeededTensor(row.file, row.kind, row.offset, row.size, row.digest) for row in rows]
     size = sum(file.size for file in index.files)

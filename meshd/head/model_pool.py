@@ -1,7 +1,7 @@
 """Several models of one head: each is loaded when it is asked for, and unloaded for others or when idle.
 
-`load_policy.py` decides; here its decisions are carried out. A model that is loaded is one run of `Serve`
-(head/cycle.py), with its own llama-server and leases; cancelling it unloads the model.
+`load_policy.py` decides; here its decisions are carried out. A model that is loaded is one run of `Model`
+(head/model.py), with its own llama-server and leases; cancelling it unloads the model.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
 from meshd.devices.interface import RoleStatus
 from meshd.gateway.interface import ModelWish, Readiness
-from meshd.head.cycle import TRY_AGAIN_SECONDS, Serve
 from meshd.head.draft_forecast import Drafting
 from meshd.head.explain import Explained
 from meshd.head.load_policy import LoadPolicy, ModelRule, ModelStage
+from meshd.head.model import TRY_AGAIN_SECONDS, Model
 from meshd.head.worker_choice import ServedAs
 from meshd.model.status import ModelState, ModelStatus
 
@@ -38,16 +38,16 @@ _STAGES = {
 
 @dataclass(frozen=True, slots=True)
 class PooledModel:
-    """One of the models, with its head. `preload`: it is loaded at the start."""
+    """Hold one of the models. `preload`: it is loaded at the start."""
 
     rule: ModelRule
-    head: Serve
+    head: Model
     aliases: tuple[str, ...] = ()
     preload: bool = False
 
 
 class PoolTurn:
-    """Implements ModelTurn."""
+    """Implement ModelTurn."""
 
     def __init__(self, pool: "ModelPool", model: "ModelOnDemand", number: int) -> None:
         self._pool = pool
@@ -56,26 +56,26 @@ class PoolTurn:
         self._granted: asyncio.Future[Readiness | None] = asyncio.get_running_loop().create_future()
 
     def grant(self, refused: Readiness | None) -> None:
-        """It goes ahead, or is refused. Its client may have gone a moment ago."""
+        """Let it go ahead, or refuse it. Its client may have gone a moment ago."""
         if not self._granted.done():
             self._granted.set_result(refused)
 
     @property
     def notice(self) -> str:
-        """See ModelTurn."""
+        """Return what the request waits for, in words; empty if it does not wait."""
         return "" if self._granted.done() else self._pool.reason_to_wait(self)
 
     async def begin(self) -> Readiness | None:
-        """See ModelTurn."""
+        """Wait until the model may be asked. Returns its state if it cannot be used, else None."""
         return await self._granted
 
     def end(self) -> None:
-        """See ModelTurn."""
+        """End the use. Idempotent."""
         self._pool.ended(self)
 
 
 class ModelOnDemand:
-    """Implements NamedModel."""
+    """Implement NamedModel."""
 
     def __init__(self, pool: "ModelPool", given: PooledModel) -> None:
         self._pool = pool
@@ -87,12 +87,12 @@ class ModelOnDemand:
         self._why_gone = "meshd is stopping"
 
     def turn(self) -> PoolTurn:
-        """See NamedModel."""
+        """Return a turn for a new request."""
         return self._pool.asked(self)
 
     @property
     def stage(self) -> ModelStage:
-        """As the policy knows it."""
+        """Return its stage as the policy knows it."""
         if self._life is None or self._life.done():
             return ModelStage.UNLOADED
         if self._is_leaving:
@@ -116,7 +116,7 @@ class ModelOnDemand:
             self._life.cancel()
 
     async def _live(self) -> None:
-        """Until cancelled: what cannot be loaded now is tried again."""
+        """Serve until cancelled: what cannot be loaded now is tried again."""
         try:
             while True:
                 try:
@@ -130,7 +130,7 @@ class ModelOnDemand:
 
 
 class ModelPool:
-    """Implements RunningRole, and gateway.interface.Models. The first model is the default."""
+    """Implement RunningRole, and gateway.interface.Models. The first model is the default."""
 
     only = None
     on_demand = True
@@ -149,23 +149,23 @@ class ModelPool:
 
     @property
     def all(self) -> Sequence[ModelOnDemand]:
-        """See Models."""
+        """Return all models."""
         return self._models
 
     @property
     def readiness(self) -> Readiness:
-        """See Models."""
+        """Return the readiness of all together."""
         if any(one.upstream.readiness.state is not ModelState.FAILED for one in self._models):
             return Readiness(ModelState.READY, "")
         return Readiness(ModelState.FAILED, "no model can be served")
 
     def find(self, wish: ModelWish) -> ModelOnDemand | None:
-        """See Models."""
+        """Find the model by name or alias; the default for an empty name."""
         return self._names.get(wish.model) if wish.model else self._models[0]
 
     @property
     def statuses(self) -> Sequence[ModelStatus]:
-        """See Models."""
+        """Return the statuses in the order of `all`."""
         return [self._status(one) for one in self._models]
 
     def _status(self, model: ModelOnDemand) -> ModelStatus:
@@ -177,20 +177,20 @@ class ModelPool:
     # Turns.
 
     def asked(self, model: ModelOnDemand) -> PoolTurn:
-        """A request for it has come."""
+        """Note a new request for it; return its turn."""
         turn = PoolTurn(self, model, self._policy.asked(model.name, asyncio.get_running_loop().time()))
         self._turns[turn.number] = turn
         self._woken.set()
         return turn
 
     def ended(self, turn: PoolTurn) -> None:
-        """That request is over."""
+        """Note that the request is over."""
         self._turns.pop(turn.number, None)
         self._policy.ended(turn.number, asyncio.get_running_loop().time())
         self._woken.set()
 
     def reason_to_wait(self, turn: PoolTurn) -> str:
-        """Why that request does."""
+        """Return why that request waits."""
         model = turn.model
         if model.stage is ModelStage.READY:
             other = self._policy.wanted_instead(model.name)
@@ -210,7 +210,7 @@ class ModelPool:
 
     @property
     def status(self) -> RoleStatus:
-        """See RunningRole."""
+        """Return the status of all models together."""
         roles = [one.upstream.status for one in self._models]
         last = self._policy.last_used
         return RoleStatus(
@@ -226,29 +226,29 @@ class ModelPool:
 
     @property
     def held(self) -> Mapping[tuple[str, str], int]:
-        """Memory that all models take now, by node and device."""
+        """Return the memory that all models take now, by node and device."""
         found: Counter[tuple[str, str]] = Counter()
         for one in self._models:
             found.update(one.upstream.held)
         return found
 
     def serving(self, file: Path) -> ServedAs | None:
-        """How a model with this file is served; None where none has it."""
+        """Return how a model with this file is served; None where none has it."""
         served = (one.upstream for one in self._models)
         return next((one.serving for one in served if one.drafting(file) is not None), None)
 
     def drafting(self, file: Path) -> Drafting | None:
-        """Of a model with this file; None where none has it."""
+        """Return how a model with this file is drafted for; None where none has it."""
         found = (one.upstream.drafting(file) for one in self._models)
         return next((one for one in found if one is not None), None)
 
     async def explain(self) -> Explained | None:
-        """Where the time of tokens went, of the model that was asked last; None while none is loaded."""
+        """Return where the time of tokens went, of the model asked last; None while none is loaded."""
         last = self._policy.last_used
         return await self._names[last].upstream.explain() if last is not None else None
 
     async def serve(self) -> None:
-        """See RunningRole."""
+        """Load and unload models until cancelled."""
         async with Owner() as owner:
             while True:
                 self._woken.clear()
@@ -260,7 +260,7 @@ class ModelPool:
                     pass
 
     def _step(self, owner: Owner) -> bool:
-        """One look, and what follows from it. Returns whether the next one is to be soon."""
+        """Look once, and do what follows from it. Returns True if the next look is to be soon."""
         now = asyncio.get_running_loop().time()
         for model in self._models:
             self._policy.is_at(model.name, model.stage, now)

@@ -1,4 +1,4 @@
-"""Which workers of one life of a model send their activations straight to the next one: the head's side.
+"""The head's side of pushes: workers that send their activations straight to the next one.
 
 The head introduces those whose layers follow one another, and hears what came of it: from a worker why there
 is no way to the other one, from both of their servers with whom they have a connection.
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from meshd.base import log
-from meshd.head.lease_client import LeaseClient
+from meshd.head.lease import Lease
 from meshd.identity.keys import PeerId
 from meshd.model.status import SplitPart
 from meshd.plan.split import Plan, followers
@@ -24,7 +24,7 @@ LOG = log.get("serve")
 
 
 def names_neighbour(why: str) -> bool:
-    """A mesh-server has ended because of another one, as it says."""
+    """Return True if a mesh-server says that it has ended because of another one."""
     return _NAMED_NEIGHBOUR.search(why) is not None
 
 
@@ -33,33 +33,33 @@ Place = tuple[str, str]  # node and device
 
 @dataclass(frozen=True, slots=True)
 class PushRoute:
-    """From a worker to the one that has the layers behind its own, which is `number` in the head's list."""
+    """Lead from a worker to the one with the layers behind its own, which is `number` in the head's list."""
 
-    source: LeaseClient
-    target: LeaseClient
+    source: Lease
+    target: Lease
     number: int
 
     @property
     def ends(self) -> Place:
-        """As llama-server names them."""
+        """Return both as llama-server names them."""
         return self.source.endpoint, self.target.endpoint
 
 
 class PushPlan:
-    """The push routes of one life of a model, and what came of each.
+    """Hold the push routes of one run, and what came of each.
 
     `introduce` once all leases are there.
     """
 
     def __init__(self, *, allowed: bool, are_apart: Callable[[PeerId, PeerId], bool]) -> None:
-        """`allowed`: the user wants it. `are_apart`: these two may not."""
+        """Introduce nobody yet. `allowed`: the user wants pushes. `are_apart`: these two may not."""
         self._allowed = allowed
         self._are_apart = are_apart
         self._routes: dict[Place, PushRoute] = {}  # by where they lead
         self._no_push_reasons: dict[Place, str] = {}
         self._chain: list[PeerId] = []  # workers in the order of their layers
 
-    async def introduce(self, plan: Plan, leases: Sequence[LeaseClient]) -> None:
+    async def introduce(self, plan: Plan, leases: Sequence[Lease]) -> None:
         """Tell the workers of each other. One that is lost meanwhile is found out elsewhere."""
         numbers = {lease.name: number for number, lease in enumerate(leases)}
         by_name = {lease.name: lease for lease in leases}
@@ -79,7 +79,7 @@ class PushPlan:
                 self._routes[place] = PushRoute(source, target, numbers[target.name])
         await self._tell_workers(leases)
 
-    async def _tell_workers(self, leases: Sequence[LeaseClient]) -> None:
+    async def _tell_workers(self, leases: Sequence[Lease]) -> None:
         routes = {route.ends: route for route in self._routes.values()}.values()
         for route in routes:
             await route.target.admit(route.source)
@@ -89,7 +89,7 @@ class PushPlan:
             await lease.say_introduced()
 
     def others(self, peer: PeerId, why: str) -> tuple[PeerId, ...]:
-        """Who else may be at fault for its loss, by what `why` says.
+        """Find who else may be at fault for its loss, by what `why` says.
 
         The neighbour that it names. All with layers before its own, if it cannot compute with a value: they
         may have sent what leads to that. If llama-server got hidden states from it that are not finite, those
@@ -128,7 +128,7 @@ class PushPlan:
         return tuple(found[1:])
 
     def parts(self, split: Sequence[SplitPart]) -> tuple[SplitPart, ...]:
-        """The split as it is now, with how each part gets its activations."""
+        """Return the split with how each part gets its activations now."""
         return tuple(self._part(part) for part in split)
 
     def _part(self, part: SplitPart) -> SplitPart:
@@ -141,12 +141,12 @@ class PushPlan:
         return part
 
     def _result(self, route: PushRoute) -> tuple[bool, str]:
-        """Whether both servers have a connection with each other, and if not, why."""
+        """Return True if both servers have a connection with each other, and if not, why."""
         pushed = route.source.has_neighbour(route.target) and route.target.has_neighbour(route.source)
         return pushed, "" if pushed else route.source.unreached.get(route.number) or UNCONNECTED
 
     def tell(self) -> None:
-        """Into the log, once a load."""
+        """Log the routes, once a load."""
         for route in self._routes.values():
             pushed, why = self._result(route)
             source, target = route.source.name, route.target.name

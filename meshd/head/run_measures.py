@@ -1,22 +1,17 @@
-"""What is measured of one life of a model: its speed, the bytes of a token, and where the time went.
+"""Measurements of one run: its speed, the bytes of a token, and where the time went.
 
 Only answers that had all machines to themselves count as measured speed, so that it compares with a
 prediction.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable
 
 from meshd.gateway.interface import AnswerTimings
-from meshd.head.away_times import AwayTimes
-from meshd.head.explain import Explained, RunFacts, explain
+from meshd.head.explain import RunFacts
 from meshd.head.speculation import RoundSeconds
-from meshd.head.survey import Surveyor
 from meshd.head.timed_answers import TimedAnswers
-from meshd.head.worker_choice import Roster
-from meshd.identity.keys import PeerId
-from meshd.model.status import Speeds, SplitPart
-from meshd.peer.interface import Mesh
+from meshd.model.status import Speeds
 from meshd.plan.prediction import PlanPredictor
 
 LEAST_PROMPT = 64  # tokens; shorter prompts measure a start
@@ -30,7 +25,7 @@ SAMPLE_TOKENS = 8  # between two looks at the links: a look costs more than a to
 
 
 class MeasuredSpeed:
-    """Mean rates of one life of the model; older answers count less."""
+    """Average the rates of one run; older answers count less."""
 
     def __init__(self) -> None:
         self._prompt = _Mean()
@@ -45,7 +40,7 @@ class MeasuredSpeed:
 
     @property
     def speeds(self) -> Speeds | None:
-        """None before the first answer."""
+        """Return both speeds; None before the first answer."""
         prompt, generated = self._prompt.rate, self._generated.rate
         return None if prompt is None and generated is None else Speeds(prompt, generated)
 
@@ -69,7 +64,7 @@ class TokenCost:
     """Measure the bytes of a token on the wire. Tokens of several answers cross together and do not count."""
 
     def __init__(self, crossed: Callable[[], int]) -> None:
-        """`crossed`: bytes on the links to the workers so far, both directions."""
+        """Take `crossed`: bytes on the links to the workers so far, both directions."""
         self._crossed = crossed
         self._mark: tuple[int, int] | None = None  # tokens of the answer, and bytes, at the last look
         self._tokens = 0
@@ -91,73 +86,46 @@ class TokenCost:
 
     @property
     def bytes_per_token(self) -> float | None:
-        """On the average; None until an answer was long enough."""
+        """Return the average; None until an answer was long enough."""
         return self._bytes / self._tokens if self._tokens else None
 
 
-def crossed(mesh: Mesh, workers: Collection[PeerId]) -> int:
-    """Return the bytes on the links to these peers so far, both directions."""
-    paths = (path for peer in mesh.peers() if peer.peer in workers for path in peer.paths)
-    return sum(path.sent_bytes + path.received_bytes for path in paths)
-
-
 class RunMeasures:
-    """Told by the gateway what becomes of requests (gateway.interface.Upstream)."""
+    """Measure one run, as the gateway tells what becomes of requests (gateway.interface.Upstream)."""
 
-    def __init__(self, mesh: Mesh, workers: Callable[[], Mapping[str, PeerId]], away: AwayTimes) -> None:
-        """`workers`: those that take part, by their names."""
-        self._mesh = mesh
-        self._workers = workers
-        self._away = away
+    def __init__(self, crossed: Callable[[], int]) -> None:
+        """Measure nothing yet. `crossed`: bytes on the links to the workers so far, both directions."""
         self._now = asyncio.get_running_loop().time
         self.speed = MeasuredSpeed()
-        self.token_cost = TokenCost(lambda: crossed(mesh, workers().values()))
+        self.token_cost = TokenCost(crossed)
         self.answers = TimedAnswers()
         self._predictor: PlanPredictor | None = None
         self._facts: RunFacts | None = None
 
     @property
     def facts(self) -> RunFacts | None:
-        """As soon as there is a plan."""
+        """Return the facts of the plan, as soon as there is one."""
         return self._facts
 
     @property
     def round_seconds(self) -> RoundSeconds | None:
-        """Of rounds of the plan, as predicted; None where they are not."""
+        """Return the predicted seconds of rounds; None where they are not."""
         if self._facts is None or self._predictor is None:
             return None
         return self._predictor.rounds_of(self._facts.plan)
 
     def planned(self, facts: RunFacts) -> None:
-        """How the model will run."""
+        """Take how the model will run."""
         self._facts = facts
         self._predictor = PlanPredictor(facts.layers, facts.work, facts.machines, facts.options)
 
     def generated(self, total: int, grown: int, *, alone: bool) -> None:
-        """See Upstream."""
+        """Note the progress of a stream."""
         self.token_cost.generated(total, alone=alone)
         self.answers.generated(total, grown, self._now(), alone=alone)
 
     def answered(self, timings: AnswerTimings, *, alone: bool, seconds: float) -> None:
-        """See Upstream."""
+        """Note the end of an answer."""
         if alone:
             self.speed.answered(timings)
         self.answers.answered(timings, self._now(), alone=alone, seconds=seconds)
-
-    async def explain(
-        self, split: Sequence[SplitPart], surveyor: Surveyor | None, roster: Roster, *, drafts: bool
-    ) -> Explained | None:
-        """Where the time of its tokens went; `split` as it is pushed. None before there is a plan."""
-        if self._facts is None:
-            return None
-        return await explain(
-            self._facts,
-            split,
-            self.answers,
-            self._away,
-            self._mesh,
-            self._workers(),
-            surveyor,
-            roster,
-            drafts=drafts,
-        )

@@ -1,4 +1,4 @@
-"""Which file of a model is loaded: its own, or a smaller one where that does not fit after a loss.
+"""The files of a model: its own is loaded, or a smaller one where that does not fit after a loss.
 
 Smaller ones are quantisations of the same model: they have its vocabulary, so that open answers go on. The
 model's own file is tried first in each life; it is the first one, too, that must have been loaded.
@@ -6,7 +6,8 @@ model's own file is tried first in each life; it is the first one, too, that mus
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from meshd.base import log
 from meshd.base.errors import UserError
@@ -14,7 +15,34 @@ from meshd.model.gguf import Header
 from meshd.model.layers import ModelLayers, read_layers
 from meshd.model.served_facts import ServedFacts, facts_of_file
 from meshd.model.weights_index import WeightsIndex
+from meshd.plan.machines import PlainRpc
+from meshd.plan.split import Plan
+from meshd.plan.wishes import HeadOptions
 from meshd.store.interface import ProgressCallback, WeightsFile
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """Describe the model of one run: how its user wants it run, and where its llama-server answers."""
+
+    file: WeightsFile
+    index: WeightsIndex
+    layers: ModelLayers
+    options: HeadOptions
+    plain_rpc: Sequence[PlainRpc]
+    """The rpc-servers without meshd, as they answered just now."""
+    alias: str
+    socket: Path
+
+    @property
+    def plain_endpoints(self) -> list[str]:
+        return [server.endpoint for server in self.plain_rpc]
+
+    def plain_bytes(self, plan: Plan) -> int:
+        """Count the weights that rpc-servers without meshd get over the network."""
+        plain = self.plain_endpoints
+        return sum(share.weights for share in plan.shares if share.device.node in plain)
+
 
 _ARCHITECTURE = "general.architecture"
 _VOCABULARY = ("tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.tokens", "tokenizer.ggml.merges")
@@ -22,10 +50,10 @@ LOG = log.get("serve")
 
 
 class ServedFiles:
-    """Of one head."""
+    """Choose the file that is loaded."""
 
     def __init__(self, own: WeightsFile, smaller: Sequence[WeightsFile] = ()) -> None:
-        """Raises UserError when one of `smaller` is another model."""
+        """Begin with the model's own. Raises UserError when one of `smaller` is another model."""
         for file in smaller:
             check_same_model(file.headers[0], own.headers[0], name=file.name, own=own.name)
         self._files = (own, *smaller)
@@ -39,52 +67,52 @@ class ServedFiles:
 
     @property
     def current(self) -> WeightsFile:
-        """To be loaded, or loaded."""
+        """Return the file that is loaded, or to be loaded."""
         return self._files[self._at]
 
     @property
     def own(self) -> WeightsFile:
-        """The model's."""
+        """Return the model's own file."""
         return self._files[0]
 
     @property
     def smaller(self) -> tuple[str, ...]:
-        """Their names."""
+        """Return the names of the smaller ones."""
         return tuple(file.name for file in self._files[1:])
 
     @property
     def note(self) -> str:
-        """What people should know of the current one; empty for the model's own."""
+        """Say what people should know of the current one; empty for the model's own."""
         if not self._at:
             return ""
         return f"`{self.current.name}` in place of `{self.own.name}`: {self._why}"
 
     def facts(self, llama_args: Sequence[str]) -> ServedFacts:
-        """What clients are told of the current one before llama-server says more."""
+        """Return what clients are told of the current one before llama-server says more."""
         facts = facts_of_file(self.current.headers, created=self._created, llama_args=llama_args)
         return replace(facts, fingerprint=self.index.fingerprint if self.index is not None else "")
 
     @property
     def was_loaded(self) -> bool:
-        """The model's own, or a smaller one after it, was loaded since `begin`."""
+        """Return True if the model's own, or a smaller one after it, was loaded since `begin`."""
         return self._was_loaded.is_set()
 
     def begin(self) -> None:
-        """As if nothing had ever been loaded: what does not fit is waited for."""
+        """Begin as if nothing had ever been loaded: what does not fit is waited for."""
         self._was_loaded.clear()
         self.lost()
 
     def loaded(self) -> None:
-        """The current one is."""
+        """Note that the current one is loaded."""
         if not self._at:
             self._was_loaded.set()
 
     def lost(self) -> None:
-        """What was loaded is not any more: the model's own is tried first."""
+        """Note that nothing is loaded any more: the model's own is tried first."""
         self._at, self._why = 0, ""
 
     def does_not_fit(self, why: str) -> bool:
-        """Whether a smaller one than the current one is tried now; else it is the model's own again."""
+        """Go on to a smaller one and return True, or back to the model's own if there is none to try."""
         if self.was_loaded and self._at + 1 < len(self._files):
             self._why = self._why or why
             self._at += 1
@@ -93,7 +121,7 @@ class ServedFiles:
         return False
 
     async def know(self, on_progress: ProgressCallback) -> bool:
-        """Know the current one by content; whether it is another than before. Raises UserError.
+        """Know the current one by content; return True if it is another than before. Raises UserError.
 
         Costs nothing while the file is as it was.
         """
@@ -134,7 +162,7 @@ def _changed(file: WeightsFile) -> UserError:
 
 
 def check_same_model(header: Header, served: Header, *, name: str, own: str) -> None:
-    """Raises UserError if a file cannot go on with the answers of the served one."""
+    """Check that a file can go on with the answers of the served one. Raises UserError."""
     kinds = header.text(_ARCHITECTURE), served.text(_ARCHITECTURE)
     if kinds[0] != kinds[1]:
         raise UserError(

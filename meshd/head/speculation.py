@@ -1,4 +1,4 @@
-"""Whether llama-server drafts tokens, and how many: by the round of the split and by what was gained. Pure.
+"""Choice of drafts for llama-server: by the round of the split, and by what was gained. Pure.
 
 llama-server takes the length of drafts at its start and no request can change it, so a change is a load. Its
 own rules make drafts follow the text all the same: repeated tokens are drafted where the last twelve have
@@ -36,7 +36,7 @@ from meshd.plan.wishes import DraftModel, MayDraft
 _KEPT = 0.25  # of drafting: the draft model computes once more what was made, several tokens at once
 
 RoundSeconds = Callable[[int], float]
-"""Of a round that computes so many tokens of an answer."""
+"""Seconds of a round that computes so many tokens of an answer."""
 
 _CHECKED_AT_ONCE = (
     4  # tokens in the time that a CPU takes to read the weights for one: it computes longer then
@@ -73,7 +73,7 @@ _LEAST_GENERATED = 16  # tokens of an answer that tells what a round takes
 
 @dataclass(frozen=True, slots=True)
 class RoundEstimate:
-    """Seconds: of a round over the split with one token, of checking and of drafting one more token.
+    """Estimate seconds: of a round with one token, of checking and of drafting one more token.
 
     `checks`: of checking one, two, … tokens, as far as that is known better.
     """
@@ -89,12 +89,12 @@ class RoundEstimate:
 
     @property
     def base(self) -> float:
-        """Of a round that drafts with the draft model: that computes the token which was made, too."""
+        """Return those of the draft model for a round: it computes the token which was made, too."""
         return self.draft
 
     @property
     def token(self) -> float:
-        """Of one more that the draft model drafts."""
+        """Return those of one more token that the draft model drafts."""
         return self.check + (1 + _KEPT) * self.draft
 
 
@@ -125,7 +125,7 @@ def round_estimate(
 
 @dataclass(frozen=True, slots=True)
 class ShownAcceptance:
-    """Shares of drafted tokens that were accepted in answers; None before there are enough of them."""
+    """Show the shares of drafted tokens that answers accepted; None before there are enough of them."""
 
     free: float | None = None
     model: float | None = None
@@ -133,7 +133,7 @@ class ShownAcceptance:
 
 @dataclass(slots=True)
 class _Observed:
-    """Of answers of one kind of life; older ones count less."""
+    """Sum up answers of one kind of run; older ones count less."""
 
     rounds: float = 0.0
     drafted: float = 0.0
@@ -163,12 +163,12 @@ class _Observed:
         return self.is_enough(now, ENOUGH_TOKENS) and self.drafted >= _ENOUGH_DRAFTED
 
     def gain(self, measured: float, round_seconds: float) -> float:
-        """Against rounds of `round_seconds` now; they took `measured` when this was observed."""
+        """Return the gain against rounds of `round_seconds` now; they took `measured` then."""
         taken = self.seconds + self.rounds * (round_seconds - measured)
         return self.tokens * round_seconds / taken if taken > 0 else 1.0
 
     def times_dearer(self, round_seconds: float, estimate: RoundEstimate) -> float:
-        """Drafts of a draft model, than they are estimated."""
+        """Return how much dearer drafts of a draft model are than estimated."""
         estimated = self.rounds * estimate.base + self.drafted * estimate.token
         return max(0.0, self.seconds - self.rounds * round_seconds) / estimated if estimated > 0 else 1.0
 
@@ -178,7 +178,7 @@ class _Observed:
 
 @dataclass(slots=True)
 class _Life:
-    """The present one, and what a round took in the last one with drafts of its kind."""
+    """Hold the present run, and what a round took in the last one with drafts of its kind."""
 
     drafts: Drafts = field(default_factory=Drafts)
     began: float = 0.0
@@ -190,7 +190,10 @@ class _Life:
 
 
 class Speculation:
-    """Of one head. `begin` with each load, then `round_took` and `answered`; `better` asks for another."""
+    """Choose drafts for one model.
+
+    `begin` with each load, then `round_took` and `answered`; `better` asks for another load.
+    """
 
     def __init__(self, may: MayDraft) -> None:
         self._may = may
@@ -204,11 +207,11 @@ class Speculation:
 
     @property
     def drafts(self) -> Drafts:
-        """Those of the present life."""
+        """Return the drafts of the present run."""
         return self._life.drafts
 
     def begin(self, estimate: RoundEstimate, now: float, *, most: int = MOST_FREE) -> Drafts:
-        """A life begins over a split of which this is known. Its drafts, at most `most` tokens long."""
+        """Begin a run over a split of which this is known; return its drafts, at most `most` tokens long."""
         if abs(estimate.round - self._estimate.round) > _ALIKE * self._estimate.round:
             self._measured, self._is_tried = None, False  # of another split
         self._estimate, self._most = estimate, most
@@ -219,13 +222,13 @@ class Speculation:
         return self._life.drafts
 
     def would_begin(self, estimate: RoundEstimate, now: float, *, most: int) -> "Speculation":
-        """As after `begin`; here nothing begins."""
+        """Return a copy as after `begin`; here nothing begins."""
         it = deepcopy(self)
         it.begin(estimate, now, most=most)
         return it
 
     def shown(self, now: float) -> ShownAcceptance:
-        """What answers tell of drafts of this kind of life."""
+        """Return what answers tell of drafts of this kind of run."""
         life = self._life.drafts
         free = life.free and not life.model and self._free.tells_acceptance(now)
         model = self._model_length and self._model.tells_acceptance(now)
@@ -236,31 +239,32 @@ class Speculation:
 
     @property
     def why_no_model(self) -> str:
-        """The draft model is not used in the present life; empty: it is, or there is none."""
+        """Return why the draft model is not used in the present run; empty if it is, or there is none."""
         return self._life.why_no_model
 
     @property
     def why_nothing(self) -> str:
-        """Is drafted, where that is so."""
+        """Return why nothing is drafted, for status; meaningful only while that is so."""
         return self._may.why or "drafts gain nothing here"
 
     def round_took(self, seconds: float) -> None:
-        """A round without drafts, and with nothing beside it. A draft model computes its token, too."""
+        """Note a round without drafts, with nothing beside it. A draft model computes its token, too."""
         if seconds > 0:
             self._measured = self._without_model(seconds)
 
     @property
     def is_tried(self) -> bool:
-        """What the draft model costs beside this split is known, or there is none."""
+        """Return True if the cost of the draft model beside this split is known, or there is none."""
         return self._is_tried or not self._life.drafts.model
 
     def loaded(self, seconds: float) -> None:
-        """The present life, after so many."""
+        """Note that the present run was loaded after so many seconds."""
         self._life.load_seconds = seconds
 
     def tried(self, seconds: float | None, timings: AnswerTimings | None) -> str:
-        """A round without drafts, and an answer with them, before anybody asks. Why the model should be
-        loaded again at once; empty: it should not.
+        """Note a round without drafts, and an answer with them, before anybody asks.
+
+        Returns why the model should be loaded again at once; empty if it should not.
         """
         if not seconds or timings is None:
             return ""
@@ -279,7 +283,7 @@ class Speculation:
         return f"drafts would cost more than they gain (a drafted token takes {times}): now {wanted}"
 
     def answered(self, timings: AnswerTimings, now: float) -> None:
-        """An answer that was made alone."""
+        """Count an answer that was made alone."""
         life, count = self._life, timings.generated_tokens - 1
         if count < 1:
             return
@@ -302,7 +306,7 @@ class Speculation:
 
     @property
     def gain(self) -> float | None:
-        """How many times as fast answers of this kind of life are as without; None: not known."""
+        """Return how much faster than without drafts answers of this kind of run are; None: not known."""
         of, then = (
             (self._model, self._model_round) if self._life.drafts.model else (self._free, self._free_round)
         )
@@ -313,7 +317,7 @@ class Speculation:
         return of.gain(then, self._measured)
 
     def status(self) -> SpeculationStatus:
-        """For status."""
+        """Return the status of drafts."""
         life, gained = self._life, self.gain
         return SpeculationStatus(
             free=life.drafts.free,
@@ -326,7 +330,7 @@ class Speculation:
         )
 
     def better(self, now: float) -> str:
-        """Why the model should be loaded again with other drafts; empty: it should not."""
+        """Return why the model should be loaded again with other drafts; empty if it should not."""
         life, now_gain = self._life, self.gain
         if now_gain is None:
             return ""
@@ -341,7 +345,7 @@ class Speculation:
         return ""
 
     def _without_model(self, seconds: float) -> float:
-        """What such a round would take if no draft model were loaded."""
+        """Estimate such a round without a loaded draft model."""
         base = self._dearer * self._estimate.base if self._life.drafts.model else 0.0
         return max(seconds - base, seconds / 2)
 
@@ -366,7 +370,7 @@ class Speculation:
         return length if gain(self._round, token, acceptance, length, base) >= _LEAST_GAIN else 0
 
     def _why_no_model(self, now: float) -> str:
-        """What speaks against its drafts, with the times that decide."""
+        """Return what speaks against its drafts, with the times that decide."""
         if not self._may.model or self._life.drafts.model:
             return ""
         acceptance, base, token = self._of_model(now)
@@ -378,8 +382,9 @@ class Speculation:
         return f"draft model not used: it would {would} (drafting and checking a token: {times}, {known})"
 
     def _of_model(self, now: float) -> tuple[float, float, float]:
-        """Acceptance, seconds of a round that drafts, and of a drafted token; as assumed until enough is
-        measured.
+        """Return acceptance, seconds of a round that drafts, and of a drafted token.
+
+        They are assumed until enough is measured.
         """
         acceptance, times, estimate = ASSUMED_MODEL, self._dearer, self._estimate
         if self._model_length and self._model.is_enough(now, ENOUGH_OF_MODEL):
@@ -388,7 +393,7 @@ class Speculation:
         return acceptance, times * estimate.base, times * estimate.token
 
     def _expected(self, drafts: Drafts, now: float) -> float:
-        """The gain of lives with these; 1 where nothing tells."""
+        """Return the gain of runs with these; 1 where nothing tells."""
         if drafts.model:
             acceptance, base, token = self._of_model(now)
             return gain(self._round, token, acceptance, drafts.model, base)

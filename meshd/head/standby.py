@@ -5,48 +5,49 @@ them, and reads all of them. Which worker takes whose place is decided when one 
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from meshd.base import log
 from meshd.base.backoff import Backoff
 from meshd.base.byte_format import in_bytes
-from meshd.base.errors import MeshdError
+from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.tasks import Owner, first_error
 from meshd.devices.interface import RoleRuntime
-from meshd.head.ask_workers import acquire_for
-from meshd.head.away_times import AwayTimes
 from meshd.head.explain import RunFacts
-from meshd.head.lease_client import LeaseClient, why_unfit
+from meshd.head.lease import Lease, MeshEnd, why_unfit
+from meshd.head.leases import acquire_for
 from meshd.head.load_report import WeightsReport
-from meshd.head.mesh_end import MeshEnd
 from meshd.head.missing_weights import lacking, needs_of
-from meshd.head.model_run import HeadRun
-from meshd.head.run_input import ServedModel
-from meshd.head.standby_part import PartChoice, StandbyPart
+from meshd.head.run import Run
+from meshd.head.served_files import ServedModel
 from meshd.head.survey import Surveyor, path_to
+from meshd.head.timed_answers import AwayTimes
 from meshd.head.worker_choice import Roster
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.model.operations import operations
 from meshd.model.status import StandbyStatus
+from meshd.model.weights_index import WeightsIndex
 from meshd.peer.interface import PeerStatus
+from meshd.plan.choice import plan_model
 from meshd.plan.machines import Machines, NodeOffer
 from meshd.plan.over_offers import SLACK_BYTES
+from meshd.plan.split import placed_tensors
 from meshd.plan.wishes import shape_of
 from meshd.wire.lease import Acquire, WorkerOffer
+from meshd.wire.limits import MAX_ASKED_TENSORS
 from meshd.wire.needs import CONTENT_BYTES
 
 LOG = log.get("serve")
-
-
+FOR_ANY = "for the loss of any worker"
 _LOOK_SECONDS = 1.0
 _AGAIN = Backoff(first=10.0, factor=2.0, most=300.0)
 
 
 @dataclass(slots=True)
 class HeldReady:
-    """What a standby worker holds of what it was asked for, in bytes; `why` as in StandbyStatus."""
+    """Tell what a standby worker holds of what it was asked for, in bytes; `why` as in StandbyStatus."""
 
     ready: bool = False
     held: int = 0
@@ -55,13 +56,13 @@ class HeldReady:
 
 
 class StandbyLease:
-    """Of one worker beside one life of the model, which is loaded; what becomes of it is told in `state`."""
+    """Hold one worker ready beside a loaded run; what becomes of it is told in `state`."""
 
     def __init__(
         self,
         runtime: RoleRuntime,
         model: ServedModel,
-        run: HeadRun,
+        run: Run,
         peer: PeerStatus,
         surveyor: Surveyor | None,
     ) -> None:
@@ -98,13 +99,13 @@ class StandbyLease:
             file, members = self._model.file, self._runtime.from_members
             self._content = file.header_of or await members.content_of(file, self._progress)
 
-    async def _part(self, mine: NodeOffer, machines: Machines) -> StandbyPart:
+    async def _part(self, mine: NodeOffer, machines: Machines) -> "StandbyPart":
         choice = PartChoice(self._facts, self._model.index, mine, machines, whole=self._may_hold_all)
         for lost in choice.losses:
             await asyncio.to_thread(choice.add, lost)  # answers are under way, and this compares splits
         return choice.part
 
-    async def _hold_part(self, lease: LeaseClient, offer: WorkerOffer, part: StandbyPart) -> None:
+    async def _hold_part(self, lease: Lease, offer: WorkerOffer, part: "StandbyPart") -> None:
         state = self.state
         state.held, state.wanted, state.why = 0, part.size, part.why
         if not part.numbers:
@@ -124,18 +125,18 @@ class StandbyLease:
         self.state.why = text.removeprefix(f"{self._name}: ")
 
     def _labels(self) -> Mapping[PeerId, str]:
-        """As plans have them: no two nodes are called the same."""
+        """Name the nodes as plans do: no two are called the same."""
         nodes = {self._peer.peer, *self._run.workers}
         names = {str(one.peer): one.name for one in self._runtime.mesh.peers() if one.peer in nodes}
         options = self._facts.options
         called = naming.labels({options.node_id: options.node_name} | names, self._model.plain_endpoints)
         return {peer: called[str(peer)] for peer in nodes if str(peer) in called}
 
-    def _lease(self) -> LeaseClient:
+    def _lease(self) -> Lease:
         # there will be no connection with our llama-server, so this end is never opened
         report, away = WeightsReport({}), AwayTimes(asyncio.get_running_loop().time)
         end = MeshEnd(self._runtime.processes.socket_pair, weights={}, report=report, away=away)
-        return LeaseClient(
+        return Lease(
             self._runtime.mesh,
             self._runtime.tunnels,
             peer=self._peer.peer,
@@ -147,10 +148,10 @@ class StandbyLease:
     def _acquire(self) -> Acquire:
         model, version = self._model, self._runtime.native.version
         tried = operations(model.file.headers, shape_of(model.layers, model.options))
-        return acquire_for(model.alias, model.index, version, model.options.incarnation, tried)
+        return acquire_for(model, version, tried)
 
     async def _machines(self) -> Machines:
-        """Those of the plan in use, and how fast this worker is: it is measured now, not at the next load."""
+        """Return the plan's machines, and how fast this worker is: it is measured now, not at a load."""
         facts = self._facts
         if self._surveyor is None or not facts.options.picks_by_speed:
             return facts.machines
@@ -163,7 +164,7 @@ class StandbyLease:
 
 
 def _reserved(offer: WorkerOffer, size: int) -> tuple[int, ...]:
-    """Of the memory of its devices, in their order: what the weights take, and some more."""
+    """Reserve on its devices, in their order, what the weights take, and some more."""
     counts, left = [], size + SLACK_BYTES
     for device in offer.devices:
         counts.append(min(left, device.free_bytes))
@@ -172,7 +173,7 @@ def _reserved(offer: WorkerOffer, size: int) -> tuple[int, ...]:
 
 
 class StandbyWorkers:
-    """Of one head: those that the user has named, in the order in which they take the place of others."""
+    """Hold the workers ready that the user has named, in the order in which they take the place of others."""
 
     def __init__(
         self, runtime: RoleRuntime, named: Sequence[str], roster: Roster, surveyor: Surveyor | None
@@ -184,7 +185,7 @@ class StandbyWorkers:
         self._held: dict[PeerId, HeldReady] = {}
 
     def statuses(self, used: Sequence[PeerId]) -> tuple[StandbyStatus, ...]:
-        """Of all that are named; `used`: those on which the model runs."""
+        """Return the status of all that are named; `used`: those on which the model runs."""
         return tuple(self._status(text, used) for text in self._named)
 
     def _status(self, text: str, used: Sequence[PeerId]) -> StandbyStatus:
@@ -201,8 +202,8 @@ class StandbyWorkers:
             why = "it takes the place of another worker"
         return StandbyStatus(peer.name, False, 0, 0, why)
 
-    async def beside(self, run: HeadRun, model: ServedModel, workers: Sequence[PeerStatus]) -> str:
-        """One life of the model, with these beside it once it is loaded; returns why it ended.
+    async def beside(self, run: Run, model: ServedModel, workers: Sequence[PeerStatus]) -> str:
+        """Run the model, with these beside it once it is loaded; return why the run ended.
 
         Raises MeshdError.
         """
@@ -219,8 +220,8 @@ class StandbyWorkers:
         finally:
             self._held.clear()
 
-    async def _hold_all(self, run: HeadRun, model: ServedModel, owner: Owner) -> None:
-        """Each as long as it may be asked."""
+    async def _hold_all(self, run: Run, model: ServedModel, owner: Owner) -> None:
+        """Hold each as long as it may be asked."""
         holding: dict[PeerId, asyncio.Task[None]] = {}
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
@@ -246,3 +247,100 @@ class StandbyWorkers:
             LOG.warning("standby_not_ready", name=peer.name, why=lease.state.why)
             await asyncio.sleep(_AGAIN.delay(tries, 0.0))
             tries += 1
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyPart:
+    """Name the weights that a worker holds: `numbers` of tensors in the index; `why`: for which losses."""
+
+    numbers: tuple[int, ...]
+    size: int
+    why: str
+
+
+class PartChoice:
+    """Choose which weights a standby worker holds: what the plan after a loss would give it. Pure.
+
+    `add` each of `losses`, then take the `part`. Each is a plan, and takes up to some tenths of a second.
+    Where the whole model fits into what it lends it holds that, and no plan has to be foreseen.
+
+    `machines`: `facts.machines`, with what is known of the speed of this worker. `whole`: it may hold all.
+    """
+
+    def __init__(
+        self,
+        facts: RunFacts,
+        index: WeightsIndex,
+        standby: NodeOffer,
+        machines: Machines,
+        *,
+        whole: bool = True,
+    ) -> None:
+        self._facts = facts
+        self._index = index
+        self._standby = standby
+        self._machines = machines
+        self._names = [tensor.name for tensor in index.tensors]
+        self._room = sum(device.free_bytes for device in standby.devices) - SLACK_BYTES
+        self._chosen: set[int] = set()
+        self._held: list[str] = []
+        self._not_held: list[str] = []
+        self._every = self._once(range(len(index.tensors)))
+        self._fits = whole and self._size(self._every) <= self._room
+        self._too_many = len(index.tensors) > MAX_ASKED_TENSORS
+
+    @property
+    def losses(self) -> list[str]:
+        """Return workers whose loss would give this one something; none where all of the model fits."""
+        if self._fits or self._too_many:
+            return []
+        shares = self._facts.plan.shares
+        return sorted({one.device.node for one in shares if one.layers and not one.device.is_head})
+
+    def add(self, lost: str) -> None:
+        """Add what it would need without that worker, if there is room for it."""
+        facts, me = self._facts, self._standby
+        others = [offer for offer in self._machines.offers if offer.node != lost]
+        offers = tuple(sorted([*others, me], key=lambda offer: offer.node))
+        try:
+            split = plan_model(
+                facts.layers, facts.work, replace(self._machines, offers=offers), facts.options
+            )
+        except (UserError, Refused):
+            return  # nothing fits then
+        given = placed_tensors(split.plan, facts.layers, self._names).get(me.node)
+        if not given:
+            return  # that plan does without this one
+        part = self._once([*self._chosen, *given])
+        if self._size(part) > self._room:
+            self._not_held.append(lost)
+            return
+        self._held.append(lost)
+        self._chosen = part
+
+    @property
+    def part(self) -> StandbyPart:
+        """Return what it is asked to hold."""
+        if self._too_many:
+            return StandbyPart((), 0, f"the model has more than {MAX_ASKED_TENSORS} tensors")
+        if self._fits:
+            return StandbyPart(tuple(sorted(self._every)), self._size(self._every), FOR_ANY)
+        return StandbyPart(
+            tuple(sorted(self._chosen)), self._size(self._chosen), _told(self._held, self._not_held)
+        )
+
+    def _once(self, numbers: Iterable[int]) -> set[int]:
+        """Take one tensor of each content: a worker holds it once."""
+        return set({self._index.tensors[number].digest: number for number in numbers}.values())
+
+    def _size(self, numbers: Iterable[int]) -> int:
+        return sum(self._index.tensors[number].size for number in numbers)
+
+
+def _told(held: Sequence[str], not_held: Sequence[str]) -> str:
+    if not held:
+        return (
+            f"it has no room for what it would need after the loss of {', '.join(not_held) or 'any worker'}"
+        )
+    lacks = f"; for that of {', '.join(not_held)} it lacks room" if not_held else ""
+    return f"for the loss of {', '.join(held)}{lacks}"

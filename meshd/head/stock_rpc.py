@@ -18,7 +18,7 @@ LOG = log.get("serve")
 
 
 async def ask_plain(endpoints: Sequence[str], *, protocol: str) -> tuple[PlainRpc, ...]:
-    """The devices of each; `protocol` is ours (`7.0.0`). Raises MeshdError naming the server."""
+    """Ask each for its devices; `protocol` is ours (`7.0.0`). Raises MeshdError naming the server."""
     servers = []
     for endpoint in endpoints:
         LOG.warning("plain_rpc", remote=endpoint, why="no encryption, no identity, weights over the network")

@@ -1,18 +1,20 @@
-"""Looks at all machines of the mesh for a model: what they could lend, how fast they are, how far apart.
+"""Look at all machines of the mesh for a model: what they could lend, how fast they are, how far apart.
 
 Nothing is reserved. What somebody computes meanwhile is not disturbed: then devices have no new times.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from meshd.devices.ask_capacity import CapacityAnswer, ask_all, lacks_times
+from meshd.devices.cpu_cache import CpuCache
 from meshd.devices.device_list import Listing
 from meshd.devices.device_speeds import DeviceSpeeds
-from meshd.devices.devices import pick_for_head
-from meshd.devices.interface import RoleRuntime
+from meshd.devices.device_trial import DeviceTrials, listing_key
+from meshd.devices.devices import only_cpu, pick_for_head
+from meshd.devices.interface import ListedDevices, NativeBuild, RolePaths, RoleRuntime
 from meshd.devices.path_probe import PathProber
-from meshd.head.late_measuring import own_timed
 from meshd.head.worker_choice import Roster
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
@@ -24,6 +26,7 @@ from meshd.peer.interface import PathStatus, PeerState, PeerStatus
 from meshd.plan.machines import Held, Machines, NodeOffer, PlainRpc, with_given_back
 from meshd.plan.reasons import Reported
 from meshd.plan.wishes import HeadOptions
+from meshd.process.interface import RunToEnd
 from meshd.wire.capacity import WHOLE_SHARE, Capacity
 from meshd.wire.lease import LEASE_ID_BYTES, OfferedDevice, WorkerOffer
 
@@ -44,7 +47,7 @@ Lendable = Callable[[Sequence[OfferedDevice]], tuple[OfferedDevice, ...]]
 
 @dataclass(frozen=True, slots=True)
 class MachineSpeeds:
-    """`speeds` by node and device, `paths` from node to node; what each node answered.
+    """Hold `speeds` by node and device, `paths` from node to node, and what each node answered.
 
     `unmeasured`: nodes that do not tell the speed of each device, and why. `to_measure`: those that can tell
     it once they are asked to measure.
@@ -63,7 +66,7 @@ class MachineSpeeds:
         plain_rpc: Sequence[PlainRpc],
         own_excluded: Mapping[str, str],
     ) -> Machines:
-        """Those of a plan, with what is known of their speed."""
+        """Return the machines of a plan, with what is known of their speed."""
         return Machines(
             tuple(offers),
             tuple(own),
@@ -78,7 +81,7 @@ class MachineSpeeds:
 
 @dataclass(frozen=True, slots=True)
 class Surveyed:
-    """`machines` for a plan; `left_out`: nodes that take no part, and why.
+    """Hold the `machines` for a plan; `left_out`: nodes that take no part, and why.
 
     `unmeasured`: those that lack the speed of a device, and why. `spared`: those of `machines` that a head
     asks only where the model cannot be run without them, and why. `names`: what its workers are called.
@@ -92,7 +95,7 @@ class Surveyed:
 
 
 class Surveyor:
-    """Of one daemon; `speeds` are those of its own devices, and `lendable` what may be used of them."""
+    """Survey the mesh for one daemon."""
 
     def __init__(
         self,
@@ -102,7 +105,11 @@ class Surveyor:
         lendable: Lendable = tuple,
         serves: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`serves`: a model of this node may use its devices now."""
+        """Ask nothing yet.
+
+        `speeds`: of its own devices; `lendable`: what may be used of them; `serves`: a model of this node may
+        use them now.
+        """
         native, run_to_end, paths = runtime.native, runtime.processes.run_to_end, runtime.paths
         self._mesh = runtime.mesh
         self._prober = PathProber(runtime.mesh)
@@ -123,7 +130,7 @@ class Surveyor:
         measure: bool = True,
         marks: bytes = b"",
     ) -> Surveyed:
-        """All that there is, or what a head with this `roster` would use; this node with these `devices`.
+        """Survey all there is, or what a head with this `roster` would use; this node with these `devices`.
 
         `own_timed` and `measure` as in `speeds_of`. Offers say what workers lack of the tensors with these
         `marks`.
@@ -247,7 +254,7 @@ class Surveyor:
         *,
         own_timed: Sequence[str],
     ) -> MachineSpeeds:
-        """As `speeds_of`, from what nodes have answered to `ask_known`."""
+        """Return what `speeds_of` does, from what nodes have answered to `ask_known`."""
         return self._found(own, answers, names, timed, me, own_timed=own_timed, measured=False)
 
     def _found(
@@ -314,7 +321,7 @@ def _useful(
     left_out: list[tuple[str, str]],
     spared: list[tuple[str, str]],
 ) -> list[PeerStatus]:
-    """Those that may be asked; the others are added to the lists."""
+    """Return those that may be asked; the others are added to the lists."""
     found: list[PeerStatus] = []
     for one in roster.candidates():
         name = called.get(str(one.peer.peer), one.peer.name)
@@ -338,7 +345,64 @@ def _as_offer(capacity: Capacity) -> WorkerOffer:
 
 
 def path_to(paths: Sequence[PathStatus]) -> DevicePath | None:
-    """By the path that carries data; None where it was never measured."""
+    """Return the path that carries data; None where it was never measured."""
     path = next((path for path in paths if path.selected), None)
     rtt = None if path is None else path.idle_rtt
     return None if path is None or rtt is None else DevicePath(rtt, path.rate)
+
+
+def own_timed(work: LayerWork, options: HeadOptions) -> Sequence[str]:
+    """Return what the head's own devices may compute: without layers (`--device none`) at most the output."""
+    if options.devices != ("none",):
+        return work.texts
+    if work.output is None or options.output not in ("auto", "head"):
+        return []
+    return [work.texts[work.output]]
+
+
+class OwnDevices:
+    """Find the devices of the head's own machine: which may compute, and which cannot.
+
+    `find` for each run: what is free changes, and a trial that was passed is not made again.
+    """
+
+    def __init__(
+        self, native: NativeBuild, run_to_end: RunToEnd, paths: RolePaths, options: HeadOptions
+    ) -> None:
+        choose = partial(pick_for_head, asked=options.devices)
+        cpu = CpuCache(paths.cpu_cache, listing_key(native, options.machine))
+        self._listing = Listing(
+            native,
+            run_to_end,
+            paths,
+            machine=options.machine,
+            choose=choose,
+            cpu=cpu if only_cpu(options.devices) else None,
+        )
+        self._trials = DeviceTrials(native, run_to_end, paths, machine=options.machine)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return a line for each device that failed its last trial."""
+        return self._trials.notes
+
+    @property
+    def listed(self) -> ListedDevices:
+        """Return them as they were found last."""
+        return self._listing.last
+
+    async def ahead(self) -> None:
+        """List them for the next `find`, if that comes soon: nothing of an earlier run holds memory now."""
+        await self._listing.ahead()
+
+    async def find(
+        self, operations: Sequence[str], on_progress: Callable[[str], Awaitable[None]]
+    ) -> tuple[tuple[OfferedDevice, ...], Mapping[str, str]]:
+        """Return the CPU and the GPUs that the head may use, and those that are unfit, each with the reason.
+
+        Raises MeshdError.
+        """
+        found = await self._listing.as_ahead()
+        gpus = [device for device in found if device.kind == "gpu"]
+        reasons = await self._trials.unfit(gpus, operations, on_progress)
+        return found, {device.name: why for device, why in zip(gpus, reasons, strict=True) if why}

@@ -1,15 +1,22 @@
-"""The last answers of a model, when it was busy, and the spans whose time is divided into parts. Pure.
+"""The last answers of a model, when it was busy or waited, and the spans that are divided into parts. Pure.
 
 The gateway tells what becomes of requests. For rounds it does not matter who runs beside whom: a round of
 llama-server computes for all answers.
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshd.gateway.interface import AnswerTimings
-from meshd.head.away_times import AwayTimes
 from meshd.model.time_account import TokenRounds
+from meshd.rpc import mesh_protocol as wire
+
+_KEPT = 8192  # intervals of each kind, the newest: about as many tokens
+_ASKS = frozenset({wire.GRAPH, wire.COMPUTE, wire.READ})
+
+Interval = tuple[float, float]
+
 
 BUSY_SECONDS = 30.0  # that are looked at, the newest
 _KEPT_EVENTS = 8192
@@ -22,9 +29,67 @@ _NOTHING = TokenRounds(0, 0, 0)
 Span = tuple[float, float]
 
 
+class AwayTimes:
+    """Note when llama-server waits for its workers, as its daemon sees the bytes pass.
+
+    Implements tunnel.interface.Flow for all tunnels of one run together. Pure but for its clock.
+
+    *Away* is the time from the first request of a step to the last result that was asked for. *Held* is the
+    time in which bytes of llama-server waited in this daemon, as a stream took nothing more.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._away: deque[Interval] = deque(maxlen=_KEPT)
+        self._held: deque[Interval] = deque(maxlen=_KEPT)
+        self._began: float | None = None
+        self._reads = 0
+        self._holding = 0
+        self._held_from = 0.0
+
+    def seen(self, number: int) -> None:
+        """Note that a message has passed, in either direction."""
+        if number in _ASKS:
+            if self._began is None:
+                self._began = self._now()
+            self._reads += number == wire.READ
+        elif number == wire.DATA and self._reads:
+            self._reads -= 1
+            if not self._reads and self._began is not None:
+                self._away.append((self._began, self._now()))
+                self._began = None
+
+    def target_waits(self, waits: bool) -> None:
+        """Ignore that llama-server takes nothing more: its own doing."""
+
+    def peer_waits(self, waits: bool) -> None:
+        """Note that a stream takes nothing more, or does again."""
+        if waits and not self._holding:
+            self._held_from = self._now()
+        self._holding = max(0, self._holding + (1 if waits else -1))
+        if not waits and not self._holding:
+            self._held.append((self._held_from, self._now()))
+
+    def away(self, begin: float, end: float) -> float:
+        """Return the seconds away between these times."""
+        return _within(self._away, begin, end)
+
+    def steps(self, begin: float, end: float) -> int:
+        """Count the steps that ended between these times: rounds of tokens, and steps of prompts."""
+        return sum(begin < two <= end for _, two in self._away)
+
+    def held(self, begin: float, end: float) -> float:
+        """Return the seconds held between these times."""
+        return _within(self._held, begin, end)
+
+
+def _within(intervals: deque[Interval], begin: float, end: float) -> float:
+    return sum(max(0.0, min(two, end) - max(one, begin)) for one, two in intervals)
+
+
 @dataclass(frozen=True, slots=True)
 class BusySpan:
-    """`tokens` were streamed from `begin` to `end`; `more`: passed the devices as well, as far as is known.
+    """Count `tokens` streamed from `begin` to `end`; `more`: passed the devices as well, as far as is known.
 
     These are prompts, and drafts that were not accepted, of the answers that ended in it.
     """
@@ -36,7 +101,7 @@ class BusySpan:
 
 
 class BusyTimes:
-    """When the model generated for streamed answers, by the clock of whoever tells, and how much."""
+    """Note when the model generated for streamed answers, by the clock of whoever tells, and how much."""
 
     def __init__(self) -> None:
         self._streamed: deque[tuple[float, int]] = deque(maxlen=_KEPT_EVENTS)
@@ -63,7 +128,7 @@ class BusyTimes:
 
     @property
     def span(self) -> BusySpan | None:
-        """The newest that lies between two times without requests; None before there were tokens."""
+        """Return the newest span between two times without requests; None before there were tokens."""
         if not self._streamed:
             return None
         end = self._streamed[-1][0]
@@ -76,7 +141,7 @@ class BusyTimes:
 
 @dataclass(frozen=True, slots=True)
 class TimedAnswer:
-    """`ended`, by the clock of whoever tells; `seconds` since its request came.
+    """Time one answer: it `ended` by the clock of whoever tells, `seconds` after its request came.
 
     Times of llama-server: its prompt, then `generated`, the first of which the prompt made.
     """
@@ -88,17 +153,17 @@ class TimedAnswer:
 
     @property
     def queue(self) -> float:
-        """Seconds before its slot took it, with all that is neither prompt nor generation."""
+        """Return the seconds before its slot took it, with all that is neither prompt nor generation."""
         return max(0.0, self.seconds - self.timings.prompt_seconds - self.timings.generated_seconds)
 
     @property
     def first_token(self) -> float:
-        """When it was there."""
+        """Return when its first token was there."""
         return self.ended - self.timings.generated_seconds
 
     @property
     def rounds(self) -> TokenRounds:
-        """Of the tokens behind the first."""
+        """Return the rounds of the tokens behind the first."""
         timings, count = self.timings, self.timings.generated_tokens - 1
         rounds = max(1, count - min(timings.accepted, timings.drafted))
         return TokenRounds(count, rounds, rounds + timings.drafted)
@@ -106,7 +171,7 @@ class TimedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RunningAnswer:
-    """A streamed one that is alone: `tokens` from `begin`, when the first came, to `seen`."""
+    """Time a streamed answer that is alone: `tokens` from `begin`, when the first came, to `seen`."""
 
     begin: float
     seen: float
@@ -114,7 +179,7 @@ class RunningAnswer:
 
 
 class TimedAnswers:
-    """The answers of one life of the model."""
+    """Keep the last answers of one run."""
 
     def __init__(self) -> None:
         self._answers: deque[TimedAnswer] = deque(maxlen=_KEPT_ANSWERS)
@@ -125,7 +190,7 @@ class TimedAnswers:
 
     @property
     def answers(self) -> tuple[TimedAnswer, ...]:
-        """The newest last."""
+        """Return them, the newest last."""
         return tuple(self._answers)
 
     def requested(self, active: int) -> None:
@@ -154,7 +219,7 @@ class TimedAnswers:
 
 @dataclass(frozen=True, slots=True)
 class ChosenSpans:
-    """The spans that are looked at, and what they made."""
+    """Hold the spans that are looked at, and what they made."""
 
     token: Span | None
     made: TokenRounds
@@ -165,7 +230,7 @@ class ChosenSpans:
 
 @dataclass(frozen=True, slots=True)
 class ChosenRounds:
-    """A span of rounds for all answers that ran, and what they made; or why there is none."""
+    """Hold a span of rounds for all answers that ran, and what they made; or why there is none."""
 
     span: Span | None = None
     made: TokenRounds = _NOTHING

@@ -1,4 +1,4 @@
-"""Which workers a head does without for a while, and why. Pure.
+"""Workers that a head does without for a while, and why. Pure.
 
 A worker that fails while a model is loaded over it gets a second try; then it is left out, so that one bad
 worker never keeps the others from serving. Its time out ends by itself. Once it ends as well when the worker
@@ -30,7 +30,7 @@ MOST_DOUBLINGS = 8
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Failures of one worker since `since`, when its connection began; `until`: left out, loop time.
+    """Count failures of one worker since `since`, when its connection began; `until`: left out, loop time.
 
     `forgiven`: failures before that were forgotten because it had reconnected.
     """
@@ -44,7 +44,7 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class EarlyEnds:
-    """Leases in a row that a worker has ended too soon; left out `until`, loop time, and why."""
+    """Count leases in a row that a worker has ended too soon; left out `until`, loop time, and why."""
 
     count: int
     until: float
@@ -55,7 +55,7 @@ M = TypeVar("M", Failures, EarlyEnds)
 
 
 class WorkerBackoff:
-    """Which of a head's workers are left out for a while, for what they have done; by key."""
+    """Leave workers out for a while, for what they have done; by key."""
 
     def __init__(self) -> None:
         self._failures: dict[PeerId, Failures] = {}
@@ -63,7 +63,7 @@ class WorkerBackoff:
         self._apart: dict[frozenset[PeerId], None] = {}
 
     def failed(self, worker: PeerStatus, why: str, now: float) -> None:
-        """A load failed because of this worker."""
+        """Note that a load failed because of this worker."""
         mark = self._of(worker)
         before = self._failures.get(worker.peer)
         failures = 1 + (mark.failures if mark is not None else 0)
@@ -77,22 +77,22 @@ class WorkerBackoff:
         )
 
     def worked(self, peers: Iterable[PeerId]) -> None:
-        """A load succeeded with these."""
+        """Note that a load succeeded with these."""
         for peer in peers:
             self._failures.pop(peer, None)
 
     def exclusion_reason(self, worker: PeerStatus, now: float) -> str | None:
-        """Why this worker is left out now, or None."""
+        """Return why this worker is left out now, or None."""
         mark = self._of(worker)
         return mark.text if mark is not None and now < mark.until else None
 
     def next_try(self, workers: Iterable[PeerStatus], now: float) -> float | None:
-        """When the first of these that are left out may be tried again, in loop time."""
+        """Return when the first of these that are left out may be tried again, in loop time."""
         marks = [mark for worker in workers if (mark := self._of(worker)) is not None and now < mark.until]
         return min((mark.until for mark in marks), default=None)
 
     def _of(self, worker: PeerStatus) -> Failures | None:
-        """A reconnect ends it, the first time."""
+        """Return its failures; a reconnect ends them, the first time."""
         mark = self._failures.get(worker.peer)
         return mark if mark is not None and (mark.forgiven or mark.since == worker.since) else None
 
@@ -101,7 +101,7 @@ class WorkerBackoff:
     def ended(
         self, worker: PeerStatus, why: str, now: float, *, lasted: float, in_doubt: bool = False
     ) -> None:
-        """Its lease ended by its doing, or in doubt, `lasted` seconds after the load; 0 before."""
+        """Note that its lease ended by its doing, or in doubt, `lasted` seconds after the load; 0 before."""
         if lasted >= STEADY_SECONDS:
             self._ends.pop(worker.peer, None)
             return
@@ -114,7 +114,7 @@ class WorkerBackoff:
         self._leave_out(worker, count, f"{done}, the last because {why}", now)
 
     def hung(self, worker: PeerStatus, why: str, now: float) -> None:
-        """The head gave it up: once is enough, for that took long."""
+        """Note that the head gave it up: once is enough, for that took long."""
         self._leave_out(worker, max(ENDS, 1 + self._ended_before(worker.peer)), why, now)
 
     def _ended_before(self, peer: PeerId) -> int:
@@ -126,18 +126,18 @@ class WorkerBackoff:
         _remember(self._ends, worker.peer, EarlyEnds(count, now + seconds, text))
 
     def ends(self, peer: PeerId) -> int:
-        """How many of its leases in a row have ended too soon."""
+        """Count its leases in a row that have ended too soon."""
         return self._ended_before(peer)
 
     def unsteady(self, peer: PeerId, now: float) -> str | None:
-        """Why it is better done without now, or None."""
+        """Return why it is better done without now, or None."""
         ends = self._ends.get(peer)
         return ends.text if ends is not None and now < ends.until else None
 
     # Pairs in doubt.
 
     def part(self, one: PeerId, other: PeerId) -> None:
-        """These two are not to push to each other any more."""
+        """Keep these two from pushing to each other any more."""
         pair = frozenset((one, other))
         self._apart.pop(pair, None)
         self._apart[pair] = None
@@ -145,12 +145,12 @@ class WorkerBackoff:
             del self._apart[next(iter(self._apart))]
 
     def are_apart(self, one: PeerId, other: PeerId) -> bool:
-        """See `part`."""
+        """Return True if these two are kept apart."""
         return frozenset((one, other)) in self._apart
 
 
 def _doubled(first: float, times: int, most: float) -> float:
-    """Nothing before it begins."""
+    """Double `first` so many times; nothing before it begins."""
     return min(most, first * 2.0 ** min(times, MOST_DOUBLINGS)) if times >= 0 else 0.0
 
 

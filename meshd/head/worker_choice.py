@@ -1,4 +1,4 @@
-"""Which workers a head asks: those that may and are of use, and of the others no more than it needs.
+"""Choice of the workers that a head asks: those that are of use, and of the others no more than it needs.
 
 Standby workers are asked when others that the model ran on are not, as many as those: they are lost, paused
 or left out.
@@ -23,8 +23,10 @@ FOR_LOSSES = "it only takes the place of a lost worker (`--standby`)"
 
 @dataclass(frozen=True, slots=True)
 class WorkerCandidate:
-    """A connected worker, as a plan sees it. `excluded`: why it may not be asked at all; `spared`: why it is
-    asked only where the model cannot be run without it. Both empty: it would be asked now.
+    """Describe a connected worker, as a plan sees it.
+
+    `excluded`: why it may not be asked at all; `spared`: why it is asked only where the model cannot be run
+    without it. Both empty: it would be asked now.
     """
 
     peer: PeerStatus
@@ -33,7 +35,9 @@ class WorkerCandidate:
 
 
 class Roster:
-    """`least` workers are needed to begin. `only`: names or beginnings of ids, of which others are no use,
+    """Choose among the workers of the mesh.
+
+    `least` workers are needed to begin. `only`: names or beginnings of ids, of which others are no use,
     as the option `named_by` gave them; `standby`: the same, of those that are for losses. `demanded_by`: the
     option that says `least`.
     """
@@ -60,7 +64,7 @@ class Roster:
         """The model cannot be run without those that are left out while there are enough others."""
 
     def connected(self) -> list[PeerStatus]:
-        """All that lend devices, by name."""
+        """Return all that lend devices, by name."""
         peers = [peer for peer in self._mesh.peers() if peer.role == WORKER_ROLE]
         return sorted(
             (peer for peer in peers if peer.state is PeerState.CONNECTED),
@@ -68,32 +72,32 @@ class Roster:
         )
 
     def wanted(self) -> list[PeerStatus]:
-        """Those of `connected` that the user does not exclude, by naming others or for losses."""
+        """Return those of `connected` that the user does not exclude, by naming others or for losses."""
         return [peer for peer in self.connected() if self._is_meant(peer) and not self.is_standby(peer)]
 
     def standby(self) -> list[PeerStatus]:
-        """Those for losses that could be asked, as the user has put them."""
+        """Return those for losses that could be asked, as the user has put them."""
         able = [peer for peer in self._able() if self.is_standby(peer)]
         return sorted(able, key=lambda peer: [not _is_named(peer, text) for text in self._standby])
 
     def is_standby(self, peer: PeerStatus) -> bool:
-        """It only takes the place of others."""
+        """Return True if it only takes the place of others."""
         return any(_is_named(peer, text) for text in self._standby)
 
     def ran_on(self, workers: Collection[PeerId]) -> None:
-        """The model is ready on these: a loss of one of them is one that standby workers are for."""
+        """Note that the model is ready on these: standby workers are for the loss of one of them."""
         standby = {peer.peer for peer in self._mesh.peers() if self.is_standby(peer)}
         regular = frozenset(workers) - standby
         # with a standby worker it is the place of another one that is taken: that one is still missed
         self._ran_on = self._ran_on | regular if standby.intersection(workers) else regular
 
     def why_too_few(self) -> str:
-        """For people: how many of the workers that are needed can be asked now, and why the others cannot."""
+        """Say how many of the needed workers can be asked now, and why the others cannot."""
         count = f"{COUNTED}: {len(self.workers())} of {self._least} ready{self._demand}"
         return "; ".join([count, *self.left_out(), *self._absent()])
 
     def _absent(self) -> list[str]:
-        """Those that would do, and are not connected."""
+        """Say who would do, and is not connected."""
         workers = [peer for peer in self._mesh.peers() if peer.role == WORKER_ROLE]
         away = [peer for peer in workers if peer.state is not PeerState.CONNECTED]
         meant = {peer.name for peer in away if not self._only or any(_is_named(peer, t) for t in self._only)}
@@ -101,7 +105,7 @@ class Roster:
         return [f"{name}{by} is not connected" for name in sorted(meant)[:_WORKERS_NAMED]]
 
     def why_waiting(self, why: str) -> str:
-        """For people: whom the model waits for, and `why` it cannot be loaded without them."""
+        """Say whom the model waits for, and `why` it cannot be loaded without them."""
         missed = self._ran_on.difference(peer.peer for peer in self._able())
         names = ", ".join(sorted(peer.name for peer in self._mesh.peers() if peer.peer in missed))
         waits = f"waiting for {names} to come back" if names else "waiting for workers or memory"
@@ -110,7 +114,7 @@ class Roster:
         return "; ".join([f"{waits}: {why}", *self.left_out()])
 
     def workers(self) -> list[PeerStatus]:
-        """Those that may be asked now; of unsteady ones only what is needed, the best first."""
+        """Return those that may be asked now; of unsteady ones only what is needed, the best first."""
         able = [peer for peer in self._able() if not self.is_standby(peer)]
         missed = self._ran_on.difference(peer.peer for peer in able if self._unsteady(peer) is None)
         able += self.standby()[: None if self.all_needed else len(missed)]
@@ -123,7 +127,7 @@ class Roster:
         return [peer for peer in able if peer.peer not in spared]
 
     def candidates(self) -> list[WorkerCandidate]:
-        """All that are connected, by name."""
+        """Return all that are connected, by name."""
         asked = {peer.peer for peer in self.workers()}
 
         def seen(peer: PeerStatus) -> WorkerCandidate:
@@ -137,7 +141,7 @@ class Roster:
         return [seen(peer) for peer in self.connected()]
 
     def naming(self, options: HeadOptions) -> "Roster":
-        """One that uses the workers of these options instead, and knows as much of them.
+        """Return a roster that uses the workers of these options instead, and knows as much of them.
 
         One that they name is for more than losses then, and one that they do not name is no loss.
         """
@@ -158,11 +162,11 @@ class Roster:
         return found
 
     def used_all_the_same(self) -> list[str]:
-        """Why those that are asked now would be left out, were there enough others."""
+        """Say why those that are asked now would be left out, were there enough others."""
         return [why for peer in self.workers() if (why := self._unsteady(peer)) is not None]
 
     def left_out(self) -> list[str]:
-        """For people: who is not asked now, and why; first of all, that this node is banned."""
+        """Say who is not asked now, and why; first of all, that this node is banned."""
         peers = (peer for peer in self._mesh.peers() if peer.says_banned)
         banned = [f"this node is banned, according to `{one.name}`: {one.says_banned}" for one in peers]
         asked = {peer.peer for peer in self.workers()}
@@ -172,11 +176,11 @@ class Roster:
         return [*banned[:1], *self.unknown_names(), *(why for why in reasons if why is not None)]
 
     def spares(self) -> bool:
-        """Whether somebody is left out who could be asked all the same."""
+        """Return True if somebody is left out who could be asked all the same."""
         return len(self.workers()) < len(self._able())
 
     async def until_changed(self, seconds: float) -> None:
-        """Other workers may be asked; or some seconds: free memory comes back without a word to anybody."""
+        """Wait for a change of workers, or some seconds: free memory comes back without a word to anybody."""
         before = {peer.peer for peer in self.workers()}
         seen = -1
         try:
@@ -205,14 +209,14 @@ class Roster:
             return
 
     def next_try(self) -> float | None:
-        """When the first that is left out for good reason may be tried again, in loop time."""
+        """Return when the first that is left out for good reason may be tried again, in loop time."""
         return self.backoff.next_try(self.connected(), asyncio.get_running_loop().time())
 
     def _able(self) -> list[PeerStatus]:
         return [peer for peer in self.connected() if self.exclusion_reason(peer) is None]
 
     def exclusion_reason(self, peer: PeerStatus) -> str | None:
-        """Why it may not be asked at all."""
+        """Return why it may not be asked at all; None if it may."""
         if not self._may_lend(peer):
             return f"{peer.name} cannot lend its devices (it lacks the role `work`)"
         if peer.paused:
@@ -231,7 +235,7 @@ class Roster:
         return any(all(other.peer == peer.peer for other in found) for found in fitting)
 
     def _fitting(self, text: str) -> list[PeerStatus]:
-        """The connected workers that it may mean; as for `meshd ping`, none of several.
+        """Return the connected workers that it may mean; as for `meshd ping`, none of several.
 
         A member that may not lend does not count: it may call itself what it likes.
         """
@@ -242,7 +246,7 @@ class Roster:
         return member is not None and member.may(Role.WORK)
 
     def unknown_names(self) -> list[str]:
-        """For people: a misspelled name would be waited for without end, or hold nothing ready."""
+        """Say which names are unknown: one would be waited for without end, or hold nothing ready."""
         workers = [peer for peer in self._mesh.peers() if peer.role == WORKER_ROLE]
         names = {str(peer.peer): peer.name for peer in workers}
         unknown = [text for text in (*self._only, *self._standby) if not naming.meant(text, names)]
@@ -256,14 +260,14 @@ class Roster:
 
 @dataclass(frozen=True, slots=True)
 class ServedAs:
-    """How a model is served: what the user decided, and whom the head asks."""
+    """Tell how a model is served: what the user decided, and whom the head asks."""
 
     options: HeadOptions
     roster: Roster
 
 
 def roster_of(mesh: Mesh, options: HeadOptions) -> Roster:
-    """Of a head with these options."""
+    """Make the roster of a head with these options."""
     return Roster(
         mesh,
         least=options.least_workers,

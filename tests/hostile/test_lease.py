@@ -10,7 +10,7 @@ from pathlib import Path
 
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
-from meshd.head.lease_client import LeaseClient
+from meshd.head.lease import Lease
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
@@ -60,7 +60,7 @@ def test_a_head_bears_any_worker(tmp_path: Path) -> None:
             stream.reset(rng.randrange(1 << 32), "enough")
 
     async def lease(bench: Bench, peer: PeerId) -> None:
-        client = LeaseClient(
+        client = Lease(
             bench.mesh,
             bench.runtime.tunnels,
             peer=peer,

@@ -34,12 +34,12 @@ DYNAMIC_MODULES = frozenset({"pickle", "marshal", "shelve", "runpy"})
 OWN_WORK = frozenset(
     {
         ("meshd/base/tasks.py", ""),  # `start_for` itself
-        # the life of one of several models, from a request on (head/cycle.py holds the boundary)
+        # the life of one of several models, from a request on (head/model.py holds the boundary)
         ("meshd/head/model_pool.py", "model"),
-        # parts of one life of the model, which ends as a whole (head/cycle.py holds the boundary)
-        ("meshd/head/reservations.py", "grants"),
-        ("meshd/head/reservations.py", "tunnel"),
-        ("meshd/head/reservations.py", "lease"),
+        # parts of one life of the model, which ends as a whole (head/model.py holds the boundary)
+        ("meshd/head/leases.py", "grants"),
+        ("meshd/head/leases.py", "tunnel"),
+        ("meshd/head/leases.py", "lease"),
         ("meshd/head/llama_server.py", "llama-server"),
         ("meshd/head/llama_server.py", "llama-server report"),
         ("meshd/head/llama_server.py", "llama-server suspended"),

@@ -124,8 +124,8 @@ HEARD_BY_PEERS = (
     *(
         "meshd/worker/mesh_server.py",
         "meshd/worker/neighbour_arrivals.py",
-        "meshd/head/lease_client.py",
-        "meshd/head/ask_workers.py",
+        "meshd/head/lease.py",
+        "meshd/head/leases.py",
         "meshd/store/lease_cache.py",
     ),
 )
@@ -133,7 +133,7 @@ HEARD_BY_PEERS = (
 ERRORS_ALLOWED = frozenset(
     {
         "meshd/base/fault_boundary.py",  # FAULT_LINES
-        "meshd/head/cycle.py",  # why the model cannot be served: once for each try, which has its pause
+        "meshd/head/model.py",  # why the model cannot be served: once for each try, which has its pause
     }
 )
 KINDS_OF_A_TABLE = frozenset({"meshd/process/child.py"})  # `child_` and a state

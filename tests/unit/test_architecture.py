@@ -138,7 +138,7 @@ GOOD: tuple[tuple[Rule, str, str], ...] = (
     (reach.dialables, "meshd/x.py", "dial(trusted(told))\n"),
     (reach.limits, "meshd/peer/x.py", "MAX_THINGS = THINGS.most\nMAX_BLOB_BYTES = 64\n"),
     (reach.limited_lines, "meshd/peer/x.py", "LOG.warning('refused', peer=peer.short)\nLOG.debug('x')\n"),
-    (reach.limited_lines, "meshd/head/cycle.py", "LOG.info('plan', why=why)\n"),
+    (reach.limited_lines, "meshd/head/model.py", "LOG.info('plan', why=why)\n"),
     (reach.limited_lines, "meshd/peer/x.py", "say = LOG.info\nsay('refused', peer=self.peer.short)\n"),
     (reach.connects, "meshd/link/x.py", "loop.create_connection(make, sock=sock)\n"),
     (behaviour.wall_clock, "meshd/x.py", "loop.time()\n"),
@@ -266,7 +266,7 @@ BROKEN: tuple[tuple[str, str, str], ...] = (
     ("httpx2 only in library/hub_client.py", "meshd.library.download", "httpx2"),
     (
         "Implementations are imported by their own package and the daemon",
-        "meshd.head.cycle",
+        "meshd.head.model",
         "meshd.tunnel.forward",
     ),
     ("Pure code touches no clock, socket, loop, file, log or chance", "meshd.mux.session", "time"),

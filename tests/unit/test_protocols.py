@@ -22,7 +22,7 @@ from meshd.gateway.dialects.responses import ResponsesAnswering
 from meshd.gateway.interface import MemberGate, Models, ModelTurn, NamedModel, Upstream
 from meshd.gateway.request import OneModel, PlainModel, TurnAtOnce
 from meshd.gateway.server import Gateway
-from meshd.head.cycle import Serve
+from meshd.head.model import Model
 from meshd.head.model_pool import ModelOnDemand, ModelPool, PoolTurn
 from meshd.library.members.fetch_weights import MemberWeights
 from meshd.link.interface import Dialer, Link, Listener, Signals
@@ -120,7 +120,7 @@ def worker_role(one: Worker) -> RunningRole:
     return one
 
 
-def serve_role(one: Serve) -> RunningRole:
+def serve_role(one: Model) -> RunningRole:
     return one
 
 
@@ -200,7 +200,7 @@ def pool(one: ModelPool) -> RunningRole:
     return one
 
 
-def upstream(one: Serve) -> Upstream:
+def upstream(one: Model) -> Upstream:
     return one
 
 

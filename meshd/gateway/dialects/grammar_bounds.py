@@ -4,7 +4,7 @@ llama-server reads a grammar by recursion, so deep nesting crashes it by a stack
 recursion and its list of possible next places walk the same rules once for each path to them, so forty short
 rules keep it busy forever. Both are counted here as src/llama-grammar.cpp of the pin walks them. A grammar
 within these bounds may still be ambiguous: the paths through it then multiply while it is used, which the
-head notices (head/server_watch.py).
+head notices (head/llama_server.py).
 """
 
 import json

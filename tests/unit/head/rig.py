@@ -18,9 +18,9 @@ from meshd.devices.interface import (
     Tunnels,
 )
 from meshd.gateway.interface import AnswerTimings, ReadyReport
-from meshd.head.away_times import AwayTimes
+from meshd.head.lease import MeshEnd
 from meshd.head.load_report import WeightsReport
-from meshd.head.mesh_end import MeshEnd
+from meshd.head.timed_answers import AwayTimes
 from meshd.process.handover import ReportPipe, pipe_with, socket_pair
 from meshd.process.interface import Child, ChildSpec, Ended
 from meshd.tunnel.joined import join

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshd.base.tasks import Owner
-from meshd.head.cycle import Serve
+from meshd.head.model import Model
 from meshd.model.status import ModelState
 from meshd.peer.interface import PeerState
 from meshd.plan.wishes import HeadOptions
@@ -58,7 +58,7 @@ class Scene:
             compressed=compressed,
             always_compressed=always_compressed,
         )
-        self.serve = Serve(self.bench.runtime, self.file, self.options)
+        self.serve = Model(self.bench.runtime, self.file, self.options)
 
     def worker(
         self,

@@ -7,9 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from meshd.base.errors import Broken
 from meshd.base.tasks import Owner
-from meshd.head.arrivals import Arrivals
-from meshd.head.quiet_moments import SETTLED_SECONDS, UNASKED_SECONDS
-from meshd.head.run_end import End
+from meshd.head.load_again import SETTLED_SECONDS, UNASKED_SECONDS, Arrivals, Judgement
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import PeerState, PeerStatus
 
@@ -39,10 +37,25 @@ def worker(name: str, since: float) -> PeerStatus:
 class Life:
     """A model that runs on `workers`."""
 
-    end: End = field(default_factory=End)
+    rig: "Rig"
     loaded: bool = True
     replaced: bool = False
     workers: tuple[PeerId, ...] = ()
+
+    def replace(self, why: str) -> None:
+        """An arrival alone ends no run."""
+        raise NotImplementedError(why)
+
+    async def judge(self) -> Judgement:
+        """Nor does it measure what a load has estimated."""
+        raise NotImplementedError
+
+    async def better_with(self) -> Collection[PeerId]:
+        """Those of the rig."""
+        self.rig.asked += 1
+        if self.rig.fails:
+            raise Broken("no devices")
+        return self.rig.better
 
 
 @dataclass
@@ -54,16 +67,10 @@ class Rig:
     asked: int = 0
     idle: float = 1000.0
     fails: bool = False
-    life: Life = field(default_factory=Life)
 
     def __post_init__(self) -> None:
-        self.arrivals = Arrivals(lambda: self.there, self._better_with, lambda _now: self.idle)
-
-    async def _better_with(self) -> Collection[PeerId]:
-        self.asked += 1
-        if self.fails:
-            raise Broken("no devices")
-        return self.better
+        self.life = Life(self)
+        self.arrivals = Arrivals(lambda: self.there, lambda _now: self.idle)
 
     def comes(self, name: str) -> PeerStatus:
         """A worker that connects now."""

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from meshd.base.peer_limits import PROGRESS_SHOWN
-from meshd.head.ask_workers import LATE_AGAIN_SECONDS, LATE_OFFER_SECONDS
-from meshd.head.lease_client import GRANT_SECONDS, OFFER_SECONDS
+from meshd.head.lease import GRANT_SECONDS, OFFER_SECONDS
+from meshd.head.leases import LATE_AGAIN_SECONDS, LATE_OFFER_SECONDS
 from meshd.model.status import ModelState
 from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
@@ -117,7 +117,7 @@ def test_alone_it_is_asked_for_minutes_and_then_others_are_taken_in(tmp_path: Pa
             assert len(evil.asked) == 1, "an honest one may need as long"
             it.worker("bert")
             await it.until(ModelState.READY, seconds=OFFER_SECONDS / 2 + 2 * LATE_OFFER_SECONDS)
-            assert "evil" not in {part.node for part in it.serve._loaded.split}
+            assert "evil" not in {part.node for part in it.serve.model_status.split}
 
     run(main())
 
@@ -130,7 +130,7 @@ def test_a_grant_that_never_comes_is_given_up_and_its_worker_left_out(tmp_path: 
             it.start()
             await it.until(ModelState.READY, "evil is left out", seconds=2 * GRANT_SECONDS + 20)
             assert len(evil.asked) == 2
-            assert "evil" not in {part.node for part in it.serve._loaded.split}
+            assert "evil" not in {part.node for part in it.serve.model_status.split}
 
     run(main())
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base import log
-from meshd.head import model_run
+from meshd.head import run as run_module
 from meshd.model.layer_work import LayerWork
 from meshd.model.layers import ModelLayers
 from meshd.model.status import ModelState
@@ -91,7 +91,7 @@ def test_workers_in_the_order_of_the_plan(tmp_path: Path, monkeypatch: pytest.Mo
     ) -> ServingSplit:
         return plan_model(layers, work, replace(machines, offers=machines.offers[::-1]), options)
 
-    monkeypatch.setattr(model_run, "plan_model", backwards)
+    monkeypatch.setattr(run_module, "plan_model", backwards)
 
     async def main() -> None:
         async with scene(tmp_path, devices=("none",)) as it:

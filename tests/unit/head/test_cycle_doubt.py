@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from meshd.gateway.interface import ReadyReport
-from meshd.head.cycle import Serve
+from meshd.head.model import Model
 from meshd.head.push_plan import WHY_APART
 from meshd.head.worker_backoff import ENDS
 
@@ -72,8 +72,8 @@ class Attack:
 NAMES_THE_OTHER = ("it says: lost neighbour {}: it ended", "it has waited for neighbour {} for 20 s")
 
 
-def ends(serve: Serve, *workers: Bench) -> list[int]:
-    return [serve._roster.backoff.ends(worker.mesh.key.peer) for worker in workers]
+def ends(serve: Model, *workers: Bench) -> list[int]:
+    return [serve.serving.roster.backoff.ends(worker.mesh.key.peer) for worker in workers]
 
 
 @pytest.mark.parametrize("why", NAMES_THE_OTHER)

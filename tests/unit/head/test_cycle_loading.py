@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from meshd.base import log
 from meshd.gateway.interface import ReadyReport
+from meshd.head.leases import SILENT_SECONDS
 from meshd.head.served_files import ServedFiles
-from meshd.head.unreachable import SILENT_SECONDS
 from meshd.model.status import ModelState
 from meshd.peer.interface import PeerState
 from meshd.rpc import mesh_protocol as wire

@@ -8,7 +8,7 @@ import pytest
 from meshd.base.errors import UserError
 from meshd.base.process_work import ProcessWork
 from meshd.base.tasks import cancel_and_wait
-from meshd.head.load_report import LOAD_STILL_SECONDS, STUCK
+from meshd.head.llama_server import LOAD_STILL_SECONDS, STUCK
 from meshd.model.status import ModelState
 from meshd.peer.interface import PeerState
 

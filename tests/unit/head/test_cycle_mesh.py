@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from meshd.config import HostPort
-from meshd.head import cycle as head_cycle
+from meshd.head import model as model_module
 from meshd.head.push_plan import UNCONNECTED, WHY_APART
 from meshd.model.status import ModelState, SplitPart
 from meshd.plan.machines import PlainRpc
@@ -85,7 +85,7 @@ def test_plain_rpc_servers_come_behind_the_workers(tmp_path: Path, monkeypatch: 
         assert protocol == "7.0.0"
         return tuple(PlainRpc(endpoint, (lent,)) for endpoint in endpoints)
 
-    monkeypatch.setattr(head_cycle, "ask_plain", ask)
+    monkeypatch.setattr(model_module, "ask_plain", ask)
 
     async def main() -> None:
         async with mesh_scene(tmp_path, rpc=(HostPort("10.0.0.9", 50052),)) as it:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from meshd.gateway.interface import ReadyReport
-from meshd.head.reservations import AFTER_HEAD_SECONDS
+from meshd.head.leases import AFTER_HEAD_SECONDS
 from meshd.head.worker_backoff import TRIES
 from meshd.model.status import ModelState
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from meshd.gateway.interface import AnswerTimings, ReadyReport
-from meshd.head import run_drafts
-from meshd.head.quiet_moments import UNASKED_SECONDS
+from meshd.head import run as run_module
+from meshd.head.load_again import UNASKED_SECONDS
 from meshd.head.speculation import BETWEEN_LOADS_SECONDS, RoundEstimate
 from meshd.model.layers import read_layers
 from meshd.model.status import ModelState, SpeculationStatus
@@ -131,7 +131,7 @@ def test_a_draft_model_is_given_to_llama_server_where_it_pays(
                 assert it.argument("--spec-draft-n-max") == str(expected)
 
     for estimate, expected in ((RoundEstimate(0.145, 0.02, 0.02), 1), (RoundEstimate(0.01, 0.01, 0.01), 0)):
-        monkeypatch.setattr(run_drafts, "round_estimate", lambda *_, told=estimate: told)
+        monkeypatch.setattr(run_module, "round_estimate", lambda *_, told=estimate: told)
         run(main(expected))
 
 
@@ -152,5 +152,5 @@ def test_a_draft_model_that_costs_too_much_is_gone_before_anybody_asks(
             assert len(it.bench.drafts_timed) == 1
             assert it.serve.status.children[0].restarts == 0, "that was no failure"
 
-    monkeypatch.setattr(run_drafts, "round_estimate", lambda *_: RoundEstimate(0.145, 0.004, 0.01))
+    monkeypatch.setattr(run_module, "round_estimate", lambda *_: RoundEstimate(0.145, 0.004, 0.01))
     run(main())

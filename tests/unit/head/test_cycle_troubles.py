@@ -10,7 +10,7 @@ import pytest
 from meshd.base.errors import UserError
 from meshd.base.tasks import Owner
 from meshd.gateway.interface import ReadyReport
-from meshd.head.cycle import MORE_WORKERS_SECONDS, Serve
+from meshd.head.model import MORE_WORKERS_SECONDS, Model
 from meshd.identity.membership import Role
 from meshd.model.status import ModelState, ModelStatus
 from meshd.peer.interface import PeerState
@@ -44,13 +44,13 @@ class Stage:
         self.owner.start(worker.serve(), name=name)
         return bench
 
-    def serve(self, *, min_workers: int = 1, llama_args: tuple[str, ...] = ()) -> Serve:
+    def serve(self, *, min_workers: int = 1, llama_args: tuple[str, ...] = ()) -> Model:
         return self.serve_with(
             replace(PLAIN, min_workers=min_workers, llama_args=llama_args, incarnation=bytes(16))
         )
 
-    def serve_with(self, options: HeadOptions) -> Serve:
-        serve = Serve(self.bench.runtime, FakeFile(), options)
+    def serve_with(self, options: HeadOptions) -> Model:
+        serve = Model(self.bench.runtime, FakeFile(), options)
         self.owner.start(serve.serve(), name="serve")
         return serve
 
@@ -64,13 +64,13 @@ async def stage(folder: Path) -> AsyncIterator[Stage]:
             owner.cancel()
 
 
-def model_of(serve: Serve) -> ModelStatus:
+def model_of(serve: Model) -> ModelStatus:
     model = serve.status.model
     assert model is not None
     return model
 
 
-async def until(serve: Serve, true: Callable[[ModelStatus], bool], seconds: float = 1000.0) -> ModelStatus:
+async def until(serve: Model, true: Callable[[ModelStatus], bool], seconds: float = 1000.0) -> ModelStatus:
     """Virtual seconds cost nothing."""
     deadline = asyncio.get_running_loop().time() + seconds
     while not true(model_of(serve)):
@@ -79,7 +79,7 @@ async def until(serve: Serve, true: Callable[[ModelStatus], bool], seconds: floa
     return model_of(serve)
 
 
-async def ready(serve: Serve) -> set[str]:
+async def ready(serve: Model) -> set[str]:
     """The nodes with layers."""
     model = await until(serve, lambda model: model.state == "ready")
     return {part.node for part in model.split if part.layers}
@@ -346,7 +346,7 @@ def test_a_request_that_met_a_loss_is_told_what_the_head_knows(tmp_path: Path, k
             if knows == "the life that is over":
                 good.children[-1].die("ended by signal 9")
                 await until(serve, lambda model: model.state != "ready")
-                await until(serve, lambda _: serve._run is None)
+                await until(serve, lambda _: not serve.status.tunnels)
             broke = asyncio.ensure_future(serve.upstream_broke("the connection was reset"))
             await asyncio.sleep(0)
             assert serve.readiness.state is not ModelState.READY, "nobody else is sent there"
@@ -412,7 +412,7 @@ def test_an_option_of_meshds_own_is_refused_at_the_start(tmp_path: Path) -> None
     async def main() -> None:
         async with stage(tmp_path) as it:
             with pytest.raises(UserError, match="--port"):
-                Serve(it.bench.runtime, FakeFile(), replace(PLAIN, llama_args=("--port", "1")))
+                Model(it.bench.runtime, FakeFile(), replace(PLAIN, llama_args=("--port", "1")))
 
     run(main())
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from meshd.head.cycle import Serve
+from meshd.head.model import Model
 from meshd.head.worker_backoff import ENDS
 
 from tests.sim.loop import run
@@ -19,14 +19,14 @@ def tunnel_to(it: Stage, worker: Bench) -> StubTunnel:
 
 
 @asynccontextmanager
-async def bad_and_good(folder: Path, *, min_workers: int = 1) -> AsyncIterator[tuple[Serve, Bench, Bench]]:
+async def bad_and_good(folder: Path, *, min_workers: int = 1) -> AsyncIterator[tuple[Model, Bench, Bench]]:
     """A head, and its workers of these names."""
     async with stage(folder) as it:
         bad, good = it.worker("bad"), it.worker("good")
         yield it.serve(min_workers=min_workers), bad, good
 
 
-async def end_lease(serve: Serve, worker: Bench) -> None:
+async def end_lease(serve: Model, worker: Bench) -> None:
     """As its rpc-server is ended."""
     worker.children[-1].die("exit code 1")
     await until(serve, lambda model: model.state != "ready")

@@ -10,10 +10,9 @@ from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.path_probe import PATH_PROBE_SERVICE
 from meshd.devices.tell_capacity import CapacityTeller
 from meshd.gateway.interface import Readiness
-from meshd.head.cycle import Serve
-from meshd.head.late_measuring import own_timed
-from meshd.head.quiet_moments import UNASKED_SECONDS
-from meshd.head.state_news import is_news
+from meshd.head.load_again import UNASKED_SECONDS
+from meshd.head.model import Model, is_news
+from meshd.head.survey import own_timed
 from meshd.model.layer_work import LayerWork
 from meshd.model.status import ModelState
 from meshd.peer.interface import Stream
@@ -34,7 +33,7 @@ WORK = LayerWork(kinds=(0,), scales=(1.0,), texts=("layer", "output"), output=1)
 def measuring_head(it: Scene, folder: Path) -> None:
     """The head of the scene, whose devices were never measured."""
     bench = it.bench
-    it.serve = Serve(bench.runtime, it.file, it.options, speeds_of(bench, folder / "speeds"))
+    it.serve = Model(bench.runtime, it.file, it.options, speeds_of(bench, folder / "speeds"))
 
 
 def speeds_of(bench: Bench, cache: Path) -> DeviceSpeeds:

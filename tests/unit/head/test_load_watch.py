@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 from meshd.base.process_work import ProcessWork
-from meshd.head.load_report import LOAD_STILL_SECONDS, STUCK, LoadWatch
+from meshd.head.llama_server import LOAD_STILL_SECONDS, STUCK, LoadWatch
 
 Step = Callable[[float], tuple[ProcessWork, int]]
 

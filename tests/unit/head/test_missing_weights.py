@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from meshd.base.errors import Broken, RemoteProtocolError
 from meshd.devices.interface import FromMembers
-from meshd.head.lease_client import FETCH_SECONDS, SLOW_FETCH_BYTES
+from meshd.head.lease import FETCH_SECONDS, SLOW_FETCH_BYTES
 from meshd.head.missing_weights import READ_SECONDS, gains_alone
 from meshd.model.status import ModelState
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from meshd.gateway.interface import ModelWish, Readiness
-from meshd.head.cycle import TRY_AGAIN_SECONDS, Serve
 from meshd.head.load_policy import IDLE_TURN_SECONDS, LEAST_TURN_SECONDS, PATIENCE_SECONDS, ModelRule
+from meshd.head.model import TRY_AGAIN_SECONDS, Model
 from meshd.head.model_pool import ModelOnDemand, ModelPool, PooledModel, PoolTurn
 from meshd.model.status import ModelState
 
@@ -35,7 +35,7 @@ class Rig:
     def _given(self, number: int, rule: ModelRule, preload: str) -> PooledModel:
         name = rule.name
         options = replace(self.it.options, name=name, child=f"llama-server-{name}", socket=f"m{number}.sock")
-        head = Serve(self.it.bench.runtime, self.files[name], options)
+        head = Model(self.it.bench.runtime, self.files[name], options)
         return PooledModel(rule, head, aliases=(f"{name}-alias",), preload=name in preload)
 
     def model(self, name: str) -> ModelOnDemand:

@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshd.gateway.turns import AllTurns
-from meshd.head.cycle import Serve
-from meshd.head.quiet_moments import (
+from meshd.head.load_again import (
     HELD_SECONDS,
     LONG_ASKED_SECONDS,
     SETTLED_SECONDS,
@@ -16,6 +15,7 @@ from meshd.head.quiet_moments import (
     QuietMoments,
     is_held,
 )
+from meshd.head.model import Model
 from meshd.identity.membership import Role
 from meshd.peer.interface import PeerState
 
@@ -162,7 +162,7 @@ def test_turns_are_held_after_ten_minutes_and_not_for_long() -> None:
 
 
 @asynccontextmanager
-async def overlapping(serve: Serve, seconds: float, users: int = 3) -> AsyncIterator[list[float]]:
+async def overlapping(serve: Model, seconds: float, users: int = 3) -> AsyncIterator[list[float]]:
     """Answers of so many seconds, one after another, of more users than there are slots.
 
     Yields the times when one began.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.head.cycle import Serve
+from meshd.head.model import Model
 from meshd.head.served_files import ServedFiles
 from meshd.model.status import ModelState
 from meshd.peer.interface import PeerState
@@ -81,7 +81,7 @@ def test_a_file_that_is_gone_is_not_called_replaced(tmp_path: Path) -> None:
 
 def fallback_scene(it: Scene) -> None:
     """Two workers, of which the model needs both."""
-    it.serve = Serve(it.bench.runtime, named("own", layers=500), it.options, None, [named("one")])
+    it.serve = Model(it.bench.runtime, named("own", layers=500), it.options, None, [named("one")])
     for name in ("anna", "bert"):
         it.worker(name)
         it.workers[name].device_lines = cpu_lines(free_mib=120)
@@ -136,7 +136,7 @@ def test_what_fits_no_more_waits_for_the_worker(tmp_path: Path, smaller: bool) -
         async with scene(tmp_path, devices=("none",)) as it:
             fallback_scene(it)
             files = [named("one", layers=500)] if smaller else []
-            it.serve = Serve(it.bench.runtime, named("own", layers=500), it.options, None, files)
+            it.serve = Model(it.bench.runtime, named("own", layers=500), it.options, None, files)
             it.start()
             await it.until(ModelState.READY)
             bert = it.workers["bert"].mesh

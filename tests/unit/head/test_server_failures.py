@@ -1,10 +1,10 @@
 """llama-server that fails before it is ready: three times with one split is no chance, nor six with any."""
 
-from meshd.head.run_end import ServerDied
 from meshd.head.server_failures import (
     SERVER_RETRY,
     SERVER_TRIES,
     SERVER_TRIES_ANY,
+    ServerDied,
     ServerFailures,
 )
 from meshd.model.status import SplitPart

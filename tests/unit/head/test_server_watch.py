@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.head.server_watch import STUCK_SECONDS, WINDOW_SECONDS, ServerWatch, SilentTimes
+from meshd.head.llama_server import STUCK_SECONDS, WINDOW_SECONDS, ServerWatch, SilentTimes
 from meshd.model.status import ModelState
 from meshd.peer.interface import PeerState
 

@@ -10,7 +10,7 @@ import pytest
 from meshd.base.errors import Broken
 from meshd.devices.interface import FromMembers
 from meshd.head import standby as standby_module
-from meshd.head.standby_part import FOR_ANY, PartChoice
+from meshd.head.standby import FOR_ANY, PartChoice
 from meshd.model.status import ModelState, StandbyStatus
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
 from meshd.peer.interface import PeerState

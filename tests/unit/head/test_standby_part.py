@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from meshd.head.explain import RunFacts
-from meshd.head.standby_part import FOR_ANY, PartChoice, StandbyPart
+from meshd.head.standby import FOR_ANY, PartChoice, StandbyPart
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
 from meshd.plan.choice import plan_model
 from meshd.plan.machines import NodeOffer

@@ -5,12 +5,7 @@ import asyncio
 import pytest
 from meshd.base.tasks import Owner
 from meshd.gateway.interface import Readiness
-from meshd.head.unreachable import (
-    LATE_SECONDS,
-    PeerPatience,
-    as_reached,
-    why_degraded,
-)
+from meshd.head.leases import LATE_SECONDS, PeerPatience, as_reached, why_degraded
 from meshd.identity.keys import PeerId
 from meshd.model.status import ModelState
 from meshd.peer.interface import PeerState, PeerStatus

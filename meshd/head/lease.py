@@ -1,17 +1,25 @@
-"""The head's side of one lease: asks a worker, holds the lease and the tunnel to its mesh-server."""
+"""Lease: one worker's part in a run, from the question to its end, with the tunnel to its mesh-server."""
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
+from socket import socket
 
 from meshd.base import log
-from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused, RemoteProtocolError
+from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused, RemoteProtocolError, UserError
 from meshd.base.peer_limits import LEASE_MESSAGES, PROGRESS_SHOWN
 from meshd.devices.interface import Tunnel, TunnelRequest, Tunnels
-from meshd.head.mesh_end import MeshEnd
+from meshd.head.load_report import WeightsReport
+from meshd.head.timed_answers import AwayTimes
 from meshd.identity.keys import PeerId
+from meshd.model.layers import is_of_layer
+from meshd.model.weights_index import WeightsIndex
 from meshd.peer.interface import Mesh, PeerStatus
 from meshd.peer.messages import MessageStream
+from meshd.rpc.absent_weights import AbsentWeights
+from meshd.rpc.mesh_head_view import MeshHeadView
+from meshd.rpc.reading_budget import NodeReading
 from meshd.wire.lease import (
     LEASE_SERVICE,
     RPC_SERVICE,
@@ -43,7 +51,7 @@ LOG = log.get("serve")
 
 
 def why_unfit(mine: NativeVersion, worker: PeerStatus) -> Refused | None:
-    """Why the llama.cpp of a worker cannot work with ours: it need not be asked."""
+    """Return why the llama.cpp of a worker cannot work with ours, so that it need not be asked; or None."""
     found = difference(mine, worker.native) if worker.native is not None else None
     if found is None or found.fits:
         return None
@@ -52,8 +60,11 @@ def why_unfit(mine: NativeVersion, worker: PeerStatus) -> Refused | None:
     return error
 
 
-class LeaseClient:
-    """A head's lease of one worker. `until_lost` runs after `until_granted`."""
+class Lease:
+    """Hold one worker's part in a run. In time: `ask`, `reserve`, `until_granted`, `until_lost`, `release`.
+
+    Before `reserve` the worker may `fetch` what it lacks.
+    """
 
     def __init__(
         self,
@@ -63,9 +74,9 @@ class LeaseClient:
         peer: PeerId,
         name: str,
         on_progress: Callable[[str], None],
-        mesh_end: MeshEnd,
+        mesh_end: "MeshEnd",
     ) -> None:
-        """`mesh_end`: what our llama-server inherits for the connection with this worker."""
+        """Ask nothing yet. `mesh_end`: what our llama-server inherits for the connection with this worker."""
         self._mesh = mesh
         self._tunnels = tunnels
         self._messages: MessageStream | None = None
@@ -84,16 +95,16 @@ class LeaseClient:
 
     @property
     def is_here(self) -> bool:
-        """Its worker is on this machine: what is between us is no line."""
+        """Return True if its worker is on this machine: what is between us is no line."""
         return any(peer.peer == self.peer and peer.is_here for peer in self._mesh.peers())
 
     @property
     def sent_bytes(self) -> int:
-        """Through its tunnel."""
+        """Count the bytes sent through its tunnel."""
         return self.tunnel.status.sent_bytes if self.tunnel is not None else 0
 
     async def ask(self, acquire: Acquire) -> WorkerOffer:
-        """What the worker could lend. Raises Refused with its reason, Broken."""
+        """Ask what the worker could lend. Raises Refused with its reason, Broken."""
         stream = self._mesh.open_stream(self.peer, LEASE_SERVICE, metadata={})
         self._messages = MessageStream(stream, LEASE_MESSAGES)
         await self._messages.send(acquire.encode())
@@ -135,7 +146,7 @@ class LeaseClient:
         return answer
 
     async def until_granted(self) -> None:
-        """The mesh-server is there. Raises Refused, Broken."""
+        """Wait until the mesh-server is there. Raises Refused, Broken."""
         answer = await self._answer(GRANT_SECONDS)
         if not isinstance(answer, Grant):
             raise RemoteProtocolError("lease: expected `grant`", code="lease")
@@ -158,28 +169,28 @@ class LeaseClient:
         )
 
     async def say_loaded(self) -> None:
-        """No weights come any more that the worker could keep."""
+        """Tell the worker that no more weights come that it could keep."""
         await self._tell(Loaded())
 
-    def has_neighbour(self, other: "LeaseClient") -> bool:
-        """Its mesh-server has a connection with that one's, as it has told llama-server."""
+    def has_neighbour(self, other: "Lease") -> bool:
+        """Return True if its mesh-server has told llama-server of a connection with the other's."""
         return other.place in self.mesh_end.neighbours
 
     @property
     def endpoint(self) -> str:
-        """As llama-server names it; empty before the lease."""
+        """Return llama-server's name for it; empty before `reserve`."""
         return self.tunnel.endpoint if self.tunnel is not None else ""
 
-    async def admit(self, other: "LeaseClient") -> None:
-        """Another worker of ours may push to its server."""
+    async def admit(self, other: "Lease") -> None:
+        """Tell the worker that another one of ours may push to its server."""
         await self._tell(Admit(other.peer.raw, other.place))
 
     async def say_introduced(self) -> None:
-        """It knows all its neighbours now: a mesh-server waits for that."""
+        """Tell the worker that it knows all its neighbours now: a mesh-server waits for that."""
         await self._tell(Introduced())
 
-    async def introduce(self, number: int, other: "LeaseClient") -> None:
-        """Its server may push to that of another worker of ours, by this number.
+    async def introduce(self, number: int, other: "Lease") -> None:
+        """Tell the worker that its server may push to that of another one of ours, by this number.
 
         What goes between the two is ours as well: compressed as we want it, if all three take it.
         """
@@ -191,7 +202,7 @@ class LeaseClient:
         await self._tell(Neighbour(number, other.peer.raw, lease_id, compressed, always))
 
     async def _tell(self, message: LeaseMessage) -> None:
-        """A lease that is lost meanwhile is `until_lost`'s matter."""
+        # a lease that is lost meanwhile is the matter of `until_lost`
         if self._messages is not None:
             with contextlib.suppress(Broken):
                 await self._messages.send(message.encode())
@@ -200,7 +211,7 @@ class LeaseClient:
         LOG.warning("tunnel_broken", peer=self.peer.short, why=error.what)
 
     async def until_lost(self) -> Lost:
-        """Why the lease has ended on the worker's side, in its own words or in ours."""
+        """Wait until the worker has ended the lease; return why, in its own words or in ours."""
         assert self._messages is not None
         try:
             while True:
@@ -230,7 +241,7 @@ class LeaseClient:
             self._messages = None
 
     async def _answer(self, timeout: float) -> LeaseMessage:
-        """The next that is not about progress, within `timeout` seconds. Raises Refused, Broken."""
+        """Wait for the next message that is not about progress. Raises Refused, Broken."""
         try:
             async with asyncio.timeout(timeout):
                 return await self._next_answer()
@@ -258,3 +269,93 @@ class LeaseClient:
                     self._reached(reached)
                 case _:
                     return message
+
+
+class ModelHeader:
+    """Know what a head with only the header of a model lacks; `fails` is told once why it cannot load."""
+
+    def __init__(self, name: str, index: WeightsIndex, fails: Callable[[MeshdError], None]) -> None:
+        self._name = name
+        self._fails = fails
+        self.absent = frozenset(one.digest for one in index.tensors if is_of_layer(one.name))
+        """Hashes of all tensors of layers. One that is here as well, with the same bytes, counts too:
+        llama-server would read it where the layer has it.
+        """
+
+    def is_lacked(self, worker: str, tensor: str | None) -> None:
+        """Fail: a worker needs this tensor, and nothing of this file may be sent in its place."""
+        what = f"tensor `{tensor}`" if tensor is not None else "weights that are known by no hash"
+        self._fails(
+            UserError(
+                f"worker {worker} lacks {what}, and this node has only the header of `{self._name}`",
+                hint="start that worker with `--model`, or let a member give it the model (`give_models` "
+                "there, `--keep-weights` on the worker); without `--header-only` this node takes all of it",
+            )
+        )
+
+
+class MeshEnd:
+    """Connect one worker with our llama-server: what that inherits, and what is seen of it.
+
+    `open` once, `give` what it made to llama-server, `close` what nobody took. A head that has only the
+    header of a model learns here that a worker lacks tensors.
+    """
+
+    def __init__(
+        self,
+        socket_pair: Callable[[], tuple[socket, int]],
+        *,
+        weights: Mapping[bytes, str],
+        report: WeightsReport,
+        away: AwayTimes,
+        header: ModelHeader | None = None,
+        reading: NodeReading | None = None,
+    ) -> None:
+        """Tell `report` of each tensor, and `away` of what passes.
+
+        `weights`: the names of the model's tensors, by content. `header`: set if this node has no more than
+        that of the model. `reading`: see MeshHeadView.
+        """
+        self.away = away
+        self._socket_pair = socket_pair
+        self._weights = weights
+        self._report = report
+        absent = None if header is None else AbsentWeights(header.absent, self._lacked)
+        self.view = MeshHeadView(self._placed, seen=away.seen, absent=absent, reading=reading)
+        self._header = header
+        self._child_end = -1
+        self._endpoint = ""
+
+    @property
+    def neighbours(self) -> frozenset[int]:
+        """Return the workers that this one has a connection with, by their places in the list."""
+        return self.view.neighbours
+
+    def open(self, endpoint: str) -> socket:
+        """Return our end of a new connection, which llama-server calls `endpoint`.
+
+        Raises OSError where this node has no descriptors left: no MeshdError, for those of a lease are taken
+        for its worker's.
+        """
+        ours, self._child_end = self._socket_pair()
+        self._endpoint = endpoint
+        return ours
+
+    def give(self) -> int:
+        """Return the other end, whose owner the caller is now."""
+        given, self._child_end = self._child_end, -1
+        return given
+
+    def close(self) -> None:
+        """Close what llama-server did not take. Idempotent."""
+        if self._child_end >= 0:
+            os.close(self.give())
+
+    def _placed(self, digest: bytes, size: int, why: str) -> None:
+        name = self._weights.get(digest, digest.hex())
+        self._report.placed(self._endpoint, name, size, why)
+
+    def _lacked(self, digest: bytes) -> None:
+        assert self._header is not None
+        worker = self._report.names.get(self._endpoint, self._endpoint)
+        self._header.is_lacked(worker, self._weights.get(digest))

@@ -1,18 +1,18 @@
-"""The head: waits for workers, takes leases, plans the split, runs llama-server; starts over when one dies.
+"""Model: served for as long as it is wished for. It waits for workers, loads, serves, and loads again.
 
-One task owns the cycle *wait, ask, plan, reserve, load, serve*; whatever ends a cycle (a worker lost,
-llama-server gone) leads back to its beginning with the reason in the status. The gateway asks for
+One task owns the cycle *wait, ask, plan, reserve, load, serve*. Whatever ends a run (run.py), a lost worker
+or llama-server's own end, leads back to its beginning, with the reason in the status. The gateway asks for
 `readiness` and never talks to the mesh.
 """
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from socket import socket
 
 from meshd.base import log
 from meshd.base.backoff import Backoff
+from meshd.base.counting_text import without_numbers
 from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.fault_boundary import Fault, contained
 from meshd.base.tasks import Owner, first_error
@@ -21,35 +21,27 @@ from meshd.devices.device_list import AHEAD_SECONDS
 from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.interface import RoleRuntime, RoleStatus
 from meshd.gateway.interface import AnswerTimings, Readiness
-from meshd.head.arrivals import Arrivals, better_workers, compare_now
 from meshd.head.device_exclusions import DeviceExclusions
 from meshd.head.draft_forecast import Drafting
 from meshd.head.explain import Explained
-from meshd.head.late_measuring import Judgement, LateMeasuring
+from meshd.head.leases import as_reached
+from meshd.head.load_again import Arrivals, LateMeasuring, QuietMoments
 from meshd.head.load_report import with_loads
-from meshd.head.model_run import HeadRun
-from meshd.head.own_devices import OwnDevices
-from meshd.head.quiet_moments import QuietMoments
-from meshd.head.run_end import LoadedModel
-from meshd.head.run_input import RunHistory, ServedModel
-from meshd.head.served_files import ServedFiles
+from meshd.head.run import LoadedModel, Run, RunHistory
+from meshd.head.served_files import ServedFiles, ServedModel
 from meshd.head.server_failures import ServerFailures
 from meshd.head.speculation import Speculation
 from meshd.head.standby import StandbyWorkers
-from meshd.head.state_news import is_news
 from meshd.head.stock_rpc import ask_plain
-from meshd.head.survey import Surveyor
-from meshd.head.unreachable import as_reached
+from meshd.head.survey import OwnDevices, Surveyor
 from meshd.head.worker_choice import ServedAs, roster_of
-from meshd.identity.keys import PeerId
 from meshd.model.device_sampling import DeviceSampling
 from meshd.model.served_facts import ServedFacts, with_properties
 from meshd.model.status import ModelState, ModelStatus
 from meshd.peer.interface import PeerStatus
-from meshd.plan.machines import PlainRpc
 from meshd.plan.split import NoSplit, NotEnoughMemory
 from meshd.plan.wishes import HeadOptions, may_draft, read_llama_args
-from meshd.plan.words import faster_in_words, in_words
+from meshd.plan.words import in_words
 from meshd.process.interface import ChildStatus
 from meshd.store.interface import HashProgress, WeightsFile
 from meshd.tunnel.interface import TunnelStatus
@@ -61,8 +53,16 @@ _RETRY = Backoff(first=0.3, factor=2.0, most=15.0)
 LOG = log.get("serve")
 
 
-class Serve:
-    """Implements Role, and Upstream of gateway.interface."""
+def is_news(state: ModelState, reason: str, before: Readiness) -> bool:
+    """Return True if a change of state is worth a line in the log: not if only a number has changed.
+
+    Progress is for status, which shows the latest.
+    """
+    return state is not before.state or without_numbers(reason) != without_numbers(before.reason)
+
+
+class Model:
+    """Keep a model loaded while `serve` runs. Implements Role, and Upstream of gateway.interface."""
 
     def __init__(
         self,
@@ -72,17 +72,17 @@ class Serve:
         speeds: DeviceSpeeds | None = None,
         smaller: Sequence[WeightsFile] = (),
     ) -> None:
-        """`speeds`: of this node's devices; without them nothing is measured, and no speed predicted.
+        """Load nothing yet. Raises UserError.
 
-        `smaller`: files for when the model's own fits no more. Raises UserError.
+        `speeds`: of this node's devices; without them nothing is measured, and no speed predicted.
+        `smaller`: files for when the model's own fits no more.
         """
         self._runtime = runtime
         self._files = ServedFiles(file, smaller)
         self._options = options
         read_llama_args(options.llama_args)  # what cannot be given is an error at the start
         self._readiness = Readiness(ModelState.WAITING, "starting")
-        self._run: HeadRun | None = None
-        self._loaded = LoadedModel()
+        self._run: Run | None = None
         self._slots = max(1, options.slots)  # until a plan says how many fit
         self._why_lost = ""  # the model that was ready last
         self._failures = 0
@@ -96,9 +96,9 @@ class Serve:
         )
         speculation = Speculation(may_draft(self._files.layers, options))
         moments = QuietMoments(runtime.mesh.peers, self._wanted, self._why_otherwise)
-        arrivals = Arrivals(self._roster.workers, self._better_with, moments.idle_seconds)
-        late = LateMeasuring(moments, self._judge_split)
-        self._history = RunHistory(own, self._roster.backoff, moments, arrivals, late, speculation, surveyor)
+        arrivals = Arrivals(self._roster.workers, moments.idle_seconds)
+        late = LateMeasuring(moments)
+        self._history = RunHistory(own, self._roster, moments, arrivals, late, speculation, surveyor)
         self._standby = StandbyWorkers(runtime, options.standby, self._roster, surveyor)
         self._server_failures = ServerFailures()
         self._is_replaced = self._was_lost = False  # the last run
@@ -108,21 +108,21 @@ class Serve:
     # Upstream.
 
     async def connect(self) -> socket:
-        """See Upstream: to llama-server."""
+        """Connect to llama-server. Raises OSError."""
         return await connect_unix(self.socket_path)
 
     def is_refusal(self, status: int) -> bool:
-        """See Upstream. What llama-server says is the answer."""
+        """Return False: what llama-server says is the answer."""
         return False
 
     @property
     def socket_path(self) -> Path:
-        """Of llama-server: it never changes for one daemon, though the process may."""
+        """Return llama-server's socket: it never changes for one daemon, though the process may."""
         return self._runtime.paths.sockets / self._options.socket
 
     @property
     def readiness(self) -> Readiness:
-        """See Upstream. While the weights of workers are loaded it says how far they are."""
+        """Return the state now. While the weights of workers are loaded it says how far they are."""
         now, run = self._readiness, self._run
         if run is None:
             return now
@@ -132,27 +132,30 @@ class Serve:
 
     @property
     def model_name(self) -> str:
-        """See Upstream."""
+        """Return the name that clients use."""
         return self._options.name or self._files.own.name.removesuffix(".gguf")
 
     @property
     def facts(self) -> ServedFacts:
-        """See Upstream."""
-        facts = self._files.facts(self._options.llama_args)
-        return with_properties(facts, self._loaded.props) if self._loaded.props else facts
+        """Return the facts about the model that clients see."""
+        facts, props = self._files.facts(self._options.llama_args), self._loaded.props
+        return with_properties(facts, props) if props else facts
 
     @property
     def failures(self) -> int:
-        """How many lives of the model have ended since it was ready last."""
+        """Count the runs that have ended since the model was ready last."""
         return self._failures
 
     @property
     def slots(self) -> int:
-        """See Upstream."""
+        """Return how many answers are generated at a time."""
         return self._slots
 
     async def upstream_broke(self, why: str) -> str:
-        """See Upstream. The cycle would notice its end as well, but no request may fail in between."""
+        """Note that a request met a loss; return the best reason that is known a moment later.
+
+        The run would notice its end as well, but no request may fail in between.
+        """
         if (run := self._run) is None or not run.loaded:  # the cycle has noticed
             return self._why_lost or why
         if self._readiness.state is ModelState.READY:
@@ -163,25 +166,25 @@ class Serve:
 
     @property
     def crashes(self) -> int:
-        """See Upstream."""
+        """Count the llama-servers that crashed by themselves."""
         return self._crashes + (self._run is not None and self._run.crashed)
 
     @property
     def device_sampling(self) -> DeviceSampling | None:
-        """See Upstream."""
+        """Return the rule for requests that sample on a worker; None if there is none."""
         return self._loaded.sampling
 
     @property
     def holds_turns(self) -> str:
-        """See Upstream. Whatever comes after that life of the model is waited for as any load."""
+        """Return why no more answers may begin. Whatever comes after that run is waited for as any load."""
         return self._history.moments.holds_turns if self._readiness.state is ModelState.READY else ""
 
     def queued(self, waiting: int) -> None:
-        """See Upstream."""
+        """Note how many requests wait for their turn."""
         self._history.moments.queued(waiting)
 
     def requested(self, active: int) -> None:
-        """See Upstream."""
+        """Note how many requests are under way."""
         self._history.moments.requests(active, asyncio.get_running_loop().time())
         self._active = active
         if self._run is not None:
@@ -189,12 +192,12 @@ class Serve:
             self._run.watch.requested(active)
 
     def generated(self, total: int, grown: int, *, alone: bool) -> None:
-        """See Upstream."""
+        """Note the progress of a stream."""
         if self._run is not None:
             self._run.measures.generated(total, grown, alone=alone)
 
     def answered(self, timings: AnswerTimings, *, alone: bool, seconds: float) -> None:
-        """See Upstream."""
+        """Note the end of an answer."""
         if self._run is not None:
             self._run.measures.answered(timings, alone=alone, seconds=seconds)
             if alone:
@@ -204,28 +207,23 @@ class Serve:
 
     @property
     def held(self) -> Mapping[tuple[str, str], int]:
-        """Memory that the model takes now, by node and device."""
+        """Return the memory that the model takes now, by node and device."""
         facts = self._run.measures.facts if self._run is not None else None
         return facts.held if facts is not None else {}
 
     def drafting(self, file: Path) -> Drafting | None:
-        """Of the model with this file; None where that is another one."""
+        """Return how the model with this file is drafted for; None where that is another one."""
         if file.resolve() not in [path.resolve() for path in self._files.current.paths]:
             return None
         return Drafting(self._history.speculation, self._options.draft)
 
     async def explain(self) -> Explained | None:
-        """Where the time of the model's tokens went; None while it is not loaded."""
-        run = self._run
-        if run is None or not run.loaded:
-            return None
-        drafts = self._history.speculation.drafts.longest > 0
-        surveyor = self._history.surveyor
-        return await run.measures.explain(self._loaded.split, surveyor, self._roster, drafts=drafts)
+        """Return where the time of the model's tokens went; None while it is not loaded."""
+        return await self._run.explain() if self._run is not None else None
 
     @property
     def status(self) -> RoleStatus:
-        """See Role."""
+        """Return the status of this role."""
         children: Sequence[ChildStatus] = ()
         tunnels: Sequence[TunnelStatus] = ()
         if self._run is not None:
@@ -246,7 +244,7 @@ class Serve:
 
     @property
     def model_status(self) -> ModelStatus:
-        """The model, as status and members are told of it."""
+        """Return the model's status, as members are told of it as well."""
         loaded, readiness = self._loaded, self.readiness
         return ModelStatus(
             name=self.model_name,
@@ -273,14 +271,20 @@ class Serve:
             workers=self._run.loads if self._run is not None else (),
         )
 
+    @property
+    def _loaded(self) -> LoadedModel:
+        return self._run.result if self._run is not None else LoadedModel()
+
     def _bytes_per_token(self) -> float | None:
         run = self._run
         if run is not None and run.loaded and not run.workers:
             return 0.0
         return run.measures.token_cost.bytes_per_token if run is not None else None
 
+    # The cycle.
+
     async def serve(self) -> None:
-        """See Role."""
+        """Run the model again and again, until cancelled. Raises UserError for an unusable file."""
         self._tell(ModelState.LOADING, "looking at the model file")
         self._files.begin()
         try:
@@ -288,32 +292,107 @@ class Serve:
                 self._list_ahead(owner)
                 await self._know_file()
                 owner.start(self._files.know_smaller(), name="smaller models")
-                await self._serve(owner)
+                while True:
+                    restarts = self._server_failures.restarts
+                    why = await self._cycle()
+                    if self._server_failures.restarts > restarts:
+                        self._server_failures.why_restarted = why
+                    await self._pause_after(why, owner)
         except ExceptionGroup as group:
             raise first_error(group) from None
 
-    async def _serve(self, owner: Owner) -> None:
-        while True:
-            failures, restarts = self._server_failures, self._server_failures.restarts
-            why = await self._cycle()
-            failures.why_restarted = why if failures.restarts > restarts else failures.why_restarted
-            self._failures += 1
-            self._loaded = LoadedModel()
-            self._tell(ModelState.LOADING, why)
-            if not self._is_replaced:
-                LOG.warning("model_lost", model=self.model_name, why=why)
-            pause = _RETRY.delay(self._failures - 1, 0.0)
-            if self._failures == 1 and self._was_lost:  # answers are to go on
-                pause = _AFTER_LOSS_SECONDS
-            if pause < AHEAD_SECONDS:
-                self._list_ahead(owner)
-            await asyncio.sleep(pause)
+    async def _cycle(self) -> str:
+        """Wait, and run once; return why that ended."""
+        # 1. Wait for workers.
+        workers = await self._wait_for_workers()
+        # 2. Look at the file, and at rpc-servers without meshd.
+        try:
+            await self._know_file()
+            plain_rpc = await ask_plain(
+                [str(one) for one in self._options.rpc], protocol=self._runtime.native.plain_rpc
+            )
+        except MeshdError as error:
+            return await self._failed(error)
+        assert self._files.index is not None
+        model = ServedModel(
+            file=self._files.current,
+            index=self._files.index,
+            layers=self._files.layers,
+            options=self._options,
+            plain_rpc=plain_rpc,
+            alias=self.model_name,
+            socket=self.socket_path,
+        )
+        # 3. Ask, plan, reserve, load and serve (run.py), with standby workers beside it.
+        run = self._run = Run(
+            self._runtime,
+            model,
+            self._history,
+            on_progress=lambda text: self._tell(ModelState.LOADING, text),
+            on_loaded=self._on_loaded,
+        )
+        try:
+            work = self._standby.beside(run, model, workers)
+            why = await contained(work, source="workers", name="model")
+        except Fault as error:  # of what a worker said, most likely: another run may do without it
+            return f"the model cannot be run: {error.what}"
+        except MeshdError as error:
+            self._end_run(run, workers)
+            return error.with_hint if run.blame.anybody else await self._failed(error)
+        except asyncio.CancelledError:
+            run.replaced = True  # it is unloaded
+            raise
+        finally:
+            # 4. Remember whom to blame, and what the next run should know.
+            self._end_run(run, workers)
+        if run.loaded:
+            self._why_lost = why
+            self._files.lost()
+        # 5. Try again, or wait for a change if llama-server ends each time before it is ready.
+        if run.server_died is not None and self._server_failures.is_no_chance(spares=self._roster.spares()):
+            await self._server_failed(why)
+        return why
+
+    def _end_run(self, run: Run, workers: Sequence[PeerStatus]) -> None:
+        """Remember what the next run should know, once; what the split was is over."""
+        if self._run is not run:
+            return
+        self._run = None
+        self._crashes += run.crashed
+        self._is_replaced = run.replaced
+        self._was_lost = run.loaded and not run.replaced
+        self._history.late_measuring.forget()
+        failures = self._server_failures
+        failures.restarts += run.started and not run.replaced and not self._was_stopped(run)
+        now = asyncio.get_running_loop().time()
+        run.blame.tell(self._roster.backoff, workers, now)
+        if run.loaded:
+            failures.was_ready()
+        elif run.server_died is not None:
+            failures.died(run.server_died)
+
+    def _was_stopped(self, run: Run) -> bool:
+        """Return True if a worker of it has said goodbye, or left the mesh: it was meant to go."""
+        return not {p.peer for p in self._runtime.mesh.peers() if not p.stopped}.issuperset(run.workers)
+
+    async def _pause_after(self, why: str, owner: Owner) -> None:
+        """Say why the last run ended, and wait before the next one: hardly, if answers are to go on."""
+        self._failures += 1
+        self._tell(ModelState.LOADING, why)
+        if not self._is_replaced:
+            LOG.warning("model_lost", model=self.model_name, why=why)
+        pause = _RETRY.delay(self._failures - 1, 0.0)
+        if self._failures == 1 and self._was_lost:
+            pause = _AFTER_LOSS_SECONDS
+        if pause < AHEAD_SECONDS:
+            self._list_ahead(owner)
+        await asyncio.sleep(pause)
 
     def _list_ahead(self, owner: Owner) -> None:
         owner.start_for(self.model_name, self._history.own_devices.ahead(), name="own devices")
 
     async def _know_file(self) -> None:
-        """Costs nothing while the file is as it was. Raises UserError."""
+        """Know the file by content; that costs nothing while it is as it was. Raises UserError."""
         if await self._files.know(self._hash_progress):
             self._history.exclusions = DeviceExclusions()  # another model
 
@@ -322,7 +401,7 @@ class Serve:
         self._tell(ModelState.LOADING, progress.text, progress=done)
 
     def rests(self, state: ModelState, why: str) -> None:
-        """Told by its owner, who has ended `serve`, or saw it fail."""
+        """Note what its owner says, who has ended `serve`, or saw it fail."""
         self._failures = 0
         self._tell(state, why)
 
@@ -334,152 +413,46 @@ class Serve:
         note = self._files.note
         self._readiness = Readiness(state, reason, progress=progress, no_room=no_room, note=note)
 
-    async def _cycle(self) -> str:
-        """One life of the model; returns why it ended."""
-        workers = await self._wait_for_workers()
-        try:
-            await self._know_file()
-            plain_rpc = await ask_plain(
-                [str(one) for one in self._options.rpc], protocol=self._runtime.native.plain_rpc
-            )
-        except MeshdError as error:
-            return await self._failed(error)
-        model = self._served_model(plain_rpc)
-        run = self._run = self._new_run(model)
-        try:
-            life = self._standby.beside(run, model, workers)
-            why = await contained(life, source="workers", name="model")
-        except Fault as error:  # of what a worker said, most likely: another life may do without it
-            return f"the model cannot be run: {error.what}"
-        except MeshdError as error:
-            self._end_run(run, workers)
-            return error.with_hint if run.blame.anybody else await self._failed(error)
-        except asyncio.CancelledError:
-            run.replaced = True  # it is unloaded
-            raise
-        finally:
-            self._end_run(run, workers)
-        if run.loaded:
-            self._why_lost = why
-            self._files.lost()
-        if run.server_died is not None and self._server_failures.is_no_chance(spares=self._roster.spares()):
-            await self._server_failed(why)
-        return why
-
-    def _served_model(self, plain_rpc: Sequence[PlainRpc]) -> ServedModel:
-        assert self._files.index is not None
-        return ServedModel(
-            file=self._files.current,
-            index=self._files.index,
-            layers=self._files.layers,
-            options=self._options,
-            plain_rpc=plain_rpc,
-            alias=self.model_name,
-            socket=self.socket_path,
-        )
-
-    def _new_run(self, model: ServedModel) -> HeadRun:
-        return HeadRun(
-            self._runtime,
-            model,
-            self._history,
-            on_progress=lambda text: self._tell(ModelState.LOADING, text),
-            on_loaded=self._on_loaded,
-        )
-
     def _wanted(self) -> list[PeerStatus]:
-        """Workers for which the model would be loaded again: those that help or were used before, or all."""
+        """Return workers to load the model again for: those that help or were used before, or all."""
         all_of_them = not self._options.picks_by_speed
         helpful = self._history.used | self._history.arrivals.helpful
         wanted = [one for one in self._roster.workers() if all_of_them or one.peer in helpful]
         return [one for one in wanted if not self._roster.is_standby(one)]
 
-    async def _better_with(self) -> frozenset[PeerId]:
-        facts, surveyor = self._run.measures.facts if self._run is not None else None, self._history.surveyor
-        if facts is None or surveyor is None:
-            return frozenset()
-        return await better_workers(facts, surveyor, self._roster)
-
     def _why_otherwise(self, now: float) -> str:
-        """Why the model is to be loaded again with the same workers there; empty: it is not."""
+        """Return why the model is to be loaded again with the same workers; empty if it is not."""
         return self._history.speculation.better(now) or self._history.late_measuring.better
 
-    async def _judge_split(self) -> Judgement:
-        """Measure what the load estimated, and compare the split that runs with the best one."""
-        run, surveyor = self._run, self._history.surveyor
-        facts = run.measures.facts if run is not None else None
-        if run is None or facts is None or surveyor is None:
-            return Judgement()
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        found = await compare_now(facts, surveyor, self._roster)
-        if found is None or self._run is not run:
-            return Judgement()
-        estimated = frozenset(self._loaded.estimated & found.machines.unmeasured.keys())
-        lacking = "; ".join(f"`{node}`: {found.machines.unmeasured[node]}" for node in sorted(estimated))
-        if not found.runs.prediction.is_measured:
-            self._loaded = replace(self._loaded, estimated=estimated)
-            return Judgement(lacking=lacking)
-        predicted = run.measured(found)
-        seconds = loop.time() - began if self._loaded.estimated else 0.0
-        self._loaded = replace(self._loaded, estimated=estimated, measuring=seconds, predicted=predicted)
-        if not found.is_clearly_faster:
-            return Judgement(lacking=lacking)
-        better = faster_in_words(found.best.rated, found.runs.answer_s / found.best.seconds)
-        return Judgement(better, lacking)
-
-    def _end_run(self, run: HeadRun, workers: Sequence[PeerStatus]) -> None:
-        """Remember what the next life should know, once; what the split was is over."""
-        if self._run is not run:
-            return
-        self._run = None
-        self._crashes += run.crashed
-        self._is_replaced = run.replaced
-        self._was_lost = run.loaded and not run.replaced
-        self._history.late_measuring.forget()
-        self._loaded = LoadedModel()
-        failures = self._server_failures
-        failures.restarts += run.started and not run.replaced and not self._was_stopped(run)
-        now = asyncio.get_running_loop().time()
-        run.blame.tell(self._roster.backoff, workers, now)
-        if run.loaded:
-            failures.was_ready()
-        elif run.server_died is not None:
-            failures.died(run.server_died)
-
-    def _was_stopped(self, run: HeadRun) -> bool:
-        """A worker of it has said goodbye, or left the mesh: the model is loaded without it, as was meant."""
-        return not {p.peer for p in self._runtime.mesh.peers() if not p.stopped}.issuperset(run.workers)
-
-    def _on_loaded(self, loaded: LoadedModel) -> None:
-        self._loaded = loaded
+    def _on_loaded(self) -> None:
+        assert self._run is not None
+        loaded, workers = self._run.result, self._run.workers
         self._slots = loaded.answers.slots if loaded.answers is not None else 1
         self._failures = 0
-        if self._run is not None:
-            self._run.watch.requested(self._active)
-            self._roster.backoff.worked(self._run.workers)
-            self._roster.ran_on(self._run.workers)
-            self._history.used.update(self._run.workers)
-            self._roster.all_needed = False
-            self._history.exclusions.worked(self._run.workers)
+        self._run.watch.requested(self._active)
+        self._roster.backoff.worked(workers)
+        self._roster.ran_on(workers)
+        self._history.used.update(workers)
+        self._roster.all_needed = False
+        self._history.exclusions.worked(workers)
         self._files.loaded()
         notes = [note for note in (self._files.note, loaded.why) if note]
         self._tell(ModelState.READY, "; ".join([*notes, *self._roster.left_out()]))
 
     @property
     def _lacks_any_worker(self) -> bool:
-        """The model was to run on this node alone only because nobody else is there."""
+        """Return True if the model was to run on this node alone only because nobody else is there."""
         return self._options.min_workers is None and not self._roster.workers()
 
     async def _server_failed(self, why: str) -> None:
-        """It ends each time before it is ready: say so, and try again when something may have changed."""
+        """Say that llama-server always ends before it is ready, and wait until something may have changed."""
         what, hint = self._server_failures.what_to_say(why, self._options.llama_args)
         self._tell(ModelState.FAILED, f"{what} ({hint})")
         LOG.error("model_failed", why=what, hint=hint)
         await self._roster.until_changed(self._server_failures.delay)
 
     async def _failed(self, error: MeshdError) -> str:
-        """A failure that the next try would meet again waits for another state of the mesh."""
+        """Wait for another state of the mesh, if the next try would fail like this one; return why."""
         why = error.with_hint
         if isinstance(error, UserError | Refused) and self._roster.spares():
             self._roster.all_needed = True  # it may be one of them that is lacking

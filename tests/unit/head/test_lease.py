@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from meshd.base.peer_limits import LEASE_MESSAGES
 from meshd.base.tasks import Owner
-from meshd.head.lease_client import LeaseClient
+from meshd.head.lease import Lease
 from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
 from meshd.wire.lease import LEASE_SERVICE, Grant, Lost, OfferedDevice, Progress, WorkerOffer
@@ -45,7 +45,7 @@ def test_a_worker_that_floods_its_lease_is_read_at_the_rate_of_its_messages(
             head, flooding = net.mesh("head", "serve"), net.mesh("flooding")
             flooding.handle(LEASE_SERVICE, worker, allow=lambda _member, _metadata: None)
             bench = Bench(head, tmp_path)
-            client = LeaseClient(
+            client = Lease(
                 head,
                 bench.runtime.tunnels,
                 peer=flooding.key.peer,
