@@ -11,7 +11,14 @@ VAGUE = frozenset({"utils", "util", "helpers", "helper", "common", "misc", "mana
 # A docstring that begins so is a fragment: it leaves out who does what.
 FRAGMENTS = frozenset({"What", "Of", "Whether", "How", "By", "That", "Those", "See"})
 NOT_REWRITTEN = tuple(
-    f"meshd/{place}" for place in ("daemon/", "library/", "model/", "peer/", "head/", "client/", "devices/")
+    f"meshd/{place}"
+    for place in (
+        "daemon/",
+        "library/",
+        "model/",
+        "peer/",
+        "head/",
+    )
 )
 INTERFACE_BASES = frozenset({"Protocol", "StrEnum", "IntEnum", "Enum"})
 
