@@ -16,7 +16,6 @@ NOT_REWRITTEN = tuple(
         "daemon/",
         "library/",
         "model/",
-        "peer/",
         "head/",
     )
 )
