@@ -1,7 +1,7 @@
-"""The client: the API of the mesh's heads on this machine, without a model.
+"""The client: it offers the API of the mesh's heads on this machine, without a model.
 
-It implements what its gateway asks (Models): which models there are, and for each request the head that
-answers it (head_call.py). Nothing is computed here, and no request waits for a turn: heads have queues.
+The client implements what its gateway asks (Models): the available models, and for each request the head that
+answers it (head_call.py). It computes nothing, and no request waits for a turn here: heads have queues.
 """
 
 import asyncio
@@ -26,15 +26,15 @@ from meshd.identity.keys import PeerId
 from meshd.identity.membership import Role
 from meshd.model.status import ModelState, ModelStatus
 
-_LOOK_SECONDS = 0.5  # between two looks at the heads, for what has changed and for answers whose head is lost
+_LOOK_SECONDS = 0.5  # between two checks of the heads, for changes and for answers whose head is lost
 LOG = log.get("client")
 
 
 class ApiClient:
-    """Implements RunningRole, and Models of gateway.interface."""
+    """The models of all heads, as one API (implements RunningRole, and Models of gateway.interface)."""
 
     only = None
-    on_demand = False  # here; a head may load what it is asked for
+    on_demand = False  # here; a head may load a model on request
     statuses: Sequence[ModelStatus] = ()
 
     def __init__(
@@ -44,7 +44,7 @@ class ApiClient:
         me: PeerId,
         named: Callable[[Upstream], NamedModel],
     ) -> None:
-        """`named`: the model that is asked at once (PlainModel of the gateway)."""
+        """Use `named` to wrap a call as the model that is asked at once (PlainModel of the gateway)."""
         self._heads = heads
         self._means = CallMeans(heads, open_tunnel, lambda: self._owner, me)
         self._named = named
@@ -55,13 +55,13 @@ class ApiClient:
 
     @property
     def all(self) -> Sequence[NamedModel]:
-        """See Models."""
+        """The models that some head takes requests for, each once."""
         names = model_names(self._heads.known(), _now())
         return [self._named(HeadCall(self._means, name, ModelWish(name))) for name in names]
 
     @property
     def readiness(self) -> Readiness:
-        """See Models. READY when some head takes requests."""
+        """The state of the API: READY while some head takes requests."""
         heads, now = self._heads.known(), _now()
         if models := models_and_heads(heads, now):
             return Readiness(ModelState.READY, f"models: {shortened(models, ', ')}")
@@ -70,7 +70,7 @@ class ApiClient:
         return Readiness(state, "; ".join([*unknown, why]))
 
     def find(self, wish: ModelWish) -> NamedModel | None:
-        """See Models."""
+        """Return the model that `wish` names, or None if no head serves it."""
         model = find_model(self._heads.known(), wish.model, _now())
         if model is None:
             return None
@@ -80,12 +80,12 @@ class ApiClient:
 
     @property
     def status(self) -> RoleStatus:
-        """See RunningRole."""
+        """The tunnels to heads that carry requests now."""
         tunnels = [tunnel for call in self._means.open_calls if (tunnel := call.tunnel) is not None]
         return RoleStatus(children=(), tunnels=tunnels, model=None)
 
     async def serve(self) -> None:
-        """See RunningRole."""
+        """Follow the heads until cancelled, and move requests away from heads that are lost."""
         async with Owner() as owner:
             self._owner = owner
             try:
@@ -108,7 +108,7 @@ class ApiClient:
 
 
 def check_may_use(roles: frozenset[Role]) -> None:
-    """Raises UserError when a node whose certificate has these roles may not call the API of heads."""
+    """Check that a node with these roles may call the API of heads. Raises UserError."""
     if Role.USE not in roles:
         raise UserError(
             "this node cannot call the API of others: its certificate lacks the role `use`",

@@ -1,4 +1,4 @@
-"""Knows the heads of the mesh: each is asked once what it serves, and tells again when that changes."""
+"""Follow the heads of the mesh: each is asked once what it serves, and reports changes."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
@@ -22,15 +22,15 @@ from meshd.peer.messages import MessageStream
 from meshd.wire.serving import SERVING_SERVICE, ServingTold, decode
 
 _AGAIN = Backoff(first=0.5, factor=2.0, most=30.0)
-_STEADY_SECONDS = 30.0  # after that a failure is the first one
+_STEADY_SECONDS = 30.0  # a failure later than this counts as the first one
 OpenStream = Callable[[PeerId, str], Awaitable[Stream]]
-"""To a service of a member, which may not be connected because nobody needed it."""
+"""Open a stream to a service of a member, connecting to the member first if necessary."""
 LOG = log.get("client")
 
 
 @dataclass(slots=True)
 class _HeadNews:
-    """What KnownHead has of it, without what the mesh knows."""
+    """The part of KnownHead that the head itself reports, and our requests there."""
 
     told: ServingTold | None = None
     why_not: str = ""
@@ -39,7 +39,7 @@ class _HeadNews:
 
 
 class HeadFollower:
-    """`only`: names or beginnings of ids; other heads are not followed. `serve` must run."""
+    """Follow heads while `serve` runs. `only`: names or beginnings of ids; other heads are not followed."""
 
     def __init__(self, mesh: Mesh, open_stream: OpenStream, only: Sequence[str] = ()) -> None:
         self._mesh = mesh
@@ -49,7 +49,7 @@ class HeadFollower:
         self._tasks: dict[PeerId, asyncio.Task[None]] = {}
 
     def known(self) -> list[KnownHead]:
-        """As of now."""
+        """Return the followed heads as they are now."""
         return [
             KnownHead(
                 peer=status.peer,
@@ -67,26 +67,26 @@ class HeadFollower:
         ]
 
     def unknown_names(self) -> list[str]:
-        """Of `only`: a misspelled name would be waited for without end."""
+        """Return the names in `only` that no head has: a misspelled name would be waited for without end."""
         names = {str(peer.peer): peer.name for peer in self._mesh.peers() if peer.role == HEAD_ROLE}
         return [text for text in self._only if not naming.meant(text, names)]
 
     def began(self, peer: PeerId, by: int) -> None:
-        """So many requests of this node more (or less) are under way there."""
+        """Add `by` to the number of this node's requests under way at the head."""
         if (one := self._followed.get(peer)) is not None:
             one.mine += by
 
     def avoid(self, peer: PeerId, now: float) -> None:
-        """A request was lost or refused there."""
+        """Note that the head has lost or refused a request."""
         if (one := self._followed.get(peer)) is not None:
             one.avoided_until = now + HEAD_AVOIDED_SECONDS
 
     async def changed(self, seen: int) -> int:
-        """As Mesh.changed."""
+        """Wait for a change of the mesh, as Mesh.changed does."""
         return await self._mesh.changed(seen)
 
     async def serve(self) -> None:
-        """Follow the heads that there are, until cancelled."""
+        """Follow the present heads until cancelled."""
         seen = -1
         async with Owner() as owner:
             while True:
@@ -102,12 +102,12 @@ class HeadFollower:
                 seen = await self._mesh.changed(seen)
 
     def _heads(self) -> Iterator[tuple[PeerId, Hashable]]:
-        """Each with who let it in."""
+        """Yield each head with the node that admitted it."""
         for status in self._mesh.peers():
             if not self._is_head(status):
                 continue
             member = self._mesh.member(status.peer)
-            # a member that may not use the mesh cannot have anybody's requests either
+            # A member that may not use the mesh cannot have anybody's requests either.
             if member is not None and member.may(Role.USE):
                 yield status.peer, member.chain.admitter
 
@@ -117,7 +117,7 @@ class HeadFollower:
         return meant and status.role == HEAD_ROLE
 
     async def _follow(self, peer: PeerId) -> None:
-        """Until it is no head of this mesh any more."""
+        """Follow one head until it is no head of this mesh any more."""
         one, failures, loop = self._followed[peer], 0, asyncio.get_running_loop()
         while await self._is_there(peer):
             began = loop.time()
@@ -130,7 +130,10 @@ class HeadFollower:
             await asyncio.sleep(_AGAIN.delay(failures, 0.0))
 
     async def _is_there(self, peer: PeerId) -> bool:
-        """Waits until it is connected, or would be on demand; False: it is gone, or no head any more."""
+        """Wait until the head is connected, or connectable on demand.
+
+        Returns False if it is no head any more.
+        """
         one, seen = self._followed[peer], -1
         while True:
             status = next((status for status in self._mesh.peers() if status.peer == peer), None)
@@ -142,7 +145,7 @@ class HeadFollower:
             seen = await self._mesh.changed(seen)
 
     async def _listen(self, peer: PeerId, one: _HeadNews) -> None:
-        """Take in what it tells. Raises MeshdError when it ends."""
+        """Note each message of the head. Raises MeshdError when the stream ends."""
         stream = await self._open_stream(peer, SERVING_SERVICE)
         messages = MessageStream(stream, SERVING_HEARD)
         try:
@@ -152,7 +155,7 @@ class HeadFollower:
             stream.reset(Code.CANCELLED, "not followed any more")
 
     def _forget(self, peer: PeerId, task: asyncio.Task[None]) -> None:
-        if self._tasks.get(peer) is task:  # or it has given way to another, and may be followed again
+        if self._tasks.get(peer) is task:  # else it has given way to another head, and may be followed again
             del self._followed[peer], self._tasks[peer]
 
 

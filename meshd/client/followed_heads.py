@@ -1,4 +1,4 @@
-"""Which of the heads of a mesh a client asks, where there are more than it follows. Pure."""
+"""Choose the heads that a client follows, if there are more than it can follow. Pure."""
 
 from collections.abc import Collection, Hashable, Iterable
 
@@ -9,10 +9,10 @@ from meshd.identity.keys import PeerId
 def heads_to_follow(
     heads: Iterable[tuple[PeerId, Hashable]], followed: Collection[PeerId]
 ) -> frozenset[PeerId]:
-    """Of each invite or inviter (the second of each pair) as many as of any other, while it has more.
+    """Choose heads to follow, so that each invite or inviter gets the same share.
 
-    So those of a few invites, however early they come, keep no others out. Among equals, those that are
-    followed stay.
+    The second of each pair is the invite or inviter. The heads of a few invites keep no others out, however
+    early they come. Among equals, heads that are already followed stay.
     """
     shares: dict[Hashable, list[PeerId]] = {}
     for peer, issuer in sorted(heads, key=lambda one: one[0] not in followed):

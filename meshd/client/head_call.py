@@ -1,4 +1,4 @@
-"""One request of a client's API: which head answers it, and which one goes on when that is lost."""
+"""One request of a client's API: the head that answers it, and the one that continues if that is lost."""
 
 import asyncio
 import socket
@@ -27,23 +27,23 @@ from meshd.peer.interface import MetadataValue
 from meshd.tunnel.interface import TunnelStatus
 from meshd.wire.serving import API_SERVICE, KEY_PROOF
 
-_REFUSALS = (502, 503)  # a gateway's, of a model that is lost, not ready or busy
+_REFUSALS = (502, 503)  # a gateway's status codes for a model that is lost, not ready or busy
 
 
 @dataclass(frozen=True, slots=True)
 class CallMeans:
-    """What calls work with. `owner` gives the owner of connections while the role runs."""
+    """The means of a call. `owner` returns the owner of connections while the role runs."""
 
     heads: HeadFollower
     open_tunnel: Callable[[TunnelRequest], Tunnel]
     owner: Callable[[], Owner | None]
     me: PeerId
     open_calls: "set[HeadCall]" = field(default_factory=set)
-    """Those that a connection carries now."""
+    """The calls that a connection carries now."""
 
 
 class _Carried:
-    """The connection to one head. `why`: it has broken."""
+    """The connection to one head. `why` is set once it has broken."""
 
     def __init__(self, offer: HeadOffer) -> None:
         self.offer = offer
@@ -52,28 +52,32 @@ class _Carried:
         self.task: asyncio.Task[None] | None = None
 
     def broke(self, error: MeshdError) -> None:
-        """The first reason is kept."""
+        """Note why the connection broke; the first reason is kept."""
         self.why = self.why or error.what
 
 
 class HeadCall:
-    """Implements Upstream for one request. `model` as heads call it, empty for their default."""
+    """The upstream of one request (implements Upstream).
+
+    `model` is the heads' name for it, empty for the default.
+    """
 
     slots = None
-    crashes = 0  # the head sees to those
+    crashes = 0  # the head handles crashes
 
     def __init__(self, means: CallMeans, model: str, wish: ModelWish) -> None:
         self._means = means
         self._keys = wish.keys[:MAX_PROOFS]
         self._wish = HeadWish(model)
-        self._weights_unknown = False  # those with which an answer was begun
+        self._weights_unknown = False  # it is unknown with which weights the answer was begun
         self._carried: _Carried | None = None
         self._is_refused = False
-        self._reasons: list[str] = []  # of the heads that it was lost at
+        self._reasons: list[str] = []  # why each head failed the request
 
     @property
     def readiness(self) -> Readiness:
-        """See Upstream. FAILED where nobody could go on with a request that was lost."""
+        """The state of the wanted model. FAILED if no head can continue a request that was lost."""
+        # An answer that was begun can only continue with the same weights.
         heads, now = self._means.heads.known(), _now()
         if self._weights_unknown and self._wish.without:
             return Readiness(ModelState.FAILED, "it is not known with which weights the answer was begun")
@@ -86,28 +90,29 @@ class HeadCall:
 
     @property
     def model_name(self) -> str:
-        """See Upstream."""
+        """The model's name at the heads."""
         return self._wish.model
 
     @property
     def facts(self) -> ServedFacts:
-        """See Upstream. Heads do not tell."""
+        """No facts: heads do not report them."""
         return ServedFacts()
 
     @property
     def device_sampling(self) -> DeviceSampling | None:
-        """See Upstream. The head decides."""
+        """None: the head decides."""
         return None
 
     def _told_weights(self) -> bytes:
-        """Return the fingerprint of the weights that answer; empty while it is not known."""
+        """Return the fingerprint of the weights that answer; empty while it is unknown."""
         if self._wish.fingerprint or self._carried is None:
             return self._wish.fingerprint
-        offer = self._carried.offer  # made before the model was loaded, perhaps: the head has told more since
+        # The offer may be older than the load of the model: the head has reported more since.
+        offer = self._carried.offer
         return offer.model.fingerprint or told_fingerprint(self._means.heads.known(), offer)
 
     async def connect(self) -> socket.socket:
-        """See Upstream: to the head that is the best one now."""
+        """Connect to the head that is the best one now. Raises Broken if there is none."""
         owner = self._means.owner()
         offer = choose_head(self._means.heads.known(), self._wish, _now())
         if offer is None or owner is None:
@@ -135,12 +140,12 @@ class HeadCall:
         return theirs
 
     def is_refusal(self, status: int) -> bool:
-        """See Upstream."""
+        """Say whether this status code means that the head refuses the request."""
         self._is_refused = status in _REFUSALS
         return self._is_refused
 
     async def upstream_broke(self, why: str) -> str:
-        """See Upstream."""
+        """Exclude the head that broke the answer off, and return why all heads so far failed."""
         if (carried := self._carried) is None:
             return why
         head = carried.offer.head
@@ -155,7 +160,7 @@ class HeadCall:
         return "; ".join(self._reasons)
 
     def generated(self, total: int, grown: int, *, alone: bool) -> None:
-        """See Upstream. What was begun goes on with the same weights alone."""
+        """Note that the answer has begun: only the same weights can continue it."""
         if self._carried is None or self._wish.fingerprint:
             return
         self._wish = replace(self._wish, fingerprint=self._told_weights())
@@ -163,28 +168,28 @@ class HeadCall:
 
     @property
     def holds_turns(self) -> str:
-        """See Upstream. The head's own queue knows."""
+        """Empty: only the head's own queue knows."""
         return ""
 
     def queued(self, waiting: int) -> None:
-        """See Upstream."""
+        """Ignore the queue: heads have their own."""
 
     def requested(self, active: int) -> None:
-        """See Upstream."""
+        """Ignore the number of active requests: heads count them."""
 
     def answered(self, timings: AnswerTimings, *, alone: bool, seconds: float) -> None:
-        """See Upstream."""
+        """Ignore the timings: heads use them."""
 
     # For the role.
 
     @property
     def tunnel(self) -> TunnelStatus | None:
-        """The connection that carries it now."""
+        """The connection that carries the request now."""
         tunnel = self._carried.tunnel if self._carried is not None else None
         return tunnel.status if tunnel is not None else None
 
     def leave_lost_head(self, now: float) -> None:
-        """Give its head up, if that has been away for long and another one can answer."""
+        """Give up a head that has been away for long if another head can answer."""
         carried, heads = self._carried, self._means.heads.known()
         if carried is None or carried.task is None:
             return
@@ -196,7 +201,7 @@ class HeadCall:
             carried.task.cancel()
 
     def _proofs(self, offer: HeadOffer) -> dict[str, MetadataValue]:
-        """For a head that asks for a key, if the request has any."""
+        """Return proofs of the request's keys for a head that asks for a key; empty if there are none."""
         peer = offer.head.peer
         if not self._keys or offer.head.told is None or not offer.head.told.asks_key:
             return {}
@@ -208,7 +213,7 @@ class HeadCall:
         means.open_calls.add(self)
 
         def ended(_task: object) -> None:
-            tunnel.close()  # of a task that never began
+            tunnel.close()  # even if its task never began
             means.heads.began(peer, -1)
             if self._carried is carried:
                 means.open_calls.discard(self)

@@ -1,8 +1,7 @@
-"""Which head answers a request. Pure.
+"""Choose the head that answers a request. Pure.
 
-Of the heads whose API has the model: one that is connected before one whose connection was lost a moment ago,
-one without recent trouble, one that has it loaded before one that is loading it and one that would, then the
-least busy, then the nearest.
+Only heads whose API has the model count. The order is: connected before lost a moment ago, no recent trouble,
+the model loaded before loading before not loaded, then the least busy, then the nearest.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,22 +12,21 @@ from meshd.identity.keys import PeerId
 from meshd.model.status import ModelState
 from meshd.wire.serving import ApiModel, ServingTold
 
-HEAD_AWAY_SECONDS = (
-    5.0  # without a link: then a head is passed over, as links to others come back within that
-)
-HEAD_AVOIDED_SECONDS = 15.0  # after a request was lost or refused there
+# Without a link a head is passed over from then on, as links to other heads come back within that time.
+HEAD_AWAY_SECONDS = 5.0
+HEAD_AVOIDED_SECONDS = 15.0  # after a head has lost or refused a request
 _MOST_SHOWN = 8  # reasons, or names of models, in a text: heads may have any number of them
 _STEPS: Mapping[str, int] = {ModelState.READY: 0, ModelState.LOADING: 1}
-_FAR = 3600.0  # round trip of a path that was not measured
+_FAR = 3600.0  # assumed round trip of a path that was not measured, in seconds
 
 
 @dataclass(frozen=True, slots=True)
 class KnownHead:
     """A head as this node knows it.
 
-    `told`: what it serves, None until it has said so, then `why_not` says why. `away_since`: the loop time at
-    which its last link was lost; `rtt` in seconds; `mine`: requests of this node under way there.
-    `says_banned`: its words where it holds this node for banned.
+    `told`: what the head serves, None until it has reported it; then `why_not` says why. `away_since`: the
+    loop time at which its last link was lost; `rtt` in seconds; `mine`: requests of this node under way
+    there. `says_banned`: the head's message if it considers this node banned.
     """
 
     peer: PeerId
@@ -42,7 +40,7 @@ class KnownHead:
     says_banned: str = ""
 
     def is_away(self, now: float) -> bool:
-        """For so long that others take its place."""
+        """Say whether the head has been away for so long that others take its place."""
         return self.away_since is not None and now - self.away_since >= HEAD_AWAY_SECONDS
 
 
@@ -55,28 +53,31 @@ class HeadOffer:
 
     @property
     def load(self) -> float:
-        """Requests under way for each slot; those of this node that the head has not counted yet, too."""
+        """The requests under way per slot, including those of this node that the head has not counted yet."""
         return max(self.model.requests, self.head.mine) / self.model.slots
 
     @property
     def steps_to_ready(self) -> int:
-        """0 where the model is loaded, 1 while it is being loaded, else 2."""
+        """The steps until the model is ready: 0 if loaded, 1 while loading, else 2."""
         return _STEPS.get(self.model.state, 2)
 
     @property
     def is_default(self) -> bool:
-        """The head answers with it when no model is named."""
+        """True if the head answers with this model when a request names none."""
         return self.head.told is not None and self.model is self.head.told.models[0]
 
     def is_called(self, name: str) -> bool:
-        """Whether a request for that model may mean it; an empty name means any."""
+        """Say whether a request for model `name` may mean this one; an empty name means any."""
         return name in ("", self.model.name, *self.model.aliases)
 
 
 @dataclass(frozen=True, slots=True)
 class HeadWish:
-    """What a request wants: a model by name or alias, empty for the default of any head; `fingerprint`:
-    exactly these weights, if not empty. `without`: heads that it was lost at."""
+    """The demands of a request on a head.
+
+    `model` is a name or alias, empty for the default of any head. `fingerprint`: exactly these weights, if
+    not empty. `without`: heads that have lost the request.
+    """
 
     model: str = ""
     fingerprint: bytes = b""
@@ -84,12 +85,12 @@ class HeadWish:
 
 
 def model_names(heads: Sequence[KnownHead], now: float) -> list[str]:
-    """Of all models that can be asked for now, each once."""
+    """Return the names of all models that take requests now, each once, sorted."""
     return sorted({offer.model.name for offer in _offers(heads, now) if offer.model.takes})
 
 
 def models_and_heads(heads: Sequence[KnownHead], now: float) -> list[str]:
-    """The same for people, with the nodes that serve them."""
+    """Return the names of these models with the nodes that serve each, as text for people."""
     served: dict[str, list[str]] = {name: [] for name in model_names(heads, now)}
     for offer in _offers(heads, now):
         if offer.model.takes and offer.head.name not in served[offer.model.name]:
@@ -98,7 +99,10 @@ def models_and_heads(heads: Sequence[KnownHead], now: float) -> list[str]:
 
 
 def find_model(heads: Sequence[KnownHead], asked: str, now: float) -> str | None:
-    """The name to ask for: where all serve one model it is meant by any name; None: nobody serves that."""
+    """Return the model name to request, or None if no head serves it.
+
+    If all heads serve the same single model, any name means it.
+    """
     offers = list(_offers(heads, now))
     if any(offer.is_called(asked) for offer in offers) or not asked:
         return asked
@@ -107,7 +111,7 @@ def find_model(heads: Sequence[KnownHead], asked: str, now: float) -> str | None
 
 
 def choose_head(heads: Sequence[KnownHead], wish: HeadWish, now: float) -> HeadOffer | None:
-    """The head that takes the request now; None: none does."""
+    """Return the head that takes the request now, or None."""
     fit = [
         offer for offer in _wanted(heads, wish, now) if offer.model.takes and (wish.model or offer.is_default)
     ]
@@ -115,25 +119,26 @@ def choose_head(heads: Sequence[KnownHead], wish: HeadWish, now: float) -> HeadO
 
 
 def may_come(heads: Sequence[KnownHead], wish: HeadWish, now: float) -> bool:
-    """Whether some head is on its way to serve it."""
+    """Say whether some head may soon serve the request."""
     return any(offer.model.state != ModelState.FAILED for offer in _wanted(heads, wish, now))
 
 
 def told_fingerprint(heads: Sequence[KnownHead], offer: HeadOffer) -> bytes:
-    """Of the weights of an offer, by what its head says by now; empty if it does not say."""
+    """Return the fingerprint of an offer's weights, as its head reports it by now; empty if it does not."""
     said = [head.told for head in heads if head.peer == offer.head.peer and head.told is not None]
     same = (model for told in said for model in told.models if model.name == offer.model.name)
     return next((model.fingerprint for model in same), b"")
 
 
 def why_none(heads: Sequence[KnownHead], wish: HeadWish, now: float) -> tuple[ModelState, str]:
-    """The state of what is wanted where no head takes it, and the reasons of all heads that are known."""
+    """Return the state of the wanted model if no head takes it, with the reasons of all known heads."""
     if not heads:
         return ModelState.WAITING, "no member of the mesh serves a model: run `meshd serve` on one"
     reasons = [text for head in heads for text in _why_not(head, wish, now)]
+    # A head that has the model decides the state; a ban counts only if there is none.
     states = {offer.model.state for offer in _wanted(heads, wish, now)}
     judge = next((head for head in heads if head.says_banned), None)
-    if judge is not None and not states:  # no head will take it, however long it waits
+    if judge is not None and not states:  # no head will take the request, however long it waits
         why = f"this node is banned, according to `{judge.name}`: {judge.says_banned}"
         return ModelState.FAILED, f"{why} ({BANNED_HINT})"
     state = next((one for one in (ModelState.LOADING, ModelState.FAILED) if one in states), None)
@@ -141,7 +146,7 @@ def why_none(heads: Sequence[KnownHead], wish: HeadWish, now: float) -> tuple[Mo
 
 
 def shortened(texts: Sequence[str], between: str) -> str:
-    """The first of them, and how many more there are."""
+    """Join the first texts, and say how many more there are."""
     more = len(texts) - _MOST_SHOWN
     return between.join([*texts[:_MOST_SHOWN], *([f"and {more} more"] if more > 0 else [])])
 

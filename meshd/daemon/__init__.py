@@ -1,1 +1,1 @@
-"""The daemon: the only place where the parts are built and joined (composition root)."""
+"""The daemon: the only place where the parts are built and connected (composition root)."""

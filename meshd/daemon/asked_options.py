@@ -29,7 +29,7 @@ def asked_options(request: PlanRequest, served: HeadOptions) -> HeadOptions:
     if request.layers:
         options = _with_layers(options, request)
     if request.workers:
-        options = replace(options, workers=request.workers, min_workers=None)  # of those that it serves with
+        options = replace(options, workers=request.workers, min_workers=None)  # of the head's workers
     return options
 
 

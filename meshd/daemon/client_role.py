@@ -1,4 +1,4 @@
-"""The role client, from the settings: the API of other nodes on this machine."""
+"""The client role, from the settings: the API of other nodes on this machine."""
 
 import contextlib
 import time
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ClientRole:
-    """Implements RoleKind."""
+    """The kind of role that serves other nodes' API here (implements RoleKind)."""
 
     needs_native = False
     runs_llama_server = False
@@ -59,7 +59,7 @@ class ClientRole:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedClient:
-    """Implements ClaimedRole."""
+    """A client whose port is bound (implements ClaimedRole)."""
 
     config: Config
     api: "ApiPort"

@@ -1,4 +1,4 @@
-"""The daemon as its control socket sees it: what it answers to each request of admin/api.py."""
+"""The answers of the daemon to each request of admin/api.py on its control socket."""
 
 import asyncio
 import os
@@ -90,7 +90,7 @@ _STATM = Path("/proc/self/statm")
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the daemon consists of, as far as status and control need it."""
+    """The parts of the daemon that status and control use."""
 
     home: Home
     home_path: Path
@@ -99,7 +99,7 @@ class Parts:
     mesh: PeerMesh
     node: Node
     built: Callable[[], BuiltRole]
-    """The role now: another one once its models were fetched."""
+    """The current role: it changes once its models are fetched."""
     tunnels: OwnTunnels
     mdns: Callable[[], MdnsStatus | None]
     candidates: Callable[[], tuple[Candidate, ...]]
@@ -117,7 +117,7 @@ class Parts:
 
 
 class DaemonControl(TunnelAnswers):
-    """Answers for one daemon."""
+    """Answer the control requests of one daemon."""
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts.mesh, parts.tunnels)
@@ -126,6 +126,7 @@ class DaemonControl(TunnelAnswers):
 
     @StatusRequest.answer
     async def status(self, request: StatusRequest) -> Status:
+        # The state of the node and its role.
         parts, now, wall = self._parts, asyncio.get_running_loop().time(), time.time()
         facts = parts.node.facts
         role = parts.built().role.status
@@ -162,6 +163,7 @@ class DaemonControl(TunnelAnswers):
             lent=lent_views(role.lent, names),
             fetching=role.fetching,
         )
+        # The problems in it, with hints.
         offsets = {str(peer.peer): peer.clock_offset for peer in peers if peer.clock_offset is not None}
         return examine(
             view,
@@ -175,7 +177,7 @@ class DaemonControl(TunnelAnswers):
         )
 
     def _devices(self, listed: ListedDevices, now: float) -> tuple[DeviceView, ...]:
-        """With what was measured before; nothing is measured now."""
+        """Return the devices with earlier measurements; nothing is measured now."""
         speeds, found = self._parts.built().speeds, []
         for device in listed.devices:
             times = speeds.known(device, REFERENCE_LAYERS) if speeds is not None else ()
@@ -267,7 +269,7 @@ class DaemonControl(TunnelAnswers):
     @CapacityRequest.answer
     async def capacity(self, request: CapacityRequest) -> CapacityReply:
         found = await self._parts.planning().capacity(again=request.again)
-        # not at the same time: reading files would make devices look slower
+        # Not at the same time: reading files would make devices look slower.
         return replace(found, storage=await self._parts.storage.of_all())
 
     @PlanRequest.answer
@@ -287,7 +289,7 @@ class DaemonControl(TunnelAnswers):
             raise UserError(
                 "nothing was answered yet since the model was loaded", hint="ask it something first"
             )
-        from meshd.daemon.why_view import why_reply  # a worker does without what it takes
+        from meshd.daemon.why_view import why_reply  # most workers never need this module
 
         return why_reply(model.name, found)
 
@@ -335,7 +337,7 @@ class DaemonControl(TunnelAnswers):
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is in RAM now (its peak where the system does not tell)."""
+    """Return the bytes of this process in RAM now, or their peak if the system does not report them."""
     try:
         return int(_STATM.read_bytes().split()[1]) * resource.getpagesize()
     except OSError:  # not Linux

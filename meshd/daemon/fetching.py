@@ -37,7 +37,7 @@ T = TypeVar("T")
 FOUND_SECONDS = 30.0  # for members that have a model `mesh:NAME` to be connected
 OR_ELSEWHERE_SECONDS = 10.0  # the same where it may be downloaded instead, or its name be mistyped
 _LOOK_SECONDS = 0.5
-_STOP_SECONDS = 1.0  # for a download to end by itself; its thread ends with the process otherwise
+_STOP_SECONDS = 1.0  # for a download to end; otherwise its thread ends with the process
 _LOG_SECONDS = 60.0  # between two lines of the log about a tenth that takes long
 _TENTHS = 10
 LOG = log.get("daemon")
@@ -50,7 +50,7 @@ class Fetching:
     def __init__(
         self, config: Config, wanted: Sequence[Wanted], mesh: Mesh, exchange: "ModelExchange"
     ) -> None:
-        """Take what is `wanted`; members are asked by `exchange`, which must run."""
+        """Fetch the models that are `wanted`; `exchange`, which must run, asks the members."""
         from meshd.library.resolve import Resolver  # and the stores, which other nodes do without
         from meshd.library.stores import Stores
 
@@ -79,7 +79,10 @@ class Fetching:
         await asyncio.Event().wait()
 
     async def run(self) -> Config:
-        """Return the settings with the paths of all models. Raises MeshdError for one that cannot be had."""
+        """Return the settings with the paths of all models.
+
+        Raises MeshdError if a model cannot be fetched.
+        """
         paths: dict[Wanted, Path] = {}
         for wanted in dict.fromkeys(self._wanted):
             self._say(FetchStatus(name=wanted.name, step="asking", activity="looking for it on this machine"))
@@ -93,7 +96,7 @@ class Fetching:
         if (here := await in_thread(partial(self._local, wanted))) is not None:
             return here
 
-        # 2. Members that are there, or come soon.
+        # 2. Members that are connected, or soon will be.
         name, nobody = wanted.name, ""
         if name.startswith(MESH) or self._mesh.peers():
             reply = await self._from_members(wanted)
@@ -117,7 +120,7 @@ class Fetching:
             raise UserError(what, hint=error.hint) from None
 
     def _local(self, wanted: Wanted) -> Path | None:
-        """Return the file on this machine, None if it lacks the model. Raises UserError."""
+        """Return the file on this machine, None if the machine lacks the model. Raises UserError."""
         from meshd.library.pulled_models import ONLY_HEADER
 
         try:
@@ -128,7 +131,7 @@ class Fetching:
         return stored.paths[0] if stored.complete or some or wanted.header_only else None
 
     async def _from_members(self, wanted: Wanted) -> PullReply:
-        """Pull it; members that are not connected yet are waited for a while."""
+        """Pull the model; wait a while for members that are not connected yet."""
         loop, only = asyncio.get_running_loop(), wanted.name.startswith(MESH)
         until = loop.time() + (FOUND_SECONDS if only else OR_ELSEWHERE_SECONDS)
         request = PullRequest(name=wanted.name, header_only=wanted.header_only)
@@ -148,13 +151,13 @@ class Fetching:
                 self._say(_of_pull(wanted.name, reply))
             if reply.code != NO_MEMBER_HAS_IT or loop.time() > until:
                 return reply
-            # all that this node knows were asked: waiting brings nobody else, but for a name that
-            # says that some member has it
+            # Every node known here was asked. Waiting brings nobody else, except for a name that says that
+            # some member has the model.
             if not only and all(peer.peer in asked or peer.stopped for peer in self._mesh.peers()):
                 return reply
 
     async def _kept(self, name: str, paths: Sequence[Path]) -> Path | None:
-        """Return where a model of members is in the end; None if Hugging Face's is another one."""
+        """Return the final place of a model from members; None if it differs from Hugging Face's."""
         from meshd.library.adopt import keep_pulled
 
         hub, cache, tell = self._stores.hub, self._config.paths.cache, partial(self._tell, name)
@@ -185,7 +188,7 @@ class Fetching:
         return found.paths[0]
 
     def _tell_whose(self, path: Path) -> None:
-        """Log whose word stands for a model of which only the header is here."""
+        """Log which members vouch for a model of which only the header is here."""
         if path.name.endswith(HEADER_SUFFIX):
             from meshd.library.pulled_models import said_of
 
@@ -195,9 +198,10 @@ class Fetching:
         LOG.info("model_fetching", model=name, what=what)
 
     def _say(self, now: FetchStatus) -> None:
-        """Show it; log a new step, each tenth, and once a minute."""
+        """Show the progress; log a new step, each tenth, and once a minute."""
         self._now = now
-        words = "".join(one for one in now.activity if not one.isdigit())  # some count while members read
+        # Some activities count while members read.
+        words = "".join(one for one in now.activity if not one.isdigit())
         key = (words, int((now.share or 0.0) * _TENTHS))
         at = asyncio.get_running_loop().time()
         if key != self._logged or at - self._logged_at >= _LOG_SECONDS:
@@ -248,14 +252,16 @@ def _of_transfer(name: str, progress: TransferProgress) -> FetchStatus:
 async def in_own_thread(
     work: Callable[[ReportProgress], T], on_progress: Callable[[TransferProgress], None]
 ) -> T:
-    """Return what blocking `work` returns; `on_progress` is called on the loop with what it reports.
+    """Run blocking `work` in a thread and return its result; `on_progress` runs on the loop.
 
-    When we are cancelled, it ends at its next report. One that reports nothing, for a line that stands still,
-    keeps nobody from stopping: its thread ends with the process, and what it has written is on the disk.
+    If the caller is cancelled, `work` ends at its next report. A `work` that reports nothing, on a stalled
+    connection for example, does not delay the stop: its thread ends with the process, and its written data
+    stays on disk.
     """
     loop, stopped = asyncio.get_running_loop(), threading.Event()
     ended: asyncio.Future[T] = loop.create_future()
-    ended.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, if nobody asks
+    # Marks an exception as seen, if nobody asks.
+    ended.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def report(progress: TransferProgress) -> None:
         if stopped.is_set():
@@ -264,7 +270,7 @@ async def in_own_thread(
 
     def run() -> None:
         try:
-            with Contained("local client", "download"):  # whoever waits hears of any failure
+            with Contained("local client", "download"):  # the caller gets any failure
                 tell = partial(ended.set_result, work(report))
         except (MeshdError, OSError) as error:
             tell = partial(ended.set_exception, error)
@@ -298,7 +304,7 @@ def _log_step(progress: TransferProgress) -> None:
 
 
 def with_paths(config: Config, paths: dict[Wanted, Path]) -> Config:
-    """Return the settings with the paths of models in place of their names."""
+    """Return the settings with the paths of models instead of their names."""
     found = {(wanted.name, wanted.header_only): path for wanted, path in paths.items()}
 
     def placed(given: Path | str) -> Path | str:
@@ -321,7 +327,7 @@ def with_paths(config: Config, paths: dict[Wanted, Path]) -> Config:
 
 
 def with_header(serve: ServeConfig, path: Path) -> ServeConfig:
-    """Serve from a header, without devices, as here are no layers; or the whole model, if `path` is that."""
+    """Return settings for a header, without devices, or for the whole model if `path` is one."""
     if path.name.endswith(HEADER_SUFFIX):
         return replace(serve, model=path, devices=("none",))
     return replace(serve, model=path, header_only=False)

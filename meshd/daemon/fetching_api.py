@@ -14,11 +14,11 @@ from meshd.model.device_sampling import DeviceSampling
 from meshd.model.served_facts import ServedFacts
 from meshd.model.status import FetchStatus, ModelState, ModelStatus
 
-_LEAST_RETRY, _MOST_RETRY = 5, 60  # seconds that clients are told to wait
+_LEAST_RETRY, _MOST_RETRY = 5, 60  # seconds in the Retry-After of an answer
 
 
 class FetchedUpstream:
-    """Implements Upstream for a model that is not here yet, so requests are refused."""
+    """A model that is not here yet, so requests are refused (implements Upstream)."""
 
     crashes = 0
     device_sampling: DeviceSampling | None = None
@@ -72,7 +72,7 @@ class FetchedUpstream:
 
 
 class ModelsOnceFetched:
-    """Implements Models."""
+    """The models of a role, which arrive later (implements Models)."""
 
     def __init__(self, fetching: Callable[[], FetchStatus], *, on_demand: bool) -> None:
         """Begin without a model. `on_demand`: as in Models, for the models to come."""

@@ -45,7 +45,7 @@ async def enter(
     def transports(invite: Invite, keys: JoinKeys) -> "InviterDialers":
         return InviterDialers(invite, keys, key, config, mesh_port)
 
-    # how it may join, from the settings
+    # How the node may join, from the settings.
     links = config.links
     options = JoinOptions(
         name=config.node.name,
@@ -57,7 +57,7 @@ async def enter(
         has_udp=mesh_port.quic is not None,
         founds_mesh=founds_mesh,
     )
-    # join
+    # Join.
     enrolment = Enrolment(
         home,
         key,
@@ -72,7 +72,7 @@ async def enter(
 
 
 class InviterDialers:
-    """Implements JoinTransports with real links."""
+    """The transports to an inviter over real links (implements JoinTransports)."""
 
     def __init__(
         self, invite: Invite, keys: JoinKeys, key: KeyPair, config: Config, mesh_port: MeshPort
@@ -129,7 +129,7 @@ class InviterDialers:
 
 
 class MeshReplyPort:
-    """Implements ReplyPort with the mesh's UDP port."""
+    """The mesh's UDP port as the port of a reply (implements ReplyPort)."""
 
     def __init__(self, mesh_port: MeshPort, stun: Sequence[str]) -> None:
         self.seen = asyncio.Event()
@@ -138,7 +138,7 @@ class MeshReplyPort:
 
     @property
     def same_everywhere(self) -> bool | None:
-        """Return True if all servers see the same port of this node; None if unknown."""
+        """True if all servers see the same port of this node; None if unknown."""
         return self._reflexive.same_everywhere
 
     def candidates(self) -> Sequence[Candidate]:

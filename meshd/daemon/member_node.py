@@ -1,4 +1,4 @@
-"""Everything a node has as a member: its key, certificates, books, links and peers, built once."""
+"""The parts of a node as a member, built once: key, certificates, books, links and peers."""
 
 import secrets
 import time
@@ -36,13 +36,13 @@ from meshd.wire.address import Candidate
 from meshd.wire.native import NativeVersion
 from meshd.wire.netfacts import NetFacts
 
-NODE_WINDOW_BYTES = 64 << 20  # by which the windows of all sessions together may grow
+NODE_WINDOW_BYTES = 64 << 20  # limit of the growth of all sessions' windows together
 
 
 class MemberNode:
-    """This node as a member of its mesh: built from the files of `home`; `serve` is the daemon's to run.
+    """This node as a member of its mesh: built from the files of `home`; the daemon runs `serve`.
 
-    It decides nothing. Its parts ask it for one another, as NodeHost and TransportUser.
+    It decides nothing. Its parts reach one another through it, as NodeHost and TransportUser.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class MemberNode:
         self._home = home
         self._key = key
         self._first_pipe = entered.pipe
+        # Its state.
         self.membership = membership = entered.membership
         self.invites = home.load_invites(membership.mesh)
         self.bans = home.load_revocations(membership.mesh)
@@ -70,6 +71,7 @@ class MemberNode:
         self.book = self._kept_book.book
         remember(entered, self._kept_book, self.bans, home)
         keep_name(home, config.node.name)
+        # Its links and peers.
         self._callers = Callers()
         self.mesh_port = mesh_port
         self.node = self._make_node(role, native)
@@ -140,12 +142,12 @@ class MemberNode:
         )
 
     def printed_token(self) -> str | None:
-        """The token of `printed_invite`."""
+        """Return the token of `printed_invite`."""
         reply = self.printed_invite()
         return reply.token if reply is not None else None
 
     def printed_invite(self) -> InviteReply | None:
-        """What a role prints at its start; None: this node may not invite."""
+        """Return the invite that a role prints at its start; None if this node may not invite."""
         return self.authority.printed_invite(
             now=int(time.time()),
             secret=secrets.token_bytes(16),
@@ -154,7 +156,7 @@ class MemberNode:
         )
 
     async def serve(self) -> None:
-        """Everything that reaches peers, until cancelled."""
+        """Run everything that reaches peers, until cancelled."""
         async with Owner() as owner:
             owner.start(self.mesh.serve(), name="mesh")
             owner.start(self.transports.serve(self.mesh), name="transports")
@@ -168,7 +170,7 @@ class MemberNode:
     # TransportUser.
 
     def handshake(self) -> HandshakeContext:
-        """What links show and check, as of now."""
+        """Return the current credentials of links, and what links check."""
         return HandshakeContext(
             credentials=Credentials(self._key, self.membership.chain),
             mesh=self.membership.mesh,
@@ -179,16 +181,16 @@ class MemberNode:
         )
 
     async def admit(self, joining: Joining) -> bool:
-        """Answer one joiner; says whether it is a member now."""
+        """Answer one joiner; return True if it is a member now."""
         invite = joining.proven.invite_id or b""
         return await self._inviter.admit(joining, joiner=joining.peer, invite_id=invite)
 
     def network_changed(self) -> None:
-        """See TransportUser."""
+        """Publish new addresses or facts of the network."""
         self.local.network_changed()
 
     def found_nearby(self, peer: PeerId, candidates: Sequence[Candidate]) -> None:
-        """See TransportUser."""
+        """Note a peer's addresses in one of our networks, and dial it; no candidates: it is gone."""
         self.book.nearby(peer, candidates)
         if candidates:
             self.mesh.seen_nearby(peer)
@@ -197,23 +199,23 @@ class MemberNode:
 
     @property
     def may_dial(self) -> MayDial:
-        """See NodeHost."""
+        """The rule for addresses that may be dialled."""
         return self.transports.addresses.may_dial
 
     def record(self) -> PeerRecord:
-        """See NodeHost."""
+        """Return this node's record, as others see it."""
         return self.local.record
 
     def is_near(self, candidates: Sequence[Candidate]) -> bool:
-        """See NodeHost."""
+        """Say whether one of these is on this machine, or in one LAN with it."""
         return local_addresses.any_beside(candidates)
 
     def why_not_direct(self, theirs: NetFacts | None, last_error: str) -> str:
-        """See NodeHost."""
+        """Explain in one sentence why there is no direct link."""
         return self.transports.network_state.why_not_direct(theirs, last_error)
 
     def woke(self) -> None:
-        """See NodeHost."""
+        """Renew ports, mappings and relays after a sleep."""
         self.transports.addresses_changed()
 
 

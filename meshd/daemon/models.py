@@ -135,14 +135,14 @@ class ModelExchange:
         `is_own`: the node needs the model itself, so no verb ends the pull or keeps it from beginning.
         Raises UserError if the text names no model, or if too many pulls run.
         """
-        # the name
+        # The name.
         try:
             name = parse_model_name(request.name)
         except ValueError as error:
             from meshd.library.resolve import no_name  # and stores, which no pull needs
 
             raise no_name(request.name, error) from None
-        # a running pull of the same name
+        # A running pull of the same name.
         make = _kind_of_pull(request)
         running = (
             one
@@ -158,14 +158,14 @@ class ModelExchange:
         if self._owner is None:
             raise UserError("this node is starting or stopping", hint="try again in a moment")
         self._forget([one for one in self._pulls.values() if one.failed_unseen and one.name == name])
-        # a new one
+        # A new pull.
         work = make(self._mesh, name, self._place, rate=float(request.rate) or None)
         self._last_id += 1
         now = asyncio.get_running_loop().time()
         pull = _Pull(self._last_id, name, work, None, now, background=request.background, is_own=is_own)
         self._pulls[pull.id] = pull
         pull.task = self._owner.start_for("local client", self._run(pull), name="model pull")
-        pull.task.add_done_callback(lambda _: _end(pull))  # also of one that never began
+        pull.task.add_done_callback(lambda _: _end(pull))  # even if its task never began
         return _reply(pull)
 
     def progress(self, number: int) -> PullReply:
@@ -193,7 +193,7 @@ class ModelExchange:
                 LOG.info("model_pulled", file=pull.work.state.name, bytes=pull.work.state.total)
         except LocalProtocolError:
             raise
-        except NobodyHasIt as error:  # who asked is told, and may ask again
+        except NobodyHasIt as error:  # the caller gets the error, and may ask again
             pull.error = error
         except MeshdError as error:
             pull.error = error

@@ -76,7 +76,7 @@ async def check_native_once(
     if key and passed.use(key):
         return good
     checked = await check_native(native, pin=pin, logs=logs, head=head)
-    # a llama-server without a known commit causes a warning at each start
+    # A llama-server without a known commit causes a warning at each start.
     if key and checked == good and key == _checked_key(native, pin, head=head, machine=machine):
         passed.add(key)
     return checked
@@ -134,6 +134,7 @@ async def check_native(native: NativeBuild, *, pin: Pin, logs: Path, head: bool)
     All run at once. Raises UserError that names the faulty program and what to do.
     """
     try:
+        # All checks run at once.
         async with Owner() as owner:
             ours = _check_ours(native.mesh_server, (), pin, logs / "native-check.log")
             asked = [owner.start(_answer(ours), name="mesh-server check")]
@@ -144,7 +145,7 @@ async def check_native(native: NativeBuild, *, pin: Pin, logs: Path, head: bool)
                     _load_module(native.llama_server, native.module, pin, logs / "llama-module-check.log"),
                 )
                 asked += [owner.start(_answer(check), name="native check") for check in more]
-            # in this order: of several faults the first is the cause
+            # In this order: of several faults the first is the cause.
             answers = [_or_raise(await check) for check in asked]
     except ExceptionGroup as group:
         raise first_error(group) from None

@@ -44,7 +44,7 @@ async def _check(config: Config, servers: Servers) -> NetcheckReply:
 async def _ask_router(config: Config) -> MapStatus:
     if config.links.no_portmap:
         return NOT_ASKED
-    # nothing is mapped, so neither secret nor chance matter
+    # Nothing is mapped, so neither secret nor randomness matters.
     ask = home_routers(
         secret=bytes(16), name=config.node.name, random_port=lambda: secrets.randbelow(1 << 16)
     )

@@ -22,8 +22,8 @@ from meshd.portmap.mapper import PortMapper, home_routers
 from meshd.wire.address import Candidate, Proto
 from meshd.wire.netfacts import CAPABILITY, NetFacts
 
-FIRST_LOOK_SECONDS = 3.0  # for which a first token waits; routers that map answer within one
-PORTMAP_BLOB = "portmap"  # what shows a router that it is us again
+FIRST_LOOK_SECONDS = 3.0  # a first token waits so long; routers that map answer within one second
+PORTMAP_BLOB = "portmap"  # proves to a router that this is the same node
 
 
 class NetworkState:
@@ -45,7 +45,7 @@ class NetworkState:
         self._local_only = local_only
         self._changed = changed
         self._looked = asyncio.Event()
-        # the router
+        # The router.
         self.portmap = PortMapper(
             ports=ports,
             routers=home_routers(
@@ -59,7 +59,7 @@ class NetworkState:
         )
         if config.links.no_portmap or local_only:
             self._looked.set()  # there is nothing to wait for
-        # the servers
+        # The servers.
         self.watch = NetWatch(
             servers=Servers(()) if local_only else servers_of(config),
             hosts=local_addresses.hosts,

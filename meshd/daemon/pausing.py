@@ -21,7 +21,7 @@ def was_paused(home: Home) -> bool:
 
 
 class Pausing:
-    """The pause of a node. `pause`: the role's; None if the role lends nothing."""
+    """The pause of a node. `pause`: the role's pause; None if the role lends nothing."""
 
     def __init__(self, home: Home, local: PausedMember, pause: Pause | None) -> None:
         self._home = home

@@ -87,7 +87,7 @@ class Planning:
 
     async def plan(self, request: PlanRequest) -> PlanReply:
         """Plan for a model. Raises UserError if the file is not a model, or the model fits nowhere."""
-        # the model and the options
+        # The model and the options.
         (options, roster), path = self._asked(request), Path(request.model)
         limits = asked_memory(request)
         model = await planned_model(path, self._cache)
@@ -95,7 +95,7 @@ class Planning:
         layers = read_layers(headers, name=model.name)
         drafting = await self._drafts(request, options, headers, layers)
         options = replace(options, draft=drafting.draft_model)
-        # the machines
+        # The machines.
         work = layer_work(headers, shape_of(layers, options), layers.count)
         marks = marks_of(index) if index is not None else b""
         surveyed = await self._surveyor.compared(work, options, roster, self._held(), _tell, marks=marks)
@@ -103,7 +103,7 @@ class Planning:
         if index is not None:
             machines = replace(machines, lacking=lacking_shares(index, machines.offers))
         machines = with_memory_limits(machines, limits, options.node_name)
-        # the splits
+        # The splits.
         now = asyncio.get_running_loop().time()
 
         def choices(spared: Collection[str]) -> Choices:
@@ -118,7 +118,7 @@ class Planning:
                 for split in ranked_splits(layers, work, there, options)
             ]
 
-        # in a thread, so that links and streams need not wait
+        # In a thread, so that links and streams need not wait.
         found, spared = await asyncio.to_thread(with_fewest, choices, surveyed.spared)
         named = {*dict(spared), *(node for choice, _ in found for node in choice.nodes)}
         unmeasured = measured_machines(work, machines, options).unmeasured.items()
@@ -179,7 +179,7 @@ def with_fewest(
         return choices([node for node, _ in spared]), spared
     except (UserError, Refused):
         if spared:
-            with suppress(UserError, Refused):  # then the first reason is the better one
+            with suppress(UserError, Refused):  # the first error is the better one
                 return choices(()), ()
         raise
 

@@ -47,19 +47,19 @@ class BuiltRole:
     role: RunningRole
     gateway: "Callable[[], Gateway] | None" = None
     pause: Pause | None = None
-    """Of a role that lends devices."""
+    """The pause of a role that lends devices."""
     lendable: Callable[[Sequence[OfferedDevice]], tuple[OfferedDevice, ...]] = tuple
-    """Devices of this machine, with what its user lends of their memory."""
+    """Return these devices of this machine, with the memory that the user lends."""
     held: Callable[[], Mapping[tuple[str, str], int]] = dict
-    """Memory that its model takes of devices, by node and device."""
+    """Return the memory that the role's model occupies, by node and device."""
     explain: "Callable[[], Awaitable[Explained | None]] | None" = None
-    """Of one that serves a model: where the time of its tokens went; None while it is not loaded."""
+    """Account for the time of the served model's tokens; None while it is not loaded."""
     speeds: DeviceSpeeds | None = None
-    """Of the devices that its status lists."""
+    """The speeds of the devices that the role's status lists."""
     serving: "Callable[[Path], ServedAs | None]" = lambda _file: None
-    """How a model with this file is, or would be, served; None: as the settings say."""
+    """Return how a model with this file is, or would be, served; None: by the settings."""
     drafting: "Callable[[Path], Drafting | None]" = lambda _file: None
-    """Of the model with this file; None where it is not served."""
+    """Return the drafts of the model with this file; None if it is not served."""
 
 
 class FetchingRole(RunningRole, Protocol):
@@ -88,7 +88,7 @@ class ClaimedRole(Protocol):
 
 
 class RoleKind(Protocol):
-    """One of ROLES (roles.py)."""
+    """A kind of role, one of ROLES (roles.py)."""
 
     @property
     def needs_native(self) -> bool:

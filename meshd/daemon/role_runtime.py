@@ -1,4 +1,4 @@
-"""What the roles get to work with: real children, tunnels, pipes and the native binaries."""
+"""The runtime of the roles: real children, tunnels, pipes and the native binaries."""
 
 import contextlib
 import functools
@@ -53,7 +53,10 @@ NOT_BUILT = "llama.cpp is not built yet"
 
 
 def find_native(paths: Paths, *, head: bool = True) -> NativeBuild:
-    """The binaries in use; a worker (not `head`) needs no llama-server. Raises UserError without them."""
+    """Return the binaries in use; a worker (not `head`) needs no llama-server.
+
+    Raises UserError without them.
+    """
     named = paths.native_bin
     if named is not None:
         info = native_build.read_bin_dir(named, paths.cache, head=head)
@@ -75,7 +78,10 @@ def find_native(paths: Paths, *, head: bool = True) -> NativeBuild:
 
 
 def native_if_built(paths: Paths) -> NativeBuild:
-    """For a role that starts none of the programs; `meshd plan` may. Where there is none it says so then."""
+    """Return the binaries for a role that starts none, or placeholders.
+
+    `meshd plan` may start a binary, and reports a missing one then.
+    """
     try:
         return find_native(paths, head=False)
     except UserError:
@@ -91,7 +97,7 @@ def native_if_built(paths: Paths) -> NativeBuild:
 
 
 def machine_id(mesh: bytes) -> str:
-    """The same for all nodes of one mesh on this machine, and of no use to anybody else."""
+    """Return an id shared by all nodes of one mesh on this machine; it is of no use to anybody else."""
     try:
         seed = Path("/proc/sys/kernel/random/boot_id").read_bytes()
     except OSError:
@@ -100,7 +106,7 @@ def machine_id(mesh: bytes) -> str:
 
 
 def device_speeds(runtime: RoleRuntime, threads: int) -> DeviceSpeeds:
-    """Of this machine; they are the same in all meshes."""
+    """Return the speeds of this machine's devices, which are the same in all meshes."""
     run_to_end, paths = runtime.processes.run_to_end, runtime.paths
     return DeviceSpeeds(runtime.native, run_to_end, paths, machine=machine_id(b""), threads=threads)
 
@@ -113,7 +119,7 @@ def make_runtime(
     *,
     gives: Callable[[], bool],
 ) -> RoleRuntime:
-    """All of it, for one daemon. `gives`: it gives members pieces of the models that it serves."""
+    """Build the runtime of one daemon. `gives`: whether members get pieces of the models that it serves."""
     cache = config.paths.cache
     return RoleRuntime(
         mesh=mesh,
@@ -138,7 +144,7 @@ def make_runtime(
 
 
 def make_processes(waiting: str = AUTO) -> Processes:
-    """Return real ones; `waiting`: the setting."""
+    """Return the real processes; `waiting`: the setting."""
     return Processes(
         make_child=_make_child,
         run_to_end=run_to_end,
@@ -158,7 +164,7 @@ def make_processes(waiting: str = AUTO) -> Processes:
 
 
 def open_tunnel(setting: str, mesh: Mesh, asked: TunnelRequest) -> Tunnel:
-    """See TunnelRequest; `setting`: of `links.compress`."""
+    """Open the requested tunnel; `setting`: `links.compress`."""
     takes = asked.compressed == COMPRESSED_VERSION
 
     def compresses() -> Compression:
@@ -184,7 +190,7 @@ def _make_child(spec: Callable[[], ChildSpec], name: str) -> Child:
 
 
 def _compresses(setting: str, mesh: Mesh, peer: PeerId, *, always: bool) -> Compression:
-    """Return how a stream to `peer` is compressed: by what was asked for, else as its path is now."""
+    """Return how a stream to `peer` is compressed: as requested, or by its current path."""
     if setting != "auto" or always:
         return Compression.NOTHING if setting == "off" else Compression.ALL
     verdict = judge(next((status.paths for status in mesh.peers() if status.peer == peer), ()))
@@ -193,7 +199,7 @@ def _compresses(setting: str, mesh: Mesh, peer: PeerId, *, always: bool) -> Comp
 
 
 def _answers(place: Path) -> ReadyProbe:
-    """llama-server answers at its socket, which is closed to other users whatever its umask made it."""
+    """Return a probe for llama-server's socket, which also closes the socket to other users."""
     ask = http_200(place)
 
     async def ready() -> bool:
@@ -209,7 +215,7 @@ def _make_private(place: Path) -> None:
 
 
 async def _first_token(place: Path, sampling: FindSampling) -> ReadyReport:
-    from meshd.gateway.ready import one_token  # aiohttp: 11 MB that a worker does without
+    from meshd.gateway.ready import one_token  # aiohttp: 11 MB that a worker avoids
 
     return await one_token(place, sampling)
 

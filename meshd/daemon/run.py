@@ -51,15 +51,15 @@ if TYPE_CHECKING:
     from meshd.daemon.planning import Planning
     from meshd.gateway.server import Gateway
 
-ADDRESS_SECONDS = 2.0  # how often this machine's addresses are looked at
-_IMPORT_SECONDS = 0.0005  # for which an import in a thread keeps the loop from running
-_READY_SECONDS = 1.0  # how often is looked whether the API can answer
+ADDRESS_SECONDS = 2.0  # how often this machine's addresses are checked
+_IMPORT_SECONDS = 0.0005  # switch interval: an import in a thread blocks the loop for so long
+_READY_SECONDS = 1.0  # how often the API's readiness is checked
 GOODBYE_SECONDS = 0.3  # for the last frames to leave
 LOG = log.get("daemon")
 
 
 def run(config: Config, role: str, out: Callable[[str], None]) -> int:
-    """Be a node until stopped; `out` gets the token line. Returns the exit code. Raises MeshdError."""
+    """Run a node until it is stopped; `out` gets the token line. Returns the exit code. Raises MeshdError."""
     log.set_up(level=config.log.level, form=config.log.format, file=config.paths.logs / "meshd.log")
     raise_limit()
     keep_freed_memory()
@@ -76,7 +76,7 @@ def run(config: Config, role: str, out: Callable[[str], None]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Live:
-    """The parts of a node that is a member by now."""
+    """The parts of a node that has become a member."""
 
     member: MemberNode
     runtime: RoleRuntime
@@ -87,7 +87,7 @@ class _Live:
 
 
 class Daemon:
-    """One node."""
+    """One node from start to end."""
 
     def __init__(
         self,
@@ -107,11 +107,11 @@ class Daemon:
         self._stopping = asyncio.Event()
         self._exit_code = 0
         self._gateway: Gateway | None = None
-        self._built: BuiltRole  # while models are fetched, what stands in for the role
+        self._built: BuiltRole  # while models are fetched, the substitute for the role
         self._planning: Planning | None = None
 
     async def main(self) -> int:
-        """Run until a signal or `meshd stop`; returns the exit code."""
+        """Run until a signal or `meshd stop`; return the exit code."""
         loop = asyncio.get_running_loop()
         watch_loop(loop)
         loop.add_signal_handler(signal.SIGTERM, self._stop, "SIGTERM")
@@ -218,7 +218,7 @@ class Daemon:
             await self._serve(live)
         finally:
             if member.local.has_left:
-                self._home.leave(drop_root=True)  # what was written since: bans, addresses, the book
+                self._home.leave(drop_root=True)  # removes what was written since: bans, addresses, the book
 
     def _role_status(self) -> RoleStatus:
         return self._built.role.status
@@ -233,19 +233,21 @@ class Daemon:
 
     def _planning_now(self, member: MemberNode, runtime: RoleRuntime) -> "Planning":
         if self._planning is None:
-            from meshd.daemon.planning import make_planning  # nodes that nobody asks do without what it takes
+            from meshd.daemon.planning import make_planning  # imported on demand: most nodes are never asked
 
             self._planning = make_planning(self._config, member, runtime, ROLES[self._role], self._built)
         return self._planning
 
     async def _serve(self, live: "_Live") -> None:
-        """Run everything. At the end the role goes first: its children, then the peers, then the links."""
+        """Run everything. At the end the role stops first: its children, then the peers, then the links."""
         member = live.member
+        # The control socket.
         tunnels = make_tunnels(member.mesh, self._home)
         pausing = Pausing(self._home, member.local, self._built.pause)
         control = self._control(live, tunnels, pausing)
         admin = AdminServer(home=self._config.paths.home, control=control)
         admin.open()
+        # The mesh, then the role and its API.
         async with Owner() as network:
             network.start(member.serve(), name="peers")
             network.start(admin.serve(), name="admin")
@@ -268,7 +270,8 @@ class Daemon:
                         is_open.set()
                         work.start(self._say_when_ready(lambda: gateway.status), name="ready")
                     gc.collect()
-                    gc.freeze()  # objects that exist now stay: later collections need not walk them each time
+                    gc.freeze()  # existing objects stay: later collections need not walk them each time
+                    # The token.
                     await member.transports.network_state.first_look()
                     await member.transports.known_outside()  # a token names the outer address, too
                     self._print_token(member)
@@ -279,7 +282,7 @@ class Daemon:
                 await asyncio.sleep(GOODBYE_SECONDS)
 
     async def _play(self, live: "_Live", pausing: Pausing, is_open: asyncio.Event) -> None:
-        """Run the role, once its models are here. `is_open`: its API is."""
+        """Run the role, once its models are here. `is_open` is set once its API is open."""
         if live.fetching is not None:
             if self._role == WORKER_ROLE:  # heads ask it once it has something to lend
                 live.member.local.pause(paused=True)
@@ -289,7 +292,7 @@ class Daemon:
             live.models.fetched(config)
             live.storage.fetched(config)
             self._built = await live.claimed.build(live.runtime, live.member)
-            self._planning = None  # it knew nothing of the role
+            self._planning = None  # it was made for the substitute
             pausing.lends(self._built.pause)
             if self._role == WORKER_ROLE:
                 live.member.local.pause(paused=pausing.is_paused)
@@ -329,23 +332,23 @@ class Daemon:
             return
         try:
             invite = member.printed_invite()
-        except UserError as error:  # the disk takes no new invite
+        except UserError as error:  # the disk cannot take a new invite
             LOG.warning("no_invite", why=error.what)
             self._note(f"no invite token: {error.what}; fix that, then run `meshd invite`")
             return
         if invite is None:
-            self._remark(ROLES[self._role].what_now)  # it joined with a token, and may invite nobody
+            self._remark(ROLES[self._role].what_now)  # it joined with a token, and may not invite
             return
         self._out(invite.token)
         self._remark(f"{invite.validity(member.node.wall_clock())}\n{use}")
 
     async def _say_when_ready(self, status: Callable[[], GatewayStatus]) -> None:
         """Print the API's URL once it is ready, as the last line for people."""
-        while not (now := status()).ready:  # noqa: ASYNC110 - nothing tells of it
+        while not (now := status()).ready:  # noqa: ASYNC110 - no event announces readiness
             await asyncio.sleep(_READY_SECONDS)
         host = self._config.serve.host
         self._remark(f"ready: chat at {now.url}")
-        # 127.0.0.1 is of no use on the phone that it was opened for
+        # 127.0.0.1 is useless on a phone.
         if (lan := url_in_the_lan(now.url, host, local_addresses.hosts())) is not None:
             self._remark(f"from other devices: {lan}")
 

@@ -1,7 +1,7 @@
-"""The role serve, from the settings: a head and its gateway.
+"""The head's role, from the settings: a head and its gateway.
 
 Modules that only a head needs are imported where they are used: a worker's daemon imports this module, and
-does without aiohttp (11 MB).
+avoids aiohttp (11 MB).
 """
 
 import contextlib
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class ServeRole:
-    """Implements RoleKind."""
+    """The kind of role that serves models (implements RoleKind)."""
 
     needs_native = True
     runs_llama_server = True
@@ -106,17 +106,17 @@ async def _open(
     *,
     header_only: bool = False,
 ) -> ModelFile:
-    assert isinstance(path, Path)  # names are found by now
+    assert isinstance(path, Path)  # names have been resolved by now
     if header_only:
         from meshd.store.header_file import HeaderFile  # which no worker needs
 
-        # this node's devices were left out: here are no layers to compute with
+        # This node's devices were left out: no layers are computed here.
         file: ModelFile = await HeaderFile.open_header(path)
     else:
         file = await ModelFile.open(path, cache=hashes, name=name_of_blob(path))
     held.callback(file.close)
     check_is_model(file.headers[0], label=file.name)
-    if config.paths.native_bin is None:  # a llama.cpp of the user's own may know others
+    if config.paths.native_bin is None:  # the user's own llama.cpp may know others
         check_architecture(file.headers[0], label=file.name)
     return file
 
@@ -146,15 +146,15 @@ class EarlyApi:
 
 @dataclass(slots=True)
 class ClaimedServe:
-    """Implements ClaimedRole."""
+    """A head whose files are open and whose port is bound (implements ClaimedRole)."""
 
     config: Config
     files: Sequence[Sequence[ModelFile]]
-    """Of each model its own, and smaller ones for when that does not fit."""
+    """The file of each model, and smaller ones in case it does not fit."""
     api: "ApiPort"
     hashes: HashCache
     held: contextlib.ExitStack
-    """Closes the files."""
+    """The stack that closes the files."""
     early: "EarlyApi | None" = None
     """The API that opened before the models were here."""
 
@@ -184,6 +184,7 @@ class ClaimedServe:
         from meshd.head.model import Model
 
         speeds = device_speeds(runtime, ServeRole().threads(self.config))
+        # Several models: a pool of heads.
         if self.config.models:
             pool = await self._pool(runtime, member, speeds)
             return BuiltRole(
@@ -195,6 +196,7 @@ class ClaimedServe:
                 serving=pool.serving,
                 drafting=pool.drafting,
             )
+        # One model.
         file, *smaller = self.files[0]
         draft = await self._draft_model(self.config.serve, file)
         head = Model(runtime, file, head_options(self.config, member, draft), speeds, smaller)
@@ -270,7 +272,7 @@ class ClaimedServe:
                 head_options(replace(self.config, serve=model.serve), member, draft),
                 name=model.name,
                 child=f"llama-server-{model.name}",
-                socket=f"m{number}.sock",  # no longer than that of control
+                socket=f"m{number}.sock",  # no longer than the control socket's
             )
             head = Model(runtime, file, options, speeds, smaller)
             rule = ModelRule(model.name, group=model.group, ttl=model.ttl)
@@ -284,7 +286,7 @@ class ClaimedServe:
         path = serve.draft_model
         if path is None:
             return None
-        assert isinstance(path, Path)  # as the model's
+        assert isinstance(path, Path)  # resolved, like the model's
         file = await ModelFile.open(path, cache=self.hashes, name=name_of_blob(path))
         file.close()
         return draft_model(str(path), file.name, file.headers, model.headers[0])
@@ -296,7 +298,7 @@ def head_options(config: Config, member: MemberNode, draft: "DraftModel | None" 
 
     serve = config.serve
     named = nodes_of(serve.layers, config.node.name)
-    # options for drafts are those of the pin
+    # The options for drafts are those of the pin.
     drafts = serve.speculate == "auto" and config.paths.native_bin is None
     settings = replace(
         serve,
@@ -350,4 +352,4 @@ def import_gateway() -> None:
     """Import the modules of a role's gateway, which may take long, so call it in a thread."""
     import meshd.gateway.ready
     import meshd.gateway.server
-    import meshd.head.member_api  # noqa: F401 - whoever makes a gateway finds them
+    import meshd.head.member_api  # noqa: F401 - imported for the code that makes a gateway

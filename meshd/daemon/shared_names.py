@@ -8,7 +8,7 @@ from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh
 
-_LOOK_SECONDS = 5.0  # between two looks: in a large mesh something changes all the time
+_LOOK_SECONDS = 5.0  # between two checks: in a large mesh something changes all the time
 LOG = log.get("daemon")
 
 

@@ -25,9 +25,9 @@ from meshd.peer.interface import Mesh
 from meshd.wire.limits import MAX_DISK_BYTES
 from meshd.wire.models import ToldDisk
 
-SHOWN_FILES = 16  # of a node; the number of others is shown
-COUNT_SECONDS = 60.0  # for so long files are not counted again
-_FIRST_COUNT_SECONDS = 0.5  # that the first request waits
+SHOWN_FILES = 16  # per node; the others are only counted
+COUNT_SECONDS = 60.0  # files are not counted again for so long
+_FIRST_COUNT_SECONDS = 0.5  # the first request waits so long for the count
 
 
 def started_with(config: Config) -> list[Path]:
@@ -77,7 +77,7 @@ class Storage:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            # folders of other programs, and paths of the user's variables: whatever they hold
+            # This reads folders of other programs, and paths in the user's variables, whatever they hold.
             models = await ended(in_thread(self._own), source="status", name="model count")
             self._count = None if models is None else (len(models), sum(map(_held, models)))
             self._counted.set()
@@ -122,7 +122,7 @@ class Storage:
         """List the largest models, with fingerprints if known, and count the others."""
         models, hashes = self._own(), self._cache / "weights"
         shown = [(model, facts_of(model, hashes)) for model in models[:SHOWN_FILES]]
-        files: dict[str, StoredFile] = {}  # a second file with one content is no other model
+        files: dict[str, StoredFile] = {}  # a second file with the same content is no other model
         for model, facts in shown:
             if not facts.problem:
                 file = StoredFile(name=names_of(model)[0], bytes=model.size, fingerprint=facts.fingerprint)

@@ -1,7 +1,7 @@
-"""All transports to and from peers that this node may use: kinds of link, signals, mDNS, the router's port.
+"""The transports to and from peers that this node may use: links, signals, mDNS, the router's port.
 
-Built before the mesh, which dials with them; served with it. A node whose mesh port is on loopback only keeps
-to this machine: it asks no server, no router and no network.
+They are built before the mesh, which dials with them, and served with it. A node whose mesh port is on
+loopback stays on this machine: it asks no server, no router and no network.
 """
 
 import asyncio
@@ -47,39 +47,42 @@ from meshd.wire.dialable import Here
 
 
 class RelayMail:
-    """The relays' mailboxes as signals want them (peer/signals.py)."""
+    """The relays' mailboxes for signals (implements MailRoute of peer/signals.py)."""
 
     def __init__(self, client: RelayClient) -> None:
         self._client = client
 
     async def send_mail(self, to: PeerId, blob: bytes) -> None:
-        """See Mail."""
+        """Hand a blob to a relay of the peer. Raises MeshdError if that is impossible now."""
         await self._client.send_mail(to, blob)
 
     async def receive_mail(self) -> tuple[PeerId, bytes]:
-        """See Mail."""
+        """Wait for the next blob and return it with its sender."""
         letter = await self._client.receive_mail()
         return letter.sender, letter.blob
 
 
 class Links(Dialer, Listener, Protocol):
-    """What makes and takes in links of a kind."""
+    """The dialer and listener of one kind of link."""
 
 
 class TransportUser(PortMember, Protocol):
-    """The member whose links these are."""
+    """The member that owns these links."""
 
     def network_changed(self) -> None:
-        """It may be reached elsewhere, or more is known of its network."""
+        """Note that this node's addresses, or the facts of its network, have changed."""
         ...
 
     def found_nearby(self, peer: PeerId, candidates: Sequence[Candidate]) -> None:
-        """Seen in one of our networks now; no candidates: not any more."""
+        """Note that a peer was seen in one of our networks; no candidates: it is gone."""
         ...
 
 
 class Transports:
-    """`dialers` for the mesh; `serve` runs everything that listens, announces or asks. Implements Reach."""
+    """The transports of one node (implements Reach).
+
+    `dialers` are for the mesh; `serve` runs everything that listens, announces or asks.
+    """
 
     def __init__(
         self,
@@ -214,38 +217,38 @@ class Transports:
         return (*self._relay_places, *self._stun)
 
     def _look(self) -> Here:
-        """Where this machine is, with its public addresses as servers see them."""
+        """Return where this machine is, with its public addresses as servers see them."""
         public = self.network_state.facts().public_v4
         outside = [*(one.host for one in self.reflexive.candidates()), *([public] if public else [])]
         return local_addresses.here(outside, local_only=self._mesh_port.local_only)
 
     def candidates(self) -> tuple[Candidate, ...]:
-        """Where this node can be reached, as known now."""
+        """Return where this node can be reached, as known now."""
         found = [candidate for listener in self._listeners for candidate in listener.candidates()]
         return tuple(dict.fromkeys([*found, *self.network_state.mappings(), *self.reflexive.candidates()]))
 
     def _nearby_candidates(self) -> Sequence[Candidate]:
-        """Return `candidates` and the link-local ones for neighbours on one link, which no record names."""
+        """Return `candidates` and the link-local addresses, which only neighbours on one link can use."""
         listener = self._mesh_port.listener
         return (*self.candidates(), *(listener.on_links() if listener in self._listeners else ()))
 
     def capabilities(self) -> Mapping[str, str]:
-        """See Reach."""
+        """Return the facts for this node's record, which tell peers about its network."""
         return self.network_state.capabilities()
 
     async def known_outside(self) -> None:
-        """Returns when servers have told where this node is seen, or cannot be asked; 1.5 s at most."""
+        """Wait until servers have reported this node's outer address, or cannot be asked; 1.5 s at most."""
         if self._asks_outside:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ASK_SECONDS):
                     await self.reflexive.asked.wait()
 
     def relay_urls(self) -> tuple[str, ...]:
-        """Relays by which it can be reached, for its record."""
+        """Return the relays through which this node can be reached, for its record."""
         return self.relay_client.urls() if self.relays else ()
 
     def addresses_changed(self) -> None:
-        """This machine is in another network, or has slept."""
+        """Look again: this machine is in another network, or has slept."""
         self.addresses.moved()
         self.network_state.addresses_changed()
         if self._searching is not None:
@@ -253,7 +256,7 @@ class Transports:
         self.relay_client.addresses_changed()
 
     async def serve(self, mesh: PeerMesh) -> None:
-        """Until cancelled."""
+        """Run all transports until cancelled."""
         self.signals.attach(mesh)
         self.members.attach(mesh)
         with self._mesh_port.stun_answers(self.reflexive.heard):
@@ -288,5 +291,5 @@ def _loopback() -> tuple[str, ...]:
 
 
 def read_relays(config: Config) -> tuple[RelayHint, ...]:
-    """The relays that this node was told. Raises UserError."""
+    """Return the configured relays. Raises UserError."""
     return tuple(map(parse_relay_url, config.links.relays))

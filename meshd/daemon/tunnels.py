@@ -37,7 +37,7 @@ LOG = log.get("tunnel")
 
 
 def make_tunnels(mesh: PeerMesh, home: Home) -> OwnTunnels:
-    """As they were at the last stop. Raises UserError when their file is damaged."""
+    """Restore the tunnels of the last run. Raises UserError if their file is damaged."""
     tunnels = OwnTunnels(
         mesh=mesh, save=lambda data: home.keep_blob(TUNNELS_BLOB, data), owned_by_user=of_this_user()
     )
@@ -46,7 +46,10 @@ def make_tunnels(mesh: PeerMesh, home: Home) -> OwnTunnels:
 
 
 def of_this_user() -> OwnerCheck:
-    """A tunnel on loopback is for programs of the user that runs this daemon, as its control socket is."""
+    """Return a check that a tunnel's client belongs to the user who runs this daemon.
+
+    A tunnel on loopback is for that user's programs only, like the control socket.
+    """
     owners = ConnectionOwners()
 
     async def owned_by_user(client: Address, server: Address) -> bool:
@@ -58,13 +61,13 @@ def of_this_user() -> OwnerCheck:
     return owned_by_user
 
 
-@functools.cache  # once a daemon
+@functools.cache  # once per daemon
 def _warn_user_unknown() -> None:
     LOG.warning("tunnel_user_unknown", why="this system does not tell which user made a connection")
 
 
 class TunnelAnswers(Answers):
-    """What concerns tunnels and exposed services; both outlive a restart."""
+    """Answer requests about tunnels and exposed services; both outlive a restart."""
 
     def __init__(self, mesh: PeerMesh, tunnels: OwnTunnels) -> None:
         self._mesh = mesh
@@ -72,7 +75,7 @@ class TunnelAnswers(Answers):
 
     @ExposeRequest.answer
     async def expose(self, request: ExposeRequest) -> ExposedView:
-        """A node that is not known yet is named by its whole id; none: as before."""
+        """Expose a service. An unknown node is named by its whole id; without names they stay as before."""
         place = _place(request.target, "the service")
         if not place.port:
             raise UserError(f"`{request.target}` has no port", hint="give the service as HOST:PORT")
@@ -132,7 +135,7 @@ class TunnelAnswers(Answers):
         return TunnelList(tunnels=views)
 
     def _to(self, peer: str, service: str) -> list[TunnelStatus]:
-        """Of the peers that tunnels to `service` lead to, `peer` has to mean one; no others count."""
+        """Return the open tunnels to `service` on `peer`; the name need only be unique among their peers."""
         found = [one for one in self._tunnels.opened() if one.service == service]
         names = self._names()
         meant = set(naming.meant(peer, {str(one.peer): names.get(one.peer, "") for one in found}))
@@ -146,7 +149,7 @@ class TunnelAnswers(Answers):
         return {peer.peer: peer.name for peer in self._mesh.peers()}
 
     def _peer(self, text: str) -> PeerId:
-        """Also one that is named already for a service or a tunnel; any at all by its whole id."""
+        """Return the peer of this name, which may be known only from a service, a tunnel or its whole id."""
         kept = {peer for one in self._tunnels.exposed() for peer in one.peers}
         kept |= {one.peer for one in self._tunnels.opened()}
         try:

@@ -1,4 +1,4 @@
-"""The role worker, from the settings."""
+"""The worker's role, from the settings."""
 
 import contextlib
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from meshd.worker.worker_options import WorkerOptions, check_may_work
 
 
 class WorkerRole:
-    """Implements RoleKind."""
+    """The kind of role that lends devices (implements RoleKind)."""
 
     needs_native = True
     runs_llama_server = False
@@ -54,7 +54,7 @@ class WorkerRole:
 
 @dataclass(slots=True)
 class ClaimedWorker:
-    """Implements ClaimedRole; `held` closes its files."""
+    """A worker whose files are open (implements ClaimedRole); `held` closes them."""
 
     config: Config
     store: DiskContentStore
@@ -70,13 +70,14 @@ class ClaimedWorker:
         """Open the model files. Raises UserError."""
         files = []
         for path in config.worker.models:
-            assert isinstance(path, Path)  # names are found by now
+            assert isinstance(path, Path)  # names have been resolved by now
             files.append(await ModelFile.open(path, cache=self.hashes, partial=True))
             self.held.callback(files[-1].close)
         self.config, self.files = config, files
 
     async def build(self, runtime: RoleRuntime, member: MemberNode) -> BuiltRole:
         """Build the worker. Raises MeshdError if this node may not lend devices."""
+        # The worker.
         check_may_work(member.membership.roles)
         lent = self.config.worker
         options = WorkerOptions(
@@ -88,6 +89,7 @@ class ClaimedWorker:
         worker = Worker(runtime, self.files, options, self.store)
         await worker.prepare()
         speeds = device_speeds(runtime, options.cpu_threads)
+        # Its answers about capacity.
         ProbesTaken(runtime.mesh)
         CapacityTeller(
             runtime.mesh,

@@ -1,4 +1,4 @@
-"""Asks other members what their devices could lend, and how fast they are."""
+"""Ask other members what their devices can lend, and how fast these devices are."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,16 +13,16 @@ from meshd.peer.interface import Mesh
 from meshd.peer.messages import MessageStream
 from meshd.wire.capacity import CAPACITY_SERVICE, AskCapacity, Capacity, Measuring, decode
 
-WORDLESS_SECONDS = 15.0  # without a word
-MEASURED_WITHIN_SECONDS = 300.0  # with them: a GPU's driver may compile first
-GIVEN_UP = 0  # code of a stream that is not needed any more
+WORDLESS_SECONDS = 15.0  # without any message
+MEASURED_WITHIN_SECONDS = 300.0  # with progress messages: a GPU's driver may compile first
+GIVEN_UP = 0  # code of a reset stream that is no longer needed
 
 OnProgress = Callable[[PeerId, str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityAnswer:
-    """What one node said; or why it said nothing."""
+    """One node's answer, or why there is none."""
 
     capacity: Capacity | None = None
     why_not: str = ""
@@ -31,7 +31,10 @@ class CapacityAnswer:
 async def ask_capacity(
     mesh: Mesh, peer: PeerId, asked: AskCapacity, on_progress: Callable[[str], None]
 ) -> Capacity:
-    """What one node says. Raises Broken, EndOfStream, Refused, RemoteProtocolError, TimeoutError."""
+    """Ask one node for its capacity.
+
+    Raises Broken, EndOfStream, Refused, RemoteProtocolError, TimeoutError.
+    """
     stream = mesh.open_stream(peer, CAPACITY_SERVICE, metadata={})
     try:
         messages = MessageStream(stream, CAPACITY_MESSAGES)
@@ -60,15 +63,19 @@ async def ask_all(
     marks: bytes = b"",
     before_measuring: Callable[[], Awaitable[None]] | None = None,
 ) -> dict[PeerId, CapacityAnswer]:
-    """Of each node what it knows. `measure`: those that lack times of devices, or rates of the paths between
-    these nodes, measure them then, one by one on each machine, as two at the same time disturb each other.
-    `recent` and `marks` as in AskCapacity. `before_measuring` is awaited before anybody is asked to.
+    """Ask each node for its capacity, and let nodes measure what they lack.
+
+    With `measure`, nodes that lack times of devices, or rates of the paths between these nodes, then measure
+    them, one node at a time on each machine, as two measurements at the same time disturb each other.
+    `recent` and `marks` as in AskCapacity. `before_measuring` is awaited before any node is asked to measure.
     """
+    # Ask all nodes at once for what they know.
     found: dict[PeerId, CapacityAnswer] = {}
     known = AskCapacity(tuple(timed), recent=recent, marks=marks)
     await _ask(mesh, [list(peers)], known, found, on_progress, at_once=True)
     if before_measuring is not None:
         await before_measuring()
+    # Group the nodes that lack figures by machine, and let each group measure one by one.
     by_machine: dict[str, list[PeerId]] = {}
     for peer, answer in found.items():
         if measure and answer.capacity is not None and _lacks(answer.capacity, len(timed), peers):
@@ -83,13 +90,13 @@ def _lacks(capacity: Capacity, timed: int, peers: Sequence[PeerId]) -> bool:
 
 
 def lacks_rates(capacity: Capacity, peers: Sequence[PeerId]) -> bool:
-    """Whether its path to some of `peers` was never seen full."""
+    """Say whether the path to one of `peers` has no measured rate."""
     asked = {peer.raw for peer in peers}
     return any(path.rate == 0 and path.peer in asked for path in capacity.paths)
 
 
 def lacks_times(capacity: Capacity, timed: int) -> bool:
-    """Whether some device was not measured with all that was asked."""
+    """Say whether some device lacks one of the `timed` measurements."""
     return any(len({time.kind for time in one.times}) < timed for one in capacity.devices)
 
 

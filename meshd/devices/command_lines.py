@@ -1,4 +1,4 @@
-"""Command lines and environment of the native children. Pure."""
+"""Build the command lines and environments of the native children. Pure."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ def mesh_server(
     memory: Sequence[int],
     descriptors: MeshDescriptors,
 ) -> list[str]:
-    """`memory` has bytes for each of `devices`."""
+    """Return the command line of a mesh-server. `memory` has bytes for each of `devices`."""
     argv = [program, "--fd", str(descriptors.head), "--threads", str(threads)]
     for device in devices:
         argv += ["--device", device]
@@ -40,19 +40,19 @@ def mesh_server(
 
 
 def trial(program: str, device: str, operations: Sequence[str]) -> list[str]:
-    """A mesh-server that computes these once on one device, and ends."""
+    """Return the command line of a mesh-server that tries these operations once on one device, and exits."""
     return [program, "--try-device", device, "--try", ",".join(operations)]
 
 
 def timing(program: str, device: str, threads: int, kinds: Sequence[str]) -> list[str]:
-    """A mesh-server that measures how long one device takes for layers, and ends."""
+    """Return the command line of a mesh-server that times layers on one device, and exits."""
     argv = [program, "--time-device", device, "--threads", str(threads)]
     return [*argv, *(word for kind in kinds for word in ("--time", kind))]
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What llama-server is started with. `plan` are the options of the split (plan/by_memory.py)."""
+    """The arguments of llama-server. `plan` holds the options of the split (plan/by_memory.py)."""
 
     model: str
     socket: str
@@ -71,28 +71,30 @@ _PROJECTOR_DEVICES = {"-mmdev", "--mmproj-device", "--mmproj-offload"}
 
 
 def llama_server(program: str, head: Head) -> list[str]:
-    """The serving process. What the user gave after `--` comes last, so that it wins.
+    """Return the command line of the serving process. The user's options after `--` come last, so they win.
 
     `-nr` (no repacking) keeps a split's text equal to one node's: repacked kernels of the head round
-    otherwise than a worker's. `--cache-ram 0`: the prompt cache in RAM aborts a head with RPC in some
+    differently from a worker's. `--cache-ram 0`: the prompt cache in RAM aborts a head with RPC in some
     builds, and takes 8 GiB by default. `--no-warmup`: it is one more pass through the whole model, and the
-    first token is asked for before anybody is told that the model is ready (head/run.py).
+    first token is requested anyway before the model is reported ready (head/run.py).
     """
     argv = [program, "-m", head.model, "--host", head.socket, "--alias", head.alias, "--no-webui", NO_WARMUP]
+    # Where the layers are computed.
     if head.endpoints:
         argv += ["--rpc", ",".join(head.endpoints)]
     argv += [*head.plan, "-lm", head.load_mode, "--cache-ram", "0", "-nr"]
     if head.threads:
         argv += ["--threads", str(head.threads)]
+    # Images: on the head unless the user says otherwise.
     if head.mmproj:
         argv += ["--mmproj", head.mmproj]
         if not _PROJECTOR_DEVICES & set(head.llama_args):
-            argv += ["--no-mmproj-offload"]  # its default is the first device of the plan: a worker's, mostly
+            argv += ["--no-mmproj-offload"]  # the default is the first device of the plan, usually a worker's
     return [*argv, *drafting(head.drafts, head.draft_model), *head.llama_args]
 
 
 def drafting(drafts: Drafts, model: str) -> list[str]:
-    """What llama-server drafts; without `-devd` it would compute the draft model on the workers."""
+    """Return the options for drafting. Without `-devd` the workers would compute the draft model."""
     kinds: list[str] = []
     argv: list[str] = []
     if drafts.free:
@@ -105,32 +107,32 @@ def drafting(drafts: Drafts, model: str) -> list[str]:
 
 
 def without_overridden(plan: Sequence[str], llama_args: Sequence[str]) -> tuple[str, ...]:
-    """The plan without its `-ot` where the user gives one: llama.cpp takes the first that matches."""
+    """Return the plan without its `-ot` if the user gives one: llama.cpp takes the first match."""
     if not {"-ot", "--override-tensor"} & set(llama_args) or "-ot" not in plan:
         return tuple(plan)
     at = list(plan).index("-ot")
     return (*plan[:at], *plan[at + 2 :])
 
 
-# By default OpenMP's threads spin on every core for as long as a token is under way to another machine, and
-# the daemon that carries it waits; without any spinning, each part of a matrix waits for threads to wake up.
-# libgomp's number of looks, and libomp's milliseconds.
+# By default OpenMP's threads spin on every core while a token is under way to another machine, and the daemon
+# that carries the token has to wait. Without any spinning, each part of a matrix waits for threads to wake
+# up. The values are libgomp's number of spins and libomp's milliseconds.
 CALM_THREADS = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
-# How threads of mesh-server (on GPUs) and of our module wait for a message that is expected soon
-# (docs/decisions/0066).
+# This variable says how threads of mesh-server (on GPUs) and of our module wait for a message that is
+# expected soon (docs/decisions/0066).
 WAITING = "GGML_MESH_WAITING"
-# Weights and caches of llama-server in pages of 2 MiB, where the kernel gives them to who asks, as glibc does
-# since 2.35.
+# Weights and caches of llama-server go into pages of 2 MiB where the kernel grants them on
+# request; glibc 2.35 and later requests them.
 LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
 def mesh_trial_environment(*, module: str, report: int) -> Mapping[str, str]:
-    """For a llama-server that only shows whether it loads our module."""
+    """Return the variables of a llama-server that only shows whether it loads our module."""
     return {"GGML_BACKEND_PATH": module, "GGML_MESH_REPORT_FD": str(report)}
 
 
 def mesh_server_environment(waiting: Waiting) -> Mapping[str, str]:
-    """Return the variables of a mesh-server whose threads wait so."""
+    """Return the variables of a mesh-server; `waiting` says how its threads wait."""
     return CALM_THREADS | {WAITING: waiting.value}
 
 
@@ -147,12 +149,13 @@ def mesh_head_environment(
 ) -> Mapping[str, str]:
     """Return the variables of a llama-server that loads our module.
 
-    `sockets` are descriptors, in the order of the workers.
-    `lent`: the bytes that each of those has reserved of each of its devices. One that has another number of
-    devices is lost, and so is one that refuses a buffer that they have room for. `activations`: how hidden
-    states cross, f32 or f16. `grace`: for so many seconds a path may be silent.
-    Preloaded, the module also keeps the loader from reading the workers' weights ahead; the linker takes no
-    blank or colon in its path.
+    `sockets` are descriptors, in the order of the workers. `lent`: the bytes that each worker has reserved on
+    each of its devices. A worker that has another number of devices is lost, and so is a worker that refuses
+    a buffer for which its devices have room. `activations`: the format of transmitted hidden states, f32 or
+    f16. `grace`: for so many seconds a path may be silent.
+
+    If preloaded, the module also keeps the loader from reading the workers' weights ahead; the linker accepts
+    no blank or colon in the path of the module.
     """
     preloaded = {} if set(module) & set(" :") else {"LD_PRELOAD": module}
     return {

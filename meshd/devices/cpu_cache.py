@@ -1,7 +1,7 @@
-"""The CPU as mesh-server listed it last, in a file of the cache, for a head that uses nothing else.
+"""The CPU as mesh-server listed it last, kept in a cache file for a head that uses no other device.
 
-Listing starts the drivers of all GPUs, which takes most of a second where there is one. Lost or damaged, the
-file costs a listing. Several daemons may share it: the last one wins.
+A listing starts the drivers of all GPUs, which takes most of a second on a machine with a GPU. If the file is
+lost or damaged, the CPU is listed again. Several daemons may share the file: the last one to write wins.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ LOG = log.get("serve")
 
 
 class CpuCache:
-    """The file at `path`; without one nothing is kept. `key`: see device_trial.listing_key."""
+    """The cache file at `path`; without a path nothing is kept. `key`: from device_trial.listing_key."""
 
     def __init__(self, path: Path | None, key: str) -> None:
         self._path = path
@@ -27,7 +27,7 @@ class CpuCache:
 
     @property
     def cpu(self) -> OfferedDevice | None:
-        """Return the CPU; None if it was not listed by this program since this machine started."""
+        """The CPU; None if this program has not listed it since this machine started."""
         return self._kept
 
     def keep(self, listed: Sequence[OfferedDevice]) -> None:

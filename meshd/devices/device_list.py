@@ -1,8 +1,8 @@
-"""The devices of this machine and what is free of them, asked of the program by one at a time.
+"""List the devices of this machine and their free memory. One listing runs at a time.
 
-A listing starts the driver of each GPU, which takes most of a second, so one is used again where it must
-still hold: the machine has the same hardware, and hardly any memory was used when it was made. Less may be
-free by now; a mesh-server that is started on such a listing says at its start how much is (mesh_server.py).
+A listing starts the driver of each GPU, which takes most of a second, so a listing is reused where it must
+still hold: the machine has the same hardware, and hardly any memory was used at the time of the listing. Less
+may be free by now; a mesh-server that starts on such a listing reports how much is free (mesh_server.py).
 """
 
 import asyncio
@@ -22,17 +22,20 @@ from meshd.wire.lease import OfferedDevice
 Choose = Callable[[Sequence[OfferedDevice]], tuple[OfferedDevice, ...]]
 
 
-AHEAD_SECONDS = 3.0  # for which a listing that was begun ahead may be used
+AHEAD_SECONDS = 3.0  # a listing that was begun ahead may be used for this long
 _HARDWARE = (
     "sys/bus/pci/devices",
     "dev/dri",
     "dev/nvidia-caps",
-)  # folders with a name for each card, or part
-_NODES = "nvidia*"  # in /dev; of a driver that was unloaded there is none
+)  # folders with a name for each card, or for each of its parts
+_NODES = "nvidia*"  # in /dev; there is none while a driver is unloaded
 
 
 def hardware_names(root: Path = Path("/")) -> tuple[str, ...]:
-    """Return what tells that a card came or went, in some milliseconds; nothing where it cannot be seen."""
+    """Return names that change when a card comes or goes; empty if they cannot be seen.
+
+    Takes milliseconds.
+    """
     names = [path.name for path in root.glob(f"dev/{_NODES}")]
     for folder in _HARDWARE:
         with suppress(OSError):
@@ -41,11 +44,12 @@ def hardware_names(root: Path = Path("/")) -> tuple[str, ...]:
 
 
 class Listing:
-    """Those who ask while a listing runs share the next one: it was begun after they asked.
+    """The listings of this machine's devices.
 
-    One that was begun `ahead` answers one question soon after it (`as_ahead`): the driver of a GPU takes most
-    of a second to start, and the head has other things to do meanwhile. For a lease a listing of any age may
-    do (`for_lease`): one lease, and the next one if it has `held`.
+    Callers that ask while a listing runs share the next one, which begins after they asked. A listing that
+    was begun `ahead` answers one question soon after it (`as_ahead`): the driver of a GPU takes most of a
+    second to start, and the head has other things to do meanwhile. A lease may use a listing of any age
+    (`for_lease`): one lease, and the next one after `held`.
     """
 
     def __init__(
@@ -59,9 +63,9 @@ class Listing:
         hardware: Callable[[], tuple[str, ...]] = hardware_names,
         cpu: CpuCache | None = None,
     ) -> None:
-        """`choose` picks those of interest, and raises MeshdError where one is missing.
+        """Use `choose` to pick the relevant devices; it raises MeshdError if one is missing.
 
-        `cpu`: the CPU is all that is of interest, and is listed only if it is not known there.
+        `cpu`: only the CPU is relevant, and is listed only if this cache does not have it.
         """
         self._native = native
         self._run_to_end = run_to_end
@@ -74,32 +78,35 @@ class Listing:
         self._asked = 0
         self._covers = 0
         self._ahead: tuple[int, float] | None = None  # the number of its question, and when it was asked
-        self._listed: tuple[OfferedDevice, ...] = ()  # all of the machine, as it was listed last
-        self._had: tuple[str, ...] = ()  # hardware, then
+        self._listed: tuple[OfferedDevice, ...] = ()  # all devices of the machine, as listed last
+        self._had: tuple[str, ...] = ()  # the hardware at that time
         self._may_hold = False  # for one more lease
         self.last = ListedDevices()
 
     async def ahead(self) -> None:
-        """List the devices for the next question. What fails is told to those who ask."""
+        """List the devices for the next question. Failures are reported to the callers that ask."""
         self._ahead = self._asked + 1, asyncio.get_running_loop().time()
         with suppress(MeshdError):
             await self.devices()
 
     async def recent(self) -> tuple[OfferedDevice, ...]:
-        """As they were listed last. Raises MeshdError."""
+        """Return the devices of the last listing, or list them if there is none. Raises MeshdError."""
         return self.last.devices or await self.devices()
 
     async def as_ahead(self) -> tuple[OfferedDevice, ...]:
-        """As they are now, or were when a listing was begun `ahead` a moment ago, once. Raises MeshdError."""
+        """Return the devices as they are now, or from a listing begun `ahead` a moment ago, once.
+
+        Raises MeshdError.
+        """
         ahead, self._ahead = self._ahead, None
         if ahead is not None and asyncio.get_running_loop().time() - ahead[1] < AHEAD_SECONDS:
             return await self._from_listing(ahead[0])
         return await self.devices()
 
     async def for_lease(self, *, alone: bool) -> tuple[tuple[OfferedDevice, ...], bool]:
-        """Return the devices, and whether they are as they were listed before: then less may be free now.
+        """Return the devices, and whether they come from an earlier listing: then less may be free now.
 
-        `alone`: no lease is in force. A listing does for one lease; see `held`. Raises MeshdError.
+        `alone`: no lease is in force. A listing serves one lease; see `held`. Raises MeshdError.
         """
         holds, self._may_hold = self._may_hold, False
         if alone and holds and self._hardware() == self._had:
@@ -111,16 +118,19 @@ class Listing:
         return devices, False
 
     def held(self) -> None:
-        """Note that a lease was of use and ended as its head wanted: the next one may have the listing."""
+        """Note that a lease was of use and ended as its head wanted: the next lease may reuse the listing."""
         self._may_hold = nearly_free(self._listed)
 
     async def devices(self) -> tuple[OfferedDevice, ...]:
-        """As they are now. Raises MeshdError."""
+        """Return the devices as they are now. Raises MeshdError."""
         self._asked += 1
         return await self._from_listing(self._asked)
 
     async def _from_listing(self, mine: int) -> tuple[OfferedDevice, ...]:
-        """From a listing that was begun after the question with this number."""
+        """Return the devices from a listing that began after the question with this number.
+
+        Raises MeshdError.
+        """
         async with self._running:
             if self._covers < mine:
                 covers = self._asked

@@ -1,7 +1,7 @@
-"""How fast this machine's devices compute a model's layers: measured once by mesh-server, then remembered.
+"""Measure how fast this machine's devices compute a model's layers, with mesh-server, and remember it.
 
-What decides a time is part of its key: program, device, driver and kernel (by the machine, which is another
-one after a restart), threads, variables that choose a device.
+The key of a time contains what the time depends on: the program, device, driver and kernel (through the
+machine, whose id changes with a restart), the threads, and the variables that choose a device.
 """
 
 import asyncio
@@ -23,9 +23,10 @@ from meshd.process.interface import ChildSpec, Ended, RunToEnd
 from meshd.wire.capacity import WHOLE_SHARE, TimedLayer
 from meshd.wire.lease import OfferedDevice
 
-NO_LINE_SECONDS = 60.0  # without a line: a driver may compile its kernels for the first one
+NO_LINE_SECONDS = 60.0  # without a line of output: a driver may compile its kernels for the first one
 _TELL_SECONDS = 2.0
-# What has to be free beside a model: weights, results and caches of a measurement, and a driver's context
+# Memory that must be free beside a model: weights, results and caches of a measurement, and a driver's
+# context.
 BESIDE_BYTES = {"cpu": 768 << 20, "gpu": 2 << 30}
 LOG = log.get("worker")
 
@@ -34,14 +35,14 @@ OnProgress = Callable[[str], Awaitable[None]]
 
 @dataclass(slots=True)
 class _Underway:
-    """How far the measuring of a device is: lines by kind and tokens, of so many kinds."""
+    """The progress of measuring a device: its times by kind and tokens, and the number of kinds."""
 
     device: str
     kinds: int = 0
     found: dict[int, dict[int, int]] = field(default_factory=dict)
 
     def text(self, seconds: float) -> str:
-        """For people, who may wait for half a minute."""
+        """Return the progress for people, who may wait for half a minute."""
         if seconds < _TELL_SECONDS:
             return f"measuring {self.device}"
         parts = f": {max(0, len(self.found) - 1)} of {self.kinds} parts" if self.kinds else ""
@@ -49,42 +50,43 @@ class _Underway:
 
 
 class DeviceSpeeds:
-    """The times of this machine's devices; one is measured at a time."""
+    """The times of this machine's devices. One device is measured at a time."""
 
     def __init__(
         self, native: NativeBuild, run_to_end: RunToEnd, paths: RolePaths, *, machine: str, threads: int
     ) -> None:
-        """`threads` are those with which a CPU computes."""
+        """Read the cache. `threads` is the number of threads with which a CPU computes."""
         self._native = native
         self._run_to_end = run_to_end
         self._log = paths.logs / "device-speed.log"
         self._machine = machine
         self._threads = threads
         self._cache = SpeedCache(paths.speed_cache)
-        self._failed: dict[str, None] = {}  # in vain: not tried again before a restart, the newest of them
+        # Failed measurements, the newest ones: not tried again before a restart.
+        self._failed: dict[str, None] = {}
         self._running = asyncio.Lock()
 
     @property
     def cpu_share(self) -> int:
-        """With how many thousandths of the processors that it may use a CPU computes."""
+        """The share of usable cores that the CPU computes with, in thousandths."""
         return min(WHOLE_SHARE, max(1, self._threads * WHOLE_SHARE // usable_cores()))
 
     @property
     def core_set(self) -> str:
-        """Which those are (processors.py)."""
+        """The processors that this process may use (processors.py)."""
         return core_set()
 
     def known(self, device: OfferedDevice, timed: Sequence[str]) -> tuple[TimedLayer, ...]:
-        """What was measured of these before."""
+        """Return the times of this device that were measured before."""
         found = [self._cache.find(key) or () for key in self._keys(device, timed)]
         return tuple(time for kind, points in enumerate(found) for time in with_kind(kind, points))
 
     def lacks(self, devices: Sequence[OfferedDevice], timed: Sequence[str]) -> bool:
-        """Whether something is to be measured."""
+        """Say whether something remains to be measured."""
         return any(self._unknown(key) for device in devices for key in self._keys(device, timed))
 
     def forget(self) -> None:
-        """All times of this machine's devices, for any model: they are measured when they are next needed."""
+        """Forget the times of this machine's devices for all models; they are measured again when needed."""
         self._cache.clear()
         self._failed.clear()
 
@@ -97,10 +99,10 @@ class DeviceSpeeds:
         asker: str = "",
         beside_model: bool = False,
     ) -> None:
-        """Measure what nobody has measured yet. A device that cannot be measured has no times: no error.
+        """Measure what is not measured yet. A device that cannot be measured gets no times; that is no error.
 
-        `asker` as in SpeedCache. `beside_model`: a loaded model has memory of the devices. One with too
-        little left is not measured now, and one that fails is tried again.
+        `asker` as in SpeedCache. `beside_model`: a loaded model occupies memory of the devices. A device with
+        too little free memory is not measured now, and a device that fails is tried again.
         """
         for device in devices:
             if beside_model and device.free_bytes < BESIDE_BYTES[device.kind]:
@@ -124,11 +126,13 @@ class DeviceSpeeds:
         *,
         is_last: bool,
     ) -> None:
-        """`is_last`: it is not tried again where it fails."""
+        """Measure one device and keep its times. With `is_last`, a failed device is not tried again."""
+        # Measure what is missing.
         missing = [text for text in timed if self._unknown(self._key(device, text))]
         if not missing:
             return
         found = await self._times(device, missing, underway)
+        # Remember a failure.
         if found is None:
             LOG.warning("device_not_measured", device=device.name)
             if not is_last:
@@ -136,6 +140,7 @@ class DeviceSpeeds:
             failed = self._failed | dict.fromkeys(self._keys(device, missing))
             self._failed = dict.fromkeys(list(failed)[-SPEEDS_FAILED.most :])
             return
+        # Measure implausible times once more, and take the shorter ones.
         doubtful = [text for text, points in found.items() if not is_plausible(points)]
         second = await self._times(device, doubtful, underway) if doubtful else None
         for text, points in (second or {}).items():
@@ -147,7 +152,7 @@ class DeviceSpeeds:
     async def _times(
         self, device: OfferedDevice, timed: Sequence[str], underway: _Underway
     ) -> dict[str, Points] | None:
-        """Of each of these; None where the device cannot be measured."""
+        """Return the times of each kind of layer, or None if the device cannot be measured."""
         found = underway.found = {}
         underway.kinds = len(timed)
         ended = await self._run(device, timed, found)
@@ -158,7 +163,7 @@ class DeviceSpeeds:
     async def _run(
         self, device: OfferedDevice, timed: Sequence[str], found: dict[int, dict[int, int]]
     ) -> Ended | None:
-        """`found`: by kind and tokens. None: it did not get on."""
+        """Run the measurement and collect times in `found`, by kind and tokens. Returns None if it hangs."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(NO_LINE_SECONDS) as still:
@@ -188,14 +193,14 @@ class DeviceSpeeds:
         return [self._key(device, text) for text in timed]
 
     def _key(self, device: OfferedDevice, text: str) -> str:
-        """Which layer it is, however many of them."""
+        """Return the cache key of a layer, which does not depend on the number of layers."""
         computing = f"{self._threads} of {_processors()}" if device.kind == "cpu" else ""
-        device = replace(device, total_bytes=0)  # a limit of what is lent makes no device faster or slower
+        device = replace(device, total_bytes=0)  # a limit on lent memory makes no device faster or slower
         return device_key(self._native, device, self._machine, ["speed 1", computing, text])
 
 
 def _shortest(first: Points, second: Points) -> Points:
-    """What else the machine does makes times longer, never shorter."""
+    """Return the shorter time of each pair: other work on the machine makes times longer, never shorter."""
     found = dict(first)
     for tokens, took in second:
         found[tokens] = min(took, found.get(tokens, took))
@@ -203,7 +208,7 @@ def _shortest(first: Points, second: Points) -> Points:
 
 
 def _processors() -> str:
-    """Those that a child may use, where they can be told apart: not all need be as fast."""
+    """Return the processors that a child may use, if known: not all of them need be equally fast."""
     return str(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ""
 
 

@@ -1,7 +1,7 @@
-"""Whether a device computes what a model needs: a small trial in a separate process, before it is used.
+"""Try whether a device computes what a model needs, in a separate process, before it is used.
 
-What a device says of itself is believed elsewhere (docs/native-backend.md).
-A trial that crashes, stands still or computes nonsense ends nothing but itself.
+A device's own claims are trusted elsewhere (docs/native-backend.md). A trial that crashes, hangs or computes
+nonsense ends nothing but itself.
 """
 
 import asyncio
@@ -19,33 +19,34 @@ from meshd.devices.trial_report import TrialReport
 from meshd.process.interface import ChildSpec, RunToEnd
 from meshd.wire.lease import OfferedDevice
 
-REFERENCE = "CPU"  # what all are compared with
-STILL_SECONDS = 120.0  # without a line: a driver may compile its kernels for the first one
-AGAIN_SECONDS = 600.0  # until a device that failed is tried once more: its memory may just have been taken
+REFERENCE = "CPU"  # the device with which all others are compared
+STILL_SECONDS = 120.0  # without a line of output: a driver may compile its kernels for the first one
+AGAIN_SECONDS = 600.0  # until a device that failed is tried again: its memory may just have been taken
 _TELL_SECONDS = 2.0
-_DECIDING = ("GGML_", "CUDA_", "HIP_", "ROCR_", "VK_", "MESA_", "MTL_")  # variables: which device, and how
+# Variables that choose a device and how it computes.
+_DECIDING = ("GGML_", "CUDA_", "HIP_", "ROCR_", "VK_", "MESA_", "MTL_")
 LOG = log.get("worker")
 
 OnProgress = Callable[[str], Awaitable[None]]
 
 
 class DeviceTrials:
-    """The trials of this machine's devices; one at a time."""
+    """The trials of this machine's devices. One trial runs at a time."""
 
     def __init__(self, native: NativeBuild, run_to_end: RunToEnd, paths: RolePaths, *, machine: str) -> None:
-        """`machine` as in WorkerOffer: another one after a restart."""
+        """Read the cache. `machine` as in WorkerOffer: it changes with a restart."""
         self._native = native
         self._run_to_end = run_to_end
         self._log = paths.logs / "device-trial.log"
         self._machine = machine
         self._passed = TrialCache(paths.trial_cache)
-        self._failed: dict[str, tuple[str, float]] = {}  # by key: why, and when
-        self._unfit: dict[str, str] = {}  # by device
+        self._failed: dict[str, tuple[str, float]] = {}  # the reason and the time of each failure, by key
+        self._unfit: dict[str, str] = {}  # the reason, by device
         self._running = asyncio.Lock()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The devices that failed their last trial, a line each."""
+        """The devices that failed their last trial, one line each."""
         return tuple(f"device {name} is not used: {why}" for name, why in self._unfit.items())
 
     async def unfit(
@@ -55,11 +56,11 @@ class DeviceTrials:
         on_progress: OnProgress,
         admit: Callable[[], None] = lambda: None,
     ) -> tuple[str, ...]:
-        """For each device why it may not be used for these operations; empty where it may.
+        """Return for each device why it may not be used for these operations, or an empty string.
 
-        Of devices that are one card the first fit one may be used.
-        `on_progress` hears from time to time that a trial runs. `admit` is called before a device is tried,
-        which takes seconds and lets all others wait; it may raise instead.
+        If several devices are one card, the first fit one may be used. `on_progress` is called from time to
+        time while a trial runs. `admit` is called before a device is tried, which takes seconds and makes all
+        others wait; it may raise to refuse the trial.
         """
         reasons: list[str] = []
         used: list[OfferedDevice] = []
@@ -106,7 +107,7 @@ class DeviceTrials:
 
     async def _try(self, key: str, device: OfferedDevice, operations: Sequence[str]) -> str:
         async with self._running:
-            if (known := self._known(key)) is not None:  # another lease has tried it meanwhile
+            if (known := self._known(key)) is not None:  # another lease has tried the device meanwhile
                 return known
             why, tried = await self._run(device, operations)
             if why:
@@ -120,7 +121,10 @@ class DeviceTrials:
             return why
 
     async def _run(self, device: OfferedDevice, operations: Sequence[str]) -> tuple[str, bool]:
-        """Why it is unfit, and whether it was tried at all. Raises UserError when it cannot be started."""
+        """Return why the device is unfit, and whether it was tried at all.
+
+        Raises UserError if it cannot start.
+        """
         report = TrialReport(operations)
         ended = None
         loop = asyncio.get_running_loop()
@@ -144,21 +148,21 @@ class DeviceTrials:
 
 
 def device_key(native: NativeBuild, device: OfferedDevice, machine: str, asked: Sequence[str]) -> str:
-    """One name for a device and what it was asked, as long as nothing has changed that decides the answer.
+    """Return a key for a device and its question that holds while nothing changes that decides the answer.
 
-    Driver and kernel change with a restart, which makes another `machine`, or another release.
+    Driver and kernel change with a restart, which changes `machine`, or the release.
     """
     parts = [device.name, device.description, device.card, str(device.total_bytes)]
     return trial_key([*_program(native, machine), *parts, *asked])
 
 
 def listing_key(native: NativeBuild, machine: str) -> str:
-    """One name for what mesh-server would list of this machine's CPU; its memory may grow while it runs."""
+    """Return a key for what mesh-server lists of this machine's CPU; its memory may grow at run time."""
     return trial_key([*_program(native, machine), "list", str(os.sysconf("SC_PHYS_PAGES"))])
 
 
 def _program(native: NativeBuild, machine: str) -> list[str]:
-    """Return what decides the answers of mesh-server here, whatever it is asked."""
+    """Return what decides the answers of mesh-server here, whatever the question."""
     version = native.version
     try:
         stat = native.mesh_server.stat()

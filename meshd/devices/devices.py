@@ -1,7 +1,7 @@
 """Devices of this machine, as ggml names them.
 
-`mesh-server --list-devices` lists them with what they are. It costs a start of the program and of the drivers
-of GPUs, so it is never polled, and a listing is used again where it must still hold (device_list.py).
+`mesh-server --list-devices` lists the devices with their kind and memory. It starts the program and the
+drivers of GPUs, so it is never polled, and a listing is reused where it must still hold (device_list.py).
 """
 
 import hashlib
@@ -17,17 +17,17 @@ from meshd.process.interface import ChildSpec, RunToEnd
 from meshd.wire.lease import OfferedDevice
 from meshd.wire.limits import MAX_DEVICES
 
-# no more than an Offer can carry (wire/lease.py): an odd line of a driver must not spoil it
+# no more than an Offer can carry (wire/lease.py): an odd line of a driver must not invalidate the offer
 _LISTED = re.compile(
     r"^device (?P<name>[!-9;-~]{1,64}) (?P<type>[a-z]{1,16}) (?P<id>[!-~]{1,128})"
     r" (?P<total>[0-9]{1,17}) (?P<free>[0-9]{1,17}) (?P<text>.*)$"
 )
-NEARLY_FREE = 0.9  # of a device's memory: it can hardly become more
-_HALF_ABLE = ("BLAS", "ACCEL", "AMX")  # accelerators that lack operations: never used on their own
+NEARLY_FREE = 0.9  # share of a device's memory: from here on it can hardly become more
+_HALF_ABLE = ("BLAS", "ACCEL", "AMX")  # accelerators that lack operations: never used alone
 
 
 def parse_devices(lines: Sequence[str], machine: str) -> tuple[OfferedDevice, ...]:
-    """The devices in the list of mesh-server; `machine` as in WorkerOffer."""
+    """Return the devices in mesh-server's list; `machine` as in WorkerOffer."""
     devices: dict[str, OfferedDevice] = {}
     for line in lines:
         if (match := _LISTED.match(line)) is None:
@@ -47,7 +47,7 @@ def parse_devices(lines: Sequence[str], machine: str) -> tuple[OfferedDevice, ..
 
 
 def within(devices: Sequence[OfferedDevice], limit: MemoryAllowance | None) -> tuple[OfferedDevice, ...]:
-    """Return the devices with no more of the machine's memory than this node may use.
+    """Return the devices, limited to the memory of the machine that this node may use.
 
     ggml reports the memory of the whole machine for the CPU, and all of it as free.
     """
@@ -71,21 +71,21 @@ def nearly_free(devices: Sequence[OfferedDevice]) -> bool:
 
 
 def card_of(machine: str, hardware: str) -> str:
-    """The name of the card with this id (a PCI bus id, say) in this machine; empty: not known."""
+    """Return the name of the card with this hardware id (a PCI bus id, for example); empty if unknown."""
     if not machine or hardware == "-":
         return ""
     return hashlib.sha256(f"meshd card\0{machine}\0{hardware}".encode()).hexdigest()[:32]
 
 
 def twin(device: OfferedDevice, others: Sequence[OfferedDevice]) -> str:
-    """The name of one of these that is the same card, through another backend say; empty: none is."""
+    """Return the name of a device in `others` that is the same card, through another backend; else ""."""
     if device.card in ("", SHARED_MEMORY):
         return ""
     return next((other.name for other in others if other.card == device.card), "")
 
 
 def pick(devices: Sequence[OfferedDevice], asked: Sequence[str]) -> tuple[OfferedDevice, ...]:
-    """Those asked for, in that order; without a wish all GPUs, else the CPU. Raises UserError."""
+    """Return the devices asked for, in that order, or by default all GPUs, else the CPU. Raises UserError."""
     by_name = {device.name: device for device in devices}
     names = ", ".join(by_name) or "none"
     if asked:
@@ -101,7 +101,7 @@ def pick(devices: Sequence[OfferedDevice], asked: Sequence[str]) -> tuple[Offere
 
 
 def pick_for_head(devices: Sequence[OfferedDevice], asked: Sequence[str]) -> tuple[OfferedDevice, ...]:
-    """The CPU, which a head always uses, and the GPUs that it may use. Raises UserError."""
+    """Return the CPU, which a head always uses, and the GPUs that it may use. Raises UserError."""
     cpu = tuple(device for device in devices if device.name == "CPU")
     if only_cpu(asked):
         return cpu
@@ -110,16 +110,16 @@ def pick_for_head(devices: Sequence[OfferedDevice], asked: Sequence[str]) -> tup
 
 
 def only_cpu(asked: Sequence[str]) -> bool:
-    """Say whether a head for which these were asked uses no GPU."""
+    """Say whether a head with these `--device` values uses no GPU."""
     return bool(asked) and set(asked) <= {"none", "CPU"}
 
 
 async def list_devices(
     program: Path, *, machine: str, run_to_end: RunToEnd, log: Path
 ) -> tuple[OfferedDevice, ...]:
-    """Ask mesh-server, and bound what it says by this node's memory limit.
+    """List this machine's devices, bounded by this node's memory limit.
 
-    Raises MeshdError when it lists nothing.
+    Raises MeshdError if there are none.
     """
     return within(
         await list_machine(program, machine=machine, run_to_end=run_to_end, log=log), memory_limit()
@@ -129,7 +129,7 @@ async def list_devices(
 async def list_machine(
     program: Path, *, machine: str, run_to_end: RunToEnd, log: Path
 ) -> tuple[OfferedDevice, ...]:
-    """Ask mesh-server; no limit of this node's memory is applied. Raises MeshdError when it lists nothing."""
+    """List this machine's devices without a memory limit. Raises MeshdError if there are none."""
     lines: list[str] = []
     ended = await run_to_end(
         ChildSpec(

@@ -1,8 +1,8 @@
-"""What a node is for: a worker lends devices, a head serves a model.
+"""The roles of a node: a worker lends devices, a head serves a model.
 
 Roles decide and combine; they get the mesh, children and tunnels from the daemon (`RoleRuntime`) and know
 only their interfaces. A *lease* is one head's use of one worker: one process there, a mesh-server, started
-for it and ended with it.
+for the lease and ended with it.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ from meshd.wire.lease import OfferedDevice
 from meshd.wire.native import NativeVersion
 from meshd.wire.needs import Needs
 
-IS_SUSPENDED = "it is suspended (SIGSTOP), and does not answer"  # of a child, why it is killed
+IS_SUSPENDED = "it is suspended (SIGSTOP), and does not answer"  # why a child is killed
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class NativeBuild:
 
 
 class Tunnel(Protocol):
-    """From a child to a service of a peer (tunnel/joined.py)."""
+    """A connection from a child to a service of a peer (tunnel/joined.py)."""
 
     @property
     def endpoint(self) -> str: ...
@@ -57,29 +57,31 @@ class Tunnel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TunnelRequest:
-    """Asks for a tunnel from a child to `service` of `peer`."""
+    """A request for a tunnel from a child to `service` of `peer`."""
 
     peer: PeerId
     service: str
     metadata: Mapping[str, MetadataValue]
     end: socket
-    """The child has the other end of this one, which the tunnel owns."""
+    """The tunnel's end of the socket pair, which the tunnel owns; the child has the other end."""
     endpoint: str
-    """What the child calls it."""
+    """The child's name for the connection."""
     inspector: Inspector | None
     on_broken: Callable[[MeshdError], None]
     compressed: int = 0
-    """The version of compressed streams that the peer takes, 0 for none; its path decides on its use."""
+    """The version of compressed streams that the peer accepts, 0 for none; the path decides whether it is
+    used.
+    """
     always: bool = False
-    """They are used on any path: the head for which this is done wants that."""
+    """Compress on any path, because the head of the lease asks for it."""
     flow: Flow | None = None
-    """Told who waits."""
+    """An observer that is told which side waits."""
     asks: bool = False
-    """The peer asks, or sends what nobody here asked it for (base.wakeful_loop.Conversation)."""
+    """The peer asks, or sends unasked-for data (base.wakeful_loop.Conversation)."""
 
 
 class Join(Protocol):
-    """Connects a peer's stream to one end of a socketpair, which it then owns (tunnel/joined.py)."""
+    """Connect a peer's stream to one end of a socket pair, and take over that end (tunnel/joined.py)."""
 
     async def __call__(
         self,
@@ -98,26 +100,26 @@ class Report(Protocol):
 
     @property
     def child_end(self) -> int:
-        """For ChildSpec.hand_over."""
+        """The child's end, for ChildSpec.hand_over."""
         ...
 
     async def line(self) -> str:
-        """The next line. Raises EndOfStream, Broken, Closed."""
+        """Return the next line. Raises EndOfStream, Broken, Closed."""
         ...
 
     def close(self) -> None: ...
 
 
 class DescriptorSocket(Protocol):
-    """A socket on which a child is sent descriptors while it runs (process/handover.py)."""
+    """A socket over which a running child is sent descriptors (process/handover.py)."""
 
     @property
     def child_end(self) -> int:
-        """For ChildSpec.hand_over."""
+        """The child's end, for ChildSpec.hand_over."""
         ...
 
     def send(self, kind: int, number: int, descriptor: int = -1) -> None:
-        """Never waits; `descriptor` stays the caller's. Raises Broken, Closed."""
+        """Send without waiting; the caller keeps `descriptor`. Raises Broken, Closed."""
         ...
 
     def close(self) -> None: ...
@@ -125,34 +127,37 @@ class DescriptorSocket(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """Children: how they are started, what they are given at their start, how they are watched."""
+    """The ways to start children, to hand them data and to watch them."""
 
     make_child: Callable[[Callable[[], ChildSpec], str], Child]
     run_to_end: RunToEnd
     http_ready: Callable[[Path], ReadyProbe]
-    """Passed when a GET of /health on this unix socket gives 200."""
+    """A probe that passes when a GET of /health on this Unix socket returns 200."""
     loop_answers: Callable[[Path], ReadyProbe]
-    """Passed when the loop of the llama-server at this unix socket has answered in time, whatever it said."""
+    """A probe that passes when the loop of the llama-server at this Unix socket answers in time, with
+    anything.
+    """
     first_token: Callable[[Path, FindSampling], Awaitable[ReadyReport]]
-    """Asks the llama-server at this unix socket for one token, which proves that the model computes, in the
-    way in which requests are made by its own settings.
+    """Ask the llama-server at this Unix socket for one token, sampled as its own settings sample requests.
+
+    The token proves that the model computes.
     """
     round_seconds: Callable[[Path, DeviceSampling | None], Awaitable[float | None]]
-    """Of one token of the llama-server at this unix socket, without drafts and without its prompt."""
+    """Measure the seconds of one token of the llama-server at this Unix socket, without drafts and prompt."""
     drafted_rounds: Callable[[Path, DeviceSampling | None, int], Awaitable[AnswerTimings | None]]
-    """Of some tokens, with drafts of this length."""
+    """Measure some tokens with drafts of this length."""
     hand_over: Callable[[bytes], int]
-    """A descriptor from which a child reads these bytes. The caller owns it."""
+    """Return a descriptor from which a child reads these bytes. The caller owns the descriptor."""
     make_report: Callable[[], Report]
     make_descriptors: Callable[[], DescriptorSocket]
     socket_pair: Callable[[], tuple[socket, int]]
-    """Our end of a stream and a child's. The caller owns both."""
+    """Return our end of a stream and the child's. The caller owns both."""
     is_stopped: Callable[[int], bool]
-    """The process is suspended by a signal, so that it never answers and is not seen to end."""
+    """Say whether the process is suspended by a signal, so that it never answers and does not end."""
     work_of: Callable[[int], ProcessWork | None]
-    """What the process has done so far, where the system tells."""
+    """Return how much the process has computed so far, if the system reports it."""
     waiting: str = "auto"
-    """How threads of native programs wait for a message that is expected soon: the setting."""
+    """The setting for how threads of native programs wait for a message that is expected soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,26 +167,26 @@ class Tunnels:
     open: Callable[[TunnelRequest], Tunnel]
     join: Join
     random: Callable[[int], bytes]
-    """For the id of a lease."""
+    """Return random bytes for the id of a lease."""
     compressed: int = 0
-    """The version of compressed streams that this node takes, 0 for none."""
+    """The version of compressed streams that this node accepts, 0 for none."""
     always_compressed: bool = False
-    """Its user wants that on any path."""
+    """Compress on any path, because the user asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolePaths:
-    """Where a role keeps files. The daemon has made the folders."""
+    """The places of a role's files. The daemon has created the folders."""
 
     logs: Path
     sockets: Path
     """Private (0700) and short enough for sun_path."""
     trial_cache: Path | None = None
-    """The file of the trials that devices passed."""
+    """The file of trials that devices passed."""
     speed_cache: Path | None = None
-    """The file of how long devices took for layers."""
+    """The file of times that devices took for layers."""
     cpu_cache: Path | None = None
-    """The file of the CPU as it was listed last."""
+    """The file of the last listed CPU."""
 
 
 class WeightsFromMembers(Protocol):
@@ -190,26 +195,26 @@ class WeightsFromMembers(Protocol):
     async def given_content(
         self, file: WeightsFile, on_progress: Callable[[str], None], *, by_us: bool
     ) -> bytes:
-        """The content id of our file, if another member gives it, or, with `by_us`, if we do; else nothing.
+        """Return the content id of our file if another member gives it, or, with `by_us`, if we do; else b"".
 
         Raises MeshdError.
         """
         ...
 
     async def content_of(self, file: WeightsFile, on_progress: Callable[[str], None]) -> bytes:
-        """The content id of our file, whoever else has it. Reads it once. Raises MeshdError."""
+        """Return the content id of our file, reading the file once. Raises MeshdError."""
         ...
 
     async def fetch(
         self, needs: Needs, keep: LeaseCache, on_progress: Callable[[str], None]
     ) -> "FromMembers":
-        """Take the pieces with these tensors from all members that have that file."""
+        """Fetch the pieces with these tensors from all members that have the file."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FromMembers:
-    """What came: bytes by the names of members; `why` it is not all, empty if it is."""
+    """The fetched bytes, by member name; `why` says why some are missing, and is empty if none are."""
 
     given: Mapping[str, int]
     why: str = ""
@@ -217,11 +222,11 @@ class FromMembers:
 
 @dataclass(frozen=True, slots=True)
 class RoleRuntime:
-    """What the daemon lends a role, in parts by who uses them together.
+    """The parts of the daemon that a role uses, grouped by their users.
 
-    Code that starts a child uses `native`, `processes` and `paths`; code that connects it to another node
-    uses `mesh` and `tunnels`. Only the two cycles, the run of a model and the server of a lease do both
-    and take the whole; everything else takes the parts that it uses.
+    Code that starts a child uses `native`, `processes` and `paths`; code that connects the child to another
+    node uses `mesh` and `tunnels`. Only the two cycles, the run of a model and the server of a lease do both
+    and take the whole; all other code takes the parts that it uses.
     """
 
     mesh: Mesh
@@ -231,12 +236,12 @@ class RoleRuntime:
     paths: RolePaths
     from_members: WeightsFromMembers
     reading: NodeReading = field(default_factory=NodeReading)
-    """For all connections with native programs: they take the same loop."""
+    """The reading budget of all connections with native programs, as they share one loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListedDevices:
-    """Those that a role uses, with the memory that was free `at` this loop time; empty: never listed."""
+    """The devices that a role uses, with their free memory `at` this loop time; empty: never listed."""
 
     devices: tuple[OfferedDevice, ...] = ()
     at: float = 0.0
@@ -244,35 +249,35 @@ class ListedDevices:
 
 @dataclass(frozen=True, slots=True)
 class RoleStatus:
-    """A role as status shows it."""
+    """The status of a role."""
 
     children: Sequence[ChildStatus]
     tunnels: Sequence[TunnelStatus]
     model: ModelStatus | None
-    """Of several the one that was used last, of those that are loaded."""
+    """The model that was used last, among the loaded models."""
     notes: tuple[str, ...] = ()
-    """What somebody should know of the model files, a line each."""
+    """Notes on the model files, one line each."""
     unfit: tuple[str, ...] = ()
-    """Devices that failed their trial, a line each."""
+    """Devices that failed their trial, one line each."""
     unknown: tuple[str, ...] = ()
-    """Workers that the user has named and nobody knows, a line each."""
+    """Workers that the user has named but no member is called, one line each."""
     refused: tuple[tuple[str, str], ...] = ()
-    """The last messages that broke the rules: what happened, and what to do."""
+    """The last violations of the rules: what happened, and what to do about it."""
     store: StoreStatus | None = None
-    """What a worker keeps of weights that came over the network."""
+    """The store of weights that a worker received over the network."""
     models: tuple[ModelStatus, ...] = ()
-    """Of a head that serves several."""
+    """The models of a head that serves several."""
     is_computing: bool = False
-    """A model is loaded that answers wait for."""
+    """A model is loaded whose answers somebody may await."""
     lent: tuple[LentMemory, ...] = ()
-    """Of a worker: to whom."""
+    """The memory that a worker lends, by head."""
     listed: ListedDevices = ListedDevices()
     fetching: FetchStatus | None = None
-    """A model that it was given by name, and begins without."""
+    """A model that was given by name; the role starts before it is there."""
 
 
 class RunningRole(Protocol):
-    """Runs until cancelled."""
+    """A role that runs until it is cancelled."""
 
     @property
     def status(self) -> RoleStatus: ...

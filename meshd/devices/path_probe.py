@@ -1,9 +1,9 @@
-"""Fills the path to another member for a moment: then both sessions know what it carries.
+"""Fill the path to another member for a moment, so that both sessions learn what it carries.
 
-A link's rate is known only once it was the bottleneck (mux/pacing.py). Before, the prediction of a split has
-to guess it, and a guess decides whether a prompt is worth a second machine. So where nothing is known, bytes
-that mean nothing are sent, for half a second and 16 MiB at most, and no longer than the rate grows. The other
-node drops them.
+A link's rate is known only once the link was the bottleneck (mux/pacing.py). Before that, the prediction of a
+split has to guess the rate, and the guess decides whether a prompt is worth a second machine. So where the
+rate is unknown, a node sends meaningless bytes, for half a second and 16 MiB at most, and no longer than the
+rate grows. The other node drops them.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ from meshd.peer.interface import Mesh, MetadataValue, PathStatus, PeerStatus, St
 PATH_PROBE_SERVICE = "path-probe"
 PROBED_BYTES = 16 << 20  # at most: a path of 100 MB/s and 20 ms is full after some nine round trips
 PROBED_SECONDS = 0.5
-PROBED_PEERS = 8  # of one question: the nearest
+PROBED_PEERS = 8  # of one question: the nearest peers
 _CHUNK = bytes(64 << 10)
-_FLAT_BYTES = 1 << 20  # sent without finding more: that is what the path carries
+_FLAT_BYTES = 1 << 20  # if so many bytes find no higher rate, this is what the path carries
 _GROWTH = 1.05
-_AGAIN_SECONDS = 600.0  # until a path that would not tell is filled again
+_AGAIN_SECONDS = 600.0  # until a path whose rate stayed unknown is filled again
 
 
 class ProbesTaken:
-    """Takes what members send to fill their paths to this node, and drops it."""
+    """Receive and drop what members send to fill their paths to this node."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._places = Slots(PROBES_AT_ONCE, PROBES_AT_ONCE_OF_PEER)
@@ -59,14 +59,14 @@ class ProbesTaken:
 
 
 class PathProber:
-    """Of one node: to the members whose path was never full, one after the other."""
+    """Probe members whose path was never full, one after the other."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
         self._tried: dict[PeerId, float] = {}
 
     async def probe(self, peers: Iterable[PeerId]) -> None:
-        """Those of `peers` that are near come first. Whoever refuses stays unknown."""
+        """Probe `peers`, the nearest first. The rate of a peer that refuses stays unknown."""
         wanted = set(peers)
         now = asyncio.get_running_loop().time()
         self._tried = {peer: at for peer, at in self._tried.items() if now - at < _AGAIN_SECONDS}
@@ -103,12 +103,12 @@ class PathProber:
             stream.reset(GIVEN_UP, "")
 
     def _rate(self, peer: PeerId) -> float:
-        """What is known of it now, in bytes a second; 0 before that."""
+        """Return the rate of the path to `peer` that is known now, in bytes per second; 0 if unknown."""
         status = next((one for one in self._mesh.peers() if one.peer == peer), None)
         path = None if status is None else _selected(status)
         return 0.0 if path is None else path.rate or 0.0
 
 
 def _selected(status: PeerStatus) -> PathStatus | None:
-    """The path that carries data."""
+    """Return the path that carries data, if any."""
     return next((path for path in status.paths if path.selected), None)

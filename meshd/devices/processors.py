@@ -1,4 +1,4 @@
-"""How many threads llama.cpp computes with unless it is told, and on which processors."""
+"""Count the threads that llama.cpp computes with by default, and list their processors."""
 
 import hashlib
 import os
@@ -12,7 +12,7 @@ _FEW = 4
 
 
 def usable_cores() -> int:
-    """On which this process may compute; two threads of one core count once."""
+    """Return how many cores this process may compute on; two threads of one core count once."""
     if hasattr(os, "sched_getaffinity"):
         return max(1, min(llama_threads(), len(os.sched_getaffinity(0))))
     return llama_threads()
@@ -27,7 +27,7 @@ def head_threads() -> int:
 
 
 def core_set() -> str:
-    """Which processors this process may use, in 16 letters; empty: all of the machine."""
+    """Return a digest of the processors that this process may use, 16 letters; empty: the whole machine."""
     if not hasattr(os, "sched_getaffinity"):
         return ""
     usable = sorted(os.sched_getaffinity(0))
@@ -37,7 +37,7 @@ def core_set() -> str:
 
 
 def cores_of_machine() -> list[tuple[int, ...]]:
-    """The processors that this process may use, by core, in the order of the first of each."""
+    """Return the usable processors grouped by core, ordered by the first processor of each core."""
     found: dict[str, list[int]] = {}
     for number in sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []:
         try:
@@ -49,7 +49,7 @@ def cores_of_machine() -> list[tuple[int, ...]]:
 
 
 def llama_threads() -> int:
-    """As cpu_get_num_physical_cores of common/common.cpp: cores, each of which may count as two."""
+    """Count as cpu_get_num_physical_cores of common/common.cpp: cores, each of which may count as two."""
     cores: set[str] = set()
     for number in range(os.cpu_count() or 1):
         try:

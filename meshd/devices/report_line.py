@@ -1,10 +1,10 @@
-"""What a child reports, line by line (devices.interface.Report): the parts of a line. Pure."""
+"""Parse the lines that a child reports (devices.interface.Report). Pure."""
 
 from collections.abc import Sequence
 
 
 def count_of(text: str) -> int | None:
-    """Bytes as a child reports them; None for what is no such number (`isdigit` alone takes `²`)."""
+    """Return a byte count as a child reports it, or None if invalid (`isdigit` alone accepts `²`)."""
     return int(text) if len(text) < 20 and text.isascii() and text.isdigit() else None
 
 

@@ -1,7 +1,7 @@
-"""How long devices took for layers, in a file of the cache: a line for each device and kind, measured once.
+"""Layer times of devices, in a cache file: one line for each device and kind, measured once.
 
-Lost or damaged it costs a measurement. Several daemons may share it, and each sees what another one adds: the
-newest counts.
+If the file is lost or damaged, the times are measured again. Several daemons may share the file, and each
+sees what another one adds: the newest counts.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from meshd.wire.capacity import MAX_POINTS, TimedLayer, checked_time
 
 _MOST_SPEEDS = 256  # lines
 _MOST_KEPT_FOR_ITSELF = _MOST_SPEEDS // 2  # lines of this node that no question of others displaces
-_LINE_BYTES = 256  # at most, with its key and its end
+_LINE_BYTES = 256  # at most, with key and line end
 _ASKER_DIGITS = 32
 _KEY = re.compile(r"[0-9a-f]{64}")
 _POINTS = re.compile(r"[0-9]{1,4}:[0-9]{1,13}(,[0-9]{1,4}:[0-9]{1,13}){0,7}")
@@ -25,32 +25,34 @@ _ASKER = re.compile(rf"[0-9a-f]{{{_ASKER_DIGITS}}}")
 LOG = log.get("worker")
 
 Points = tuple[tuple[int, int], ...]
-"""Tokens, and nanoseconds of a layer with so many at once."""
+"""Pairs of tokens computed at once and the nanoseconds of one layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Timed:
-    """`asker`: a digest of that of SpeedCache.add."""
+    """One entry. `asker`: a digest of the `asker` of SpeedCache.add."""
 
     points: Points
     asker: str
 
 
 class SpeedCache:
-    """Bounded: who has had most measured loses a time first, so members do not displace those of others.
+    """A bounded cache of layer times.
 
-    Other threads may look things up: what they see is whole, and of now or of a moment ago.
+    The asker with the most entries loses one first, so members do not displace those of others. Other threads
+    may look times up: what they see is complete, and current or a moment old.
     """
 
     def __init__(self, path: Path | None) -> None:
-        """Read the file at `path`; None: times are kept as long as this object."""
+        """Read the file at `path`; None keeps times only in this object."""
         self._path = path
         self._timed: dict[str, _Timed] = {}
-        self._seen: tuple[int, int, int] | None = None  # the file as it was read or written last
+        # The file's inode, size and time when last read or written.
+        self._seen: tuple[int, int, int] | None = None
         self._refresh()
 
     def find(self, key: str) -> Points | None:
-        """Return no points where the device has no time for it, None where nobody has looked.
+        """Return the points; none if the device has no time for the key, None if nothing was ever measured.
 
         Keys are those of trial_cache.py.
         """
@@ -59,9 +61,9 @@ class SpeedCache:
         return None if found is None else found.points
 
     def add(self, key: str, value: Points, asker: str = "") -> None:
-        """Keep a time, so that it need not be measured. A file that cannot be written is no error.
+        """Keep a time, so that it need not be measured again. A file that cannot be written is no error.
 
-        `asker`: who let in the member that asked; this node if empty.
+        `asker`: the node that admitted the member that asked; empty for this node.
         """
         digest = hashlib.sha256(asker.encode()).hexdigest()[:_ASKER_DIGITS] if asker else ""
         self._refresh()
@@ -87,7 +89,7 @@ class SpeedCache:
             LOG.warning("speed_not_kept", why=error.strerror or str(error))
 
     def _refresh(self) -> None:
-        """Read the file again if another daemon has changed it since."""
+        """Read the file again if another daemon has changed it."""
         if self._path is None:
             return
         try:
@@ -144,5 +146,5 @@ def _parsed(text: str) -> _Timed | None:
 
 
 def with_kind(kind: int, points: Points) -> tuple[TimedLayer, ...]:
-    """Return the points as they are told, for the kind at this place."""
+    """Return the points as wire messages carry them, for the kind at this index."""
     return tuple(TimedLayer(kind, tokens, took) for tokens, took in points)

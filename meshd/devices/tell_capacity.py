@@ -1,7 +1,7 @@
-"""Answers other members that ask what this node's devices could lend, and how fast they are.
+"""Answer members that ask what this node's devices can lend, and how fast they are.
 
-Nothing is reserved, and what devices are computing meanwhile is not disturbed: while a lease computes here,
-or did a moment ago, only what was measured before is told, and a measurement ends as soon as one does.
+Nothing is reserved, and running computations are not disturbed: while a lease computes here, or did a moment
+ago, the answer contains only earlier measurements, and a measurement ends as soon as a lease computes.
 """
 
 import asyncio
@@ -37,22 +37,22 @@ from meshd.wire.limits import MAX_CAPACITY_PATHS
 
 NOT_FOR_YOU = "its certificate lacks the role `use`"
 CAPACITY_ASK_SECONDS = 30.0  # for the question, once the stream is open
-_LOOK_SECONDS = 0.02  # at whether something computes here, while devices are measured
+_LOOK_SECONDS = 0.02  # between two checks whether a lease computes, while devices are measured
 LOG = log.get("worker")
 
 
 class ListDevices(Protocol):
-    """The devices that could be lent; `recent`: as they were the last time."""
+    """List the devices that can be lent; `recent` accepts the last listing."""
 
     def __call__(self, *, recent: bool) -> Awaitable[Sequence[OfferedDevice]]: ...
 
 
 ComputedFor = Callable[[PeerId, bytes, Sequence[tuple[float, float]]], tuple[ComputedSpan, ...]]
-"""How long this lease of this member has computed, in each of these spans; in seconds before now."""
+"""Return how long this lease of this member has computed in each span, given in seconds before now."""
 
 
 class CapacityTeller:
-    """`devices` lists what could be lent now; `is_busy`: they compute for somebody, or did a moment ago."""
+    """Answer questions about capacity."""
 
     def __init__(
         self,
@@ -66,8 +66,11 @@ class CapacityTeller:
         computed: ComputedFor = lambda _peer, _lease_id, _spans: (),
         lacks: Callable[[bytes], bytes] = lambda _marks: b"",
     ) -> None:
-        """`is_lending`: leases have memory of the devices. `lacks`: bits of the tensors with these marks that
-        are not here.
+        """Register the service.
+
+        `devices` lists what can be lent now. `is_busy`: the devices compute for somebody, or did a moment
+        ago. `is_lending`: leases occupy memory of the devices. `lacks` returns a bit for each tensor mark,
+        set if the tensor is missing here.
         """
         self._mesh = mesh
         self._computed = computed
@@ -86,7 +89,7 @@ class CapacityTeller:
         try:
             await self._answer(MessageStream(stream, CAPACITY_MESSAGES))
         except (Broken, EndOfStream, TimeoutError):
-            return  # nobody wants to know any more
+            return  # the asker has gone
         except RemoteProtocolError:
             raise
         except MeshdError as error:
@@ -108,20 +111,23 @@ class CapacityTeller:
         return release
 
     async def _answer(self, messages: MessageStream) -> None:
+        # The question.
         async with asyncio.timeout(CAPACITY_ASK_SECONDS):
             asked = decode(await messages.receive())
         if not isinstance(asked, AskCapacity):
             raise RemoteProtocolError("capacity: expected `ask`", code="capacity")
         peer = messages.stream.peer
-        # what is measured beside other programs needs the memory that is free now
+        # A measurement beside other programs needs the memory that is free now.
         devices = await self._devices(recent=asked.recent and not asked.measure)
         busy = self._is_busy()
+        # Measure devices, then paths, unless a lease computes.
         lacks = asked.measure and self._speeds.lacks(devices, asked.timed)
         if lacks and not busy and self._asked.spend(peer, asyncio.get_running_loop().time()):
             await self._measure(messages, devices, asked.timed)
             busy = self._is_busy()
         if asked.measure and not busy:
             await self._prober.probe(one.peer for one in self._mesh.peers() if one.role == WORKER_ROLE)
+        # The answer.
         answer = Capacity(
             devices=tuple(MeasuredDevice(one, self._speeds.known(one, asked.timed)) for one in devices),
             machine=self._machine,
@@ -139,7 +145,7 @@ class CapacityTeller:
     async def _measure(
         self, messages: MessageStream, devices: Sequence[OfferedDevice], timed: Sequence[str]
     ) -> None:
-        """Until all is measured, or something computes here."""
+        """Measure until all is known, or a lease computes here."""
         peer = messages.stream.peer
 
         async def on_progress(text: str) -> None:
@@ -164,7 +170,7 @@ class CapacityTeller:
 
 
 def measured_paths(peers: Sequence[PeerStatus]) -> tuple[MeasuredPath, ...]:
-    """The paths that carry data now, the shortest first."""
+    """Return the paths that carry data now, the one with the shortest round trip first."""
     found = []
     for peer in peers:
         path = next((path for path in peer.paths if path.selected), None)

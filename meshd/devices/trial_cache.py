@@ -1,6 +1,7 @@
-"""Which trials of devices, or checks of programs, were passed: a file of the cache with a line for each.
+"""Passed trials of devices and checks of programs, in a cache file with one line each.
 
-None is repeated. Lost or damaged it costs a trial. Several daemons may share it: the last one wins.
+A passed trial is not repeated. If the file is lost or damaged, it costs a trial. Several daemons may share
+it: the last one to write wins.
 """
 
 import hashlib
@@ -11,14 +12,14 @@ from pathlib import Path
 from meshd.base import log
 from meshd.base.replaced_file import replace_file
 
-MAX_TRIALS = 256  # trials, the newest
+MAX_TRIALS = 256  # trials kept, the newest
 _LINE = re.compile(r"[0-9a-f]{64}")
 _MOST_BYTES = MAX_TRIALS * 65
 LOG = log.get("worker")
 
 
 def trial_key(parts: Sequence[str]) -> str:
-    """One name for everything that decides how a trial ends."""
+    """Return a key for everything that decides how a trial ends."""
     digest = hashlib.sha256(b"meshd trial 1\0")
     for part in parts:
         raw = part.encode("utf-8", "surrogateescape")
@@ -27,7 +28,7 @@ def trial_key(parts: Sequence[str]) -> str:
 
 
 class TrialCache:
-    """`path` None: kept as long as this object."""
+    """The passed trials; with `path` None they are kept only in this object."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -37,7 +38,10 @@ class TrialCache:
         return key in self._keys
 
     def use(self, key: str) -> bool:
-        """Was it passed? One that is used stays, else a head that asks for many would push it out."""
+        """Say whether the trial was passed.
+
+        A used entry moves to the end, so a head with many cannot displace it.
+        """
         if key not in self._keys:
             return False
         if key not in list(self._keys)[-MAX_TRIALS // 2 :]:
@@ -45,7 +49,7 @@ class TrialCache:
         return True
 
     def add(self, key: str) -> None:
-        """From now on it need not be tried. A file that cannot be written is no error."""
+        """Note that the trial was passed. A file that cannot be written is no error."""
         others = [old for old in self._read() if old not in self._keys]
         kept = [*others, *(old for old in self._keys if old != key), key]
         self._keys = dict.fromkeys(kept[-MAX_TRIALS:])

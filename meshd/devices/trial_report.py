@@ -1,17 +1,17 @@
-"""What `--try-device` of our programs prints, and what that says of the device. Pure."""
+"""Parse the output of `--try-device` of our programs, and judge the device by it. Pure."""
 
 import signal
 from collections.abc import Sequence
 
 from meshd.process.interface import Ended
 
-USAGE = 1  # exit code: it does not know the option or the device, so nothing was tried
+USAGE = 1  # exit code: the program does not know the option or the device, so nothing was tried
 MOST_WORD = 80
 MOST_TEXT = 200
 
 
 class TrialReport:
-    """`see` gets each line of output, whatever else the program or a driver prints between them."""
+    """The state of a trial. `see` gets each line of output, including those of drivers."""
 
     def __init__(self, operations: Sequence[str]) -> None:
         self._operations = frozenset(operations)
@@ -20,9 +20,10 @@ class TrialReport:
         self.ended = False
 
     def see(self, line: str) -> bool:
-        """Whether the line is one of the trial's."""
+        """Parse a line and say whether it belongs to the trial."""
         kind, _, rest = line.partition(" ")
         word, _, text = rest.partition(" ")
+        # The trial as a whole.
         if kind == "tried" and rest.isdigit():
             self._trying, self.ended = "", True
             return True
@@ -30,6 +31,7 @@ class TrialReport:
         if kind == "failed" and word == "device":
             self._faults.append(text or "it cannot be opened")
             return True
+        # One operation.
         if word not in self._operations:
             return False
         match kind:
@@ -49,7 +51,7 @@ class TrialReport:
         return True
 
     def why_unfit(self, ended: Ended | None) -> str:
-        """Why the device may not be used, when the trial ended so (None: by its deadline); empty: it may."""
+        """Return why the device may not be used; empty if it may. `ended` is None after a time-out."""
         at = f" while it computed {self._trying}" if self._trying else ""
         if self._faults:
             more = f", and {len(self._faults) - 1} more" if len(self._faults) > 1 else ""
@@ -65,5 +67,5 @@ class TrialReport:
         return ""
 
     def was_tried(self, ended: Ended | None) -> bool:
-        """False: the program does not know this trial, and nothing can be said."""
+        """Say whether the trial ran; False if the program does not know it, so nothing can be said."""
         return self.ended or bool(self._trying or self._faults) or ended is None or ended.code != USAGE

@@ -1,8 +1,8 @@
-"""Models of Hugging Face that came from members: compare them with the hub's hashes, move them to its cache.
+"""Check models of Hugging Face that came from members against the hub's hashes, and move them to its cache.
 
-A member's word that its file is `hf:ORG/REPO:QUANT` proves nothing. The hub's list of a repository has the
-SHA-256 of each file, and costs a few kB. Where the hub cannot be asked, the model stays in meshd's own folder
-with a note of what it was called (pulled_models.py), by which `hf:ORG/REPO:QUANT` finds it there.
+A member's claim that its file is `hf:ORG/REPO:QUANT` proves nothing. The hub's list of a repository has the
+SHA-256 of each file, and costs a few kB. If the hub cannot be reached, the model stays in meshd's own folder
+with a note of its requested name (pulled_models.py), by which `hf:ORG/REPO:QUANT` finds it there.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,9 +26,9 @@ def keep_pulled(
     report: ReportProgress,
     tell: Callable[[str], object],
 ) -> Path | None:
-    """Return where a model from members is in the end; None when Hugging Face has another by that name.
+    """Return the final place of a model from members; None if Hugging Face has another by that name.
 
-    `given`: as the user named it. `hub` and `cache` as in `adopt`. `tell` gets what the user should know.
+    `given`: the name that the user gave. `hub` and `cache` as in `adopt`. `tell` gets messages for the user.
     """
     if (name := hub_name_of(given)) is None or not is_pulled(paths):
         return paths[0]
@@ -46,10 +46,11 @@ def keep_pulled(
 def adopt(name: HubName, paths: Sequence[Path], hub: Path, cache: Path, report: ReportProgress) -> list[Path]:
     """Return the files in Hugging Face's cache, at `hub`; `cache` is meshd's.
 
-    Raises NotTheSame, and then they are gone; UserError where the hub cannot be asked, and then they stay.
+    Raises NotTheSame, after removing the files, and UserError if the hub cannot be reached; then they stay.
     """
     from meshd.library.download import adopt_files  # huggingface_hub: half a second to import
 
+    # Remember the hashes by the old paths.
     pieces = PieceCache.below(cache)
     hashes = pieces.hashes
     before = [FileState.at(path) for path in paths]
@@ -60,15 +61,17 @@ def adopt(name: HubName, paths: Sequence[Path], hub: Path, cache: Path, report: 
         headers = [shard.header for shard in shards]
     finally:
         close_all(shards)
+    # Compare and move the files.
     try:
         adopted = adopt_files(name, paths, hub, report)
     except NotTheSame:
         _drop(paths)
         raise
+    # The same files keep their hashes.
     after = [FileState.at(path) for path in adopted]
     if all(old.inode == new.inode and old.size == new.size for old, new in zip(before, after, strict=True)):
         for state, header, known in zip(after, headers, digests, strict=True):
-            if known is not None:  # the same bytes, whose hashes need not be read again
+            if known is not None:  # the bytes are the same, so their hashes need not be computed again
                 hashes.save(state, header, known)
         if index is not None:
             pieces.save(after, index)
@@ -77,7 +80,7 @@ def adopt(name: HubName, paths: Sequence[Path], hub: Path, cache: Path, report: 
 
 
 def _drop(paths: Sequence[Path]) -> None:
-    """Remove what is left in the folder of a model that is not there any more."""
+    """Remove the rest of the folder of a model that has moved."""
     with suppress(OSError):
         for path in (*paths, *notes_of(paths)):
             path.unlink(missing_ok=True)

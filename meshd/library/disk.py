@@ -1,7 +1,7 @@
-"""Folders and files that other programs fill, and the room that is left on a disk.
+"""Access folders and files that other programs fill, and check the free space of a disk.
 
-Walks are bounded: so deep, so many entries, and no loop of links. A download leaves some room on the disk for
-other programs and meshd's own state.
+Walks are bounded in depth and in number of entries, and never follow a loop of links. A download leaves some
+space on the disk for other programs and meshd's own state.
 """
 
 import errno
@@ -13,8 +13,8 @@ from meshd.base.byte_format import in_bytes
 from meshd.base.errors import UserError
 from meshd.model.gguf_names import GGUF_SUFFIX
 
-MAX_ENTRIES = 20_000  # of one walk; the largest collections have some thousand files
-RESERVED_BYTES = 64 << 20  # stay free on the disk
+MAX_ENTRIES = 20_000  # per walk; the largest collections have some thousand files
+RESERVED_BYTES = 64 << 20  # of the disk that stay free
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -33,9 +33,9 @@ def folders_in(folder: Path, prefix: str) -> list[Path]:
 
 
 def files_below(folder: Path, *, depth: int, suffix: str = GGUF_SUFFIX) -> list[tuple[Path, int]]:
-    """Return files with this ending and their sizes, by path; links to files count, to folders not.
+    """Return files with this suffix and their sizes, by path; links to files count, links to folders do not.
 
-    Folders that cannot be read, and links to nothing, are passed over. `depth` 1: the folder's own files.
+    Unreadable folders and dangling links are skipped. `depth` 1: only the folder's own files.
     """
     found: list[tuple[Path, int]] = []
     waiting = [(folder, depth)]
@@ -66,7 +66,7 @@ def _file_size(entry: "os.DirEntry[str]") -> int | None:
 
 
 def is_folder(path: Path) -> bool:
-    """Say whether it is a folder; False also for what cannot be looked at, which opening it explains."""
+    """Say whether the path is a folder; False also for an inaccessible one, as opening it explains why."""
     try:
         return path.is_dir()
     except OSError:
@@ -74,7 +74,7 @@ def is_folder(path: Path) -> bool:
 
 
 def is_file(path: Path) -> bool:
-    """Say whether it is a file; False also for what cannot be looked at."""
+    """Say whether the path is a file; False also for an inaccessible one."""
     try:
         return path.is_file()
     except OSError:
@@ -89,7 +89,7 @@ def hint_for_missing(path: Path) -> str:
 
 
 def size_of(path: Path) -> int:
-    """Return the size in bytes; 0 for what is gone or cannot be read."""
+    """Return the size in bytes; 0 if the file is gone or unreadable."""
     try:
         return path.stat().st_size
     except OSError:
@@ -97,7 +97,7 @@ def size_of(path: Path) -> int:
 
 
 def bytes_on_disk(path: Path) -> int:
-    """Return the bytes that it takes, without the holes; 0 for what is gone."""
+    """Return the bytes that the file occupies, without holes; 0 if it is gone."""
     try:
         return path.stat().st_blocks * 512
     except OSError:
@@ -105,7 +105,7 @@ def bytes_on_disk(path: Path) -> int:
 
 
 def check_space(place: Path, lacking: int, *, hint: str) -> None:
-    """Raise UserError unless `lacking` bytes fit there, and the reserve after them."""
+    """Raise UserError unless `lacking` bytes and the reserve fit on the disk."""
     there = _nearest(place)
     free = free_bytes(there)
     if lacking and lacking + RESERVED_BYTES > free:
@@ -125,5 +125,5 @@ def _nearest(place: Path) -> Path:
 
 
 def no_space(place: Path, why: str, *, hint: str) -> UserError:
-    """Return the error for a disk that is full, or will be."""
+    """Return the error for a disk that is or would be full."""
     return UserError(f"not enough space in `{place}`: {why}", hint=hint)

@@ -1,9 +1,9 @@
-"""Download a model into Hugging Face's cache: resumed, checked by its hash, and in place only when right.
+"""Download a model into Hugging Face's cache: resumable, checked by its hash, and put in place only if right.
 
 A file grows as `blobs/HASH.incomplete` and stays there when the download is cut or interrupted, so that the
-next one continues. The library's own download begins anew each time, which a home's line does not forgive
-with 20 GB; this one takes the same lock and leaves the same layout, so both can work on one cache. A plan
-needs only the headers of a model's files, which are taken by ranges.
+next one continues. The hub library's own download begins again each time, which hurts with 20 GB on a home
+connection. This one takes the same lock and leaves the same layout, so both can work on one cache. A plan
+needs only the headers of a model's files, which are fetched by ranges.
 """
 
 import errno
@@ -41,7 +41,7 @@ from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX, SHARD, GgufFile, 
 from meshd.model.model_name import HubName
 
 _FETCHES = 2  # a file that arrives with a wrong hash is fetched once more
-_LOOK_SECONDS = 0.2  # how often a waiting download looks whether the other one is done
+_LOOK_SECONDS = 0.2  # how often a waiting download checks whether the other one is done
 _SPACE_CHECK_BYTES = 16 << 20
 _SPACE_HINT = (
     "free some (`meshd model ls`, `meshd model rm NAME`), or set HF_HUB_CACHE to a directory on "
@@ -52,7 +52,7 @@ _FIRST_BYTES = 8 << 20  # vocabularies of 150,000 tokens with their merges take 
 
 @closed_afterwards()
 def check_download(name: HubName, cache: Path, report: ReportProgress) -> None:
-    """Raise UserError unless the hub has what the name means, and it fits on the disk."""
+    """Raise UserError unless the hub has the model of this name, and it fits on the disk."""
     listing = list_repository(name.repository, report)
     _, wanted = _files_of(name, listing)
     with _explained(cache):
@@ -60,7 +60,7 @@ def check_download(name: HubName, cache: Path, report: ReportProgress) -> None:
 
 
 def _files_of(name: HubName, listing: HubListing) -> tuple[GgufModel, list[HubFile]]:
-    """Return the model that the name means, and its files. Raises UserError."""
+    """Return the model of this name, and its files. Raises UserError."""
     model = chosen_model(name, listing)
     by_path = {file.path: file for file in listing.files}
     return model, [by_path[file.path] for file in model.files]
@@ -68,7 +68,7 @@ def _files_of(name: HubName, listing: HubListing) -> tuple[GgufModel, list[HubFi
 
 @closed_afterwards()
 def download(name: HubName, cache: Path, report: ReportProgress) -> tuple[GgufModel, list[Path]]:
-    """Return the model that the name means, and its files in the cache. Raises UserError."""
+    """Return the model of this name, and its files in the cache. Raises UserError."""
     listing = list_repository(name.repository, report)
     model, wanted = _files_of(name, listing)
     store = Repository(name, cache)
@@ -81,9 +81,9 @@ def download(name: HubName, cache: Path, report: ReportProgress) -> tuple[GgufMo
 
 @closed_afterwards()
 def adopt_files(name: HubName, paths: Sequence[Path], cache: Path, report: ReportProgress) -> list[Path]:
-    """Move files that came from elsewhere into the cache, if they are the repository's own.
+    """Move files from elsewhere into the cache if they equal the repository's files.
 
-    Raises NotTheSame where they are not, UserError where the hub cannot be asked.
+    Raises NotTheSame if they differ, UserError if the hub cannot be reached.
     """
     listing = list_repository(name.repository, report)
     stem = SHARD.sub(r"\g<stem>.gguf", paths[0].name)
@@ -103,7 +103,7 @@ def adopt_files(name: HubName, paths: Sequence[Path], cache: Path, report: Repor
 
 
 def chosen_model(name: HubName, listing: HubListing) -> GgufModel:
-    """Return the model that the name means. Raises UserError."""
+    """Return the one complete model that the name means. Raises UserError."""
     models = models_in(GgufFile(file.path, file.size) for file in listing.files)
     if not models:
         raise UserError(
@@ -144,12 +144,12 @@ class Repository:
         self._locks = cache / ".locks" / f"{PREFIX}{name.org}--{name.repo}"
 
     def check_space(self, files: Sequence[HubFile]) -> None:
-        """Raise UserError unless what is lacking of these files fits on the disk."""
+        """Raise UserError unless the missing bytes of these files fit on the disk."""
         lacking = sum(max(0, file.size - self._present(file)) for file in files)
         check_space(self._cache, lacking, hint=_SPACE_HINT)
 
     def get(self, file: HubFile, commit: str, report: ReportProgress) -> Path:
-        """Return the file's path in the snapshot of this commit, downloaded if need be."""
+        """Return the file's path in the snapshot of this commit; download the file if necessary."""
         blob = self._blob(file)
         if not blob.exists() and file.size > MOST_PLAIN_BYTES:
             report(TransferProgress(f"downloading {_short(file)} ({in_bytes(file.size)})"))
@@ -163,13 +163,13 @@ class Repository:
         return self._link(file, commit)
 
     def are_the_same(self, files: Sequence[HubFile], paths: Sequence[Path], report: ReportProgress) -> bool:
-        """Say whether these are the bytes of the repository's files."""
+        """Say whether these files have the bytes of the repository's files."""
         return len(files) == len(paths) and all(
             self._is_right(path, file, report) for file, path in zip(files, paths, strict=True)
         )
 
     def adopt(self, file: HubFile, path: Path, commit: str) -> Path:
-        """Move a file whose hash is right to its place, and return its path in this commit's snapshot."""
+        """Move a file with the right hash to its place, and return its path in this commit's snapshot."""
         blob = self._blob(file)
         blob.parent.mkdir(parents=True, exist_ok=True)
         if not blob.exists():
@@ -184,7 +184,7 @@ class Repository:
         return self._link(file, commit)
 
     def set_main(self, commit: str) -> None:
-        """Remember what the branch `main` was, as the library does."""
+        """Note the commit of the branch `main`, as the hub library does."""
         place = self._folder / "refs" / "main"
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(commit, "ascii")
@@ -199,6 +199,7 @@ class Repository:
     def _fetch(self, file: HubFile, commit: str, report: ReportProgress) -> None:
         part = _part_of(self._blob(file))
         for attempt in range(_FETCHES):
+            # Continue what is there.
             at = size_of(part)
             if at > file.size:
                 part.unlink()
@@ -207,6 +208,7 @@ class Repository:
             with _Growing(part, file.size, Meter(report, what, file.size, begin_at=at)) as into:
                 into.seek(at)
                 fetch(self._name.repository, commit, file, into, at=at)
+            # Keep the file only if its hash is right.
             if self._is_right(part, file, report):
                 part.replace(self._blob(file))
                 return
@@ -237,13 +239,13 @@ class Repository:
         pointer = self._folder / "snapshots" / commit / file.path
         pointer.parent.mkdir(parents=True, exist_ok=True)
         if not pointer.exists():
-            pointer.unlink(missing_ok=True)  # a link that leads nowhere: into a cache that was moved, say
+            pointer.unlink(missing_ok=True)  # a dangling link, for example into a cache that was moved
             pointer.symlink_to(os.path.relpath(self._blob(file), pointer.parent))
         return pointer
 
 
 class _Growing(io.BufferedWriter):
-    """The piece of a file that is there so far; refuses more than the whole, and to fill the disk."""
+    """A growing file; refuses more bytes than announced, and to fill the disk."""
 
     def __init__(self, path: Path, size: int, meter: Meter) -> None:
         self._raw_file = io.FileIO(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+")
@@ -254,7 +256,7 @@ class _Growing(io.BufferedWriter):
         self._unchecked = _SPACE_CHECK_BYTES  # so the first bytes are checked
 
     def write(self, data: "bytes | bytearray | memoryview") -> int:  # type: ignore[override]
-        """Write as any file does. Raises UserError for what would not fit."""
+        """Write data as any file does. Raises UserError if it would not fit."""
         count = len(data)
         if self.tell() + count > self._size:
             raise UserError(
@@ -272,13 +274,13 @@ class _Growing(io.BufferedWriter):
         return written
 
     def truncate(self, size: int | None = None) -> int:
-        """Cut the file off: the server sends it from its beginning instead."""
+        """Truncate the file, when the server sends it from the beginning instead."""
         at = super().truncate(size)
         self._meter.add(at - self._meter.done)
         return at
 
     def close(self) -> None:
-        """Close it. What cannot be written any more was reported by then, or is found by its size."""
+        """Close the file. A failed write was reported before, or shows in the size."""
         with suppress(OSError):
             self.flush()
         with suppress(OSError):
@@ -296,7 +298,7 @@ def _short(file: HubFile) -> str:
 
 @contextmanager
 def _locked(place: Path, what: str, report: ReportProgress) -> Iterator[None]:
-    """Be alone with this file: the library's own downloads take the same lock."""
+    """Hold the lock of this file, which the hub library's downloads take as well."""
     place.parent.mkdir(parents=True, exist_ok=True)
     with place.open("ab") as file:
         told = False
@@ -326,9 +328,9 @@ def _explained(cache: Path) -> Iterator[None]:
 
 
 def fetch_headers(name: HubName, folder: Path, report: ReportProgress) -> list[Path]:
-    """Return files in `folder` with their headers, as long as the whole ones, with holes for the rest.
+    """Return files in `folder` that have the headers and the full lengths, with holes for the rest.
 
-    They end in HEADER_SUFFIX, so that nobody takes them for a model. Raises UserError.
+    Their names end in HEADER_SUFFIX, so that nobody treats them as models. Raises UserError.
     """
     listing = list_repository(name.repository, report)
     model = chosen_model(name, listing)
@@ -345,7 +347,7 @@ def fetch_headers(name: HubName, folder: Path, report: ReportProgress) -> list[P
 
 
 def _header_of(file: HubFile, fetch: Callable[[int], bytes]) -> bytes:
-    """Return a file up to the end of its header. Nobody says how long that is: more may be asked for."""
+    """Return the file up to the end of its header. Its length is unknown, so more may be fetched."""
     count = _FIRST_BYTES
     while True:
         count = min(count, file.size)
@@ -362,7 +364,7 @@ def _header_of(file: HubFile, fetch: Callable[[int], bytes]) -> bytes:
 
 
 class _BytesSoFar:
-    """Of a file; `was_short`: more was read than is there."""
+    """The beginning of a file; `was_short`: more was read than is there."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

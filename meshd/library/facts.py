@@ -1,4 +1,4 @@
-"""Read what a model's files say about themselves, and its fingerprint where it was hashed before."""
+"""Read what a model's files say about themselves, and its fingerprint if it was hashed before."""
 
 import math
 from dataclasses import dataclass, replace
@@ -19,9 +19,9 @@ from meshd.store.shard import Shard, close_all, is_header, open_shards
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """From the headers. `problem`: what is lacking, or why the files cannot be read.
+    """The facts in the headers. `problem`: what is missing, or why the files cannot be read.
 
-    Without a header that can be read, `shards` is 0 and only `problem` and `hint` are told.
+    Without a readable header, `shards` is 0, and only `problem` and `hint` are set.
     """
 
     architecture: str = ""
@@ -40,9 +40,9 @@ class ModelFacts:
 
 
 def facts_of(model: StoredModel, hashes: Path) -> ModelFacts:
-    """Read the headers, nothing else; a file that cannot be read is a `problem`, not an error.
+    """Read only the headers; a file that cannot be read is a `problem`, not an error.
 
-    `hashes`: the folder of meshd's own.
+    `hashes`: the folder of meshd's own hashes.
     """
     if not model.paths or not model.paths[0].name:
         return ModelFacts(problem=model.problem)
@@ -59,7 +59,7 @@ def facts_of(model: StoredModel, hashes: Path) -> ModelFacts:
 
 
 def _of_header(facts: ModelFacts, path: Path) -> ModelFacts:
-    """Add the fingerprint, which a member told."""
+    """Add the fingerprint that a member reported."""
     try:
         note = read_note(path)
     except UserError as error:
@@ -93,7 +93,7 @@ def _quant(header: Header) -> str:
 
 
 def problem_of(shards: list[Shard]) -> str:
-    """Return what is lacking of these files; empty if they are whole."""
+    """Return what these files lack; empty if they are complete."""
     lacking = shards[0].header.shard[1] - len(shards)
     if lacking > 0:
         return f"{lacking} of {shards[0].header.shard[1]} files missing"

@@ -1,7 +1,7 @@
-"""Hugging Face's cache on this machine, as its library lays it out, read without the library.
+"""Read Hugging Face's cache on this machine, in its library's layout, without the library.
 
 `models--ORG--REPO/` has `blobs/HASH` (the bytes; HASH is their SHA-256), `snapshots/COMMIT/PATH` (links to
-them), `refs/main` (a commit) and, while something is downloaded, `blobs/HASH.incomplete`.
+them), `refs/main` (a commit) and, during a download, `blobs/HASH.incomplete`.
 """
 
 import os
@@ -23,7 +23,7 @@ _SNAPSHOT_DEPTH = 3
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
-    """Return where the library keeps what it downloads, by its own rules."""
+    """Return the folder where the hub library keeps downloads, by its own rules."""
     given = environ.get("XDG_CACHE_HOME", str(in_home(".cache")))
     hf_home = _expanded(environ.get("HF_HOME", str(Path(given) / "huggingface")))
     legacy = environ.get("HUGGINGFACE_HUB_CACHE", str(hf_home / "hub"))
@@ -40,9 +40,9 @@ def folder_of(cache: Path, name: HubName) -> Path:
 
 
 def find(cache: Path, name: HubName) -> list[StoredModel]:
-    """Find what the name means among its repository's complete models; an ambiguous name means several.
+    """Find the models that the name means among its repository's complete ones; several if ambiguous.
 
-    Raises OSError when the folder cannot be read.
+    Raises OSError if the folder cannot be read.
     """
     for snapshot in _snapshots(folder_of(cache, name)):
         there = [model for model in _models(snapshot) if model.complete]
@@ -52,7 +52,7 @@ def find(cache: Path, name: HubName) -> list[StoredModel]:
 
 
 def all_models(cache: Path) -> Iterator[StoredModel]:
-    """Find every model of the cache. Raises OSError when the cache itself cannot be read."""
+    """Find every model of the cache. Raises OSError if the cache itself cannot be read."""
     for folder in folders_in(cache, PREFIX):
         org, _, repo = folder.name.removeprefix(PREFIX).partition("--")
         try:
@@ -64,7 +64,7 @@ def all_models(cache: Path) -> Iterator[StoredModel]:
 
 
 def of_repository(cache: Path, name: HubName) -> list[StoredModel]:
-    """Find what the cache has of this repository, incomplete models and pieces included."""
+    """Find all models of this repository in the cache, including incomplete ones and partial files."""
     return list(_of_repository(name, folder_of(cache, name)))
 
 
@@ -88,7 +88,7 @@ def _parts(folder: Path) -> list[Path]:
 
 
 def _snapshots(folder: Path) -> list[Path]:
-    """Return the snapshots: that of the present branch first, then the newest."""
+    """Return the snapshots: the current branch's first, then the newest."""
     try:
         found = [one for one in folders_in(folder / "snapshots", "") if _COMMIT.fullmatch(one.name)]
     except OSError:

@@ -1,8 +1,8 @@
-"""The protocol of Hugging Face's hub, by its own library: the only place that imports it.
+"""Access Hugging Face's hub through its own library; only this module imports it.
 
-It takes half a second to import, so this module is imported where something is downloaded, and nowhere else.
-Token (HF_TOKEN, or its own login), mirror (HF_ENDPOINT), proxy and offline mode are the library's. What it
-would tell about this machine in its user agent is switched off: it asks the hub for a list of programs first.
+The import takes half a second, so this module is imported only for downloads. Token (HF_TOKEN, or its own
+login), mirror (HF_ENDPOINT), proxy and offline mode are the library's. Its telemetry is off: otherwise its
+user agent describes this machine, and it first asks the hub for a list of programs.
 """
 
 import functools
@@ -28,12 +28,13 @@ from meshd.base.errors import UserError
 from meshd.library.interface import ReportProgress, TransferProgress
 
 constants.HF_HUB_DISABLE_TELEMETRY = True
-constants.DOWNLOAD_CHUNK_SIZE = 1 << 20  # how often progress is seen, and what a cut loses; its own is 10 MiB
+constants.DOWNLOAD_CHUNK_SIZE = 1 << 20  # the steps of progress, and what a cut loses; the default is 10 MiB
 library_logging.set_verbosity(logging.CRITICAL)  # its warnings repeat signed URLs
-library_logging.get_logger().handlers.clear()  # its own writes to stderr at once
-_COMMIT, _BLOB = re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # part of paths
-MAX_FILES = 20_000  # of a repository; the largest of quantised models have a few hundred
-MOST_PLAIN_BYTES = constants.MAX_HTTP_DOWNLOAD_SIZE  # larger files come in pieces, by Xet alone
+library_logging.get_logger().handlers.clear()  # the default handler writes to stderr at once
+# Strict, as both become parts of paths.
+_COMMIT, _BLOB = re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+MAX_FILES = 20_000  # per repository; the largest of quantised models have a few hundred
+MOST_PLAIN_BYTES = constants.MAX_HTTP_DOWNLOAD_SIZE  # larger files come in pieces, only by Xet
 _TOKEN_HINT = "log in with `hf auth login`, or set HF_TOKEN to a token that may read it"
 
 
@@ -56,7 +57,7 @@ class HubListing:
 
 @contextmanager
 def closed_afterwards() -> Iterator[None]:
-    """Close the connections that the library keeps, when the block is left: a daemon lives on for months."""
+    """Close the library's pooled connections on leaving the block: a daemon runs for months."""
     try:
         yield
     finally:
@@ -64,10 +65,11 @@ def closed_afterwards() -> Iterator[None]:
 
 
 def list_repository(repository: str, report: ReportProgress) -> HubListing:
-    """List what the branch `main` of `ORG/REPO` has now, without files whose paths lead elsewhere.
+    """List the files on the branch `main` of `ORG/REPO`, except paths that lead elsewhere.
 
     Raises UserError.
     """
+    # Ask the hub.
     report(TransferProgress(f"asking {constants.ENDPOINT} for the files of `{repository}`"))
     with explained(repository):
         api = HfApi(library_name="meshd", library_version=__version__)
@@ -75,6 +77,7 @@ def list_repository(repository: str, report: ReportProgress) -> HubListing:
         siblings = about.siblings or []
         if not isinstance(about.sha, str) or not _COMMIT.fullmatch(about.sha) or len(siblings) > MAX_FILES:
             raise ValueError(f"commit {str(about.sha)[:64]!r}, {len(siblings)} files")
+        # Keep valid entries.
         files = []
         for one in siblings:
             blob = one.lfs.sha256 if one.lfs is not None else one.blob_id
@@ -90,15 +93,15 @@ def list_repository(repository: str, report: ReportProgress) -> HubListing:
 
 
 def is_inside(path: str) -> bool:
-    """Say whether a file stays in the folder in which it is put: a mirror may name it as it likes."""
+    """Say whether a path stays in its folder: a mirror may send any name."""
     parts = path.split("/")
     return all(part not in ("", ".", "..") for part in parts) and path.isprintable() and "\\" not in path
 
 
 def fetch(repository: str, commit: str, file: HubFile, into: BinaryIO, *, at: int) -> None:
-    """Append the file's bytes from `at` on; what a cut connection lost is asked for again, five times.
+    """Append the file's bytes from `at` on; bytes lost with a connection are requested again, five times.
 
-    Raises UserError; OSError as `into` raises it.
+    Raises UserError, and OSError as `into` raises it.
     """
     url = hf_hub_url(repository, file.path, revision=commit)
     headers = build_hf_headers(library_name="meshd", library_version=__version__)
@@ -110,11 +113,11 @@ def fetch(repository: str, commit: str, file: HubFile, into: BinaryIO, *, at: in
 
 
 class _Enough(Exception):
-    """All that was asked for is there; a server that knows no ranges would send the rest."""
+    """Raised when all requested bytes are there; a server without ranges would send the rest."""
 
 
 class _FirstBytes(io.BytesIO):
-    """Takes so many bytes, and no more."""
+    """A buffer that takes a limited number of bytes."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -141,7 +144,7 @@ def fetch_beginning(repository: str, commit: str, file: HubFile, count: int) -> 
 
 
 def fetch_by_xet(repository: str, commit: str, file: HubFile, cache: Path) -> Path:
-    """Download a file too large for plain HTTP by the library's own means, with its own progress bar."""
+    """Download a file too large for plain HTTP through the library, with the library's progress bar."""
     with explained(repository):
         found = hf_hub_download(repository, file.path, revision=commit, cache_dir=cache)
         return Path(str(found))
@@ -150,7 +153,7 @@ def fetch_by_xet(repository: str, commit: str, file: HubFile, cache: Path) -> Pa
 @functools.cache
 def _silent_class() -> type[tqdm]:
     class SilentBar(tqdm):  # type: ignore[misc,unused-ignore]
-        """Counts and shows nothing: the file that is written reports progress."""
+        """A progress bar that counts and shows nothing: the written file reports progress."""
 
         def __init__(self, *args: object, **words: object) -> None:
             words["disable"] = True
@@ -164,6 +167,7 @@ def _silent_class() -> type[tqdm]:
 def explained(repository: str) -> Iterator[None]:
     """Turn the library's errors into a UserError that says what to do."""
     where = f"`{repository}` from {constants.ENDPOINT}"
+    # Access.
     try:
         yield
     except errors.GatedRepoError:
@@ -181,6 +185,7 @@ def explained(repository: str) -> Iterator[None]:
             f"cannot download {where}: HF_HUB_OFFLINE is set, and the cache lacks it",
             hint="unset HF_HUB_OFFLINE, or name a model that `meshd model ls` lists",
         ) from None
+    # The network.
     except errors.HfHubHTTPError as error:
         raise _refused(where, error.response.status_code) from None
     except httpx2.HTTPError as error:
@@ -189,13 +194,13 @@ def explained(repository: str) -> Iterator[None]:
             hint="check the network and HF_ENDPOINT, and run it again: a download continues where it stopped",
         ) from None
     except OSError as error:
-        if error.errno is not None:  # of the file that is written, not of the network
+        if error.errno is not None:  # of the written file, not of the network
             raise
         raise UserError(
             f"cannot download {where}: the connection ended early",
             hint="run it again: a download continues where it stopped",
         ) from None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:  # JSON that is not the hub's
+    except (ValueError, TypeError, KeyError, AttributeError) as error:  # the JSON is not the hub's
         raise UserError(
             f"{constants.ENDPOINT} does not answer as Hugging Face does: {_reason(error)}",
             hint="check HF_ENDPOINT; a proxy or a login page may answer in its place",

@@ -1,9 +1,9 @@
-"""Models by name: the stores of this machine, what is in them, and how the rest is downloaded.
+"""Models by name: this machine's stores and their models, and the download of others.
 
 A *store* is a place where programs keep model files: Hugging Face's cache, Ollama's and LM Studio's folders,
-`~/.models`, and meshd's own cache. Files are used where they are and never written to. What is downloaded
-goes to Hugging Face's cache, where other programs find it. Everything here works without a daemon and blocks
-its caller: verbs call it before a daemon starts. Tests: tests/unit/library.
+`~/.models`, and meshd's own cache. Files are used in place and never written to. Downloads go to Hugging
+Face's cache, where other programs find them. All functions here work without a daemon and block their caller:
+verbs call them before a daemon starts. Tests: tests/unit/library.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from meshd.base.errors import UserError
 
 
 class ModelSource(StrEnum):
-    """Which store a model is in; the words are part of `meshd model ls --json`."""
+    """The store of a model; the words are part of `meshd model ls --json`."""
 
     HUB = "huggingface"
     OLLAMA = "ollama"
@@ -30,7 +30,7 @@ class StoredModel:
     """A model in a store. `name` can be given to `--model`; `size` counts the bytes that are there.
 
     `paths`: its files, shards in order; may be empty if it is incomplete. `stem`: its file's name without
-    `.gguf`, by which it can be found too. `problem` says what is lacking, if anything is.
+    `.gguf`, which also finds it. `problem` says what is missing, if anything.
     """
 
     name: str
@@ -48,7 +48,7 @@ class StoredModel:
 
 @dataclass(frozen=True, slots=True)
 class TransferProgress:
-    """How far a download or a check is. Bytes; `rate` in bytes a second, 0 when not known yet."""
+    """The progress of a download or a check. Bytes; `rate` in bytes per second, 0 if not known yet."""
 
     activity: str
     done: int = 0
@@ -57,16 +57,16 @@ class TransferProgress:
 
 
 class NotHere(UserError):
-    """This machine does not have the model; members of the mesh may."""
+    """Raised if this machine does not have the model; members of the mesh may."""
 
 
 class NotDownloaded(NotHere):
-    """This machine does not have the model; a download may bring it."""
+    """Raised if this machine does not have the model; a download may bring it."""
 
 
 class NotTheSame(UserError):
-    """The hub has another file of that name than members."""
+    """Raised if the hub's file of that name differs from the members' file."""
 
 
 ReportProgress = Callable[[TransferProgress], None]
-"""Called a few times a second at most, on the caller's thread."""
+"""Report progress, a few times per second at most, on the caller's thread."""

@@ -1,6 +1,6 @@
-"""Ollama's models: manifests that name blobs, one of which is the GGUF file. Read in place, never written.
+"""Read Ollama's models: manifests that name blobs, one of which is the GGUF file. Never written to.
 
-`manifests/HOST/NAMESPACE/MODEL/TAG` is JSON, `blobs/sha256-HASH` holds the bytes, and HASH is theirs.
+`manifests/HOST/NAMESPACE/MODEL/TAG` is JSON, `blobs/sha256-HASH` holds the bytes, and HASH is their hash.
 """
 
 import json
@@ -34,7 +34,7 @@ class Layer:
 
 
 def folders(environ: Mapping[str, str]) -> list[Path]:
-    """Return where Ollama may keep models: the user's own folder, then that of its system service."""
+    """Return the folders where Ollama may keep models: the user's own, then those of its system service."""
     if given := environ.get("OLLAMA_MODELS"):
         return [expanded(given)]
     own = [in_home(".ollama/models")]
@@ -42,7 +42,7 @@ def folders(environ: Mapping[str, str]) -> list[Path]:
 
 
 def find(places: list[Path], name: OllamaName) -> StoredModel | None:
-    """Find the model in the first folder that has it. Raises UserError when it cannot be used or read."""
+    """Find the model in the first folder that has it. Raises UserError if it cannot be used or read."""
     for place in places:
         manifest = place / "manifests" / name.host / name.namespace / name.model / name.tag
         try:
@@ -60,7 +60,7 @@ def find(places: list[Path], name: OllamaName) -> StoredModel | None:
 
 
 def all_models(place: Path) -> Iterator[StoredModel]:
-    """Find every model of one folder. Raises OSError when the folder cannot be read."""
+    """Find every model of one folder. Raises OSError if the folder cannot be read."""
     root = place / "manifests"
     for path in _manifests(root):
         parts = path.relative_to(root).parts
@@ -69,7 +69,7 @@ def all_models(place: Path) -> Iterator[StoredModel]:
             if isinstance(name, OllamaName):
                 yield _stored(place, name, _read(path))
         except (ValueError, OSError, UserError):
-            continue  # not Ollama's, not ours to read, or without a GGUF file
+            continue  # not Ollama's, not readable by us, or without a GGUF file
 
 
 def name_of_blob(path: Path) -> str:
@@ -130,10 +130,11 @@ def _stored(place: Path, name: OllamaName, content: bytes) -> StoredModel:
 
 
 def read_manifest(content: bytes, name: str) -> Layer:
-    """Return the GGUF layer that a manifest names. Raises UserError for a damaged one, or one without."""
+    """Return the GGUF layer that a manifest names. Raises UserError if it is damaged or has none."""
     damaged = UserError(
         f"the manifest of `{name}` is damaged", hint=f"run `ollama pull {name.removeprefix('ollama:')}`"
     )
+    # The layers of the manifest.
     try:
         if len(content) > MAX_MANIFEST_BYTES:
             raise ValueError("too large")
@@ -149,6 +150,7 @@ def read_manifest(content: bytes, name: str) -> Layer:
             f"`{name}` has no GGUF file: Ollama keeps it in another format, or runs it on its servers",
             hint="use the GGUF file of the same model from Hugging Face: `--model hf:ORG/REPO`",
         )
+    # The layer of the GGUF file.
     digest, size = ours[0].get("digest"), ours[0].get("size")
     match = _DIGEST.fullmatch(digest) if isinstance(digest, str) else None
     if (
@@ -162,7 +164,7 @@ def read_manifest(content: bytes, name: str) -> Layer:
 
 
 def not_allowed(place: Path, what: str) -> UserError:
-    """Return the error for files of Ollama's service, which runs as a user of its own."""
+    """Return the error for files of Ollama's service, which runs as another user."""
     return UserError(
         f"not allowed to read `{what}` in `{place}`: it belongs to Ollama's own user",
         hint="join its group (`sudo usermod -aG ollama $USER`, then log in again), or download the model "

@@ -1,8 +1,8 @@
-"""Models that came from members: by which names they are found, and those of which only the header is here.
+"""The names of models that came from members, and the models of which only the header is here.
 
-A member calls its file as it likes. So what lies in a folder of such a model is found later by the names that
-the user gave when it was pulled, and by its fingerprint, and never by what its file is called. The names are
-noted beside the model, one a line, the newest last. A header (store/header_file.py) has a folder of its own.
+A member may give its file any name. So a model in such a folder is found later by the names that the user
+gave when it was pulled, and by its fingerprint, never by its file's name. The names are noted beside the
+model, one per line, the newest last. A header (store/header_file.py) has its own folder.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +25,7 @@ from meshd.model.model_name import (
 )
 from meshd.store.header_file import link_paths, note_path, read_note
 
-WHOLE_KIND, HEADER_KIND = "mesh", "header"  # with which the names of their folders begin
+WHOLE_KIND, HEADER_KIND = "mesh", "header"  # prefixes of the folders
 _NOTE = ".pulled-as"
 _MOST_NAMES = 8
 _FOLDERS = f"{WHOLE_KIND}-"
@@ -39,29 +39,29 @@ def is_pulled(paths: Sequence[Path]) -> bool:
 
 
 def is_own_folder(folder: Path) -> bool:
-    """Say whether the folder was made for one model that came from members."""
+    """Say whether the folder was created for one model from members."""
     return folder.name.startswith(_OWN_FOLDERS)
 
 
 def is_of_members(model: StoredModel) -> bool:
-    """Say whether its file has the name that a member gave it."""
+    """Say whether a member chose the name of the model's file."""
     return model.source is ModelSource.MESHD and all(is_own_folder(path.parent) for path in model.paths)
 
 
 def note_names(folder: Path, names: Iterable[ModelName]) -> None:
-    """Note the last of these names for the model in this folder; no error if that cannot be written."""
+    """Note the last of these names for the model in this folder, ignoring write errors."""
     lines = list(dict.fromkeys(map(str, names)))[-_MOST_NAMES:]
     with suppress(OSError):
         replace_file(folder / _NOTE, "".join(f"{line}\n" for line in lines).encode())
 
 
 def add_name(name: ModelName, paths: Sequence[Path]) -> None:
-    """Note that it was asked for by this name as well."""
+    """Note that the model was also requested by this name."""
     note_names(paths[0].parent, [*names_of(paths), name])
 
 
 def names_of(paths: Sequence[Path]) -> tuple[ModelName, ...]:
-    """Return the names by which it was pulled; none where nothing, or no name, was noted."""
+    """Return the names by which the model was pulled; empty if none, or an invalid one, was noted."""
     try:
         with (paths[0].parent / _NOTE).open("rb") as file:
             lines = file.read(_MOST_NAMES * 4 * MAX_MODEL_NAME_CHARS).decode("utf-8").splitlines()
@@ -71,23 +71,23 @@ def names_of(paths: Sequence[Path]) -> tuple[ModelName, ...]:
 
 
 def name_of(paths: Sequence[Path]) -> str:
-    """Return the name by which it was pulled last, for people and `--model`; empty where none was noted."""
+    """Return the last name by which the model was pulled, which `--model` accepts; empty if none."""
     names = names_of(paths)
     return str(names[-1]) if names else ""
 
 
 def words_of(paths: Sequence[Path]) -> set[str]:
-    """Return its names without a scheme or with `mesh:`, but for digits; in small letters, without ending."""
+    """Return the model's bare and `mesh:` names, except digits, in lower case and without suffix."""
     return set(map(str.lower, texts_of(paths)))
 
 
 def texts_of(paths: Sequence[Path]) -> list[str]:
-    """Return the same as the user wrote them."""
+    """Return the same names as the user wrote them."""
     return [text for name in names_of(paths) if (text := text_of(name))]
 
 
 def text_of(name: ModelName) -> str:
-    """Return the name without an ending; empty for names of stores, and for digits."""
+    """Return the name without suffix; empty for names of stores, and for digits."""
     if isinstance(name, BareName) or (isinstance(name, MeshName) and not name.fingerprint):
         text = name.text
         return text[: -len(GGUF_SUFFIX)] if text.lower().endswith(GGUF_SUFFIX) else text
@@ -95,7 +95,7 @@ def text_of(name: ModelName) -> str:
 
 
 def notes_of(paths: Sequence[Path]) -> tuple[Path, ...]:
-    """Return the file of what was noted beside a model, if anything was."""
+    """Return the note beside a model, if there is one."""
     note = paths[0].parent / _NOTE
     return (note,) if note.is_file() else ()
 
@@ -120,7 +120,7 @@ def _is_meant(name: HubName | OllamaName, noted: ModelName) -> bool:
 
 
 def all_headers(folder: Path) -> Iterator[StoredModel]:
-    """Find the headers below the folder of meshd's models; incomplete as models. Raises OSError."""
+    """Find the headers below the folder of meshd's models; they are incomplete as models. Raises OSError."""
     for place in folders_in(folder, f"{HEADER_KIND}-"):
         found: dict[str, list[Path]] = {}
         for path, _ in files_below(place, depth=1, suffix=HEADER_SUFFIX):
@@ -132,7 +132,7 @@ def all_headers(folder: Path) -> Iterator[StoredModel]:
 def find_header(folder: Path, name: MeshName) -> StoredModel | None:
     """Find the header that was pulled by this name, or has that fingerprint.
 
-    A content id would not do: it says nothing about the hashes of layers that are not here.
+    A content id does not count: it says nothing about the hashes of layers that are not here.
     """
     for stored in all_headers(folder):
         with suppress(UserError):
@@ -142,14 +142,14 @@ def find_header(folder: Path, name: MeshName) -> StoredModel | None:
 
 
 def header_at(path: Path) -> StoredModel:
-    """Return the header of which this file is one, or one of several."""
+    """Return the header that consists of this file, or has it as one of several."""
     paths = [one for one, _ in files_below(path.parent, depth=1, suffix=HEADER_SUFFIX)]
     stem = header_stem(path.name)
     return _stored([one for one in paths if header_stem(one.name) == stem], stem)
 
 
 def said_of(path: Path) -> str:
-    """Tell the user which model this is, and who says so. Raises UserError."""
+    """Tell the user which model this is, and which member says so. Raises UserError."""
     note = read_note(path)
     return (
         f"only the header of `{note.name}` is here; fingerprint (as reported by {note.node}): "
@@ -158,7 +158,7 @@ def said_of(path: Path) -> str:
 
 
 def files_of(paths: Sequence[Path]) -> tuple[Path, ...]:
-    """Return the files, what is noted of them, and links to them."""
+    """Return the files, the note on them, and links to them."""
     return (*paths, note_path(paths[0]), *(link_paths(paths) if len(paths) > 1 else ()))
 
 
@@ -175,7 +175,7 @@ def _stored(paths: Sequence[Path], stem: str) -> StoredModel:
 
 
 def _is_called(name: MeshName, path: Path) -> bool:
-    """Raises UserError."""
+    """Say whether the header has this name or fingerprint. Raises UserError."""
     if name.fingerprint:
         return read_note(path).fingerprint.startswith(name.fingerprint)
     return text_of(name).lower() in words_of([path])

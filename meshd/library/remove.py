@@ -22,7 +22,7 @@ from meshd.store.shard import is_header
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What goes, in this order; `size` counts the bytes that become free."""
+    """The files to remove, in this order; `size` counts the bytes that become free."""
 
     names: tuple[str, ...]
     files: tuple[Path, ...]
@@ -31,10 +31,11 @@ class Removal:
 
 
 def plan_removal(given: Path | str, resolver: Resolver, stores: Stores) -> Removal:
-    """Decide what to remove for this name; `hf:ORG/REPO` is all that the cache has of it.
+    """Decide what to remove for this name; `hf:ORG/REPO` means all that the cache has of the repository.
 
-    Raises UserError for what is not there, or is not ours to remove.
+    Raises UserError if the model is not there, or is not ours to remove.
     """
+    # A whole repository.
     name = None
     with suppress(ValueError):
         name = parse_model_name(given) if isinstance(given, str) else None
@@ -43,6 +44,7 @@ def plan_removal(given: Path | str, resolver: Resolver, stores: Stores) -> Remov
         if not rows:
             raise UserError(f"`{name}` is not on this machine", hint="list what there is: `meshd model ls`")
         return _of_hub(rows, hub_cache.folder_of(stores.hub, name))
+    # One model.
     model = resolver.local(given)
     path = model.paths[0]
     if path.is_relative_to(stores.hub) and path.relative_to(stores.hub).parts[0].startswith(PREFIX):
@@ -74,12 +76,13 @@ def _not_ours(model: StoredModel) -> UserError:
 
 
 def _of_hub(models: Sequence[StoredModel], repository: Path) -> Removal:
-    """Return links of every snapshot to the same bytes, then the bytes."""
+    """Return the links of every snapshot to the same bytes, then the bytes."""
     paths = {path for model in models for path in model.paths}
     blobs = {blob for path in paths if (blob := _blob(path, repository)) is not None}
     below = {path for path, _ in files_below(repository / "snapshots", depth=5)}
     links = {path for path in below if _blob(path, repository) in blobs}
-    plain = {path for path in paths if not path.is_symlink()}  # pieces, and files of a cache without links
+    # Partial files, and files of a cache without links.
+    plain = {path for path in paths if not path.is_symlink()}
     return Removal(
         names=tuple(model.name for model in models),
         files=(*sorted(links), *sorted(blobs), *sorted(plain)),
@@ -89,7 +92,7 @@ def _of_hub(models: Sequence[StoredModel], repository: Path) -> Removal:
 
 
 def _blob(path: Path, repository: Path) -> Path | None:
-    """Return what the link names, if it is one of this repository's blobs."""
+    """Return the link's target, if it is one of this repository's blobs."""
     try:
         target = (path.parent / path.readlink()).parent.resolve() / path.readlink().name
     except OSError:
@@ -103,7 +106,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def remove(removal: Removal) -> None:
-    """Remove links first, so that nothing names bytes that are gone. Raises UserError."""
+    """Remove links first, so that none points to removed bytes. Raises UserError."""
     try:
         for path in removal.files:
             path.unlink(missing_ok=True)
@@ -112,8 +115,8 @@ def remove(removal: Removal) -> None:
             f"cannot remove `{error.filename}`: {error.strerror}", hint="check who owns it"
         ) from None
     folders = {path.parent for path in removal.files}
-    for own in sorted(filter(_is_ours, folders), reverse=True):  # what is below another one first
-        with suppress(OSError):  # not empty, say
+    for own in sorted(filter(_is_ours, folders), reverse=True):  # subfolders first
+        with suppress(OSError):  # not empty, for example
             own.rmdir()
     folder = removal.repository
     if folder is not None and not any(

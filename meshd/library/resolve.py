@@ -47,27 +47,27 @@ from meshd.model.model_name import (
     stem_of,
 )
 
-_MOST_NAMED = 8  # candidates that an error lists
+_MOST_NAMED = 8  # candidates listed in an error
 Given = Path | str
 """A path, or the text of a name."""
 
 
 class Resolver:
-    """Finds models by what a user calls them; reports how far a download is."""
+    """Find models by the names that users give; report the progress of downloads."""
 
     def __init__(self, stores: Stores, report: ReportProgress) -> None:
         self._stores = stores
         self._report = report
 
     def get(self, given: Given, *, partial: bool = False) -> StoredModel:
-        """Return the model, whole unless a `partial` one will do; may download it. Raises UserError."""
+        """Return the model, complete unless a `partial` one will do; may download it. Raises UserError."""
         found = self._find(given, download=True)
         return found if partial and found.paths and found.problem != ONLY_HEADER else _usable(found)
 
     def local(self, given: Given) -> StoredModel:
-        """Return as `get` does, without a download: an error says how to start it. It may be incomplete.
+        """Find a model, perhaps an incomplete one, without a download; an error says how to start one.
 
-        Raises NotHere, NotDownloaded among them, and UserError for a name that means no model or several.
+        Raises NotHere, which includes NotDownloaded, and UserError for a name that means no model or several.
         """
         return self._find(given, download=False)
 
@@ -125,9 +125,9 @@ class Resolver:
         )
 
     def _mesh(self, name: MeshName) -> StoredModel:
-        """Return what was pulled from members before; a daemon asks them.
+        """Return a model that was pulled from members before; only a daemon asks them.
 
-        With a fingerprint, any model of this machine that is known to have it.
+        A fingerprint finds any model of this machine that is known to have it.
         """
         hashes = self._stores.meshd.parent / "weights"
         pulled = models_below(self._stores.meshd, ModelSource.MESHD)
@@ -175,7 +175,7 @@ class Resolver:
             if _is_demo(one):
                 return one
         hashes = self._stores.meshd.parent / "weights"
-        for one in complete:  # under another name, from members say
+        for one in complete:  # under another name, from members for example
             if facts_of(one, hashes).fingerprint == DEMO_FINGERPRINT:
                 return one
         if not download:
@@ -190,7 +190,7 @@ class Resolver:
         )
 
     def _near(self, text: str) -> str:
-        """Return `; near: …`, names that look like it, or nothing."""
+        """Return `; near: …` with similar names, or nothing."""
         low = text.lower().removesuffix(GGUF_SUFFIX)
         by_word: dict[str, str] = {name: name for name in (*SHORT_NAMES, DEMO)}
         for one in self._stores.listed():
@@ -213,14 +213,14 @@ def no_name(text: str, error: ValueError) -> UserError:
 
 
 def _is_demo(model: StoredModel) -> bool:
-    """Say whether its name is that of the demo; one of members must have been pulled by the short name."""
+    """Say whether it has the demo's name; a model of members must have been pulled by the short name."""
     if is_of_members(model):
         return BareName(DEMO) in names_of(model.paths)
     return model.stem.lower() == DEMO_STEM.lower()
 
 
 def _words(model: StoredModel) -> set[str]:
-    """Return the bare names that mean it, in small letters."""
+    """Return the bare names that mean the model, in lower case."""
     if is_of_members(model):
         return words_of(model.paths)
     words = {model.stem.lower(), model.name.lower()}
@@ -230,7 +230,7 @@ def _words(model: StoredModel) -> set[str]:
 
 
 def _is_called(name: MeshName, model: StoredModel, hashes: Path) -> bool:
-    """Compare its fingerprint, if the name is one; else the name of a file that no member chose."""
+    """Compare the model's fingerprint, if the name is one; else its name, unless a member chose that."""
     if name.fingerprint:
         return (facts_of(model, hashes).fingerprint or "").startswith(name.fingerprint)
     return text_of(name).lower() in _words(model)

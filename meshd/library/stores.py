@@ -1,4 +1,4 @@
-"""The stores of this machine, in the order in which they are searched, and the models in plain folders."""
+"""The stores of this machine, in search order, and the models in plain folders."""
 
 import os
 from collections import Counter
@@ -15,19 +15,19 @@ from meshd.library.pulled_models import all_headers, is_of_members, texts_of
 from meshd.model.gguf_names import GGUF_SUFFIX, SHARD, GgufFile, models_in, quant_of
 from meshd.model.model_name import DEMO, DEMO_STEM, SHORT_NAMES
 
-_LM_STUDIO_DEPTH = 4  # LM Studio's have PUBLISHER/REPO/FILE
+_LM_STUDIO_DEPTH = 4  # LM Studio uses PUBLISHER/REPO/FILE
 _BY_STEM = frozenset(
     {ModelSource.LM_STUDIO, ModelSource.FOLDER, ModelSource.MESHD}
-)  # have no names but those of files
+)  # these stores only have file names
 
 
 def lm_studio_folders() -> list[Path]:
-    """Return LM Studio's folders, of present and earlier versions."""
+    """Return LM Studio's folders, of current and earlier versions."""
     return [in_home(path) for path in (".lmstudio/models", ".cache/lm-studio/models")]
 
 
 def models_folder() -> Path:
-    """Return where people put files themselves."""
+    """Return the folder where people put files themselves."""
     return in_home(".models")
 
 
@@ -49,7 +49,7 @@ def models_below(folder: Path, source: ModelSource) -> Iterator[StoredModel]:
 
 
 def only_model(folder: Path) -> StoredModel:
-    """Return the folder's one model. Raises UserError when it has none, or several."""
+    """Return the folder's only model. Raises UserError if it has none, or several."""
     found = list(models_below(folder, ModelSource.PATH))
     if not found:
         raise UserError(
@@ -68,7 +68,7 @@ def only_model(folder: Path) -> StoredModel:
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """Where each store is. Searched in this order, meshd's own cache last."""
+    """The places of all stores, searched in this order, meshd's own cache last."""
 
     hub: Path
     ollama: list[Path]
@@ -96,9 +96,9 @@ class Stores:
                 unreadable(place)
 
     def listed(self, unreadable: Callable[[Path], None] = lambda place: None) -> list[StoredModel]:
-        """List all models by the shortest names that mean them: a file's own, where no other has it.
+        """List all models by their shortest unambiguous names: a file's own name, if no other file has it.
 
-        One of members is called as it was pulled.
+        A model of members has the name by which it was pulled.
         """
         models = list(self.all_models(unreadable))
         texts = [_texts_of(model) if model.complete else [] for model in models]
@@ -111,7 +111,7 @@ class Stores:
         ]
 
     def named(self, model: StoredModel) -> StoredModel:
-        """Return the model by the name that lists have of it, if it lies in a store."""
+        """Return the model under its listed name, if it is in a store."""
         paths = [path.resolve() for path in model.paths[:1]]
         here = (one for one in self.listed() if [path.resolve() for path in one.paths[:1]] == paths)
         return next(here, model) if paths else model
@@ -128,7 +128,7 @@ class Stores:
 
 
 def _texts_of(model: StoredModel) -> list[str]:
-    """Return the bare names that may mean it, the best first."""
+    """Return the bare names that may mean the model, the best first."""
     if is_of_members(model):
         return [text for text in texts_of(model.paths) if text.lower() not in SHORT_NAMES]
     return [model.stem, DEMO] if model.stem.lower() == DEMO_STEM.lower() else [model.stem]
@@ -137,7 +137,7 @@ def _texts_of(model: StoredModel) -> list[str]:
 def own_models(stores: Stores, started_with: Sequence[Path]) -> list[StoredModel]:
     """Return the complete models, each once, the largest first. `started_with`: this node's own files.
 
-    Walks the folders of all stores: for a thread.
+    Walks the folders of all stores, so run it in a thread.
     """
     found: dict[tuple[str, ...], StoredModel] = {}
     for one in (*stores.all_models(), *(of_path(path) for path in started_with if is_file(path))):
@@ -147,7 +147,7 @@ def own_models(stores: Stores, started_with: Sequence[Path]) -> list[StoredModel
 
 
 def of_path(path: Path) -> StoredModel:
-    """Return the model that the user named by its file; of several shards any."""
+    """Return the model of a file that the user named, which may be any of its shards."""
     stem = path.name.removesuffix(GGUF_SUFFIX)
     paths: tuple[Path, ...] = (path,)
     if match := SHARD.fullmatch(path.name):

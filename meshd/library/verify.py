@@ -23,7 +23,7 @@ _REPORT_SECONDS = 0.5
 
 
 def hash_of(path: Path, promised: str, read: Callable[[int], None]) -> str:
-    """Hash the file's bytes in the way of `promised`: SHA-256, or git's for a blob. Raises OSError.
+    """Hash the file like `promised`: SHA-256, or git's hash of a blob. Raises OSError.
 
     `read` gets the number of bytes of each step.
     """
@@ -39,10 +39,10 @@ def hash_of(path: Path, promised: str, read: Callable[[int], None]) -> str:
 
 
 def promised_by(path: Path) -> str:
-    """Return the hash in the name of the file that a store's path leads to; empty where there is none.
+    """Return the hash in the name of the file behind a store's path; empty if there is none.
 
     Hugging Face's blobs are called HASH, Ollama's `sha256-HASH`. Only the first link counts: the blob itself
-    may be one, into a store that several caches share and that has other names.
+    may be a link into a store that several caches share and that uses other names.
     """
     try:
         name = path.readlink().name if path.is_symlink() else path.name
@@ -55,7 +55,7 @@ def promised_by(path: Path) -> str:
 
 
 class Meter:
-    """Counts bytes of one activity; `begin_at` of them were there before it began."""
+    """Count the bytes of one activity; `begin_at` of them were there before."""
 
     def __init__(self, report: ReportProgress, activity: str, total: int, *, begin_at: int = 0) -> None:
         self._report = report
@@ -67,7 +67,7 @@ class Meter:
         self._tell(0.0)
 
     def add(self, count: int) -> None:
-        """Count so many bytes more; negative when some have to come again."""
+        """Count `count` more bytes; negative if some have to come again."""
         self.done += count
         now = time.monotonic()
         if now - self._told >= _REPORT_SECONDS or self.done == self._total:
@@ -83,7 +83,7 @@ class Meter:
 class Verified:
     """A model whose bytes were all read and are right. `compared`: files with a hash to compare with.
 
-    `header_only`: these are only its header and the tensors outside the layers.
+    `header_only`: only the header and the tensors outside the layers were read.
     """
 
     fingerprint: str
@@ -93,17 +93,17 @@ class Verified:
 
 
 class _ReadAnew(HashCache):
-    """A cache that knows nothing, so that everything is read, and keeps what is found."""
+    """A cache that loads nothing, so that all bytes are read, and keeps the results."""
 
     def load(
         self, state: FileState, header: Header, descriptor: int | None = None
     ) -> tuple[bytes, ...] | None:
-        """Return nothing."""
+        """Return None."""
         return None
 
 
 def verify(model: StoredModel, hashes: Path, report: ReportProgress) -> Verified:
-    """Read it all. Raises UserError for an incomplete or damaged one; `hashes` is the folder of meshd's."""
+    """Verify all bytes; `hashes` is meshd's folder of hashes. Raises UserError for a bad model."""
     if model.paths and is_header(model.paths[0]):
         return _verify_header(model, report)
     shards = _opened(model)
@@ -124,7 +124,7 @@ def verify(model: StoredModel, hashes: Path, report: ReportProgress) -> Verified
 
 
 def _verify_header(model: StoredModel, report: ReportProgress) -> Verified:
-    """Compare what is there with the hashes that a member told."""
+    """Compare the present tensors with the hashes that a member reported."""
     path = model.paths[0]
     note = read_note(path)
     shards = open_shards(path, header_only=True)

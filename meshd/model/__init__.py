@@ -1,1 +1,1 @@
-"""GGUF headers, memory, the split of a model over devices. Pure."""
+"""GGUF headers, memory, and the split of a model over devices. Pure."""

@@ -1,8 +1,8 @@
-"""Which kind of memory each architecture keeps for its context, as the pinned llama.cpp allocates it.
+"""The kind of memory that each architecture keeps for its context, as the pinned llama.cpp allocates it.
 
-Read off `src/models/*.cpp` (`load_arch_hparams`), `llama_model::create_memory` and `llm_arch_is_recurrent`,
-`llm_arch_is_hybrid` of the pinned commit. An architecture that is in none of these tables is treated as
-unknown: its cache is bounded from above, and the plan says so.
+Taken from `src/models/*.cpp` (`load_arch_hparams`), `llama_model::create_memory` and `llm_arch_is_recurrent`,
+`llm_arch_is_hybrid` of the pinned commit. An architecture in none of these tables is treated as unknown: its
+cache is bounded from above, and the plan says so.
 """
 
 from collections.abc import Mapping
@@ -64,11 +64,11 @@ NO_STATE_GROUPS = frozenset({"mamba", "jamba"})
 
 @dataclass(frozen=True, slots=True)
 class AttentionWindow:
-    """Sliding-window attention: of `pattern` layers in a row all but one keep only a window.
+    """Sliding-window attention: of `pattern` consecutive layers, all but one keep only a window.
 
-    `pattern` 0 means that the file must list the layers. `first_full`: the full layer comes first.
-    `tokens`: the window when the file has none; `fixed`: the file's own number is not used.
-    `optional`: without a window in the file there are no windowed layers.
+    `pattern` 0 means that the file must list the layers. `first_full`: the full layer comes first. `tokens`:
+    the window if the file has none. `fixed`: the file's number is ignored. `optional`: without a window in
+    the file there are no windowed layers.
     """
 
     pattern: int = 0

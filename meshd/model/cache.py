@@ -1,8 +1,8 @@
-"""Bytes that each layer needs for its context: KV cache, window, or recurrent state.
+"""Compute the bytes that each layer needs for its context: KV cache, window, or recurrent state.
 
 Follows `llama_kv_cache`, `llama_kv_cache_iswa`, `llama_memory_recurrent` and `llama_hparams` of the pinned
 commit: the cells are padded to 256, a windowed layer holds window + one batch, MLA keeps K only, a state is
-kept in f32 once for each sequence. For architectures it does not know it gives an upper bound and says so.
+kept in f32 once per sequence. For unknown architectures the result is an upper bound, and says so.
 """
 
 from collections.abc import Sequence
@@ -14,15 +14,14 @@ from meshd.model.gguf import Header
 
 CELL_PADDING = 256  # llama-context.cpp: n_ctx = GGML_PAD(n_ctx, 256)
 _STATE_BYTES = 4  # GGML_TYPE_F32 in create_memory
-_MOST_IN_A_FIELD = 1 << 32  # of anything one header field gives; keeps hostile numbers out of the sums
+_MOST_IN_A_FIELD = 1 << 32  # limit for any header field; keeps hostile numbers out of the sums
 
 
 @dataclass(frozen=True, slots=True)
 class ContextShape:
-    """The options of llama-server that decide how large caches are. Counts of tokens and sequences.
+    """The options of llama-server that decide how large caches are, counted in tokens and sequences.
 
-    `tokens`: of the whole context. `unified`: the sequences share its cells; otherwise it is divided among
-    them.
+    `tokens`: the whole context. `unified`: the sequences share its cells; otherwise it is divided among them.
     """
 
     tokens: int
@@ -34,26 +33,27 @@ class ContextShape:
     value_type: str = "f16"
     full_windows: bool = False
     flash_attention: bool = True
-    drafted: int = 0  # tokens that each answer may draft in a round, at most
+    drafted: int = 0  # tokens that each answer may draft in one round, at most
 
     @property
     def most_drafted(self) -> int:
-        """Tokens that an answer may draft so that a batch has room for those of all.
+        """The tokens that an answer may draft so that a batch has room for the drafts of all answers.
 
-        Beside other answers, one: with longer drafts, tokens got lost in some texts on a loaded machine (the
-        cause is open; `test_what_crashes_with_the_defaults`, four times at once, shows it).
+        With several answers this is at most one: with longer drafts, tokens got lost in some texts on a
+        loaded machine (the cause is open; `test_what_crashes_with_the_defaults`, four times at once, shows
+        it).
         """
         most = self.drafted if self.parallel == 1 else min(self.drafted, 1)
         return max(0, min(most, self.batch // self.parallel - 1))
 
     @property
     def outputs(self) -> int:
-        """Tokens of one step for which logits are made, at most."""
+        """The maximum number of tokens of one step for which logits are made."""
         return min(self.batch, self.parallel * (1 + self.drafted))
 
     @property
     def cells(self) -> int:
-        """Cells of one stream: the tokens of an answer with its prompt, at most."""
+        """The cells of one stream: the tokens of an answer with its prompt, at most."""
         padded = _pad(self.tokens)
         return padded if self.unified else max(CELL_PADDING, _pad(padded // self.parallel))
 
@@ -63,19 +63,19 @@ class ContextShape:
 
     @property
     def is_shared(self) -> bool:
-        """What one answer takes of the context, others lack."""
+        """True if several answers share the context, so one answer can take cells from the others."""
         return self.parallel > 1 and self.unified
 
     @property
     def text(self) -> str:
-        """For people."""
+        """The context for people."""
         apart = self.parallel > 1 and not self.is_shared
         return f"{self.parallel} x {self.cells} tokens" if apart else f"{self.tokens} tokens"
 
     def of(self, parallel: int, tokens: int) -> "ContextShape":
-        """For so many answers with so many tokens each; those that share the context have them together.
+        """Return the shape for `parallel` answers of `tokens` tokens each (together if they share them).
 
-        One gets as many by itself as beside others: llama.cpp pads what it has.
+        A single answer gets as many tokens as beside others: llama.cpp pads what it has.
         """
         if parallel == 1 or self.is_shared:
             return replace(self, tokens=tokens, parallel=parallel, unified=parallel > 1)
@@ -83,11 +83,11 @@ class ContextShape:
 
     @property
     def step_tokens(self) -> int:
-        """Tokens computed at once at most (n_ubatch)."""
+        """The maximum number of tokens computed at once (n_ubatch)."""
         return min(self.tokens, self.batch, self.micro_batch)
 
     def window_cells(self, window: int) -> int:
-        """Cells of one stream of a layer that looks back only `window` tokens."""
+        """Return the cells of one stream of a layer that looks back only `window` tokens."""
         if self.full_windows:
             return self.cells
         wanted = window * (self.parallel if self.unified else 1) + self.step_tokens
@@ -96,7 +96,10 @@ class ContextShape:
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """What one layer keeps. `key`, `value`, `index`: elements a token; `state`: elements a sequence."""
+    """The memory of one layer.
+
+    `key`, `value`, `index`: elements per token; `state`: elements per sequence.
+    """
 
     key: int = 0
     value: int = 0
@@ -116,7 +119,7 @@ class LayerCache:
 
 @dataclass(frozen=True, slots=True)
 class ModelCache:
-    """One entry a layer. `exact` is False when the architecture is not known: then it is an upper bound."""
+    """The caches of all layers. `exact` is False for an unknown architecture: then they are upper bounds."""
 
     layers: tuple[LayerCache, ...]
     exact: bool
@@ -124,13 +127,13 @@ class ModelCache:
     def layer_bytes(self, shape: ContextShape) -> tuple[int, ...]:
         layers: Sequence[LayerCache] = self.layers
         if not shape.flash_attention:
-            # V is stored transposed then and padded to the widest layer (TAG_V_CACHE_VARIABLE)
+            # llama.cpp then stores V transposed and padded to the widest layer (TAG_V_CACHE_VARIABLE).
             widest = max((layer.value for layer in layers), default=0)
             layers = [
                 LayerCache(layer.key, widest if layer.value else 0, layer.index, layer.state, layer.window)
                 for layer in layers
             ]
-        sizes = {layer: layer.bytes(shape) for layer in dict.fromkeys(layers)}  # most are alike
+        sizes = {layer: layer.bytes(shape) for layer in dict.fromkeys(layers)}  # most layers are alike
         return tuple(sizes[layer] for layer in layers)
 
 
@@ -161,7 +164,7 @@ class Hyperparameters:
         return self.header.array(f"{self.architecture}.{key}")
 
     def per_layer(self, key: str, layers: int, default: Sequence[int]) -> list[int]:
-        """A number for all layers, or an array with one for each; `default` when the key is absent."""
+        """Return one number per layer, from a single number or an array; `default` if the key is absent."""
         values = self.array(key)
         if values is not None:
             padded = [min(max(value, 0), _MOST_IN_A_FIELD) for value in values[:layers]]
@@ -170,7 +173,7 @@ class Hyperparameters:
 
 
 def model_cache(header: Header, layers: int) -> ModelCache:
-    """The caches of the `layers` blocks of a model."""
+    """Return the caches of the `layers` blocks of a model."""
     known = Hyperparameters(header)
     name = known.architecture
     if name in architectures.NO_CACHE:
@@ -192,12 +195,12 @@ def model_cache(header: Header, layers: int) -> ModelCache:
 
 
 class _CacheBuilder:
-    """Head counts and sizes of one model, and its caches by kind of architecture."""
+    """The head counts and sizes of one model, and its caches by kind of architecture."""
 
     def __init__(self, known: Hyperparameters, layers: int) -> None:
         self._known = known
         self._layers = layers
-        # prediction layers at the end are not attended: they have no cache
+        # Prediction layers at the end are not attended: they have no cache.
         self._trunk = max(0, layers - known.number("nextn_predict_layers"))
         self.heads = known.per_layer("attention.head_count", layers, [0] * layers)
         self.kv_heads = known.per_layer("attention.head_count_kv", layers, self.heads)
@@ -212,7 +215,7 @@ class _CacheBuilder:
 
     @property
     def state(self) -> int:
-        """Elements of one recurrent layer's state: n_embd_r + n_embd_s of llama-hparams.cpp."""
+        """The elements of one recurrent layer's state: n_embd_r + n_embd_s of llama-hparams.cpp."""
         known = self._known
         width = known.number("embedding_length")
         wkv = known.number("wkv.head_size")
@@ -260,7 +263,8 @@ class _CacheBuilder:
         return ModelCache(tuple(layers), exact=True)
 
     def _windows(self, rule: architectures.AttentionWindow) -> list[int] | None:
-        """The window of each layer in tokens, 0 for full ones; None when the file does not say."""
+        """Return the window of each layer in tokens, 0 for full ones; None if the file does not say."""
+        # Some architectures have no windows at all.
         known = self._known
         key = "attention.sliding_window"
         tokens = known.number(key, rule.tokens)
@@ -271,6 +275,7 @@ class _CacheBuilder:
             none = self._trunk != 64
         if none:
             return [0] * self._layers
+        # The layers that have one.
         tokens = rule.tokens if rule.fixed else tokens
         listed = known.array("attention.sliding_window_pattern")
         if listed is not None:
@@ -289,7 +294,7 @@ class _CacheBuilder:
     def hybrid_by_heads(self) -> ModelCache:
         known = self._known
         feed_forward = known.per_layer("feed_forward_length", self._layers, [0] * self._layers)
-        separate = known.architecture.startswith("nemotron_h")  # feed-forward blocks are layers of their own
+        separate = known.architecture.startswith("nemotron_h")  # feed-forward blocks are separate layers
         window = known.number("attention.sliding_window") if known.architecture == "lfm2" else 0
         layers: list[LayerCache] = []
         for layer in range(self._layers):
@@ -324,7 +329,7 @@ class _CacheBuilder:
         return ModelCache(tuple(layers), exact=True)
 
     def upper_bound(self) -> ModelCache:
-        """Full K and V of the widest kind, an indexer and a state in every layer, for the whole context."""
+        """Return K and V of the widest kind, an indexer and a state for every layer, without windows."""
         known = self._known
         key = max(self._key, self._key_window)
         value = max(self._value, self._value_window)
@@ -335,7 +340,7 @@ class _CacheBuilder:
 
 
 def _is_windowed(layer: int, pattern: int, rule: architectures.AttentionWindow) -> bool:
-    """`llama_hparams::set_swa_pattern`."""
+    """Say whether a layer is windowed, as `llama_hparams::set_swa_pattern` does."""
     if pattern == 0:
         return True
     return layer % pattern != 0 if rule.first_full else layer % pattern < pattern - 1

@@ -34,7 +34,7 @@ def compute_bound(
     with_output: bool,
     pipelined: bool,
 ) -> int:
-    """Upper bound in bytes for one device, by the formula above."""
+    """Return the upper bound in bytes for one device, by the formula above."""
     widths = model.widths
     tokens = shape.step_tokens
     mask = tokens * shape.cells * (2 if shape.flash_attention else 4)

@@ -1,7 +1,7 @@
-"""A forward-only reader over `pread`, in bounded windows, that can digest what it passes.
+"""Read forward through `pread`, in bounded windows, and optionally digest the bytes passed.
 
-The GGUF header of a model with a large vocabulary is tens of megabytes; here at most one window of it is in
-memory, and values nobody asks for are stepped over without making objects of them.
+The GGUF header of a model with a large vocabulary is tens of megabytes. At most one window of it is in
+memory, and values nobody asks for are skipped without creating objects.
 """
 
 import struct
@@ -13,9 +13,9 @@ from meshd.base.byte_format import in_exact_bytes
 from meshd.base.errors import UserError
 
 PRead = Callable[[int, int], bytes]
-"""`pread(offset, length)`: the bytes there; fewer only at the end of the file. Like `os.pread`."""
+"""`pread(offset, length)` returns the bytes there, fewer only at the end of the file. Like `os.pread`."""
 
-WINDOW_BYTES = 256 * 1024  # two reads of a disk's usual read-ahead; a header needs a few dozen of them
+WINDOW_BYTES = 256 * 1024  # two reads of a disk's usual read-ahead; a header needs a few dozen windows
 MAX_HEADER_BYTES = 128 * 1024 * 1024  # the largest vocabularies with merges and scores take about 20 MiB
 
 _U32 = struct.Struct("<I")
@@ -23,7 +23,7 @@ _U64 = struct.Struct("<Q")
 
 
 class Cursor:
-    """Reads little-endian values one after the other; every fault is a UserError that names `label`."""
+    """Read little-endian values one after the other; every fault is a UserError that names `label`."""
 
     def __init__(self, pread: PRead, *, size: int, label: str, window: int = WINDOW_BYTES) -> None:
         self._pread = pread
@@ -31,21 +31,21 @@ class Cursor:
         self._size = size
         self._label = label
         self._window = b""
-        self._start = 0  # offset in the file of the window's first byte
-        self._at = 0  # offset inside the window
+        self._start = 0  # file offset of the window's first byte
+        self._at = 0  # offset within the window
         self._digest: blake3 | None = None
-        self._digested = 0  # offset inside the window up to which the running digest has seen the bytes
+        self._digested = 0  # offset within the window up to which the digest has seen the bytes
 
     @property
     def position(self) -> int:
         return self._start + self._at
 
     def fault(self, what: str, *, hint: str = "") -> UserError:
-        """A UserError about this file; the caller raises it."""
+        """Return a UserError about this file; the caller raises it."""
         return UserError(f"cannot use `{self._label}`: {what}", hint=hint)
 
     def short(self, part: str, missing: int) -> UserError:
-        """The fault of a file that ends inside `part`, `missing` bytes too early."""
+        """Return the fault of a file that ends inside `part`, `missing` bytes too early."""
         return self.fault(
             f"the file ends inside {part}: short by {in_exact_bytes(missing)}",
             hint="the download or copy is not complete: download the file again",
@@ -64,14 +64,14 @@ class Cursor:
         return value
 
     def take(self, length: int, part: str) -> bytes:
-        """`length` bytes as an object; the caller has checked `length` against a limit."""
+        """Return `length` bytes as an object; the caller has checked `length` against a limit."""
         self._need(length, part)
         value = self._window[self._at : self._at + length]
         self._at += length
         return value
 
     def skip(self, length: int, part: str) -> None:
-        """Step over `length` bytes; they are read only when a digest runs."""
+        """Skip `length` bytes; they are read only while a digest runs."""
         self._check_end(length, part)
         if self._digest is None:
             inside = min(length, len(self._window) - self._at)
@@ -87,7 +87,7 @@ class Cursor:
             length -= step
 
     def skip_strings(self, count: int, part: str) -> None:
-        """Step over `count` length-prefixed strings: the hot loop of a header with a vocabulary."""
+        """Skip `count` length-prefixed strings: the hot loop of a header with a vocabulary."""
         unpack = _U64.unpack_from
         done = 0
         while done < count:
@@ -100,7 +100,7 @@ class Cursor:
                 at = after
                 done += 1
             self._at = at
-            if done < count:  # the next string reaches past the window
+            if done < count:  # the next string reaches beyond the window
                 self.skip(self.u64(part), part)
                 done += 1
 
@@ -110,7 +110,7 @@ class Cursor:
         self._digested = self._at
 
     def end_digest(self) -> bytes:
-        """BLAKE3-256 of the bytes passed since `start_digest`."""
+        """Return the BLAKE3-256 of the bytes passed since `start_digest`."""
         self._feed_digest()
         assert self._digest is not None
         value = self._digest.digest()
@@ -130,7 +130,7 @@ class Cursor:
             raise self.fault(f"{part} reaches beyond byte {MAX_HEADER_BYTES}, the limit for a header")
 
     def _need(self, length: int, part: str) -> None:
-        """Have the next `length` bytes in the window."""
+        """Load the next `length` bytes into the window. Raises UserError if the file is too short."""
         if self._at + length <= len(self._window):
             return
         self._check_end(length, part)

@@ -1,34 +1,34 @@
-"""Which requests take candidates for a token from the device that made the logits, not all logits.
+"""Decide which requests take token candidates from the device that made the logits, instead of all logits.
 
-llama-server computes a chain of samplers on that device as far as each has a form for it, and the rest
-itself on what comes back. Its forms for top-p, min-p, temperature and the draw round otherwise than its own,
-and top-k gives its results in another order; so a request would get another text. Here only what is exact is
-left to the device, which are penalties as far as they are, and top-k:
+llama-server computes a chain of samplers on that device as far as each has a device form, and the rest itself
+from the results. The device forms of top-p, min-p, temperature and the final draw round differently from its
+own, and top-k returns its results in another order; so a request would get another text. Here the device
+computes only what is exact, which is penalties to some extent, and top-k:
 
     penalties, dry (off), top_k    on the device: the `top_k` largest logits and their tokens come back
-    top_n_sigma                    so wide that it excludes nothing; it has no form for devices
-    top_k                          sorts them, as it does otherwise
-    all that comes behind top-k    as the request or llama-server's options have it
+    top_n_sigma                    so wide that it excludes nothing; it has no device form
+    top_k                          sorts the candidates, as usual
+    everything behind top-k        as in the request or llama-server's options
 
-A request that speculates gets candidates for each token of a round. Penalties have no form for that: they are
-left out of its chain where they are off, and where they are not, all logits come.
+A request that speculates gets candidates for each token of a round. Penalties have no device form for that:
+the chain omits them if they are off; if they are on, all logits are transferred.
 
-Where llama-server does not offer this after all, as with tools and a grammar, the same chain is computed from
-all logits, and gives the same text as well.
+Where llama-server does not support this after all, as with tools and a grammar, it computes the same chain
+from all logits, and produces the same text.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-MOST_CANDIDATES = 256  # 2 kB of a token; of more, all logits may be less
-MOST_PENALIZED = 256  # tokens that penalties look back at: their numbers are sent for each token
+MOST_CANDIDATES = 256  # 2 kB per token; with more candidates, all logits may be smaller
+MOST_PENALIZED = 256  # tokens that penalties look back at: their ids are sent for each token
 EXCLUDES_NOTHING = 1e30  # deviations below the largest logit
 _WITH_TOP_K = frozenset({"CPU", "CUDA", "ROCm"})
 _CUT = "top_n_sigma"
-_BEFORE = frozenset({"penalties", "dry", _CUT})  # that may stand before top-k
-_OFF = frozenset({"penalties", "dry"})  # where `_penalizes` says so
-# Their answers depend on more than the candidates, or llama-server uses no device for them.
+_BEFORE = frozenset({"penalties", "dry", _CUT})  # samplers allowed before top-k
+_OFF = frozenset({"penalties", "dry"})  # the same, if `_penalizes` says that they are off
+# These answers depend on more than the candidates, or llama-server uses no device for them.
 _ALL_LOGITS = (
     "grammar",
     "json_schema",
@@ -55,15 +55,15 @@ _MOST_SAMPLERS = 32
 
 
 def has_top_k(device: str) -> bool:
-    """Whether this device, by ggml's name of it, computes top-k of a whole vocabulary.
+    """Say whether this device, by its ggml name, computes top-k of a whole vocabulary.
 
-    No other can be asked: one that does not would be lost with the first request.
+    Other devices must not be asked: a device that cannot would be lost with the first request.
     """
     return device.rstrip("0123456789") in _WITH_TOP_K
 
 
 def sampling_fields(request: Mapping[str, object]) -> dict[str, object]:
-    """What a `DeviceSampling` looks at in this request: a few hundred bytes, whatever the request is."""
+    """Return the fields that `DeviceSampling` needs of this request: a few hundred bytes for any request."""
     looked_at = ("backend_sampling", "samplers", *_COPIES, *_NUMBERS)
     found = {name: _small(request[name]) for name in looked_at if name in request}
     return found | {name: _is_on(request[name]) for name in _ALL_LOGITS if name in request}
@@ -83,9 +83,11 @@ def _small(value: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSampling:
-    """`settings`: llama-server's own, by the names that they have in a request. `adds`: requests are made to
-    take candidates; else clients alone are looked at. `drafts`: llama-server was told by meshd to speculate;
-    where its user has, of a release that may not be able to, requests take all logits.
+    """The choice for one llama-server.
+
+    `settings`: llama-server's own, named as in a request. `adds`: make requests take candidates; otherwise
+    only clients' own fields are checked. `drafts`: meshd told llama-server to speculate; if the user did,
+    possibly with a release that lacks support, requests take all logits.
     """
 
     settings: Mapping[str, object]
@@ -94,24 +96,30 @@ class DeviceSampling:
     drafts: bool = False
 
     def is_refused(self, request: Mapping[str, object]) -> bool:
-        """A client's chain would be computed by a worker, which ends where values of it are not numbers."""
+        """Say whether to refuse a client's own chain of samplers.
+
+        A worker would compute the chain, and would end if its values are not numbers.
+        """
         return bool(request.get("backend_sampling")) and self.settings.get("backend_sampling") is not True
 
     def added_to(self, request: Mapping[str, object]) -> dict[str, object]:
-        """Fields that make this request take candidates; none where it is to have all logits."""
+        """Return the fields that make this request take candidates; empty if it needs all logits."""
+        # The client or the user has decided, or the answer needs all logits.
         own = self.settings
         if not self.adds or "backend_sampling" in request or own.get("backend_sampling") is not False:
-            return {}  # decided by others
+            return {}  # the request or the options decide
         speculates = own.get("speculative.types") != "none"
         if (speculates and not self.drafts) or any(_is_on(request.get(name)) for name in _ALL_LOGITS):
             return {}
         if any(request.get(name, 1) not in (1, None) for name in _COPIES):
             return {}
+        # The values must be exact on a device.
         values = _Values(own, request)
         if not _is_exact(values) or (speculates and _penalizes(values)):
             return {}
         if not 1 <= values.number("top_k") <= min(MOST_CANDIDATES, self.vocabulary):
             return {}
+        # The chain.
         samplers = _cut_behind_top_k(request.get("samplers", own.get("samplers")))
         if speculates:
             samplers = [name for name in samplers if name not in _OFF]
@@ -119,14 +127,14 @@ class DeviceSampling:
 
 
 class _Values:
-    """What a request asks for, or llama-server's options where it says nothing."""
+    """The values of a request, with llama-server's options as defaults."""
 
     def __init__(self, own: Mapping[str, object], request: Mapping[str, object]) -> None:
         self._own = own
         self._request = request
 
     def number(self, name: str) -> int | float:
-        """NaN, which equals nothing, for anything else."""
+        """Return the number, or NaN, which equals nothing, for anything else."""
         value = self._request.get(name, self._own.get(name))
         return value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
@@ -136,7 +144,7 @@ def _is_on(value: object) -> bool:
 
 
 def _is_exact(values: _Values) -> bool:
-    """Nothing before top-k computes otherwise on a device."""
+    """Say whether everything before top-k is exact on a device."""
     if values.number("mirostat") != 0 or values.number("n_probs") != 0:
         return False
     if values.number("dry_multiplier") != 0 or not values.number(_CUT) <= 0:
@@ -145,12 +153,12 @@ def _is_exact(values: _Values) -> bool:
         return True
     penalties = values.number("frequency_penalty"), values.number("presence_penalty")
     if values.number("repeat_penalty") != 1 or 0 not in penalties:
-        return False  # a device multiplies by the inverse, and subtracts one after the other
+        return False  # a device multiplies by the inverse, and subtracts one penalty after the other
     return penalties == (0, 0) or 0 < values.number("repeat_last_n") <= MOST_PENALIZED
 
 
 def _penalizes(values: _Values) -> bool:
-    """Tokens that came lately; dry is off wherever values are exact."""
+    """Say whether recent tokens are penalised; dry is off wherever values are exact."""
     if values.number("repeat_last_n") == 0:
         return False
     return (
@@ -161,9 +169,9 @@ def _penalizes(values: _Values) -> bool:
 
 
 def _cut_behind_top_k(chain: object) -> list[str]:
-    """The chain with the cut behind its top-k; empty where it cannot be."""
+    """Return the chain with the cut behind its top-k; empty if that is impossible."""
     if not isinstance(chain, list) or not all(isinstance(name, str) for name in chain):
-        return []  # letters for names, or none
+        return []  # letters instead of names, or no names
     if "top_k" not in chain:
         return []
     at = chain.index("top_k")

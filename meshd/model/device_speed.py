@@ -1,7 +1,7 @@
-"""How fast a device computes a model's layers, from the lines of `mesh-server --time-device`.
+"""Device speeds for a model's layers, from the lines of `mesh-server --time-device`.
 
-Times between two measured numbers of tokens lie on a line between them, and beyond the last on the line of
-the last two.
+Times between two measured token counts are interpolated linearly, and beyond the last extrapolated from the
+last two.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,12 +9,12 @@ from itertools import pairwise
 
 from meshd.wire.capacity import TimedLayer, checked_time
 
-_WORDS = 4  # of a line
-_MOST_STEEP = 4.0  # times as long for each token as with fewer of them: no device is that much slower
+_WORDS = 4  # per line
+_MOST_STEEP = 4.0  # maximum growth of the time per token with more tokens: no device slows down that much
 
 
 def read_line(line: str) -> TimedLayer | None:
-    """None for anything else that a program or a driver prints."""
+    """Parse a line; None for anything else that a program or a driver prints."""
     words = line.split(" ")
     if len(words) != _WORDS or words[0] != "took":
         return None
@@ -25,9 +25,10 @@ def read_line(line: str) -> TimedLayer | None:
 
 
 def is_plausible(points: Iterable[tuple[int, int]]) -> bool:
-    """Tokens, and nanoseconds for so many: more take longer, and each not many times as long.
+    """Say whether the times are plausible: more tokens take longer, and each not many times as long.
 
-    Anything else says what the machine did meanwhile.
+    `points` are pairs of a token count and nanoseconds. Implausible times come from other work on the
+    machine.
     """
     return all(
         took <= longer <= took * _MOST_STEEP * count / fewer
@@ -36,9 +37,10 @@ def is_plausible(points: Iterable[tuple[int, int]]) -> bool:
 
 
 class DeviceSpeed:
-    """The times of one device. `share`: of the processors that its node may use, with which it was measured.
+    """The times of one device.
 
-    `cores`: which those are, as nodes of a machine tell them apart; empty: all.
+    `share`: the share of its node's usable processors with which it was measured. `cores`: an id of these
+    processors, as nodes of one machine compare them; empty: all.
     """
 
     def __init__(self, times: Iterable[TimedLayer], *, share: float = 1.0, cores: str = "") -> None:
@@ -47,19 +49,20 @@ class DeviceSpeed:
         found: dict[int, dict[int, float]] = {}
         for one in times:
             points, seconds = found.setdefault(one.kind, {}), one.nanoseconds / 1e9
-            points[one.tokens] = min(seconds, points.get(one.tokens, seconds))  # of two the shorter one
+            # The shorter of two measurements counts.
+            points[one.tokens] = min(seconds, points.get(one.tokens, seconds))
         self._points = {kind: sorted(points.items()) for kind, points in found.items()}
 
     @property
     def times(self) -> tuple[tuple[int, tuple[tuple[int, float], ...]], ...]:
-        """By kind: numbers of tokens, and seconds for so many."""
+        """The measured points by kind: token counts with their seconds."""
         return tuple((kind, tuple(points)) for kind, points in sorted(self._points.items()))
 
     def __contains__(self, kind: int) -> bool:
         return kind in self._points
 
     def seconds(self, kind: int, tokens: float) -> float:
-        """For one layer. Raises KeyError where this kind was not measured."""
+        """Return the seconds of one layer. Raises KeyError if this kind was not measured."""
         points = self._points[kind]
         if tokens <= points[0][0] or len(points) == 1:
             count, took = points[0]

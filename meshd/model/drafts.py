@@ -1,35 +1,35 @@
-"""How many tokens it pays to draft: what a round with drafts takes, and how many tokens it makes.
+"""Compute how many tokens to draft, from the cost of a round with drafts and the tokens that it makes.
 
-A round computes the last token and `length` drafted ones at once, and makes those that are accepted and one
-more. With the share `a` of drafted tokens that are accepted where all before them were:
+A round computes the last token and `length` drafted ones at once, and produces the accepted ones and one
+more. With the share `a` of drafted tokens that are accepted if all before them were:
 
     tokens  = 1 + a + a^2 + ... + a^length = (1 - a^(length + 1)) / (1 - a)
     seconds = round + base + length x token  round: of one token; token: drafting and checking one more
     gain    = tokens x round / seconds       against a round for each token
 
-`base` is what a round takes that drafts at all: a draft model also computes each token that was made.
+`base` is the fixed cost of a round that drafts: a draft model also computes each token that was made.
 
-The text decides `a`, and a length is for all texts. So a length is safe if text of which little is accepted,
-as of sampled prose, is not slowed down by more than 5 %.
+The text decides `a`, but a length is for all texts. So a length is safe if text of which little is accepted,
+such as sampled prose, is not slowed down by more than 5 %.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-MOST_FREE = 24  # that are found in the text: a longer one would be checked in vain more often
-MOST_MODEL = 16  # of a draft model
+MOST_FREE = 24  # tokens found in the text: longer drafts would be checked in vain more often
+MOST_MODEL = 16  # tokens of a draft model
 POOR_ACCEPTANCE = (
     0.4  # sampled prose: 0.55 with the model as its own draft, and a small one is right less often
 )
 LEAST_POOR_GAIN = 0.95
-_STEPS = 40  # halvings of an interval of 1: more than a double tells apart
+_STEPS = 40  # halvings of an interval of 1: more than a double can distinguish
 
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """What llama-server drafts in a round, at most; 0: nothing of that kind.
+    """The maximum draft lengths of llama-server per round; 0: no drafts of that kind.
 
-    `free`: tokens that followed where the text was the same before. `model`: of a draft model.
+    `free`: tokens that followed the same text before. `model`: tokens of a draft model.
     """
 
     free: int = 0
@@ -37,19 +37,19 @@ class Drafts:
 
     @property
     def longest(self) -> int:
-        """Tokens of one round."""
+        """The maximum number of drafted tokens of a round."""
         return max(self.free, self.model)
 
     @property
     def text(self) -> str:
-        """For people."""
+        """The limits for people."""
         parts = [f"up to {self.model} tokens by the draft model"] if self.model else []
         parts += [f"up to {self.free} repeated ones"] if self.free else []
         return " or ".join(parts) or "none"
 
 
 def tokens_of_round(acceptance: float, length: int) -> float:
-    """On the average."""
+    """Return the mean number of tokens that a round produces."""
     if acceptance >= 1:
         return length + 1.0
     return (1 - acceptance ** (length + 1)) / (1 - acceptance)
@@ -58,18 +58,21 @@ def tokens_of_round(acceptance: float, length: int) -> float:
 def gain(
     round_seconds: float, token_seconds: float, acceptance: float, length: int, base: float = 0.0
 ) -> float:
-    """How much faster rounds with so many drafted tokens are; 1 without any."""
+    """Return the speed-up by rounds with `length` drafted tokens; 1 without drafts."""
     taken = round_seconds + (base + length * token_seconds if length else 0.0)
     return tokens_of_round(acceptance, length) * round_seconds / taken if taken > 0 else 1.0
 
 
 def is_safe(round_seconds: float, token_seconds: float, length: int, base: float) -> bool:
-    """Whatever is written."""
+    """Say whether drafts of this length slow down no text noticeably."""
     return gain(round_seconds, token_seconds, POOR_ACCEPTANCE, length, base) >= LEAST_POOR_GAIN
 
 
 def best_length(round_seconds: float, checking: Callable[[int], float], acceptance: float, most: int) -> int:
-    """With the largest gain; 0 where none is above 1. `checking`: seconds for so many drafted tokens."""
+    """Return the length with the largest gain, 0 if none is above 1.
+
+    `checking`: seconds for a draft's tokens.
+    """
     gains = [1.0]
     gains += [gain(round_seconds, 0.0, acceptance, n, checking(n)) for n in range(1, most + 1)]
     return gains.index(max(gains))
@@ -78,7 +81,7 @@ def best_length(round_seconds: float, checking: Callable[[int], float], acceptan
 def best_safe_length(
     round_seconds: float, token_seconds: float, acceptance: float, most: int, base: float
 ) -> int:
-    """With the largest gain of those that are safe; 0 where none gains."""
+    """Return the safe length with the largest gain; 0 if none gains."""
 
     def gain_of(length: int) -> float:
         return gain(round_seconds, token_seconds, acceptance, length, base)
@@ -88,7 +91,7 @@ def best_safe_length(
 
 
 def acceptance_of(accepted: float, length: int) -> float:
-    """The share that leads to so many accepted tokens of a draft of `length`, from 0 to 1."""
+    """Return the acceptance, from 0 to 1, that yields so many accepted tokens of drafts of `length`."""
     low, high = 0.0, 1.0
     for _ in range(_STEPS):
         middle = (low + high) / 2

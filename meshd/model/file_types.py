@@ -1,4 +1,4 @@
-"""Names of quantisations by `general.file_type`, as `llama_ftype` of the pinned source has them."""
+"""Names of quantisations by `general.file_type`, as in `llama_ftype` of the pinned source."""
 
 from collections.abc import Mapping
 

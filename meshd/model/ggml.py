@@ -1,8 +1,8 @@
-"""Tensor types of ggml: how many bytes a row of a type takes.
+"""Tensor types of ggml: the bytes of a row of each type.
 
 The numbers are those of `ggml/include/ggml.h` (enum) and `ggml/src/ggml-common.h` (block layouts) of the
-pinned upstream commit. Types that upstream removed (4, 5, 31 to 33, 36 to 38) are absent, so a file that
-uses one is refused by name rather than read wrongly.
+pinned upstream commit. Types that upstream removed (4, 5, 31 to 33, 36 to 38) are absent, so a file that uses
+one is refused by name rather than misread.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """`block_elements` weights are stored in `block_bytes` bytes; a row is a whole number of blocks."""
+    """A tensor type: `block_elements` weights are stored in `block_bytes` bytes; a row has whole blocks."""
 
     number: int
     name: str
@@ -23,18 +23,18 @@ class TensorType:
         return self.block_elements > 1
 
     def row_bytes(self, elements: int) -> int:
-        """Bytes of one row; `elements` must be a multiple of `block_elements`."""
+        """Return the bytes of one row; `elements` must be a multiple of `block_elements`."""
         return elements // self.block_elements * self.block_bytes
 
     def tensor_bytes(self, dims: Sequence[int]) -> int:
-        """Bytes of a tensor without padding: what `ggml_nbytes` says of a contiguous one."""
+        """Return the bytes of a tensor without padding, as `ggml_nbytes` of a contiguous one."""
         rows = 1
         for size in dims[1:]:
             rows *= size
         return self.row_bytes(dims[0] if dims else 1) * rows
 
 
-F32, Q4_0 = 0, 2  # types that code names, by their numbers
+F32, Q4_0 = 0, 2  # the types that code names
 _TABLE: tuple[tuple[int, str, int, int], ...] = (
     (0, "f32", 1, 4),
     (1, "f16", 1, 2),

@@ -1,11 +1,11 @@
 """Read the header of a GGUF file, versions 2 and 3, little endian, within limits.
 
-Bytes come from a `pread` callback. Everything in the file is hostile until it has passed here: counts,
-lengths, offsets and types are checked before they are used, memory is bounded whatever the file says, and
-every fault is a UserError that names the part of the file and what was expected there.
+Bytes come from a `pread` callback. The file is untrusted: counts, lengths, offsets and types are checked
+before they are used, memory is bounded whatever the file says, and every fault is a UserError that names the
+part of the file and what was expected there.
 
-Format: `docs/gguf.md` of ggml and `ggml/src/gguf.cpp` of the pinned upstream commit, whose own checks (order
-and alignment of tensors, length of names) are made here too, so that a file that passes also loads there.
+Format: `docs/gguf.md` of ggml and `ggml/src/gguf.cpp` of the pinned upstream commit. Upstream's own checks
+(order and alignment of tensors, length of names) are made here too, so a file that passes also loads there.
 """
 
 import struct
@@ -20,10 +20,10 @@ from meshd.model.not_gguf import FORMAT_HINT, LOOKED_AT, what_it_is
 MAX_KEYS = 16_384  # real files have 20 to 100
 MAX_TENSORS = 65_536  # the largest models with unmerged experts have about 60,000
 MAX_KEY_BYTES = 256  # upstream allows 65535; real keys have up to 60
-MAX_TENSOR_NAME_BYTES = 63  # GGML_MAX_NAME is 64 with its final zero
+MAX_TENSOR_NAME_BYTES = 63  # GGML_MAX_NAME is 64, including the final zero
 MAX_ARRAY_ELEMENTS = 1 << 24  # vocabularies have up to 300,000, merges up to 600,000
 MAX_KEPT_ELEMENTS = 1024  # arrays up to this length are kept: one value a layer, 512 layers at most
-MAX_KEPT_STRING_BYTES = 4096  # longer ones (chat templates) are of no use here
+MAX_KEPT_STRING_BYTES = 4096  # longer strings (chat templates) are not needed here
 MAX_VALUES_BYTES = 4 * 1024 * 1024  # all kept values together
 DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 1 << 20
@@ -46,7 +46,7 @@ _FIXED: Mapping[int, tuple[str, struct.Struct]] = {
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A value that was passed over: a long array (`count` elements) or a long string (`count` bytes)."""
+    """A skipped value: a long array (`count` elements) or a long string (`count` bytes)."""
 
     kind: str
     count: int
@@ -68,9 +68,9 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a GGUF file says about itself. `digests` has BLAKE3-256 of each key's type and value bytes.
+    """The contents of a GGUF header. `digests` has the BLAKE3-256 of each key's type and value bytes.
 
-    `missing_bytes`: so much of the tensor data is cut off; the tensors there are not in `tensors`.
+    `missing_bytes`: the bytes of tensor data that are cut off; `tensors` has only complete tensors.
     """
 
     version: int
@@ -82,24 +82,24 @@ class Header:
     missing_bytes: int = 0
 
     def text(self, key: str, default: str = "") -> str:
-        """The string under `key`; `default` when it is absent, skipped or of another type."""
+        """Return the string under `key`; `default` if it is absent, skipped or of another type."""
         value = self.metadata.get(key)
         return value if isinstance(value, str) else default
 
     def integer(self, key: str, default: int = 0) -> int:
-        """The integer under `key` (a bool counts as one); `default` when it is absent or something else."""
+        """Return the integer (or bool) under `key`; `default` if it is absent or something else."""
         value = self.metadata.get(key)
         return int(value) if isinstance(value, int) else default
 
     def array(self, key: str) -> tuple[int, ...] | None:
-        """The short array of integers or bools under `key`, else None."""
+        """Return the short array of integers or bools under `key`, else None."""
         value = self.metadata.get(key)
         if not isinstance(value, tuple):
             return None
         return tuple(int(item) for item in value if not isinstance(item, float))
 
     def length(self, key: str) -> int:
-        """Number of elements of the array under `key`, kept or skipped; 0 when there is none."""
+        """Return the number of elements of the array under `key`, kept or skipped; 0 if there is none."""
         value = self.metadata.get(key)
         if isinstance(value, tuple):
             return len(value)
@@ -107,7 +107,7 @@ class Header:
 
     @property
     def shard(self) -> tuple[int, int]:
-        """(number from 0, count) of this file in a sharded model; (0, 1) for a whole one."""
+        """The number (from 0) and the count of this file in a sharded model; (0, 1) for a single file."""
         return self.integer("split.no"), max(1, self.integer("split.count", 1))
 
 
@@ -118,7 +118,7 @@ def read_header(
 
     Keeps at most about `window` bytes of the file and MAX_VALUES_BYTES of values at a time. Checks that every
     tensor lies inside the file. Raises UserError for anything that is not a complete, well-formed GGUF file.
-    With `partial` its end may be missing: the header has the tensors that are whole, and `missing_bytes`.
+    With `partial` its end may be missing: the header has the complete tensors, and `missing_bytes`.
     """
     cursor = Cursor(pread, size=size, label=label, window=window)
     version = _magic_and_version(cursor, size)
@@ -185,7 +185,7 @@ def _text(cursor: Cursor, part: str, most: int) -> str:
 
 
 class _Metadata:
-    """Reads the key-value pairs, keeping small values within one budget of bytes."""
+    """Read the key-value pairs, keeping small values within one budget of bytes."""
 
     def __init__(self, cursor: Cursor) -> None:
         self._cursor = cursor
@@ -235,7 +235,7 @@ class _Metadata:
         if kind == _STRING:
             self._cursor.skip_strings(count, part)
             return Skipped("string array", count)
-        if kind not in _FIXED:  # arrays of arrays are refused upstream too
+        if kind not in _FIXED:  # upstream also refuses arrays of arrays
             raise self._cursor.fault(f"{part} is an array of type {kind}, expected 0 to 8 or 10 to 12")
         name, layout = _FIXED[kind]
         length = count * layout.size
@@ -256,18 +256,20 @@ def _alignment(cursor: Cursor, metadata: Mapping[str, Value]) -> int:
 
 
 def _tensor(cursor: Cursor, number: int) -> TensorInfo:
-    """One entry of the tensor table; `offset` is still relative to the data section."""
+    """Read one entry of the tensor table; `offset` is still relative to the data section."""
     name = _text(cursor, f"the name of tensor {number}", MAX_TENSOR_NAME_BYTES)
     part = f"tensor `{name}`"
     rank = cursor.u32(part)
     if rank > 4:
         raise cursor.fault(f"{part} has {rank} dimensions, expected at most 4")
+    # The shape.
     dims = tuple(cursor.u64(part) for _ in range(rank))
     elements = 1
     for dim in dims:
         elements *= dim
     if elements >= 1 << 63 or any(dim >= 1 << 63 for dim in dims):
         raise cursor.fault(f"{part} has the shape {dims}, expected fewer than 2^63 elements")
+    # The type.
     number_of_type = cursor.u32(part)
     kind = TENSOR_TYPES.get(number_of_type)
     if kind is None:
@@ -286,7 +288,10 @@ def _tensor(cursor: Cursor, number: int) -> TensorInfo:
 def _placed(
     cursor: Cursor, tensors: Sequence[TensorInfo], *, alignment: int, data_offset: int
 ) -> tuple[TensorInfo, ...]:
-    """Tensors with offsets in the file; they must lie one after the other, padded, as upstream wants."""
+    """Return the tensors with file offsets.
+
+    They must lie one after the other, padded, as upstream requires.
+    """
     seen: set[str] = set()
     placed: list[TensorInfo] = []
     expected = 0

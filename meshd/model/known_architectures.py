@@ -1,7 +1,7 @@
 """The architectures that the pinned llama.cpp loads: `LLM_ARCH_NAMES` of its `src/llama-arch.cpp`.
 
-Left out are `clip`, the projectors that a model's images need, and `(unknown)`. A test compares this list
-with the pinned source where that lies in the cache.
+`clip`, for the projectors that a model's images need, and `(unknown)` are left out. A test compares this list
+with the pinned source if that is in the cache.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ _NAMES = """
 """
 KNOWN_ARCHITECTURES = frozenset(_NAMES.split())
 
-# what Ollama's own engine calls some of them
+# The names of some of them in Ollama's own engine.
 _OF_OLLAMA: Mapping[str, str] = {
     "glm4moelite": "deepseek2",
     "gptoss": "gpt-oss",
@@ -35,7 +35,7 @@ _OF_OLLAMA: Mapping[str, str] = {
     "deepseekocr": "deepseek2-ocr",
 }
 PROJECTOR = "clip"  # the architecture of all mmproj files
-# `general.type` of files that are no model (GGUFType of gguf-py): what it is, and what to do
+# Values of `general.type` for files that are no model (GGUFType of gguf-py): description and hint.
 _PROJECTOR_WORDS = (
     "it is the part of a model that sees images or hears audio (mmproj), not a model",
     "name the model's own file with `--model`, and this one with `--mmproj`",
@@ -54,7 +54,7 @@ _NO_MODEL: Mapping[str, tuple[str, str]] = {
 
 
 def check_projector(header: Header, *, label: str) -> None:
-    """Raises UserError for a file that is no part of a multimodal model."""
+    """Check that a file is part of a multimodal model. Raises UserError; `label` names the file."""
     architecture = header.text("general.architecture")
     if architecture != PROJECTOR:
         raise UserError(
@@ -64,7 +64,7 @@ def check_projector(header: Header, *, label: str) -> None:
 
 
 def check_is_model(header: Header, *, label: str) -> None:
-    """Raises UserError for a GGUF file that is something else than a model; `label` names it."""
+    """Check that a GGUF file is a model. Raises UserError; `label` names the file."""
     is_projector = header.text("general.architecture") == PROJECTOR
     kind = "mmproj" if is_projector else header.text("general.type")
     if kind in _NO_MODEL:
@@ -73,7 +73,7 @@ def check_is_model(header: Header, *, label: str) -> None:
 
 
 def check_architecture(header: Header, *, label: str) -> None:
-    """Raises UserError for a model that the pinned llama.cpp cannot load; `label` names it."""
+    """Check that the pinned llama.cpp can load the model. Raises UserError; `label` names the file."""
     architecture = header.text("general.architecture")
     if architecture in KNOWN_ARCHITECTURES:
         return

@@ -1,4 +1,4 @@
-"""Which layers a node is to hold, as its user says it: `garage=0-14`."""
+"""Parse the layers that a user assigns to a node: `garage=0-14`."""
 
 import re
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class LayerRange:
 
 
 def parse_layer_range(text: str) -> LayerRange:
-    """`NODE=FIRST-LAST`, or `NODE=LAYER`. Raises ValueError."""
+    """Parse `NODE=FIRST-LAST`, or `NODE=LAYER`. Raises ValueError."""
     found = _RANGE.fullmatch(text.strip())
     if found is None:
         raise ValueError("not NODE=FIRST-LAST")

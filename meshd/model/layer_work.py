@@ -1,8 +1,8 @@
-"""What a model's layers compute, as words with which a device's speed is measured.
+"""Describe the work of a model's layers in words with which mesh-server measures a device's speed.
 
-A word names an operation with the types and sizes of the model itself (docs/native-backend.md). Layers with
-the same words are of one kind, and each kind is timed once; so is the output, and attention over a short and
-a long cache.
+A word names an operation with the types and sizes of the model (docs/native-backend.md). Layers with the same
+words are of one kind, and each kind is timed once; so are the output, and attention over a short and a long
+cache.
 """
 
 import re
@@ -16,12 +16,12 @@ from meshd.model.gguf import Header, TensorInfo
 from meshd.model.operations import is_matrix, operations
 from meshd.wire.limits import MAX_TIMED, MAX_TIMED_BYTES
 
-NEAR_CELLS, FAR_CELLS = 256, 4096  # of the caches over which attention is timed
-_MOST_COPIES = 32  # of a layer, as mesh-server allows
-_MOST_LAYER_KINDS = 3  # quantisations use two, hybrid models three; the rest is scaled by its bytes
+NEAR_CELLS, FAR_CELLS = 256, 4096  # cells of the caches over which attention is timed
+_MOST_COPIES = 32  # of a layer, limited by mesh-server
+_MOST_LAYER_KINDS = 3  # quantisations use two, hybrid models three; further kinds are scaled by their bytes
 _MOST_WORDS = 64
-_UNSEEN = 155  # the last cells of these: the first token does not see them, each further one sees one more
-_CACHE_BYTES = 256 << 20  # of all caches together: more than a processor holds
+_UNSEEN = 155  # of these last cells the first token sees none, each further token one more
+_CACHE_BYTES = 256 << 20  # all caches together: more than a processor's cache holds
 _BLOCK = re.compile(r"^blk\.(\d{1,4})\.")
 _RECURRENT = ("ssm_", "time_mix", "shortconv")
 _OF_RECURRENT = ("ssm_conv", "ssm_scan", "wkv6", "wkv7", "delta")
@@ -30,11 +30,11 @@ _OF_ATTENTION = ("rope", "flash_attn", "set_rows")
 
 @dataclass(frozen=True, slots=True)
 class LayerWork:
-    """`texts`: the kinds for `mesh-server --time`. The other fields are places in it.
+    """The kinds of layers to time. `texts` are the arguments for `mesh-server --time`; other fields index it.
 
-    `kinds` and `scales` have one entry a layer: its kind, and how much of that it is, by bytes. `output` is
-    the matrix that makes logits; `near` and `far` attention over NEAR_CELLS and FAR_CELLS, each None where
-    there is nothing of the kind.
+    `kinds` and `scales` have one entry per layer: its kind, and its size relative to that kind, by bytes.
+    `output` is the matrix that makes logits; `near` and `far` are attention over NEAR_CELLS and FAR_CELLS.
+    Each is None if the model has none.
     """
 
     texts: tuple[str, ...]
@@ -46,7 +46,8 @@ class LayerWork:
 
 
 def layer_work(headers: Sequence[Header], shape: ContextShape, layers: int) -> LayerWork:
-    """Of the model with these headers (its shards), which has so many layers."""
+    """Return the work of the model with these headers (one per shard), which has `layers` layers."""
+    # The tensors of each layer.
     common = operations(headers, shape)
     tensors = [tensor for header in headers for tensor in header.tensors]
     blocks: list[list[TensorInfo]] = [[] for _ in range(layers)]
@@ -54,6 +55,7 @@ def layer_work(headers: Sequence[Header], shape: ContextShape, layers: int) -> L
         match = _BLOCK.match(tensor.name)
         if match and int(match[1]) < layers:
             blocks[int(match[1])].append(tensor)
+    # The most frequent kinds of layers are timed.
     known = Hyperparameters(headers[0])
     words = [_words(block, common, known) for block in blocks]
     sizes = [sum(tensor.size for tensor in block) for block in blocks]
@@ -63,6 +65,7 @@ def layer_work(headers: Sequence[Header], shape: ContextShape, layers: int) -> L
         return LayerWork((), (), ())
     texts = [_text(kind, counted[kind]) for kind in timed]
     bytes_of = [next(size for word, size in zip(words, sizes, strict=True) if word == kind) for kind in timed]
+    # Each layer gets its kind, or is scaled from the nearest one.
     kinds, scales = [], []
     for word, size in zip(words, sizes, strict=True):
         kind = timed.index(word) if word in timed else _nearest(bytes_of, size)
@@ -72,7 +75,7 @@ def layer_work(headers: Sequence[Header], shape: ContextShape, layers: int) -> L
 
 
 def _with_rest(work: LayerWork, tensors: Sequence[TensorInfo], common: Sequence[str]) -> LayerWork:
-    """With output and attention behind the layers; without what would be too long to ask."""
+    """Add output and attention behind the layers; return no work if the question would be too long."""
     texts = list(work.texts)
     by_name = {tensor.name: tensor for tensor in tensors}
     output = by_name.get("output.weight") or by_name.get("token_embd.weight")
@@ -98,13 +101,13 @@ def _with_rest(work: LayerWork, tensors: Sequence[TensorInfo], common: Sequence[
 
 
 def unseen_cells(tokens: float) -> float:
-    """Of a cache over which attention is timed, in the mean of so many tokens at once."""
+    """Return the mean number of cells that `tokens` computed at once do not see of a timed cache."""
     count = min(tokens, _UNSEEN)
     return count * (_UNSEEN - (count - 1) / 2) / max(1.0, tokens)
 
 
 def _caches(attention: str, cells: int) -> int:
-    """How many layers to time, each with its cache: what was just read would be read again much faster."""
+    """Return how many layers to time, each with its cache: rereading one cache would be much faster."""
     _, key_type, value_type, key, value, _, heads = attention.split(":")
     row = TENSOR_TYPE_NAMES[key_type].row_bytes(int(key) * int(heads))
     row += TENSOR_TYPE_NAMES[value_type].row_bytes(int(value) * int(heads))
@@ -120,7 +123,7 @@ def _text(words: Sequence[str], layers: int) -> str:
 
 
 def _words(block: Sequence[TensorInfo], common: Sequence[str], known: Hyperparameters) -> tuple[str, ...]:
-    """Of one layer: its matrices, and what the model computes between them."""
+    """Return the words of one layer: its matrices, and the operations between them."""
     experts, used = known.number("expert_count"), known.number("expert_used_count")
     words = [_matrix(tensor, experts, used) for tensor in block if is_matrix(tensor)]
     if not words:
@@ -130,7 +133,7 @@ def _words(block: Sequence[TensorInfo], common: Sequence[str], known: Hyperparam
     for word in common:
         name = word.partition(":")[0]
         if name in ("rms_norm", "norm"):
-            words += [word, word]  # before attention, and before what follows it
+            words += [word, word]  # before attention, and before the feed-forward part
         elif name == "flash_attn" and not is_recurrent:
             words.append(f"{word}:{NEAR_CELLS}")
         elif (

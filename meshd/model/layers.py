@@ -1,7 +1,7 @@
-"""A model's memory needs on the devices that share it: bytes per layer, of input and output, and its shape.
+"""A model's memory needs on the devices that share it: bytes per layer, of input and output, and widths.
 
 Classes of tensors follow `LLM_TENSOR_INFOS` of llama-arch.cpp: input tensors always lie on the serving node's
-CPU, those of `blk.N` with layer N, output tensors with the last device unless moved by `-ot`.
+CPU, tensors of `blk.N` with layer N, output tensors with the last device unless moved by `-ot`.
 """
 
 import re
@@ -15,7 +15,7 @@ from meshd.model.gguf import Header, TensorInfo
 from meshd.model.layer_range import MAX_LAYERS
 from meshd.model.rope import RopeScaling, read_scaling
 
-DEFAULT_CONTEXT = 8192  # tokens; more only when asked for: the cache of a long context fills a machine
+DEFAULT_CONTEXT = 8192  # tokens; longer contexts only on request, as their cache fills a machine
 _BLOCK = re.compile(r"^(?:enc\.|dec\.)?blk\.(\d{1,4})\.")
 _INPUT = ("token_embd.", "position_embd.", "token_types.", "per_layer_token_embd.", "masked_embd")
 _PLACED_OUTPUT = "output.weight"
@@ -23,11 +23,11 @@ _CUDA_ROW = 512  # ggml-cuda pads rows of quantized weights to this many element
 
 
 class TensorPlace(Enum):
-    """Where a tensor lies that belongs to no layer."""
+    """The place of a tensor that belongs to no layer."""
 
     INPUT = auto()
     OUTPUT = auto()
-    """The matrix that makes logits; of a tied model the input is that."""
+    """The matrix that makes logits; in a tied model that is the input matrix."""
     OUTPUT_REST = auto()
     SHARED = auto()
 
@@ -49,9 +49,9 @@ class Widths:
 class ModelLayers:
     """A model as a planner sees it. Sizes in bytes.
 
-    `layers` and `padded_layers` have one entry a block, the latter with the padding that CUDA adds.
-    `input` is what a step reads first, `embedding` its matrix of tokens; `output` is the matrix that makes
-    logits (for tied models the embedding again); `output_rest` the norm and others beside it, `shared` what
+    `layers` and `padded_layers` have one entry per block; `padded_layers` includes CUDA's padding. `input` is
+    what a step reads first, `embedding` its token matrix. `output` is the matrix that makes logits (the
+    embedding again for tied models), `output_rest` the norm and other tensors beside it. `shared` is what
     every device may need.
     """
 
@@ -77,7 +77,7 @@ class ModelLayers:
 
     @property
     def weight_bytes(self) -> int:
-        """All tensors once."""
+        """The bytes of all tensors, each counted once."""
         return (
             sum(self.layers) + self.input + (0 if self.tied else self.output) + self.output_rest + self.shared
         )
@@ -88,10 +88,11 @@ class ModelLayers:
 
 
 def read_layers(headers: Sequence[Header], *, name: str) -> ModelLayers:
-    """Sizes and shape of a model from the headers of its shards; metadata comes from the first.
+    """Read the sizes and the shape of a model from the headers of its shards; metadata comes from the first.
 
-    Raises UserError when the file is no language model that llama-server could load.
+    Raises UserError if the file is no language model that llama-server could load.
     """
+    # Check the metadata.
     header = headers[0]
     known = Hyperparameters(header)
     count = known.number("block_count")
@@ -102,6 +103,7 @@ def read_layers(headers: Sequence[Header], *, name: str) -> ModelLayers:
         )
     if not 0 < count <= MAX_LAYERS:
         raise UserError(f"`{name}` claims to have {count} layers, expected 1 to {MAX_LAYERS}")
+    # Sum up the tensors by place.
     tensors = [tensor for item in headers for tensor in item.tensors]
     layers, padded = [0] * count, [0] * count
     total_input = total_output = total_rest = shared = 0
@@ -124,6 +126,7 @@ def read_layers(headers: Sequence[Header], *, name: str) -> ModelLayers:
             f"`{name}` has no weights of a language model (tensors `token_embd.weight` and `blk.0.…`)",
             hint="give the model itself, not its projector (mmproj), adapter or vocabulary file",
         )
+    # Without an output matrix the embedding takes its place.
     embedding = by_name["token_embd.weight"]
     tied = _PLACED_OUTPUT not in by_name
     return ModelLayers(
@@ -146,7 +149,7 @@ def read_layers(headers: Sequence[Header], *, name: str) -> ModelLayers:
 
 
 def place_of(name: str, layers: int) -> int | TensorPlace:
-    """The number of the layer to which a tensor of that name belongs, of so many layers; or another place."""
+    """Return the number of the layer that a tensor belongs to, or its other place."""
     match = _BLOCK.match(name)
     if match and int(match[1]) < layers:
         return int(match[1])
@@ -160,7 +163,7 @@ def place_of(name: str, layers: int) -> int | TensorPlace:
 
 
 def is_of_layer(name: str) -> bool:
-    """Whether a tensor of that name belongs to a layer, one that only predicts tokens included."""
+    """Say whether a tensor of that name belongs to a layer, including layers that only predict tokens."""
     return _BLOCK.match(name) is not None
 
 
@@ -169,7 +172,7 @@ def _elements(tensor: TensorInfo) -> int:
 
 
 def _padding(tensor: TensorInfo) -> int:
-    """What CUDA adds to a quantized matrix whose rows are no multiple of 512."""
+    """Return the bytes that CUDA adds to a quantized matrix whose row length is no multiple of 512."""
     over = tensor.dims[0] % _CUDA_ROW if tensor.dims else 0
     if not tensor.kind.quantized or not over:
         return 0

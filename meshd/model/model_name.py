@@ -1,10 +1,10 @@
-"""Names of models, as `--model` takes them: what a text means, before any store is asked.
+"""Parse names of models, as `--model` accepts them, before any store is asked.
 
-`hf:ORG/REPO[:CHOICE]` is a repository of Hugging Face; CHOICE is a quantisation or a file of it.
-`ollama:NAME[:TAG]` is a model of Ollama, with its namespace or registry before NAME where it has one.
+`hf:ORG/REPO[:CHOICE]` is a repository on Hugging Face; CHOICE is a quantisation or a file in it.
+`ollama:NAME[:TAG]` is an Ollama model, with its namespace or registry before NAME if it has one.
 `mesh:NAME` is a model that members of the mesh have, by its file's name or the beginning of its fingerprint.
-Ten or more hexadecimal digits are never a name there: a member could call its file as it likes.
-A text that can only be a path is one. Anything else is a bare name, which every store is asked for.
+Ten or more hexadecimal digits are never a name there: a member could give its file any name. A text that can
+only be a path is one. Anything else is a bare name, which every store is asked for.
 """
 
 import re
@@ -16,20 +16,20 @@ from meshd.model.gguf_names import GGUF_SUFFIX
 HUB, OLLAMA, MESH = "hf:", "ollama:", "mesh:"
 _SCHEMES = (HUB, OLLAMA, MESH)
 _ADDRESS = re.compile(r"(?:https?|ftp|s3)://(.*)", re.IGNORECASE | re.DOTALL)
-_HUB_PAGE = re.compile(  # and the link of a file there
+_HUB_PAGE = re.compile(  # also the link of a file there
     r"(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+)/([\w.-]+)"
     r"(?:/(?:tree|blob|resolve)/[\w.-]+)?(?:/([\w./+-]+\.gguf))?/?(?:\?\S*)?",
     re.ASCII,
 )
 MAX_MODEL_NAME_CHARS = 512
 FINGERPRINT_DIGITS = 64
-# 128 bits. With 12 digits, a graphics card finds another model that begins with them within hours
+# 128 bits. With 12 digits, a graphics card finds another model with the same beginning within hours.
 LEAST_FINGERPRINT_DIGITS = 32
 OLLAMA_REGISTRY, OLLAMA_NAMESPACE, OLLAMA_TAG = "registry.ollama.ai", "library", "latest"
 _REPO_PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?")
 _FILE_PART = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9._+ -]{0,250}")
 _OLLAMA_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}")
-# room for what is added: `-00001-of-00002.gguf`, `.renamed` while it is pulled; a file's name has 255 bytes
+# Room for suffixes: `-00001-of-00002.gguf`, `.renamed` while it is pulled; a file's name has 255 bytes.
 _MESH_NAME = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9._+ -]{0,199}")
 _DIGITS = re.compile(rf"[0-9a-f]{{10,{FINGERPRINT_DIGITS}}}")
 _OLLAMA_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,349}(?::[0-9]{1,5})?")
@@ -37,7 +37,7 @@ _OLLAMA_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,349}(?::[0-9]{1,5})?")
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """A repository; `choice` is a quantisation (`Q4_K_M`), a file, or empty."""
+    """A repository on Hugging Face; `choice` is a quantisation (`Q4_K_M`), a file, or empty."""
 
     org: str
     repo: str
@@ -53,7 +53,7 @@ class HubName:
 
 @dataclass(frozen=True, slots=True)
 class OllamaName:
-    """A model of Ollama with nothing left out."""
+    """An Ollama model with all parts of its name."""
 
     host: str
     namespace: str
@@ -62,7 +62,7 @@ class OllamaName:
 
     @property
     def short(self) -> str:
-        """As `ollama ls` has it, but without `latest`."""
+        """The name as `ollama ls` shows it, but without `latest`."""
         parts = [self.host, self.namespace, self.model]
         if self.host == OLLAMA_REGISTRY:
             parts = parts[1:] if self.namespace != OLLAMA_NAMESPACE else parts[2:]
@@ -74,13 +74,13 @@ class OllamaName:
 
 @dataclass(frozen=True, slots=True)
 class MeshName:
-    """A model of members: a file's name with or without `.gguf`, or 32 or more digits of a fingerprint."""
+    """A model of members: a file's name with or without `.gguf`, or at least 32 digits of a fingerprint."""
 
     text: str
 
     @property
     def fingerprint(self) -> str:
-        """In small letters; empty for what can only be a name."""
+        """The digits in lower case; empty if the text can only be a name."""
         return self.text.lower() if is_digits(self.text) else ""
 
     def __str__(self) -> str:
@@ -114,14 +114,14 @@ def hint_for_name(text: str) -> str:
 
 
 def is_path(text: str) -> bool:
-    """Whether it can only be a path: it has a slash, or begins with `~` or a dot, and no scheme before it."""
+    """Say whether the text can only be a path: no scheme, but a slash, or `~` or `.` in front."""
     if text.startswith(_SCHEMES) or _ADDRESS.fullmatch(text):
         return False
     return "/" in text or text.startswith(("~", "."))
 
 
 def parse_model_name(text: str) -> ModelName:
-    """Raises ValueError with what is wrong; for a text that `is_path` too."""
+    """Parse a model's name. Raises ValueError with the reason, also for a text that `is_path`."""
     if not text or len(text) > MAX_MODEL_NAME_CHARS or not text.isprintable():
         raise ValueError(f"expected one line of up to {MAX_MODEL_NAME_CHARS} characters")
     if text.startswith(HUB):
@@ -184,27 +184,27 @@ def _mesh(rest: str) -> MeshName:
 
 
 def is_digits(text: str) -> bool:
-    """Whether it can only mean a fingerprint, or the beginning of one."""
+    """Say whether the text can only mean a fingerprint, or the beginning of one."""
     return _DIGITS.fullmatch(text.lower()) is not None
 
 
 def is_file_name(text: str) -> bool:
-    """Whether a member's word for a model may name a file here: one part of a path, no hidden one, no digits.
+    """Say whether a member's name for a model is safe as a file name: one part, not hidden, not digits.
 
-    `text` is without its ending, for which there is room.
+    `text` excludes the suffix, for which there is room.
     """
     return _MESH_NAME.fullmatch(text) is not None and ".." not in text and not is_digits(text)
 
 
 def stem_of_ollama(name: str) -> str:
-    """What the file of a model of Ollama is called elsewhere: its blobs have no names."""
+    """Return the file name for an Ollama model elsewhere: its blobs have no names."""
     return name.removeprefix(OLLAMA).replace("/", "-").replace(":", "-")
 
 
 def split_models(text: str) -> list[str]:
-    """The models of a variable's value, `A:B:C`: a colon inside a name of a scheme divides nothing.
+    """Split a variable's value, `A:B:C`, into models: a colon within a name with a scheme splits nothing.
 
-    After `hf:ORG/REPO` or `ollama:NAME`, one more word without a slash belongs to it.
+    After `hf:ORG/REPO` or `ollama:NAME`, one more word without a slash belongs to the name.
     """
     pieces = text.split(":")
     found: list[str] = []
@@ -229,12 +229,12 @@ SHORT_NAMES: Mapping[str, HubName] = {
 
 
 def stem_of(name: HubName) -> str:
-    """The name of its file, without `.gguf`, as its authors call it: by it other stores have it, too."""
+    """Return the file's name by its authors, without `.gguf`; other stores use it, too."""
     return f"{name.repo.removesuffix('-GGUF')}-{name.choice}"
 
 
 def hub_name_of(text: str) -> HubName | None:
-    """The model of Hugging Face that a text means, by its own name or a short one."""
+    """Return the Hugging Face model that a text means, by its full name or a short one, or None."""
     if (known := SHORT_NAMES.get(text.lower().removesuffix(GGUF_SUFFIX))) is not None:
         return known
     try:

@@ -1,7 +1,7 @@
-"""Tell what a file is that was meant to be a GGUF file, from its first bytes.
+"""Identify a file that should be a GGUF file but is not, from its first bytes.
 
-People save a login page under the name of a model, clone a repository without Git LFS, or take the file in
-another format from the same repository.
+People save a login page under the name of a model, clone a repository without Git LFS, or download another
+format from the same repository.
 """
 
 import re

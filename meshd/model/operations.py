@@ -1,6 +1,6 @@
 """The operations that a model needs from a device, as `mesh-server --try` names them.
 
-With the types, row lengths and heads of the model itself. What they mean: docs/native-backend.md.
+Each has the types, row lengths and heads of the model. Their meaning: docs/native-backend.md.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,12 +12,12 @@ from meshd.model.gguf import Header, TensorInfo
 from meshd.model.layer_range import MAX_LAYERS
 from meshd.wire.limits import MAX_OPERATIONS
 
-MAX_LENGTHS = 4  # of rows, for one operation and type: kernels differ by type, hardly by length
-MAX_SHAPES = 3  # of attention: layers with and without a window, say
-_MOST_NUMBER = 1 << 18  # of any number
+MAX_LENGTHS = 4  # row lengths for one operation and type: kernels differ by type, hardly by length
+MAX_SHAPES = 3  # shapes of attention: layers with and without a window, for example
+_MOST_NUMBER = 1 << 18  # limit of any number
 _NOT_MULTIPLIED = ("conv", "lerp", "first", "rope_", "token_embd", "position_embd", "token_types")
 
-# what a trial without a model computes, for `meshd doctor`
+# The operations of a trial without a model, for `meshd doctor`.
 USUAL: tuple[str, ...] = (
     *(f"mul_mat:{kind}:4096" for kind in ("f16", "q4_0", "q8_0", "q4_k", "q6_k")),
     "get_rows:f32:4096",
@@ -32,7 +32,7 @@ USUAL: tuple[str, ...] = (
 
 
 def operations(headers: Sequence[Header], shape: ContextShape) -> tuple[str, ...]:
-    """Those of the model with these headers (its shards), with caches as `shape` has them; each once."""
+    """Return the operations of the model with these headers and caches of `shape`, each once."""
     known = Hyperparameters(headers[0])
     tensors = [tensor for header in headers for tensor in header.tensors]
     words = [
@@ -45,7 +45,7 @@ def operations(headers: Sequence[Header], shape: ContextShape) -> tuple[str, ...
 
 
 def _word(name: str, *parts: str | int) -> Iterator[str]:
-    """None for numbers that no model has."""
+    """Yield the word, or nothing for numbers that no model has."""
     if all(isinstance(part, str) or 0 < part <= _MOST_NUMBER for part in parts):
         yield ":".join([name, *map(str, parts)])
 
@@ -70,7 +70,7 @@ def _matrices(known: Hyperparameters, tensors: Sequence[TensorInfo]) -> Iterator
 
 
 def is_matrix(tensor: TensorInfo) -> bool:
-    """It is multiplied with what the tokens have become so far."""
+    """Say whether the tensor is multiplied with the activations."""
     is_other = any(part in tensor.name for part in _NOT_MULTIPLIED)
     return tensor.name.endswith(".weight") and len(tensor.dims) in (2, 3) and not is_other
 
@@ -97,14 +97,14 @@ def _attention(known: Hyperparameters, shape: ContextShape) -> Iterator[str]:
         kinds = (shape.key_type, shape.value_type)
         if shape.flash_attention:
             yield from _word("flash_attn", *kinds, key, value, heads, cached)
-        if not TENSOR_TYPE_NAMES[shape.value_type].quantized:  # else only flash attention reads them
+        if not TENSOR_TYPE_NAMES[shape.value_type].quantized:  # otherwise only flash attention reads them
             yield from _word("attention", *kinds, key, value, heads, cached)
         for kind, length in zip(kinds, (key * cached, value * cached), strict=True):
             yield from _word("set_rows", kind, length)
 
 
 def _heads(known: Hyperparameters) -> Iterator[tuple[int, int, int, int]]:
-    """Width of a key and a value, heads, those in the cache; each once."""
+    """Yield the widths of key and value, the heads, and the cached heads; each combination once."""
     layers = min(known.number("block_count"), MAX_LAYERS)
     heads = known.per_layer("attention.head_count", layers, [0] * layers)
     cached = known.per_layer("attention.head_count_kv", layers, heads)

@@ -1,4 +1,4 @@
-"""A model's files as pieces of 4 MiB, each with its hash, and the content id that follows from all of them.
+"""A model's files as hashed pieces of 4 MiB, and the content id derived from all of them.
 
 The fingerprint of a model (weights_index.py) says that two copies compute the same, whatever their layout.
 Its *content id* says that they are the same bytes: BLAKE3-256 of the sizes of the files and the hashes of the
@@ -22,7 +22,7 @@ _CONTENT = b"meshd content 1\n"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """So many bytes of file number `file`; `offset` from its start, `digest` their BLAKE3-256."""
+    """A piece: `length` bytes of file number `file`; `offset` from its start, `digest` their BLAKE3-256."""
 
     number: int
     file: int
@@ -33,7 +33,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class PieceIndex:
-    """`sizes` of the files in order; `hashes` of all pieces, one behind the other. Raises ValueError."""
+    """The index of a model's files.
+
+    `sizes` of the files in order; `hashes` of all pieces, concatenated. Raises ValueError if they do not fit.
+    """
 
     sizes: tuple[int, ...]
     hashes: bytes
@@ -54,7 +57,7 @@ class PieceIndex:
 
     @property
     def count(self) -> int:
-        """How many pieces there are."""
+        """The number of pieces."""
         return len(self.hashes) // HASH_BYTES
 
     @cached_property
@@ -63,7 +66,7 @@ class PieceIndex:
         return list(accumulate((pieces_of(size) for size in self.sizes), initial=0))[:-1]
 
     def piece(self, number: int) -> Piece:
-        """Raises IndexError."""
+        """Return a piece by number. Raises IndexError."""
         if not 0 <= number < self.count:
             raise IndexError(number)
         file = bisect_right(self._firsts, number) - 1
@@ -73,23 +76,23 @@ class PieceIndex:
         return Piece(number, file, offset, length, self.hashes[at : at + HASH_BYTES])
 
     def numbers(self, file: int, offset: int, size: int) -> range:
-        """The pieces in which these bytes of a file lie; none for what the file does not have."""
+        """Return the numbers of the pieces that contain these bytes of a file; empty beyond the file."""
         if not (0 <= file < len(self.sizes) and offset >= 0 and 0 < size <= self.sizes[file] - offset):
             return range(0)
         first = self._firsts[file]
         return range(first + offset // PIECE_BYTES, first + (offset + size - 1) // PIECE_BYTES + 1)
 
     def holds(self, number: int, data: bytes) -> bool:
-        """Whether these are the bytes of that piece."""
+        """Say whether `data` has the bytes of that piece."""
         piece = self.piece(number)
         return len(data) == piece.length and blake3(data).digest() == piece.digest
 
 
 def pieces_of(size: int) -> int:
-    """How many pieces a file of that size has."""
+    """Return the number of pieces of a file of that size."""
     return -(-size // PIECE_BYTES)
 
 
 def count_pieces(sizes: Sequence[int]) -> int:
-    """How many pieces files of these sizes have."""
+    """Return the number of pieces of files of these sizes."""
     return sum(map(pieces_of, sizes))

@@ -1,4 +1,4 @@
-"""A layer of a usual size and type, by which devices are compared without a model."""
+"""A layer of usual size and type, for comparing devices without a model."""
 
 from dataclasses import dataclass
 
@@ -10,19 +10,19 @@ REFERENCE_LAYERS = (
 )
 _ELEMENTS = 4096 * (2 * 4096 + 3 * 8192)
 _BYTES = _ELEMENTS // 256 * 144
-_PROMPT_TOKENS = 128  # with which computing is told
+_PROMPT_TOKENS = 128  # the prompt for which operations per second are reported
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceRates:
-    """Bytes of weights a second for one token, operations a second for a prompt; None: never measured."""
+    """Bytes of weights per second for one token, operations per second for a prompt; None: not measured."""
 
     weight_bytes_s: float | None = None
     flops: float | None = None
 
 
 def reference_rates(speed: DeviceSpeed | None) -> ReferenceRates:
-    """Of a device with these times of REFERENCE_LAYERS, asked alone."""
+    """Return the rates of a device with these times of REFERENCE_LAYERS, timed alone."""
     if speed is None or 0 not in speed:
         return ReferenceRates()
     return ReferenceRates(

@@ -1,4 +1,4 @@
-"""How long an answer llama-server allows: what the model was trained for, unless the user stretches it.
+"""Compute the longest answer that llama-server allows: the trained context, unless the user stretches it.
 
 Follows `n_ctx_slot` of its server-context.cpp and `llama_init_from_model` of the pinned commit. A longer
 context is not used, though its memory is spent. YaRN with another scale than the model's own moves the limit;
@@ -19,7 +19,7 @@ _SCALES = ("--rope-scale", "--rope-freq-scale")
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """As the model's header has it. `original`: tokens before it was stretched, 0 where it does not say."""
+    """The scaling in the model's header. `original`: tokens before it was stretched, 0 if unknown."""
 
     kind: str = "linear"
     factor: float = 1.0
@@ -27,7 +27,7 @@ class RopeScaling:
 
 
 def read_scaling(known: Hyperparameters) -> RopeScaling:
-    """From the header; what is no sensible number counts as absent."""
+    """Read the scaling from the header; invalid numbers count as absent."""
     name, header = known.architecture, known.header
     factor = header.metadata.get(f"{name}.rope.scaling.factor")
     return RopeScaling(
@@ -38,13 +38,13 @@ def read_scaling(known: Hyperparameters) -> RopeScaling:
 
 
 def longest_answer(trained: int, scaling: RopeScaling, llama_args: Sequence[str]) -> int:
-    """Tokens of an answer with its prompt, at most; 0: the header does not say. `llama_args`: after `--`.
+    """Return the maximum tokens of an answer with its prompt; 0: the header does not say.
 
-    A value that llama-server would refuse counts as not given.
+    `llama_args` are the user's options after `--`. A value that llama-server would refuse counts as absent.
     """
     options = [(_name(option), value) for option, value in pairwise(llama_args)]
     kind, scale, original = scaling.kind, 1 / scaling.factor, float(scaling.original)
-    for name, value in options:  # the last one counts
+    for name, value in options:  # the last option counts
         if name == "--override-kv":
             trained = _overridden(value, trained)
         elif name == "--rope-scaling":
@@ -63,7 +63,7 @@ def _name(option: str) -> str:
 
 
 def _positive(text: str) -> float:
-    """0 for what is no such number."""
+    """Return the number, or 0 if it is not a valid positive one."""
     try:
         number = float(text)
     except ValueError:
@@ -72,7 +72,7 @@ def _positive(text: str) -> float:
 
 
 def _overridden(text: str, trained: int) -> int:
-    """By `ARCHITECTURE.context_length=int:N`, one of several behind commas."""
+    """Return N of `ARCHITECTURE.context_length=int:N`, one of several behind commas, or else `trained`."""
     for one in text.split(","):
         key, _, value = one.partition("=")
         if key.endswith(_CONTEXT_KEY) and value.startswith("int:"):

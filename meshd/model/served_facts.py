@@ -1,4 +1,4 @@
-"""Describe a served model for its clients: how long a context may be, when it was made, what it can."""
+"""Describe a served model for its clients: its context length, creation time and capabilities."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,10 +15,10 @@ _EMBEDDING_ARGS = frozenset({"--embedding", "--embeddings"})
 
 @dataclass(frozen=True, slots=True)
 class ServedFacts:
-    """Of the model that is loaded, or will be. Numbers are 0, and texts empty, where nobody knows.
+    """The facts about a model that is or will be loaded. Unknown numbers are 0, unknown texts empty.
 
     `context`: tokens of one answer with its prompt, once the model is loaded; `trained_context`: what it was
-    trained for. `created`: unix seconds, of the file. `size`: bytes of its weights. `capabilities`: words of
+    trained for. `created`: Unix seconds, of the file. `size`: bytes of its weights. `capabilities`: words of
     Ollama's API: `completion`, `tools`, `thinking`, `vision`, `audio`, `embedding`; until the model is loaded
     only those that do not depend on its template.
     """
@@ -36,7 +36,7 @@ class ServedFacts:
 
 
 def facts_of_file(headers: "Sequence[Header]", *, created: int, llama_args: Sequence[str]) -> ServedFacts:
-    """Return what the headers of all shards say, and whether llama-server is started for embeddings."""
+    """Return the facts in the headers of all shards, and whether llama-server is started for embeddings."""
     first = headers[0]
     architecture = first.text("general.architecture")
     embeds = not _EMBEDDING_ARGS.isdisjoint(llama_args)
@@ -53,7 +53,7 @@ def facts_of_file(headers: "Sequence[Header]", *, created: int, llama_args: Sequ
 
 
 def with_properties(facts: ServedFacts, props: Mapping[str, object]) -> ServedFacts:
-    """Add what a loaded llama-server says by `/props` (tools/server/server-context.cpp, get_res_props)."""
+    """Add what a loaded llama-server reports by `/props` (tools/server/server-context.cpp, get_res_props)."""
     template = props.get("chat_template")
     thinks = isinstance(template, str) and ("<think>" in template or "enable_thinking" in template)
     takes = _flags(props.get("chat_template_caps"))

@@ -1,9 +1,7 @@
 """The state of the model that a head serves or fetches, and of the weights that a worker keeps.
 
-Reported by the roles, the API and `meshd status`.
-
-`meshd status --json` shows them as they are: fields may be added, never renamed or dropped. Times are
-seconds, sizes bytes.
+The roles, the API and `meshd status` report it. `meshd status --json` shows the fields unchanged: fields may
+be added, never renamed or dropped. Times are in seconds, sizes in bytes.
 """
 
 from dataclasses import dataclass
@@ -12,7 +10,7 @@ from enum import StrEnum
 from meshd.base.byte_format import in_bytes
 from meshd.base.time_format import in_time
 
-COUNTED = "waiting for workers"  # begins the reason while so many workers are demanded as are not there
+COUNTED = "waiting for workers"  # begins the reason while workers of the demanded number are missing
 
 
 class ModelState(StrEnum):
@@ -35,12 +33,12 @@ class SplitPart:
     device: str
     layers: int  # number of layers
     bytes: int  # of weights
-    push: bool | None = None  # straight from the previous worker, not through the head; null: there is none
+    push: bool | None = None  # straight from the previous worker, not through the head; null: no previous one
     why_no_push: str = ""  # why activations go through the head
 
 
 NOT_HELD = "no such hash"
-"""The reason of a tensor of which the worker has no copy: nothing is wrong then."""
+"""The reason for a tensor of which the worker has no copy: this is no fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ class WorkerWeights:
 
     @property
     def text(self) -> str:
-        """For people."""
+        """The progress for people."""
         there, total = in_bytes(self.local_bytes + self.sent_bytes), in_bytes(self.total_bytes)
         network = f" ({in_bytes(self.sent_bytes)} over the network)" if self.missing_bytes else ""
         return f"{self.node} {there} of {total}{network}"
@@ -78,16 +76,16 @@ class WorkerWeights:
 
 @dataclass(frozen=True, slots=True)
 class AnswersAtOnce:
-    """How many answers are made at the same time, and how long one may be; further requests wait."""
+    """The number of simultaneous answers, and the length limit of each; further requests wait."""
 
     slots: int
-    tokens: int  # of each, with its prompt; of all together if they share the context
-    shared: bool = False  # llama-server ends all of them when it is full
-    note: str = ""  # why they are shorter than asked for; empty: they are not
+    tokens: int  # per answer, with its prompt; of all answers together if they share the context
+    shared: bool = False  # llama-server ends all answers when the shared context is full
+    note: str = ""  # why answers are shorter than requested; empty if they are not
 
     @property
     def text(self) -> str:
-        """For people."""
+        """The limits for people."""
         if self.slots == 1:
             return f"1 answer at once, {self.tokens} tokens"
         if self.shared:
@@ -97,7 +95,7 @@ class AnswersAtOnce:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Tokens a second of one answer at a time."""
+    """Tokens per second of one answer at a time."""
 
     prompt_tok_s: float | None
     generate_tok_s: float | None
@@ -105,15 +103,15 @@ class Speeds:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationStatus:
-    """What llama-server guesses ahead, and what that has gained in answers that were made alone."""
+    """The drafts of llama-server, and their gain in answers that were made alone."""
 
-    free: int  # tokens that it drafts at most in a round, from what the text repeats; 0: none
-    model: int  # the same by the draft model
-    drafted: int  # tokens, since the model was loaded
-    accepted: int  # those of them that are in answers
-    gain: float | None  # times as fast as without; null until it is known
+    free: int  # most tokens drafted in a round from repeated text; 0: none
+    model: int  # most tokens drafted in a round by the draft model; 0: none
+    drafted: int  # tokens drafted since the model was loaded
+    accepted: int  # drafted tokens that were accepted
+    gain: float | None  # speed relative to no drafts (1.00 = the same); null until it is known
     why: str
-    why_no_model: str = ""  # the draft model is not used; empty: it is, or there is none
+    why_no_model: str = ""  # why the draft model is not used; empty: it is used, or there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +119,10 @@ class StandbyStatus:
     """A worker that holds weights ready for the loss of another one."""
 
     node: str
-    ready: bool  # it holds all that it was asked for
-    held_bytes: int  # of weights, in its memory
-    wanted_bytes: int  # that it was asked for
-    why: str  # for which losses, or why it is not ready
+    ready: bool  # it holds all requested weights
+    held_bytes: int  # weights in its memory
+    wanted_bytes: int  # requested weights
+    why: str  # the losses that it covers, or why it is not ready
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +130,7 @@ class ModelStatus:
     """The model of a head."""
 
     name: str
-    fingerprint: str  # hash of its content
+    fingerprint: str  # hash of the model's content
     state: ModelState
     reason: str
     load_seconds: float | None
@@ -144,20 +142,20 @@ class ModelStatus:
     progress: float | None = None  # 0 to 1 while loading
     workers: tuple[WorkerWeights, ...] = ()  # while the model is loading, and afterwards
     answers: AnswersAtOnce | None = None  # null until it is loaded
-    predicted: Speeds | None = None  # of the split in use, at load; null where a device was never measured
-    measured: Speeds | None = None  # of answers that were made alone; null before the first
-    aliases: tuple[str, ...] = ()  # other names in requests, where several models are served
+    predicted: Speeds | None = None  # of the split in use, at load; null if a device was never measured
+    measured: Speeds | None = None  # of answers made alone; null before the first
+    aliases: tuple[str, ...] = ()  # other names in requests, if several models are served
     group: str = ""  # models of one group may be loaded together
-    ttl_s: int = 0  # time without a request after which it is unloaded; 0: never
-    running: int = 0  # requests under way, where several models are served
-    waiting: int = 0  # requests that wait for it
+    ttl_s: int = 0  # time without requests until the model is unloaded; 0: never
+    running: int = 0  # requests under way, if several models are served
+    waiting: int = 0  # requests waiting for the model
     speculation: SpeculationStatus | None = None  # null while no model is loaded
     standby: tuple[StandbyStatus, ...] = ()  # the workers of `--standby`
-    fallbacks: tuple[str, ...] = ()  # the files of `fallback_models`, in the order in which they are tried
-    measuring_seconds: float = 0.0  # of the devices, after that load: once for each kind of model
-    estimated: tuple[str, ...] = ()  # nodes whose speed was estimated for the split, and is measured later
-    split_why: str = ""  # all that decided the split; `reason` of a ready model begins with it, in short
-    fallback: str = ""  # the file in place of the model's own, which does not fit any more; empty: its own
+    fallbacks: tuple[str, ...] = ()  # the files of `fallback_models`, in the order of their use
+    measuring_seconds: float = 0.0  # time spent measuring devices after that load: once per kind of model
+    estimated: tuple[str, ...] = ()  # nodes whose speed was estimated for the split, to be measured later
+    split_why: str = ""  # all reasons for the split; `reason` of a ready model begins with a short form
+    fallback: str = ""  # the fallback file in use, because the model's own no longer fits; empty: its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +163,8 @@ class FetchSource:
     """A member that has a model that is fetched."""
 
     node: str
-    bytes: int  # that it gave
-    problem: str = ""  # why it gives no more; empty while it does
+    bytes: int  # bytes from this member
+    problem: str = ""  # why it gives no more; empty while it gives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,28 +172,28 @@ class FetchStatus:
     """A model that this node was given by name and lacks; its role begins when all of them are here."""
 
     name: str  # as the user gave it
-    step: str  # asking, looking (at what is there from before), fetching, checking or done
+    step: str  # asking, looking (for data from an earlier fetch), fetching, checking or done
     activity: str  # the step in words
-    source: str = ""  # members or download; empty until that is known
+    source: str = ""  # members or download; empty until known
     done_bytes: int = 0
-    total_bytes: int = 0  # 0 until it is known
-    bytes_s: float = 0.0  # the mean rate; 0 until it is known
-    sources: tuple[FetchSource, ...] = ()  # the members that have it
+    total_bytes: int = 0  # 0 until known
+    bytes_s: float = 0.0  # mean rate; 0 until known
+    sources: tuple[FetchSource, ...] = ()  # the members that have the model
 
     @property
     def share(self) -> float | None:
-        """Return how much is done, from 0 to 1; None until the size is known."""
+        """The share that is done, from 0 to 1; None until the size is known."""
         return self.done_bytes / self.total_bytes if self.total_bytes else None
 
     @property
     def seconds_left(self) -> float | None:
-        """Return how long it will take at this rate; None if that is unknown."""
+        """The time left at this rate, in seconds; None if that is unknown."""
         left = self.total_bytes - self.done_bytes
         return left / self.bytes_s if self.bytes_s > 0 and left > 0 else None
 
     @property
     def text(self) -> str:
-        """Say for people how far it is."""
+        """The progress for people."""
         if not self.total_bytes:
             return self.activity
         text = f"{self.activity}: {in_bytes(self.done_bytes)} of {in_bytes(self.total_bytes)}"
@@ -205,7 +203,7 @@ class FetchStatus:
 
 
 class LentState(StrEnum):
-    """What a worker's memory is used for."""
+    """The use of a worker's memory."""
 
     STANDBY = "standby"
     LOADING = "loading"
@@ -216,19 +214,19 @@ class LentState(StrEnum):
 class LentMemory:
     """Memory of this worker that a head has. `standby`: it holds weights for the loss of another worker."""
 
-    head: str  # id
-    model: str  # as its head calls it
-    bytes: int  # of its buffers; what is reserved, until there are some
+    head: str  # id of the head
+    model: str  # the head's name for the model
+    bytes: int  # of the lease's buffers; reserved bytes until there are buffers
     state: LentState
     head_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """Weights that came over the network to this worker and are kept for the next load."""
+    """Weights that this worker received over the network and keeps for the next load."""
 
     path: str
     bytes: int  # kept now
     limit: int  # maximum
-    tensors: int  # complete ones
-    problem: str = ""  # why the last that came could not be kept; empty if they were
+    tensors: int  # complete tensors
+    problem: str = ""  # why the last received tensors could not be kept; empty if they were

@@ -1,7 +1,7 @@
-"""Where the time of a token, or of a prompt, went: parts that add up to the measured whole.
+"""Account for the time of a token, or of a prompt: parts that add up to the measured whole.
 
-What no part explains is a figure of its own, and may be below zero, for parts that are not measured (paths,
-this node's own layers) can be too long.
+The unexplained rest is a separate figure, and may be below zero, as parts that are not measured (paths, this
+node's own layers) can be too long.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class PartKind(StrEnum):
-    """What the time was spent on."""
+    """The use of the time."""
 
     QUEUE = "queue"
     COMPUTING = "computing"
@@ -21,17 +21,17 @@ class PartKind(StrEnum):
 
 
 class PartSource(StrEnum):
-    """How it is known."""
+    """The source of a figure."""
 
     MEASURED = "measured"
-    PATH = "path"  # from the path's round trip and rate
+    PATH = "path"  # from the round trip and rate of the path
     PREDICTED = "predicted"  # from the measured speed of the device
-    SUM = "sum"  # follows from the others
+    SUM = "sum"  # derived from the others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimePart:
-    """`where`: a device, a way, a node. Seconds; below zero for what others count twice."""
+    """One part in seconds, below zero for what others count twice. `where`: a device, a path, a node."""
 
     kind: PartKind
     where: str
@@ -41,10 +41,10 @@ class TimePart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeAccount:
-    """`seconds` = the sum of `parts` + `unexplained`. `tokens`: over so many, whose mean this is.
+    """The account of a token or a round: `seconds` = the sum of `parts` + `unexplained`.
 
-    `rounds`: in which they were made, fewer than tokens where drafts were accepted. Of a round it is the mean
-    of the rounds, which made `tokens` together.
+    `tokens`: how many tokens this is the mean of. `rounds`: the rounds that made them, fewer than tokens if
+    drafts were accepted. For a round it is the mean of the rounds, which made `tokens` together.
     """
 
     seconds: float
@@ -56,9 +56,9 @@ class TimeAccount:
 
 @dataclass(frozen=True, slots=True)
 class TokenRounds:
-    """Tokens of an answer, the rounds that made them, and the tokens that passed the devices in those.
+    """Tokens of an answer, the rounds that made them, and the tokens computed in these rounds.
 
-    Without drafts all three are the same. A draft passes with the token before it, accepted or not.
+    Without drafts all three are the same. A draft is computed with the token before it, accepted or not.
     """
 
     tokens: int
@@ -66,7 +66,7 @@ class TokenRounds:
     computed: int
 
     def part(self, most: int) -> "TokenRounds":
-        """The share of them that has at most so many tokens."""
+        """Return the share of the rounds that has at most `most` tokens."""
         if self.tokens <= most:
             return self
         share = most / self.tokens
@@ -75,10 +75,10 @@ class TokenRounds:
 
 @dataclass(frozen=True, slots=True)
 class WayTime:
-    """From one node to the next: half a round trip, and what the bytes of a token add to it.
+    """The path from one node to the next: half a round trip, and the time of a token's bytes.
 
-    `is_result`: of a prompt no more crosses than of a token. `ordered`: the way of the head's order to the
-    worker at its end, which may be there later than what another worker sends it; None where that cannot be.
+    `is_result`: a prompt transfers no more than a token. `ordered`: the path of the head's order to the
+    worker at its end, which may arrive later than data from another worker; None if that is impossible.
     """
 
     where: str
@@ -90,7 +90,7 @@ class WayTime:
 
 @dataclass(frozen=True, slots=True)
 class ComputingTime:
-    """Of a device; `measured`: by its own daemon."""
+    """The computing time of a device; `measured` by its own daemon."""
 
     where: str
     seconds: float
@@ -99,10 +99,10 @@ class ComputingTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpentTime:
-    """What is known of a span in which the machines computed for this model alone. Seconds of the whole span.
+    """The facts about a span in which the machines computed for this model alone. Seconds of the whole span.
 
-    `away`: llama-server waited for workers; `held`: its bytes waited in its daemon. `own`: what the head's
-    layers take, as predicted; `workers`: in the order of the layers. `ways` are of one token.
+    `away`: llama-server waited for workers; `held`: its bytes waited in its daemon. `own`: the predicted time
+    of the head's layers; `workers`: in the order of the layers. `ways` are of one token.
     """
 
     seconds: float
@@ -115,17 +115,17 @@ class SpentTime:
 
 
 def token_account(spent: SpentTime, of: TokenRounds) -> TimeAccount:
-    """Of one of the tokens. Rounds follow one another, and each goes all the ways with what it computes."""
+    """Return the mean account of a token. Rounds are sequential, and each takes all paths with its tokens."""
     return _settled(spent.seconds, _round_parts(spent, of), of.tokens, of.tokens, of.rounds)
 
 
 def round_account(spent: SpentTime, of: TokenRounds) -> TimeAccount:
-    """Of one of the rounds, each of which computes for all answers that run."""
+    """Return the mean account of a round, which computes for all running answers."""
     return _settled(spent.seconds, _round_parts(spent, of), of.rounds, of.tokens, of.rounds)
 
 
 def _round_parts(spent: SpentTime, of: TokenRounds) -> list[TimePart]:
-    """Of all rounds together."""
+    """Return the parts of all rounds together."""
     parts = [*_server(spent), *map(_computing, spent.workers)]
     parts += [_way(way, passes=of.computed, delays=of.rounds) for way in spent.ways]
     parts += [_order(where, seconds * of.rounds) for where, seconds in _late_orders(spent, of)]
@@ -133,7 +133,10 @@ def _round_parts(spent: SpentTime, of: TokenRounds) -> list[TimePart]:
 
 
 def prompt_account(spent: SpentTime, tokens: int, queue: float) -> TimeAccount:
-    """Of a whole prompt; `queue` came before it. Its micro batches are on different devices at once."""
+    """Return the account of a whole prompt after `queue` seconds.
+
+    Its micro batches use several devices at once.
+    """
     parts = [*_server(spent), *map(_computing, spent.workers)]
     parts += [_way(way, passes=1 if way.is_result else tokens, delays=1) for way in spent.ways]
     parts += _held(spent, sum(way.transfer * (1 if way.is_result else tokens) for way in spent.ways))
@@ -150,7 +153,7 @@ def prompt_account(spent: SpentTime, tokens: int, queue: float) -> TimeAccount:
 
 
 def _own(spent: SpentTime) -> list[ComputingTime]:
-    """The head's devices, within the time that it did not wait."""
+    """Return the times of the head's devices, limited to the time that the head did not wait."""
     left = max(0.0, spent.seconds - spent.away)
     whole = sum(one.seconds for one in spent.own)
     share = min(1.0, left / whole) if whole > 0 else 0.0
@@ -158,7 +161,7 @@ def _own(spent: SpentTime) -> list[ComputingTime]:
 
 
 def _server(spent: SpentTime) -> list[TimePart]:
-    """What happens on the head while it waits for nobody."""
+    """Return what happens on the head while it waits for nobody."""
     own = _own(spent)
     rest = max(0.0, spent.seconds - spent.away) - sum(one.seconds for one in own)
     server = TimePart(
@@ -178,7 +181,7 @@ def _way(way: WayTime, *, passes: int, delays: int) -> TimePart:
 
 
 def _late_orders(spent: SpentTime, of: TokenRounds) -> list[tuple[str, float]]:
-    """Workers that have what they need of a round before they are told to compute it; seconds of one."""
+    """Return the workers that have their data before the order to compute it; seconds per round."""
     late: list[tuple[str, float]] = []
     done = 0.0
     for way, worker in zip(spent.ways, spent.workers, strict=False):
@@ -197,7 +200,7 @@ def _order(where: str, seconds: float) -> TimePart:
 
 
 def _held(spent: SpentTime, transfer: float) -> list[TimePart]:
-    """Bytes that wait for a path wait in the daemon as well: only what is beyond its time counts."""
+    """Return the wait in the daemon beyond the path's own time, in which bytes also wait there."""
     if not spent.ways:
         return []
     beyond = max(0.0, spent.held - transfer)
@@ -208,7 +211,7 @@ def _held(spent: SpentTime, transfer: float) -> list[TimePart]:
 def _settled(
     seconds: float, parts: Sequence[TimePart], each: int = 1, tokens: int = 1, rounds: int = 1
 ) -> TimeAccount:
-    """The mean of `each` that the parts are the sums of."""
+    """Divide the summed parts by `each`."""
     each = max(1, each)
     shares = tuple(
         TimePart(kind=part.kind, where=part.where, seconds=part.seconds / each, source=part.source)

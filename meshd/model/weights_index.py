@@ -17,7 +17,7 @@ _NO_DESCRIPTOR = -1
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """What identifies one state of one file: any change of these four means other bytes may be there."""
+    """The identity of one state of one file: if any of these four changes, its bytes may have changed."""
 
     size: int
     mtime_ns: int
@@ -27,7 +27,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """`offset` and `size` in bytes of file number `file`; `digest` is BLAKE3-256 of exactly these bytes."""
+    """One tensor: `offset` and `size` in bytes of file `file`; `digest` is their BLAKE3-256."""
 
     file: int
     kind: int  # ggml type number
@@ -51,10 +51,10 @@ class WeightsIndex:
 
 
 def fingerprint(headers: Sequence[Header], digests: Sequence[Sequence[bytes]]) -> str:
-    """Hex digest that two files share when they hold the same model.
+    """Return a hex digest that two files share if they hold the same model.
 
-    Takes names, types, shapes and content of all tensors, and all metadata that changes what is computed
-    (architecture, tokenizer). Leaves out how the file is laid out or described: shards, alignment, names,
+    It covers names, types, shapes and content of all tensors, and all metadata that changes what is computed
+    (architecture, tokenizer). It ignores how the file is laid out or described: shards, alignment, names,
     authors. `digests[i][j]` is the hash of tensor j of file i.
     """
     whole = blake3(b"meshd model 1\n")
@@ -74,12 +74,12 @@ def fingerprint(headers: Sequence[Header], digests: Sequence[Sequence[bytes]]) -
 def _matters(key: str) -> bool:
     if key.startswith("split."):
         return False
-    # of the general keys only these are read by the model loader; the rest describes
+    # Of the general keys the model loader reads only these; the rest describes the model.
     return not key.startswith("general.") or key.startswith(("general.architecture", "general.tensor_extra"))
 
 
 def encode_index(index: WeightsIndex, descriptors: Sequence[int] | None = None) -> bytes:
-    """The text for the native side; `descriptors`: inherited numbers of the files, None on the head."""
+    """Return the text for the native side; `descriptors`: inherited by the child, None on the head."""
     if descriptors is None:
         descriptors = [_NO_DESCRIPTOR] * len(index.files)
     lines = [_MAGIC]
@@ -95,7 +95,7 @@ def encode_index(index: WeightsIndex, descriptors: Sequence[int] | None = None) 
 
 
 def join_indexes(indexes: Sequence[WeightsIndex]) -> WeightsIndex:
-    """One index over several models, for a worker that holds more than one; the fingerprints are joined."""
+    """Join the indexes and fingerprints of several models, for a worker that holds more than one."""
     files: list[FileEntry] = []
     tensors: list[TensorEntry] = []
     for index in indexes:

@@ -1,10 +1,10 @@
 """Decide whether a peer's process has ended, or only the path to it is silent. Pure.
 
-When a process dies, however that happens, its kernel closes its TCP connections, and then refuses new ones at
-the port where it listened. A machine or a path that fails does neither: it is silent. Nothing of this is
-signed, so an attacker on the path can forge it, and a firewall may refuse what a living peer does not. So
-several signs have to agree, over a time in which a living peer would have dialled again; and a peer that
-comes back as the same process has shown that such signs mean nothing on its path.
+When a process dies, for any reason, its kernel closes its TCP connections, and then refuses new ones at the
+port where it listened. A machine or a path that fails does neither: it is silent. None of these signs is
+signed, so an attacker on the path can forge them, and a firewall may refuse connections that a living peer
+accepts. So several signs have to agree, over a time in which a living peer would have dialled again; and a
+peer that comes back as the same process has shown that such signs mean nothing on its path.
 """
 
 import math
@@ -13,17 +13,22 @@ from collections.abc import Sequence
 from meshd.link.interface import DialFailure, Tried
 
 ASK_SECONDS = (0.3, 2.0, 3.0, 4.0, 6.0)  # after the last link ended: the later ones if this machine is busy
-GONE_SECONDS = 2.0  # after it, at the earliest; a living peer dials again within a fraction of that
+# After the last link ended, at the earliest; a living peer dials again within a fraction of that.
+GONE_SECONDS = 2.0
 _APART_SECONDS = 1.2  # between two refusals
 # On other paths a router answers in the peer's place, and it takes a living peer longer to be back.
 _PATHS = ("loopback", "lan", "public")
-# A kernel closes the sockets of a dying process one by one: the port may take a connection and then reset it.
-_DYING_SECONDS = 1.0  # with the time that a busy machine takes to tell
-_SLACK_SECONDS = 0.5  # by which data of another link may come later than the end of the one that was cut
+# A kernel closes the sockets of a dying process one by one: the port may accept a connection and then reset
+# it.
+_DYING_SECONDS = 1.0  # including the time that a busy machine takes to report
+_SLACK_SECONDS = 0.5  # data of another link may arrive so much later than the end of the link that was cut
 
 
 class Departure:
-    """Of one peer. Times are loop seconds; places `host:port`, as in LinkInfo and Tried."""
+    """The signs that one peer's process has ended.
+
+    Times are loop seconds; places `host:port`, as in LinkInfo.
+    """
 
     def __init__(self) -> None:
         self._cut: dict[str, float] = {}  # when a link from this host was closed by its kernel
@@ -46,7 +51,7 @@ class Departure:
     def link_ended(self, remote: str, path: str, *, cut: bool, heard: float, last: bool, now: float) -> None:
         """Note the end of a link; `remote` and `path` as in LinkInfo.
 
-        `cut`: by the far kernel; `heard`: when it last brought bytes; `last`: there is no other link.
+        `cut`: the far kernel closed it; `heard`: when it last brought bytes; `last`: there is no other link.
         """
         self._heard = max(self._heard, heard)
         if cut and path in _PATHS:
@@ -56,14 +61,14 @@ class Departure:
 
     @property
     def hosts(self) -> frozenset[str]:
-        """Hosts to ask whether the peer's port still answers; none without such signs, or against doubts."""
+        """The hosts where the peer's port should be tried; empty without such signs, or in doubt."""
         if self._ended is None or self._is_doubted:
             return frozenset()
         return frozenset(host for host, at in self._cut.items() if at >= self._heard - _SLACK_SECONDS)
 
     @property
     def ask_at(self) -> float | None:
-        """When to dial the peer's addresses at `hosts` next; None: there is nothing to ask."""
+        """The time to dial the peer's addresses at `hosts` next; None: there is nothing to try."""
         if self._ended is None or self._asked == len(ASK_SECONDS) or not self.hosts:
             return None
         return self._ended + ASK_SECONDS[self._asked]
@@ -73,14 +78,17 @@ class Departure:
         self._asked += 1
 
     def tried(self, tried: Sequence[Tried], now: float) -> str:
-        """Take in how plain TCP dials ended; return why the process has ended, "" while that is open."""
+        """Note how plain TCP dials ended; return why the process has ended, or "" while that is open."""
+        # Only places where the peer was count.
         here = [one for one in tried if _host(one.place) in self.hosts]
         if not here or self._ended is None:
             return ""
+        # Anything but a refusal means that something still listens there.
         if any(one.failure is not DialFailure.REFUSED for one in here):
             if now - self._ended >= _DYING_SECONDS:
                 self._is_doubted = True
             return ""
+        # Two refusals, far enough apart, mean that the process has ended.
         if self._refused_at is None:
             self._refused_at = now
         if now - self._ended < GONE_SECONDS or now - self._refused_at < _APART_SECONDS:
@@ -91,5 +99,5 @@ class Departure:
 
 
 def _host(place: str) -> str:
-    """As in Candidate: without the brackets of IPv6."""
+    """Return the host as in Candidate: without the brackets of IPv6."""
     return place.rpartition(":")[0].strip("[]")

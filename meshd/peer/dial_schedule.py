@@ -1,9 +1,9 @@
-"""Which dial starts when, and how the last ones ended. Pure.
+"""Plan which dial starts when, and note how the last ones ended. Pure.
 
-Everything that may work is raced, nothing waits for a failure. While there is no link all transports
-(link/transport.py) are tried, each with its own back-off; with one, those that could bring a better one
-(path_selection.py), more patiently; and a relay, to stand by behind a path that a router may end. Whatever
-changes (addresses, the peer's record, the NAT) starts all of it anew.
+Everything that may work is raced, nothing waits for a failure. While there is no link, all transports
+(link/transport.py) are tried, each with its own back-off. With a link, those are tried that could bring a
+better one (path_selection.py), more patiently, and a relay, to stand by behind a path that a router may end.
+Any change (of addresses, the peer's record, the NAT) restarts all attempts.
 """
 
 from collections.abc import Collection, Mapping
@@ -14,29 +14,31 @@ from meshd.link.interface import TRANSPORTS, DialFailure, LinkKind, Rank, Transp
 from meshd.peer.path_selection import fragile, rank_of
 
 RETRY = Backoff(first=0.2, factor=1.8, most=15.0)
-# A peer that says no will most likely say it again: a ban, a full node, another version.
+# A peer that refuses will most likely refuse again: a ban, a full node, another version.
 RETRY_REFUSED = Backoff(first=5.0, factor=2.0, most=120.0)
-# From relayed to direct: what has become possible is to be used within a minute, with the time of an attempt.
+# From relayed to direct: a path that becomes possible is to be used within a minute, including an attempt's
+# time.
 UPGRADE = Backoff(first=3.0, factor=1.6, most=30.0)
-# The same by the side that does not lead, for kinds that both sides begin together: the leader does it too.
+# The same on the side that does not lead, for transports that both sides begin together: the leader also does
+# it.
 UPGRADE_BEHIND = Backoff(first=8.0, factor=1.6, most=45.0)
-BEHIND_DELAY = 2.0  # seconds more for its first one: most often the leader has brought a link by then
-# From relayed to direct by a second kind over the same path, which the first one most likely finds as well.
+BEHIND_DELAY = 2.0  # extra seconds before the first attempt: most often the leader has brought a link by then
+# From relayed to direct by a second transport over the same path, which the first most likely finds as well.
 UPGRADE_SPARE = Backoff(first=8.0, factor=1.8, most=120.0)
-# Within a LAN plain TCP nearly always works; on busy machines it may take longer than the others hold back,
-# which are then in its way. Where it does not work, a relay bridges this.
+# Within a LAN plain TCP nearly always works, but on busy machines it may take longer than the head start that
+# the other transports give it, and they are then in its way. Where TCP does not work, a relay bridges this.
 NEAR_DELAY = 0.7
-# From UDP to TCP, and to a relay that stands by: nobody waits for it.
+# From UDP to TCP, and to a relay on stand-by: nobody waits for it.
 IMPROVE = Backoff(first=10.0, factor=2.0, most=300.0)
 
-SHORT_LIFE = 1.0  # seconds; a link that ends so soon has failed
-MOST_SHORT = 4  # that lengthen the back-off: a path that is cut again and again still carries data
+SHORT_LIFE = 1.0  # seconds; a link that ends sooner has failed
+MOST_SHORT = 4  # failures that lengthen the back-off: a path that is cut again and again still carries data
 LONG_LIFE = 60.0  # seconds; after a link that lived so long a refusal is forgotten
 
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """A link that there is; `path`, `passing` as in LinkInfo, `lively`: heard from in both directions."""
+    """An existing link; `path`, `passing` as in LinkInfo, `lively`: both directions were heard recently."""
 
     kind: LinkKind
     path: str
@@ -47,8 +49,10 @@ class Present:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the plan is made of. `possible`: there is anything to dial. `near`: the peer seems to be in our
-    LAN."""
+    """The input of a plan. `possible`: there is something to dial.
+
+    `near`: the peer seems to be in our LAN.
+    """
 
     present: tuple[Present, ...]
     possible: bool = True
@@ -58,7 +62,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class DialPlan:
-    """Dials to start and to give up, by index; `at`: look again then (loop seconds), or when told."""
+    """Dials to start and to give up, by index; plan again at `at` (loop seconds), or on an event."""
 
     start: tuple[int, ...] = ()
     drop: tuple[int, ...] = ()
@@ -66,11 +70,13 @@ class DialPlan:
 
 
 def wish(transport: Transport, facts: Facts, beside: Collection[Transport] = ()) -> Backoff | None:
-    """How eagerly a transport is tried with these links, `beside` these others; None: not at all."""
+    """Return the back-off for a transport, given links and transports `beside` it; None: not tried."""
+    # Without a lively link, try everything.
     traits = TRANSPORTS[transport]
     lively = [link for link in facts.present if link.lively and not link.passing]
     if not lively:
         return RETRY
+    # With one, only a transport that improves on the link that carries data is worth a try.
     carrier = next((link for link in lively if link.selected), None)
     if carrier is None:
         carrier = min(lively, key=lambda link: rank_of(link.kind, link.path))
@@ -90,12 +96,12 @@ def wish(transport: Transport, facts: Facts, beside: Collection[Transport] = ())
 @dataclass(slots=True)
 class _DialState:
     running: bool = False
-    bound: bool = False  # it has a link already, which is not given up
-    again: bool = False  # once more, whatever the wishes
-    forced: bool = False  # runs whatever the wishes
+    bound: bool = False  # it already has a link, which is not given up
+    again: bool = False  # once more, whatever `wish` says
+    forced: bool = False  # runs whatever `wish` says
     stale: bool = False  # begun before something changed
     refused: bool = (
-        False  # by the node that answered there, maybe not the peer: it concerns this transport alone
+        False  # by the node that answered there, which may not be the peer: it concerns this transport alone
     )
     failures: int = 0
     failed_at: float = 0.0
@@ -111,7 +117,7 @@ class _DialState:
 
 @dataclass(slots=True)
 class DialSchedule:
-    """The attempts at one peer, by index. Tell it what happens, and ask for the plan after each."""
+    """The attempts at one peer, by index. Report each event, and ask for the plan after it."""
 
     transports: tuple[Transport, ...]
     _states: list[_DialState] = field(init=False)
@@ -124,19 +130,21 @@ class DialSchedule:
 
     @property
     def running(self) -> bool:
-        """Is anything being tried?"""
+        """True while an attempt is running."""
         return any(state.running for state in self._states)
 
     def plan(self, facts: Facts, now: float) -> DialPlan:
-        """What to do now."""
+        """Return which dials to start and drop now, and when to plan again."""
+        # The end of a link that lived resets the back-off; a short-lived one keeps it.
         linked = any(link.lively for link in facts.present)
         if not linked and self._linked_at is not None:
-            if now - self._linked_at >= SHORT_LIFE:  # else what failed to live is dialled with a back-off
+            if now - self._linked_at >= SHORT_LIFE:
                 for state in self._states:
                     state.failures, state.wanted_since = 0, None
             self._linked_at = None
         elif linked and self._linked_at is None:
             self._linked_at = now
+        # Decide for each transport.
         drop: list[int] = []
         later: list[tuple[float, int]] = []
         for index, (transport, state) in enumerate(zip(self.transports, self._states, strict=True)):
@@ -159,33 +167,33 @@ class DialSchedule:
         start = [index for at, index in later if at <= now]
         later = sorted(one for one in later if one[0] > now)
         if not linked and not start and not self.running and now >= self._held_until:
-            # Nothing is left to wait for: those that have not failed yet need not hold back.
+            # Nothing is left to wait for: transports that have not failed yet need not hold back.
             start = [index for _, index in later if not self._states[index].failures][:1]
         ahead = [at for at, index in later if index not in start]
         return DialPlan(tuple(start), tuple(drop), ahead[0] if ahead else None)
 
     def began(self, index: int) -> None:
-        """The attempt runs."""
+        """Note that the attempt runs."""
         state = self._states[index]
         state.forced = state.again
         state.running, state.again, state.stale, state.bound = True, False, False, False
 
     def dialled(self, index: int) -> None:
-        """It has a link, which now greets."""
+        """Note that the attempt has a link, which now greets."""
         self._states[index].bound = True
 
     def dropped(self, index: int) -> None:
-        """It was given up as the plan said."""
+        """Note that the attempt was given up, as planned."""
         self._states[index].running = False
 
     def made(self, index: int) -> None:
-        """Its link is attached."""
+        """Note that the attempt's link is attached."""
         self._states[index].running = False
 
     def failed(self, index: int, now: float, draw: float, *, refused: bool = False) -> None:
-        """It ended without a link (`refused`: the node there wants none), or the link was short-lived.
+        """Note that the attempt ended without a link, or with a short-lived one.
 
-        `draw` lies in [0, 1).
+        `refused`: the node there wants no link. `draw` lies in [0, 1).
         """
         state = self._states[index]
         state.running = False
@@ -196,12 +204,12 @@ class DialSchedule:
         state.failed_at, state.draw, state.refused = now, draw, refused
 
     def refused(self, now: float, draw: float) -> None:
-        """The peer, proven, said no or broke the rules: it is left alone for a while."""
+        """Note that the proven peer refused or broke the rules: it is left alone for a while."""
         self._held_until = now + RETRY_REFUSED.delay(self._refusals, draw)
         self._refusals += 1
 
     def ended(self, index: int, *, lived: float, now: float, draw: float) -> None:
-        """An attached link of this attempt has ended."""
+        """Note that an attached link of this attempt has ended."""
         if lived >= LONG_LIFE:
             self._refusals = 0
         if lived >= SHORT_LIFE:
@@ -212,10 +220,10 @@ class DialSchedule:
             self.failed(index, now, draw)
 
     def changed(self, facts: Facts, *, again: bool) -> None:
-        """Something is different now: forget the back-off.
+        """Forget the back-off, because something is different now.
 
-        `again`: our own addresses, or we slept. What is under way is begun anew, and the kinds of the links
-        that there are get another try beside them: they may be dead without knowing it.
+        `again`: our own addresses changed, or we slept. Running attempts begin again, and the transports of
+        existing links get another try beside them: these links may be dead without knowing it.
         """
         self._refusals, self._held_until = 0, 0.0
         kinds = {link.kind for link in facts.present}
@@ -228,7 +236,7 @@ class DialSchedule:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """How the last attempt by one transport ended; `what` is for people."""
+    """The end of the last attempt by one transport; `what` is a text for people."""
 
     transport: Transport
     failure: DialFailure | None
@@ -236,13 +244,13 @@ class Failed:
 
     @property
     def direct(self) -> bool:
-        """Was it an attempt at a direct link?"""
+        """True if this was an attempt at a direct link."""
         relayed = TRANSPORTS[self.transport].kind is LinkKind.RELAY
         return not relayed and self.failure is not DialFailure.UNFIT
 
 
 def last_error(failed: Mapping[int, Failed]) -> str:
-    """Lower case, without a full stop; empty while nothing direct has failed."""
+    """Join the failures of direct attempts: lower case, no full stop; empty if there are none."""
     return ", ".join(_told(one) for _, one in sorted(failed.items()) if one.direct)
 
 

@@ -1,7 +1,7 @@
-"""The greeting on a proven link: who is there, which session goes on, who is banned.
+"""The greeting on a proven link: agree on names, session and bans.
 
-Drives wire/hello.py over one link. The one that speaks first need not be the dialer: the leader of the
-pair (higher PeerId) does, so that racing links agree on one session (mux/session_choice.py).
+The greeting drives wire/hello.py over one link. The side that speaks first need not be the dialer: it is the
+leader of the pair (the higher PeerId), so that racing links agree on one session (mux/session_choice.py).
 """
 
 import asyncio
@@ -18,37 +18,37 @@ from meshd.wire.hello import Bans, Go, Greeting, Hello, Refusal, decode
 from meshd.wire.lengths import LengthParser, framed
 
 TURN_AWAY_SECONDS = 1.0
-GREETING_SECONDS = 10.0  # a few round trips, and the 2 s challenge of another place that has our identity
+GREETING_SECONDS = 10.0  # a few round trips, plus the 2 s challenge of another place with our identity
 BANS_PER_MESSAGE = 12  # 4 KiB each at most, so that a message stays under MAX_CONTROL_BYTES
 
 
 class GreetingHandler(Protocol):
-    """What a peer decides during a greeting (peer.py). Each method may raise Refused, `settle` Broken too."""
+    """The decisions of a peer during a greeting (peer.py). Each may raise Refused, `settle` also Broken."""
 
     def my_hello(self, theirs: Hello | None) -> Hello:
-        """Our Hello; `theirs` is None for the leader, which speaks first."""
+        """Return our Hello; `theirs` is None for the leader, which speaks first."""
         ...
 
     async def check_hello(self, theirs: Hello) -> None:
-        """Version, incarnation: may this link go on?"""
+        """Check the version and the incarnation. Raises Refused if this link must not continue."""
         ...
 
     def settle(self, mine: Hello, theirs: Hello) -> bytes:
-        """Return the id of the session, which is called as soon as both sides' words on it are known here."""
+        """Return the session's id. This is called as soon as both Hellos are known here."""
         ...
 
     def ban_entries(self) -> Sequence[bytes]: ...
     def learn_bans(self, entries: Sequence[bytes]) -> int:
-        """Take them in; says how many do not hold."""
+        """Take bans in; return how many are invalid."""
         ...
 
     def check_banned(self, link: Link) -> None:
-        """After both sets are known. Raises Refused (code `banned`)."""
+        """Check the peer after both sets of bans are known. Raises Refused (code `banned`)."""
         ...
 
 
 class Greeted(NamedTuple):
-    """The peer's Hello, the session that both agreed on, and bytes received behind the greeting."""
+    """The peer's Hello, the session that both agreed on, and the bytes received behind the greeting."""
 
     hello: Hello
     session_id: bytes
@@ -59,7 +59,7 @@ class Greeted(NamedTuple):
 class _GreetingWire:
     link: Link
     parser: LengthParser = field(default_factory=LengthParser)
-    refused: bool = False  # by the other side: it knows
+    refused: bool = False  # the other side refused, so it needs no message
 
     async def send(self, message: Greeting) -> None:
         await self.link.send([framed(message.encode())])
@@ -103,9 +103,9 @@ def in_use(remote: str) -> Refused:
 
 
 async def turn_away(link: Link, refusal: Refused) -> NoReturn:
-    """Say no before anything else, and raise it."""
+    """Refuse the link before anything else, and raise `refusal`."""
     await _tell(_GreetingWire(link), refusal)
-    with suppress(TimeoutError, Broken, EndOfStream):  # what it is saying would else reset ours away
+    with suppress(TimeoutError, Broken, EndOfStream):  # closing with unread data would reset our message away
         async with asyncio.timeout(TURN_AWAY_SECONDS):
             while True:
                 await link.receive()
@@ -128,9 +128,10 @@ async def _exchange(wire: _GreetingWire, handler: GreetingHandler, *, leader: bo
         session_id = handler.settle(mine, theirs)
         await wire.send(mine)
     if mine.bans_digest != theirs.bans_digest:
-        async with Owner() as owner:  # at once in both directions: two full sets would block each other
+        async with Owner() as owner:  # in both directions at once: two full sets would block each other
             owner.start(_send_bans(wire, handler.ban_entries()), name="send bans")
             owner.start(_receive_bans(wire, handler, theirs.bans_count), name="receive bans")
+    # Both know all bans now.
     handler.check_banned(wire.link)
     if leader:
         await wire.send(Go())
@@ -157,7 +158,7 @@ async def _receive_bans(wire: _GreetingWire, handler: GreetingHandler, announced
         invalid += handler.learn_bans(message.entries)
         if invalid > GREETED_FAULTS.most:
             raise RemoteProtocolError("greeting: invalid bans", code="greeting")
-        await asyncio.sleep(0)  # others have their turn
+        await asyncio.sleep(0)  # let other tasks run
         if message.last:
             return
 
@@ -169,7 +170,7 @@ def _hello(message: Greeting) -> Hello:
 
 
 async def _tell(wire: _GreetingWire, refusal: Refused) -> None:
-    """Let the other side know why; it may be gone already."""
+    """Tell the other side why; it may be gone already."""
     try:
         async with asyncio.timeout(1.0):
             await wire.send(Refusal(refusal.code, refusal.what, refusal.hint))

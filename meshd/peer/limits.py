@@ -1,14 +1,14 @@
-"""Count what peers make this node do: dials to addresses that only they name, failures of their work. Pure.
+"""Limit what peers make this node do: dials to addresses that only they name, failures of their work. Pure.
 
 An inviter can make up any number of peers, and name any host for them: one outside the mesh, which would get
-many dials, or the host of a real peer, which would then be dialled no more. So dials to one host are counted
-for each issuer, and for all together at twice that: one issuer alone leaves half of a host to the others.
-Beyond that, each peer has a small reserve for hosts where a link to it was proven; and an inviter of this
-node has one for any host. Made-up peers have none.
+many dials, or the host of a real peer, which would then no longer be dialled. So dials to one host are
+counted for each issuer, and for all issuers together at twice that rate: one issuer alone leaves half of a
+host to the others. Beyond that, each peer has a small reserve for hosts where a link to it was proven, and an
+inviter of this node has a reserve for any host. Made-up peers have none.
 
-A failure that nobody foresaw is put up with a few times. A peer that goes on gets no links for a while:
-whether it means to or not, this node cannot work with it. Broken rules end a link and are counted only. Both
-are told to people for an hour.
+A few unexpected failures are tolerated. A peer that continues to cause them gets no links for a while:
+whether on purpose or not, this node cannot work with it. Broken rules end a link and are only counted. Both
+are shown to users for an hour.
 """
 
 from collections import Counter
@@ -39,12 +39,12 @@ from meshd.wire.address import Candidate
 
 Issuer = Admitter | PeerId  # a peer without a record counts as its own issuer
 REFUSED_SECONDS = 60.0
-TOLD_MINUTES = 60  # after which nobody needs to know
+TOLD_MINUTES = 60  # failures that are older are not shown
 _MAX_WORDS = 200
 
 
 class DialRates:
-    """One for a node: a peer that leaves and returns has the same rates. `now` in loop seconds."""
+    """The dial rates of a node: a peer that leaves and returns keeps its rates. `now` in loop seconds."""
 
     def __init__(self) -> None:
         most = DIALLED_KNOWN.most
@@ -53,13 +53,13 @@ class DialRates:
         self._to_host_of_issuer = Rates(DIALS_TO_HOST_OF_ISSUER, most=most)
         self._to_host = Rates(DIALS_TO_HOST, most=most)
         self._reserved = Rates(DIALS_RESERVED, most=most)
-        self._proven: dict[PeerId, tuple[Issuer, list[str]]] = {}  # hosts; the latest last, of both
+        self._proven: dict[PeerId, tuple[Issuer, list[str]]] = {}  # hosts by peer, both with the latest last
         self.retries = Rates(RETRIES, most=most)
 
     def link_made(self, link: LinkInfo) -> None:
-        """Remember the host of a link whose peer has proven its key, no matter which side dialled."""
+        """Remember the host of a link whose peer has proven its key, whichever side dialled."""
         host, peer = link.remote.rpartition(":")[0].strip("[]"), link.peer
-        if link.path == RELAYED or is_loopback(host):  # the address of a relay, or one that many peers have
+        if link.path == RELAYED or is_loopback(host):  # the address of a relay, or an address of many peers
             return
         _, hosts = self._proven.pop(peer, (None, []))
         if len(self._proven) >= PROVEN_PEERS.most:
@@ -77,9 +77,10 @@ class DialRates:
         *,
         invited_us: bool = False,
     ) -> bool:
-        """Spend one dial of `place`, which only `peer` names, or return False; then nothing is spent."""
+        """Spend one dial of `place`, which only `peer` names, or return False and spend nothing."""
         if not self._of_peer.has(peer, now):
             return False
+        # The shares of the issuer and the host come first.
         issuer: Issuer = admitter or peer
         host = place.place if is_loopback(place.host) else _machine(place.host)
         shares = (
@@ -87,6 +88,7 @@ class DialRates:
             (self._to_host_of_issuer, (issuer, host)),
             (self._to_host, host),
         )
+        # If one of them is used up, the peer's reserve may remain.
         if all(rates.has(key, now) for rates, key in shares):
             for rates, key in shares:
                 rates.spend(key, now)
@@ -98,7 +100,7 @@ class DialRates:
         return peer in self._proven and host in self._proven[peer][1]
 
     def _forget_one(self) -> None:
-        """Forget the peer of the issuer with most that was linked longest ago."""
+        """Forget the least recently linked peer of the issuer that has the most."""
         counts = Counter(issuer for issuer, _ in self._proven.values())
         largest = max(counts, key=counts.__getitem__)
         del self._proven[next(peer for peer, (issuer, _) in self._proven.items() if issuer == largest)]
@@ -106,12 +108,12 @@ class DialRates:
 
 def _machine(host: str) -> str:
     """Return what counts as one host: an IPv4 address, an IPv6 /64, a link-local address with its zone."""
-    return host if "%" in host else origin(host)  # the link-local /64 belongs to everyone on that link
+    return host if "%" in host else origin(host)  # the link-local /64 belongs to every machine on that link
 
 
 @dataclass(slots=True)
 class _Record:
-    """By the minute, oldest first."""
+    """Faults per minute, oldest first."""
 
     minutes: dict[int, int] = field(default_factory=dict)
     what: str = ""
@@ -128,7 +130,7 @@ class _Record:
 
 
 class Faults:
-    """`now` in loop seconds."""
+    """The faults of peers. `now` in loop seconds."""
 
     def __init__(self) -> None:
         self._buckets: dict[PeerId, TokenBucket] = {}
@@ -136,7 +138,7 @@ class Faults:
         self._records: dict[PeerId, _Record] = {}
 
     def blame(self, peer: PeerId, now: float, what: str) -> None:
-        """One more failure of its work that nobody foresaw."""
+        """Count one more unexpected failure of the peer's work."""
         bucket = self._buckets.pop(peer, None) or FAULTS.bucket(now)
         self._buckets[peer] = bucket
         if not bucket.spend(1, now):
@@ -148,7 +150,7 @@ class Faults:
         self.broke(peer, now, what)
 
     def broke(self, peer: PeerId, now: float, what: str) -> None:
-        """It broke the rules of the protocol."""
+        """Count one more violation of the protocol."""
         record = self._records.pop(peer, None) or _Record()
         self._records[peer] = record
         if len(self._records) > FAULTS_KNOWN.most:
@@ -156,7 +158,7 @@ class Faults:
         record.add(now, what)
 
     def refusal(self, peer: PeerId, now: float) -> Refused | None:
-        """Return why its links are refused now, or None."""
+        """Return why the peer's links are refused now, or None."""
         if now >= self._until.get(peer, now):
             return None
         return Refused(
@@ -166,7 +168,7 @@ class Faults:
         )
 
     def told(self, peer: PeerId, now: float) -> tuple[int, str]:
-        """How often in the last hour, and what it was the last time."""
+        """Return the number of faults in the last hour, and the last one's text."""
         record = self._records.get(peer)
         if record is None:
             return 0, ""

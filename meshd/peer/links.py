@@ -1,9 +1,9 @@
-"""Carry one session over the links of a peer: move bytes, choose which link carries data, ask who answers.
+"""Carry one session over the links of a peer: move bytes, choose the link for data, ping links.
 
 `LinkDriver` is a task that sends and a task that receives, until the link ends. It holds no state of the
 session: it moves bytes between `Session` and `Link`, and hands the events on. Whether its task or a caller
-sends now is decided in send_turn.py. `PeerLinks` has all links of a peer. The session decides nothing about
-links but what it is told: the leader of the pair chooses (path_selection.py) and says so to the session.
+sends now is decided in send_turn.py. `PeerLinks` holds all links of a peer. The session decides nothing about
+links: the leader of the pair chooses (path_selection.py) and informs the session.
 """
 
 import asyncio
@@ -37,10 +37,10 @@ from meshd.peer.send_turn import (
     WORKING,
 )
 
-SEND_BYTES = 256 << 10  # one turn of the sender: small enough that a control frame does not wait long
+SEND_BYTES = 256 << 10  # per turn of the sender: small enough that a control frame does not wait long
 _FAREWELL_SECONDS = 0.5
-SUSPECT_AFTER = 0.5  # seconds without an answer, or four round trips, that cast doubt on a link being tested
-TEST_SECONDS = 1.5  # more, after which it ends
+SUSPECT_AFTER = 0.5  # seconds without an answer (or four round trips) that cast doubt on a link being tested
+TEST_SECONDS = 1.5  # further seconds, after which it ends
 LOG = log.get("peer")
 
 
@@ -73,10 +73,11 @@ class LinkDriver:
         self.why = ""
         self._turn = WORKING
         self._fault: RemoteProtocolError | Fault | None = None
-        self._held: list[bytes | memoryview] = []  # what a full link has not taken: first of all
+        # What a full link has not accepted: sent before anything else.
+        self._held: list[bytes | memoryview] = []
 
     def wake(self) -> None:
-        """Send what the session may have to send, at once where nothing is in the way."""
+        """Send what the session may have to send, at once if nothing prevents it."""
         self._turn, act = ASKED[self._turn]
         if act is SEND:
             self._send_now()
@@ -84,7 +85,7 @@ class LinkDriver:
             self._wake.set()
 
     def pass_on(self, stream_id: int, data: bytes) -> bool:
-        """Write to a stream and send it at once; False, and nothing done, where that takes more steps."""
+        """Write to a stream and send it at once; return False, and do nothing, if that takes more steps."""
         if self._turn != IDLE:
             return False
         pieces = self.session.fast_path.send(self.link_id, stream_id, data, self._now())
@@ -99,7 +100,7 @@ class LinkDriver:
         return True
 
     def _send_now(self) -> None:
-        """Send here and now, which saves the turn of the event loop that waking a task would cost."""
+        """Send at once, which saves the turn of the event loop that waking a task would cost."""
         try:
             while pieces := self.session.transmit(self.link_id, self._now(), SEND_BYTES):
                 if not self.link.try_send(pieces):
@@ -132,7 +133,7 @@ class LinkDriver:
             self._ending.set()
 
     async def carry(self, first: bytes) -> None:
-        """Own the link's traffic; `first` was received behind the greeting.
+        """Carry the link's traffic; `first` was received behind the greeting.
 
         Always raises: Broken, EndOfStream, or RemoteProtocolError, which ends the session as well.
         """
@@ -172,9 +173,9 @@ class LinkDriver:
 
     def _took(self, data: bytes | memoryview) -> bool:
         if self._ending.is_set():
-            return True  # of a link that is being closed
+            return True  # the link is being closed
         try:
-            with self._contained:  # nobody is below but the event loop
+            with self._contained:  # no other handler is below this callback, only the event loop
                 self._take(data)
         except (RemoteProtocolError, Fault) as error:
             self._fault = error
@@ -214,7 +215,7 @@ class LinkDriver:
 
 
 class PeerLinks:
-    """Keep the links of one peer by their number; all methods but `end`, `wake` are about attached ones."""
+    """The links of one peer by number; all methods but `end` and `wake` are about attached links."""
 
     def __init__(self, *, peer: PeerId, leads: bool, now: Callable[[], float]) -> None:
         self._peer = peer
@@ -227,13 +228,13 @@ class PeerLinks:
         self._why_of: int | None = None
         self._chooser = Chooser()
         self._chosen_for: Session | None = None
-        self._suspects: set[int] = set()  # links that did not answer when they were tested
+        self._suspects: set[int] = set()  # links that did not answer a test
 
     def __len__(self) -> int:
         return len(self._drivers)
 
     def has(self, link: Link) -> bool:
-        """Tell whether `link` is attached."""
+        """Say whether `link` is attached."""
         return any(driver.link is link for driver in self._drivers.values())
 
     def wake(self) -> None:
@@ -242,12 +243,12 @@ class PeerLinks:
             driver.wake()
 
     def pass_on(self, session: Session, stream_id: int, data: bytes) -> bool:
-        """Pass on as LinkDriver does, over the link that carries the data of `session`."""
+        """Pass data on as LinkDriver does, over the link that carries the data of `session`."""
         driver = self._drivers.get(session.data_link or 0)
         return driver is not None and driver.session is session and driver.pass_on(stream_id, data)
 
     def end(self, why: str) -> None:
-        """End all of them."""
+        """End all links."""
         for driver in self._drivers.values():
             driver.end(why)
 
@@ -257,7 +258,7 @@ class PeerLinks:
         return self._next - 1
 
     def attach(self, driver: LinkDriver) -> list[Event]:
-        """Tell the session of a link; returns its events. Raises Broken when it has just ended."""
+        """Attach a link to its session and return the events. Raises Broken if the session has just ended."""
         try:
             happened = driver.session.link_up(driver.link_id, self._now())
         except Closed as error:
@@ -266,7 +267,7 @@ class PeerLinks:
         return happened
 
     def detach(self, driver: LinkDriver) -> list[Event] | None:
-        """Tell the session of the end of a link; returns its events, or None if it never was attached."""
+        """Detach a link from its session and return the events, or None if it never was attached."""
         if self._drivers.pop(driver.link_id, None) is None:
             return None
         happened: list[Event] = []
@@ -275,20 +276,20 @@ class PeerLinks:
         self._suspects.discard(driver.link_id)
         return happened + driver.session.link_down(driver.link_id, self._now())
 
-    # What is known of them.
+    # Knowledge about the links.
 
     def heard_at(self, driver: LinkDriver) -> float:
-        """Return when bytes came over this link last, in loop time; minus infinity if it is not attached."""
+        """Return when bytes last came over this link, in loop time; minus infinity if it is not attached."""
         numbers = (one for one in driver.session.links() if one.link_id == driver.link_id)
         return next((one.last_heard for one in numbers), -math.inf)
 
     def statuses(self, session: Session) -> list[PathStatus]:
-        """Show all links of `session`, the one that carries data first."""
+        """Return the status of all links of `session`, the one that carries data first."""
         paths = [self._status(numbers) for numbers in self._numbers(session)]
         return sorted(paths, key=lambda path: not path.selected)
 
     def selected(self, session: Session) -> tuple[int, PathStatus] | None:
-        """Return the number of the link that carries data, and show it."""
+        """Return number and status of the link that carries data, if any."""
         for numbers in self._numbers(session):
             if numbers.carries_data:
                 return numbers.link_id, self._status(numbers)
@@ -323,7 +324,7 @@ class PeerLinks:
         return tuple(found)
 
     def choose(self, session: Session) -> list[Event]:
-        """Choose the link that carries data, if this side leads, and end those not needed."""
+        """Choose the link that carries data, if this side leads, and end links that are not needed."""
         links, data_link = session.links(), session.data_link
         if not self._leads:
             self._leave_suspects(session)
@@ -359,7 +360,7 @@ class PeerLinks:
         )
 
     def _leave_suspects(self, session: Session) -> None:
-        """End suspects if another link is lively: the leader hears of it, and takes that one at once."""
+        """End suspects if another link is lively: the leader notices, and takes that one at once."""
         if self._suspects and any(link.lively for link in self.present(session)):
             for number in self._suspects & self._drivers.keys():
                 self._drivers[number].end("no answer after a sleep or a change of addresses")
@@ -372,7 +373,7 @@ class PeerLinks:
     # Life signs.
 
     async def first_answer(self, within: float) -> str | None:
-        """Return where a link leads that answers a ping within that many seconds; None if none does."""
+        """Return the remote address of a link that answers a ping `within` seconds, or None."""
         drivers = list(self._drivers.values())
         async with Owner() as owner:
             pings = [owner.start(self.ping(c.session, c.link_id, within), name="challenge") for c in drivers]
@@ -382,7 +383,7 @@ class PeerLinks:
         return None
 
     async def test(self, look: Callable[[], None]) -> None:
-        """Ping all of them: one that does not answer soon counts as silent (`look` is called), then ends."""
+        """Ping all links. A link that is slow to answer counts as silent (`look` is called), then ends."""
         async with Owner() as owner:
             for driver in self._drivers.values():
                 owner.start(self._test_one(driver, look), name="test link")
@@ -400,11 +401,11 @@ class PeerLinks:
             driver.end("no answer after a sleep or a change of addresses")
 
     async def ping(self, session: Session, number: int, within: float) -> float | None:
-        """Return the round trip over one link in seconds; None when no answer comes in time."""
+        """Return the round trip over one link in seconds; None if no answer comes in time."""
         try:
             key = (number, session.ping(number, self._now()))
         except Closed:
-            return None  # found dead a moment ago
+            return None  # the link was found dead a moment ago
         pong: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._pongs[key] = pong
         self.wake()
@@ -417,7 +418,7 @@ class PeerLinks:
             self._pongs.pop(key, None)
 
     def heard(self, event: PongReceived | LinkDead) -> None:
-        """Act on what the session found out about a link."""
+        """Act on the session's findings about a link."""
         match event:
             case PongReceived(link_id=number, ping_id=ping_id, rtt=rtt):
                 if (pong := self._pongs.get((number, ping_id))) is not None and not pong.done():

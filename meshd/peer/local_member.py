@@ -1,8 +1,8 @@
-"""Tell the other members about this node: its signed record, when they are told of it, its goodbye.
+"""Tell the other members about this node: sign its record, publish changes, say goodbye.
 
-The numbers of records grow over all starts of this node. They are reserved on the disk in blocks, ahead of
-their use: a number that others may have seen is never given out again, even if the disk takes nothing while
-the node runs, and the node is killed then.
+The numbers of records grow over all starts of this node. They are reserved on disk in blocks, ahead of their
+use: a number that others may have seen is never issued again, even if the disk cannot be written while the
+node runs, and the node is killed then.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -18,15 +18,16 @@ from meshd.link.interface import Link
 from meshd.mux.events import Code
 from meshd.wire.address import Candidate
 
-BLOCK = 4096  # records are signed when addresses change: enough for years of a broken disk
+BLOCK = 4096  # records are signed when addresses change: enough for years with a broken disk
 LOG = log.get("peer")
 
 
 class Numbering:
-    """`reserve(number)` notes durably that numbers up to this one may be used; False: it could not.
+    """Number records, so that no number is issued twice.
 
-    `last` is what was noted last, `now` the clock in unix seconds: numbers begin above both. So even those of
-    a start on a disk that takes nothing are greater than the last ones, unless the clock was set back, too.
+    `reserve(number)` notes durably that numbers up to this one may be used; False: it could not. `last` is
+    the last noted number, `now` the clock in Unix seconds: numbers begin above both. So even the numbers of a
+    start on an unwritable disk are greater than the last ones, unless the clock was also set back.
     """
 
     def __init__(self, reserve: Callable[[int], bool], *, last: int, now: int) -> None:
@@ -36,7 +37,7 @@ class Numbering:
         reserve(self._end - 1)
 
     def take(self) -> int | None:
-        """The next number; None when all that are reserved are used up and the disk takes nothing."""
+        """Return the next number, or None if all reserved numbers are used and the disk cannot be written."""
         if self._end - self._next <= BLOCK // 2 and self._reserve(self._end - 1 + BLOCK):
             self._end += BLOCK
         if self._next >= self._end:
@@ -46,21 +47,21 @@ class Numbering:
 
 
 class Reach(Protocol):
-    """How this node can be reached, as known now."""
+    """The ways to reach this node, as known now."""
 
     def candidates(self) -> tuple[Candidate, ...]: ...
     def relay_urls(self) -> tuple[str, ...]: ...
     def capabilities(self) -> Mapping[str, str]:
-        """What peers should know of its network."""
+        """Return what peers should know of this node's network."""
         ...
 
     def addresses_changed(self) -> None:
-        """This machine is in another network, or has slept."""
+        """Note that this machine is in another network, or has slept."""
         ...
 
 
 class Audience(Protocol):
-    """Who is told (peer/mesh.py)."""
+    """The receivers of news about this node (peer/mesh.py)."""
 
     def record_changed(self) -> None: ...
     def nat_changed(self) -> None: ...
@@ -70,7 +71,7 @@ class Audience(Protocol):
 
 
 class FirstPipe(Protocol):
-    """By which this node has joined; it is still open (link/secure/joining.py)."""
+    """The pipe by which this node has joined, still open (link/secure/joining.py)."""
 
     @property
     def peer(self) -> PeerId: ...
@@ -79,7 +80,7 @@ class FirstPipe(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What stands in each record of this node, and signs it."""
+    """The constant parts of this node's records, and the key that signs them."""
 
     key: KeyPair
     chain: Chain
@@ -88,8 +89,10 @@ class Signature:
 
 
 class LocalMember:
-    """Signs the first record when it is made. `save` keeps the addresses of each, for what is said of this
-    node while it does not run."""
+    """Sign this node's records and tell the mesh. The first record is signed at once.
+
+    `save` keeps the addresses of each record, to describe this node while it does not run.
+    """
 
     def __init__(
         self,
@@ -114,19 +117,19 @@ class LocalMember:
         self.record = self._sign(number)
 
     def token_candidates(self) -> tuple[Candidate, ...]:
-        """Where a token says this node is: a host's UDP port has the number of its TCP port."""
+        """Return the addresses for a token: a host's UDP port has the number of its TCP port."""
         found = self._reach.candidates()
         tcp = {(c.host, c.port) for c in found if c.proto == "tcp"}
         return tuple(c for c in found if c.proto == "tcp" or (c.host, c.port) not in tcp)
 
     def network_changed(self) -> None:
-        """A router's port came or went, or more is known of the network: tell the peers; links stay."""
+        """Tell the peers that a mapped port or the knowledge of the network changed; links stay."""
         if self._renew():
             self._mesh.record_changed()
             self._mesh.nat_changed()
 
     def addresses_changed(self) -> None:
-        """Say so in the record, to the peers, and look at every link."""
+        """Update the record, tell the peers, and test every link."""
         self._reach.addresses_changed()
         self._renew()
         LOG.info("addresses_changed", listen=[str(candidate) for candidate in self.record.candidates])
@@ -134,13 +137,13 @@ class LocalMember:
         self._mesh.record_changed()
 
     def pause(self, *, paused: bool) -> None:
-        """Tell everybody whether this node lends nothing for now."""
+        """Tell all peers whether this node lends nothing for now."""
         self._paused = paused
         if self._renew():
             self._mesh.record_changed()
 
     def leave(self) -> None:
-        """Tell everybody, by a last record that they pass on, that this node is no member any more."""
+        """Publish a last record, which peers pass on, saying that this node is no longer a member."""
         self.has_left = True
         self.sign()
         self._mesh.record_changed()
@@ -153,7 +156,7 @@ class LocalMember:
             self._mesh.say_goodbye(why)
 
     async def stay(self, pipe: FirstPipe, make_link: Callable[[], Awaitable[Link]]) -> None:
-        """Go on as a member where this node has just joined: the first link, while others are dialled."""
+        """Keep the link over which this node has just joined, as the first link, while others are dialled."""
         try:
             link = await make_link()
         except (MeshdError, TimeoutError) as error:
@@ -164,7 +167,7 @@ class LocalMember:
             await pipe.aclose()
 
     def _renew(self) -> bool:
-        """Sign anew if the record is old; says whether it was."""
+        """Sign a new record if the current one is outdated; return whether it was."""
         now = (self._reach.candidates(), self._capabilities())
         if now == (self.record.candidates, self.record.capabilities):
             return False
@@ -172,7 +175,7 @@ class LocalMember:
         return True
 
     def sign(self) -> None:
-        """A new record; the old one stays where a newer would carry a number that may have been used."""
+        """Sign a new record. The old one stays if no unused number is left."""
         number = self._numbers.take()
         if number is not None:
             self.record = self._sign(number)

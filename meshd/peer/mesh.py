@@ -1,8 +1,8 @@
-"""All peers of this node: what others ask of them, what keeps them connected, and how people see them.
+"""All peers of this node: their services, their sessions, and their status.
 
-`PeerTable` has those that there is something with now, each in a task of its own. Nobody else begins or ends
-them. With whom to keep a session is decided in presence.py; how many peers there may be, and how many of one
-issuer that called us, stands in base/peer_limits.py.
+`PeerTable` holds the peers with which there is something now, each in its own task; only the table begins and
+ends them. presence.py decides with which members to keep a session; base/peer_limits.py limits the number of
+peers, and of one issuer's peers that called us.
 """
 
 import asyncio
@@ -41,20 +41,20 @@ from meshd.peer.streams import OF_THE_MESH
 from meshd.wire.hello import Hello
 from meshd.wire.news import NEWS_SERVICE
 
-MESH_LOOK_SECONDS = 2.0  # how often a large mesh is looked at
+MESH_LOOK_SECONDS = 2.0  # how often a large mesh is checked
 SESSION_IDLE_SECONDS = 60.0  # without a stream, until a session that neither end keeps is ended
-_AGAIN_SECONDS = 5.0  # after something failed that nobody foresaw, until a peer is looked after again
+_AGAIN_SECONDS = 5.0  # after an unexpected failure, until the peer is served again
 LOG = log.get("peer")
 
 
 class UnknownPeer(UserError):
-    """No peer has that name or id."""
+    """Raised if no peer has that name or id."""
 
 
 def find(text: str, *, me: PeerId, names: Mapping[PeerId, str]) -> PeerId:
-    """Return the one of `names`, which include ours, that `text` means. The rules are in identity/naming.py.
+    """Return the peer in `names`, which include ours, that `text` means. identity/naming.py has the rules.
 
-    Raises UnknownPeer, or UserError for this node or several.
+    Raises UnknownPeer, or UserError if it is this node, or fits several.
     """
     by_id = {str(peer): peer for peer in names}
     found = [by_id[node] for node in naming.meant(text, {str(peer): name for peer, name in names.items()})]
@@ -73,7 +73,7 @@ def find(text: str, *, me: PeerId, names: Mapping[PeerId, str]) -> PeerId:
 
 
 class PeerTable(Mapping[PeerId, Peer]):
-    """Map ids to peers; `owner` runs them, and without one none begins. `rates` counts their dials."""
+    """Map ids to peers. `owner` runs them; without one no peer begins. `rates` counts their dials."""
 
     def __init__(
         self,
@@ -103,16 +103,16 @@ class PeerTable(Mapping[PeerId, Peer]):
         return len(self._peers)
 
     def wish(self, peer: PeerId) -> Peer | None:
-        """Return what there is with a peer; it is begun where a session with it is to be kept."""
+        """Return the peer, which is begun if a session with it is to be kept."""
         known = self._peers.get(peer)
         if known is None and peer in self._book.peers() and self._presence.wants(peer):
             known = self.begin(peer)
         return known
 
     def begin(self, peer: PeerId, *, caller: Admitter | None = None) -> Peer | None:
-        """Return what there is with a peer, made if there is nothing yet; None: there is no room for it.
+        """Return the peer, creating it if necessary; None if there is no room for it.
 
-        `caller`: who let in a peer that calls us.
+        `caller`: the admitter of a peer that calls us.
         """
         known = self._peers.get(peer)
         if known is not None:
@@ -135,12 +135,12 @@ class PeerTable(Mapping[PeerId, Peer]):
         return known
 
     def is_linked(self, peer: PeerId) -> bool:
-        """Tell whether there is a link to it."""
+        """Say whether there is a link to the peer."""
         known = self._peers.get(peer)
         return known is not None and known.linked
 
     def demand(self, peer: PeerId) -> Peer | None:
-        """Begin what there is with a member, as somebody needs a session with it now. None: it is unknown."""
+        """Return the peer, since a session with it is needed now; None if it is unknown."""
         known = self._peers.get(peer)
         if known is None:
             if peer not in self._book.peers():
@@ -154,7 +154,7 @@ class PeerTable(Mapping[PeerId, Peer]):
         return known
 
     def drop(self, peer: PeerId, code: Code, why: str) -> None:
-        """End what there is with a peer: it is no member any more."""
+        """End everything with a peer that is no longer a member."""
         known = self._peers.pop(peer, None)
         if known is not None:
             known.close(code, why)
@@ -173,7 +173,7 @@ class PeerTable(Mapping[PeerId, Peer]):
         return sum(not self._presence.keeps(other) for other in alike) < TABLED_ADMITTED.most
 
     async def _live(self, known: Peer) -> None:
-        """Own a peer until it is dropped. If its life fails as nobody foresaw, another one begins."""
+        """Run a peer until it is dropped. After an unexpected failure it is begun again."""
         peer = known.id
         source = f"peer {peer.short}"
         try:
@@ -182,13 +182,13 @@ class PeerTable(Mapping[PeerId, Peer]):
             if self._peers.get(peer) is known:
                 del self._peers[peer]
             with suppress(Fault), Contained(source, "connection", known.blame):
-                known.close(Code.NONE, "it failed here")  # the links that others own
+                known.close(Code.NONE, "it failed here")  # closes the links that others own
             await asyncio.sleep(_AGAIN_SECONDS)
             self.wish(peer)
 
 
 class PeerMesh:
-    """Implement `Mesh` and `NodeEvents`. `serve` must run for anything to happen."""
+    """The mesh (implements `Mesh` and `NodeEvents`). `serve` must run for anything to happen."""
 
     def __init__(
         self,
@@ -215,7 +215,7 @@ class PeerMesh:
     # Mesh.
 
     def peers(self) -> Sequence[PeerStatus]:
-        """Return the status of each (see Mesh); members only known from their record come as `known`."""
+        """Return the status of each peer (see Mesh); members known only by their record are `known`."""
         found = [known.status() for known in self.table.values()]
         found += [self._unmet(peer) for peer in self._book.peers() if peer not in self.table]
         ids = sorted(str(peer) for peer in (self._node.peer, *(status.peer for status in found)))
@@ -239,7 +239,7 @@ class PeerMesh:
         )
 
     def _shown(self, status: PeerStatus, ids: Sequence[str]) -> PeerStatus:
-        """Add what others say of it, its faults, and a mark to a name with which one of `ids` begins."""
+        """Add gossip about the peer, its faults, and a mark to a name with which one of `ids` begins."""
         record = self._book.record(status.peer)
         faults, last_fault = self._node.faults.told(status.peer, self._node.now())
         return replace(
@@ -251,11 +251,11 @@ class PeerMesh:
         )
 
     def _with_presence(self, status: PeerStatus) -> PeerStatus:
-        """Add what news tell of a peer that is not connected because nobody needs it: whether it is there."""
+        """Add what gossip says of a peer that is not connected because nobody needs it: whether it runs."""
         if not self.presence.large or status.state in (PeerState.CONNECTED, PeerState.SUSPENDED):
             return status
         if self.presence.present(status.peer):
-            away = status.state is PeerState.LOST  # from here only
+            away = status.state is PeerState.LOST  # seen only from here
             return replace(status, state=PeerState.KNOWN if away else status.state, present=True)
         since = self.presence.away_since(status.peer)
         return status if since is None else replace(status, state=PeerState.LOST, since=since)
@@ -263,7 +263,7 @@ class PeerMesh:
     def find(self, text: str, also: Iterable[PeerId] = ()) -> PeerId:
         """Return the peer that `text` means, or one of `also`, which need not be peers now.
 
-        Raises UnknownPeer, or UserError when it is this node, or fits several.
+        Raises UnknownPeer, or UserError if it is this node, or fits several.
         """
         names = dict.fromkeys(also, "")
         for peer in self._book.peers():
@@ -273,29 +273,29 @@ class PeerMesh:
         return find(text, me=self._node.peer, names=names | {self._node.peer: self._node.facts.name})
 
     def member(self, peer: PeerId) -> Member | None:
-        """See Mesh."""
+        """Return the peer as a member, or None if it has not greeted yet."""
         known = self.table.get(peer)
         return known.facts.member if known is not None else None
 
     def open_stream(
         self, peer: PeerId, service: str, *, metadata: Mapping[str, MetadataValue], bulk: bool = False
     ) -> Stream:
-        """See Mesh."""
+        """Open a stream to the peer, connecting on demand. Raises Broken."""
         known = self.table.get(peer) if service in OF_THE_MESH else self.table.demand(peer)
         if known is None:
             raise Broken(f"unknown peer {peer.short}")
         return known.open_stream(service, metadata, bulk=bulk)
 
     def handle(self, service: str, handler: Handler, *, allow: Allow, quiet: bool = False) -> None:
-        """See Mesh; `quiet` as in Service."""
+        """Serve streams of `service`; `quiet` as in Service."""
         self._node.services[service] = Service(handler, allow, quiet)
 
     def reachable(self) -> Sequence[PeerId]:
-        """See signals.Carriers."""
+        """Return the peers that have a link."""
         return [peer for peer, known in self.table.items() if known.linked]
 
     def direct(self) -> Sequence[PeerId]:
-        """Return peers whose data goes over a link that is not relayed (link/relayed/through_member.py)."""
+        """Return the peers whose data is not relayed (link/relayed/through_member.py)."""
         return [
             peer
             for peer, known in self.table.items()
@@ -303,12 +303,12 @@ class PeerMesh:
         ]
 
     def hears(self, peer: PeerId) -> bool:
-        """See signals.Carriers."""
+        """Say whether something was heard from the peer a moment ago."""
         known = self.table.get(peer)
         return known is not None and known.hears
 
     async def changed(self, seen: int) -> int:
-        """See Mesh."""
+        """Wait until the version differs from `seen` and return it."""
         return await self._node.wait_changed(seen)
 
     async def ping(self, peer: PeerId, within: float) -> tuple[float, PathStatus]:
@@ -318,11 +318,11 @@ class PeerMesh:
         return await known.ping(max(0.01, began + within - self._node.now()))
 
     async def reach(self, peer: PeerId, within: float) -> None:
-        """Have a session with a member that is not connected because nobody needed it. Raises Broken."""
+        """Connect to a member that is not connected because nobody needed it. Raises Broken."""
         await self._reach(peer, within)
 
     async def _reach(self, peer: PeerId, within: float) -> Peer:
-        """Return at once where a session is kept anyway, connected or not."""
+        """Wait until data can be sent; return at once if a session is kept anyway, connected or not."""
         known = self.table.get(peer)
         if known is not None and known.wanted:
             return known
@@ -341,7 +341,7 @@ class PeerMesh:
     # Life.
 
     async def serve(self) -> None:
-        """Connect to all known members, and keep at it until cancelled; then say goodbye."""
+        """Connect to all known members, and keep them connected until cancelled; then say goodbye."""
         try:
             async with Owner() as owner:
                 self.table.owner = owner
@@ -360,7 +360,7 @@ class PeerMesh:
             known.close(code, reason)
 
     async def accept(self, link: Link) -> None:
-        """Own a link that a listener took in."""
+        """Run a link that a listener accepted."""
         caller = link.info.member.chain.admitter
         known = None if self._leaving else self.table.begin(link.info.peer, caller=caller)
         if known is None:
@@ -383,12 +383,12 @@ class PeerMesh:
             known.told()
 
     def addresses_changed(self) -> None:
-        """Test and dial all, as our own addresses changed: links may be dead without knowing it."""
+        """Test all links and dial all peers, as our own addresses changed: links may be dead unnoticed."""
         for known in self.table.values():
             known.poke(although_connected=True)
 
     def nat_changed(self) -> None:
-        """Try again what failed, as more is known of this node's network, or it lets other things through."""
+        """Retry what failed, as this node's network is better known, or lets other things through."""
         for known in self.table.values():
             known.poke()
 
@@ -398,11 +398,11 @@ class PeerMesh:
         self.addresses_changed()
 
     def record_changed(self) -> None:
-        """Tell everybody our new record."""
+        """Publish our new record."""
         self._node.changed()
 
     async def _keep_sessions(self) -> None:
-        """Keep few sessions in a large mesh, and end those that nobody needs."""
+        """Keep few sessions in a large mesh, and end unneeded sessions."""
         while True:
             await asyncio.sleep(MESH_LOOK_SECONDS)
             self.presence.tick(self.reachable())
@@ -426,16 +426,16 @@ class PeerMesh:
             self.table.begin(peer)
 
     def _drop(self, peer: PeerId, code: Code, why: str) -> None:
-        """Forget a peer that is no member any more: where it is, and what there is with it."""
+        """Forget a peer that is no longer a member: its record, and everything with it."""
         self._book.forget(peer)
         self.presence.forget(peer)
         self.table.drop(peer, code, why)
         self._node.changed()
 
     def forget(self, peer: PeerId) -> None:
-        """Drop a member that is away from what this node knows, until the member itself is heard of again.
+        """Drop a member that is away from this node's records, until the member itself is heard of again.
 
-        Raises UserError while it is there.
+        Raises UserError while it is connected.
         """
         known = self.table.get(peer)
         if self.presence.present(peer) or (known is not None and known.session_id):
@@ -460,7 +460,7 @@ class PeerMesh:
 
     def _known_now(self, peer: PeerId) -> None:
         """Note a peer whose record is new: if it dialled us before we knew it, it is wanted from now on."""
-        if self.presence.large:  # others may be next to us now: see _keep_sessions
+        if self.presence.large:  # others may be next to us on the ring now: see _keep_sessions
             return
         self.presence.tick(self.reachable())
         known = self.table.get(peer)
@@ -468,7 +468,7 @@ class PeerMesh:
             known.wanted = self.presence.wants(peer)
 
     def link_made(self, peer: PeerId, hello: Hello, info: LinkInfo) -> None:
-        """See NodeEvents. A peer without a good record would never be a member here."""
+        """Note a link that has greeted. Raises RemoteProtocolError if the peer's record is not valid."""
         record = PeerRecord.decode(hello.record)
         if record.peer != peer:
             raise RemoteProtocolError("a greeting contains another node's record", code="record")
@@ -486,7 +486,7 @@ class PeerMesh:
             self._keep_news(known, self.table.owner)
 
     def _keep_news(self, known: Peer, owner: Owner) -> None:
-        """Speak of news with the peer for as long as its session of now lasts."""
+        """Exchange news with the peer while its present session lasts."""
         session = known.news_session = known.session_id
 
         def open_stream() -> Stream:
@@ -495,7 +495,7 @@ class PeerMesh:
             return known.open_stream(NEWS_SERVICE, {}, bulk=False)
 
         if known.news is not None:
-            known.news.cancel()  # of the session before: it waits
+            known.news.cancel()  # of the previous session: it waits
         known.news = owner.start_for(
             f"peer {known.id.short}",
             self.news.keep(known.id, open_stream, self._rng),

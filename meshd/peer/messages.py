@@ -1,4 +1,4 @@
-"""Messages over a stream, for leases and news. Credit goes back as soon as a message is read."""
+"""Exchange messages over a stream, for leases and news. Credit goes back as soon as a message is read."""
 
 import asyncio
 
@@ -9,23 +9,24 @@ from meshd.wire.lengths import LengthParser, framed
 
 
 class MessageStream:
-    """Whole messages of at most 64 KiB each, in order."""
+    """A stream of whole messages of at most 64 KiB each, in order."""
 
     def __init__(self, stream: Stream, rate: Rate | None = None) -> None:
-        """`rate`: of messages that are received; further ones wait, and so does who sends them."""
+        """Wrap `stream`. `rate` limits received messages: further ones wait, and so does their sender."""
         self.stream = stream
         self._pace = rate.bucket(asyncio.get_running_loop().time()) if rate is not None else None
         self._parser = LengthParser()
-        self._sending = asyncio.Lock()  # whole messages, also when several tasks have something to say
+        self._sending = asyncio.Lock()  # keeps messages whole when several tasks send
 
     async def send(self, message: bytes) -> None:
-        """Raises Broken."""
+        """Send one message. Raises Broken."""
         async with self._sending:
             await self.stream.write(framed(message))
 
     async def receive(self) -> bytes:
-        """The next message. Raises EndOfStream, Broken, RemoteProtocolError."""
-        if self._pace is not None:  # sleeps without a pause too: all that has come would be read in one turn
+        """Return the next message. Raises EndOfStream, Broken, RemoteProtocolError."""
+        # Even a sleep of 0 matters: without it, everything that has arrived would be read in one turn.
+        if self._pace is not None:
             await asyncio.sleep(self._pace.take(1, asyncio.get_running_loop().time()))
         while (message := self._parser.next()) is None:
             try:

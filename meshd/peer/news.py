@@ -1,12 +1,12 @@
-"""Exchange news between connected members: records, bans and who is there, over one durable stream a pair.
+"""Exchange news between connected members: records, bans and presence, over one durable stream per pair.
 
-What changes is told once to each. Nothing is queued: what there is is the queue, and each stream reads its
-journal with its own mark (peer/news_ledger.py). At first, and each minute in which nothing happens, the
-two compare a hash of everything, and tell each other what one of them lacks.
+Each change is sent once to each peer. Nothing is queued: the content itself is the queue, and each stream
+reads its journal with its own mark (peer/news_ledger.py). At first, and each minute in which nothing happens,
+the two peers compare a hash of everything, and send each other what one of them lacks.
 
-A member's news are read at a bounded rate: one that sends more waits, and one whose news do not verify is
-soon ignored. That is counted for a member (`NewsLimits`), not for a stream or a session: a new one is no new
-start.
+A member's news are read at a bounded rate: a member that sends more waits, and a member whose news do not
+verify is soon ignored. This is counted per member (`NewsLimits`), not per stream or session, so a new session
+does not reset it.
 """
 
 import asyncio
@@ -44,20 +44,20 @@ from meshd.wire.news import AwayNews, BanNews, BucketsNews, DigestNews, Presence
 Issuers = TokenBuckets[Admitter | PeerId]
 
 NEW_COST = 1.0  # a statement whose signatures are checked
-NEW_BAN_COST = 5.0  # one that is written to the disk before it is acted on, too
-KNOWN_COST = 0.1  # one that is known: a hash
-LEAST_PAUSE = 0.001  # shorter ones are what rounding leaves
-_MANY_MEMBERS = 64  # members that are remembered before those that owe nothing are forgotten
+NEW_BAN_COST = 5.0  # a ban is also written to disk before it is acted on
+KNOWN_COST = 0.1  # a known statement: a hash
+LEAST_PAUSE = 0.001  # shorter pauses are rounding errors
+_MANY_MEMBERS = 64  # remembered members, before members that owe nothing are forgotten
 LOG = log.get("peer")
-MAX_COMPARE_SECONDS = 3600.0  # while they never come to have the same: it is doubled each time
-QUIET_SECONDS = 5.0  # after a change until hashes are compared: it may be on its way
-_AGAIN = Backoff(first=5.0, most=300.0)  # until a stream that was lost is opened again
-LASTING_SECONDS = 600.0  # one that was open for so long was no failure
-_AT_ONCE = 16  # signs of life that are checked before others have a turn
+MAX_COMPARE_SECONDS = 3600.0  # if both sides never agree: the pause is doubled each time
+QUIET_SECONDS = 5.0  # after a change until hashes are compared: the change may be under way
+_AGAIN = Backoff(first=5.0, most=300.0)  # until a lost stream is opened again
+LASTING_SECONDS = 600.0  # a stream that was open for so long was no failure
+_AT_ONCE = 16  # signs of life that are checked before other tasks run
 
 
 class NewsLimits:
-    """What one member may tell, and be told, at a time."""
+    """The limits on news from and to one member."""
 
     def __init__(self, peer: PeerId, issuers: Issuers, now: float) -> None:
         self._peer = peer
@@ -67,40 +67,40 @@ class NewsLimits:
         self._compared = COMPARED.bucket(now)
         self._digests = DIGESTS.bucket(now)
         self._answered = ANSWERED.bucket(now)
-        self.issuer: Admitter | PeerId = peer  # in whose share it counts as well
-        self.checked = 0.0  # what its news have cost, in all
+        self.issuer: Admitter | PeerId = peer  # in whose share it also counts
+        self.checked = 0.0  # the total cost of its news
 
     async def pause(self, cost: float) -> None:
-        """Let others have their turn, and wait while the member has told too much."""
+        """Let other tasks run, and wait while the member has sent too much."""
         self.checked += cost
         await asyncio.sleep(self._checks.take(cost, asyncio.get_running_loop().time()))
 
     def fault(self, why: str) -> None:
-        """It told what does not hold. Raises RemoteProtocolError when that was too often."""
+        """Count an invalid statement of the member. Raises RemoteProtocolError if there are too many."""
         if not self._faults.spend(1, asyncio.get_running_loop().time()):
             raise RemoteProtocolError(f"too many invalid news, the last one: {why}", code="news")
         LOG.info("news_dropped", peer=self._peer.short, why=why)
 
     def compares(self, now: float) -> bool:
-        """May it have another answer to its hashes? That may be everything there is."""
+        """Say whether the member may have another answer to its hashes, which may be all our content."""
         return self._compared.spend(1, now)
 
     def digests(self, now: float) -> bool:
-        """May it have another digest compared? The answer to 16 bytes is 2 KiB."""
+        """Say whether another digest of the member is compared. The answer to 16 bytes is 2 KiB."""
         return self._digests.spend(1, now)
 
     def answered(self, size: int, now: float) -> None:
-        """So many bytes were told to it because its hashes differ."""
+        """Count `size` bytes that were sent because the hashes differ."""
         self._answered.take(size, now)
         self._issuers.of(self.issuer, now).take(size, now)
 
     def rest(self, now: float) -> float:
-        """Seconds until it may be told more for that reason; 0: now."""
+        """Return the seconds until more may be sent for that reason; 0: now."""
         pause = max(self._answered.take(0, now), self._issuers.of(self.issuer, now).take(0, now))
         return pause if pause > LEAST_PAUSE else 0.0
 
     def clear(self, now: float) -> bool:
-        """Nothing is owed."""
+        """Say whether the member owes nothing."""
         buckets = (self._checks, self._faults, self._compared, self._digests, self._answered)
         return all(bucket.full(now) for bucket in buckets)
 
@@ -113,7 +113,7 @@ class NewsLimitsByMember:
         self._issuers: Issuers = TokenBuckets(ANSWERED_OF_ISSUER)
 
     def of(self, peer: PeerId, now: float, *, admitter: Admitter | None = None) -> NewsLimits:
-        """The same one for as long as it owes something; `admitter`: who let it in, where that is known."""
+        """Return the same limits as long as the member owes something; `admitter`: its admitter, if known."""
         if len(self._of) >= _MANY_MEMBERS:
             self._of = {one: limits for one, limits in self._of.items() if not limits.clear(now)}
         limits = self._of.get(peer)
@@ -125,7 +125,7 @@ class NewsLimitsByMember:
 
 
 class News:
-    """Speaks with every connected member."""
+    """Exchange news with every connected member."""
 
     def __init__(
         self, node: Node, book: Book, gossip: PresenceGossip, *, heard: Callable[[PeerRecord], None]
@@ -141,9 +141,9 @@ class News:
         self._changed_at = 0.0
 
     async def keep(self, peer: PeerId, open_stream: Callable[[], Stream], rng: Callable[[], float]) -> None:
-        """Talk with `peer` until `open_stream` raises Broken: a stream that is lost is opened again.
+        """Talk with `peer` until `open_stream` raises Broken: a lost stream is opened again.
 
-        Later each time, unless it lasted: the other side may not listen for a while.
+        The pause grows each time, unless the stream lasted: the other side may not listen for a while.
         """
         lost = 0
         while True:
@@ -160,7 +160,7 @@ class News:
             lost += 1
 
     async def talk(self, stream: Stream) -> None:
-        """Tell and listen until the stream ends."""
+        """Send and receive news until the stream ends."""
         messages, told = MessageStream(stream), Told()
         record = self._book.record(stream.peer)
         admitter = record.chain.admitter if record is not None else None
@@ -173,20 +173,22 @@ class News:
                 owner.cancel()
         except* (Broken, EndOfStream):
             pass
-        except* Refused as group:  # a peer that ends, or one that is not kind: no reason to end as well
+        except* Refused as group:  # the peer ends, or is uncooperative: no reason to end as well
             LOG.info("news_refused", peer=stream.peer.short, why=str(group.exceptions[0]))
         except* RemoteProtocolError as group:
             LOG.warning("news_refused", peer=stream.peer.short, why=str(group.exceptions[0]))
             self._node.faults.broke(stream.peer, self._node.now(), str(group.exceptions[0]))
             stream.reset(1, "unreadable news")
 
-    # Telling.
+    # Sending.
 
     async def _tell(self, messages: MessageStream, peer: PeerId, told: Told, limits: NewsLimits) -> None:
+        # The stream begins with a comparison of everything.
         self._collect()
-        mark = self.outbox.journal.mark  # what there is already is compared
+        mark = self.outbox.journal.mark  # existing content is compared
         gossip_mark = self._gossip.journal.mark
         await self._tell_digest(messages, told)
+        # Then each change is sent, and what the other side lacks, until the next comparison.
         while True:
             seen = self._node.version
             self._collect()
@@ -203,7 +205,7 @@ class News:
             await self._until_changed(seen, told, limits)
 
     async def _refute(self, messages: MessageStream, peer: PeerId, told: Told, limits: NewsLimits) -> None:
-        """Tell of those of whom it said that they are away, and who live: at once, as it may believe it."""
+        """Refute the peer's claims that living members are away: at once, as the peer may believe them."""
         while told.refuted and not limits.rest(self._node.now()):
             subject = next(iter(told.refuted))
             del told.refuted[subject]
@@ -212,14 +214,14 @@ class News:
                 await messages.send(message)
 
     async def _answer(self, messages: MessageStream, peer: PeerId, told: Told, limits: NewsLimits) -> None:
-        """Tell what it seems to lack, as far as its share goes."""
+        """Send what the peer seems to lack, as far as its share allows."""
         told.asked.reverse()
         asked, told.asked = told.asked, []
         while asked and not limits.rest(self._node.now()):
             for message in self._words(asked.pop(), peer, told):
                 limits.answered(len(message), self._node.now())
                 await messages.send(message)
-        if not told.asked:  # else it has compared again meanwhile
+        if not told.asked:  # else the peer has compared again meanwhile
             told.asked = asked[::-1]
 
     def _collect(self) -> None:
@@ -237,7 +239,7 @@ class News:
         await messages.send(DigestNews(self._ledger.digest(self._node.host.record().sequence)).encode())
 
     async def _until_changed(self, seen: int, told: Told, limits: NewsLimits) -> None:
-        """Or until it is the turn of something that changed too often, or time to compare."""
+        """Wait for a change, a delayed item that becomes due, or the time to compare."""
         due = max(told.compared_at + told.pause, self._changed_at + QUIET_SECONDS)
         if self.outbox.due is not None:
             due = min(due, self.outbox.due)
@@ -250,7 +252,7 @@ class News:
             pass
 
     def _words(self, item: Item, peer: PeerId, told: Told) -> Iterator[bytes]:
-        """How it is told, unless it is gone, or `peer` has told it itself."""
+        """Yield the messages for an item, unless it is gone, or `peer` has sent it itself."""
         if isinstance(item, BanItem):
             entry = self._node.bans.entry(item.digest)
             if entry is not None and not told.knows(item, (0,)):
@@ -268,14 +270,14 @@ class News:
             if record is not None and item != peer and not told.knows(item, (record.sequence,)):
                 yield RecordNews(record.encode()).encode()
 
-    # Listening.
+    # Receiving.
 
     async def _listen(self, messages: MessageStream, peer: PeerId, told: Told, limits: NewsLimits) -> None:
         while True:
             message = await messages.receive()
             try:
                 news = decode(message)
-            except RemoteProtocolError as error:  # whole, so the next one can be read
+            except RemoteProtocolError as error:  # the message was complete, so the next one can be read
                 limits.fault(error.what)
                 news = None
             match news:
@@ -301,7 +303,7 @@ class News:
                     await limits.pause(KNOWN_COST)
 
     async def _compare(self, digest: bytes, messages: MessageStream, told: Told, limits: NewsLimits) -> None:
-        """What the other side has told us last: is it what we have?"""
+        """Compare the other side's digest with ours, and answer with hashes of all parts if they differ."""
         if not limits.digests(self._node.now()):
             return  # before anything is computed
         own = self._node.host.record().sequence
@@ -317,7 +319,7 @@ class News:
         told.begun = True
 
     def _learn_ban(self, ban: bytes, told: Told, limits: NewsLimits) -> float:
-        """Returns what it cost. Raises RemoteProtocolError when too many did not hold."""
+        """Take a ban in and return its cost. Raises RemoteProtocolError after too many invalid ones."""
         item = BanItem(digest_of(ban))
         if self._node.bans.entry(item.digest) is not None:
             told.hear(item, (0,))
@@ -328,7 +330,10 @@ class News:
         return NEW_BAN_COST
 
     def _learn_record(self, raw: bytes, told: Told, limits: NewsLimits) -> float:
-        """As `_learn_ban`. A record of a node that is banned is no fault: the teller may not know yet."""
+        """Take a record in, as `_learn_ban`.
+
+        A record of a banned node is no fault: the sender may not know yet.
+        """
         try:
             record = PeerRecord.decode(raw)
         except RemoteProtocolError as error:
@@ -338,7 +343,7 @@ class News:
             with Contained(f"peer {record.peer.short}", "record"):
                 new = self._book.add(record)
         except Fault as error:
-            limits.fault(error.what)  # the teller's: that the node itself signed it is not known
+            limits.fault(error.what)  # the sender's fault: whether the node itself signed it is not known
             return NEW_COST
         except RemoteProtocolError as error:
             if error.code != "banned":
@@ -348,7 +353,7 @@ class News:
         if not new:
             return KNOWN_COST
         with (
-            suppress(Fault),  # counted for its signer: the member that told it may know no better
+            suppress(Fault),  # counted for its signer: the member that sent it may know no better
             Contained(f"peer {record.peer.short}", "record", partial(self._blame, record.peer)),
         ):
             self._heard(record)
@@ -359,7 +364,7 @@ class News:
         self._node.faults.blame(peer, self._node.now(), fault.what)
 
     def _learn_sign(self, raw: bytes, told: Told, limits: NewsLimits) -> float:
-        """As `_learn_ban`."""
+        """Take a sign of life in, as `_learn_ban`."""
         try:
             sign = Presence.from_bytes(raw)
         except RemoteProtocolError as error:
@@ -370,7 +375,7 @@ class News:
         return self._judge(new, limits, "an invalid sign of life")
 
     def _learn_away(self, raw: bytes, peer: PeerId, told: Told, limits: NewsLimits) -> float:
-        """As `_learn_ban`."""
+        """Take a statement of absence in, as `_learn_ban`."""
         try:
             away = Away.from_bytes(raw)
         except RemoteProtocolError as error:

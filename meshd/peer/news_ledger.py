@@ -1,9 +1,9 @@
-"""Decide what news are told to whom: what changed, what a neighbour has, what differs by hash. Pure.
+"""Decide which news go to which peer: changes, what the peer has, what differs by hash. Pure.
 
 Every stream of news reads the same journal (`NewsOutbox`) with its own mark, so a change costs each stream
-one look, and nothing is queued for anybody. A record that changes more often than its share is told on when
-its turn comes, in the form that it has by then. `Told` notes for one stream what the other side has told, so
-that it is not told back. `NewsLedger` hashes everything: so two nodes find out what one of them lacks.
+one look, and nothing is queued per peer. A record that changes more often than its share is passed on when
+its turn comes, in its latest form. `Told` notes for one stream what the other side has sent, so that it is
+not sent back. `NewsLedger` hashes everything: so two nodes find out what one of them lacks.
 """
 
 import hashlib
@@ -22,8 +22,8 @@ from meshd.peer.interface import Book
 from meshd.peer.presence_gossip import PresenceGossip
 from meshd.wire.news import BUCKET_BYTES, BUCKETS, DIGEST_BYTES
 
-SLACK = 64  # journal entries of vanished items, until they are cleaned up
-COMPARE_SECONDS = 60.0  # from one comparison to the next, while both sides have the same
+SLACK = 64  # journal entries of vanished items that are kept until a clean-up
+COMPARE_SECONDS = 60.0  # between comparisons, while both sides have the same
 Order = tuple[int, ...]
 K = TypeVar("K")
 _ENTRY = struct.Struct(">32sQQIB")
@@ -48,7 +48,7 @@ Item = PeerId | BanItem | LifeItem
 
 
 class NewsOutbox:
-    """`collect` before each look at `journal`."""
+    """The changes to pass on. Call `collect` before each look at `journal`."""
 
     def __init__(self, *, me: PeerId, book: Book, bans: RevocationSet, gossip: PresenceGossip) -> None:
         self._me = me
@@ -61,11 +61,12 @@ class NewsOutbox:
         self._news: TokenBuckets[PeerId] = TokenBuckets(NEWS_OF_ONE)
         self._turns: TokenBuckets[PeerId] = TokenBuckets(LIVES_OF_ONE)
         self._signs: TokenBuckets[PeerId] = TokenBuckets(SIGNS_OF_ONE)
-        self._held: dict[Item, float] = {}  # whose turn comes when
+        self._held: dict[Item, float] = {}  # when the turn of a delayed item comes
         self._held_signs: dict[Item, float] = {}
 
     def collect(self, own: int, now: float) -> None:
         """Take in what changed since the last time. `own`: the sequence number of our own record."""
+        # Our record and bans go out at once, other records at a pace.
         if own != self._own:
             self._own = own
             self.journal.touch(self._me)
@@ -75,10 +76,12 @@ class NewsOutbox:
             self._tell_at_a_pace(peer, self._news.of(peer, now), self._held, now)
         self._collect_gossip(now)
         self._bans_mark, self._book_mark = self._bans.journal.mark, self._book.journal.mark
+        # Items that were held back and are due now.
         for held in (self._held, self._held_signs):
             for item in [item for item, due in held.items() if due <= now]:
                 del held[item]
                 self.journal.touch(item)
+        # Clean up when many items have vanished.
         if (
             len(self.journal)
             > 1 + len(self._bans) + len(self._book.journal) + len(self._gossip.journal) + SLACK
@@ -109,7 +112,7 @@ class NewsOutbox:
 
     @property
     def due(self) -> float | None:
-        """When the next turn comes of a record that is held back; None: none is."""
+        """The time of the next delayed item; None if there is none."""
         return min((*self._held.values(), *self._held_signs.values()), default=None)
 
     def _tell_at_a_pace(self, item: Item, pace: TokenBucket, held: dict[Item, float], now: float) -> None:
@@ -124,38 +127,40 @@ class NewsOutbox:
 
 @dataclass(slots=True)
 class Told:
-    """What the other side has told us, and what the two have compared."""
+    """The news that the other side has sent, and the state of the comparison."""
 
     heard: dict[Item, Order] = field(default_factory=dict)
     asked: list[Item] = field(default_factory=list)  # what the other side seems to lack
-    doubts: dict[PeerId, Order] = field(default_factory=dict)  # the sign of life against which it spoke
-    refuted: dict[PeerId, None] = field(default_factory=dict)  # of these doubts, which we know to be void
+    # The signs of life against which the other side spoke.
+    doubts: dict[PeerId, Order] = field(default_factory=dict)
+    # Doubts that we know to be wrong.
+    refuted: dict[PeerId, None] = field(default_factory=dict)
     compared_at: float = 0.0
     pause: float = COMPARE_SECONDS
     begun: bool = False  # the first comparison is over: later ones wait for quiet
 
     def hear(self, item: Item, order: Order) -> None:
-        """It need not be told back."""
+        """Note that the item need not be sent back."""
         _keep(self.heard, item, order)
 
     def knows(self, item: Item, order: Order) -> bool:
-        """Has the other side told us this itself?"""
+        """Say whether the other side has sent this itself."""
         return self.heard.get(item, (-1,)) >= order
 
     def hear_sign(self, peer: PeerId, order: Order) -> None:
-        """It has told a sign of life."""
+        """Note that the other side has sent a sign of life."""
         self.hear(LifeItem(peer), (*order, 0))
         if self.doubts.get(peer, order) < order:
             del self.doubts[peer]
 
     def hear_away(self, peer: PeerId, order: Order, gossip: PresenceGossip) -> None:
-        """It has told that `peer` is away: it may take it to be so, whether we listened to that or not."""
+        """Note that the other side says that `peer` is away: it may believe it, whether we did or not."""
         self.hear(LifeItem(peer), (*order, 1))
         _keep(self.doubts, peer, order)
         self.look_at((peer,), gossip)
 
     def look_at(self, peers: Iterable[PeerId], gossip: PresenceGossip) -> None:
-        """Of which of them do we know a later sign of life than the one against which it spoke?"""
+        """Refute doubts about the peers of whom we know a later sign of life."""
         for peer in peers:
             order = self.doubts.get(peer)
             if order is not None and order < gossip.order(peer):
@@ -171,7 +176,7 @@ def _keep(kept: dict[K, Order], key: K, order: Order) -> None:
 
 
 class NewsLedger:
-    """Of the current content of `book`, `bans` and `gossip`; recomputed on demand after a change."""
+    """Hashes of the current content of `book`, `bans` and `gossip`; recomputed on demand after a change."""
 
     def __init__(self, *, me: PeerId, book: Book, bans: RevocationSet, gossip: PresenceGossip) -> None:
         self._me = me
@@ -183,17 +188,17 @@ class NewsLedger:
         self._digest = b""
 
     def digest(self, own: int) -> bytes:
-        """16 bytes. `own`: the sequence number of our record."""
+        """Return the digest, 16 bytes. `own`: the sequence number of our record."""
         self._look(own)
         return self._digest
 
     def buckets(self, own: int) -> tuple[bytes, ...]:
-        """8 bytes for each of 256 parts."""
+        """Return the hashes, 8 bytes for each of 256 parts."""
         self._look(own)
         return self._buckets
 
     def differing(self, theirs: tuple[bytes, ...], own: int) -> list[Item]:
-        """What we have in the parts that the other side has in another form, or not at all."""
+        """Return our items in the parts that differ on the other side."""
         self._look(own)
         parts = {at for at, (a, b) in enumerate(zip(self._buckets, theirs, strict=True)) if a != b}
         found: list[Item] = [BanItem(digest) for digest in self._bans.digests() if digest[0] in parts]
@@ -203,7 +208,7 @@ class NewsLedger:
         return found
 
     def marks(self, own: int) -> tuple[int, ...]:
-        """Others whenever something has changed."""
+        """Return numbers that change whenever the content changes."""
         return own, self._book.journal.mark, self._bans.journal.mark, self._gossip.journal.mark
 
     def _look(self, own: int) -> None:

@@ -1,7 +1,7 @@
-"""Hold what every peer connection shares: who this node is, its services, its bans, its limits, its clocks.
+"""The state that all peer connections share: identity, services, bans, limits, clocks.
 
-In a suspend monotonic time stands still, so that nothing that counts seconds knows of it: the clock since
-boot runs on, and their difference is the sleep. A stopped process (SIGSTOP) sees monotonic time jump.
+During a suspend the monotonic clock stops, so code that counts seconds does not notice. The clock
+since boot continues, and their difference is the sleep. A stopped process (SIGSTOP) sees monotonic time jump.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ from meshd.wire.native import NativeVersion
 from meshd.wire.netfacts import NetFacts
 
 LOG = log.get("peer")
-CLOCK_LOOK_SECONDS = 2.0  # between two looks at the clocks
+CLOCK_LOOK_SECONDS = 2.0  # between two checks of the clocks
 SLEPT_LEAST = 5.0  # seconds; a busy machine is late by less
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What this node says of itself in each Hello. `grace` in seconds."""
+    """This node's description of itself in each Hello. `grace` in seconds."""
 
     peer: PeerId
     name: str
@@ -47,33 +47,33 @@ class NodeFacts:
 
 
 class NodeHost(Protocol):
-    """What this node says of itself, and knows of its network, as of now."""
+    """This node's description of itself, and its knowledge of its network, as of now."""
 
     @property
     def may_dial(self) -> MayDial: ...
 
     def record(self) -> PeerRecord:
-        """Return its own, as others are told it."""
+        """Return this node's record, as others see it."""
         ...
 
     def is_near(self, candidates: Sequence[Candidate]) -> bool:
-        """Tell whether one of these is on this machine, or in one LAN with it."""
+        """Say whether one of these is on this machine, or in one LAN with it."""
         ...
 
     def why_not_direct(self, theirs: NetFacts | None, last_error: str) -> str:
-        """Say it in one sentence. `theirs`: what is known of the peer's network."""
+        """Explain in one sentence why there is no direct link. `theirs`: facts about the peer's network."""
         ...
 
     def woke(self) -> None:
-        """Look after ports, mappings and relays: a sleep is over. The mesh tests its links itself."""
+        """Renew ports, mappings and relays after a sleep. The mesh tests its links itself."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A service of this node, and who may use it. `quiet`: a refusal is nothing that anybody need know of.
+    """A service of this node and its access rule.
 
-    `once`: a peer has one stream of it at a time, and not many in turn.
+    `quiet`: refusals are not logged. `once`: a peer has one stream of it at a time, and not many in turn.
     """
 
     handler: Handler
@@ -83,14 +83,14 @@ class Service:
 
 
 class NodeEvents(Protocol):
-    """Take in what is learnt of one peer and concerns the whole mesh (mesh.py)."""
+    """Receive events of one peer that concern the whole mesh (mesh.py)."""
 
     def link_made(self, peer: PeerId, hello: Hello, info: LinkInfo) -> None:
-        """Note a link that has greeted. Raises RemoteProtocolError where the peer shows no good record."""
+        """Note a link that has greeted. Raises RemoteProtocolError if the peer's record is not valid."""
         ...
 
     def said_goodbye(self, peer: PeerId, code: int) -> None:
-        """Note a peer that ended its session on purpose."""
+        """Note that a peer ended its session on purpose."""
         ...
 
     def bans_changed(self) -> None:
@@ -100,9 +100,9 @@ class NodeEvents(Protocol):
 
 @dataclass(slots=True)
 class Node:
-    """Shared by all peer connections of one daemon.
+    """The state shared by all peer connections of one daemon.
 
-    `save_bans` persists the revocation set before it is acted on; `random(n)` gives n random bytes.
+    `save_bans` persists the revocation set before it is acted on; `random(n)` returns n random bytes.
     """
 
     facts: NodeFacts
@@ -115,7 +115,7 @@ class Node:
     services: dict[str, Service] = field(default_factory=dict)
     faults: Faults = field(default_factory=Faults)
     events: NodeEvents | None = None
-    _banned: bool = False  # the log has it
+    _banned: bool = False  # already logged
     version: int = 0
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -128,7 +128,7 @@ class Node:
         return asyncio.get_running_loop().time()
 
     def wall_clock(self) -> int:
-        """Return Unix seconds, which are only told to peers, to find clocks that are wrong."""
+        """Return Unix seconds. Peers compare them with theirs, to find wrong clocks."""
         return int(time.time())
 
     def mux_config(self, grace: int) -> MuxConfig:
@@ -158,9 +158,9 @@ class Node:
         )
 
     def learn_bans(self, entries: Sequence[bytes]) -> int:
-        """Take verified bans in, persist them, then tell the rest of the node; says how many are invalid.
+        """Take verified bans in, persist them, then tell the rest of the node; return how many are invalid.
 
-        Those are skipped: one damaged ban must not keep the others out.
+        Invalid bans are skipped: one damaged ban must not keep the others out.
         """
         new = []
         invalid = 0
@@ -171,7 +171,8 @@ class Node:
                         new.append(entry)
             except (RemoteProtocolError, Fault) as error:
                 invalid += 1
-                LOG.debug("ban_refused", why=error.what)  # the caller names the sender, and counts these
+                # The caller names the sender, and counts invalid bans.
+                LOG.debug("ban_refused", why=error.what)
         if new:
             self.save_bans()
             if self.events is not None:
@@ -179,17 +180,17 @@ class Node:
         return invalid
 
     def why_banned(self, member: Member) -> str | None:
-        """Return why a member is out, or None."""
+        """Return why a member is banned, or None."""
         return self.bans.why_banned(member.chain)
 
     def check_banned(self, member: Member) -> None:
-        """Raise Refused (code `banned`) if a member is out."""
+        """Raise Refused (code `banned`) if a member is banned."""
         why = self.why_banned(member)
         if why is not None:
             raise Refused(why, code="banned", hint=BANNED_HINT)
 
     def told_banned(self, peer: PeerId, judge: str, why: str) -> None:
-        """Log that a peer holds this node for banned. All say so, at each dial: one line is enough."""
+        """Log once that a peer considers this node banned: all peers say so at each dial."""
         if not self._banned:
             self._banned = True
             what = f"this node's key is banned in this mesh, according to {judge}: {why}"
@@ -202,14 +203,14 @@ class Node:
         self._changed = asyncio.Event()
 
     async def wait_changed(self, seen: int) -> int:
-        """Return the version now, once it is not `seen` any more."""
+        """Wait until the version differs from `seen` and return it."""
         while self.version == seen:
             await self._changed.wait()
         return self.version
 
 
 def boot_seconds() -> float:
-    """Return the seconds since boot, suspends included where the system tells (Linux)."""
+    """Return the seconds since boot, including suspends if the system tells (Linux)."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 

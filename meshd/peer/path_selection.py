@@ -1,15 +1,15 @@
-"""Which link carries the data, and which are closed. Facts and `now` in, a choice with its reason out. Pure.
+"""Choose the link that carries data, and the links to close, from facts and `now`, with a reason. Pure.
 
 Only the leader of a pair decides (mux/session.py tells the follower). The rules, in order:
 
-1. a link on which both directions are heard beats one that is silent: that counts as the death of a path;
-2. direct beats relayed, TCP beats UDP: TLS over TCP costs a tenth of any UDP link in Python;
-3. of one rank the one that costs less time for an exchange: round trip, what it was seen to carry, CPU;
-4. the link that carries data stays, unless it died, or is relayed and a direct one is there. Any other move
-   is for a gain only: at most one in five minutes. A passing link (LinkInfo) gives way to any other.
+1. A link that is heard in both directions beats a silent one: silence counts as the death of a path.
+2. Direct beats relayed, TCP beats UDP: TLS over TCP costs a tenth of any UDP link in Python.
+3. Within a rank, the link wins whose exchange takes less time: round trip, observed rate, CPU.
+4. The link that carries data stays, unless it died, or is relayed and a direct one exists. Any other move
+   is only for a gain: at most one in five minutes. A passing link (LinkInfo) gives way to any other.
 
-A direct path that dies young is on probation when it comes again: it stands by, pinged in both directions,
-and carries data when it has lived a while. So a path that comes and goes does not drag the data to and fro.
+A direct path that dies young is on probation when it returns: it stands by, is pinged in both directions, and
+carries data after it has lived a while. So an unstable path does not drag the data to and fro.
 """
 
 from collections.abc import Sequence
@@ -17,15 +17,15 @@ from dataclasses import dataclass
 
 from meshd.link.interface import KINDS, RELAYED, LinkKind, Rank
 
-SILENT_AFTER = 2.5  # seconds; one heartbeat of 1.5 s missed
-MOVE_PAUSE = 300.0  # seconds between two moves that are for a gain only
-SETTLED_AFTER = 5.0  # seconds that all kinds have to show themselves before links of one rank are compared
-STANDBY_FOR = 30.0  # seconds that links of no further use are kept after a move: it may have been a mistake
-YOUNG = 60.0  # seconds; a direct path that dies before this age was not a good one
+SILENT_AFTER = 2.5  # seconds; one missed heartbeat of 1.5 s
+MOVE_PAUSE = 300.0  # seconds between two moves for a gain
+SETTLED_AFTER = 5.0  # seconds in which all transports may appear before links of one rank are compared
+STANDBY_FOR = 30.0  # seconds that useless links are kept after a move, which may have been a mistake
+YOUNG = 60.0  # seconds; a direct path that dies younger was not a good one
 PROBATION_FIRST = 5.0
-PROBATION_MOST = 30.0  # a path that is possible again is used within a minute, together with the dialling
-_GAIN = 0.7  # a move within a rank must save this much: the new cost is less than so much of the old
-EXCHANGE_BYTES = 64 << 10  # an activation of a few tokens; what the costs below are counted for
+PROBATION_MOST = 30.0  # a path that becomes possible again is used within a minute, including the dial
+_GAIN = 0.7  # a move within a rank must bring the cost below this share of the old one
+EXCHANGE_BYTES = 64 << 10  # an activation of a few tokens; the unit of the costs below
 UNKNOWN_RTT = 0.2
 
 PUNCHED = "punched"
@@ -33,10 +33,10 @@ PUNCHED = "punched"
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """A link as choice sees it; times in loop seconds, `rtt` in seconds or None while unknown.
+    """A link as path selection sees it; times in loop seconds, `rtt` in seconds or None while unknown.
 
-    `last_heard` is when both directions were last shown to work. `rate` is what it carries at most, in bytes
-    a second, where that was seen; `path` as in LinkInfo.
+    `last_heard` is when both directions were last shown to work. `rate` is the most that the link was seen to
+    carry, in bytes per second, if known; `path` as in LinkInfo.
     """
 
     link_id: int
@@ -50,15 +50,15 @@ class Path:
 
     @property
     def rank(self) -> Rank:
-        """TCP first, relayed last but for what ends soon."""
+        """The rank: TCP first, relayed last but for links that end soon."""
         return Rank.PASSING if self.passing else rank_of(self.kind, self.path)
 
     def silent(self, now: float) -> bool:
-        """Has it missed a heartbeat?"""
+        """Say whether the link has missed a heartbeat."""
         return now - self.last_heard > SILENT_AFTER
 
     def cost(self) -> float:
-        """Seconds for an exchange of EXCHANGE_BYTES."""
+        """Return the seconds for an exchange of EXCHANGE_BYTES."""
         traits = KINDS[self.kind]
         rate = self.rate or traits.expected
         rtt = UNKNOWN_RTT if self.rtt is None else self.rtt
@@ -66,54 +66,56 @@ class Path:
 
     @property
     def label(self) -> str:
-        """For reasons: `tcp`, `punched tcp`, `relay`."""
+        """The name in reasons: `tcp`, `punched tcp`, `relay`."""
         return (
             f"punched {self.kind}" if self.kind is LinkKind.TCP and self.path == PUNCHED else str(self.kind)
         )
 
 
 def rank_of(kind: LinkKind, path: str) -> Rank:
-    """The rank of a link of this kind and path (LinkInfo)."""
+    """Return the rank of a link of this kind and path (LinkInfo)."""
     return Rank.RELAYED if path == RELAYED else KINDS[kind].rank
 
 
 def fragile(kind: LinkKind, path: str) -> bool:
-    """May a router end this direct path at any time, so that a relay is worth keeping beside it?"""
+    """Say whether a router may end this direct path at any time, so that a relay should stand by."""
     return rank_of(kind, path) is Rank.UDP or path == PUNCHED
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The link that shall carry data, or None, and why."""
+    """The link that shall carry data, or None, and the reason."""
 
     link_id: int | None
     why: str
 
 
 class Chooser:
-    """Chooses for one peer, with the memory that the rules need. Ask it at each change, and each second."""
+    """Choose for one peer, with the memory that the rules need. Ask at each change, and each second."""
 
     def __init__(self) -> None:
         self._carrying: Path | None = None
-        self._since = 0.0  # when it began to carry
+        self._since = 0.0  # when this link began to carry data
         self._linked_at: float | None = None  # when the first of the present links came
         self._gained_at: float | None = None  # when the last move for a gain was
-        self._probation = 0.0  # seconds that a direct link stands by first, heard all the time
+        self._probation = 0.0  # seconds that a direct link must first stand by without a silence
         self._heard_since: dict[int, float] = {}
 
     @property
     def since(self) -> float:
-        """When the link that carries data began to."""
+        """The time at which the link that carries data began to."""
         return self._since
 
     def choose(self, paths: Sequence[Path], current: int | None, now: float) -> Choice:
         """Pick the link for data among those attached; `current` is the one that carries it now, if any."""
+        # What happened since the last choice.
         carrying = next((path for path in paths if path.link_id == current), None)
         ended = self._notice(paths, carrying, now)
         if not paths:
             return Choice(None, "no link")
         lively = [path for path in paths if not path.silent(now)]
         best = min(lively or paths, key=_preference)
+        # No link carries data, or it died.
         if carrying is None:
             why = (
                 f"first {best.label} link" if ended is None else f"{best.label} is left, {ended.label} ended"
@@ -125,6 +127,7 @@ class Chooser:
             self._died(carrying, now)
             quiet = now - carrying.last_heard
             return self._take(best, f"{best.label} replaces {carrying.label} silent for {quiet:.1f} s", now)
+        # A better link may replace the one that carries data.
         if best.rank < carrying.rank:
             return self._higher(best, carrying, lively, now)
         if best.link_id != carrying.link_id and self._saves(best, carrying, now):
@@ -134,7 +137,7 @@ class Chooser:
         return Choice(carrying.link_id, _left(carrying, ended) if ended else "best known")
 
     def _higher(self, best: Path, carrying: Path, lively: Sequence[Path], now: float) -> Choice:
-        """`best` is of a better rank than what carries data."""
+        """Decide whether `best`, of a better rank, replaces the link that carries data."""
         if carrying.rank >= Rank.RELAYED:
             direct = [path for path in lively if path.rank < carrying.rank and self._proved(path, now)]
             if not direct:
@@ -165,7 +168,7 @@ class Chooser:
         return Choice(path.link_id, why)
 
     def _notice(self, paths: Sequence[Path], carrying: Path | None, now: float) -> Path | None:
-        """What happened since the last choice. Returns the link that carried, if it is gone."""
+        """Note what happened since the last choice. Return the link that carried data, if it is gone."""
         heard = self._heard_since
         self._heard_since = {p.link_id: heard.get(p.link_id, now) for p in paths if not p.silent(now)}
         if not paths:
@@ -179,7 +182,7 @@ class Chooser:
         if carrying is not None and (before is None or before.link_id != carrying.link_id):
             self._carrying, self._since = carrying, now
         if before is not None and before.rank < Rank.RELAYED and now - self._since >= MOVE_PAUSE:
-            self._probation = 0.0  # a path that has held for so long is forgiven
+            self._probation = 0.0  # the path has held long enough to be forgiven
         return ended
 
     def _died(self, path: Path, now: float) -> None:
@@ -196,14 +199,15 @@ def _preference(path: Path) -> tuple[Rank, float, float]:
 
 
 def surplus(paths: Sequence[Path], chosen: int | None, *, since: float, now: float) -> tuple[int, ...]:
-    """Links to close; the chosen one, which carries data `since` then, stays.
+    """Return the links to close. The chosen one, which has carried data since `since`, stays.
 
-    One of each kind is enough, and behind a link that carries data well only useful ones: a relay behind
-    one that a router may end, everything behind a relayed one. A newer link waits until the one that makes it
-    needless has been heard from since: after a change of addresses that one may be dead and not know it, and
-    the newer one is what there is. A passing one goes as soon as another carries data: what waits
-    in it goes on there.
+    One link of each kind is enough, and behind a link that carries data well only useful ones: a relay behind
+    a link that a router may end, everything behind a relayed one. A newer link waits until the one that makes
+    it needless has been heard since: after a change of addresses the older one may be dead and not know it,
+    and the newer one is all there is. A passing link goes as soon as another carries data: its waiting data
+    continues there.
     """
+    # The best link of each kind.
     kept: dict[LinkKind, Path] = {}
     for path in (path for path in paths if not path.passing):
         held = kept.get(path.kind)
@@ -213,6 +217,7 @@ def surplus(paths: Sequence[Path], chosen: int | None, *, since: float, now: flo
             or (held.link_id != chosen and path.established_at > held.established_at)
         ):
             kept[path.kind] = path
+    # Close the rest, and what is of no use behind the link that carries data.
     carrier = next((path for path in paths if path.link_id == chosen), None)
     settled = carrier is not None and not carrier.silent(now) and now - since >= STANDBY_FOR
 
@@ -230,8 +235,8 @@ def surplus(paths: Sequence[Path], chosen: int | None, *, since: float, now: flo
 
 
 def worth_standing_by(kind: LinkKind, path: str, *, carrier: LinkKind, carrier_path: str) -> bool:
-    """Is a link of this kind and path of use behind one that carries data?"""
+    """Say whether a link of this kind and path is of use behind the one that carries data."""
     rank, above = rank_of(kind, path), rank_of(carrier, carrier_path)
     if above is Rank.RELAYED or rank < above:
-        return True  # the next to carry
+        return True  # the next to carry data
     return rank is Rank.RELAYED and fragile(carrier, carrier_path)

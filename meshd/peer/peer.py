@@ -1,10 +1,10 @@
-"""Look after one peer: dial while that is wanted, greet, keep links, one durable session and its streams.
+"""Look after one peer: dial while wanted, greet, keep links, one durable session and its streams.
 
 A link is dialled here or accepted by a listener. Either way `run_link` owns it from its greeting to its end;
-`serve` owns the dials, the timer of the session, and the handlers of streams that the peer opens. Decisions
-are made in pure modules and all asked for here: which transport is dialled when (dial_schedule.py), which
-link carries data (path_selection.py, by links.py), which session goes on (mux/session_choice.py), whether the
-peer's process has ended (departure.py). What people see of the peer is put down in peer_facts.py.
+`serve` owns the dials, the timer of the session, and the handlers of streams that the peer opens. Pure
+modules make the decisions: which transport is dialled when (dial_schedule.py), which link carries data
+(path_selection.py, through links.py), which session continues (mux/session_choice.py), whether the peer's
+process has ended (departure.py). peer_facts.py keeps what people see of the peer.
 """
 
 import asyncio
@@ -38,18 +38,18 @@ from meshd.peer.streams import MeshStream, Streams
 from meshd.wire.dialable import Dialable, Source
 from meshd.wire.hello import Hello
 
-CHOOSE_SECONDS = 1.0  # between two looks at which link should carry data, unless one comes or goes
-TIMER_SLACK = 0.02  # seconds by which an acknowledgement may come late at most
+CHOOSE_SECONDS = 1.0  # between two choices of the link that carries data, unless one comes or goes
+TIMER_SLACK = 0.02  # an acknowledgement may be late by at most so many seconds
 CHALLENGE_SECONDS = 2.0  # an older incarnation that answers within this keeps the identity
-FAREWELL_SECONDS = 3.0  # for the goodbye to a node that is dropped; then its links are cut
-ATTEMPT_SECONDS = 30.0  # for a dialler that knows no end
+FAREWELL_SECONDS = 3.0  # for the goodbye to a dropped node; then its links are cut
+ATTEMPT_SECONDS = 30.0  # for a dialler without its own limit
 LOG = log.get("peer")
 
 
 class Peer:
     """Do everything that this node does with one peer. Implements greeting.GreetingHandler.
 
-    Of two `dialers` that are due the first begins first. `admitter`: who let in a peer that called us.
+    If two `dialers` are due, the first begins first. `admitter`: the admitter of a peer that called us.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class Peer:
         self.leads = node.peer > peer  # this side decides which link carries data
         self.facts = PeerFacts(node, book, peer)
         self.admitter = admitter
-        self.used_at = node.now()  # when it was wanted, or a stream was open, the last time the mesh looked
+        self.used_at = node.now()  # when it was last wanted or had an open stream, as the mesh saw it
         self.news_session = b""  # the session in which the mesh keeps a news stream open
         self.news: asyncio.Task[None] | None = None  # what keeps it open
         self._is_dropped = asyncio.Event()
         # Dials: by the index of their dialler.
         self._schedule = DialSchedule(tuple(dialer.transport for dialer in dialers))
         self._attempts: dict[int, asyncio.Task[None]] = {}
-        self._greeting: dict[int, Link] = {}  # made, and not attached yet
+        self._greeting: dict[int, Link] = {}  # dialled, and not attached yet
         self._failed: dict[int, Failed] = {}
         self._wake = asyncio.Event()
         self._is_test_due = self._is_leaving = False
@@ -90,40 +90,41 @@ class Peer:
         self._room = Slots(LINKS)
         self._links = PeerLinks(peer=peer, leads=self.leads, now=node.now)
         self._contained = Contained(self._source, "link", self.blame)
-        self._fault: MeshdError | None = None  # what the peer broke last, until the dials heed it
+        self._fault: MeshdError | None = None  # the peer's last violation, until it delays the dials
         self._shown: tuple[Present, ...] = ()
         self._chosen_at = 0.0
         # The session: at most one at a time, agreed on in greetings, given up once.
-        self.streams: Streams | None = None  # of the session that there is; read once a message
+        self.streams: Streams | None = None  # of the present session; read once a message
         self._session_id = b""
         self._fresh = node.random(session_choice.HALF_BYTES)
-        self._incarnation = b""  # of the peer's start that this identity lives in
+        self._incarnation = b""  # the peer's start that owns this identity
         self._grace = 0
-        self._unlinked_until: float | None = None  # the grace of a session that no link has carried yet
+        # The end of grace for a session that no link has carried yet.
+        self._unlinked_until: float | None = None
         self._owner: Owner | None = None
         self._is_served = asyncio.Event()
         self._alarm = Alarm(self._ring)
 
-    # What others ask.
+    # Questions of others.
 
     @property
     def linked(self) -> bool:
-        """Tell whether at least one link carries or stands by."""
+        """True if at least one link carries data or stands by."""
         return len(self._links) > 0
 
     @property
     def in_use(self) -> bool:
-        """Tell whether a stream is open that is not of the mesh's own."""
+        """True while a stream is open that is not of the mesh itself."""
         return self.streams is not None and self.streams.in_use
 
     @property
     def session_id(self) -> bytes:
-        """Return the id: another one whenever streams could not survive; empty without a session."""
+        """The id: it changes whenever streams could not survive; empty without a session."""
         return self._session_id if self.streams is not None else b""
 
     @property
     def hears(self) -> bool:
-        """Tell whether something was heard from the peer a moment ago."""
+        """True if something was heard from the peer a moment ago."""
         return any(link.lively for link in self._present())
 
     def status(self) -> PeerStatus:
@@ -155,14 +156,14 @@ class Peer:
         return rtt, path
 
     def blame(self, fault: Fault) -> None:
-        """Count a failure that the peer caused here, and that nobody foresaw."""
+        """Count an unexpected failure that the peer caused here."""
         self._node.faults.blame(self.id, self._node.now(), fault.what)
 
-    # What others tell.
+    # Reports of others.
 
     @property
     def wanted(self) -> bool:
-        """Tell whether there is to be a session. If not, nothing is dialled; what there is stays."""
+        """True if there is to be a session. If not, nothing is dialled; existing links stay."""
         return self._wanted
 
     @wanted.setter
@@ -174,14 +175,15 @@ class Peer:
     def poke(self, *, although_connected: bool = False) -> None:
         """Dial now: something changed (a record, a NAT; `although_connected`: our addresses, or we slept).
 
-        Back-offs are forgotten; with `although_connected` what there is is tested and dialled anew as well.
+        Back-offs are forgotten; with `although_connected`, existing links are tested and dialled again as
+        well.
         """
         self._schedule.changed(self._dial_facts(), again=although_connected)
         self._is_test_due = self._is_test_due or although_connected
         self._wake.set()
 
     def told(self) -> None:
-        """Dial now, as others said something new of the peer, unless they do so too often."""
+        """Dial now, as others reported something new of the peer, unless they do so too often."""
         if self._rates.retries.spend(self.id, self._node.now()):
             self.poke()
         self._wake.set()  # there may be something to dial for the first time
@@ -193,12 +195,12 @@ class Peer:
         self._end_session(f"{OWN_GOODBYE}: {reason}")
 
     def stop(self) -> None:
-        """Dial no more."""
+        """Stop dialling."""
         self._is_leaving = True
         self._wake.set()
 
     def drop(self) -> None:
-        """Dial no more, and let `serve` return once the goodbye is out."""
+        """Stop dialling, and let `serve` return once the goodbye is out."""
         self.stop()
         self._is_dropped.set()
 
@@ -217,22 +219,22 @@ class Peer:
                         seen = await self._node.wait_changed(seen)
             except TimeoutError:
                 pass
-            self.close(Code.NONE, "not a member any more")  # a link that was made meanwhile
+            self.close(Code.NONE, "not a member any more")  # ends a link that was made meanwhile
             owner.cancel()
 
     async def _keep_session(self) -> None:
-        """Own timers and the handlers of incoming streams until cancelled."""
+        """Run timers and the handlers of incoming streams until cancelled."""
         async with Owner() as owner:
             self._owner = owner
             self._is_served.set()
             try:
                 await self._alarm.run()
-            finally:  # before the owner ends: it takes no new handlers from here on
+            finally:  # before the owner ends: it accepts no new handlers from here on
                 self._owner = None
                 self._drop_session("this node is stopping", PeerState.KNOWN)
 
     async def run_link(self, link: Link) -> None:
-        """Own `link` until it has ended, as one of few at once: one more is closed. Raises as `_live_on`."""
+        """Run `link` until it ends; a surplus link is closed. Raises as `_live_on`."""
         release = self._room.take(self.id)
         if release is None:
             LOG.info("link_surplus", peer=self.id.short, link=link.info.kind.value)
@@ -244,13 +246,14 @@ class Peer:
             release()
 
     async def _live_on(self, link: Link) -> None:
-        """Own `link`: greet, attach, carry; returns when it has ended.
+        """Run `link`: greet, attach, carry; return when it has ended.
 
-        Raises Refused when either side says no, RemoteProtocolError when the peer broke the rules.
+        Raises Refused when either side refuses, RemoteProtocolError when the peer broke the rules.
         """
         driver: LinkDriver | None = None
         cut = False
         try:
+            # Greet, then carry.
             too_many = self._node.faults.refusal(self.id, self._node.now())
             if too_many is not None:
                 await turn_away(link, too_many)
@@ -261,6 +264,7 @@ class Peer:
                 driver = self._new_driver(link, greeted.session_id)
                 self._attach(driver, greeted.hello)
                 await driver.carry(greeted.rest)
+        # A violation ends the session as well.
         except (RemoteProtocolError, Fault) as error:
             self.facts.last_error = error.what
             self._fault = error
@@ -282,10 +286,10 @@ class Peer:
             finally:
                 await link.aclose()
 
-    # Greetings: see greeting.GreetingHandler.
+    # Greetings (greeting.GreetingHandler).
 
     def my_hello(self, theirs: Hello | None) -> Hello:
-        """Say what this side knows of sessions; the leader speaks first, the follower answers."""
+        """Return our Hello with what this side knows of sessions; the leader speaks first."""
         if theirs is None:
             return self._node.hello(current=self.session_id, fresh=self._fresh, chosen=b"")
         offer = session_choice.SessionOffer(current=theirs.current or None, fresh=theirs.fresh)
@@ -295,17 +299,18 @@ class Peer:
         return self._node.hello(current=b"", fresh=b"", chosen=answer.session_id)
 
     async def check_hello(self, theirs: Hello) -> None:
-        """Refuse a second place with one identity, while the first one answers."""
+        """Refuse a second place with one identity while the first one answers. Raises Refused."""
         if self._incarnation in (b"", theirs.incarnation):
             return
         remote = await self._links.first_answer(CHALLENGE_SECONDS)
         if remote is not None:
             raise in_use(remote)
-        if self._incarnation != theirs.incarnation:  # else another of its links was quicker, and has begun
+        # If they are equal now, another link of the new process was quicker, and has begun.
+        if self._incarnation != theirs.incarnation:
             self._end_session("it was restarted")
 
     def settle(self, mine: Hello, theirs: Hello) -> bytes:
-        """Begin the session that the Hellos agree on, unless it is there. Raises Broken."""
+        """Begin the session that the Hellos agree on, unless it exists; return its id. Raises Broken."""
         self._incarnation = theirs.incarnation
         session_id, begins = self._agreed(mine, theirs)
         if begins:
@@ -332,17 +337,17 @@ class Peer:
         return self._node.bans.entries()
 
     def learn_bans(self, entries: Sequence[bytes]) -> int:
-        """Take bans in; returns how many do not hold."""
+        """Take bans in; return how many are invalid."""
         return self._node.learn_bans(entries)
 
     def check_banned(self, link: Link) -> None:
-        """Raise Refused (code `banned`) if the peer is."""
+        """Raise Refused (code `banned`) if the peer is banned."""
         self._node.check_banned(link.info.member)
 
     # The session.
 
     def _begin_session(self, session_id: bytes, *, grace: int, owner: Owner) -> None:
-        """Make a session; the one before was dropped. `owner` runs the handlers of the peer's streams."""
+        """Create a session; the previous one was dropped. `owner` runs the handlers of the peer's streams."""
         self._session_id, self._grace = session_id, grace
         session = Session(
             side="leader" if self.leads else "follower",
@@ -386,9 +391,10 @@ class Peer:
         self._alarm.set(None if streams is None else streams.session.next_timeout() or self._unlinked_until)
 
     def _rearm(self, at: float) -> None:
-        """Set the timer, as the session wants it at `at`, for an acknowledgement that waits for company say.
+        """Set the timer for the session's `at`, when an acknowledgement that waits for company has to go out.
 
-        It may come late by as much as it was to wait, a little: moving it each time costs more.
+        The timer may be late by as much as the acknowledgement was to wait, within TIMER_SLACK: moving it
+        each time costs more.
         """
         armed = self._alarm.at
         if armed is None or armed > at + min(at - self._node.now(), TIMER_SLACK):
@@ -404,7 +410,7 @@ class Peer:
             streams = self.streams
             if streams is None or session is not streams.session:
                 return  # the end of an older session: its streams are broken already
-            if type(event) is events.DataReceived:  # nearly all of them
+            if type(event) is events.DataReceived:  # nearly all events
                 streams.deliver(event.stream_id, event.data)
                 continue
             match event:
@@ -426,7 +432,7 @@ class Peer:
                     streams.feed(event, self.facts.member)
 
     def _end_session(self, reason: str, state: PeerState = PeerState.KNOWN) -> None:
-        """End the session for both sides: its links go with it."""
+        """End the session for both sides, with its links."""
         self._drop_session(reason, state)
         self._links.end(reason)
 
@@ -445,7 +451,7 @@ class Peer:
     # Links.
 
     def _new_driver(self, link: Link, session_id: bytes) -> LinkDriver:
-        """Return what drives a link whose greeting is over; it is not attached yet. Raises Broken."""
+        """Return the driver for a link whose greeting is over; it is not attached yet. Raises Broken."""
         if self.streams is None or self._session_id != session_id:
             raise Broken("the session ended during the greeting")
         return LinkDriver(
@@ -489,7 +495,7 @@ class Peer:
         self._node.changed()
 
     def _present(self) -> tuple[Present, ...]:
-        """Return the links that there are, as the planning of dials sees them."""
+        """Return the existing links, as the planning of dials sees them."""
         return self._links.present(self.streams.session) if self.streams is not None else ()
 
     def _choose(self) -> None:
@@ -511,7 +517,7 @@ class Peer:
     # Dials.
 
     async def _dial(self) -> None:
-        """Dial for as long as this runs; owns the links that it made."""
+        """Dial for as long as this runs, and own the links that were made."""
         async with Owner() as owner:
             while True:
                 self._wake.clear()
@@ -531,7 +537,7 @@ class Peer:
         return owner.start_for(self._source, work, name=f"{what} {self.id.short}", blame=self.blame)
 
     def _look_at_attempts(self) -> None:
-        """See what became of the links that were greeting, and of the last session."""
+        """Act on links that have finished their greeting, and on the last session's fault."""
         for index, link in list(self._greeting.items()):
             if self._links.has(link):
                 del self._greeting[index]
@@ -582,7 +588,7 @@ class Peer:
         ]
 
     async def _attempt(self, index: int, owner: Owner) -> None:
-        """Dial, and hand the link to a separate task: giving up the attempt must not end it."""
+        """Dial, and hand the link to a separate task: giving up the attempt must not end the link."""
         dialer = self._dialers[index]
         try:
             async with asyncio.timeout(ATTEMPT_SECONDS):
@@ -612,7 +618,7 @@ class Peer:
     async def _hand_over(self, link: Link, work: Coroutine[object, object, None], owner: Owner) -> None:
         try:
             self._start(owner, work, "link to")
-        except Closed:  # everything ends
+        except Closed:  # this node is stopping
             await link.aclose()
 
     async def _run_dialled(self, index: int, link: Link) -> None:
@@ -623,9 +629,9 @@ class Peer:
         except MeshdError as caught:
             error = caught
         finally:
-            if self._greeting.get(index) is link:  # never attached, or so short that nobody saw it
+            if self._greeting.get(index) is link:  # never attached, or so briefly that nobody saw it
                 del self._greeting[index]
-                # Without an error of its own the peer just hung up: it is not dialled again at once either.
+                # Without its own error the peer just hung up: it is not dialled again at once either.
                 self._fell_through(index, error or Broken("the link ended before it carried any data"))
                 if isinstance(error, Refused):  # by the peer itself: the link was proven
                     self._schedule.refused(self._node.now(), self._rng())
@@ -642,7 +648,7 @@ class Peer:
             self._dials_failed(error.tried)
         failure = error.failure if isinstance(error, DialError) else None
         self._failed[index] = Failed(transport, failure, error.what)
-        # What fails in a way that nobody foresaw fails again; a peer that broke the rules: see `_fault`.
+        # An unexpected failure will happen again; for a peer that broke the rules see `_fault`.
         refused = isinstance(error, Refused | Fault)
         self._schedule.failed(index, self._node.now(), self._rng(), refused=refused)
         if not self.linked and (refused or index == min(self._failed)):
@@ -650,10 +656,10 @@ class Peer:
         if isinstance(error, Refused):
             self.facts.refused(error)
 
-    # Has its process ended? See departure.py.
+    # The end of the peer's process: see departure.py.
 
     def _ask_whether_gone(self, owner: Owner) -> float | None:
-        """Dial where the peer was, when that is due; returns when it is next.
+        """Dial where the peer was, if that is due; return when it is due next.
 
         The attempts of the schedule may take longer: they wait for all addresses of the peer.
         """
@@ -676,7 +682,7 @@ class Peer:
         except DialError as error:
             self._dials_failed(error.tried)
         except (MeshdError, TimeoutError):
-            return  # it answers, whatever it says
+            return  # something answers there
         else:
             await self._hand_over(link, self._run_found(link), owner)
         finally:
@@ -687,7 +693,7 @@ class Peer:
             await self.run_link(link)
 
     def _dials_failed(self, tried: Sequence[Tried]) -> None:
-        """Take in how plain TCP dials have ended. The session does not wait for a process that is gone."""
+        """Note how plain TCP dials have ended. The session does not wait for a process that is gone."""
         why = self._departure.tried(tried, self._node.now())
         if why and self.streams is not None and not self.linked:
             self.facts.found_gone(why)

@@ -1,6 +1,6 @@
-"""Keep what is known of one peer, and how this node stands with it: what status shows, and the log says.
+"""Keep what is known of one peer and of our relation to it, for status and the log.
 
-Written by what the peer (peer.py) learns; the links are asked for when it is shown.
+The peer (peer.py) writes these facts; the links are asked when status is shown.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ LOG = log.get("peer")
 
 
 class PeerFacts:
-    """Keep the facts about one peer, for as long as there is a `Peer` for it."""
+    """The facts about one peer, kept while a `Peer` for it exists."""
 
     def __init__(self, node: Node, book: Book, peer: PeerId) -> None:
         self._node = node
@@ -48,13 +48,13 @@ class PeerFacts:
 
     @property
     def label(self) -> str:
-        """Return how people know the peer."""
+        """The peer's name for people."""
         return self.name or self._peer.short
 
     def status(
         self, paths: Sequence[PathStatus], *, is_connecting: bool, failed: Mapping[int, Failed], grace: int
     ) -> PeerStatus:
-        """Return a snapshot. `is_connecting`: it is dialled, and there is no session."""
+        """Return a snapshot. `is_connecting`: the peer is being dialled, and there is no session."""
         relayed = any(path.selected and path.link.path == RELAYED for path in paths)
         return PeerStatus(
             peer=self._peer,
@@ -76,7 +76,7 @@ class PeerFacts:
         )
 
     def not_connected(self) -> Broken:
-        """Return what is raised for whoever needs a session."""
+        """Return the error for callers that need a session."""
         return Broken(f"not connected to {self.label}: {self.last_error or 'no link yet'}")
 
     def places(self) -> list[Dialable]:
@@ -93,12 +93,12 @@ class PeerFacts:
         record = self._book.record(self._peer)
         theirs = None
         if record is not None and CAPABILITY in record.capabilities:
-            with suppress(RemoteProtocolError):  # of a later version, say
+            with suppress(RemoteProtocolError):  # of a later version, for example
                 theirs = NetFacts.from_text(record.capabilities[CAPABILITY])
         return self._node.host.why_not_direct(theirs, last_error(failed))
 
     def take_name(self) -> None:
-        """Call a peer that is not linked what its record says."""
+        """Take the name of a peer without a link from its record."""
         record = self._book.record(self._peer)
         if record is not None:
             self.name, self.role = naming.shown(record.name), record.role
@@ -111,13 +111,13 @@ class PeerFacts:
             self._node.changed()
 
     def carried(self) -> None:
-        """Note that a link carries data: one that is only attached may wait for the leader to say so."""
+        """Note that a link carries data: a link that is only attached may wait for the leader's choice."""
         if self._state is PeerState.SUSPENDED:
             self._resumes += 1
         self.set_state(PeerState.CONNECTED)
 
     def met(self, hello: Hello, member: Member) -> None:
-        """Take what the peer says of itself on a link that is attached now; what was wrong before is over."""
+        """Note the peer's description of itself on a newly attached link; earlier errors are over."""
         self.name, self.role = naming.shown(hello.name), hello.role
         self._compare(hello.native)
         self._software = hello.software
@@ -127,7 +127,7 @@ class PeerFacts:
         self._is_parting = False
 
     def _compare(self, native: NativeVersion) -> None:
-        """Log once how the build of a node that was not seen with it compares to ours."""
+        """Log once how the native build of the peer compares to ours."""
         found = difference(self._node.facts.native, native) if native != self._native else None
         self._native = native
         if found is not None:
@@ -135,7 +135,7 @@ class PeerFacts:
             tell("native_differs", peer=self._peer.short, name=self.name, why=found.what, hint=found.hint)
 
     def link_up(self, link: LinkInfo) -> None:
-        """Log a link that is attached, once what follows from that has been done."""
+        """Log an attached link, after acting on it."""
         LOG.info("link_up", peer=self._peer.short, name=self.name, link=link.kind.value, remote=link.remote)
 
     def link_lost(self, link: LinkInfo, why: str) -> None:
@@ -151,7 +151,7 @@ class PeerFacts:
         self._gone = why
 
     def said_goodbye(self, code: int, reason: str) -> None:
-        """Note that the peer is ending the session on purpose: that its links end is no loss then."""
+        """Note that the peer ends the session on purpose, so the end of its links is no loss."""
         self._is_parting = True
         if code == Code.SHUTDOWN:
             self._stopped = reason or "it was stopped"
@@ -159,7 +159,7 @@ class PeerFacts:
             self._banned(reason or "this node is banned")
 
     def refused(self, error: Refused) -> None:
-        """Note that the peer would not have a link with us."""
+        """Note that the peer refused a link with us."""
         self.last_error = error.what
         if error.code == "banned":
             self._banned(error.what)
@@ -169,7 +169,7 @@ class PeerFacts:
             )
 
     def _banned(self, why: str) -> None:
-        """Note that the peer holds this node for banned."""
+        """Note that the peer considers this node banned."""
         self._says_banned = why
         self._node.told_banned(self._peer, self.label, why)
         self._node.changed()

@@ -1,9 +1,9 @@
-"""With whom this node keeps a session, in a mesh of any size; and whom of the others it takes to be there.
+"""Decide with which members this node keeps a session, and which it believes to be present.
 
-In a small mesh (up to nine) everybody is connected with everybody, and nothing here does anything. In a
-larger one presence_gossip.py knows who is there, and topology.py tells from that with whom to keep a session.
-Others are connected on demand. A node that should have a session with another one, and has none, says so to
-all.
+In a small mesh (up to nine) every member is connected with every other, and this module does nothing. In a
+larger one presence_gossip.py knows which members are present, and topology.py derives from that with which to
+keep a session. Others are connected on demand. A node that should have a session with another, and has none,
+says so to all.
 """
 
 from collections.abc import Callable, Collection, Mapping, Set
@@ -16,28 +16,28 @@ from meshd.peer.node import Node
 from meshd.peer.presence_gossip import PresenceGossip, Signer
 from meshd.peer.topology import DEGREE, Seat, wanted
 
-LOSS_SECONDS = 6.0  # without a link to one whom we had a session with, until we say that it is away
-VAIN_SECONDS = 30.0  # the same where there never was one: ways through NATs take their time
-TOLD_AGAIN_SECONDS, MAX_AGAIN_SECONDS = 60.0, 3600.0  # until it is said again of one that has refuted it
-NEW_SECONDS = 75.0  # a member that is known by address only is taken to be there
-ALONE_SECONDS = 30.0  # without any session: of nobody is known whether it is there
-DEMAND_SECONDS = 120.0  # a session that somebody asked for, from its last use
-FEW = 3  # with fewer sessions than this, others are tried as well
-_LOOK_SECONDS = (
-    15.0  # how long one who is not wanted is tried: when we have few, or to find a mesh that was cut in two
-)
+LOSS_SECONDS = 6.0  # without a link to a member that had a session with us, until we report it as away
+VAIN_SECONDS = 30.0  # the same without any earlier session: NAT traversal takes its time
+TOLD_AGAIN_SECONDS, MAX_AGAIN_SECONDS = 60.0, 3600.0  # until a refuted report is repeated
+NEW_SECONDS = 75.0  # a member that is known only by address is believed to be present for so long
+ALONE_SECONDS = 30.0  # without any session: then the presence of others is unknown
+DEMAND_SECONDS = 120.0  # a session on demand is kept for so long after its last use
+FEW = 3  # with fewer sessions than this, other members are tried as well
+# How long an unwanted member is tried: when we have few sessions, or to find a part of a mesh that was
+# cut in two.
+_LOOK_SECONDS = 15.0
 ALONE_TRIES, AWAY_TRIES = 4, 1
 
 
 def in_order(peers: Collection[PeerId]) -> list[PeerId]:
-    """The same in every process, which the order of a set is not."""
+    """Sort by raw id: unlike the order of a set, this is the same in every process."""
     return sorted(peers, key=lambda peer: peer.raw)
 
 
 class MemberPresence:
-    """Which members are there, as this node sees it, and with which of them it keeps a session.
+    """The members' presence as this node sees it, and the sessions that it keeps.
 
-    `tick` every few seconds; the rest are questions.
+    Call `tick` every few seconds; the other methods are questions.
     """
 
     def __init__(self, *, node: Node, book: Book, signer: Signer, rng: Callable[[], float]) -> None:
@@ -55,21 +55,23 @@ class MemberPresence:
         self._tried: frozenset[PeerId] = frozenset()
         self._tried_until = 0.0
         self._wanted: frozenset[PeerId] = frozenset()
-        self._seats: Mapping[PeerId, Seat] = {}  # of those who are there, by which that was told
-        self._seat_of: dict[PeerId, tuple[PeerRecord | None, Seat]] = {}  # and what each was made of
+        self._seats: Mapping[PeerId, Seat] = {}  # of present members, from their records
+        # The record from which each seat was made, and the seat.
+        self._seat_of: dict[PeerId, tuple[PeerRecord | None, Seat]] = {}
         self._members: frozenset[PeerId] = frozenset()
         self._away: list[PeerId] = []
-        self._seen: tuple[object, ...] = ()  # what `_seats` were made of
-        self._look_at = 0.0  # when they change by themselves
-        self._missed: dict[PeerId, tuple[float, float]] = {}  # since when, and after how long that is said
+        self._seen: tuple[object, ...] = ()  # the state from which `_seats` were made
+        self._look_at = 0.0  # when the seats change without an event
+        # Since when a member is missed, and how long until that is reported.
+        self._missed: dict[PeerId, tuple[float, float]] = {}
         self._said: dict[
             PeerId, tuple[float, float]
-        ] = {}  # until when it is not said again; the wait after that
-        self._met_anybody: float | None = None  # when there was a session the last time, or we began
+        ] = {}  # until when it is not reported again, and the next wait
+        self._met_anybody: float | None = None  # when there was last a session, or we began
         self.large = False
 
     def tick(self, connected: Collection[PeerId]) -> None:
-        """Look who is there. `connected`: with whom there is a session now."""
+        """Update presence. `connected`: the members with a session now."""
         now = self._node.now()
         self._look_at_members(now)
         for peer in [peer for peer, until in self._demanded.items() if until <= now]:
@@ -113,38 +115,38 @@ class MemberPresence:
             self._wanted = wanted(self._node.peer, seats)
 
     def wishes(self) -> Set[PeerId]:
-        """With whom a session is to be kept, or made."""
+        """Return the members with which a session is to be kept or made."""
         if not self.large:
             return self._members
         return (self._wanted | self._demanded.keys() | self._tried) & self._members
 
     def wants(self, peer: PeerId) -> bool:
-        """Is a session with it to be kept, or made?"""
+        """Say whether a session with the member is to be kept or made."""
         return self.keeps(peer) or peer in self._demanded or peer in self._tried
 
     def keeps(self, peer: PeerId) -> bool:
-        """Is one kept by the rule, whatever anybody does?"""
+        """Say whether the topology keeps a session, whatever the demand."""
         return peer in (self._wanted if self.large else self._members)
 
     def demand(self, peer: PeerId) -> None:
-        """Somebody wants to talk to it now."""
+        """Note that somebody needs a session with the member now."""
         self._demanded[peer] = self._node.now() + DEMAND_SECONDS
 
     def present(self, peer: PeerId) -> bool:
-        """There, as far as the others know; False as well while this node hears from nobody."""
+        """Say whether gossip reports the member as present; also False while this node hears from nobody."""
         return self.large and not self._is_alone() and self._is_there(peer, self._node.now())
 
     def away_since(self, peer: PeerId) -> float | None:
-        """Loop time; None: it is not known to be away."""
+        """Return the loop time since which the member is away; None if it is not known to be away."""
         away = self.gossip.away_since(peer, self._node.now())
         return self._met_anybody if away is None and self._is_alone() else away
 
     def met(self, peer: PeerId) -> float:
-        """Loop time at which it was first known here."""
+        """Return the loop time at which the member was first known here."""
         return self._met.get(peer, self._node.now())
 
     def forget(self, peer: PeerId) -> None:
-        """It is no member any more."""
+        """Forget a node that is no longer a member."""
         self._met.pop(peer, None)
         self._missed.pop(peer, None)
         self._said.pop(peer, None)
@@ -152,7 +154,7 @@ class MemberPresence:
         self.gossip.forget(peer)
 
     def parted(self, peer: PeerId) -> None:
-        """It said goodbye: whether it comes back is not waited for."""
+        """Note that the member said goodbye: its return is not awaited."""
         if peer in self._wanted:
             self._missed[peer] = self._node.now(), 0.0
 
@@ -175,7 +177,7 @@ class MemberPresence:
         return self.gossip.away_since(peer, now) is None
 
     def _miss(self, connected: Collection[PeerId], now: float) -> None:
-        """Say of those with whom a session is to be kept, and is not, that they are away."""
+        """Report wanted members without a session as away."""
         for peer in self._missed.keys() - self._wanted:
             del self._missed[peer]
         for peer in in_order(self._wanted):
@@ -190,7 +192,7 @@ class MemberPresence:
                 self._node.changed()
 
     def _try_others(self, now: float, sessions: int) -> None:
-        """Some more while we have few sessions; and now and then one who seems to be away."""
+        """Try some more members while we have few sessions, and now and then an absent one."""
         if now < self._tried_until:
             return
         self._tried_until = now + _LOOK_SECONDS

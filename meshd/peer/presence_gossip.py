@@ -1,10 +1,11 @@
-"""Who of a large mesh is there, by what the members say: nobody repeats it while nothing changes. Pure.
+"""Gossip about the presence of a large mesh's members; silent while nothing changes. Pure.
 
-A member is there until somebody says that it is away: one that should have a session with it, and has none.
-That is told to all, and so to the member itself, which refutes it with a later sign of life if it lives; a
-statement that nobody has refuted for a while is believed. Of the statements about a member the greatest
-counts: (sequence of its record, count of its sign of life, away or not). So all nodes come to the same, in
-whatever order they hear it, and only the member itself can raise the number against which others speak.
+A member is present until a node reports it as away: a node that should have a session with it, and has none.
+The report reaches all nodes, and so the member itself, which refutes it with a later sign of life if it
+lives; a report that stays unrefuted for a while is believed. Of the statements about a member the greatest
+counts: (sequence of its record, count of its sign of life, away or not). So all nodes reach the same result,
+in whatever order they hear the statements, and only the member itself can raise the number against which
+others speak.
 """
 
 from collections.abc import Callable
@@ -20,14 +21,14 @@ from meshd.identity.membership import Admitter
 from meshd.identity.presence import Presence
 from meshd.peer.interface import Book
 
-SUSPECT_SECONDS = 8.0  # for a live node to refute that it is gone
+SUSPECT_SECONDS = 8.0  # for a live node to refute a report of its absence
 
 Order = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Signer:
-    """What signs our own signs of life."""
+    """The key and mesh with which our own statements are signed."""
 
     key: KeyPair
     mesh: MeshId
@@ -44,14 +45,14 @@ class PresenceGossip:
     """The reported presence of each member in `book`; `now` is loop time in seconds."""
 
     def __init__(self, *, me: PeerId, own: Callable[[], int], book: Book, signer: Signer) -> None:
-        """`own` gives the sequence number of our record."""
+        """Start without reports. `own` returns the sequence number of our record."""
         self._me = me
         self._own = own
         self._book = book
         self._signer = signer
         self._of: dict[PeerId, _MemberLife] = {}
-        self.journal: Journal[PeerId] = Journal()  # of whom something was heard last
-        self.turns: Journal[PeerId] = Journal()  # who was said to be away, or is so no more
+        self.journal: Journal[PeerId] = Journal()  # members by the last report about them
+        self.turns: Journal[PeerId] = Journal()  # members that were reported away, or are back
         self._reporters: TokenBuckets[PeerId] = TokenBuckets(AWAY_OF_ONE)
         self._issuers: TokenBuckets[Admitter] = TokenBuckets(AWAY_OF_ISSUER)
         self._accusations: TokenBuckets[tuple[Admitter, PeerId]] = TokenBuckets(AWAY_OF_SUBJECT)
@@ -61,7 +62,7 @@ class PresenceGossip:
     # Questions.
 
     def order(self, peer: PeerId) -> Order:
-        """Of its last sign of life that is known here: a record is one as well."""
+        """Return the order of the last known sign of life; a record counts as one."""
         record, life = self._book.record(peer), self._of.get(peer)
         told = (record.sequence if record is not None else -1, 0)
         if peer == self._me:
@@ -69,7 +70,7 @@ class PresenceGossip:
         return max(told, life.sign.order) if life is not None and life.sign is not None else told
 
     def statements(self, peer: PeerId) -> tuple[Presence | None, Away | None]:
-        """What others are told of its life, beside the record: those that count."""
+        """Return the statements about a member that count, besides its record: sign of life and absence."""
         life = self._of.get(peer)
         if life is None:
             return None, None
@@ -79,25 +80,28 @@ class PresenceGossip:
         return sign, away
 
     def mark_of(self, peer: PeerId) -> tuple[int, int, int]:
-        """Orders reports about one node: the greater is the newer."""
+        """Return a key that orders reports about one node: the greater is the newer."""
         return *self.order(peer), self.statements(peer)[1] is not None
 
     def away_since(self, peer: PeerId, now: float) -> float | None:
-        """Loop time at which it was said to be away, and nobody refuted that; None: it is there."""
+        """Return the loop time of an unrefuted report of absence; None: the member is present."""
         if self.statements(peer)[1] is None:
             return None
         since = self._of[peer].since
         return since if now - since >= SUSPECT_SECONDS else None
 
     def next_verdict(self, now: float) -> float | None:
-        """When somebody who is suspected now will be taken to be away."""
+        """Return when the next suspected member will be believed to be away."""
         dates = (life.since + SUSPECT_SECONDS for life in self._of.values() if life.away is not None)
         return min((date for date in dates if date > now), default=None)
 
-    # What others say.
+    # Statements of others.
 
     def hear_sign(self, sign: Presence) -> bool | None:
-        """A sign of life. False: it does not hold; None: nothing new, or of nobody known."""
+        """Take a sign of life in.
+
+        Returns False if it is invalid, None if it is not new or the node is unknown.
+        """
         if sign.peer == self._me:
             return None
         record = self._book.record(sign.peer)
@@ -112,13 +116,15 @@ class PresenceGossip:
         return True
 
     def hear_away(self, away: Away, now: float, *, teller: PeerId) -> bool | None:
-        """A statement that somebody is away; as `hear_sign`. One about us is refuted by `refute`.
+        """Take a report of absence in; returns as `hear_sign`. A report about us is refuted by `refute`.
 
-        Who has no session with us does not tell us so itself: that is one who wants to keep us busy.
+        A reporter without a session to us does not tell us so itself: such a report only wants to keep us
+        busy.
         """
         about_us = away.peer == self._me
         if away.order != self.order(away.peer) or (about_us and (self._accused or teller == away.reporter)):
             return None
+        # A report counts against its reporter, and against the reporter's admitter.
         reporter = self._book.record(away.reporter)
         if reporter is None or away.reporter in (away.peer, self._me):
             return None
@@ -131,18 +137,18 @@ class PresenceGossip:
             return None
         if not away.holds(self._signer.mesh):
             return False
-        for bucket in buckets:  # not before it is known to be the reporter's word
+        for bucket in buckets:  # not before the reporter's signature is checked
             bucket.spend(1, now)
         self._keep(away, now)
         return True
 
     def _hear_of_us(self, away: Away, mesh: MeshId) -> bool:
-        """However many there were: others may have listened to this one."""
+        """Note a report about us, however many there were: others may have believed this one."""
         self._accused = away.holds(mesh)
         return self._accused
 
     def _buckets_of(self, away: Away, admitter: Admitter, now: float) -> tuple[TokenBucket, ...]:
-        """All that it counts for: the reporter may have any number of keys, but not of admitters."""
+        """Return all buckets that the report spends: a reporter may have many keys, but few admitters."""
         return (
             self._reporters.of(away.reporter, now),
             self._issuers.of(admitter, now),
@@ -158,10 +164,10 @@ class PresenceGossip:
         self.journal.touch(peer)
         self.turns.touch(peer)
 
-    # What we say.
+    # Our statements.
 
     def refute(self, now: float) -> bool:
-        """Say that we live where somebody says that we do not; True: there is something to tell."""
+        """Sign a sign of life if a node has reported us away; return True if there is something to send."""
         if not self._accused or not self._refutations.spend(1, now):
             return False
         self._accused = False
@@ -172,7 +178,7 @@ class PresenceGossip:
         return True
 
     def report(self, peer: PeerId, now: float) -> bool:
-        """Say that a member is away, unless that is said already, or too much was."""
+        """Report that a member is away, unless that is known already, or we have reported too much."""
         if self._book.record(peer) is None or self.statements(peer)[1] is not None:
             return False
         if not self._reporters.of(self._me, now).spend(1, now):
@@ -182,7 +188,7 @@ class PresenceGossip:
         return True
 
     def forget(self, peer: PeerId) -> None:
-        """It is no member any more: what it said of others does not count any more either."""
+        """Forget a node that is no longer a member, and its reports about others."""
         self._of.pop(peer, None)
         self.journal.drop(peer)
         self.turns.drop(peer)

@@ -1,12 +1,12 @@
-"""Who sends over one link now: a state and an event in, the next state and what to do out. Pure.
+"""Decide who sends over one link now: state and event in, next state and action out. Pure.
 
 A caller that has given the session data asks to send it. So does, indirectly, the code that feeds the session
 with what a link has received: deep in nested calls, and while the link's own task may be at work. This table
 says what each may do, so that nothing is sent while the session is being fed or within another send, and
-nothing overtakes what a full link has not taken.
+nothing overtakes what a full link has not accepted.
 
-`step` has the rules. The driver (links.py) looks up rows that are made of it once, by the number of a
-state in `TURNS`: each message asks several times, and so it costs no more than a flag.
+`step` has the rules. The driver (links.py) looks up precomputed rows, by the number of a state in `TURNS`:
+each message asks several times, and so it costs no more than a flag.
 """
 
 from collections.abc import Sequence
@@ -15,46 +15,46 @@ from enum import Enum
 
 
 class SendState(Enum):
-    """Of the sending side."""
+    """The state of the sending side."""
 
     WORKING = "working"  # the task is at work: it asks the session again before it rests
     IDLE = "idle"  # the task rests: a caller with something to send does so at once
-    SENDING = "sending"  # somebody does
-    HELD = "held"  # the link has not taken all of it: the task was woken for the rest
+    SENDING = "sending"  # somebody is sending
+    HELD = "held"  # the link has not accepted all of it: the task was woken for the rest
 
 
 class FeedState(Enum):
-    """Of the receiving side."""
+    """The state of the receiving side."""
 
     NO = "no"
     FEEDING = "feeding"  # the session is taking in what was received
-    ASKED = "asked"  # it is, and something is to be sent because of that
+    ASKED = "asked"  # the same, and something is to be sent because of it
 
 
 class SendEvent(Enum):
-    """What happens to a link's sending side."""
+    """An event on a link's sending side."""
 
     ASKED = "asked"  # the session may have something to send
     FEED = "feed"  # the session is about to take in what was received
-    FED = "fed"  # it has
+    FED = "fed"  # the session has taken it in
     FEED_FAILED = "feed failed"
-    SENT = "sent"  # who sent at once is done
-    FULL = "full"  # the link takes no more, or is broken; the task, which is woken, has the rest
+    SENT = "sent"  # the immediate send is done
+    FULL = "full"  # the link accepts no more, or is broken; the task, which is woken, has the rest
     TASK_WORKS = "task works"
     TASK_RESTS = "task rests"
 
 
 class SendAct(Enum):
-    """What to do then."""
+    """The action to take."""
 
     NOTHING = "nothing"
     SEND = "send"  # at once
-    WAKE = "wake"  # the task, which will
+    WAKE = "wake"  # wake the task, which will send
 
 
 @dataclass(frozen=True, slots=True)
 class SendTurn:
-    """A state."""
+    """The combined state of both sides."""
 
     sends: SendState
     feeds: FeedState = FeedState.NO
@@ -65,7 +65,7 @@ TURNS = tuple(SendTurn(sends, feeds) for sends in SendState for feeds in FeedSta
 
 
 def step(turn: SendTurn, event: SendEvent) -> tuple[SendTurn, SendAct]:
-    """The next state, and what to do."""
+    """Return the next state, and the action."""
     sends, feeds = turn.sends, turn.feeds
     act = NOTHING
     match event:
@@ -84,7 +84,7 @@ def step(turn: SendTurn, event: SendEvent) -> tuple[SendTurn, SendAct]:
             else:
                 act = WAKE
         case SendEvent.SENT if sends is SendState.HELD:
-            pass  # the rest is the task's
+            pass  # the task sends the rest
         case SendEvent.SENT | SendEvent.TASK_RESTS:
             sends = SendState.IDLE
         case SendEvent.FULL:
@@ -100,7 +100,7 @@ def _row(event: SendEvent) -> Sequence[tuple[int, SendAct]]:
 
 
 def _after(event: SendEvent) -> Sequence[int]:
-    """For an event after which there is nothing to choose."""
+    """Return the next states for an event without a choice of action."""
     return tuple(after for after, _ in _row(event))
 
 

@@ -1,9 +1,9 @@
-"""Send signals to peers by any route: a session with the peer, a member with one, a relay's mailbox.
+"""Send signals to peers by any route: a session with the peer, a member that has one, a relay's mailbox.
 
-Every signal is signed by its sender and checked by its receiver alone (identity/signal.py); a node that
-passes one on reads no more than from whom and to whom. A live session is enough; without one all other routes
-are tried at once, and the receiver drops what comes twice. One stream of service `signal` carries one signal:
-nothing is kept between two of them, and a session that comes and goes needs no care.
+Every signal is signed by its sender and checked only by its receiver (identity/signal.py); a node that passes
+a signal on reads only its sender and its receiver. A live session is enough; without one all other routes are
+tried at once, and the receiver drops duplicates. One stream of service `signal` carries one signal: nothing
+is kept between two of them, and a session that comes and goes needs no care.
 """
 
 import asyncio
@@ -55,37 +55,40 @@ from meshd.wire.signal import MAX_PAYLOAD_BYTES, MAX_SIGNAL_BYTES, SIGNAL_SERVIC
 
 MAX_UNDER_WAY = SIGNALS_SENT.most
 FORWARDERS = 3  # members asked at once to pass a signal on
-ROUTE_SECONDS = 3.0  # that a route may take; then it counts as none
-SIGNAL_TO = "to"  # metadata of a stream whose signal is to be passed on: the node id
+ROUTE_SECONDS = 3.0  # that a route may take before it counts as failed
+SIGNAL_TO = "to"  # metadata of a stream whose signal is to be passed on: the receiver's node id
 LOG = log.get("peer")
 T = TypeVar("T")
 Work = Callable[[], Coroutine[object, object, None]]
-STREAM_SECONDS = 10.0  # for a signal of 6 KiB to come in
-LIFE = 30  # seconds that a signal is good for: an offer is answered within, or made anew
-REPEATS = 4  # of the last signals to a peer, sent again when it tells its cookie
+STREAM_SECONDS = 10.0  # for a signal of 6 KiB to arrive
+LIFE = 30  # seconds that a signal is valid: an offer is answered within this time, or made again
+REPEATS = 4  # the last signals to a peer, sent again when the peer sends its cookie
 
 
 class MailRoute(Protocol):
-    """A relay's mailbox: for peers with which nothing else is shared. Blobs have at most 6 KiB."""
+    """A relay's mailbox, for peers with which nothing else is shared. Blobs have at most 6 KiB."""
 
     async def send_mail(self, to: PeerId, blob: bytes) -> None:
-        """Hand it to the relay. Raises MeshdError when that cannot be done now."""
+        """Hand the blob to the relay. Raises MeshdError if that is impossible now."""
         ...
 
     async def receive_mail(self) -> tuple[PeerId, bytes]:
-        """The next blob, and from whom the relay says it is; waits through losses of the relay."""
+        """Wait for the next blob; return it with the sender that the relay names.
+
+        Survives losses of the relay.
+        """
         ...
 
 
 class Carriers(Protocol):
-    """What signals need of the mesh (peer/mesh.py)."""
+    """The part of the mesh that signals use (peer/mesh.py)."""
 
     def reachable(self) -> Sequence[PeerId]:
-        """Peers with a link now."""
+        """Return the peers that have a link now."""
         ...
 
     def hears(self, peer: PeerId) -> bool:
-        """Is there a link to it from which something was heard a moment ago?"""
+        """Say whether something was heard a moment ago over a link to the peer."""
         ...
 
     def open_stream(
@@ -95,21 +98,21 @@ class Carriers(Protocol):
 
 
 class SignalRoutes:
-    """Hands blobs by whatever route there is. `serve` must run for any route but a live session."""
+    """Deliver blobs by any available route. `serve` must run for any route but a live session."""
 
     def __init__(self, mail: MailRoute | None, rng: Callable[[], float]) -> None:
         self._mail = mail
         self._carriers: Carriers | None = None
-        self._asked: Asked[PeerId, PeerId] = Asked(rng)  # members, by whom a signal is to reach
+        self._asked: Asked[PeerId, PeerId] = Asked(rng)  # members asked to forward, by the signal's receiver
         self._owner: Owner | None = None
         self._under_way = 0
 
     def attach(self, carriers: Carriers) -> None:
-        """Sessions carry signals from here on."""
+        """Use sessions as carriers from here on."""
         self._carriers = carriers
 
     async def serve(self, works: Sequence[Work]) -> None:
-        """Own running deliveries, and `works`, until cancelled."""
+        """Run deliveries, and `works`, until cancelled."""
         try:
             async with Owner() as owner:
                 self._owner = owner
@@ -120,15 +123,15 @@ class SignalRoutes:
             self._owner = None
 
     def came_through(self, peer: PeerId, member: PeerId) -> None:
-        """A good signal of `peer` came by `member`: so it has a session with it."""
+        """Note that `member` forwarded a valid signal of `peer`, so it has a session with it."""
         self._asked.helped(member, peer)
 
     def reaches(self, peer: object) -> bool:
-        """Is there a link to the node with this id (raw bytes)?"""
+        """Say whether there is a link to the node with this id (raw bytes)."""
         return self._carriers is not None and any(one.raw == peer for one in self._carriers.reachable())
 
     def start(self, work: Work, peer: PeerId) -> None:
-        """Own `work`, unless there is too much already."""
+        """Run `work` in the background, unless too much is running."""
         if self._owner is not None and self._under_way < MAX_UNDER_WAY:
             with contextlib.suppress(Closed):
                 self._owner.start_for(
@@ -145,7 +148,7 @@ class SignalRoutes:
             self._under_way -= 1
 
     async def hand(self, peer: PeerId, blob: bytes) -> None:
-        """Returns when one route has taken it. Raises Broken when none has."""
+        """Deliver a blob and return when one route has accepted it. Raises Broken when none has."""
         carriers = self._carriers
         if carriers is not None and carriers.hears(peer):
             try:
@@ -153,6 +156,7 @@ class SignalRoutes:
                 return
             except MeshdError as error:
                 LOG.debug("signal_way_failed", peer=peer.short, why=error.what)
+        # Without a live session, race all other routes.
         routes = self._routes(peer, blob)
         owner = self._owner
         if not routes or owner is None or self._under_way + len(routes) > MAX_UNDER_WAY:
@@ -168,7 +172,7 @@ class SignalRoutes:
             raise Broken(f"cannot send a signal to {peer.short}")
 
     def _routes(self, peer: PeerId, blob: bytes) -> list[Work]:
-        """All of them at once: the receiver drops what comes twice."""
+        """Return all routes, to be tried at once: the receiver drops duplicates."""
         routes: list[Work] = []
         reachable = list(self._carriers.reachable()) if self._carriers is not None else []
         if peer in reachable:  # silent for a moment; perhaps not dead
@@ -193,14 +197,15 @@ class SignalRoutes:
             race.ended(won=won)
 
     async def by_session(self, peer: PeerId, blob: bytes) -> None:
-        """Raises Broken when there is none."""
+        """Send the blob over the session with the peer. Raises Broken without one."""
         await self._write(self._open(peer, {}), blob)
 
     async def _by_member(self, forwarder: PeerId, peer: PeerId, blob: bytes) -> None:
         try:
             stream = self._open(forwarder, {SIGNAL_TO: peer.raw})
             await self._write(stream, blob)
-            await stream.accepted()  # its word only: that the peer has it, a signal of the peer shows
+            # The forwarder's claim only: a signal of the peer shows that it has arrived.
+            await stream.accepted()
         except (MeshdError, asyncio.CancelledError):
             self._asked.failed(forwarder, peer, asyncio.get_running_loop().time())
             raise
@@ -222,7 +227,7 @@ class SignalRoutes:
 
 
 class _Race:
-    """Waits for the first of some routes that has taken a signal."""
+    """Wait for the first of several routes that accepts a signal."""
 
     def __init__(self, count: int) -> None:
         self._left = count
@@ -241,7 +246,7 @@ class _Race:
 
 
 def bounded(kept: dict[PeerId, T], peer: PeerId, value: T) -> None:
-    """Put it at the end; of more peers than a mesh may have, the one silent longest goes."""
+    """Put the value at the end; beyond the limit of peers, drop the one silent longest."""
     kept.pop(peer, None)
     kept[peer] = value
     if len(kept) > SIGNALLERS_KNOWN.most:
@@ -249,9 +254,9 @@ def bounded(kept: dict[PeerId, T], peer: PeerId, value: T) -> None:
 
 
 class SignalService:
-    """One for a node; `topic` gives each kind of link its `Signals`. `attach` and `serve` make it work.
+    """The signals of a node. `topic` gives each kind of link its `Signals`; run `attach` and `serve`.
 
-    `issuer_of`: in whose share a peer counts; None for all of whom nothing is known.
+    `issuer_of` returns the share in which a peer counts; None for all unknown peers.
     """
 
     def __init__(
@@ -274,26 +279,26 @@ class SignalService:
         self._coming = Slots(SIGNALS, SIGNALS_OF_PEER, SIGNALS_OF_ISSUER)
         self._sequence = 0
         self._boxes: dict[str, _SignalBox] = {}
-        self._echoes: dict[PeerId, bytes] = {}  # their cookies, as last heard
+        self._echoes: dict[PeerId, bytes] = {}  # the last cookie of each peer
         self._sent: dict[PeerId, deque[_SentSignal]] = {}
         self._senders = Rates(SIGNAL_RATE)
-        self._bringers = Rates(SIGNAL_ROUTE_RATE)  # checking costs
+        self._bringers = Rates(SIGNAL_ROUTE_RATE)  # the carriers: checking costs
         self._issuers_in = Rates(SIGNAL_ROUTE_OF_ISSUER)
         self._by_mail = SIGNAL_MAIL_RATE.bucket(0.0)
         self._forwarded = Rates(SIGNALS_FORWARDED)
         self._told = Rates(COOKIES_TOLD)
 
     def topic(self, name: str) -> Signals:
-        """The signals of one kind of link: the same object for dialler and listener, received by one task."""
+        """Return the signals of one kind of link: one object for dialler and listener, read by one task."""
         return self._boxes.setdefault(name, _SignalBox(name, self._send))
 
     def attach(self, carriers: Carriers) -> None:
-        """Sessions carry signals from here on; those of other members may be passed on."""
+        """Use sessions as carriers from here on; signals of other members may be passed on."""
         self._routes.attach(carriers)
         carriers.handle(SIGNAL_SERVICE, self._take_stream, allow=self._allow, quiet=True)
 
     async def serve(self) -> None:
-        """Take the mail in, and own running deliveries, until cancelled."""
+        """Receive mail, and run deliveries, until cancelled."""
         mail = self._mail
         await self._routes.serve(() if mail is None else (partial(self._take_mail, mail),))
 
@@ -353,7 +358,7 @@ class SignalService:
             await self._pass_on(signal, stream)
 
     async def _pass_on(self, signal: Signal, stream: Stream) -> None:
-        """One hop, from the sender itself to a peer of ours."""
+        """Pass a signal on by one hop, from the sender itself to a peer of ours. Raises MeshdError."""
         if signal.sender != stream.peer or stream.metadata.get(SIGNAL_TO) != signal.to.raw:
             raise RemoteProtocolError("a signal from another sender is not forwarded", code="signal")
         if not self._forwarded.spend(signal.sender, self._node.now()):
@@ -366,7 +371,8 @@ class SignalService:
 
     async def _take_mail(self, mail: MailRoute) -> None:
         while True:
-            await asyncio.sleep(self._by_mail.take(1, self._node.now()))  # the mail room is fair, we are not
+            # The mail room is fair, but we have to limit the rate.
+            await asyncio.sleep(self._by_mail.take(1, self._node.now()))
             sender, blob = await mail.receive_mail()
             try:
                 with Contained("relay", "signal"):
@@ -377,13 +383,13 @@ class SignalService:
                 LOG.info("signal_dropped", why=error.what)
 
     def _take(self, signal: Signal, *, through: PeerId | None, by: Hashable) -> None:
-        """Check a signal to this node and give it to its topic; `by`: who brought it.
+        """Check a signal to this node and give it to its topic. Raises RemoteProtocolError.
 
-        Raises RemoteProtocolError.
+        `by`: the carrier that brought it.
         """
         sender, now = signal.sender, self._node.now()
         if not self._may_come(sender, by, now):
-            # `sender` has signed nothing yet: another node must not use up its log lines
+            # `sender` has signed nothing yet: another node must not use up its log lines.
             LOG.info("signal_dropped", node=sender.short, why="too many of them")
             return
         member = signal.verify(self._chain().leaf.mesh)
@@ -394,13 +400,13 @@ class SignalService:
                 self._accept(signal, member, through)
                 return
             if verdict is SignalVerdict.REPEATED:
-                return  # it came by another route
+                return  # it already came by another route
             why = verdict.value
             self._tell(sender, signal.body.cookie)
         LOG.info("signal_dropped", peer=sender.short, kind=signal.body.topic, why=why)
 
     def _may_come(self, sender: PeerId, by: Hashable, now: float) -> bool:
-        """Nothing is checked yet: its carrier may have made it up, at the cost of its own share."""
+        """Charge an unchecked signal to its carrier's share: the carrier may have made it up."""
         return (
             self._senders.spend((sender, by), now)
             and self._issuers_in.spend((self._issuer_of(sender), by), now)
@@ -418,13 +424,13 @@ class SignalService:
             box.put(sender, body.payload, member.chain.admitter)
 
     def _tell(self, peer: PeerId, cookie: bytes) -> None:
-        """Our cookie, to a sender that lacks it: its next signals prove by it that they are new."""
+        """Send our cookie to a sender that lacks it; it proves that the sender's next signals are new."""
         if self._told.spend(peer, self._node.now()):
             blob = self._signed(peer, "", b"", echo=cookie)
             self._routes.start(partial(self._routes.hand, peer, blob), peer)
 
     def _send_again(self, peer: PeerId) -> None:
-        """What it most likely has refused for want of its cookie; once."""
+        """Send again, once, the signals that the peer most likely refused for lack of its cookie."""
         since = self._node.now() - LIFE
         again = [
             self._signed(peer, one.topic, one.payload) for one in self._sent.pop(peer, ()) if one.at >= since
@@ -446,7 +452,7 @@ class _SentSignal(NamedTuple):
 
 
 class _SignalBox:
-    """Implements link.interface.Signals for one topic."""
+    """The signals of one topic (implements link.interface.Signals)."""
 
     def __init__(
         self, name: str, send: Callable[[str, PeerId, bytes], Coroutine[object, object, None]]
@@ -457,11 +463,11 @@ class _SignalBox:
         self._came = asyncio.Event()
 
     async def send(self, peer: PeerId, payload: bytes) -> None:
-        """See Signals."""
+        """Send a signal to the peer."""
         await self._hand(self._name, peer, payload)
 
     async def receive(self) -> tuple[PeerId, bytes]:
-        """See Signals."""
+        """Wait for the next signal and return it with its sender."""
         while not self._waiting:
             self._came.clear()
             await self._came.wait()

@@ -1,6 +1,6 @@
 """Carry streams over the session with one peer: reads and writes that wait for data and credit.
 
-`MeshStream` is the asyncio face of one mux stream. `Streams` has all those of one session: it makes them,
+`MeshStream` is the asyncio face of one mux stream. `Streams` has all streams of one session: it creates them,
 feeds them with events, runs the handlers of those that the peer opens, and breaks them together when the
 session is lost.
 """
@@ -39,12 +39,12 @@ from meshd.wire.signal import SIGNAL_SERVICE
 
 OF_THE_MESH = frozenset({NEWS_SERVICE, SIGNAL_SERVICE})  # services that keep no session alive
 MAX_REASON = 200  # characters of a reset's reason
-FAILED = "this node failed to handle it"  # what went wrong here is nothing to tell
+FAILED = "this node failed to handle it"  # a failure here is none of the peer's business
 LOG = log.get("peer")
 
 
 class MuxPort(Protocol):
-    """What a stream needs of the session it belongs to."""
+    """The part of a session that a stream uses."""
 
     def write(self, stream_id: int, data: bytes | memoryview) -> int: ...
     def write_eof(self, stream_id: int) -> None: ...
@@ -53,7 +53,7 @@ class MuxPort(Protocol):
 
 
 class MeshStream:
-    """Implements `Stream` over a session; `Streams` feeds it with what arrived."""
+    """A stream over a session (implements `Stream`); `Streams` feeds it with received data."""
 
     def __init__(
         self,
@@ -98,14 +98,14 @@ class MeshStream:
         return self._metadata
 
     async def accepted(self) -> None:
-        """See Stream."""
+        """Wait until the peer accepts the stream. Raises Refused, Broken."""
         while not self._accepted:
             if self._error is not None:
                 raise self._error.afresh()
             await self._taker.wait("wait for acceptance of")
 
     async def read(self) -> bytes | memoryview:
-        """See Stream."""
+        """Return the next chunk. Raises EndOfStream, Broken, Busy."""
         while not self._chunks:
             if self._error is not None:
                 raise self._error.afresh()
@@ -115,11 +115,11 @@ class MeshStream:
         return self._chunks.popleft()
 
     def divert(self, take: Callable[[bytes | memoryview], bool] | None) -> None:
-        """See Stream."""
+        """Offer each chunk to `take` as it arrives; None ends that."""
         self._take = take
 
     def try_write(self, data: bytes | memoryview) -> int:
-        """See Stream."""
+        """Write what can be accepted without waiting; return the number of bytes."""
         if self._error is not None or self._eof_sent or self._writer.future is not None:
             return 0
         if type(data) is bytes and self._pass_on(self._id, data):
@@ -127,13 +127,13 @@ class MeshStream:
         try:
             taken = self._port.write(self._id, data)
         except Closed:
-            return 0  # the session is over; `write` says why
+            return 0  # the session is over; `write` raises the reason
         if taken:
             self._wake()
         return taken
 
     def consumed(self, count: int) -> None:
-        """See Stream."""
+        """Give credit for `count` bytes back to the peer."""
         if self._error is None:
             try:
                 if self._port.consumed(self._id, count):
@@ -142,7 +142,7 @@ class MeshStream:
                 self.break_with(_broken(error))
 
     async def write(self, data: bytes | memoryview) -> None:
-        """See Stream."""
+        """Write all of `data`, waiting for credit. Raises Broken, Busy."""
         if self._eof_sent:
             raise LocalProtocolError("write after the end of the stream was sent")
         left = data
@@ -163,7 +163,7 @@ class MeshStream:
                 await self._writer.wait("write")
 
     def write_eof(self) -> None:
-        """See Stream."""
+        """Half-close the stream."""
         if self._error is None and not self._eof_sent:
             self._eof_sent = True
             try:
@@ -175,7 +175,7 @@ class MeshStream:
                 self._on_done(self._id)
 
     def reset(self, code: int, reason: str) -> None:
-        """See Stream."""
+        """Reset the stream."""
         if self._error is None and not (self._eof_sent and self._ended and not self._chunks):
             try:
                 self._port.reset(self._id, code, reason)
@@ -185,40 +185,40 @@ class MeshStream:
             self._on_done(self._id)
         self.break_with(Broken(f"stream reset: {reason}"))
 
-    # What `Streams` tells.
+    # Called by `Streams`.
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Received, in order."""
+        """Take in received data, in order."""
         if self._take is not None and not self._chunks and self._take(data):
             return
         self._chunks.append(bytes(data))  # a view would keep more alive than it shows
         self._reader.ring()
 
     def feed_eof(self) -> None:
-        """The peer's half-close."""
+        """Note the peer's half-close."""
         self._ended = True
         self._reader.ring()
         if self._eof_sent:
             self._on_done(self._id)
 
     def feed_reset(self, code: int, reason: str) -> None:
-        """The peer's reset, or its refusal."""
+        """Note the peer's reset, or its refusal."""
         if code in (Code.REFUSED, Code.UNKNOWN_SERVICE) and not self._accepted:
             self.break_with(Refused(reason, code="refused"))
         else:
             self.break_with(Broken(f"the peer reset the stream: {reason}"))
 
     def mark_accepted(self) -> None:
-        """The other side took the stream."""
+        """Note that the other side accepted the stream."""
         self._accepted = True
         self._taker.ring()
 
     def wake_writer(self) -> None:
-        """Credit has come."""
+        """Wake the writer, as credit has come."""
         self._writer.ring()
 
     def break_with(self, error: MeshdError) -> None:
-        """Nothing more will come or go; the first error stays."""
+        """End the stream with `error`; the first error stays."""
         if self._error is None:
             self._error = error
             self._chunks.clear()
@@ -227,12 +227,12 @@ class MeshStream:
 
 
 def _broken(error: Closed) -> Broken:
-    """The session is over and has not broken its streams yet: to the user of one it is a loss, no fault."""
+    """Return Broken for a session that is over: to the user of a stream that is a loss, no bug."""
     return Broken(error.what)
 
 
 class _Bell:
-    """One task waits, anybody rings; a second waiter is a bug of the caller."""
+    """A bell for one waiting task, rung by anybody; a second waiter is a bug of the caller."""
 
     __slots__ = ("future",)
 
@@ -274,12 +274,13 @@ class Streams:
         self._wake = wake
         self._pass_on = pass_on
         self._blame = blame
-        self.by_id: dict[int, MeshStream] = {}  # those that are open
-        self._once: set[str] = set()  # services of which the peer has its one stream now
-        self._paces: dict[str, TokenBucket] = {}  # of those: how often it may have another one
+        self.by_id: dict[int, MeshStream] = {}  # the open streams
+        self._once: set[str] = set()  # services for which the peer's single stream is open
+        # How often the peer may open another stream of such a service.
+        self._paces: dict[str, TokenBucket] = {}
 
     def open(self, service: str, metadata: Mapping[str, MetadataValue], *, bulk: bool) -> MeshStream:
-        """Raises Busy when too many streams are open, Broken when the session is over."""
+        """Open a stream. Raises Busy when too many are open, Broken when the session is over."""
         priority = Priority.BULK if bulk else Priority.INTERACTIVE
         try:
             stream_id = self.session.open(service, metadata, priority)
@@ -291,23 +292,23 @@ class Streams:
 
     @property
     def in_use(self) -> bool:
-        """True while a stream is open that is not of the mesh's own."""
+        """True while a stream is open that is not of the mesh itself."""
         return any(stream.service not in OF_THE_MESH for stream in self.by_id.values())
 
     def break_all(self, reason: str) -> None:
-        """The session has ended under them."""
+        """Break all streams, as the session has ended."""
         streams, self.by_id = self.by_id, {}
         for stream in streams.values():
             stream.break_with(Broken(reason))
 
     def deliver(self, stream_id: int, data: bytes | memoryview) -> None:
-        """Hand on what arrived for a stream; nothing, if it has just gone."""
+        """Hand received data to its stream; drop it if the stream has just gone."""
         stream = self.by_id.get(stream_id)
         if stream is not None:
             stream.feed(data)
 
     def feed(self, event: events.Event, member: Member | None) -> None:
-        """Act on a stream's event; others, and those of a stream that has just gone, are left alone."""
+        """Act on a stream's event. Other events, and those of a stream that has just gone, are ignored."""
         match event:
             case events.Writable(stream_id=stream_id) if stream_id in self.by_id:
                 self.by_id[stream_id].wake_writer()
@@ -323,6 +324,7 @@ class Streams:
                 pass
 
     def _opened(self, event: events.StreamOpened, member: Member | None) -> None:
+        # Refuse what is unknown or not allowed.
         service = self._node.services.get(event.service)
         if service is None or member is None or not self._owner.is_open:
             reason = f"no service `{event.service}` here"
@@ -337,6 +339,7 @@ class Streams:
             say("stream_refused", peer=self._peer.short, service=event.service, why=why)
             self.session.reset(event.stream_id, Code.REFUSED, why[:MAX_REASON])
             return
+        # Accept the stream, and run its handler.
         self.session.accept(event.stream_id)
         stream = self._add(event.stream_id, event.service, event.metadata)
         task = self._owner.start_for(
@@ -348,7 +351,7 @@ class Streams:
         if service.once:
             self._once.add(event.service)
             task.add_done_callback(lambda _: self._once.discard(event.service))
-        if why is not None:  # a place of its own, given back even by a handler that never began
+        if why is not None:  # a reserved place, released even if the handler never began
             release = why
             task.add_done_callback(lambda _: release())
 
@@ -360,7 +363,7 @@ class Streams:
             return FAILED
 
     def _may_have(self, service: str) -> bool:
-        """One at a time; another one after it, at a pace."""
+        """Allow one stream at a time, and the next one at a pace."""
         now = self._node.now()
         pace = self._paces.setdefault(service, NEWS_STREAMS.bucket(now))
         return service not in self._once and pace.spend(1, now)

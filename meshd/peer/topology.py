@@ -1,12 +1,12 @@
-"""With whom to keep a session. All in a small mesh, a few in a large one, by a rule of both ends. Pure.
+"""Choose the sessions to keep: all in a small mesh, a few in a large one, by a symmetric rule. Pure.
 
-In a mesh of up to nine, everybody keeps a session with everybody. In a larger one the members that are there
-stand on a ring, in order of their places (random, none chooses its own: identity/membership.py). Each keeps a
-session with the two before and the two behind it, with two that two other parts of its place point at, and
-with two at most that point at it: eight, over which news reach everybody in a few steps. A node that comes or
-goes changes the sessions of few others, however large the mesh is. A head also keeps one with each worker
-that it may use, sixteen at most. The rule gives the same answer at both ends, so that neither closes what the
-other one wants.
+In a mesh of up to nine, every node keeps a session with every other. In a larger one the present members form
+a ring, in order of their places (random, none chooses its own: identity/membership.py). Each keeps a session
+with the two before and the two behind it, with two that two other parts of its place point at, and with two
+at most that point at it: eight, over which news reach every member in a few steps. A node that comes or goes
+changes the sessions of few others, however large the mesh is. A head also keeps a session with each worker
+that it may use, sixteen at most. The rule gives the same answer at both ends, so that neither closes a
+session that the other one wants.
 """
 
 from bisect import bisect_left
@@ -20,14 +20,14 @@ from meshd.identity.role_names import HEAD_ROLE, WORKER_ROLE
 
 DEGREE = 8
 BESIDE = 2  # neighbours on the ring, each way
-POINTERS = 2  # of each node, and those that it takes
+POINTERS = 2  # pointers of each node, and pointers to it that it accepts
 _POINTER_BYTES = 8
-HEAD_WORKERS = 16  # llama.cpp takes no more devices
+HEAD_WORKERS = 16  # llama.cpp accepts no more devices
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """What the rule asks of a member: its place, its role, and who let it in (None: not known yet)."""
+    """The facts about a member that the rule uses: place, role, and admitter (None: not known yet)."""
 
     place: bytes
     role: str = ""
@@ -35,7 +35,7 @@ class Seat:
 
 
 def neighbours(me: PeerId, seats: Mapping[PeerId, Seat]) -> frozenset[PeerId]:
-    """Those of `seats`, where `me` has one, next to `me` on the ring; all of them where they are few."""
+    """Return the neighbours of `me`, which has a seat, on the ring; all other members if they are few."""
     others = frozenset(seats) - {me}
     if len(others) <= DEGREE:
         return others
@@ -47,7 +47,7 @@ def neighbours(me: PeerId, seats: Mapping[PeerId, Seat]) -> frozenset[PeerId]:
 
 
 def _far(ring: Sequence[PeerId], places: Sequence[bytes]) -> set[tuple[PeerId, PeerId]]:
-    """Who points at whom, as far as those take it: each the two pointers that lie nearest before it."""
+    """Return which node points at which; each accepts only the two pointers nearest before it."""
     pointing: dict[PeerId, list[tuple[int, PeerId]]] = {}
     for peer, place in zip(ring, places, strict=True):
         for number in range(1, POINTERS + 1):
@@ -60,7 +60,7 @@ def _far(ring: Sequence[PeerId], places: Sequence[bytes]) -> set[tuple[PeerId, P
 
 
 def wanted(me: PeerId, seats: Mapping[PeerId, Seat]) -> frozenset[PeerId]:
-    """With whom `me` keeps a session; `seats` are those of all that are there, its own included."""
+    """Return the members with which `me` keeps a session; `seats` has all present members and `me`."""
     found = neighbours(me, seats)
     role = seats[me].role
     workers = {peer: seat for peer, seat in seats.items() if seat.role == WORKER_ROLE}
@@ -73,9 +73,9 @@ def wanted(me: PeerId, seats: Mapping[PeerId, Seat]) -> frozenset[PeerId]:
 
 
 def workers_of(head: Seat, workers: Mapping[PeerId, Seat]) -> tuple[PeerId, ...]:
-    """The workers that a head may use: all, or of many those whose places are nearest to its own.
+    """Return the workers that a head may use: all, or of many those whose places are nearest to its own.
 
-    As many of each invite or inviter as there are: one that admits many does not push out the rest.
+    Each invite or inviter gets an equal share: an inviter of many does not push out the rest.
     """
     if len(workers) <= HEAD_WORKERS:
         return tuple(workers)

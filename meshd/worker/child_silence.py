@@ -1,6 +1,6 @@
-"""A mesh-server that says nothing, although it has to say how far it is: it hangs, or is frozen.
+"""Detect a mesh-server that reports no progress although it must: it hangs or is suspended.
 
-Its head cannot tell that from a path that is silent, for which it waits as long as `--grace` says.
+The head cannot tell a hung server from a silent path, for which it waits as long as `--grace` says.
 """
 
 from meshd.rpc.mesh_protocol import HUNG_SECONDS
@@ -9,7 +9,11 @@ LOOK_SECONDS = 1.0
 
 
 class ChildSilence:
-    """See tunnel.interface.Flow. Counted in looks, not measured: who was itself suspended accuses nobody."""
+    """Count a mesh-server's silence (implements tunnel.interface.Flow).
+
+    Silence is counted in looks, not measured by a clock, so a daemon that was suspended itself accuses no
+    server.
+    """
 
     def __init__(self) -> None:
         self._answered = 0  # bytes at the last look
@@ -17,16 +21,17 @@ class ChildSilence:
         self._silent = 0.0  # seconds
 
     def peer_waits(self, waits: bool) -> None:
-        """What it says is not taken from it now."""
+        """Note whether the peer currently fails to take what the server sends."""
         self._peer_waits = waits
 
     def target_waits(self, waits: bool) -> None:
-        """It takes nothing now: it may compute for long."""
+        """Ignore that the server takes nothing now: it may compute for long."""
 
     def look(self, answered: int) -> str:
-        """Called every LOOK_SECONDS; `answered`: bytes that it has said so far. Why it is given up, or empty.
+        """Return why the server is given up, or an empty string. Call this every LOOK_SECONDS.
 
-        Before its first word, WELCOME, it is its head that waits.
+        `answered` is the number of bytes that the server has sent so far. Before the server's first message,
+        WELCOME, silence does not count: the head does the waiting.
         """
         said, self._answered = answered != self._answered, answered
         if said or not answered or self._peer_waits:

@@ -1,8 +1,8 @@
-"""The worker: lends devices to heads, one mesh-server process for each lease.
+"""The worker: it lends devices to heads and runs one mesh-server process for each lease.
 
-A lease is asked for over a stream of service `lease` and lives as long as that stream; the head's
-connections come as streams of service `rpc` that name the lease. When the head is gone the process is
-ended, so its memory is back for certain.
+A head asks for a lease on a stream of service `lease`; the lease lives as long as that stream. The head's
+connections arrive as streams of service `rpc` that name the lease. When the head is gone, the worker ends the
+process, which is certain to free its memory.
 """
 
 import asyncio
@@ -62,16 +62,17 @@ from meshd.worker.worker_options import WorkerOptions
 
 UNKNOWN_PIN = "unknown"
 ASK_AGAIN = "ask again: the free memory has changed"
-_ANSWER_SECONDS = 60.0  # the head plans in milliseconds; a silent one must not hold an offer open
+_ANSWER_SECONDS = 60.0  # the head plans in milliseconds; a silent head must not hold an offer open
 _GIVEN_BACK_SECONDS = 3.0  # a driver takes most of a second to free the memory of a process
-_QUIET_SECONDS = 10.0  # without a message a lease does not compute, so devices may be measured beside it
+# A lease without messages for this long does not compute, so devices may be measured beside it.
+_QUIET_SECONDS = 10.0
 MAX_ASKING = LEASES_ASKED.most  # each may hold descriptors of all files
 MAX_ASKING_PEER = LEASES_ASKED_OF_PEER.most
 LOG = log.get("worker")
 
 
 class Worker:
-    """Implements Role."""
+    """Lend this machine's devices to heads (implements Role)."""
 
     def __init__(
         self,
@@ -93,8 +94,8 @@ class Worker:
         self._ledger = Ledger(limit=options.memory)
         self._running: dict[bytes, MeshServer] = {}
         self._streams = LentStreams(runtime.mesh)
-        self._ending: dict[bytes, PeerId] = {}  # leases that are over, whose processes still have memory
-        self._given_back = asyncio.Event()  # the next of them does
+        self._ending: dict[bytes, PeerId] = {}  # leases that are over, but whose processes still hold memory
+        self._given_back = asyncio.Event()  # set when the next of these leases has given its memory back
         self._asking: Counter[PeerId] = Counter()
         self._logs: deque[int] = deque(range(1, MAX_LEASES + 1))
         self.pause = Pause()
@@ -103,7 +104,7 @@ class Worker:
 
     @property
     def status(self) -> RoleStatus:
-        """See Role."""
+        """The state of the worker, its leases and its model files, for `meshd status`."""
         loaded = [lease_id for lease_id, server in self._running.items() if server.is_loaded]
         return RoleStatus(
             children=[server.child.status for server in self._running.values()],
@@ -119,12 +120,12 @@ class Worker:
         )
 
     async def prepare(self) -> None:
-        """Look at the devices once: a wrong `--device` is an error at the start. Raises MeshdError."""
+        """List the devices once, so that a wrong `--device` is reported at the start. Raises MeshdError."""
         for device in await self._listing.devices():
             LOG.info("device", device=device.name, kind=device.kind, free=device.free_bytes)
 
     async def serve(self) -> None:
-        """See Role: knows its files by content, and again when one has changed before a lease."""
+        """Serve the content store, and hash the model files whenever one has changed before a lease."""
         try:
             async with Owner() as owner:
                 owner.start(self._files.serve(), name="model files")
@@ -134,21 +135,21 @@ class Worker:
             raise first_error(group) from None
 
     async def devices(self, *, recent: bool) -> tuple[OfferedDevice, ...]:
-        """What could be lent, with the memory that is free now (`recent`: as it was the last time)."""
+        """Return the devices with their lendable memory; `recent` accepts the last listing's figures."""
         return self.lendable(await (self._listing.recent() if recent else self._listing.devices()))
 
     def lendable(self, listed: Sequence[OfferedDevice]) -> tuple[OfferedDevice, ...]:
-        """These devices of this machine, with what may be used of their memory."""
+        """Return the `listed` devices with the memory of each that may be lent."""
         return self._ledger.offer(listed, looks=(self._held(),) * 2)
 
     @property
     def is_lending(self) -> bool:
-        """Some head uses its devices now."""
+        """True while a head uses this worker's devices."""
         return bool(self._running)
 
     @property
     def is_computing(self) -> bool:
-        """Say whether a lease computes, did so a moment ago, or is not loaded yet.
+        """True while a lease computes, has computed a moment ago, or is not loaded yet.
 
         A standby lease never computes.
         """
@@ -159,10 +160,10 @@ class Worker:
 
     @property
     def servers(self) -> Collection[MeshServer]:
-        """One for each lease."""
+        """The running mesh-servers, one for each lease."""
         return self._running.values()
 
-    # Who may.
+    # Leases.
 
     def _may_lease(self, member: Member, _metadata: Mapping[str, MetadataValue]) -> str | None:
         if Role.USE not in member.roles:
@@ -188,7 +189,7 @@ class Worker:
         except Broken:
             return  # the head has gone, and everything of its lease with it
         except EndOfStream:
-            pass  # it gave up before it had a lease: our half of the stream ends as well
+            pass  # the head gave up before it had a lease: our half of the stream ends as well
         except Refused as error:
             LOG.warning("lease_refused", peer=stream.peer.short, why=error.what)
             await messages.send(Lost(error.code, error.what, error.hint).encode())
@@ -202,7 +203,7 @@ class Worker:
         stream.write_eof()
 
     async def _negotiate(self, messages: MessageStream, outgoing: Outgoing, lease_id: bytes) -> AgreedLease:
-        """Agree on a lease; few are negotiated at once. Raises Refused."""
+        """Agree on a lease with the head. Few leases are negotiated at once. Raises Refused."""
         peer = messages.stream.peer
         if self._asking[peer] >= MAX_ASKING_PEER or self._asking.total() >= MAX_ASKING:
             raise Refused(
@@ -217,10 +218,12 @@ class Worker:
 
     async def _agree(self, messages: MessageStream, outgoing: Outgoing, lease_id: bytes) -> AgreedLease:
         peer = messages.stream.peer
+        # The head asks.
         acquire = await _within(messages)
         if not isinstance(acquire, Acquire):
             raise RemoteProtocolError("lease: expected `acquire`", code="lease")
         self._check_version(acquire)
+        # The weights and the devices that this worker can offer.
         try:
             weights = await self._files.take(outgoing, progress_to(messages), peer=str(peer))
         except OSError as error:
@@ -235,6 +238,7 @@ class Worker:
             admit=cache(partial(self._charge_trial, peer)),  # once, however many devices there are
         )
         devices = before.offer(listed, unfit, looks=(held, self._held()))
+        # The offer.
         offer = WorkerOffer(
             devices,
             has_model=weights is not None and weights.has_model,
@@ -246,6 +250,7 @@ class Worker:
             lacks=weights.lacks(acquire.marks) if weights is not None else b"",
         )
         await messages.send(offer.encode())
+        # The head reserves memory.
         reserve = await _within(messages)
         if not isinstance(reserve, Reserve):
             raise RemoteProtocolError("lease: expected `reserve`", code="lease")
@@ -264,7 +269,7 @@ class Worker:
         )
 
     async def _until_given_back(self, peer: PeerId) -> None:
-        """Wait for memory of this head's former leases: after a loss it asks while their processes end."""
+        """Wait until this head's former leases have freed their memory: after a loss they may still end."""
         try:
             async with asyncio.timeout(_GIVEN_BACK_SECONDS):
                 while peer in self._ending.values():
@@ -296,7 +301,7 @@ class Worker:
         self, messages: MessageStream, agreed: AgreedLease, lending: Lending, outgoing: Outgoing
     ) -> None:
         lease = agreed.lease
-        number = self._logs.popleft()  # there is one for each lease: none is shared with a live one
+        number = self._logs.popleft()  # there is one number for each lease, so no two live leases share a log
         try:
             server = self._make_server(messages, agreed, outgoing, number)
             lending.server = server
@@ -326,7 +331,7 @@ class Worker:
             raise MeshdError(f"cannot start a server: {error.strerror}") from None
 
     async def _lend(self, messages: MessageStream, server: MeshServer, lending: Lending) -> None:
-        """From the start of its process to the end of the lease, by either side."""
+        """Run the lease from the start of its process until either side ends it."""
         try:
             async with Owner() as owner:
                 owner.start(server.child.serve(), name=CHILD_NAME)
@@ -379,7 +384,7 @@ class Worker:
 
 
 async def _within(messages: MessageStream) -> LeaseMessage:
-    """The next message of a head that must not keep us waiting."""
+    """Return the next message of the head. Raises Refused when the head keeps us waiting."""
     try:
         async with asyncio.timeout(_ANSWER_SECONDS):
             return decode(await messages.receive())

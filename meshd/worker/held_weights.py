@@ -1,7 +1,8 @@
 """Weights that a worker holds ready without a process: read once, and kept in the kernel's page cache.
 
-A mesh-server that is started later reads them from there, not from the disk. The kernel may drop them when
-memory is short, so it is asked for them again every minute, which costs little for what is still there.
+A mesh-server that is started later reads the weights from the page cache instead of the disk. The kernel may
+drop them when memory is short, so every minute the worker asks for them again, which costs little for the
+pages that are still cached.
 """
 
 import asyncio
@@ -17,14 +18,14 @@ from meshd.base.byte_format import in_bytes
 from meshd.base.tasks import in_thread
 
 _READ_BYTES = 1 << 20  # at a time: it is thrown away
-_STEP_BYTES = 16 << 20  # between two looks at whether it is still wanted
-_MADV_POPULATE_READ = 22  # of Linux 5.14; POSIX_FADV_WILLNEED reads only as much as is convenient
+_STEP_BYTES = 16 << 20  # between two checks whether the weights are still wanted
+_MADV_POPULATE_READ = 22  # Linux 5.14; POSIX_FADV_WILLNEED reads only as much as is convenient
 _AGAIN_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """`size` bytes at `offset` of an open file."""
+    """A part of an open file: `size` bytes at `offset`."""
 
     descriptor: int
     offset: int
@@ -32,13 +33,13 @@ class FilePart:
 
 
 class HeldWeights:
-    """The descriptors stay open for as long as `read` or `keep` run."""
+    """Weights to keep in the page cache. The descriptors stay open while `read` or `keep` runs."""
 
     def __init__(self, parts: Sequence[FilePart]) -> None:
         self._parts = parts
 
     async def read(self, on_progress: Callable[[str], None]) -> int:
-        """Read all of it; returns the bytes that could be read."""
+        """Read all weights once. Returns the number of bytes that could be read."""
         total = sum(part.size for part in self._parts)
         done = 0
         for step in self._steps():
@@ -47,13 +48,13 @@ class HeldWeights:
         return done
 
     async def keep(self) -> None:
-        """As long as it is needed."""
+        """Refresh the weights every minute until cancelled."""
         while True:
             await asyncio.sleep(_AGAIN_SECONDS)
             await self.refresh()
 
     async def refresh(self) -> None:
-        """Have the kernel read what it has dropped (Linux 5.14)."""
+        """Ask the kernel to read the pages that it has dropped (Linux 5.14)."""
         if sys.platform == "linux":
             for step in self._steps():
                 await in_thread(functools.partial(_populate, step))
@@ -67,7 +68,7 @@ class HeldWeights:
 
 
 def _read(part: FilePart) -> int:
-    """Bytes that are there: a file may have been cut, and a disk may fail."""
+    """Read the part and return how many bytes were there: a file may have been cut, and a disk may fail."""
     done = 0
     while done < part.size:
         try:
@@ -81,10 +82,10 @@ def _read(part: FilePart) -> int:
 
 
 def _populate(part: FilePart) -> None:
-    """Copies nothing; what is there already costs a microsecond for each 64 KiB."""
+    """Populate the pages of `part` without copying. Cached pages cost a microsecond for each 64 KiB."""
     begin = part.offset - part.offset % mmap.ALLOCATIONGRANULARITY
     length = part.offset + part.size - begin
-    # an earlier kernel does not know it, and a file may have been cut: it stays as it was read
+    # An earlier kernel does not know this advice, and a file may have been cut: the pages stay as they are.
     with suppress(OSError, ValueError), _mapped(part.descriptor, begin, length) as mapped:
         mapped.madvise(_MADV_POPULATE_READ)
 

@@ -1,7 +1,8 @@
-"""The model files of a worker, known by content: hashed once, and again when one has changed or was replaced.
+"""The model files of a worker, known by content: hashed once, and again when one is changed or replaced.
 
-A lease takes index and descriptors together, once (`take`): hashing anew for a later lease changes nothing
-for one that is being granted, and a stale index is found by the native server, which looks at size and times.
+A lease takes the index and the descriptors together, once (`take`). Hashing again for a later lease changes
+nothing for a lease that is being granted. The native server detects a stale index: it compares sizes and
+times.
 """
 
 import asyncio
@@ -22,10 +23,10 @@ LOG = log.get("worker")
 
 
 class Weights:
-    """Index and open files of one lease. It owns the descriptors until they are given to a child.
+    """The index and the open files of one lease. It owns the descriptors until a child process gets them.
 
-    `has_model`: some are model files. `lease_cache`: the others are in the content store. `sizes`: bytes of
-    each tensor that is here, by its digest.
+    `has_model`: some of the files are model files. `lease_cache`: tensors from the content store. `sizes`:
+    bytes of each tensor that is present, by its digest.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class Weights:
         outgoing: Outgoing,
         lease_cache: LeaseCache | None = None,
     ) -> None:
-        """Duplicates go into `outgoing`. Raises OSError."""
+        """Add duplicates of the descriptors to `outgoing`. Raises OSError."""
         indexes = [index] if index is not None else []
         descriptors = [descriptor for file in files for descriptor in file.descriptors]
         if lease_cache is not None:
@@ -50,25 +51,28 @@ class Weights:
             lease_cache.handed_over()
 
     def lacks(self, marks: bytes) -> bytes:
-        """A bit for each of these tensors (wire/needs.py) that is not here; none where none can be kept."""
+        """Return a bit for each tensor in `marks` (wire/needs.py), set if missing; empty without a store."""
         if self.lease_cache is None:
             return b""
         here = set(map(mark, self.sizes))
         return as_bits([one not in here for one in split_marks(marks)])
 
     def places(self, digests: Collection[bytes]) -> list[FilePart]:
-        """Where the tensors of these contents lie, each once; in the order of the files."""
+        """Return where the tensors with these digests lie, each once, in the order of the files."""
         found = {one.digest: one for one in reversed(self._index.tensors) if one.digest in digests}
         parts = [FilePart(self._descriptors[one.file], one.offset, one.size) for one in found.values()]
         return sorted(parts, key=lambda part: (part.descriptor, part.offset))
 
     def hand_over(self, hand_over: Callable[[bytes], int], outgoing: Outgoing) -> int:
-        """A descriptor with the index as text. Raises OSError."""
+        """Return a descriptor from which the child reads the index as text. Raises OSError."""
         return outgoing.add(hand_over(encode_index(self._index, self._descriptors)))
 
 
 class KnownFiles:
-    """`serve` runs as long as the worker; `notes` says what somebody should know."""
+    """The files that this worker knows.
+
+    `serve` runs as long as the worker; `notes` reports their problems.
+    """
 
     def __init__(self, files: Sequence[WeightsFile], store: ContentStore | None = None) -> None:
         self._files = tuple(files)
@@ -82,13 +86,13 @@ class KnownFiles:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """For status, one line each."""
+        """Notes on the model files for status, one line each."""
         replaced = [f"`{name}` was replaced by another file, which is now used" for name in self._replaced]
         partial = [note for file in self._files if (note := _partial(file))]
         return (*sorted(replaced), *partial, *([self._unknown] if self._unknown else []))
 
     def lacks(self, marks: bytes) -> bytes:
-        """A bit for each of these tensors (wire/needs.py) that is not here; nothing until that is known."""
+        """Return a bit for each tensor in `marks`, set if it is missing; empty until that is known."""
         if not self._known.is_set():
             return b""
         here = {mark(one.digest) for one in self._index.tensors} if self._index is not None else set()
@@ -97,7 +101,7 @@ class KnownFiles:
         return as_bits([one not in here for one in split_marks(marks)])
 
     async def serve(self) -> None:
-        """Know the files, and again when one is found changed before a lease. Raises UserError at first."""
+        """Hash the files, and again when one has changed before a lease. Raises UserError the first time."""
         await self._know()
         while True:
             self._stale.clear()
@@ -107,7 +111,8 @@ class KnownFiles:
                 await self._follow()
                 await self._know()
                 self._unknown = ""
-            except (UserError, OSError) as error:  # cut short, say: the weights come over the network then
+            except (UserError, OSError) as error:
+                # The file was cut, for example: then its weights come over the network.
                 hint = error.hint if isinstance(error, UserError) else ""
                 LOG.warning("weights_unknown", why=str(error), hint=hint)
                 self._unknown = f"{error}: its weights come over the network"
@@ -115,9 +120,9 @@ class KnownFiles:
     async def take(
         self, outgoing: Outgoing, on_progress: Callable[[str], Awaitable[None]], *, peer: str
     ) -> Weights | None:
-        """What is known of the present files and of the content store, waiting until it is; None without any.
+        """Return what is present of the files and the content store, or None without both.
 
-        Raises OSError.
+        Waits until the files are hashed. Raises OSError.
         """
         lease_cache = None
         if self._store is not None:
@@ -138,13 +143,13 @@ class KnownFiles:
         return Weights(self._index, self._files if self._index is not None else (), outgoing, lease_cache)
 
     async def _follow(self) -> None:
-        """Open what a path leads to now, in place of the file that lay there."""
+        """Open the file that each path leads to now, instead of the file that was there before."""
         for file in self._files:
             if file.paths_unchanged():
                 continue
             try:
                 replaced = await file.follow()
-            except UserError as error:  # removed, say: what is open stays good
+            except UserError as error:  # the path was removed, for example: the open file stays valid
                 LOG.warning("model_file_gone", file=file.name, why=error.what)
                 continue
             if replaced:
@@ -168,7 +173,7 @@ class KnownFiles:
 
 
 def _partial(file: WeightsFile) -> str:
-    """What a file lacks, for status; nothing for a whole one."""
+    """Return what `file` lacks, for status, or an empty string for a complete file."""
     parts = [f"{in_bytes(file.missing_bytes)} at the end"] if file.missing_bytes else []
     parts += [f"{file.missing_shards} of its shards"] if file.missing_shards else []
     return (

@@ -1,4 +1,4 @@
-"""Who may have what of a worker's memory. All leases together stay within the worker's limit. Pure."""
+"""The accounts of a worker's memory. All leases together stay within the worker's limit. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,14 +12,16 @@ MAX_LEASES = LEASES.most
 
 
 Held = Mapping[bytes, Mapping[str, int]]
-"""By lease and device, bytes of buffers that the server has: by its answers, no word of its head."""
+"""Bytes of the buffers that each server holds, by lease and device, from its answers, not its head's
+claims.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A granted part: bytes by device name (only devices with more than 0).
+    """A granted part of the memory: bytes by device name (only devices with more than 0).
 
-    `model` as its head calls it; `is_standby`: for the loss of another worker.
+    `model` is the name that the head uses; `is_standby`: the lease is kept for the loss of another worker.
     """
 
     lease_id: bytes
@@ -29,13 +31,19 @@ class Lease:
     is_standby: bool = False
 
     def pending(self, device: str, looks: Sequence[Held]) -> int:
-        """Bytes that it may still take of what the device shows as free, by the look when it held least."""
+        """Return how many of the device's free bytes the lease may still take.
+
+        Of the `looks`, the one counts at which the lease's server held least.
+        """
         held = (look.get(self.lease_id, {}).get(device, 0) for look in looks)
         return max(0, self.memory.get(device, 0) - min(held, default=0))
 
 
 def lent(leases: Sequence[Lease], held: Held, loaded: Collection[bytes]) -> tuple[LentMemory, ...]:
-    """For status: to whom, and how much. `held`: of leases that run; `loaded`: their models answer."""
+    """Return for status which head has how much.
+
+    `held`: running leases; `loaded`: leases whose model answers.
+    """
     found = []
     for lease in leases:
         runs = lease.lease_id in held
@@ -50,7 +58,7 @@ def lent(leases: Sequence[Lease], held: Held, loaded: Collection[bytes]) -> tupl
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The leases in force. `limit` is bytes per device, None for whatever the device has."""
+    """The leases in force. `limit` is bytes per device, None for all that the device has."""
 
     limit: int | None = None
     leases: tuple[Lease, ...] = ()
@@ -58,11 +66,11 @@ class Ledger:
     def offer(
         self, devices: Sequence[OfferedDevice], unfit: Sequence[str] = (), looks: Sequence[Held] = ()
     ) -> tuple[OfferedDevice, ...]:
-        """The devices with what is left of them: free, not promised to a lease, and within the limit.
+        """Return the devices with their unreserved memory: free, not promised to a lease, within the limit.
 
-        Of one that may not be used (`unfit` has the reason at its place) nothing is.
-        `devices` must have been listed after this ledger was looked at, and between the `looks` at what the
-        servers hold: what a lease takes or frees meanwhile is held back twice then, and never promised twice.
+        A device with a reason in `unfit` (at the same index) has no memory left. List `devices` after taking
+        this ledger, and between the `looks` at what the servers hold. Memory that a lease takes or frees
+        meanwhile is then held back twice, and never promised twice.
         """
         return tuple(
             replace(
@@ -85,11 +93,14 @@ class Ledger:
     def refusal_reason(
         self, offered: Sequence[OfferedDevice], wanted: Sequence[int], *, before: "Ledger", peer: PeerId
     ) -> str | None:
-        """Why `peer` cannot have this reservation of what was offered, or None; `before` made the offer."""
+        """Return why `peer` cannot have this reservation, or None.
+
+        `before` is the ledger that made the offer.
+        """
         if len(self.leases) >= MAX_LEASES:
             return f"{MAX_LEASES} heads already use this worker"
-        # a head has one for each model that it serves, and for a moment another: the one before ends only
-        # when its process is gone
+        # A head has one lease for each model that it serves, and for a moment one more: the former lease ends
+        # only when its process is gone.
         if sum(lease.peer == peer for lease in self.leases) >= LEASES_OF_PEER.most:
             return f"this head already has {LEASES_OF_PEER.most} leases of this worker"
         if len(wanted) != len(offered) or not any(wanted):
@@ -105,9 +116,9 @@ class Ledger:
         return None
 
     def take(self, lease: Lease) -> "Ledger":
-        """With one lease more."""
+        """Return the ledger with `lease` added."""
         return replace(self, leases=(*self.leases, lease))
 
     def release(self, lease_id: bytes) -> "Ledger":
-        """Without it."""
+        """Return the ledger without this lease."""
         return replace(self, leases=tuple(lease for lease in self.leases if lease.lease_id != lease_id))

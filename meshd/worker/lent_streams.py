@@ -1,4 +1,4 @@
-"""Streams to the servers that a worker lends: of their heads, and of other workers of the same heads."""
+"""Streams to the servers that a worker lends, from their heads and from other workers of the same heads."""
 
 import asyncio
 from collections import Counter, deque
@@ -17,34 +17,34 @@ from meshd.wire.lease import PUSH_SERVICE, RPC_SERVICE
 from meshd.worker.mesh_server import MeshServer
 from meshd.worker.push_neighbours import ASK
 
-SHOWN_REFUSED = 3  # requests that broke the rules, in status; the log has all
+SHOWN_REFUSED = 3  # violations shown in status; the log has all of them
 NO_USE = "this member cannot use workers (it lacks the role `use`)"
 TOO_MANY = "this lease has its maximum number of streams"
 OVER = "the lease has ended"
-CLOSING_SECONDS = 1.0  # after the end of a lease, for the others to close their halves of its streams
+CLOSING_SECONDS = 1.0  # after the end of a lease, for the other side to close its halves of the streams
 LOG = log.get("worker")
 
 
 class Lending:
-    """A lease from its offer to its end, as the streams that name it see it."""
+    """A lease from its offer to its end, as its streams see it."""
 
     def __init__(self, peer: PeerId) -> None:
         self.peer = peer
         self.server: MeshServer | None = None  # once the head has reserved
         self.lent = Slots(LENT)  # streams of its head
-        self.pushed = Slots(PUSHED, PUSHED_OF_PEER)  # those of other workers
+        self.pushed = Slots(PUSHED, PUSHED_OF_PEER)  # streams of other workers
         self._is_up = False
         self._settled = asyncio.Event()
-        self._ends_at: float | None = None  # of what is still served
+        self._ends_at: float | None = None  # deadline of the streams that are still served
         self._served: set[asyncio.Timeout] = set()
 
     def up(self) -> None:
-        """The server takes connections."""
+        """Note that the server accepts connections."""
         self._is_up = True
         self._settled.set()
 
     def over(self) -> None:
-        """The lease has ended, or there will be none. Idempotent."""
+        """Note that the lease has ended, or that there will be none. Idempotent."""
         self._is_up = False
         self._settled.set()
         if self._ends_at is None:
@@ -53,9 +53,10 @@ class Lending:
                 limit.reschedule(self._ends_at)
 
     async def serve(self, work: Awaitable[None]) -> None:
-        """A stream, until both sides have closed it, or for a second more than the lease lasts.
+        """Serve a stream until both sides have closed it, at most CLOSING_SECONDS after the lease ends.
 
-        Else a head, or another worker, could keep it by never closing its half. Raises Broken.
+        Without that limit, a head or another worker could keep the stream by never closing its half. Raises
+        Broken.
         """
         try:
             async with asyncio.timeout_at(self._ends_at) as limit:
@@ -71,11 +72,14 @@ class Lending:
 
     @property
     def must_wait(self) -> bool:
-        """Whether its server is still to come."""
+        """True until the server is up or the lease has ended."""
         return not self._settled.is_set()
 
     async def until_up(self) -> MeshServer:
-        """Its server. Raises Broken when there is none, or none any more."""
+        """Wait for the server of the lease and return it.
+
+        Raises Broken if there is none, or none any more.
+        """
         await self._settled.wait()
         if self.server is None or not self._is_up:
             raise Broken(OVER)
@@ -83,7 +87,7 @@ class Lending:
 
 
 class LentStreams:
-    """Serves both services."""
+    """Serve the streams of the services `rpc` and `push`."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._lendings: dict[bytes, Lending] = {}
@@ -94,12 +98,12 @@ class LentStreams:
 
     @property
     def refused(self) -> tuple[tuple[str, str], ...]:
-        """The last messages that broke the rules: what happened, and what to do."""
+        """The last violations of the rules: what happened, and what to do about it."""
         return tuple(self._refused)
 
     @contextmanager
     def lend(self, lease_id: bytes, peer: PeerId) -> Iterator[Lending]:
-        """Streams of `peer` may name the lease until the block is left."""
+        """Let streams of `peer` name this lease until the block is left."""
         lending = self._lendings[lease_id] = Lending(peer)
         try:
             yield lending
@@ -122,17 +126,18 @@ class LentStreams:
             if place is not None and ASK in metadata:
                 lending.server.neighbours.asked_by(member.peer, metadata)
             return place or TOO_MANY
-        if ASK not in metadata:  # who asks may only be early: its head tells both of us at once
+        # A worker that asks may only be early: the head tells both of us at the same time.
+        if ASK not in metadata:
             LOG.warning("push_refused", peer=member.peer.short)
         return "no live lease with this id that admits this member"
 
     def _find(self, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> Lending | None:
-        """The lease that `peer` has, or is about to have, and names."""
+        """Return the lease that `peer` has, or is about to have, and names in `metadata`."""
         lending = self._named(metadata)
         return lending if lending is not None and lending.peer == peer else None
 
     def _find_admitting(self, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> Lending | None:
-        """The lease that `peer` names, if its head has introduced `peer`."""
+        """Return the lease that `peer` names in `metadata`, if its head has introduced `peer`."""
         lending = self._named(metadata)
         admits = lending is not None and lending.server is not None and lending.server.admits(peer)
         return lending if admits else None
@@ -142,7 +147,7 @@ class LentStreams:
         return self._lendings.get(lease_id) if isinstance(lease_id, bytes) else None
 
     async def _up(self, lending: Lending, peer: PeerId) -> MeshServer:
-        """Few streams of one member wait, whatever it has leased. Raises Refused, Broken."""
+        """Wait for the server of the lease. Few streams of one member may wait. Raises Refused, Broken."""
         if not lending.must_wait:
             return await lending.until_up()
         if self._waiting[peer] >= EARLY_STREAMS.most:

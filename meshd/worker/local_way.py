@@ -1,13 +1,13 @@
-"""A connection between the mesh-servers of two workers on one machine, with nothing between them.
+"""A direct connection between the mesh-servers of two workers on one machine.
 
-The worker that opens the way listens on a Unix socket with a random name, and tells the name and a random
-secret to the other worker in the metadata of a stream, which is encrypted and proves who both are. The
-other worker tries the name at once, before it accepts that stream, and sends the secret. So when the
-stream has been accepted, the first worker finds the connection, or there is none: neither waits.
+The worker that opens the connection listens on a Unix socket with a random name. It tells the other worker
+the name and a random secret in the metadata of a stream, which is encrypted and authenticates both. The other
+worker connects at once, before it accepts that stream, and sends the secret. So when the stream has been
+accepted, the first worker finds the connection, or there is none: neither waits.
 
 The name leads nowhere outside this machine, and on Linux nowhere outside its network namespace. Both sides
-also ask the kernel who has the other end: another user than their own is turned away, before a secret is
-sent. Each hands its mesh-server a duplicate of its end. It keeps the other one to cut the connection, and
+also ask the kernel which user has the other end, and reject any user but their own before a secret is sent.
+Each worker hands its mesh-server a duplicate of its end. It keeps the original to cut the connection, and
 never reads or writes it again.
 """
 
@@ -27,26 +27,26 @@ from meshd.identity.keys import PeerId
 from meshd.tunnel.interface import TunnelStatus
 from meshd.wire.lease import PUSH_SERVICE
 
-LISTEN = "local"  # in status, where others say where they listen
+LISTEN = "local"  # in status, instead of the address where a tunnel listens
 NAME_BYTES = 16
 SECRET_BYTES = 16
 OFFERED_BYTES = NAME_BYTES + SECRET_BYTES
 _PREFIX = "meshd-push-"
-_WAITING = 4  # connections: only one is expected, and strangers are turned away
+_WAITING = 4  # connections in the queue: only one is expected, and strangers are rejected
 _BUFFER_BYTES = 1 << 20  # the kernel grants less where its limit is lower
 
 
 class LocalWay:
-    """One end of such a connection. The mesh-server's duplicate is given away once; `cut` is idempotent."""
+    """One end of a local connection. The mesh-server's duplicate is given away once; `cut` is idempotent."""
 
     def __init__(self, peer: PeerId, end: socket) -> None:
-        """Take over `end`. Raises OSError where no descriptor is free, and then closes `end`."""
+        """Take over `end`. Raises OSError and closes `end` if no descriptor is free."""
         self._peer = peer
         self._end = end
         self._sent = self._received = 0
         try:
             end.setblocking(True)  # the duplicate shares this
-            for option in (SO_SNDBUF, SO_RCVBUF):  # Linux looks at the first one, macOS at both
+            for option in (SO_SNDBUF, SO_RCVBUF):  # Linux uses the first option, macOS both
                 end.setsockopt(SOL_SOCKET, option, _BUFFER_BYTES)
             self._servers = os.dup(end.fileno())
         except OSError:
@@ -65,7 +65,7 @@ class LocalWay:
 
     @property
     def status(self) -> TunnelStatus:
-        """Totals so far."""
+        """The totals so far."""
         return TunnelStatus(
             peer=self._peer,
             service=PUSH_SERVICE,
@@ -76,7 +76,7 @@ class LocalWay:
         )
 
     def cut(self) -> None:
-        """End it for both mesh-servers."""
+        """Cut the connection for both mesh-servers."""
         if self._servers >= 0:
             os.close(self.give())
         with suppress(OSError):  # closed here, or by the other side
@@ -85,12 +85,12 @@ class LocalWay:
 
 
 class LocalOffer:
-    """A rendezvous for one worker. Raises OSError where none can be made."""
+    """A rendezvous for one other worker. Raises OSError if it cannot be created."""
 
     def __init__(self) -> None:
         name, self._secret = secrets.token_bytes(NAME_BYTES), secrets.token_bytes(SECRET_BYTES)
         self.offered = name + self._secret
-        """What the other worker is told."""
+        """The name and the secret, for the other worker."""
         self._address = _address(name, make=True)
         self._listener = socket(AF_UNIX, SOCK_STREAM)
         try:
@@ -102,13 +102,15 @@ class LocalOffer:
             raise
 
     def take(self, peer: PeerId) -> LocalWay | None:
-        """Return the connection if the worker has come by now. Never waits.
+        """Return the connection if the other worker has connected by now, else None. Never waits.
 
-        A worker that was asked again, because the first stream broke, has come again: the last time counts.
+        A worker that was asked again, because the first stream broke, has connected again: its last
+        connection counts.
         """
         found: socket | None = None
-        with suppress(OSError):  # nobody is there any more
-            for _ in range(_WAITING + 1):  # no more could wait; strangers who come now cannot keep this going
+        with suppress(OSError):  # no more connections wait
+            # No more connections can wait; strangers who keep connecting cannot prolong this loop.
+            for _ in range(_WAITING + 1):
                 end, _ = self._listener.accept()
                 if not self._is_invited(end):
                     end.close()
@@ -128,7 +130,7 @@ class LocalOffer:
             return False
 
     def close(self) -> None:
-        """Take no more connections. Those that were not taken end. Idempotent."""
+        """Stop accepting connections and end connections that were not taken. Idempotent."""
         self._listener.close()
         if not self._address.startswith("\0"):
             Path(self._address).unlink(missing_ok=True)
@@ -136,7 +138,7 @@ class LocalOffer:
 
 @contextmanager
 def offered(*, wanted: bool) -> Iterator[LocalOffer | None]:
-    """Make an offer for the time of the block; None if it is not wanted, or cannot be made."""
+    """Yield an offer for the time of the block, or None if it is not wanted or cannot be created."""
     offer = None
     if wanted:
         with suppress(OSError):
@@ -149,7 +151,10 @@ def offered(*, wanted: bool) -> Iterator[LocalOffer | None]:
 
 
 def come(peer: PeerId, offered: bytes) -> LocalWay | None:
-    """Connect to what `peer` offers; None if that is out of reach, or not for this worker. Never waits."""
+    """Connect to the rendezvous that `peer` offers. Never waits.
+
+    Returns None if the rendezvous is out of reach, or is not for this worker.
+    """
     if len(offered) != OFFERED_BYTES:
         return None
     with suppress(OSError):  # another machine, another network namespace, strangers that fill the queue
@@ -167,13 +172,13 @@ def come(peer: PeerId, offered: bytes) -> LocalWay | None:
 
 
 def _is_own_user(end: socket) -> bool:
-    """Ask the kernel who has the other end, or listens there."""
+    """Ask the kernel whether this user has the other end, or listens there."""
     user, _pid = peer_of(end)
     return user == os.geteuid()
 
 
 def _address(name: bytes, *, make: bool) -> str:
-    """Where the rendezvous of this name is; `make` its folder if there must be one. Raises OSError."""
+    """Return the address for this name; `make` creates its folder if one is needed. Raises OSError."""
     if sys.platform == "linux":
         return f"\0{_PREFIX}{name.hex()}"
     else:
@@ -181,7 +186,7 @@ def _address(name: bytes, *, make: bool) -> str:
 
 
 def folder_for_sockets(parent: Path, *, make: bool) -> Path:
-    """Return the folder in `parent` that only this user can enter. Raises OSError where it is another's."""
+    """Return the folder in `parent` that only this user can enter. Raises OSError if others can enter it."""
     folder = parent / f"{_PREFIX}{os.geteuid()}"
     if make:
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -1,7 +1,7 @@
-"""The mesh-server of one lease (docs/native-backend.md): started for it, watched, ended with it.
+"""The mesh-server of one lease (docs/native-backend.md): started for it, watched, and ended with it.
 
-It has one connection with its head, and ends with that. It watches itself and says what it does (PROGRESS),
-so this daemon needs no picture of its work, but ends it when it says nothing any more.
+A mesh-server has one connection with its head and ends with that connection. It watches itself and reports
+what it does (PROGRESS), so this daemon need not model its work: it ends a server that falls silent.
 """
 
 import asyncio
@@ -35,9 +35,9 @@ from meshd.worker.push_neighbours import PushNeighbours
 from meshd.worker.turn_times import TurnTimes
 
 PROGRESS_SECONDS = 2.0
-# None of these comes from somebody else
+# Nobody else sends these signals: the process crashed.
 CRASHES = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
-_SLACK_BYTES = 64 << 20  # by which a driver may count differently from one process to another
+_SLACK_BYTES = 64 << 20  # tolerance: a driver may count differently from one process to another
 CHILD_NAME = "rpc-server"  # users know the child of a worker by this name
 LOG = log.get("worker")
 
@@ -46,10 +46,10 @@ OnBroken = Callable[[MeshdError], None]
 
 @dataclass(frozen=True, slots=True)
 class AgreedLease:
-    """A lease that is taken: its devices in the order of the offer, and the weights known at that moment.
+    """A lease that was granted: its devices in the order of the offer, and the weights known at that moment.
 
-    `fetch`: the head says which weights it needs (missing_weights.py); `hold`: they are to be in memory.
-    `is_kept`: the free memory is of an earlier listing, so that there may be less.
+    `fetch`: the head says which weights it needs (missing_weights.py). `hold`: keep these weights in memory.
+    `is_kept`: the free memory comes from an earlier listing, so there may be less of it now.
     """
 
     lease: Lease
@@ -61,16 +61,16 @@ class AgreedLease:
 
     @property
     def lease_cache(self) -> LeaseCache | None:
-        """What is kept of weights that come over the network."""
+        """The cache for weights that come over the network; None without a content store."""
         return None if self.weights is None else self.weights.lease_cache
 
     @property
     def memory(self) -> list[int]:
-        """Bytes of each device."""
+        """The bytes reserved on each device."""
         return [self.lease.memory[name] for name in self.devices]
 
     def shortage(self, device: str, free: int) -> str:
-        """Say that less is `free` of a device than was reserved of an earlier listing; empty: it is not."""
+        """Return an error text if `free` bytes are less than was reserved by an earlier listing, else ""."""
         wanted = self.lease.memory.get(device, 0)
         if not self.is_kept or free + _SLACK_BYTES >= wanted:
             return ""
@@ -78,7 +78,10 @@ class AgreedLease:
 
 
 class MeshServer:
-    """`child` and `read_report` run in tasks of the lease; `close` after them."""
+    """The mesh-server of one lease.
+
+    Run `child` and `read_report` in tasks of the lease, then call `close`.
+    """
 
     def __init__(
         self,
@@ -90,7 +93,10 @@ class MeshServer:
         outgoing: Outgoing,
         log_path: Path,
     ) -> None:
-        """`messages` lead to the head, `outgoing` holds the descriptors of the weights. Raises OSError."""
+        """Create its sockets. `messages` lead to the head; `outgoing` holds the descriptors.
+
+        Raises OSError.
+        """
         self.agreed = agreed
         self.lease = agreed.lease
         self._processes = runtime.processes
@@ -103,8 +109,8 @@ class MeshServer:
         self._silence = ChildSilence()
         self._view: MeshLeaseView | None = None  # while there is a connection
         self.turns = TurnTimes(asyncio.get_running_loop().time)
-        self._why_failed = ""  # in its own words
-        self._shortage = ""  # of memory, at its start
+        self._why_failed = ""  # as the server says it
+        self._shortage = ""  # of memory, when the server started
         self.is_loaded = False
         self._end: socket | None = None
         self._report = runtime.processes.make_report()
@@ -130,10 +136,10 @@ class MeshServer:
         if (lease_cache := agreed.lease_cache) is not None:
             lease_cache.allow(sum(agreed.memory))
 
-    # Its process.
+    # The process.
 
     def spec(self) -> ChildSpec:
-        """How it is started. Raises OSError."""
+        """Return how to start the process. Raises OSError."""
         descriptors = command_lines.MeshDescriptors(
             head=self._child_end,
             weights=self._hand_over_weights(),
@@ -157,12 +163,12 @@ class MeshServer:
         )
 
     def _hand_over_weights(self) -> int:
-        """A descriptor of the index, -1 without weights. Raises OSError."""
+        """Return a descriptor of the index, or -1 without weights. Raises OSError."""
         weights = self.agreed.weights
         return -1 if weights is None else weights.hand_over(self._processes.hand_over, self._outgoing)
 
     async def until_ready(self, on_progress: Callable[[str], Awaitable[None]]) -> None:
-        """Raises MeshdError when it cannot start."""
+        """Wait until the process is ready, and report progress. Raises MeshdError when it cannot start."""
         while True:
             try:
                 async with asyncio.timeout(PROGRESS_SECONDS):
@@ -171,7 +177,10 @@ class MeshServer:
                 await on_progress(f"starting the {CHILD_NAME}")
 
     async def until_ended(self) -> str:
-        """Why it is of no use any more: it ended, or stands still; then it is killed."""
+        """Wait for the end of the server and return its reason.
+
+        A server that hangs or is suspended is killed.
+        """
         status = self.child.status
         while status.is_up:
             try:
@@ -192,8 +201,9 @@ class MeshServer:
         return self._silence.look(self._view.answered) if self._view is not None else ""
 
     def code_of_end(self) -> str:
-        """Of Lost, for the end that `until_ended` has seen: it exits with 0 when its head has ended, and with
-        1 after a failure.
+        """Return the code of Lost for the end that `until_ended` has seen.
+
+        The server exits with 0 when its head has ended, and with 1 after a failure.
         """
         if self._shortage:
             return NO_MEMORY
@@ -202,7 +212,7 @@ class MeshServer:
         return RPC_SERVER_CRASHED if self.child.status.exit_signal in CRASHES else RPC_SERVER_ENDED
 
     def close(self) -> None:
-        """The child has ended before."""
+        """Close the sockets. Call this after the child has ended."""
         self.neighbours.close()
         self._descriptors.close()
         self._close_ends()
@@ -212,10 +222,10 @@ class MeshServer:
         if self._end is not None:
             self._end.close()
 
-    # Its streams.
+    # Streams.
 
     async def serve_head(self, stream: Stream, on_broken: OnBroken) -> None:
-        """Connect the only stream of its head: when it ends the server does. Raises Refused, Broken."""
+        """Connect the only stream of the head; the server ends with that stream. Raises Refused, Broken."""
         if self._end is None:
             raise Refused("this lease has its connection already", code="busy")
         end, self._end = self._end, None
@@ -236,39 +246,45 @@ class MeshServer:
                 asks=True,
             )
         finally:
-            self._view = None  # it has nobody to say anything to, and ends by itself
+            self._view = None  # the server has nobody to report to, and ends
 
     async def serve_neighbour(self, stream: Stream, on_broken: OnBroken) -> None:
-        """Connect a stream of another worker, which its head has introduced. Raises Refused, Broken."""
+        """Connect a stream of another worker that the head has introduced. Raises Refused, Broken."""
         await self.neighbours.serve(stream, on_broken)
 
     def admits(self, peer: PeerId) -> bool:
-        """Whether another worker may push to it: the head has said so."""
+        """Say whether the head lets worker `peer` push to this server."""
         return self.neighbours.admits(peer)
 
     @property
     def push_tunnels(self) -> Sequence[TunnelStatus]:
-        """To other workers, open now."""
+        """The open tunnels to other workers."""
         return self.neighbours.tunnels
 
-    # What it holds, and what it and its head say of the load.
+    # Memory and load, as reported by the server and its head.
 
     @property
     def held(self) -> Mapping[str, int]:
-        """Bytes of its buffers, by device. None once it has no head: it is about to give them back."""
+        """The bytes of the server's buffers, by device.
+
+        Empty without a head: the server is about to free them.
+        """
         if self._view is None or not self.child.status.is_up:
             return {}
         held = self._view.memory_held()  # counts devices in the order of its command line
         return {name: held.get(number, 0) for number, name in enumerate(self.agreed.devices)}
 
     def model_loaded(self) -> None:
-        """The head has sent all of its weights, and has a first token."""
+        """Note that the head has sent all of its weights and has received a first token."""
         self.is_loaded = True
         if (lease_cache := self.agreed.lease_cache) is not None:
             lease_cache.done()
 
     async def read_report(self) -> None:
-        """Note what it says. Its neighbours can make it say much: that has a share of the loop's time."""
+        """Read the server's report.
+
+        Neighbours can make it long, so reading has a budget of the loop's time.
+        """
         now, budget = asyncio.get_running_loop().time, ReadingBudget(self._reading)
         while True:
             try:
@@ -289,4 +305,4 @@ class MeshServer:
                 case ["loaded", _count, size] if (count := count_of(size)) is not None:
                     LOG.info("weights_loaded", peer=self.lease.peer.short, bytes=count)
                 case ["failed", *why]:
-                    self._why_failed = " ".join(why)  # it ends, and says so before
+                    self._why_failed = " ".join(why)  # the server reports this just before it ends

@@ -1,8 +1,8 @@
-"""Weights that a lease lacks and members have: taken before its mesh-server starts, and kept in the store.
+"""Weights that a lease lacks and other members have: fetched before its mesh-server starts, then stored.
 
-The head says where its file has the tensors of this worker's part; members that have the same file give the
-pieces with those that are missing. What does not come this way is sent by the head with the load. A worker
-that holds weights ready reads them as well (held_weights.py), and waits.
+The head says where its file has the tensors of this worker's part; members with the same file send the pieces
+that contain the missing tensors. The head sends the rest with the load. A worker that holds weights ready
+also reads them (held_weights.py), and waits.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ from meshd.worker.known_files import KnownFiles, Weights
 from meshd.worker.mesh_server import AgreedLease
 from meshd.worker.pause import IS_PAUSED, Pause
 
-_NEXT_SECONDS = 60.0  # for the next message of a head that says what it needs
-_TOLD_SECONDS = 2.0  # how often the head is told how far it is
+_NEXT_SECONDS = 60.0  # for the next message of a head that lists what it needs
+_TOLD_SECONDS = 2.0  # between two progress messages to the head
 LOG = log.get("worker")
 
 
 class MissingWeights:
-    """Of one worker; for all of its leases."""
+    """Fetch missing weights for all leases of one worker."""
 
     def __init__(self, members: WeightsFromMembers, files: KnownFiles, pause: Pause) -> None:
         self._members = members
@@ -44,31 +44,36 @@ class MissingWeights:
         self._asked = Rates(FETCHES_ASKED)
 
     async def fetch(self, messages: MessageStream, agreed: AgreedLease, outgoing: Outgoing) -> AgreedLease:
-        """The lease with the weights that are there then, once the head says that it may begin.
+        """Return the lease with the weights that are present once the head says that the load may begin.
 
-        Raises EndOfStream and Broken when the head is gone, Refused when the worker is paused,
-        RemoteProtocolError, MeshdError.
+        Raises EndOfStream and Broken when the head is gone, Refused when the worker is paused, and
+        RemoteProtocolError or MeshdError for other failures.
         """
+        # The head lists its tensors.
         needs = await _read_needs(messages, limit=sum(agreed.memory))
         text = ["looking for members that have its weights"]
         ended = asyncio.Event()
         try:
+            # Fetch them and report the progress; meanwhile the head may end the lease.
             async with Owner() as owner:
                 began = owner.start(_until_begin(messages), name="begin")
                 owner.start(self._until_paused(), name="pause")
                 owner.start(_say_progress(messages, text, ended), name="fetch progress")
                 found = await self._from_members(needs, agreed, text)
+                # Read the held weights into the page cache, and keep them there.
                 if agreed.hold:
                     agreed = replace(agreed, weights=await self._renewed(messages, agreed, outgoing))
                     held = _held(needs, agreed.weights)
                     found = replace(found, held=await held.read(partial(text.__setitem__, 0)))
                     owner.start(held.keep(), name="held weights")
+                # Report the result, then wait for `begin`.
                 ended.set()
                 await messages.send(found.encode())
                 await began
                 owner.cancel()
         except ExceptionGroup as group:
             raise first_error(group) from None
+        # The store may have changed since the last look.
         return replace(agreed, weights=await self._renewed(messages, agreed, outgoing))
 
     async def _from_members(self, needs: Needs, agreed: AgreedLease, text: list[str]) -> Fetched:
@@ -92,7 +97,7 @@ class MissingWeights:
     async def _renewed(
         self, messages: MessageStream, agreed: AgreedLease, outgoing: Outgoing
     ) -> Weights | None:
-        """What is known now, instead of what was known before."""
+        """Take the weights again and close their former descriptors."""
         outgoing.close()
         return await self._files.take(outgoing, progress_to(messages), peer=str(agreed.lease.peer))
 
@@ -102,7 +107,7 @@ class MissingWeights:
 
 
 def progress_to(messages: MessageStream) -> Callable[[str], Awaitable[None]]:
-    """Tells the head of a lease what it waits for."""
+    """Return a callback that sends progress texts to the head of a lease."""
 
     async def on_progress(text: str) -> None:
         await messages.send(Progress(text).encode())
@@ -111,7 +116,10 @@ def progress_to(messages: MessageStream) -> Callable[[str], Awaitable[None]]:
 
 
 async def _read_needs(messages: MessageStream, *, limit: int) -> Needs:
-    """All of them, as one; their tensors fit into the `limit` bytes that the head has reserved."""
+    """Read all Needs messages and join them. Their tensors fit into the `limit` bytes that were reserved.
+
+    Raises Refused, RemoteProtocolError.
+    """
     tensors: list[NeededTensor] = []
     while True:
         try:
@@ -131,23 +139,23 @@ async def _read_needs(messages: MessageStream, *, limit: int) -> Needs:
 
 
 def _held(needs: Needs, weights: Weights | None) -> HeldWeights:
-    """What is here of it, in use by this lease from now on."""
+    """Return the needed tensors that are here, in use by this lease from now on."""
     if weights is None:
         return HeldWeights(())
     return HeldWeights(weights.places(_in_use(needs, weights)))
 
 
 def _lacking(needs: Needs, weights: Weights) -> Needs:
-    """What is not here; what is stays, while room is made for the rest."""
+    """Return the needed tensors that are missing. Those that are here stay while the store makes room."""
     _in_use(needs, weights)
     missing = {one.digest: one for one in needs.tensors if one.digest not in weights.sizes}
     return replace(needs, tensors=tuple(missing.values()))
 
 
 def _in_use(needs: Needs, weights: Weights) -> set[bytes]:
-    """The digests of what is here of it, which the store keeps for this lease.
+    """Mark the needed tensors that are here as used by this lease, and return their digests.
 
-    The head has reserved memory for the sizes that it said: what has another one here is none of it.
+    The head has reserved memory for the sizes it stated, so a tensor of another size is none of these.
     """
     here = {one.digest for one in needs.tensors if weights.sizes.get(one.digest) == one.size}
     if weights.lease_cache is not None:
@@ -162,7 +170,7 @@ async def _until_begin(messages: MessageStream) -> None:
 
 
 async def _say_progress(messages: MessageStream, text: list[str], ended: asyncio.Event) -> None:
-    """Until it has ended: then nobody listens until the lease is granted."""
+    """Send progress to the head until `ended` is set. Then it does not listen until the lease is granted."""
     on_progress = progress_to(messages)
     while not ended.is_set():
         await on_progress(text[0])
@@ -172,6 +180,6 @@ async def _say_progress(messages: MessageStream, text: list[str], ended: asyncio
 
 
 def _told(found: FromMembers) -> str:
-    """From whom, and what is wrong; for a log."""
+    """Return a log text: how much came from which node, and what went wrong."""
     given = ", ".join(f"{in_bytes(count)} from {node}" for node, count in found.given.items() if count)
     return "; ".join(part for part in (given or "nothing came", found.why) if part)

@@ -1,6 +1,6 @@
-"""What a mesh-server is told of its neighbours: one descriptor for each, and then that there are no more.
+"""The list of neighbours as a mesh-server gets it: one descriptor for each, then a message that ends it.
 
-The server greets its head when it knows all, so nobody is waited for without a limit.
+The server greets its head once the list is complete, so the wait for neighbours is limited.
 """
 
 import asyncio
@@ -18,22 +18,25 @@ LOG = log.get("worker")
 
 
 class NeighbourArrivals:
-    """By their numbers in the head's list of workers. `descriptors` lead to the mesh-server."""
+    """Pass connections to the mesh-server, by their numbers in the head's list of workers."""
 
     def __init__(
         self, descriptors: DescriptorSocket, socket_pair: Callable[[], tuple[socket, int]], *, seconds: float
     ) -> None:
-        """`seconds`: how long `settle` waits at most."""
+        """Use `descriptors` to reach the mesh-server. `settle` waits at most `seconds`."""
         self._descriptors = descriptors
         self._socket_pair = socket_pair
         self._seconds = seconds
         self._known: set[int] = set()
-        self._awaited: set[int] = set()  # named, and not known yet whether there is a way
+        self._awaited: set[int] = set()  # named, but still unknown whether a connection is possible
         self._complete = False
         self._settled = asyncio.Event()
 
     def name(self, number: int) -> None:
-        """There will be a connection with it, or it is not coming. Raises RemoteProtocolError."""
+        """Expect a connection with this neighbour, or the message that there is none.
+
+        Raises RemoteProtocolError if the number is invalid or was used before.
+        """
         if self._complete or number in self._known or number >= NEIGHBOURS.most:
             raise RemoteProtocolError(
                 "lease: neighbours have other numbers, and no two the same", code="lease"
@@ -42,25 +45,25 @@ class NeighbourArrivals:
         self._awaited.add(number)
 
     def all_named(self) -> None:
-        """The head names no more of them: `settle` is to be run. Raises RemoteProtocolError."""
+        """Note that the head names no more neighbours; `settle` must run now. Raises RemoteProtocolError."""
         if self._complete:
             raise RemoteProtocolError("lease: the neighbours were complete before", code="lease")
         self._complete = True
         self._note_settled(number=None)
 
     def awaits(self, number: int) -> bool:
-        """Whether it was named, and has not come."""
+        """Say whether this neighbour was named and has not connected."""
         return number in self._awaited
 
     def new_pair(self) -> tuple[socket, int]:
-        """Our end of a connection and the server's. Raises Broken where no descriptor is free."""
+        """Return our end of a connection and the server's. Raises Broken if no descriptor is free."""
         try:
             return self._socket_pair()
         except OSError as error:
             raise Broken(f"no connection can be made: {(error.strerror or '').lower()}") from None
 
     def come(self, number: int, end: int, *, local: bool = False) -> None:
-        """Hand `end` to the server, and close it here. `local`: the server reports what passes."""
+        """Hand `end` to the server, and close it here. `local`: the server reports the traffic on it."""
         try:
             self._send(LOCAL_ARRIVAL if local else ARRIVAL, number, end)
         finally:
@@ -68,13 +71,16 @@ class NeighbourArrivals:
         self._note_settled(number)
 
     def not_coming(self, number: int) -> None:
-        """There is no way to it, or none any more; a server that had a connection finds its end."""
+        """Note that there is no connection to this neighbour, or none any more.
+
+        A server that had a connection notices its end.
+        """
         self._note_settled(number)
 
     async def settle(self) -> frozenset[int]:
-        """Waits until it is known of each whether there is a way, then tells the server that these are all.
+        """Wait until every neighbour has connected or cannot, then tell the server that the list is complete.
 
-        Returns those that were too late.
+        Returns the numbers of the neighbours that were too late.
         """
         try:
             async with asyncio.timeout(self._seconds):

@@ -1,12 +1,13 @@
-"""The neighbours of one lease: the workers whose servers push to its own, and it to theirs.
+"""The neighbours of one lease: the workers whose servers push to its own server, and it to theirs.
 
-Introduced by the head of the lease, which has leased both. A neighbour is a member of the mesh and the lease
-that it has granted: no address comes from anybody. Of two workers one opens the stream, as the head says
-(docs/native-protocol.md); results go both ways on it. Whether the other one takes it is asked first, by a
-stream that stays open: a session that is made for this is kept for as long as both leases live.
+The head of the lease introduces them; it has leased both workers. A neighbour is a mesh member and the lease
+that it has granted, so nobody supplies an address. Of two workers one opens the stream, as the head says
+(docs/native-protocol.md), and results go both ways on it. First it asks the other worker whether it will
+accept the stream. The stream that asks stays open, so that a session made for it is kept while both leases
+live.
 
-Where both are on one machine, their servers get a connection with nothing between them (local_way.py). That
-stream then says whether it may go on: with its end both daemons cut the connection.
+If both workers are on one machine, their servers get a direct connection (local_way.py). The stream that asks
+then controls it: when the stream ends, both daemons cut the connection.
 """
 
 import asyncio
@@ -34,22 +35,19 @@ from meshd.worker.local_way import LocalOffer, LocalWay
 from meshd.worker.neighbour_arrivals import NeighbourArrivals
 from meshd.worker.turn_times import TurnTimes
 
-REACH_SECONDS = 8.0  # until a session with it is there
-NEIGHBOURS_SECONDS = REACH_SECONDS + 4.0  # those that open the stream may have been told a little later
-GONE_SECONDS = 20.0  # without a session for so long, though both wanted one: it is not waited for as long
+REACH_SECONDS = 8.0  # until there is a session with the neighbour
+NEIGHBOURS_SECONDS = REACH_SECONDS + 4.0  # workers that open the stream may hear of it a little later
+GONE_SECONDS = 20.0  # a neighbour without a session for this long, though both wanted one, gets less time
 GONE_REACH_SECONDS = 1.0
 _RETRY = Backoff(first=0.1, factor=1.5, most=1.0)
-ASK = "ask"  # in the metadata of a stream: whether others would be taken
-LOCAL = "local"  # likewise: a connection that the other worker may take if it is on this machine
-TAKEN = b"\x01"  # the only thing that is said on such a stream: the connection is in use
+ASK = "ask"  # in the metadata of a stream: asks whether other streams would be accepted
+LOCAL = "local"  # likewise: offers a direct connection, in case both workers are on one machine
+TAKEN = b"\x01"  # the only message on such a stream: the connection is in use
 LOG = log.get("worker")
 
 
 class PushNeighbours:
-    """`keep` and `settle` run in tasks of the lease.
-
-    `messages` lead to its head, `descriptors` to its server.
-    """
+    """Connect the server of a lease with its neighbours. `keep` and `settle` run in tasks of the lease."""
 
     def __init__(
         self,
@@ -61,34 +59,38 @@ class PushNeighbours:
         turns: TurnTimes,
         reading: NodeReading,
     ) -> None:
-        """`turns` is told of what passes."""
+        """Use `messages` to reach the head and `descriptors` to reach the server.
+
+        `turns` notes what passes.
+        """
         self._mesh = mesh
         self._turns = turns
         self._reading = reading
         self._tunnels = tunnels
         self._messages = messages
         self._arrivals = NeighbourArrivals(descriptors, socket_pair, seconds=NEIGHBOURS_SECONDS)
-        self._numbers: dict[PeerId, int] = {}  # of those that open the stream
+        self._numbers: dict[PeerId, int] = {}  # of the workers that open the stream
         self._open: list[Tunnel | LocalWay] = []
         self._offered: dict[
             PeerId, LocalWay
-        ] = {}  # connected, and not known yet whether the other one uses it
-        self._local: dict[int, LocalWay] = {}  # that servers use
-        self._reported: Counter[tuple[int, str]] = Counter()  # messages on those
+        ] = {}  # connected, but still unknown whether the other worker uses it
+        self._local: dict[int, LocalWay] = {}  # connections that servers use
+        self._reported: Counter[tuple[int, str]] = Counter()  # messages on these connections
         self._over = asyncio.Event()
 
     @property
     def tunnels(self) -> Sequence[TunnelStatus]:
-        """To neighbours, open now."""
+        """The open tunnels to neighbours."""
         return [tunnel.status for tunnel in self._open]
 
     def note_local(self, what: str, number: int, messages: int, size: int) -> None:
-        """Note what the server reports of a local connection: totals of what `came` or was `pushed`."""
+        """Note the totals that the server reports for a local connection, of what `came` or was `pushed`."""
         way = self._local.get(number)
         if way is None:
             return
         self._reported[number, what] += 1
-        if self._reported[number, what] != messages:  # the server skips lines that nobody reads in time
+        # The server skips report lines that nobody reads in time.
+        if self._reported[number, what] != messages:
             self._turns.lose_count()
         if what == "came":
             way.count(received=size)
@@ -98,33 +100,33 @@ class PushNeighbours:
             self._turns.left(wire.PUSHED)
 
     def admit(self, admitted: Admit) -> None:
-        """It opens the stream, and may from now on. Raises RemoteProtocolError."""
+        """Let this worker open the stream from now on. Raises RemoteProtocolError."""
         self._arrivals.name(admitted.number)
         self._numbers[PeerId(admitted.peer)] = admitted.number
 
     def admits(self, peer: PeerId) -> bool:
-        """Whether the head said so."""
+        """Say whether the head has admitted this worker."""
         return peer in self._numbers
 
     def take(self, neighbour: Neighbour) -> None:
-        """It is to be kept. Raises RemoteProtocolError."""
+        """Expect a connection that this worker opens. Raises RemoteProtocolError."""
         self._arrivals.name(neighbour.number)
 
     def all_named(self) -> None:
-        """The head names no more of them: `settle` is to be run. Raises RemoteProtocolError."""
+        """Note that the head names no more neighbours; `settle` must run now. Raises RemoteProtocolError."""
         self._arrivals.all_named()
 
     async def settle(self) -> None:
-        """The server is told that these are all, once it is known of each whether there is a way to it."""
+        """Tell the server that the list is complete, once each neighbour has connected or cannot."""
         late = await self._arrivals.settle()
         for peer, number in self._numbers.items():
             if number in late:
                 LOG.info("push_no_way", peer=peer.short, why=f"silent for {NEIGHBOURS_SECONDS:.0f} s")
 
-    # Those to which we open the stream.
+    # Neighbours to which we open the stream.
 
     async def keep(self, neighbour: Neighbour) -> None:
-        """Open a tunnel to it, tell the server and the head, and keep it until it or the lease ends."""
+        """Open a tunnel to the neighbour, report it, and keep it until it or the lease ends."""
         peer = PeerId(neighbour.peer)
         compresses = neighbour.always or self._tunnels.always_compressed  # which a user has asked for
         with local_way.offered(wanted=not compresses) as offer:
@@ -143,7 +145,7 @@ class PushNeighbours:
             asked.write_eof()
 
     async def _ask(self, peer: PeerId, lease_id: bytes, offer: LocalOffer | None) -> Stream:
-        """Wait for a session, and for the head's word to arrive there. Raises MeshdError."""
+        """Wait for a session, and until the head's message has reached the neighbour. Raises MeshdError."""
         local: Mapping[str, MetadataValue] = {} if offer is None else {LOCAL: offer.offered}
         metadata: Mapping[str, MetadataValue] = {"lease": lease_id, ASK: 1, **local}
         tries, why = 0, "no answer"
@@ -162,13 +164,13 @@ class PushNeighbours:
             raise Broken(f"unreachable for {seconds:.0f} s: {why}") from None
 
     def _patience(self, peer: PeerId) -> float:
-        """How long to wait for it, in seconds: the load of a model waits as long."""
+        """Return how many seconds to wait for this neighbour. The load of the model waits as long."""
         now = asyncio.get_running_loop().time()
         for status in self._mesh.peers():
             if status.peer == peer:
                 gone = status.state is not PeerState.CONNECTED and not status.present
                 return GONE_REACH_SECONDS if gone and now - status.since > GONE_SECONDS else REACH_SECONDS
-        return REACH_SECONDS  # news of it may be on their way
+        return REACH_SECONDS  # gossip about it may still be under way
 
     async def _none(self, peer: PeerId, number: int, why: str) -> None:
         LOG.info("push_no_way", peer=peer.short, why=why)
@@ -232,10 +234,10 @@ class PushNeighbours:
             )
         )
 
-    # Those that open it.
+    # Neighbours that open the stream.
 
     def asked_by(self, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> None:
-        """Connect to what an admitted neighbour offers. Its stream is accepted after this, not before."""
+        """Connect to what an admitted neighbour offers. The stream that asks is accepted only after this."""
         before = self._offered.pop(peer, None)
         if before is not None:
             before.cut()
@@ -246,9 +248,9 @@ class PushNeighbours:
                 self._offered[peer] = way
 
     async def answer(self, asked: Stream) -> None:
-        """Keep the stream by which a neighbour asks, and a local connection, until it or the lease ends.
+        """Keep the stream on which a neighbour asks, and a local connection, until it or the lease ends.
 
-        Then wait until both halves are closed; lent_streams.py does not wait for ever.
+        Then wait until both halves are closed; lent_streams.py limits that wait.
         """
         way = self._offered.pop(asked.peer, None)
         try:
@@ -266,7 +268,7 @@ class PushNeighbours:
                 way.cut()
 
     async def _follow(self, asked: Stream, way: LocalWay | None) -> None:
-        """Use the connection once the neighbour says so."""
+        """Use the connection once the neighbour says so, and wait for the end of the stream."""
         try:
             said = await asked.read()
         except (EndOfStream, Broken):
@@ -289,7 +291,7 @@ class PushNeighbours:
         return MeshPushFilter(arrived=self._turns.arrived, left=self._turns.left, reading=self._reading)
 
     def close(self) -> None:
-        """The lease is over."""
+        """End everything that belongs to the lease."""
         self._numbers.clear()
         while self._offered:
             self._offered.popitem()[1].cut()
@@ -297,7 +299,7 @@ class PushNeighbours:
 
 
 def _push_broken(peer: PeerId, error: MeshdError) -> None:
-    """For a tunnel to a neighbour."""
+    """Log the failure of a tunnel to a neighbour."""
     LOG.warning("push_broken", peer=peer.short, why=error.what)
 
 
@@ -311,7 +313,7 @@ async def _accepted(stream: Stream) -> Stream:
 
 
 async def _until_ended(stream: Stream) -> None:
-    """Nothing is said on it; what comes is dropped, and gives no credit back."""
+    """Wait for the end of the stream. What arrives is dropped, and gives no credit back."""
     try:
         while True:
             await stream.read()

@@ -1,12 +1,12 @@
-"""How long a lent mesh-server computes, as its daemon sees the bytes pass. Pure but for its clock.
+"""The time that a lent mesh-server computes, as its daemon sees bytes pass. Pure but for its clock.
 
-A *turn* is what leads to one result. It can begin when the head has asked for it, what other workers push for
-it is there, and the result before it is out; it ends with the first byte of the result. So it has the time
-that mesh-server takes to copy, as well.
+A *turn* leads to one result. It can begin when the head has asked for the result, the data that other workers
+push for it has arrived, and the previous result is out. It ends with the first byte of the result, so it
+includes the time that mesh-server takes to copy.
 
-The last worker gives one result for all micro batches of a prompt. What it computes of the first ones falls
-between the arrivals of what it needs. If it is slower than the workers before it, it is busy since the first
-arrival; if it is faster, it takes for each as long as for the last one. Both bound what it can have computed.
+The last worker gives one result for all micro batches of a prompt. It computes the first batches between the
+arrivals of their data. If it is slower than the workers before it, it is busy since the first arrival; if it
+is faster, it takes as long for each batch as for the last one. Both bound the time that it can have computed.
 """
 
 from collections import deque
@@ -19,21 +19,22 @@ from meshd.wire.capacity import ComputedSpan
 from meshd.worker.leases import Lease
 
 _KEPT_TURNS = 8192  # the newest: about as many tokens
-_MOST_PENDING = 8192  # results asked for, and pushes that are there; beyond them nothing can be told
+# Results that were asked for, and pushes that have arrived; beyond this nothing is known.
+_MOST_PENDING = 8192
 _COMPUTES = frozenset({wire.GRAPH, wire.COMPUTE})
 _WANTS = frozenset({wire.PUSH, wire.READ})
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A result: since when its computation was asked for (None: it needs none), and pushes that it needs."""
+    """A requested result: when its computation was requested (None: it needs none), and its pushes."""
 
     asked: float | None
     takes: int
 
 
 class TurnTimes:
-    """Of one lease."""
+    """The turns of one lease."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -43,18 +44,18 @@ class TurnTimes:
         self._asked: float | None = None
         self._takes = 0
         self._last = 0.0  # result
-        self._owed = 0  # pushes whose results went out before anybody said that they had come
+        self._owed = 0  # pushes whose results went out before anybody reported that they had come
         self._seen = now()
-        self._open = 0  # results that are awaited, also where turns cannot be told apart
+        self._open = 0  # awaited results, counted even if turns cannot be distinguished
         self._lost_count = False
 
     @property
     def quiet_seconds(self) -> float:
-        """Return for how long nothing has passed; 0 while a result is awaited."""
+        """The seconds since the last message; 0 while a result is awaited."""
         return 0.0 if self._open else self._now() - self._seen
 
     def with_head(self, number: int) -> None:
-        """A message of the head, or for it."""
+        """Note a message from the head or to it, by its number."""
         if number != wire.PROGRESS:
             self._seen = self._now()
         if number in _COMPUTES:
@@ -70,7 +71,7 @@ class TurnTimes:
             self._result()
 
     def arrived(self, _number: int) -> None:
-        """A push of another worker."""
+        """Note a push from another worker."""
         self._seen = self._now()
         if self._owed:
             self._owed -= 1
@@ -79,18 +80,18 @@ class TurnTimes:
         self._check()
 
     def left(self, _number: int) -> None:
-        """A push for another worker."""
+        """Note a push to another worker."""
         self._result()
 
     def lose_count(self) -> None:
-        """Give up: a push has come or left without a word."""
+        """Give up: a push has come or left unreported."""
         self._lost_count = True
         self._check()
 
     def spent(self, spans: Sequence[tuple[float, float]]) -> tuple[ComputedSpan, ...]:
-        """Of each span the turns whose middle lies in it; spans in seconds before now, begin and end.
+        """Return for each span the busy time and the number of the turns whose middle lies in it.
 
-        Nothing where turns cannot be told apart.
+        A span is its begin and end in seconds before now. Empty if turns cannot be distinguished.
         """
         if self._lost_count:
             return ()
@@ -128,6 +129,6 @@ def computed_for(
     lease_id: bytes,
     spans: Sequence[tuple[float, float]],
 ) -> tuple[ComputedSpan, ...]:
-    """As TurnTimes.spent, for this lease of this head; nothing if the head has no such lease."""
+    """Return TurnTimes.spent for this lease of this head; empty if the head has no such lease."""
     own = [turns for lease, turns in leases if (lease.peer, lease.lease_id) == (peer, lease_id)]
     return own[0].spent(spans) if own and spans else ()

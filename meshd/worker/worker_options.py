@@ -1,4 +1,4 @@
-"""What a worker lends, as its user decided, and whether this node may lend anything."""
+"""The options of a worker: what its user lends, and whether this node may lend anything."""
 
 import os
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from meshd.identity.membership import Role
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """`memory` is bytes per device, None for all of it; `devices` empty means all GPUs, else the CPU.
+    """The user's limits on lending.
 
-    `threads` are those of the CPU, None for half of the processors, or as many as this process may use if
-    those are fewer.
+    `memory` is bytes per device, None for all of it. `devices` empty means all GPUs, else the CPU. `threads`
+    are CPU threads, None for half of the processors, or as many as this process may use if those are fewer.
     """
 
     devices: tuple[str, ...] = ()
@@ -23,14 +23,14 @@ class WorkerOptions:
 
     @property
     def cpu_threads(self) -> int:
-        """With which a CPU computes."""
+        """The number of threads with which a CPU computes."""
         if self.threads is not None:
             return self.threads
         return min(max(1, (os.cpu_count() or 2) // 2), usable_processors())
 
 
 def check_may_work(roles: frozenset[Role]) -> None:
-    """Raises UserError when a node whose certificate has these roles may not lend devices."""
+    """Check that a node with these roles may lend devices. Raises UserError."""
     if Role.WORK not in roles:
         raise UserError(
             "this node cannot lend its devices: its certificate lacks the role `work`",

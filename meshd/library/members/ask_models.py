@@ -1,4 +1,4 @@
-"""Ask members which models they have, and for the hashes of the pieces or of the tensors of one."""
+"""Ask members which models they have, and for the hashes of a model's pieces or tensors."""
 
 import asyncio
 from collections.abc import Callable
@@ -32,14 +32,14 @@ from meshd.wire.models import (
     decode,
 )
 
-LIST_SECONDS = 15.0  # for all models of one member
+LIST_SECONDS = 15.0  # for the whole list of one member
 _WORDLESS_SECONDS = 30.0
-_READ_SECONDS = 4 * 3600.0  # with them: a terabyte on a slow disk
+_READ_SECONDS = 4 * 3600.0  # with progress messages: a terabyte on a slow disk
 
 
 @dataclass(frozen=True, slots=True)
 class MemberModels:
-    """What one member has; or why it said nothing."""
+    """One member's models, or why it did not answer."""
 
     node: str
     offers: tuple[MemberOffer, ...] = ()
@@ -48,7 +48,7 @@ class MemberModels:
 
 
 async def ask_members(mesh: Mesh) -> list[MemberModels]:
-    """Ask all that are there at once, the connected ones first. Those that are away are left out."""
+    """Ask all present members at once, the connected ones first. Absent members are left out."""
     asked = askable(mesh)
     found: dict[PeerId, MemberModels] = {}
 
@@ -74,13 +74,13 @@ async def ask_members(mesh: Mesh) -> list[MemberModels]:
 
 
 def askable(mesh: Mesh) -> list[PeerStatus]:
-    """Return members that are there, the connected ones first; not more than may be asked."""
+    """Return the present members, the connected ones first, up to the limit of members to ask."""
     there = [peer for peer in mesh.peers() if peer.present or peer.state is PeerState.CONNECTED]
     return sorted(there, key=lambda peer: peer.state is not PeerState.CONNECTED)[: MEMBERS_ASKED.most]
 
 
 async def ask_models(mesh: Mesh, peer: PeerId) -> ModelsTold:
-    """Return all that one member tells. Raises Broken, EndOfStream, Refused, RemoteProtocolError."""
+    """Return the complete answer of one member. Raises Broken, EndOfStream, Refused, RemoteProtocolError."""
     messages = await _asking(mesh, peer, AskModels().encode())
     try:
         found: list[ToldModel] = []
@@ -98,7 +98,7 @@ async def ask_models(mesh: Mesh, peer: PeerId) -> ModelsTold:
 
 
 async def ask_pieces(mesh: Mesh, offer: MemberOffer, on_progress: Callable[[str], None]) -> PieceIndex:
-    """Return the pieces of what a member offers; wait while it reads the file.
+    """Return the pieces of a member's offer; wait while the member reads the file.
 
     Raises as `ask_models`, and TimeoutError.
     """
@@ -125,7 +125,7 @@ async def ask_tensors(
 ) -> tuple[bytes, ...]:
     """Return the hashes of the `count` tensors of a member's offer; wait while it reads the file.
 
-    Raises as `ask_pieces`. That they are right is the caller's to find out.
+    Raises as `ask_pieces`. The caller has to find out whether the hashes are right.
     """
     messages = await _asking(mesh, offer.peer, AskTensors(offer.model.key).encode())
     try:
@@ -138,7 +138,7 @@ async def ask_tensors(
 
 
 async def _once_read(messages: MessageStream, on_progress: Callable[[str], None]) -> ModelsMessage:
-    """Return the first answer that is not about how far a reading is. Raises Refused."""
+    """Return the first answer that is no progress message. Raises Refused."""
     while isinstance(answer := await _next(messages), ReadingModel):
         on_progress(answer.text)
     if isinstance(answer, NoPieces):
@@ -164,7 +164,7 @@ async def _hashes(
     kind: type[PieceHashes] | type[TensorHashes],
     count: int,
 ) -> bytes:
-    """Read so many, from `answer` on, and not one more."""
+    """Read exactly `count` hashes, from `answer` on. Raises RemoteProtocolError."""
     found = bytearray()
     while True:
         if not isinstance(answer, kind):

@@ -1,8 +1,8 @@
 """Fetch the pieces of one content from every member that has it: the engine of pulls and of loads.
 
 Three callers use it: a pull of a model, a pull of a header, and a worker that lacks weights. They name the
-members that may have the content, choose the pieces, and store them. Everything between is done here: members
-are asked, share the work, prove each piece, and are left when they lie, stall or go away.
+members that may have the content, choose the pieces, and store them. Everything between happens here: members
+are asked, share the work, and prove each piece, and members that lie, stall or leave are dropped.
 """
 
 import asyncio
@@ -26,28 +26,28 @@ from meshd.tunnel.on_demand import open_on_demand
 from meshd.wire.pieces import CONTENT_FIELD, PIECES_SERVICE, PieceInbox, piece_request
 
 OTHER_FILE = "it has another file of that name"
-_ASKED_AHEAD = 2  # pieces of one holder on their way, so that no round trip is lost
+_ASKED_AHEAD = 2  # pieces requested ahead from one holder, so that no round trip is lost
 _SILENT_SECONDS = 60.0
 LEAST_PIECE_RATE = (
-    16_000  # bytes a second, beyond the silence that is allowed: or a byte a minute would be enough
+    16_000  # bytes per second after the allowed silence: otherwise a byte per minute would be enough
 )
-_IDLE_SECONDS = 1.0  # before a holder with nothing to do is looked at again
+_IDLE_SECONDS = 1.0  # until a holder with nothing to do is checked again
 LOG = log.get("library")
 WritePiece = Callable[[int, bytes], Awaitable[None]]
-"""Gets the number of a piece and its bytes, which are proven, one piece at a time."""
+"""Write a piece, by its number and its proven bytes. Called for one piece at a time."""
 
 
 class WrongPiece(RemoteProtocolError):
-    """A holder gave other bytes than those of the piece."""
+    """Raised if a holder's bytes are not those of the piece."""
 
 
 class TooSlow(Broken):
-    """A holder lets a piece come so slowly that it may as well not give it."""
+    """Raised if a holder sends a piece too slowly to be of use."""
 
 
 @dataclass(slots=True)
 class Holder:
-    """A member that may have the content. `bytes`: what it gave; `problem`: why it gives no more."""
+    """A member that may have the content. `bytes`: bytes that it gave; `problem`: why it gives no more."""
 
     node: str
     bytes: int = 0
@@ -55,10 +55,10 @@ class Holder:
 
 
 class Fetch:
-    """The members that may have one content, from the first question until nothing more is wanted.
+    """The fetch of one content, from the first question until nothing more is wanted.
 
-    An async context manager: inside, every member is asked for its pieces, and those that have the chosen
-    content give what `take` wants, as soon as each has answered.
+    An async context manager: inside it, every member is asked for its pieces, and members with the chosen
+    content give what `take` wants as soon as they have answered.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class Fetch:
         *,
         rate: float | None = None,
     ) -> None:
-        """Take the members, which are kept up to date.
+        """Start with these members, whose state is kept up to date.
 
-        `ask` returns the pieces of what a member has, None for nothing of use, and raises MeshdError or
-        TimeoutError. `rate`: at most so many bytes a second from all members together.
+        `ask` returns the pieces of a member's file, None if it has nothing of use, and raises MeshdError or
+        TimeoutError. `rate`: limit in bytes per second for all members together.
         """
         self._mesh = mesh
         self._ask = ask
@@ -103,7 +103,7 @@ class Fetch:
     async def _question(self, peer: PeerId) -> None:
         try:
             if (index := await self._ask(peer)) is not None:
-                # equal indexes are kept in memory once
+                # Equal indexes are kept in memory once.
                 self.indexes[peer] = next((one for one in self.indexes.values() if one == index), index)
                 self._mark_others()
         except (MeshdError, TimeoutError) as error:
@@ -113,12 +113,12 @@ class Fetch:
             self._changed.set()
 
     async def news(self) -> None:
-        """Wait until something has changed: a member has answered, or gives no more."""
+        """Wait for a change: a member has answered, or gives no more."""
         self._changed.clear()
         await self._changed.wait()
 
     def choose(self, index: PieceIndex) -> None:
-        """Decide which content is fetched; members with another one are of no use from now on."""
+        """Choose the content to fetch; members with another one are of no use from now on."""
         self.chosen = index
         self._mark_others()
 
@@ -128,7 +128,7 @@ class Fetch:
                 self.holders[peer].problem = OTHER_FILE
 
     def lose(self, peer: PeerId, error: MeshdError | TimeoutError) -> None:
-        """Use this member no more. A fault of this machine's own ends the fetch with that error."""
+        """Drop this member. A fault of this machine ends the fetch with that error."""
         why = error.what if isinstance(error, MeshdError) else "it does not answer"
         self.holders[peer].problem = why
         LOG.warning("holder_lost", peer=peer.short, why=why)
@@ -137,18 +137,19 @@ class Fetch:
 
     @property
     def group(self) -> set[PeerId]:
-        """The members that said that they have the chosen content."""
+        """The members that reported the chosen content."""
         return {peer for peer, index in self.indexes.items() if index == self.chosen}
 
     @property
     def giving(self) -> list[PeerId]:
-        """Those of them that are still of use, in the order in which they were given."""
+        """The members of the group that are still of use, in the given order."""
         return [peer for peer in self.holders if peer in self.group and not self.holders[peer].problem]
 
     async def take(self, plan: PiecePlan, write: WritePiece, on_bytes: Callable[[], None]) -> None:
-        """Fetch what `plan` of the chosen content lacks; it is done afterwards, unless nobody gives more.
+        """Fetch the pieces that `plan` lacks; it is done afterwards, unless no member gives more.
 
-        `on_bytes` is called after each piece. Raises UserError for a fault of this machine: a full disk, say.
+        `on_bytes` is called after each piece. Raises UserError for a fault of this machine, such as a full
+        disk.
         """
         assert self.chosen is not None
         now = asyncio.get_running_loop().time()
@@ -161,6 +162,7 @@ class Fetch:
         pieces = PieceFetcher(self._mesh, self.chosen, plan, write, pace=pace, on_bytes=count)
         tasks: dict[PeerId, asyncio.Task[None]] = {}
         try:
+            # Start holders up to the limit, until the plan is done or nobody is left.
             while not plan.is_done and self._own_fault is None:
                 left = sum(not task.done() for task in tasks.values())
                 waiting = [peer for peer in self.giving if peer not in tasks]
@@ -173,7 +175,7 @@ class Fetch:
                     break
                 await self.news()
         finally:
-            await cancel_and_wait(*tasks.values())  # they write to what is the caller's
+            await cancel_and_wait(*tasks.values())  # they write to files of the caller
         if self._own_fault is not None:
             raise self._own_fault
 
@@ -187,7 +189,7 @@ class Fetch:
 
 
 class PieceFetcher:
-    """Shares out one plan's pieces between holders, and writes what they give."""
+    """Distribute one plan's pieces among holders, and write the received ones."""
 
     def __init__(
         self,
@@ -199,7 +201,7 @@ class PieceFetcher:
         pace: TokenBucket | None = None,
         on_bytes: Callable[[PeerId, int], None],
     ) -> None:
-        """Take what holders share; `on_bytes` gets who gave a piece that was written, and its length."""
+        """Keep what holders share; `on_bytes` gets the holder and the length of each written piece."""
         self._mesh = mesh
         self._index = index
         self._plan = plan
@@ -225,7 +227,7 @@ class PieceFetcher:
             self._plan.lost(peer)
 
     async def _fetch(self, peer: PeerId, stream: Stream, inbox: PieceInbox) -> None:
-        waited = 0.0  # for the first piece that it owes; without our own pauses
+        waited = 0.0  # for the first piece that the holder owes; without our own pauses
         while not self._plan.is_done:
             await self._ask(peer, stream, inbox)
             if not inbox.expected:
@@ -251,7 +253,7 @@ class PieceFetcher:
             await stream.write(piece_request(piece.number))
 
     async def _idle(self) -> None:
-        """Wait a little: other holders still owe pieces, which may come back to this one."""
+        """Wait a little: other holders still owe pieces, which may be reassigned to this one."""
         self._written.clear()
         try:
             async with asyncio.timeout(_IDLE_SECONDS):
@@ -272,7 +274,7 @@ class PieceFetcher:
 
 
 async def _read(stream: Stream, inbox: PieceInbox, waited: float) -> bytes | memoryview:
-    """Read the next bytes. Raises TooSlow, TimeoutError and as the stream."""
+    """Read the next bytes. Raises TooSlow, TimeoutError, and the errors of the stream."""
     left = _SILENT_SECONDS + inbox.first_length / LEAST_PIECE_RATE - waited
     try:
         async with asyncio.timeout(min(left, _SILENT_SECONDS)):

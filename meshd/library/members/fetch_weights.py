@@ -1,8 +1,9 @@
 """Fetch weights for the load of a worker from all members that have the head's file, by its pieces.
 
-Who has the file is found by its content id, which proves the hashes of its pieces; each piece is checked
-before a tensor gets a byte of it, and each tensor by its own hash before it is kept (store/pack.py). What a
-head asks for is bounded by the memory that it has reserved: pieces with little that is wanted are left out.
+Members with the file are found by its content id, which proves the hashes of its pieces. Each piece is
+checked before a tensor gets any of its bytes, and each tensor by its own hash before it is kept
+(store/pack.py). The memory that a head has reserved limits its requests: pieces with few wanted bytes are
+left out.
 """
 
 import asyncio
@@ -28,12 +29,12 @@ from meshd.store.piece_cache import PieceCache
 from meshd.wire.models import ToldModel
 from meshd.wire.needs import NeededTensor, Needs
 
-_SHARED_SECONDS = 3.0  # for members to say what they have: a load waits for it
-_SPARE_PIECES = 16  # beside the wanted bytes: tensors begin and end within pieces
+_SHARED_SECONDS = 3.0  # for members to list their models: a load waits for it
+_SPARE_PIECES = 16  # beyond the wanted bytes: tensors begin and end within pieces
 
 
 class MemberWeights:
-    """Implements devices.interface.WeightsFromMembers."""
+    """The weights that members have (implements devices.interface.WeightsFromMembers)."""
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class MemberWeights:
         *,
         gives: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`gives`: this node gives pieces of its own file now."""
+        """Use `gives` to find out whether this node now gives pieces of its own file."""
         self._mesh = mesh
         self._pieces = pieces
         self._gives = gives
@@ -50,7 +51,10 @@ class MemberWeights:
     async def given_content(
         self, file: WeightsFile, on_progress: Callable[[str], None], *, by_us: bool
     ) -> bytes:
-        """See WeightsFromMembers. Reads the file once, if anybody may give it."""
+        """Return the content id if a member, or with `by_us` this node, gives the file; else b"".
+
+        Reads the file once, if anybody may give it. Raises MeshdError.
+        """
         if by_us and self._gives():
             return await self.content_of(file, on_progress)
         states = [FileState.of(descriptor) for descriptor in file.descriptors]
@@ -62,7 +66,7 @@ class MemberWeights:
         return content if any(_may_have(one, content) for one in told) else b""
 
     async def content_of(self, file: WeightsFile, on_progress: Callable[[str], None]) -> bytes:
-        """See WeightsFromMembers."""
+        """Return the content id of our file, reading the file once. Raises MeshdError."""
         states = [FileState.of(descriptor) for descriptor in file.descriptors]
         index = await in_thread(functools.partial(self._pieces.load, states))
         if index is None:
@@ -75,7 +79,7 @@ class MemberWeights:
         return index.content
 
     async def _told(self, size: int, files: int) -> list[ToldModel]:
-        """Return models of that size that others have, as far as they answer soon."""
+        """Return models of that size that other members report soon enough."""
         found: list[ToldModel] = []
 
         async def ask(peer: PeerStatus) -> None:
@@ -95,12 +99,12 @@ class MemberWeights:
         return found
 
     async def fetch(self, needs: Needs, keep: LeaseCache, on_progress: Callable[[str], None]) -> FromMembers:
-        """See WeightsFromMembers."""
+        """Fetch the needed tensors from all members that have the file."""
         return await _WeightsFetch(self._mesh, needs, keep, on_progress).run()
 
 
 class _WeightsFetch:
-    """Fetch the weights of one load."""
+    """The fetch of the weights of one load."""
 
     def __init__(
         self,
@@ -115,20 +119,20 @@ class _WeightsFetch:
         self._on_progress = on_progress
         self._asked = asyncio.Semaphore(MODEL_HOLDERS.most)
         self._index: PieceIndex | None = None
-        self._wanted: dict[int, list[NeededTensor]] = {}  # by number of the piece
+        self._wanted: dict[int, list[NeededTensor]] = {}  # by the number of the piece
         self._missed = {one.digest: Missed(one.digest, one.kind, one.size) for one in needs.tensors}
-        self._come = dict.fromkeys(self._missed, 0)  # bytes of each tensor
+        self._come = dict.fromkeys(self._missed, 0)  # received bytes of each tensor
         self._holders = {peer.peer: Holder(peer.name or peer.peer.short) for peer in askable(mesh)}
 
     async def run(self) -> FromMembers:
-        """Fetch until all is there, or nobody gives more."""
+        """Fetch until all is there, or no member gives more."""
         why = ""
         try:
             async with Fetch(self._mesh, self._holders, self._ask) as fetch:
                 while fetch.unanswered and not fetch.indexes:
                     await fetch.news()
                 why = await self._take(fetch)
-        except UserError as error:  # of our own disk
+        except UserError as error:  # of this machine's disk
             why = f"this node: {error.what}"
         return FromMembers(self._given, why)
 
@@ -151,7 +155,7 @@ class _WeightsFetch:
         return None
 
     async def _take(self, fetch: Fetch) -> str:
-        """Return why it is not all; empty if it is."""
+        """Fetch the chosen pieces. Return why some are missing; empty if none are."""
         if self._index is not None:
             fetch.choose(self._index)
             plan = self._plan(self._index)
@@ -169,7 +173,7 @@ class _WeightsFetch:
 
     @property
     def _given(self) -> dict[str, int]:
-        """Return the bytes that came, by the names of members."""
+        """The received bytes, by member name."""
         given: dict[str, int] = {}
         for one in self._holders.values():
             if one.bytes:
@@ -177,7 +181,7 @@ class _WeightsFetch:
         return given
 
     def _plan(self, index: PieceIndex) -> PiecePlan:
-        """Choose the pieces with what is needed, as far as they bring little else."""
+        """Choose the pieces that contain needed tensors, as far as they bring little else."""
         most = sum(one.size for one in self._needs.tensors) + _SPARE_PIECES * PIECE_BYTES
         for one in sorted(self._needs.tensors, key=lambda one: (one.file, one.offset)):
             numbers = index.numbers(one.file, one.offset, one.size)
@@ -188,7 +192,7 @@ class _WeightsFetch:
         return PiecePlan(index, wanted=self._wanted)
 
     async def _write(self, number: int, data: bytes) -> None:
-        """Keep what is wanted of a piece. Raises UserError where this machine cannot."""
+        """Keep the wanted bytes of a piece. Raises UserError if this machine cannot."""
         assert self._index is not None
         piece = self._index.piece(number)
         for one in self._wanted[number]:
@@ -201,5 +205,5 @@ class _WeightsFetch:
 
 
 def _may_have(model: ToldModel, content: bytes) -> bool:
-    """Say whether it may be that content: a member that has not read its file yet does not know."""
+    """Say whether the model may have that content: a member that has not read its file does not know."""
     return model.content in (b"", content)

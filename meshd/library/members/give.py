@@ -1,14 +1,14 @@
-"""Give members the models that this node offers: lists of them, hashes of pieces and tensors, and pieces.
+"""Give members the models that this node offers: lists, hashes of pieces and tensors, and pieces.
 
 Members learn names, sizes and hashes, never a path. Only models that the mesh has seen are offered: those
-that this node was started with, and those in meshd's own folder. What else is on the machine is not offered:
-a cache may hold private models, and the list alone tells of its user.
+that this node was started with, and those in meshd's own folder. No other model of the machine is offered: a
+cache may hold private models, and even the list reveals something about its user.
 
-A model whose hashes are not known yet is read once, for the first member that asks; others that ask for the
-same meanwhile wait for it. Such readings take turns, and how many a member may cause is limited. Pieces go on
-streams of priority bulk, so answers go first on each link; while this node computes for a model itself, all
-streams together are bounded (GIVEN_WHILE_SERVING). A file is given only in the state in which its pieces were
-hashed.
+A model without known hashes is read once, for the first member that asks; other members that ask for it
+meanwhile wait. Such readings take turns, and the number that a member may cause is limited. Pieces use
+streams of priority bulk, so answers go first on each link; while this node computes for a model itself, the
+rate of all streams together is limited (GIVEN_WHILE_SERVING). A file is given only in the state in which its
+pieces were hashed.
 """
 
 import asyncio
@@ -82,20 +82,20 @@ from meshd.wire.models import (
 from meshd.wire.pieces import CONTENT_FIELD, GONE, HERE, PIECES_SERVICE, PieceRequests
 
 OWN_SOURCES = frozenset({ModelSource.MESHD, ModelSource.PATH})
-_FRESH_SECONDS = 5.0  # a list is given again, rather than made again, for so long
+_FRESH_SECONDS = 5.0  # a list is reused for so long
 T = TypeVar("T")
 _ASKED_SECONDS = 30.0  # for the question, once the stream is open
-_TOLD_SECONDS = 2.0  # how often it is said how far a reading is
+_TOLD_SECONDS = 2.0  # interval of progress messages during a reading
 LOG = log.get("library")
 NO_MODEL = "this node does not have that model"
-_CHUNK_BYTES = 512 << 10  # of a piece in memory, for each stream
-_REQUEST_SECONDS = 600.0  # for the next request: a puller may keep to a low rate
-_WRITE_SECONDS = 300.0  # for a chunk: a session without a link lives for the grace
+_CHUNK_BYTES = 512 << 10  # of a piece in memory, per stream
+_REQUEST_SECONDS = 600.0  # for the next request: a puller may limit its rate
+_WRITE_SECONDS = 300.0  # for a chunk: a session without a link lives for the grace time
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedModel:
-    """`paths` stay on this machine; `told` is what members hear."""
+    """A model to offer: `paths` stay on this machine; `told` is what members see."""
 
     told: ToldModel
     paths: tuple[Path, ...]
@@ -118,18 +118,18 @@ class OpenModel:
 
     @property
     def states(self) -> tuple[FileState, ...]:
-        """Return the states of the files now. Raises OSError."""
+        """The current states of the files. Raises OSError."""
         return tuple(map(FileState.of, self.descriptors))
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the files. Idempotent."""
         for descriptor in self.descriptors:
             os.close(descriptor)
         self.descriptors = []
 
 
 class OfferedModels:
-    """Methods block, for threads; the same model keeps its key."""
+    """The models to offer. Methods block, so run them in threads; a model keeps its key."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class OfferedModels:
         self._own += paths
 
     def listed(self) -> tuple[OfferedModel, ...]:
-        """List all of them, as they are now; complete ones only."""
+        """List all complete models, as they are now."""
         with self._lock:
             if time.monotonic() - self._listed_at < _FRESH_SECONDS:
                 return tuple(self._known.values())
@@ -172,15 +172,15 @@ class OfferedModels:
             return tuple(found.values())
 
     def changed(self) -> None:
-        """Make the next list again: a model's pieces have become known, say."""
+        """Discard the cached list, for example because a model's pieces have become known."""
         self._listed_at = -_FRESH_SECONDS
 
     def by_key(self, key: bytes) -> OfferedModel | None:
-        """Find one that was told of."""
+        """Return the listed model with this key, or None."""
         return next((one for one in self.listed() if one.told.key == key), None)
 
     def by_content(self, content: bytes) -> OfferedModel | None:
-        """Find one whose pieces are known, and are these: since the list was made, maybe."""
+        """Return the model with this content, even if its pieces became known only after the list."""
         listed = self.listed()
         found = next((one for one in listed if content and one.told.content == content), None)
         unread = () if found is not None or not content else listed
@@ -191,11 +191,11 @@ class OfferedModels:
         return index is not None and index.content == content
 
     def index_of(self, offered: OfferedModel) -> PieceIndex | None:
-        """Return its pieces, if they are known."""
+        """Return the model's pieces, if they are known."""
         return self._pieces.load(offered.states)
 
     def tensors_of(self, offered: OfferedModel) -> bytes | None:
-        """Return the hashes of its tensors one behind the other, if they are known. Raises UserError."""
+        """Return the hashes of the model's tensors, concatenated, if they are known. Raises UserError."""
         shards = open_shards(offered.paths[0])
         try:
             known = [
@@ -246,7 +246,7 @@ class OfferedModels:
         return OfferedModel(told, paths, states)
 
     def _key(self, paths: Sequence[Path]) -> bytes:
-        """Make a key that says nothing about the paths, which members must not learn."""
+        """Return a key that reveals nothing about the paths, which members must not learn."""
         whole = blake3(key=self._secret)
         for path in paths:
             whole.update(os.fsencode(path) + b"\0")
@@ -254,7 +254,7 @@ class OfferedModels:
 
 
 def names_of(stored: StoredModel) -> tuple[str, ...]:
-    """Return its file's name, then that with a scheme, of which those of Ollama's blobs are made."""
+    """Return the file's name, then a name with a scheme; Ollama's blobs get a name made from theirs."""
     stem = stored.stem
     if stored.source is ModelSource.OLLAMA:
         stem = stem_of_ollama(stored.name)
@@ -263,7 +263,7 @@ def names_of(stored: StoredModel) -> tuple[str, ...]:
 
 
 class ModelsTeller:
-    """Answers on streams of service `models`."""
+    """Answer questions on streams of service `models`."""
 
     def __init__(
         self,
@@ -274,14 +274,14 @@ class ModelsTeller:
         *,
         disk: Callable[[], ToldDisk | None],
     ) -> None:
-        """`disk`: of this node now; None where that cannot be found out."""
+        """Register the service. `disk` returns the state of this node's disk, None if unknown."""
         self._offered = offered
         self._disk = disk
         self._pieces = pieces
         self._hashes = hashes
         self._places = Slots(MODELS_ASKED, MODELS_ASKED_OF_PEER, MODELS_ASKED_OF_ISSUER)
         self._read = Rates(MODELS_READ)
-        self._turn = asyncio.Lock()  # who waits for it may find the pieces known
+        self._turn = asyncio.Lock()  # a waiter for it may find the pieces known
         self._progress = ""
         mesh.handle(MODELS_SERVICE, self._serve, allow=self._admit)
 
@@ -297,7 +297,7 @@ class ModelsTeller:
         try:
             await self._answer(messages)
         except (Broken, EndOfStream, TimeoutError):
-            return  # nobody wants to know any more
+            return  # the asker has gone
         except RemoteProtocolError:
             raise
         except (MeshdError, OSError) as error:
@@ -345,7 +345,7 @@ class ModelsTeller:
             await messages.send(TensorHashes(some).encode())
 
     async def _read_for(self, messages: MessageStream, read_model: Callable[[], Awaitable[T]]) -> T | None:
-        """Read the model, and say how far that is; None when this member may not cause it."""
+        """Read the model and report progress; return None if this member may not cause a reading."""
         if not self._read.spend(messages.stream.peer, asyncio.get_running_loop().time()):
             await messages.send(NoPieces("it has read enough models for this node; ask again later").encode())
             return None
@@ -360,7 +360,7 @@ class ModelsTeller:
         return found
 
     async def _say_progress(self, messages: MessageStream, read: asyncio.Event) -> None:
-        """Say how far it is until it is read; never cancelled inside a message."""
+        """Report progress until the model is read; never cancelled inside a message."""
         while not read.is_set():
             await messages.send(ReadingModel(self._progress or "waiting for its turn").encode())
             with suppress(TimeoutError):
@@ -398,7 +398,7 @@ class ModelsTeller:
 
 
 def _in_messages(hashes: bytes) -> list[bytes]:
-    """Split hashes into as many as one message has."""
+    """Split hashes into parts that fit into one message."""
     step = MAX_PIECE_HASHES * HASH_BYTES
     return [hashes[at : at + step] for at in range(0, len(hashes), step)]
 
@@ -414,7 +414,7 @@ class _Giving:
 
 
 class PieceGiver:
-    """Serves streams of service `pieces`. `is_serving`: this node computes for a model."""
+    """Serve streams of service `pieces`. `is_serving`: this node computes for a model."""
 
     def __init__(self, mesh: Mesh, offered: OfferedModels, *, is_serving: Callable[[], bool]) -> None:
         self._offered = offered
@@ -468,7 +468,7 @@ class PieceGiver:
                 return stream.write_eof()
 
     async def _give_one(self, giving: _Giving, piece: Piece) -> bool:
-        """Give a piece; False when the file is not what it was, before any byte of it."""
+        """Send a piece; return False, before any byte of it, if the file has changed."""
         for at in range(0, piece.length, _CHUNK_BYTES):
             length = min(_CHUNK_BYTES, piece.length - at)
             data = await in_thread(

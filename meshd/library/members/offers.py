@@ -1,4 +1,4 @@
-"""Decide which of the models that members have a name means. Pure."""
+"""Decide which of the members' models a name means. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,12 +25,12 @@ from meshd.model.model_name import (
 )
 from meshd.wire.models import ToldModel
 
-_LISTED = 8  # models that an error lists
+_LISTED = 8  # models listed in an error
 
 
 @dataclass(frozen=True, slots=True)
 class MemberOffer:
-    """`model` of `peer`, which people call `node`."""
+    """A `model` of `peer`, which people call `node`."""
 
     peer: PeerId
     node: str
@@ -38,16 +38,16 @@ class MemberOffer:
 
     @property
     def stem(self) -> str:
-        """Return what its files may be called here; empty if its name is none for a model's file."""
+        """The name for the files here; empty if the model's name is not valid for a model's file."""
         name = self.model.names[0]
         file = name + GGUF_SUFFIX
         return name if is_file_name(name) and is_model(file) and not SHARD.fullmatch(file) else ""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names by which it may be asked for: `stem`, then those with a scheme.
+        """The names that find the model: `stem`, then those with a scheme.
 
-        Any other would let a member be found under one name, and leave its file here under another.
+        Any other name would let a member be found under one name, and leave its file here under another.
         """
         return (self.stem, *filter(self._is_own, self.model.names[1:]))
 
@@ -58,11 +58,12 @@ class MemberOffer:
 def fitting_offers(
     name: ModelName, offers: Iterable[MemberOffer], *, by_content: bool = True
 ) -> list[MemberOffer]:
-    """Return the offers that `name` means, of one or several members; empty if none has it.
+    """Return the offers that `name` means, of one or several members; empty if no member has it.
 
-    All are of one model, as far as they tell. Digits are never a name; what begins with so many is one model,
-    whatever else is told of it, until what comes says which members lie. `by_content`: these may be of a
-    content id as well as of a fingerprint. Raises UserError for a name that means several models.
+    All are of one model, as far as the members report. Digits are never a name; everything that begins with
+    these digits is one model, whatever else is reported about it, until the received bytes show which members
+    lie. `by_content`: the digits may be of a content id as well as of a fingerprint. Raises UserError for a
+    name that means several models.
     """
     usable = [offer for offer in offers if offer.stem]
     if isinstance(name, MeshName) and (digits := name.fingerprint):
@@ -74,7 +75,7 @@ def fitting_offers(
 
 
 def digits_of(model: ToldModel) -> str:
-    """Return the digits that name it whatever it is called; empty if its owner has not read it yet."""
+    """Return the digits that identify the model; empty if its owner has not read it yet."""
     return (model.fingerprint or model.content).hex()
 
 
@@ -120,7 +121,7 @@ def _parsed(word: str) -> ModelName | None:
 
 
 def _one_of(text: str, found: list[MemberOffer]) -> list[MemberOffer]:
-    """Return them; raises UserError where some are surely not the same file."""
+    """Return the offers. Raises UserError if some are certainly not the same file."""
     several = len({one.model.size for one in found}) > 1
     if several or len({one.model.fingerprint for one in found} - {b""}) > 1:
         kinds = {(one.model.size, one.model.fingerprint): one for one in found}

@@ -1,9 +1,9 @@
-"""The files of a model that is being pulled: pieces at their places, found again after a cut or a restart.
+"""The files of a model that is being pulled: pieces in place, found again after a cut or a restart.
 
-They grow in `FOLDER/.parts/CONTENT/` under their final names, in which listings do not look, and the whole
-folder is renamed at the end. Nothing is noted about what is there: on a restart the pieces are read and
-hashed again, so that neither a crash nor a power cut can pass off a hole as a piece. Holes are skipped.
-Folders of headers that were taken for one plan go with the plan, or later if that was killed.
+They grow in `FOLDER/.parts/CONTENT/` under their final names, where listings do not look, and the whole
+folder is renamed at the end. No progress is recorded: on a restart the pieces are read and hashed again, so
+that neither a crash nor a power cut can pass off a hole as a piece. Holes are skipped. Folders of headers for
+a plan are removed with the plan, or later if the plan was killed.
 """
 
 import fcntl
@@ -23,26 +23,26 @@ from meshd.model.piece_index import PIECE_BYTES, PieceIndex
 from meshd.store.hash_cache import FileState
 
 PARTS_FOLDER = ".parts"
-_CONTENT_DIGITS = 16  # of the folder of a model that is there
+_CONTENT_DIGITS = 16  # digits in the final folder's name
 _SPACE_HINT = (
     "free some (`meshd model ls`, `meshd model rm NAME`), or move MESHD_CACHE to another disk; what is there "
     "is not fetched again"
 )
-PLAN_KIND = "plan"  # with which the names of those beside other models begin
+PLAN_KIND = "plan"  # prefix of folders for plans, beside other models
 _HEADERS_FOLDER = ".headers"  # in the cache
 _OLD_SECONDS = 24 * 3600.0
 
 
 class PartFiles:
-    """Blocking, for one thread at a time; `close` it, which waits for a write. `names`: those of the files.
+    """The files of one pull, named `names`. Blocking, for one thread at a time; `close` waits for a write.
 
-    Raises UserError: for a full disk, a folder that cannot be written, and where another pulls the same.
+    Raises UserError for a full disk, an unwritable folder, and another running pull of the same content.
     """
 
     def __init__(
         self, folder: Path, index: PieceIndex, names: Sequence[str], *, kind: str = WHOLE_KIND
     ) -> None:
-        """`kind`: with which the name of the folder begins."""
+        """Use `kind` as the prefix of the folder's name."""
         self._folder = folder
         self._index = index
         content = index.content.hex()
@@ -50,24 +50,25 @@ class PartFiles:
         self._final = folder / f"{kind}-{content[:_CONTENT_DIGITS]}"
         self._names = tuple(names)
         self._descriptors: list[int] = []
-        self._writing = threading.Lock()  # no descriptor is closed under a write
+        self._writing = threading.Lock()  # prevents closing a descriptor during a write
         self._lock = -1
 
     @property
     def final_paths(self) -> tuple[Path, ...]:
-        """Return where the files are at the end."""
+        """The final paths of the files."""
         return tuple(self._final / name for name in self._names)
 
     @property
     def part_paths(self) -> tuple[Path, ...]:
-        """Return where they are before it."""
+        """The paths of the files before the end."""
         return tuple(self._part / name for name in self._names)
 
     def open(self) -> None:
-        """Open or create the files, alone."""
+        """Open or create the files, under an exclusive lock."""
         try:
-            for place in (self._folder, self._part.parent, self._part):  # nobody else's, on a shared disk
+            for place in (self._folder, self._part.parent, self._part):  # no other user's, on a shared disk
                 place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # The lock.
             lock = lock_of(self._part)
             self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
@@ -77,6 +78,7 @@ class PartFiles:
                     f"`{self._names[0]}` is being pulled into `{self._folder}` already",
                     hint="wait for the other `meshd model pull`",
                 ) from None
+            # The files.
             self._take_names()
             for path, size in zip(self.part_paths, self._index.sizes, strict=True):
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -87,7 +89,7 @@ class PartFiles:
             raise self._explained(error) from None
 
     def _take_names(self) -> None:
-        """Rename what was begun under other names, as another member calls the same bytes."""
+        """Rename files begun under other names, since another member may name the same bytes differently."""
         there = sorted(self._part.glob(f"*{Path(self._names[0]).suffix}"))
         if {path.name for path in there} <= set(self._names):
             return
@@ -115,7 +117,7 @@ class PartFiles:
         return os.pread(self._descriptors[file], length, offset)
 
     def lengthen(self) -> None:
-        """Make files that lack their last pieces as long as they should be."""
+        """Extend files that lack their last pieces to their full lengths."""
         try:
             for descriptor, size in zip(self._descriptors, self._index.sizes, strict=True):
                 os.ftruncate(descriptor, size)
@@ -123,11 +125,11 @@ class PartFiles:
             raise self._explained(error) from None
 
     def check_space(self, lacking: int) -> None:
-        """Raise UserError unless so many bytes more fit on the disk."""
+        """Raise UserError unless `lacking` more bytes fit on the disk."""
         check_space(self._part, lacking, hint=_SPACE_HINT)
 
     def write(self, number: int, data: bytes) -> None:
-        """Write a piece whose hash is right. Raises UserError for a disk that is, or would be, full."""
+        """Write a piece with the right hash. Raises UserError if the disk is or would be full."""
         piece = self._index.piece(number)
         free = shutil.disk_usage(self._part).free
         if free < RESERVED_BYTES + len(data):
@@ -144,7 +146,7 @@ class PartFiles:
                 raise self._explained(error) from None
 
     def flush(self) -> None:
-        """Write all bytes to the disk before this returns."""
+        """Flush all bytes to the disk before returning."""
         try:
             for descriptor in self._descriptors:
                 os.fsync(descriptor)
@@ -153,11 +155,11 @@ class PartFiles:
 
     @property
     def states(self) -> list[FileState]:
-        """Return the states of the open files. Raises OSError."""
+        """The states of the open files. Raises OSError."""
         return [FileState.of(descriptor) for descriptor in self._descriptors]
 
     def finish(self) -> list[FileState]:
-        """Give the whole model its place; returns the states of its files."""
+        """Move the complete model to its place; return the states of its files."""
         try:
             if self._final.exists():
                 shutil.rmtree(self._final)
@@ -167,17 +169,17 @@ class PartFiles:
             raise self._explained(error) from None
 
     def discard(self) -> None:
-        """Remove it: it is not what it was said to be."""
+        """Remove the files: they are not what they were said to be."""
         shutil.rmtree(self._part, ignore_errors=True)
 
     def leave_nothing(self) -> None:
-        """Remove what was begun, and the lock, after `close`, of a folder that nobody else uses."""
+        """Remove the partial files and the lock, after `close`, of a folder that nobody else uses."""
         self.discard()
         with suppress(OSError):
             lock_of(self._part).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Close the files; what is there stays. Idempotent."""
+        """Close the files; their bytes stay. Idempotent."""
         with self._writing:
             for descriptor in self._descriptors:
                 os.close(descriptor)
@@ -196,27 +198,27 @@ class PartFiles:
 
 
 def lock_of(part: Path) -> Path:
-    """Return the file whose lock says that somebody pulls into this folder."""
+    """Return the file whose lock marks a running pull into this folder."""
     return part.with_name(f"{part.name}.lock")
 
 
 def _has_data(descriptor: int, offset: int, length: int) -> bool:
-    """Say whether there is data; False for what lies in a hole as a whole, or behind the end."""
-    with suppress(OSError):  # the error says that there is nothing behind that place
+    """Say whether there is data; False for a range that is all hole, or beyond the end."""
+    with suppress(OSError):  # the error means that there is no data after the offset
         return os.lseek(descriptor, offset, os.SEEK_DATA) < offset + length
     return False
 
 
-assert PIECE_BYTES % 4096 == 0  # a piece shares no block of the file system with its neighbours
+assert PIECE_BYTES % 4096 == 0  # pieces share no file system block with their neighbours
 
 
 def hub_plans(cache: Path) -> Path:
-    """Return where plans of models of Hugging Face have their headers."""
+    """Return the folder of headers for plans of models on Hugging Face."""
     return cache / _HEADERS_FOLDER
 
 
 def remove_old_plans(cache: Path, models: Path) -> None:
-    """Remove headers that plans have left behind; no error for what cannot be removed."""
+    """Remove headers that plans have left behind, ignoring errors."""
     with suppress(OSError):
         places = [
             *folders_in(models, f"{PLAN_KIND}-"),

@@ -1,11 +1,11 @@
-"""Take from members only what a head without layers needs: the header, and tensors outside the layers.
+"""Pull only what a head without layers needs: the header, and tensors outside the layers.
 
-The pieces in which these lie are fetched and checked as those of a whole model (pull_model.py). The hashes of
-all tensors are a member's word: with the header they must give the fingerprint that the model is named by, or
-that members tell of it. Which weights are computed with follows from these hashes alone, so nobody can give
-others unnoticed. What came is compared with them; of the layers, workers compare what they have.
+Their pieces are fetched and checked like those of a whole model (pull_model.py). The hashes of all tensors
+are one member's claim: with the header they must yield the fingerprint in the model's name, or the one that
+members report. These hashes alone determine which weights are computed with, so nobody can substitute others
+unnoticed. The received tensors are compared with them; workers compare the layers that they have.
 
-A plan takes the headers alone, and nothing is computed with them: a wrong header makes a wrong plan.
+A plan pulls only the headers, and nothing is computed with them: a wrong header makes a wrong plan.
 """
 
 import asyncio
@@ -35,8 +35,8 @@ from meshd.store.header_file import HeaderNote, compare_present, digests_of, pre
 from meshd.store.model_file import opened
 from meshd.store.shard import Shard, check_headers, close_all
 
-_MOST_PIECES = MAX_HEADER_BYTES // PIECE_BYTES + 1  # of a header
-_READY_SECONDS = 30.0  # for a member that knows the hashes, while others may
+_MOST_PIECES = MAX_HEADER_BYTES // PIECE_BYTES + 1  # pieces of a header
+_READY_SECONDS = 30.0  # for a member that knows the hashes, while others may know them
 _MOST_READY_SECONDS = 4 * 3600.0  # to read the largest file
 _LIED = "the hashes that it tells are not those of the model's fingerprint"
 LOG = log.get("library")
@@ -44,7 +44,7 @@ LOG = log.get("library")
 
 @dataclass(frozen=True, slots=True)
 class _Hashes:
-    """Of all tensors, as the member of an offer told them, and the fingerprint that they give."""
+    """The hashes of all tensors, as the offer's member reported them, and the resulting fingerprint."""
 
     offer: MemberOffer
     digests: tuple[bytes, ...]
@@ -52,7 +52,7 @@ class _Hashes:
 
 
 class _Beginning:
-    """So many bytes of a file; `was_short`: more were asked for."""
+    """The first bytes of a file; `was_short`: more were requested."""
 
     def __init__(self, files: PartFiles, file: int, end: int) -> None:
         self._files = files
@@ -66,9 +66,9 @@ class _Beginning:
 
 
 class HeaderPull(ModelPull):
-    """Pull the header of a model: `run` it once; `state` is as of the pull of a model."""
+    """Pull the header of a model: `run` it once; `state` is as for the pull of a model."""
 
-    _by_content = False  # it covers no hashes of layers: whoever knows it could tell others
+    _by_content = False  # a content id covers no hashes of layers: a liar could report others
 
     async def _fetch(self, fetch: Fetch, index: PieceIndex, offer: MemberOffer) -> bool:
         names = file_names(offer.stem, len(index.sizes), HEADER_SUFFIX)
@@ -85,7 +85,7 @@ class HeaderPull(ModelPull):
     async def _headers(
         self, fetch: Fetch, files: PartFiles, present: set[int], names: Sequence[str]
     ) -> list[Header]:
-        """Return those of all files: the beginnings of all come at once, from all that have them."""
+        """Return the headers of all files: all beginnings are fetched at once, from all holders."""
         assert fetch.chosen is not None
         beginnings = [fetch.chosen.numbers(file, 0, 1)[0] for file in range(len(names))]
         await self._take_these(fetch, files, present, beginnings)
@@ -101,7 +101,7 @@ class HeaderPull(ModelPull):
     async def _header(
         self, fetch: Fetch, files: PartFiles, present: set[int], file: int, *, label: str
     ) -> Header:
-        """Return one, whose length nobody says: more pieces are fetched for as long as it does not end."""
+        """Return one header of unknown length: pieces are fetched until it is complete."""
         assert fetch.chosen is not None
         count, size = 1, fetch.chosen.sizes[file]
         while True:
@@ -119,7 +119,7 @@ class HeaderPull(ModelPull):
     async def _take_these(
         self, fetch: Fetch, files: PartFiles, present: set[int], numbers: Collection[int]
     ) -> None:
-        """Fetch those of these pieces that are not there, from all that have them."""
+        """Fetch the missing ones of these pieces, from all members that have them."""
         assert fetch.chosen is not None
         await self._take(fetch, files, PiecePlan(fetch.chosen, present, wanted=numbers))
         present.update(numbers)
@@ -130,9 +130,9 @@ class HeaderPull(ModelPull):
         return [offer for offer in self._offers if offer.peer in giving]
 
     async def _hashes(self, fetch: Fetch, index: PieceIndex, headers: Sequence[Header]) -> _Hashes:
-        """Return those of the first member whose word fits the model's name, and what it told before.
+        """Return the hashes of the first member whose claim fits the model's name, and its own earlier claim.
 
-        One that reads its file first is waited for, each time twice as long, while there are others to ask.
+        A member that reads its file first is awaited, twice as long each time, while there are others to ask.
         """
         seconds = _READY_SECONDS
         while holding := self._holding(fetch):
@@ -148,7 +148,7 @@ class HeaderPull(ModelPull):
     async def _told_by(
         self, fetch: Fetch, offer: MemberOffer, headers: Sequence[Header], seconds: float | None
     ) -> _Hashes | None:
-        """Return what one member tells within so many seconds; None for nothing, or a lie."""
+        """Return what one member reports within `seconds`; None for no answer, or a lie."""
         assert fetch.chosen is not None
 
         def on_progress(text: str) -> None:
@@ -171,8 +171,9 @@ class HeaderPull(ModelPull):
         return None
 
     async def _keep(self, files: PartFiles, index: PieceIndex, hashes: _Hashes) -> bool:
-        """Keep it; False when what came is not what the hashes say."""
+        """Keep the header; return False if the received bytes do not match the hashes."""
         self.state.step = PullStep.CHECKING
+        # Compare the files with the hashes.
         await in_thread(files.lengthen)
         await in_thread(files.flush)
         path = files.part_paths[0]
@@ -188,13 +189,14 @@ class HeaderPull(ModelPull):
             await in_thread(functools.partial(_write, path, note))
         finally:
             close_all(shards)
+        # Give them their place.
         await in_thread(functools.partial(self._note_name, files))
         await in_thread(files.finish)
         self.state.paths, self.state.fingerprint = files.final_paths, note.fingerprint
         return True
 
     def _lost(self) -> HoldersLost:
-        """Return the error as of a model; no member can mend a lie about hashes."""
+        """Return the error as for a model; no member can correct a lie about hashes."""
         lost = super()._lost()
         if any(one.problem == _LIED for one in self.state.holders.values()):
             return HoldersLost(lost.what, hint="name the model by its fingerprint, or ask who runs that node")
@@ -202,7 +204,7 @@ class HeaderPull(ModelPull):
 
 
 def _wanted(index: PieceIndex, headers: Sequence[Header]) -> set[int]:
-    """Return the pieces in which the headers lie, and tensors that belong to no layer."""
+    """Return the pieces that contain the headers, and tensors that belong to no layer."""
     found: set[int] = set()
     for file, header in enumerate(headers):
         found.update(index.numbers(file, 0, min(header.data_offset, index.sizes[file])))
@@ -223,7 +225,7 @@ def _note(shards: Sequence[Shard], index: PieceIndex, hashes: _Hashes) -> Header
 
 
 def _write(path: Path, note: HeaderNote) -> None:
-    """Raises UserError."""
+    """Write the note beside the header. Raises UserError."""
     try:
         write_note(path, note)
     except OSError as error:
@@ -234,7 +236,7 @@ def _write(path: Path, note: HeaderNote) -> None:
 
 
 class PlanPull(HeaderPull):
-    """Pull the headers of a model for a plan: `run` it once; `state` is as of the pull of a model."""
+    """Pull the headers of a model for a plan: `run` it once; `state` is as for the pull of a model."""
 
     _by_content = True
 

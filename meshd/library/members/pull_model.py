@@ -1,4 +1,4 @@
-"""Take one model from all members that have it: fetched piece by piece, checked, and put in its place."""
+"""Pull one model from all members that have it: fetched piece by piece, checked, and put in its place."""
 
 import asyncio
 import functools
@@ -32,14 +32,14 @@ from meshd.store.model_file import ModelFile
 from meshd.store.piece_cache import PieceCache
 from meshd.wire.models import ToldModel
 
-_LOOKED_AT = 64  # pieces in one step
-_JOIN_SECONDS = 10.0  # how long members that must read their file first are waited for
+_LOOKED_AT = 64  # pieces hashed in one step
+_JOIN_SECONDS = 10.0  # how long to wait for members that must read their file first
 LOG = log.get("library")
 
 
 @dataclass(frozen=True, slots=True)
 class PullPlace:
-    """Where models go, and the hashes that are kept of them. `own`: the models of this machine; it blocks."""
+    """The place of pulled models, and their hashes. `own`: the models of this machine; it blocks."""
 
     folder: Path
     hashes: HashCache
@@ -48,10 +48,10 @@ class PullPlace:
 
 
 class PullStep(StrEnum):
-    """What a pull is doing; the words are part of `meshd model pull --json`."""
+    """The step of a pull; the words are part of `meshd model pull --json`."""
 
     ASKING = "asking"
-    LOOKING = "looking"  # at what is there from before
+    LOOKING = "looking"  # for pieces from an earlier pull
     FETCHING = "fetching"
     CHECKING = "checking"  # the tensors of the whole file
     DONE = "done"
@@ -60,7 +60,7 @@ class PullStep(StrEnum):
 
 @dataclass(slots=True)
 class PullState:
-    """As others see it while it runs. `before`: bytes that were there when it began."""
+    """The visible state of a running pull. `before`: bytes that were there when it began."""
 
     step: PullStep = PullStep.ASKING
     name: str = ""
@@ -72,23 +72,23 @@ class PullState:
     paths: tuple[Path, ...] = ()
     fingerprint: str = ""
     activity: str = ""
-    was_here: bool = False  # `paths` are of a model of this machine, and nothing was fetched
+    was_here: bool = False  # `paths` are a model of this machine, and nothing was fetched
 
 
 class NobodyHasIt(UserError):
-    """No member has the model."""
+    """Raised if no member has the model."""
 
 
 class HoldersLost(UserError):
-    """Those that had it give no more."""
+    """Raised if the members that had the model give no more."""
 
 
 class UnusableContent(UserError):
-    """What its holders have is nothing that can be used; others may have it right."""
+    """Raised if the holders' content is unusable; others may have it right."""
 
 
 def nobody_has(name: ModelName, told: Sequence[MemberModels], *, lied: int, by_content: bool) -> NobodyHasIt:
-    """Return the error that says who was asked; `lied`: members that had something else.
+    """Return the error with the members that were asked; `lied`: members that had something else.
 
     `by_content`: the name may have been a content id.
     """
@@ -111,7 +111,7 @@ class SameModel:
 
 
 def may_be_elsewhere(name: ModelName) -> bool:
-    """Say whether a model elsewhere will do: not where Hugging Face's hash of the whole file counts."""
+    """Say whether any copy will do: not if Hugging Face's hash of the whole file counts."""
     return hub_name_of(str(name)) is None
 
 
@@ -123,19 +123,21 @@ def same_model(
     is_wished: Callable[[str, str], bool],
     all_agree: bool,
 ) -> SameModel | None:
-    """Return the first of `own` with a fingerprint or content id of these, as far as those are known.
+    """Return the first of `own` that has a reported fingerprint or content id, as far as known.
 
-    No file is hashed for it, only headers are read: for a thread. `is_wished` gets both in hex, and says
-    whether they fit what was asked for. `all_agree`: of each that was told, or one member alone could put
-    another model of this machine in the place of what the others have.
+    No file is hashed for this, only headers are read: run it in a thread. `is_wished` gets both ids in hex,
+    and says whether they fit the request. `all_agree`: all reports must match, or one member alone could
+    substitute another model of this machine for what the others have.
     """
     sizes = {one.size for one in told if one.content}
+    # The content id, if it is known.
     for stored in own:
         content = b""
         if stored.size in sizes:
             with suppress(OSError):
                 index = pieces.load([FileState.at(path) for path in stored.paths])
                 content = index.content if index is not None else b""
+        # The fingerprint, if it is known.
         facts = facts_of(stored, pieces.hashes.folder)
         if facts.problem:
             continue
@@ -150,9 +152,9 @@ def same_model(
 
 
 class ModelPull:
-    """Pull the model `name`: `run` it once. `rate` in bytes a second."""
+    """Pull the model `name`: `run` it once. `rate` in bytes per second."""
 
-    _by_content: ClassVar[bool] = True  # a content id proves what comes, as a fingerprint does
+    _by_content: ClassVar[bool] = True  # a content id proves the received bytes, as a fingerprint does
 
     def __init__(self, mesh: Mesh, name: ModelName, place: PullPlace, *, rate: float | None = None) -> None:
         self._mesh = mesh
@@ -165,9 +167,9 @@ class ModelPull:
         self.state = PullState()
 
     async def run(self) -> None:
-        """Pull the model, from others if those that were chosen first fail.
+        """Pull the model, from other members if the first choice fails.
 
-        Raises UserError and other MeshdErrors; what was fetched stays for the next time.
+        Raises UserError and other MeshdErrors; fetched bytes stay for the next time.
         """
         failed: UserError | None = None
         while True:
@@ -185,14 +187,14 @@ class ModelPull:
                     raise
                 self._excluded |= at_fault
                 if failed is None or isinstance(failed, HoldersLost | UnusableContent):
-                    failed = error  # what is wrong here says more than what members lack
+                    failed = error  # a fault here says more than the members' lack
         self.state.step = PullStep.DONE
 
     def _at_fault(self, error: UserError, fetch: Fetch) -> set[PeerId]:
-        """Return the members without which it may work, as others have the model, too; or nobody.
+        """Return the members to exclude, so that the others may succeed; empty if that cannot help.
 
-        Of a model that was named by digits, each of those that say they have it may lie. By any other name
-        they all were thought to have the same.
+        If the model was named by digits, each member that claims to have it may lie. With any other name all
+        were believed to have the same.
         """
         holders = self.state.holders
         if isinstance(error, HoldersLost):
@@ -202,7 +204,8 @@ class ModelPull:
             return set()
         if isinstance(error, UnusableContent):
             return fetch.group
-        return {one.peer for one in self._offers if one.model.size >= fetch.chosen.size}  # no room, say
+        # This machine lacks space, for example: then a smaller file may fit.
+        return {one.peer for one in self._offers if one.model.size >= fetch.chosen.size}
 
     async def _find(self, failed: UserError | None) -> list[MemberOffer]:
         self.state.step = PullStep.ASKING
@@ -221,7 +224,7 @@ class ModelPull:
         return one_each
 
     async def _is_here(self) -> bool:
-        """Say whether this machine has the same, wherever: then that is used, and nothing fetched."""
+        """Say whether this machine has the same model anywhere; then use it, and fetch nothing."""
         if not may_be_elsewhere(self._name):
             return False
         told, place = [offer.model for offer in self._offers], self._place
@@ -241,7 +244,7 @@ class ModelPull:
         return True
 
     async def _ask(self, peer: PeerId) -> PieceIndex:
-        """Return the pieces of what a member offers, once it has read its file."""
+        """Return the pieces of a member's offer, once it has read its file."""
         offer = next(one for one in self._offers if one.peer == peer)
 
         def on_progress(text: str) -> None:
@@ -250,7 +253,7 @@ class ModelPull:
         return await ask_pieces(self._mesh, offer, on_progress)
 
     async def _pull(self, fetch: Fetch) -> bool:
-        """Return False when what came is not what these members said: others are asked then."""
+        """Pull from these members; return False if their claims were wrong: then others are asked."""
         index = await self._choose(fetch)
         fetch.choose(index)
         offer = next(one for one in self._offers if one.peer in fetch.group)
@@ -285,19 +288,19 @@ class ModelPull:
             files.close()
 
     async def _present(self, files: PartFiles, index: PieceIndex) -> set[int]:
-        """Open the files, and return which pieces are there from before."""
+        """Open the files, and return the pieces from earlier pulls."""
         state = self.state
         state.step, state.total = PullStep.LOOKING, index.size
         await in_thread(files.open)
         present: set[int] = set()
-        for first in range(0, index.count, _LOOKED_AT):  # in steps, so that a cancel is heard
+        for first in range(0, index.count, _LOOKED_AT):  # in steps, so that a cancellation takes effect
             numbers = range(first, min(index.count, first + _LOOKED_AT))
             present |= await in_thread(functools.partial(files.present, numbers))
             state.done = min(index.size, numbers.stop * PIECE_BYTES)
         return present
 
     async def _take(self, fetch: Fetch, files: PartFiles, plan: PiecePlan) -> None:
-        """Fetch what the plan lacks. Raises UserError where that does not fit on the disk."""
+        """Fetch the pieces that the plan lacks. Raises UserError if they do not fit on the disk."""
         state, state.step, state.total = self.state, PullStep.FETCHING, plan.wanted_bytes
         state.done = state.before = plan.done_bytes
         await in_thread(functools.partial(files.check_space, plan.wanted_bytes - plan.done_bytes))
@@ -316,7 +319,7 @@ class ModelPull:
             raise self._lost()
 
     async def _finish(self, fetch: Fetch, files: PartFiles, index: PieceIndex) -> bool:
-        """Compare all with what these members said of it, and give it its place."""
+        """Compare the model with its holders' claims, and move it to its place; return False if all lied."""
         state, state.step = self.state, PullStep.CHECKING
         await in_thread(files.flush)
         try:
@@ -325,6 +328,7 @@ class ModelPull:
             found, problem = "", error.what
         else:
             problem = "its fingerprint is another one than was said"
+        # Exclude liars.
         liars = self._liars(fetch, found, index)
         for peer in liars:
             self._excluded.add(peer)
@@ -332,6 +336,7 @@ class ModelPull:
         if liars == fetch.group:
             await in_thread(files.discard)
             return False
+        # Give the model its place.
         await in_thread(functools.partial(self._note_name, files))
         states = await in_thread(files.finish)
         await in_thread(functools.partial(self._place.pieces.save, states, index))
@@ -339,18 +344,18 @@ class ModelPull:
         return True
 
     def _note_name(self, files: PartFiles) -> None:
-        """Note by which name it will be found. One of Hugging Face's is compared first, by who asked."""
+        """Note the names that find the model. The caller first compares a model of Hugging Face."""
         own = [self._name] if may_be_elsewhere(self._name) else []
         note_names(files.part_paths[0].parent, [*names_of(files.final_paths), *own])
 
     async def _fingerprint(self, files: PartFiles) -> str:
-        """Hash all tensors. Raises UserError for what is no model."""
+        """Hash all tensors. Raises UserError if the file is no model."""
 
         def on_progress(progress: HashProgress) -> None:
             self.state.activity = progress.text
 
         clock = self._place.hashes.clock_ns()
-        if clock is not None:  # or the hashes would not be kept, and all of it would be read again
+        if clock is not None:  # else the hashes would not be kept, and all bytes would be read again
             await asyncio.sleep(max(state.seconds_to_settle(clock) for state in files.states))
         model = await ModelFile.open(files.part_paths[0], cache=self._place.hashes)
         try:
@@ -359,7 +364,7 @@ class ModelPull:
             model.close()
 
     def _liars(self, fetch: Fetch, found: str, index: PieceIndex) -> set[PeerId]:
-        """Return the members with this content that said it was another model."""
+        """Return the members with this content that claimed that it was another model."""
         group = fetch.group
         if not found or not self._is_wished(found, index.content.hex()):
             return group
@@ -367,7 +372,7 @@ class ModelPull:
         return {peer for peer in group if told[peer] not in ("", found)}
 
     def _is_wished(self, fingerprint: str, content: str) -> bool:
-        """Say whether it begins with the digits of the model's name; members may say what they like."""
+        """Say whether an id begins with the digits of the model's name; members' claims do not count."""
         proven = (fingerprint, content) if self._by_content else (fingerprint,)
         return any(one.startswith(self._digits) for one in proven)
 
