@@ -13,6 +13,7 @@ from meshd.config import Config
 from meshd.daemon.member_node import MemberNode
 from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.interface import RoleRuntime, RunningRole
+from meshd.identity.membership import Role
 from meshd.model.status import FetchStatus
 from meshd.store.hash_cache import HashCache
 from meshd.wire.lease import OfferedDevice
@@ -113,6 +114,10 @@ class RoleKind(Protocol):
     @property
     def what_now(self) -> str:
         """A hint for people after joining without a printed invite; empty if the API's readiness says it."""
+        ...
+
+    def check_certified(self, roles: frozenset[Role]) -> None:
+        """Check the roles of this node's certificate. Raises UserError if it may not run this role."""
         ...
 
     def wanted(self, config: Config) -> Sequence[Wanted]:

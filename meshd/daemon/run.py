@@ -148,6 +148,7 @@ class Daemon:
                 founds_mesh=ROLES[self._role].founds_mesh,
             )
             try:
+                ROLES[self._role].check_certified(entered.membership.roles)  # before anything is fetched
                 await self._live(key, entered, native, preflight)
             finally:
                 await entered.aclose()

@@ -21,6 +21,7 @@ from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.interface import RoleRuntime
 from meshd.devices.processors import head_threads
 from meshd.gateway.interface import GatewayConfig
+from meshd.identity.membership import Role
 from meshd.library.ollama import name_of_blob
 from meshd.model.known_architectures import check_architecture, check_is_model, check_projector
 from meshd.model.status import ModelStatus
@@ -44,6 +45,9 @@ class ServeRole:
     founds_mesh = True
     token_use = "on each machine that lends its GPU or CPU, run `meshd worker --join TOKEN`, with this token"
     what_now = ""
+
+    def check_certified(self, roles: frozenset[Role]) -> None:
+        """Allow any roles: without workers the head computes alone."""
 
     def wanted(self, config: Config) -> Sequence[Wanted]:
         """Return the models to fetch: those given by name, drafts and fallbacks included."""

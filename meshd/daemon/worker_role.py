@@ -12,6 +12,7 @@ from meshd.daemon.role_runtime import device_speeds, machine_id
 from meshd.devices.interface import RoleRuntime
 from meshd.devices.path_probe import ProbesTaken
 from meshd.devices.tell_capacity import CapacityTeller
+from meshd.identity.membership import Role
 from meshd.store.content_store import DiskContentStore
 from meshd.store.hash_cache import HashCache
 from meshd.store.model_file import ModelFile
@@ -29,6 +30,10 @@ class WorkerRole:
     founds_mesh = True
     token_use = "where you want the API, run `meshd serve --model FILE --join TOKEN`, with this token"
     what_now = "this node is in the mesh, and lends its devices to each node that runs `meshd serve`"
+
+    def check_certified(self, roles: frozenset[Role]) -> None:
+        """Require the role `work`. Raises UserError."""
+        check_may_work(roles)
 
     def wanted(self, config: Config) -> Sequence[Wanted]:
         """Return the models to fetch: those given by name."""
@@ -76,8 +81,7 @@ class ClaimedWorker:
         self.config, self.files = config, files
 
     async def build(self, runtime: RoleRuntime, member: MemberNode) -> BuiltRole:
-        """Build the worker. Raises MeshdError if this node may not lend devices."""
-        check_may_work(member.membership.roles)
+        """Build the worker. Raises MeshdError if it cannot run here."""
         lent = self.config.worker
         options = WorkerOptions(
             devices=lent.devices,
