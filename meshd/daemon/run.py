@@ -291,7 +291,6 @@ class Daemon:
             live.storage.fetched(config)
             self._built = await live.claimed.build(live.runtime, live.member)
             self._planning = None  # it knew nothing of the role
-            pausing.lends(self._built.pause)
             if self._role == WORKER_ROLE:
                 live.member.local.pause(paused=pausing.is_paused)
         await self._built.role.serve()

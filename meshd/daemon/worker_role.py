@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshd.config import Config
@@ -66,10 +66,12 @@ class ClaimedWorker:
     hashes: HashCache
     held: contextlib.ExitStack
     files: Sequence[ModelFile] = ()
+    pause: Pause = field(default_factory=Pause)
+    """It holds while models are fetched, and from the worker's first moment on."""
 
     def while_fetching(self, fetching: FetchingRole) -> BuiltRole:
         """Return the role that fetches, which lends nothing yet and can be paused."""
-        return BuiltRole(fetching, pause=Pause())
+        return BuiltRole(fetching, pause=self.pause)
 
     async def fetched(self, config: Config) -> None:
         """Open the model files. Raises UserError."""
@@ -89,7 +91,7 @@ class ClaimedWorker:
             threads=lent.threads,
             machine=machine_id(member.membership.mesh.raw),
         )
-        worker = Worker(runtime, self.files, options, self.store)
+        worker = Worker(runtime, self.files, options, self.store, self.pause)
         await worker.prepare()
         speeds = device_speeds(runtime, options.cpu_threads)
         ProbesTaken(runtime.mesh)
@@ -105,4 +107,4 @@ class ClaimedWorker:
                 ((server.lease, server.turns) for server in worker.servers), peer, lease_id, spans
             ),
         )
-        return BuiltRole(worker, pause=worker.pause, lendable=worker.lendable, speeds=speeds)
+        return BuiltRole(worker, pause=self.pause, lendable=worker.lendable, speeds=speeds)
