@@ -8,7 +8,7 @@ next start continues there.
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -60,6 +60,7 @@ class Fetching:
         self._exchange = exchange
         self._stores = Stores.here(config.paths.cache)
         self._resolver = Resolver(self._stores, lambda _progress: None)
+        self._paths: dict[Wanted, Path] = {}
         self._logged = ("", 0)
         self._logged_at = 0.0
         self._now = FetchStatus(name=wanted[0].name, step="asking", activity="looking for it on this machine")
@@ -68,6 +69,11 @@ class Fetching:
     def now(self) -> FetchStatus:
         """The progress of the fetch."""
         return self._now
+
+    @property
+    def lacks(self) -> Collection[str]:
+        """The names of the models that are not here yet."""
+        return {wanted.name for wanted in self._wanted if wanted not in self._paths}
 
     @property
     def status(self) -> RoleStatus:
@@ -80,12 +86,11 @@ class Fetching:
 
     async def run(self) -> Config:
         """Return the settings with the paths of all models. Raises MeshdError for one that cannot be had."""
-        paths: dict[Wanted, Path] = {}
         for wanted in dict.fromkeys(self._wanted):
             self._say(FetchStatus(name=wanted.name, step="asking", activity="looking for it on this machine"))
-            paths[wanted] = path = await self._find(wanted)
+            self._paths[wanted] = path = await self._find(wanted)
             LOG.info("model_fetched", model=wanted.name, path=str(path))
-        return with_paths(self._config, paths)
+        return with_paths(self._config, self._paths)
 
     async def _find(self, wanted: Wanted) -> Path:
         """Return a model's first file: from this machine, else from members, else from Hugging Face."""

@@ -4,7 +4,7 @@ The roles are listed in roles.py; nothing else in the daemon distinguishes them.
 """
 
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -69,6 +69,11 @@ class FetchingRole(RunningRole, Protocol):
     @property
     def now(self) -> FetchStatus:
         """The progress of the fetch."""
+        ...
+
+    @property
+    def lacks(self) -> Collection[str]:
+        """The names of the models that are not here yet."""
         ...
 
 

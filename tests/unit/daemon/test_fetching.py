@@ -12,12 +12,9 @@ from meshd.base.tasks import cancel_and_wait
 from meshd.config import Config, ModelConfig, NodeConfig, Paths, ServeConfig, WorkerConfig
 from meshd.daemon import fetching
 from meshd.daemon.fetching import Fetching, with_paths
-from meshd.daemon.fetching_api import ModelsOnceFetched
 from meshd.daemon.role_kind import Wanted
 from meshd.daemon.roles import ROLES
-from meshd.gateway.interface import ModelWish
-from meshd.gateway.request import OneModel, PlainModel
-from meshd.model.status import FetchStatus, ModelState
+from meshd.model.status import FetchStatus
 from meshd.peer.interface import PeerState
 
 from tests.conformance.run import run, until
@@ -269,24 +266,3 @@ def test_a_header_is_served_without_devices(tmp_path: Path, file: str) -> None:
     is_header = file.endswith(".header")
     assert (serve.model, serve.header_only) == (tmp_path / file, is_header)
     assert serve.devices == (("none",) if is_header else ())
-
-
-def test_the_api_says_how_far_it_is_and_then_asks_the_model() -> None:
-    now = FetchStatus(
-        name="far",
-        step="fetching",
-        activity="fetching far from desk",
-        done_bytes=10**9,
-        total_bytes=4 * 10**9,
-        bytes_s=1e8,
-    )
-    models = ModelsOnceFetched(lambda: now, on_demand=False)
-    said = models.readiness
-    assert (said.state, said.progress, said.retry_after) == (ModelState.FETCHING, 0.25, 30)
-    assert said.reason == "`far`: fetching far from desk: 1.0 GB of 4.0 GB, 100.0 MB/s, 30 s left"
-    assert [one.upstream.model_name for one in models.all] == ["far"]
-    late = models.find(ModelWish("far"))
-    assert late is not None and late.upstream.slots is None and run(late.turn().begin()) == said
-    there = OneModel(late.upstream)
-    models.come(there)
-    assert models.only is there.only and isinstance(models.only, PlainModel)
