@@ -40,6 +40,7 @@ from meshd.model.gguf import read_header
 from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX, SHARD, GgufFile, GgufModel, choose, models_in
 from meshd.model.model_name import HubName
 
+_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK)  # files are copied there
 _FETCHES = 2  # a file that arrives with a wrong hash is fetched once more
 _LOOK_SECONDS = 0.2  # how often a waiting download looks whether the other one is done
 _SPACE_CHECK_BYTES = 16 << 20
@@ -81,7 +82,7 @@ def download(name: HubName, cache: Path, report: ReportProgress) -> tuple[GgufMo
 
 @closed_afterwards()
 def adopt_files(name: HubName, paths: Sequence[Path], cache: Path, report: ReportProgress) -> list[Path]:
-    """Move files that came from elsewhere into the cache, if they are the repository's own.
+    """Link files that came from elsewhere into the cache, if they are the repository's own.
 
     Raises NotTheSame where they are not, UserError where the hub cannot be asked.
     """
@@ -169,14 +170,14 @@ class Repository:
         )
 
     def adopt(self, file: HubFile, path: Path, commit: str) -> Path:
-        """Move a file whose hash is right to its place, and return its path in this commit's snapshot."""
+        """Link a file whose hash is right to its place; return its path in this commit's snapshot."""
         blob = self._blob(file)
         blob.parent.mkdir(parents=True, exist_ok=True)
         if not blob.exists():
             try:
-                path.replace(blob)
+                blob.hardlink_to(path)
             except OSError as error:
-                if error.errno != errno.EXDEV:
+                if error.errno not in _NO_LINKS:
                     raise
                 self.check_space([file])
                 shutil.copyfile(path, _part_of(blob))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from meshd.admin.models_api import PullRequest
 from meshd.base.errors import UserError
 from meshd.base.tasks import cancel_and_wait
 from meshd.config import Config, ModelConfig, NodeConfig, Paths, ServeConfig, WorkerConfig
@@ -19,7 +20,7 @@ from meshd.peer.interface import PeerState
 
 from tests.conformance.run import run, until
 from tests.hub_server import Hub, taken_for_hub
-from tests.unit.daemon.test_models import exchange
+from tests.unit.daemon.test_models import ended, exchange
 from tests.unit.library.members.exchange_scene import NAME, Scene, big, scene
 from tests.unit.library.models import tiny
 
@@ -235,6 +236,33 @@ def test_a_pull_ends_when_the_node_is_stopped(tmp_path: Path) -> None:
                     await task
                 await asyncio.sleep(0.1)
                 assert not (await models.listed()).pulls
+
+    run(main())
+
+
+@pytest.mark.parametrize("how", ["done", "stopped", "beside"])
+def test_a_users_pull_of_the_same_content_under_another_name_ends_nothing(tmp_path: Path, how: str) -> None:
+    """The node waits for a pull that was begun before its own, and takes what that leaves."""
+
+    async def main() -> None:
+        async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
+            giver = it.giver("a")
+            giver.has(big())
+            config = config_in(tmp_path, f"mesh:{NAME}")
+            work = Fetching(config, ROLES["serve"].wanted(config), it.taker, models)
+            user = PullRequest(name=f"{NAME}.gguf", rate=4 << 20)
+            pull = models.start(user)
+            if how != "beside":
+                await until(lambda: models.progress(pull.id).step == "fetching")
+            task = asyncio.create_task(work.run())
+            if how == "stopped":
+                await until(lambda: work.now.activity.startswith("waiting for"))
+                models.stop(pull.id)
+            path = path_of(await task)
+            assert path.read_bytes() == big()
+            reply = await ended(models, models.progress(pull.id))
+            assert reply.error == ("it was stopped" if how == "stopped" else "")
+            assert path.read_bytes() == big() and len(list((tmp_path / "taker").rglob("*.gguf"))) == 1
 
     run(main())
 
