@@ -25,7 +25,7 @@ from meshd.daemon.role_kind import Wanted
 from meshd.devices.interface import RoleStatus
 from meshd.library.interface import NotHere, ReportProgress, TransferProgress
 from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX
-from meshd.model.model_name import MESH
+from meshd.model.model_name import DEMO, MESH, hub_name_of
 from meshd.model.status import FetchSource, FetchStatus
 from meshd.peer.interface import Mesh, PeerState
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 FOUND_SECONDS = 30.0  # for members that have a model `mesh:NAME` to be connected
 OR_ELSEWHERE_SECONDS = 10.0  # the same where it may be downloaded instead, or its name be mistyped
+_ASKING_SECONDS = 600.0  # for members to read theirs, where it may be downloaded instead
 _LOOK_SECONDS = 0.5
 _STOP_SECONDS = 1.0  # for a download to end by itself; its thread ends with the process otherwise
 _LOG_SECONDS = 60.0  # between two lines of the log about a tenth that takes long
@@ -109,7 +110,8 @@ class Fetching:
                     return paths[0]
                 if (kept := await self._kept(name, paths)) is not None:
                     return kept
-            elif reply.code != NO_MEMBER_HAS_IT or name.startswith(MESH):
+            # members that cannot give it, or lie, keep nobody from what Hugging Face has
+            elif not _is_elsewhere(name) and (reply.code != NO_MEMBER_HAS_IT or name.startswith(MESH)):
                 raise UserError(reply.error, hint=reply.hint)
             if nobody := reply.error:
                 self._tell(name, nobody)
@@ -117,7 +119,7 @@ class Fetching:
         # 3. A download, if the name says from where.
         try:
             return await self._download(wanted)
-        except NotHere as error:
+        except UserError as error:
             what = f"{error.what}; {nobody}" if nobody else error.what
             raise UserError(what, hint=error.hint) from None
 
@@ -142,10 +144,16 @@ class Fetching:
             asked = {peer.peer for peer in self._mesh.peers() if _is_there(peer.state, present=peer.present)}
             reply = self._exchange.start(request, is_own=True)
             try:
-                while reply.step not in ("done", "failed"):
-                    self._say(_of_pull(wanted.name, reply))
-                    await asyncio.sleep(_LOOK_SECONDS)
-                    reply = self._exchange.progress(reply.id)
+                async with asyncio.timeout(_ASKING_SECONDS if _is_elsewhere(wanted.name) else None) as limit:
+                    while reply.step not in ("done", "failed"):
+                        if reply.step != "asking":
+                            limit.reschedule(None)
+                        self._say(_of_pull(wanted.name, reply))
+                        await asyncio.sleep(_LOOK_SECONDS)
+                        reply = self._exchange.progress(reply.id)
+            except TimeoutError:
+                stopped = self._exchange.stop(reply.id, is_own=True)
+                return replace(stopped, step="failed", error=f"no member gives `{wanted.name}` soon")
             except asyncio.CancelledError:
                 self._exchange.stop(reply.id, is_own=True)
                 raise
@@ -170,9 +178,8 @@ class Fetching:
         return None if kept is None else (await in_thread(partial(self._resolver.local, kept))).paths[0]
 
     async def _download(self, wanted: Wanted) -> Path:
-        """Return a model that this machine or Hugging Face has by that name. Raises NotHere, UserError."""
+        """Return a model that this machine or Hugging Face has by that name. Raises UserError."""
         from meshd.library.resolve import Resolver
-        from meshd.model.model_name import DEMO
 
         if wanted.name.lower().removesuffix(GGUF_SUFFIX) == DEMO:
             from meshd.build.demo_model import demo_model
@@ -208,6 +215,11 @@ class Fetching:
         if key != self._logged or at - self._logged_at >= _LOG_SECONDS:
             self._logged, self._logged_at = key, at
             self._tell(now.name, now.text)
+
+
+def _is_elsewhere(name: str) -> bool:
+    """Say whether this may be had without members: Hugging Face has it, or it is the demo's."""
+    return hub_name_of(name) is not None or name.lower().removesuffix(GGUF_SUFFIX) == DEMO
 
 
 def _is_there(state: PeerState, *, present: bool) -> bool:
@@ -290,7 +302,6 @@ async def check_downloads(wanted: Sequence[Wanted]) -> None:
     """Look models up at Hugging Face, before a mesh is founded for nothing. Raises UserError."""
     from meshd.library.download import check_download
     from meshd.library.hub_cache import cache_folder
-    from meshd.model.model_name import hub_name_of
 
     for one in wanted:
         if (name := hub_name_of(one.name)) is not None:

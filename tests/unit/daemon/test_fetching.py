@@ -15,13 +15,19 @@ from meshd.daemon import fetching
 from meshd.daemon.fetching import Fetching, with_paths
 from meshd.daemon.role_kind import Wanted
 from meshd.daemon.roles import ROLES
+from meshd.library.members import fetch
+from meshd.model.piece_index import PIECE_BYTES, PieceIndex
 from meshd.model.status import FetchStatus
-from meshd.peer.interface import PeerState
+from meshd.peer.interface import PeerState, Stream
+from meshd.peer.messages import MessageStream
+from meshd.wire.models import NoPieces, ReadingModel, ToldModel
+from meshd.wire.pieces import GONE
 
 from tests.conformance.run import run, until
 from tests.hub_server import Hub, taken_for_hub
 from tests.unit.daemon.test_models import ended, exchange
 from tests.unit.library.members.exchange_scene import NAME, Scene, big, scene
+from tests.unit.library.members.test_hostile_members import lies_about, says
 from tests.unit.library.models import tiny
 
 HUB_NAME = "hf:me/Far-GGUF:Q8_0"
@@ -198,6 +204,71 @@ def test_what_no_member_has_is_downloaded(tmp_path: Path, hub: Hub) -> None:
             assert seen[-1].source == "download"
             assert path_of(await fetched(it, tmp_path, HUB_NAME)) == path, "it is here now"
         assert len(hub.headers_of("/bytes/")) == 1
+
+    run(main())
+
+
+async def _reads_forever(stream: Stream) -> None:
+    messages = MessageStream(stream)
+    while True:
+        await messages.send(ReadingModel("0 %").encode())
+        await asyncio.sleep(0.01)
+
+
+async def _has_nothing(stream: Stream) -> None:
+    await MessageStream(stream).send(NoPieces("it changed its mind").encode())
+    stream.write_eof()
+
+
+@pytest.mark.parametrize("lie", ["bytes", "gone", "stalls", "nothing", "reads", "size", "two"])
+def test_no_member_keeps_a_model_of_the_hub_from_being_downloaded(
+    tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch, lie: str
+) -> None:
+    """One says that it has it, and then gives something else, or never anything."""
+    hub.repositories = {"me/Far-GGUF": {"far-Q8_0.gguf": tiny()}}
+    monkeypatch.setattr(fetch, "_SILENT_SECONDS", 0.3)
+    monkeypatch.setattr(fetching, "_ASKING_SECONDS", 0.5)
+    size = 1 << 39 if lie == "size" else len(big())
+    give, index = lies_about(big())
+    if lie == "size":
+        index = PieceIndex((size,), bytes(32) * (size // PIECE_BYTES))
+    told = ToldModel(bytes(16), ("far-Q8_0", HUB_NAME), size, quant="Q8_0")
+
+    async def gone(stream: Stream) -> None:
+        await stream.write(GONE)
+
+    async def stalls(_stream: Stream) -> None:
+        await asyncio.Event().wait()
+
+    gives = {"gone": gone, "stalls": stalls}.get(lie, give)
+    pieces = {"reads": _reads_forever, "nothing": _has_nothing}.get(lie)
+
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            says(it.mute("liar"), told, index, gives, pieces=pieces)
+            if lie == "two":
+                other, other_index = lies_about(tiny(fill=3))
+                says(it.mute("other"), replace(told, size=other_index.size), other_index, other)
+            seen: list[FetchStatus] = []
+            path = path_of(await fetched(it, tmp_path, HUB_NAME, seen=seen))
+            assert path.read_bytes() == tiny() and "huggingface/hub" in str(path)
+            assert seen[-1].source == "download" and "members" in {one.source for one in seen}
+
+    run(main())
+
+
+def test_where_nobody_gives_a_model_of_the_hub_all_is_told(tmp_path: Path, hub: Hub) -> None:
+    hub.repositories = {}
+
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            give, index = lies_about(big())
+            told = ToldModel(bytes(16), ("far-Q8_0", HUB_NAME), len(big()), quant="Q8_0")
+            says(it.mute("liar"), told, index, give)
+            with pytest.raises(
+                UserError, match=r"no repository `me/Far-GGUF`.*; no member gives .*liar: piece"
+            ):
+                await fetched(it, tmp_path, HUB_NAME)
 
     run(main())
 
