@@ -261,7 +261,7 @@ class Daemon:
                     make_gateway, is_open = self._built.gateway, asyncio.Event()
                     if make_gateway is None:
                         is_open.set()
-                    work.start(self._play(live, pausing, is_open), name=self._role)
+                    work.start(self._play(live, is_open), name=self._role)
                     if make_gateway is not None:
                         gateway = self._gateway = await _made(make_gateway)
                         work.start(gateway.serve(), name="gateway")
@@ -279,11 +279,11 @@ class Daemon:
                 member.local.say_goodbye()
                 await asyncio.sleep(GOODBYE_SECONDS)
 
-    async def _play(self, live: "_Live", pausing: Pausing, is_open: asyncio.Event) -> None:
+    async def _play(self, live: "_Live", is_open: asyncio.Event) -> None:
         """Run the role, once its models are here. `is_open`: its API is."""
         if live.fetching is not None:
             if self._role == WORKER_ROLE:  # heads ask it once it has something to lend
-                live.member.local.pause(paused=True)
+                live.member.local.fetches(fetching=True)
             self._config = config = await live.fetching.run()
             await is_open.wait()
             await live.claimed.fetched(config)
@@ -292,7 +292,7 @@ class Daemon:
             self._built = await live.claimed.build(live.runtime, live.member)
             self._planning = None  # it knew nothing of the role
             if self._role == WORKER_ROLE:
-                live.member.local.pause(paused=pausing.is_paused)
+                live.member.local.fetches(fetching=False)
         await self._built.role.serve()
 
     def _control(self, live: "_Live", tunnels: OwnTunnels, pausing: Pausing) -> DaemonControl:

@@ -80,7 +80,8 @@ class PeerStatus:
     grace: int = 0  # for how many seconds its session lives on without a link
     stopped: str = ""  # its words when it said goodbye; empty once it is back
     gone: str = ""  # why its process is known to have ended without a goodbye; empty once it is back
-    paused: bool = False  # it lends nothing for now: its user wants that
+    paused: bool = False  # it lends nothing for now: its user wants that, or it fetches
+    fetching: bool = False  # it is so because its models are not here yet
 
     @property
     def is_here(self) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from meshd.admin.api import PauseRequest
@@ -18,6 +19,7 @@ from meshd.devices.interface import NativeBuild
 from meshd.identity.keys import KeyPair
 from meshd.identity.keystore import Home, Membership
 from meshd.identity.membership import Chain, Role, issue
+from meshd.peer.local_member import LocalMember
 from meshd.worker.cycle import Worker
 
 from tests.unit.daemon.test_preflight import model, native
@@ -79,16 +81,25 @@ def test_a_node_that_may_not_have_its_role_fetches_nothing_for_it(
 def test_a_pause_holds_while_the_worker_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_paused: bool
 ) -> None:
-    """Its devices are listed once it takes leases, which lasts a moment, with the network up."""
+    """Its devices are listed once it takes leases, which lasts a moment, with the network up. Until then
+    peers are told that it fetches, unless its user has paused it.
+    """
     file = model(tmp_path)
     daemon = daemon_in(tmp_path, monkeypatch, "worker", Role.WORK)
     pauses: list[bool] = []
+    made: list[LocalMember] = []
+    original = LocalMember.__init__
+
+    def make(local: LocalMember, *args: Any, **options: Any) -> None:
+        original(local, *args, **options)
+        made.append(local)
 
     async def fetch(fetching: Fetching) -> Config:
         if is_paused:
             while not (home / SOCKET_NAME).exists():  # noqa: ASYNC110 - nothing tells of it
                 await asyncio.sleep(0.01)
             await asyncio.to_thread(ask, home, PauseRequest())
+        assert [(one.record.is_paused, one.record.is_fetching) for one in made] == [(True, not is_paused)]
         return replace(daemon._config, worker=WorkerConfig(models=(file,)))
 
     async def prepare(worker: Worker) -> None:
@@ -96,6 +107,7 @@ def test_a_pause_holds_while_the_worker_is_made(
         daemon._stop("seen")
 
     home = tmp_path / "home"
+    monkeypatch.setattr(LocalMember, "__init__", make)
     monkeypatch.setattr(Fetching, "run", fetch)
     monkeypatch.setattr(Worker, "prepare", prepare)
     assert asyncio.run(asyncio.wait_for(daemon.main(), 20)) == 0
