@@ -67,6 +67,10 @@ def _waits_hint(model: ModelStatus, status: Status) -> str:
     alone = "; with `--min-workers 0` it needs none if it fits on this node" if counts else ""
     if paused:
         return f"run `meshd resume` on {' and '.join(paused)}{alone}"
+    fetching = [peer.name for peer in workers if f"{peer.name} is fetching" in model.reason]
+    if fetching:
+        its = "its model" if len(fetching) == 1 else "their models"
+        return f"wait until {' and '.join(fetching)} {'has' if len(fetching) == 1 else 'have'} {its}{alone}"
     if not workers:
         return f"run `meshd worker --join TOKEN` on another machine: `meshd invite` prints a token{alone}"
     return f"start the workers that it waits for, or others{alone}"

@@ -84,7 +84,8 @@ class PeerView:
     present: bool = False  # running, though not connected: beyond nine members links are made on demand
     faults: int = 0  # protocol violations and unexpected failures it caused here, in the last hour
     last_fault: str = ""  # the latest of them
-    paused: bool = False  # it lends nothing for now: its user wants that
+    paused: bool = False  # it lends nothing for now: its user wants that, or it is fetching a model
+    fetching: bool = False  # it lends nothing before its models are there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,6 +44,8 @@ def _state(peer: PeerView) -> str:
     if is_away(peer):
         return f"away {in_time(peer.state_s or 0.0)}" if is_met(peer) else "away"
     state = "there" if peer.present else peer.state
+    if peer.fetching:
+        return f"{state}, fetching"
     return f"{state}, paused" if peer.paused else state
 
 

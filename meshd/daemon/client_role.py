@@ -13,6 +13,7 @@ from meshd.daemon.role_kind import BuiltRole, FetchingRole, Wanted
 from meshd.daemon.serve_role import claim_api
 from meshd.devices.interface import RoleRuntime
 from meshd.gateway.interface import GatewayConfig
+from meshd.identity.membership import Role
 from meshd.store.hash_cache import HashCache
 from meshd.tunnel.on_demand import open_on_demand
 
@@ -29,6 +30,12 @@ class ClientRole:
     runs_llama_server = False
     founds_mesh = False
     token_use = what_now = ""
+
+    def check_certified(self, roles: frozenset[Role]) -> None:
+        """Require the role `use`. Raises UserError."""
+        from meshd.client.api_client import check_may_use
+
+        check_may_use(roles)
 
     def wanted(self, config: Config) -> Sequence[Wanted]:
         """Return no models: a client uses those of other nodes."""
@@ -72,12 +79,11 @@ class ClaimedClient:
         """Do nothing: a client fetches no models."""
 
     async def build(self, runtime: RoleRuntime, member: MemberNode) -> BuiltRole:
-        """Build the client and its gateway. Raises MeshdError if this node may not use the mesh."""
-        from meshd.client.api_client import ApiClient, check_may_use
+        """Build the client and its gateway."""
+        from meshd.client.api_client import ApiClient
         from meshd.client.follow_heads import HeadFollower
         from meshd.gateway.request import PlainModel
 
-        check_may_use(member.membership.roles)
         open_stream = partial(open_on_demand, runtime.mesh, metadata={})
         heads = HeadFollower(runtime.mesh, open_stream, self.config.client.heads)
         client = ApiClient(heads, runtime.tunnels.open, member.node.facts.peer, PlainModel)

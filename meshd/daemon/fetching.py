@@ -8,7 +8,7 @@ next start continues there.
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -25,7 +25,7 @@ from meshd.daemon.role_kind import Wanted
 from meshd.devices.interface import RoleStatus
 from meshd.library.interface import NotHere, ReportProgress, TransferProgress
 from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX
-from meshd.model.model_name import MESH
+from meshd.model.model_name import DEMO, MESH, hub_name_of
 from meshd.model.status import FetchSource, FetchStatus
 from meshd.peer.interface import Mesh, PeerState
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 FOUND_SECONDS = 30.0  # for members that have a model `mesh:NAME` to be connected
 OR_ELSEWHERE_SECONDS = 10.0  # the same where it may be downloaded instead, or its name be mistyped
+_ASKING_SECONDS = 600.0  # for members to read theirs, where it may be downloaded instead
 _LOOK_SECONDS = 0.5
 _STOP_SECONDS = 1.0  # for a download to end; otherwise its thread ends with the process
 _LOG_SECONDS = 60.0  # between two lines of the log about a tenth that takes long
@@ -60,6 +61,7 @@ class Fetching:
         self._exchange = exchange
         self._stores = Stores.here(config.paths.cache)
         self._resolver = Resolver(self._stores, lambda _progress: None)
+        self._paths: dict[Wanted, Path] = {}
         self._logged = ("", 0)
         self._logged_at = 0.0
         self._now = FetchStatus(name=wanted[0].name, step="asking", activity="looking for it on this machine")
@@ -68,6 +70,11 @@ class Fetching:
     def now(self) -> FetchStatus:
         """The progress of the fetch."""
         return self._now
+
+    @property
+    def lacks(self) -> Collection[str]:
+        """The names of the models that are not here yet."""
+        return {wanted.name for wanted in self._wanted if wanted not in self._paths}
 
     @property
     def status(self) -> RoleStatus:
@@ -83,12 +90,11 @@ class Fetching:
 
         Raises MeshdError if a model cannot be fetched.
         """
-        paths: dict[Wanted, Path] = {}
         for wanted in dict.fromkeys(self._wanted):
             self._say(FetchStatus(name=wanted.name, step="asking", activity="looking for it on this machine"))
-            paths[wanted] = path = await self._find(wanted)
+            self._paths[wanted] = path = await self._find(wanted)
             LOG.info("model_fetched", model=wanted.name, path=str(path))
-        return with_paths(self._config, paths)
+        return with_paths(self._config, self._paths)
 
     async def _find(self, wanted: Wanted) -> Path:
         """Return a model's first file: from this machine, else from members, else from Hugging Face."""
@@ -107,7 +113,8 @@ class Fetching:
                     return paths[0]
                 if (kept := await self._kept(name, paths)) is not None:
                     return kept
-            elif reply.code != NO_MEMBER_HAS_IT or name.startswith(MESH):
+            # members that cannot give it, or lie, keep nobody from what Hugging Face has
+            elif not _is_elsewhere(name) and (reply.code != NO_MEMBER_HAS_IT or name.startswith(MESH)):
                 raise UserError(reply.error, hint=reply.hint)
             if nobody := reply.error:
                 self._tell(name, nobody)
@@ -115,7 +122,7 @@ class Fetching:
         # 3. A download, if the name says from where.
         try:
             return await self._download(wanted)
-        except NotHere as error:
+        except UserError as error:
             what = f"{error.what}; {nobody}" if nobody else error.what
             raise UserError(what, hint=error.hint) from None
 
@@ -140,10 +147,16 @@ class Fetching:
             asked = {peer.peer for peer in self._mesh.peers() if _is_there(peer.state, present=peer.present)}
             reply = self._exchange.start(request, is_own=True)
             try:
-                while reply.step not in ("done", "failed"):
-                    self._say(_of_pull(wanted.name, reply))
-                    await asyncio.sleep(_LOOK_SECONDS)
-                    reply = self._exchange.progress(reply.id)
+                async with asyncio.timeout(_ASKING_SECONDS if _is_elsewhere(wanted.name) else None) as limit:
+                    while reply.step not in ("done", "failed"):
+                        if reply.step != "asking":
+                            limit.reschedule(None)
+                        self._say(_of_pull(wanted.name, reply))
+                        await asyncio.sleep(_LOOK_SECONDS)
+                        reply = self._exchange.progress(reply.id)
+            except TimeoutError:
+                stopped = self._exchange.stop(reply.id, is_own=True)
+                return replace(stopped, step="failed", error=f"no member gives `{wanted.name}` soon")
             except asyncio.CancelledError:
                 self._exchange.stop(reply.id, is_own=True)
                 raise
@@ -168,9 +181,8 @@ class Fetching:
         return None if kept is None else (await in_thread(partial(self._resolver.local, kept))).paths[0]
 
     async def _download(self, wanted: Wanted) -> Path:
-        """Return a model that this machine or Hugging Face has by that name. Raises NotHere, UserError."""
+        """Return a model that this machine or Hugging Face has by that name. Raises UserError."""
         from meshd.library.resolve import Resolver
-        from meshd.model.model_name import DEMO
 
         if wanted.name.lower().removesuffix(GGUF_SUFFIX) == DEMO:
             from meshd.build.demo_model import demo_model
@@ -207,6 +219,11 @@ class Fetching:
         if key != self._logged or at - self._logged_at >= _LOG_SECONDS:
             self._logged, self._logged_at = key, at
             self._tell(now.name, now.text)
+
+
+def _is_elsewhere(name: str) -> bool:
+    """Say whether this may be had without members: Hugging Face has it, or it is the demo's."""
+    return hub_name_of(name) is not None or name.lower().removesuffix(GGUF_SUFFIX) == DEMO
 
 
 def _is_there(state: PeerState, *, present: bool) -> bool:
@@ -291,7 +308,6 @@ async def check_downloads(wanted: Sequence[Wanted]) -> None:
     """Look models up at Hugging Face, before a mesh is founded for nothing. Raises UserError."""
     from meshd.library.download import check_download
     from meshd.library.hub_cache import cache_folder
-    from meshd.model.model_name import hub_name_of
 
     for one in wanted:
         if (name := hub_name_of(one.name)) is not None:

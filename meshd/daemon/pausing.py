@@ -24,12 +24,9 @@ class Pausing:
     """The pause of a node. `pause`: the role's pause; None if the role lends nothing."""
 
     def __init__(self, home: Home, local: PausedMember, pause: Pause | None) -> None:
+        """Begin paused if the node was paused when it last ran."""
         self._home = home
         self._local = local
-        self.lends(pause)
-
-    def lends(self, pause: Pause | None) -> None:
-        """Use the pause of a role that begins now; it begins paused if the node was paused before."""
         self._pause = pause
         if pause is not None and was_paused(self._home):
             pause.begin(end_leases=True)

@@ -4,7 +4,7 @@ The roles are listed in roles.py; nothing else in the daemon distinguishes them.
 """
 
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -13,6 +13,7 @@ from meshd.config import Config
 from meshd.daemon.member_node import MemberNode
 from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.interface import RoleRuntime, RunningRole
+from meshd.identity.membership import Role
 from meshd.model.status import FetchStatus
 from meshd.store.hash_cache import HashCache
 from meshd.wire.lease import OfferedDevice
@@ -70,6 +71,11 @@ class FetchingRole(RunningRole, Protocol):
         """The progress of the fetch."""
         ...
 
+    @property
+    def lacks(self) -> Collection[str]:
+        """The names of the models that are not here yet."""
+        ...
+
 
 class ClaimedRole(Protocol):
     """A role whose files are open and whose ports are bound."""
@@ -113,6 +119,10 @@ class RoleKind(Protocol):
     @property
     def what_now(self) -> str:
         """A hint for people after joining without a printed invite; empty if the API's readiness says it."""
+        ...
+
+    def check_certified(self, roles: frozenset[Role]) -> None:
+        """Check the roles of this node's certificate. Raises UserError if it may not run this role."""
         ...
 
     def wanted(self, config: Config) -> Sequence[Wanted]:

@@ -148,6 +148,7 @@ class Daemon:
                 founds_mesh=ROLES[self._role].founds_mesh,
             )
             try:
+                ROLES[self._role].check_certified(entered.membership.roles)  # before anything is fetched
                 await self._live(key, entered, native, preflight)
             finally:
                 await entered.aclose()
@@ -262,7 +263,7 @@ class Daemon:
                     make_gateway, is_open = self._built.gateway, asyncio.Event()
                     if make_gateway is None:
                         is_open.set()
-                    work.start(self._play(live, pausing, is_open), name=self._role)
+                    work.start(self._play(live, is_open), name=self._role)
                     if make_gateway is not None:
                         gateway = self._gateway = await _made(make_gateway)
                         work.start(gateway.serve(), name="gateway")
@@ -281,11 +282,11 @@ class Daemon:
                 member.local.say_goodbye()
                 await asyncio.sleep(GOODBYE_SECONDS)
 
-    async def _play(self, live: "_Live", pausing: Pausing, is_open: asyncio.Event) -> None:
+    async def _play(self, live: "_Live", is_open: asyncio.Event) -> None:
         """Run the role, once its models are here. `is_open` is set once its API is open."""
         if live.fetching is not None:
             if self._role == WORKER_ROLE:  # heads ask it once it has something to lend
-                live.member.local.pause(paused=True)
+                live.member.local.fetches(fetching=True)
             self._config = config = await live.fetching.run()
             await is_open.wait()
             await live.claimed.fetched(config)
@@ -293,9 +294,8 @@ class Daemon:
             live.storage.fetched(config)
             self._built = await live.claimed.build(live.runtime, live.member)
             self._planning = None  # it was made for the substitute
-            pausing.lends(self._built.pause)
             if self._role == WORKER_ROLE:
-                live.member.local.pause(paused=pausing.is_paused)
+                live.member.local.fetches(fetching=False)
         await self._built.role.serve()
 
     def _control(self, live: "_Live", tunnels: OwnTunnels, pausing: Pausing) -> DaemonControl:

@@ -21,6 +21,7 @@ from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.interface import RoleRuntime
 from meshd.devices.processors import head_threads
 from meshd.gateway.interface import GatewayConfig
+from meshd.identity.membership import Role
 from meshd.library.ollama import name_of_blob
 from meshd.model.known_architectures import check_architecture, check_is_model, check_projector
 from meshd.model.status import ModelStatus
@@ -45,13 +46,12 @@ class ServeRole:
     token_use = "on each machine that lends its GPU or CPU, run `meshd worker --join TOKEN`, with this token"
     what_now = ""
 
+    def check_certified(self, roles: frozenset[Role]) -> None:
+        """Allow any roles: without workers the head computes alone."""
+
     def wanted(self, config: Config) -> Sequence[Wanted]:
         """Return the models to fetch: those given by name, drafts and fallbacks included."""
-        found = []
-        for serve in _served(config):
-            found.append((serve.model, serve.header_only))
-            found += [(other, False) for other in (serve.draft_model, *serve.fallback_models)]
-        return [Wanted(name, header_only=only) for name, only in found if isinstance(name, str)]
+        return [wanted for serve in _served(config) for wanted in _wanted(serve)]
 
     def devices(self, config: Config) -> Sequence[str]:
         """Return the devices that the user named, for all models."""
@@ -83,6 +83,13 @@ class ServeRole:
 def _served(config: Config) -> Sequence[ServeConfig]:
     """Return the settings of each model."""
     return [model.serve for model in config.models] or [config.serve]
+
+
+def _wanted(serve: ServeConfig) -> Sequence[Wanted]:
+    """Return what is to be fetched for one model."""
+    found = [(serve.model, serve.header_only)]
+    found += [(other, False) for other in (serve.draft_model, *serve.fallback_models)]
+    return [Wanted(name, header_only=only) for name, only in found if isinstance(name, str)]
 
 
 async def _open_all(
@@ -160,9 +167,19 @@ class ClaimedServe:
 
     def while_fetching(self, fetching: FetchingRole) -> BuiltRole:
         """Return the role that fetches, with an open API that reports the progress."""
-        from meshd.daemon.fetching_api import ModelsOnceFetched
+        from meshd.daemon.fetching_api import AwaitedModel, ModelsOnceFetched
 
-        models = ModelsOnceFetched(lambda: fetching.now, on_demand=bool(self.config.models))
+        awaited = [
+            AwaitedModel(
+                model.name,
+                [wanted.name for wanted in _wanted(model.serve)],
+                aliases=model.aliases,
+                group=model.group,
+                ttl_s=model.ttl,
+            )
+            for model in self.config.models
+        ]
+        models = ModelsOnceFetched(fetching, awaited)
         early = self.early = EarlyApi(models)
 
         def gateway() -> "Gateway":

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshd.config import Config
@@ -12,6 +12,7 @@ from meshd.daemon.role_runtime import device_speeds, machine_id
 from meshd.devices.interface import RoleRuntime
 from meshd.devices.path_probe import ProbesTaken
 from meshd.devices.tell_capacity import CapacityTeller
+from meshd.identity.membership import Role
 from meshd.store.content_store import DiskContentStore
 from meshd.store.hash_cache import HashCache
 from meshd.store.model_file import ModelFile
@@ -29,6 +30,10 @@ class WorkerRole:
     founds_mesh = True
     token_use = "where you want the API, run `meshd serve --model FILE --join TOKEN`, with this token"
     what_now = "this node is in the mesh, and lends its devices to each node that runs `meshd serve`"
+
+    def check_certified(self, roles: frozenset[Role]) -> None:
+        """Require the role `work`. Raises UserError."""
+        check_may_work(roles)
 
     def wanted(self, config: Config) -> Sequence[Wanted]:
         """Return the models to fetch: those given by name."""
@@ -61,10 +66,12 @@ class ClaimedWorker:
     hashes: HashCache
     held: contextlib.ExitStack
     files: Sequence[ModelFile] = ()
+    pause: Pause = field(default_factory=Pause)
+    """It holds while models are fetched, and from the worker's first moment on."""
 
     def while_fetching(self, fetching: FetchingRole) -> BuiltRole:
         """Return the role that fetches, which lends nothing yet and can be paused."""
-        return BuiltRole(fetching, pause=Pause())
+        return BuiltRole(fetching, pause=self.pause)
 
     async def fetched(self, config: Config) -> None:
         """Open the model files. Raises UserError."""
@@ -76,9 +83,8 @@ class ClaimedWorker:
         self.config, self.files = config, files
 
     async def build(self, runtime: RoleRuntime, member: MemberNode) -> BuiltRole:
-        """Build the worker. Raises MeshdError if this node may not lend devices."""
+        """Build the worker. Raises MeshdError if it cannot run here."""
         # The worker.
-        check_may_work(member.membership.roles)
         lent = self.config.worker
         options = WorkerOptions(
             devices=lent.devices,
@@ -86,7 +92,7 @@ class ClaimedWorker:
             threads=lent.threads,
             machine=machine_id(member.membership.mesh.raw),
         )
-        worker = Worker(runtime, self.files, options, self.store)
+        worker = Worker(runtime, self.files, options, self.store, self.pause)
         await worker.prepare()
         speeds = device_speeds(runtime, options.cpu_threads)
         # Its answers about capacity.
@@ -103,4 +109,4 @@ class ClaimedWorker:
                 ((server.lease, server.turns) for server in worker.servers), peer, lease_id, spans
             ),
         )
-        return BuiltRole(worker, pause=worker.pause, lendable=worker.lendable, speeds=speeds)
+        return BuiltRole(worker, pause=self.pause, lendable=worker.lendable, speeds=speeds)

@@ -77,14 +77,12 @@ class OwnAnswers:
     @property
     def _listed(self) -> list[ListedModel]:
         found = [model.upstream for model in self._models.all]
-        loaded = {status.name for status in self._models.statuses if status.state is ModelState.READY}
+        states = {status.name: status.state for status in self._models.statuses}
         return [
             ListedModel(
                 upstream.model_name,
                 upstream.facts,
-                upstream.model_name in loaded
-                if self._models.on_demand
-                else upstream.readiness.state is ModelState.READY,
+                states.get(upstream.model_name, upstream.readiness.state),
             )
             for upstream in found
             if upstream.model_name

@@ -219,6 +219,8 @@ class Roster:
         """Return why it may not be asked at all; None if it may."""
         if not self._may_lend(peer):
             return f"{peer.name} cannot lend its devices (it lacks the role `work`)"
+        if peer.fetching:
+            return f"{peer.name} is fetching a model"
         if peer.paused:
             return f"{peer.name} is paused (`meshd resume` there ends that)"
         if not self._is_meant(peer):

@@ -23,7 +23,8 @@ MAX_CAPABILITIES = 32
 MAX_CAPABILITY_BYTES = 256
 KEPT_RECORDS = 512  # as they were read; 4 KiB each at most
 
-PAUSED_MARK = "paused"  # capability of a node that lends nothing for now
+PAUSED_MARK = "paused"  # capability of a node that lends nothing for now, whose value says why:
+BY_USER, BY_FETCH = "1", "fetching"
 LEFT = MappingProxyType({"left": "1"})  # capabilities of the last record of a node that leaves the mesh
 
 _CONTEXT = "meshd record v1"
@@ -58,8 +59,13 @@ class PeerRecord:
 
     @property
     def is_paused(self) -> bool:
-        """True if its user has paused it: it lends nothing."""
+        """True if it lends nothing for now: its user has paused it, or it is fetching a model."""
         return PAUSED_MARK in self.capabilities
+
+    @property
+    def is_fetching(self) -> bool:
+        """True if it lends nothing before its models are here."""
+        return self.capabilities.get(PAUSED_MARK) == BY_FETCH
 
     def encode(self) -> bytes:
         """Return at most 4 KiB."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from meshd.base.errors import UserError
 from meshd.library.interface import NotTheSame, ReportProgress
-from meshd.library.pulled_models import add_name, is_pulled, notes_of
+from meshd.library.pulled_models import add_name, is_pulled, names_of, notes_of
 from meshd.model.model_name import HubName, hub_name_of
 from meshd.store.hash_cache import FileState
 from meshd.store.piece_cache import PieceCache
@@ -35,7 +35,7 @@ def keep_pulled(
     try:
         return adopt(name, paths, hub, cache, report)[0]
     except NotTheSame as error:
-        tell(f"{error.what}; it was removed")
+        tell(f"{error.what}; it was removed" if not paths[0].exists() else error.what)
         return None
     except (UserError, OSError) as error:
         tell(f"not compared with the hash that Hugging Face promises: {error}")
@@ -46,7 +46,9 @@ def keep_pulled(
 def adopt(name: HubName, paths: Sequence[Path], hub: Path, cache: Path, report: ReportProgress) -> list[Path]:
     """Return the files in Hugging Face's cache, at `hub`; `cache` is meshd's.
 
-    Raises NotTheSame, after removing the files, and UserError if the hub cannot be reached; then they stay.
+    If they were also pulled under another name they stay here, too, because somebody may use them. Raises
+    NotTheSame, after removing the files unless they have another name, and UserError if the hub cannot be
+    reached; then they stay.
     """
     from meshd.library.download import adopt_files  # huggingface_hub: half a second to import
 
@@ -67,6 +69,7 @@ def adopt(name: HubName, paths: Sequence[Path], hub: Path, cache: Path, report: 
     except NotTheSame:
         _drop(paths)
         raise
+    _drop(paths)
     # The same files keep their hashes.
     after = [FileState.at(path) for path in adopted]
     if all(old.inode == new.inode and old.size == new.size for old, new in zip(before, after, strict=True)):
@@ -75,12 +78,13 @@ def adopt(name: HubName, paths: Sequence[Path], hub: Path, cache: Path, report: 
                 hashes.save(state, header, known)
         if index is not None:
             pieces.save(after, index)
-    _drop(paths)
     return adopted
 
 
 def _drop(paths: Sequence[Path]) -> None:
-    """Remove the rest of the folder of a model that has moved."""
+    """Remove the folder of a model, unless it has a name of its own here."""
+    if any(not isinstance(name, HubName) for name in names_of(paths)):
+        return
     with suppress(OSError):
         for path in (*paths, *notes_of(paths)):
             path.unlink(missing_ok=True)

@@ -40,6 +40,7 @@ from meshd.model.gguf import read_header
 from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX, SHARD, GgufFile, GgufModel, choose, models_in
 from meshd.model.model_name import HubName
 
+_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK)  # files are copied there
 _FETCHES = 2  # a file that arrives with a wrong hash is fetched once more
 _LOOK_SECONDS = 0.2  # how often a waiting download checks whether the other one is done
 _SPACE_CHECK_BYTES = 16 << 20
@@ -81,7 +82,7 @@ def download(name: HubName, cache: Path, report: ReportProgress) -> tuple[GgufMo
 
 @closed_afterwards()
 def adopt_files(name: HubName, paths: Sequence[Path], cache: Path, report: ReportProgress) -> list[Path]:
-    """Move files from elsewhere into the cache if they equal the repository's files.
+    """Link files from elsewhere into the cache if they equal the repository's files.
 
     Raises NotTheSame if they differ, UserError if the hub cannot be reached.
     """
@@ -169,14 +170,14 @@ class Repository:
         )
 
     def adopt(self, file: HubFile, path: Path, commit: str) -> Path:
-        """Move a file with the right hash to its place, and return its path in this commit's snapshot."""
+        """Link a file with the right hash to its place, and return its path in this commit's snapshot."""
         blob = self._blob(file)
         blob.parent.mkdir(parents=True, exist_ok=True)
         if not blob.exists():
             try:
-                path.replace(blob)
+                blob.hardlink_to(path)
             except OSError as error:
-                if error.errno != errno.EXDEV:
+                if error.errno not in _NO_LINKS:
                     raise
                 self.check_space([file])
                 shutil.copyfile(path, _part_of(blob))

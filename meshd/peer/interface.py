@@ -80,7 +80,8 @@ class PeerStatus:
     grace: int = 0  # seconds that its session survives without a link
     stopped: str = ""  # its message when it said goodbye; empty once it is back
     gone: str = ""  # why its process is known to have ended without a goodbye; empty once it is back
-    paused: bool = False  # it lends nothing for now, because its user has paused it
+    paused: bool = False  # it lends nothing for now: its user has paused it, or it fetches its model
+    fetching: bool = False  # it is paused because its models are not here yet
 
     @property
     def is_here(self) -> bool:

@@ -13,7 +13,7 @@ from meshd.base import log
 from meshd.base.errors import LocalProtocolError, MeshdError
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.membership import Chain
-from meshd.identity.record import LEFT, PAUSED_MARK, PeerRecord
+from meshd.identity.record import BY_FETCH, BY_USER, LEFT, PAUSED_MARK, PeerRecord
 from meshd.link.interface import Link
 from meshd.mux.events import Code
 from meshd.wire.address import Candidate
@@ -111,6 +111,7 @@ class LocalMember:
         self._save = save
         self.has_left = False
         self._paused = paused
+        self._fetching = False
         number = numbers.take()
         if number is None:
             raise LocalProtocolError("no number is left for a first record")
@@ -139,6 +140,12 @@ class LocalMember:
     def pause(self, *, paused: bool) -> None:
         """Tell all peers whether this node lends nothing for now."""
         self._paused = paused
+        if self._renew():
+            self._mesh.record_changed()
+
+    def fetches(self, *, fetching: bool) -> None:
+        """Tell everybody whether this node lends nothing before its models are here."""
+        self._fetching = fetching
         if self._renew():
             self._mesh.record_changed()
 
@@ -195,4 +202,5 @@ class LocalMember:
         )
 
     def _capabilities(self) -> Mapping[str, str]:
-        return {**self._reach.capabilities(), **({PAUSED_MARK: "1"} if self._paused else {})}
+        why = BY_USER if self._paused else BY_FETCH if self._fetching else ""
+        return {**self._reach.capabilities(), **({PAUSED_MARK: why} if why else {})}

@@ -248,6 +248,7 @@ class PeerMesh:
             faults=faults,
             last_fault=last_fault,
             paused=record is not None and record.is_paused,
+            fetching=record is not None and record.is_fetching,
         )
 
     def _with_presence(self, status: PeerStatus) -> PeerStatus:

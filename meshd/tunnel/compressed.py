@@ -1,7 +1,7 @@
 """A mesh stream whose bytes cross compressed (wire/compressed.py), in both directions; else as any Stream.
 
-Both ends must know of it: the opener of the stream says so in its metadata (`COMPRESSED`), and only to a
-peer that announced it.
+Both ends must know of it: the opener of the stream says so in its metadata, and only to a peer that announced
+it. The opener also says whether floats are compressed, as it alone has judged the path.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,16 +9,22 @@ from collections.abc import Callable, Mapping
 from meshd.base.errors import EndOfStream, RemoteProtocolError
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import MetadataValue, Stream
-from meshd.wire.compressed import Decoder, Encoder
+from meshd.wire.compressed import Compression, Decoder, Encoder
 
 COMPRESSED_VERSION = 1  # of the frames
 COMPRESSED: Mapping[str, MetadataValue] = {"compressed": COMPRESSED_VERSION}  # the metadata of such a stream
+# The same of one on which neither end compresses floats. A node that does not know it compresses its own,
+# which is slower and understood.
+REPEATS_ONLY: Mapping[str, MetadataValue] = {**COMPRESSED, "repeats": 1}
+METADATA: Mapping[Compression, Mapping[str, MetadataValue]] = {
+    Compression.NOTHING: {},
+    Compression.REPEATS: REPEATS_ONLY,
+    Compression.ALL: COMPRESSED,
+}
 
 
 def as_agreed(stream: Stream) -> Stream:
-    """Return `stream`, decompressed if its metadata says that it is compressed. Raises
-    RemoteProtocolError.
-    """
+    """Return `stream`, compressed as its metadata says. Raises RemoteProtocolError."""
     version = stream.metadata.get("compressed")
     if version is None:
         return stream
@@ -27,7 +33,7 @@ def as_agreed(stream: Stream) -> Stream:
             f"a stream is compressed in an unknown way ({version!r}, expected {COMPRESSED_VERSION})",
             code="compressed",
         )
-    return CompressedStream(stream)
+    return CompressedStream(stream, floats=not stream.metadata.get("repeats"))
 
 
 class CompressedStream:

@@ -13,7 +13,7 @@ from meshd.base.wakeful_loop import WakefulLoop
 from meshd.identity.keys import PeerId
 from meshd.mux.events import Code
 from meshd.peer.interface import Mesh, MetadataValue, Stream
-from meshd.tunnel.compressed import COMPRESSED, CompressedStream, as_agreed
+from meshd.tunnel.compressed import METADATA, as_agreed
 from meshd.tunnel.interface import Flow, Inspector, TunnelStatus
 from meshd.tunnel.local import LocalSocket
 from meshd.tunnel.on_demand import open_on_demand
@@ -99,16 +99,13 @@ class JoinedTunnel:
             self._streams = 0
 
     async def _open(self, end: socket.socket) -> Stream:
-        how = self._compresses()
-        metadata = {**self._metadata, **(COMPRESSED if how is not Compression.NOTHING else {})}
+        metadata = {**self._metadata, **METADATA[self._compresses()]}
         try:
             stream = await open_on_demand(self._mesh, self._peer, self._service, metadata=metadata)
         except BaseException:
             end.close()
             raise
-        if how is Compression.NOTHING:
-            return stream
-        return CompressedStream(stream, floats=how is Compression.ALL)
+        return as_agreed(stream)
 
     def close(self) -> None:
         """Release `end` if `serve` was never run. Idempotent."""

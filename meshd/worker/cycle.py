@@ -80,7 +80,9 @@ class Worker:
         files: Sequence[WeightsFile],
         options: WorkerOptions,
         store: ContentStore | None = None,
+        pause: Pause | None = None,
     ) -> None:
+        """Take leases from now on, unless `pause` is on."""
         native, run_to_end, paths = runtime.native, runtime.processes.run_to_end, runtime.paths
         self._runtime = runtime
         self._files = KnownFiles(files, store)
@@ -98,7 +100,7 @@ class Worker:
         self._given_back = asyncio.Event()  # set when the next of these leases has given its memory back
         self._asking: Counter[PeerId] = Counter()
         self._logs: deque[int] = deque(range(1, MAX_LEASES + 1))
-        self.pause = Pause()
+        self.pause = pause or Pause()
         self._missing = MissingWeights(runtime.from_members, self._files, self.pause)
         runtime.mesh.handle(LEASE_SERVICE, self._serve_lease, allow=self._may_lease)
 

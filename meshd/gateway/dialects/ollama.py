@@ -20,6 +20,7 @@ from meshd.gateway.events import answer_timings
 from meshd.gateway.failure import Failure, invalid
 from meshd.gateway.interface import AnswerTimings
 from meshd.model.served_facts import ServedFacts
+from meshd.model.status import ModelState
 
 _NANOSECONDS = 1_000_000_000
 NDJSON = "application/x-ndjson"
@@ -292,12 +293,17 @@ class ListedModel:
 
     name: str
     facts: ServedFacts
-    is_loaded: bool = True
+    state: ModelState = ModelState.READY
 
 
 def tags(models: Sequence[ListedModel]) -> dict[str, object]:
-    """Answer `GET /api/tags`."""
-    return {"models": [{**_row(model), "modified_at": timestamp(model.facts.created)} for model in models]}
+    """Answer `GET /api/tags`. `state` is not Ollama's."""
+    return {
+        "models": [
+            {**_row(model), "modified_at": timestamp(model.facts.created), "state": str(model.state)}
+            for model in models
+        ]
+    }
 
 
 def running(models: Sequence[ListedModel]) -> dict[str, object]:
@@ -307,7 +313,7 @@ def running(models: Sequence[ListedModel]) -> dict[str, object]:
         for model in models
     ]
     rows = zip(models, more, strict=True)
-    return {"models": [{**_row(model), **row} for model, row in rows if model.is_loaded]}
+    return {"models": [{**_row(model), **row} for model, row in rows if model.state is ModelState.READY]}
 
 
 def shown(model: ListedModel) -> dict[str, object]:

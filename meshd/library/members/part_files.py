@@ -33,6 +33,14 @@ _HEADERS_FOLDER = ".headers"  # in the cache
 _OLD_SECONDS = 24 * 3600.0
 
 
+class PulledAlready(UserError):
+    """Somebody else pulls the same content into this folder; `lock` is held until that has ended."""
+
+    def __init__(self, what: str, *, hint: str, lock: Path) -> None:
+        super().__init__(what, hint=hint)
+        self.lock = lock
+
+
 class PartFiles:
     """The files of one pull, named `names`. Blocking, for one thread at a time; `close` waits for a write.
 
@@ -74,9 +82,10 @@ class PartFiles:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UserError(
+                raise PulledAlready(
                     f"`{self._names[0]}` is being pulled into `{self._folder}` already",
                     hint="wait for the other `meshd model pull`",
+                    lock=lock,
                 ) from None
             # The files.
             self._take_names()
@@ -200,6 +209,21 @@ class PartFiles:
 def lock_of(part: Path) -> Path:
     """Return the file whose lock marks a running pull into this folder."""
     return part.with_name(f"{part.name}.lock")
+
+
+def is_locked(lock: Path) -> bool:
+    """Say whether somebody pulls into the folder of this lock. Raises OSError if it cannot be opened."""
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _has_data(descriptor: int, offset: int, length: int) -> bool:

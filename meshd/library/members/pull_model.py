@@ -19,7 +19,7 @@ from meshd.library.interface import StoredModel
 from meshd.library.members.ask_models import MemberModels, ask_members, ask_pieces
 from meshd.library.members.fetch import OTHER_FILE, Fetch, Holder
 from meshd.library.members.offers import MemberOffer, ambiguous, fitting_offers
-from meshd.library.members.part_files import PartFiles
+from meshd.library.members.part_files import PartFiles, PulledAlready, is_locked
 from meshd.library.members.piece_plan import PiecePlan
 from meshd.library.pulled_models import add_name, is_of_members, names_of, note_names
 from meshd.model.gguf_names import file_names
@@ -33,6 +33,7 @@ from meshd.store.piece_cache import PieceCache
 from meshd.wire.models import ToldModel
 
 _LOOKED_AT = 64  # pieces hashed in one step
+_LOOK_SECONDS = 0.5  # between two looks at whether another pull has ended
 _JOIN_SECONDS = 10.0  # how long to wait for members that must read their file first
 LOG = log.get("library")
 
@@ -181,6 +182,8 @@ class ModelPull:
                 async with fetch:
                     if await self._pull(fetch):
                         break
+            except PulledAlready as error:
+                await self._until_free(error)
             except UserError as error:
                 at_fault = self._at_fault(error, fetch)
                 if not at_fault:
@@ -189,6 +192,15 @@ class ModelPull:
                 if failed is None or isinstance(failed, HoldersLost | UnusableContent):
                     failed = error  # a fault here says more than the members' lack
         self.state.step = PullStep.DONE
+
+    async def _until_free(self, taken: PulledAlready) -> None:
+        """Wait for another pull of the same content, of whatever name: what it leaves is used then."""
+        self.state.step, self.state.activity = PullStep.ASKING, f"waiting for another pull: {taken.what}"
+        look = functools.partial(is_locked, taken.lock)
+        with suppress(OSError):  # told again by who opens it
+            while await in_thread(look):  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(_LOOK_SECONDS)
+        self.state.activity = ""
 
     def _at_fault(self, error: UserError, fetch: Fetch) -> set[PeerId]:
         """Return the members to exclude, so that the others may succeed; empty if that cannot help.

@@ -118,6 +118,8 @@ def test_what_is_waited_for_decides_what_is_to_be_done() -> None:
     assert hint(peer(), few).startswith("start the workers that it waits for")
     paused = hint(peer(paused=True), f"{few}; garage is paused (`meshd resume` there ends that)")
     assert paused.startswith("run `meshd resume` on garage")
+    fetching = hint(peer(paused=True, fetching=True), f"{few}; garage is fetching a model")
+    assert fetching.startswith("wait until garage has its model")
     alone = hint(lambda status: replace(status, peers=()), few)
     for word in ("`meshd worker --join TOKEN`", "`meshd invite`", "`--min-workers 0`"):
         assert word in alone

@@ -7,23 +7,27 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from meshd.admin.models_api import PullRequest
 from meshd.base.errors import UserError
 from meshd.base.tasks import cancel_and_wait
 from meshd.config import Config, ModelConfig, NodeConfig, Paths, ServeConfig, WorkerConfig
 from meshd.daemon import fetching
 from meshd.daemon.fetching import Fetching, with_paths
-from meshd.daemon.fetching_api import ModelsOnceFetched
 from meshd.daemon.role_kind import Wanted
 from meshd.daemon.roles import ROLES
-from meshd.gateway.interface import ModelWish
-from meshd.gateway.request import OneModel, PlainModel
-from meshd.model.status import FetchStatus, ModelState
-from meshd.peer.interface import PeerState
+from meshd.library.members import fetch
+from meshd.model.piece_index import PIECE_BYTES, PieceIndex
+from meshd.model.status import FetchStatus
+from meshd.peer.interface import PeerState, Stream
+from meshd.peer.messages import MessageStream
+from meshd.wire.models import NoPieces, ReadingModel, ToldModel
+from meshd.wire.pieces import GONE
 
 from tests.conformance.run import run, until
 from tests.hub_server import Hub, taken_for_hub
-from tests.unit.daemon.test_models import exchange
+from tests.unit.daemon.test_models import ended, exchange
 from tests.unit.library.members.exchange_scene import NAME, Scene, big, scene
+from tests.unit.library.members.test_hostile_members import lies_about, says
 from tests.unit.library.models import tiny
 
 HUB_NAME = "hf:me/Far-GGUF:Q8_0"
@@ -204,6 +208,71 @@ def test_what_no_member_has_is_downloaded(tmp_path: Path, hub: Hub) -> None:
     run(main())
 
 
+async def _reads_forever(stream: Stream) -> None:
+    messages = MessageStream(stream)
+    while True:
+        await messages.send(ReadingModel("0 %").encode())
+        await asyncio.sleep(0.01)
+
+
+async def _has_nothing(stream: Stream) -> None:
+    await MessageStream(stream).send(NoPieces("it changed its mind").encode())
+    stream.write_eof()
+
+
+@pytest.mark.parametrize("lie", ["bytes", "gone", "stalls", "nothing", "reads", "size", "two"])
+def test_no_member_keeps_a_model_of_the_hub_from_being_downloaded(
+    tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch, lie: str
+) -> None:
+    """One says that it has it, and then gives something else, or never anything."""
+    hub.repositories = {"me/Far-GGUF": {"far-Q8_0.gguf": tiny()}}
+    monkeypatch.setattr(fetch, "_SILENT_SECONDS", 0.3)
+    monkeypatch.setattr(fetching, "_ASKING_SECONDS", 0.5)
+    size = 1 << 39 if lie == "size" else len(big())
+    give, index = lies_about(big())
+    if lie == "size":
+        index = PieceIndex((size,), bytes(32) * (size // PIECE_BYTES))
+    told = ToldModel(bytes(16), ("far-Q8_0", HUB_NAME), size, quant="Q8_0")
+
+    async def gone(stream: Stream) -> None:
+        await stream.write(GONE)
+
+    async def stalls(_stream: Stream) -> None:
+        await asyncio.Event().wait()
+
+    gives = {"gone": gone, "stalls": stalls}.get(lie, give)
+    pieces = {"reads": _reads_forever, "nothing": _has_nothing}.get(lie)
+
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            says(it.mute("liar"), told, index, gives, pieces=pieces)
+            if lie == "two":
+                other, other_index = lies_about(tiny(fill=3))
+                says(it.mute("other"), replace(told, size=other_index.size), other_index, other)
+            seen: list[FetchStatus] = []
+            path = path_of(await fetched(it, tmp_path, HUB_NAME, seen=seen))
+            assert path.read_bytes() == tiny() and "huggingface/hub" in str(path)
+            assert seen[-1].source == "download" and "members" in {one.source for one in seen}
+
+    run(main())
+
+
+def test_where_nobody_gives_a_model_of_the_hub_all_is_told(tmp_path: Path, hub: Hub) -> None:
+    hub.repositories = {}
+
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            give, index = lies_about(big())
+            told = ToldModel(bytes(16), ("far-Q8_0", HUB_NAME), len(big()), quant="Q8_0")
+            says(it.mute("liar"), told, index, give)
+            with pytest.raises(
+                UserError, match=r"no repository `me/Far-GGUF`.*; no member gives .*liar: piece"
+            ):
+                await fetched(it, tmp_path, HUB_NAME)
+
+    run(main())
+
+
 def test_a_download_ends_when_the_node_is_stopped_and_goes_on_later(tmp_path: Path, hub: Hub) -> None:
     hub.repositories = {"me/Far-GGUF": {"far-Q8_0.gguf": big()}}
     hub.pause, hub.mark = 0.02, 2 << 20
@@ -242,6 +311,33 @@ def test_a_pull_ends_when_the_node_is_stopped(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("how", ["done", "stopped", "beside"])
+def test_a_users_pull_of_the_same_content_under_another_name_ends_nothing(tmp_path: Path, how: str) -> None:
+    """The node waits for a pull that was begun before its own, and takes what that leaves."""
+
+    async def main() -> None:
+        async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
+            giver = it.giver("a")
+            giver.has(big())
+            config = config_in(tmp_path, f"mesh:{NAME}")
+            work = Fetching(config, ROLES["serve"].wanted(config), it.taker, models)
+            user = PullRequest(name=f"{NAME}.gguf", rate=4 << 20)
+            pull = models.start(user)
+            if how != "beside":
+                await until(lambda: models.progress(pull.id).step == "fetching")
+            task = asyncio.create_task(work.run())
+            if how == "stopped":
+                await until(lambda: work.now.activity.startswith("waiting for"))
+                models.stop(pull.id)
+            path = path_of(await task)
+            assert path.read_bytes() == big()
+            reply = await ended(models, models.progress(pull.id))
+            assert reply.error == ("it was stopped" if how == "stopped" else "")
+            assert path.read_bytes() == big() and len(list((tmp_path / "taker").rglob("*.gguf"))) == 1
+
+    run(main())
+
+
 def test_what_a_role_wants_and_where_its_paths_go(tmp_path: Path) -> None:
     config = config_in(tmp_path, "a", "b")
     tables = (ModelConfig(name="m", serve=replace(config.serve, draft_model="d", fallback_models=())),)
@@ -269,24 +365,3 @@ def test_a_header_is_served_without_devices(tmp_path: Path, file: str) -> None:
     is_header = file.endswith(".header")
     assert (serve.model, serve.header_only) == (tmp_path / file, is_header)
     assert serve.devices == (("none",) if is_header else ())
-
-
-def test_the_api_says_how_far_it_is_and_then_asks_the_model() -> None:
-    now = FetchStatus(
-        name="far",
-        step="fetching",
-        activity="fetching far from desk",
-        done_bytes=10**9,
-        total_bytes=4 * 10**9,
-        bytes_s=1e8,
-    )
-    models = ModelsOnceFetched(lambda: now, on_demand=False)
-    said = models.readiness
-    assert (said.state, said.progress, said.retry_after) == (ModelState.FETCHING, 0.25, 30)
-    assert said.reason == "`far`: fetching far from desk: 1.0 GB of 4.0 GB, 100.0 MB/s, 30 s left"
-    assert [one.upstream.model_name for one in models.all] == ["far"]
-    late = models.find(ModelWish("far"))
-    assert late is not None and late.upstream.slots is None and run(late.turn().begin()) == said
-    there = OneModel(late.upstream)
-    models.come(there)
-    assert models.only is there.only and isinstance(models.only, PlainModel)

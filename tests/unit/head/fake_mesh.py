@@ -30,6 +30,7 @@ class FakeMesh:
         self.native = NATIVE
         self.says_banned = self.stopped = ""
         self.paused = False
+        self.fetching = False
         self.paths: tuple[PathStatus, ...] = ()
         self.native = NATIVE
         self.version = 0
@@ -53,6 +54,7 @@ class FakeMesh:
                 says_banned=other.says_banned,
                 stopped=other.stopped,
                 paused=other.paused,
+                fetching=other.fetching,
             )
             for other in self.net.meshes.values()
             if other is not self

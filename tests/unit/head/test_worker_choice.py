@@ -207,6 +207,17 @@ def seen(roster: Roster) -> dict[str, str]:
     }
 
 
+def test_one_that_fetches_is_not_called_paused() -> None:
+    async def main() -> None:
+        async with Owner() as owner:
+            it = Ready(owner)
+            it.meshes["b"].paused = it.meshes["b"].fetching = True
+            assert seen(it.roster)["b"] == "excluded: b is fetching a model"
+            owner.cancel()
+
+    run(main())
+
+
 def test_a_plan_sees_whom_the_head_would_ask_and_why_it_asks_no_others() -> None:
     async def main() -> None:
         async with Owner() as owner:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import LocalProtocolError, UserError
-from meshd.library.adopt import adopt
+from meshd.library.adopt import adopt, keep_pulled
 from meshd.library.download import Repository
 from meshd.library.hub_client import HubFile
 from meshd.library.interface import NotHere, NotTheSame
@@ -75,6 +75,23 @@ def test_another_file_is_removed(hub: Hub, stores: Stores, name: str) -> None:
     with pytest.raises(NotTheSame, match="is not the file that Hugging Face has"):
         adopted(NAME, pulled(stores, {name: tiny(fill=7)}), stores)
     assert not list(stores.meshd.rglob("*.gguf")) and not list(stores.hub.rglob("*.gguf"))
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_what_was_pulled_by_another_name_as_well_stays(hub: Hub, stores: Stores, *, same: bool) -> None:
+    """Somebody may run on it: it is linked, or not adopted."""
+    hub.repositories["me/Tiny-GGUF"] = {"t-Q8_0.gguf": tiny() if same else tiny(fill=7)}
+    [pulled_path] = paths = pulled(stores, {"t-Q8_0.gguf": tiny()})
+    add_name(MeshName("t-Q8_0"), paths)
+    said: list[str] = []
+    name, cache = "hf:me/Tiny-GGUF:Q8_0", stores.meshd.parent
+    kept = keep_pulled(name, paths, stores.hub, cache, lambda _: None, said.append)
+    assert pulled_path.read_bytes() == tiny()
+    assert Resolver(stores, lambda _: None).get("mesh:t-Q8_0").paths == (pulled_path,)
+    if same:
+        assert kept is not None and kept.is_relative_to(stores.hub) and kept.samefile(pulled_path)
+    else:
+        assert kept is None and "removed" not in said[0]
 
 
 @pytest.mark.parametrize(

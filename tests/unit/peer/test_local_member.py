@@ -186,3 +186,19 @@ def test_peers_are_told_that_it_is_paused_and_that_it_is_not() -> None:
     rig.local.pause(paused=False)
     assert rig.mesh.told == ["record", "record", "nat", "record"]
     assert "paused" not in rig.local.record.capabilities
+
+
+def test_peers_are_told_why_it_lends_nothing_and_its_user_comes_first() -> None:
+    rig = Rig()
+
+    def said() -> tuple[bool, bool]:
+        return rig.local.record.is_paused, rig.local.record.is_fetching
+
+    rig.local.fetches(fetching=True)
+    assert said() == (True, True), "a node that knows no more takes it for paused"
+    rig.local.pause(paused=True)
+    assert said() == (True, False)
+    rig.local.pause(paused=False)
+    assert said() == (True, True), "it is resumed, and fetches still"
+    rig.local.fetches(fetching=False)
+    assert said() == (False, False)

@@ -112,7 +112,7 @@ class FarMesh:
         self.error = error
         self.opened: list[tuple[PeerId, str, Mapping[str, MetadataValue]]] = []
         self.window, self.most = 256 << 10, 64 << 10
-        self._ports: list[Port] = []
+        self.ports: list[Port] = []  # of each stream the near end's, then the far end's
 
     def peers(self) -> Sequence[PeerStatus]:
         return ()
@@ -127,7 +127,7 @@ class FarMesh:
             raise self.error
         self.opened.append((peer, service, metadata))
         near, far, *ports = streams(window=self.window, most=self.most, metadata=metadata)
-        self._ports += ports
+        self.ports += ports
         self._handler(far)
         return near
 

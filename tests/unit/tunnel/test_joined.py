@@ -1,7 +1,9 @@
 """A socketpair joined to one stream, by the side that opens it and by the one that gets it."""
 
 import asyncio
+import random
 import socket
+import struct
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
@@ -52,6 +54,14 @@ class Joined:
 
     async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection(sock=self.child)
+
+
+class Link:
+    """A mesh whose streams are given to whoever waits for them at the far end."""
+
+    def __init__(self) -> None:
+        self.opened: asyncio.Queue[Stream] = asyncio.Queue()
+        self.mesh = FarMesh(self.opened.put_nowait)
 
 
 @asynccontextmanager
@@ -196,6 +206,48 @@ def test_what_came_as_a_stream_is_joined_too(metadata: Mapping[str, MetadataValu
             assert await reader.read() == b""
             await task
             writer.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("how", [Compression.REPEATS, Compression.ALL])
+@pytest.mark.parametrize("answers", [False, True])
+def test_both_ends_compress_floats_only_where_the_opener_said_so(how: Compression, answers: bool) -> None:
+    """The opener judges the path: the end that answers sends as many floats, and pays as much for each."""
+
+    async def main() -> None:
+        rng = random.Random(5)
+        floats = struct.pack("<40000f", *(rng.gauss(0, 1) for _ in range(40_000)))
+        async with Owner() as owner:
+            link = Link()
+            ours, child = socket.socketpair()
+            tunnel = JoinedTunnel(
+                mesh=link.mesh,
+                peer=PEER,
+                service="rpc",
+                metadata={},
+                end=ours,
+                endpoint="0",
+                inspector=Unwatched(),
+                on_broken=lambda _error: None,
+                compresses=lambda: how,
+            )
+            owner.start(tunnel.serve(), name="tunnel")
+            there, far_child = socket.socketpair()
+            far = await link.opened.get()
+            owner.start(join(far, there, inspector=Unwatched(), on_broken=lambda _error: None), name="join")
+            reader, writer = await asyncio.open_connection(sock=child)
+            far_reader, far_writer = await asyncio.open_connection(sock=far_child)
+            source, sink = (far_writer, reader) if answers else (writer, far_reader)
+            source.write(bytes(200_000) + floats)
+            assert await sink.readexactly(200_000 + len(floats)) == bytes(200_000) + floats
+            near_port, far_port = link.mesh.ports
+            crossed = len((far_port if answers else near_port).sent)
+            assert crossed < len(floats) + 10_000, "what repeats itself is compressed either way"
+            assert (crossed < 0.94 * len(floats)) is (how is Compression.ALL)  # of all floats 0.87
+            writer.close()
+            far_writer.close()
+            owner.cancel()
 
     run(main())
 

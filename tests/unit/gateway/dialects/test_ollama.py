@@ -24,6 +24,7 @@ from meshd.gateway.dialects.ollama import (
 )
 from meshd.gateway.failure import Failure, HttpRefusal
 from meshd.model.served_facts import ServedFacts
+from meshd.model.status import ModelState
 
 FACTS = RequestFacts("0123456789abcdef01234567", 1_700_000_000, "tiny")
 HEAD = {"model": "tiny", "created_at": "2023-11-14T22:13:20Z"}
@@ -347,9 +348,10 @@ def test_models_are_described_as_ollama_does() -> None:
         "quantization_level": "Q4_K_M",
     }
     row = {"name": "a", "model": "a", "size": 5, "digest": "ab" * 32, "details": details}
-    models = [ListedModel("a", LOADED), ListedModel("b", ServedFacts(trained_context=9), is_loaded=False)]
+    models = [ListedModel("a", LOADED), ListedModel("b", ServedFacts(trained_context=9), ModelState.UNLOADED)]
     listed, other = objects_of(tags(models)["models"])
-    assert listed == {**row, "modified_at": "2023-11-14T22:13:20Z"} and other["name"] == "b"
+    assert listed == {**row, "modified_at": "2023-11-14T22:13:20Z", "state": "ready"}
+    assert (other["name"], other["state"]) == ("b", "unloaded")
     assert running(models)["models"] == [
         {**row, "size_vram": 5, "expires_at": "2318-01-01T00:00:00Z", "context_length": 8192}
     ]

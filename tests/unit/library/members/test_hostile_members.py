@@ -33,6 +33,7 @@ from tests.unit.head.fake_mesh import FakeMesh
 from tests.unit.library.members.exchange_scene import NAME, big, scene
 from tests.unit.library.models import tiny
 
+_HASHES_AT_ONCE = 32 << 10  # bytes of them
 Serve = Callable[[Stream], Awaitable[None]]
 
 
@@ -67,16 +68,22 @@ def lies_about(data: bytes, serve: Serve | None = None) -> tuple[Serve, PieceInd
     return serve or give, index
 
 
-def says(mesh: FakeMesh, told: ToldModel, index: PieceIndex, give: Serve) -> None:
-    """A member that tells of one model."""
+def says(
+    mesh: FakeMesh, told: ToldModel, index: PieceIndex, give: Serve, *, pieces: Serve | None = None
+) -> None:
+    """A member that tells of one model. `pieces`: answers what pieces it has."""
 
     async def answer(stream: Stream) -> None:
         messages = MessageStream(stream)
         if (await messages.receive()).find(b"list") >= 0:
             await messages.send(ModelsTold((told,)).encode())
+        elif pieces is not None:
+            await pieces(stream)
+            return
         else:
             await messages.send(PiecesTold(index.sizes).encode())
-            await messages.send(PieceHashes(index.hashes).encode())
+            for at in range(0, len(index.hashes), _HASHES_AT_ONCE):
+                await messages.send(PieceHashes(index.hashes[at : at + _HASHES_AT_ONCE]).encode())
         stream.write_eof()
 
     mesh.handle(MODELS_SERVICE, answer, allow=lambda _member, _metadata: None)
