@@ -251,6 +251,24 @@ def test_on_loopback_web_sites_stay_out(origin: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("site", "allowed"),
+    [
+        (None, True),
+        ("none", True),
+        (" Same-Origin", True),
+        ("same-site", False),
+        ("cross-site", False),
+        ("Cross-Site", False),
+        ("", False),
+        ("sideways", False),
+    ],
+)
+def test_a_page_of_another_site_is_known_without_an_origin(site: str | None, allowed: bool) -> None:
+    sent = {} if site is None else {"Sec-Fetch-Site": site}
+    assert guard(origins=("http://app.example:3000",)).site_allowed(sent) is allowed
+
+
+@pytest.mark.parametrize(
     ("pattern", "matching", "other"),
     [
         (
