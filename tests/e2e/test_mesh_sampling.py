@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from meshd.admin.status import Status
 from meshd.build.interface import MESH_PROGRAM
 from meshd.build.native import folder_of_ours
 
@@ -12,7 +13,7 @@ from tests.e2e.alone import alone
 from tests.e2e.api_client import Api, generation
 from tests.e2e.models import cache_folder, smollm2
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, play
-from tests.e2e.test_mesh_daemon import crossed
+from tests.soak import drawn
 
 pytestmark = [
     pytest.mark.native,
@@ -30,13 +31,18 @@ LOGITS = 49152 * 4  # bytes of a token
 MOST_BYTES = 8000  # of a token of each stream
 
 
+def crossed(status: Status) -> dict[str, int]:
+    """Bytes on the connections of llama-server, or of a worker's mesh-server to others, by peer."""
+    return {one.peer_name: one.sent_bytes + one.received_bytes for one in status.tunnels}
+
+
 async def text(api: Api, asked: Mapping[str, object]) -> str:
     answer = await api.ask("POST", "/completion", dict(asked))
     assert answer.status == 200, answer
     return str(answer.body["content"])
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", drawn("workers, the last of which chooses", [1, 2], 1, always=()))
 def test_no_logits_cross_and_texts_are_those_of_all_logits(tmp_path: Path, count: int) -> None:
     reference = alone(smollm2(), TOKENS + MORE)
 

@@ -223,30 +223,6 @@ def test_two_workers_take_from_the_head_alone(lan: Lan, tmp_path: Path, give: st
     play(check())
 
 
-@pytest.mark.root
-@pytest.mark.skipif(bool(skip_reason()), reason=skip_reason() or "-")
-def test_what_the_head_alone_gives_is_continued(lan: Lan, tmp_path: Path) -> None:
-    """One of two workers is killed in the middle: it fetches the rest, and nothing again that was whole."""
-
-    async def check() -> None:
-        async with homes_in(tmp_path) as homes:
-            killed, token = await two_on(lan, homes)
-            slow = ("--max-upload", "15MB")  # when `a` is back, `b` must still lack some
-            head = await medium(lan, homes, token, *slow)
-            await until_kept(homes, "a", 40 * MB)
-            assert killed.pid is not None and not fetched(head), "it is not done"
-            os.kill(killed.pid, signal.SIGKILL)
-            homes.fleet.forget(killed)
-            before = kept(homes, "a")
-            await homes.start("a", *APART, prefix=lan.prefix("a"))
-            status = await homes.fleet.ready(head)
-            [load] = [one for one in model_of(status).workers if one.node == "a"]
-            assert sum(fetched(head)["a"].values()) * MB < load.total_bytes - before + 4 * PIECE_BYTES
-            assert model_of(status).weights_network_bytes == 0
-
-    play(check())
-
-
 @pytest.mark.parametrize("name", [f"mesh:{NAME}", NAME])
 def test_a_head_without_the_model_takes_it_from_members_first(tmp_path: Path, name: str) -> None:
     """`--model` of a node that was never in the mesh, and again when the model is here."""
