@@ -54,6 +54,25 @@ def stays_after(*pieces: bytes) -> Answer:
     return answer
 
 
+def test_models_are_those_of_all_heads_and_each_is_asked_for_its_own() -> None:
+    async def main() -> None:
+        async with scene() as here:
+            one = await here.head("one", says(200, HELLO), model="tiny")
+            async with await here.post(model="gpt-4o") as answer:
+                assert answer.status == 200  # there is but one
+            two = await here.head("two", says(200, HELLO), model="big")
+            assert await here.names() == ["big", "tiny"]
+            for model in ("big", "tiny", "big"):
+                async with await here.post(model=model) as answer:
+                    assert answer.status == 200
+            assert (len(one.asked), len(two.asked)) == (2, 2)
+            async with await here.post(model="gpt-4o") as answer:
+                assert answer.status == 404
+                assert "`big`, `tiny` are" in (await answer.json())["error"]["message"]
+
+    run(main())
+
+
 def test_requests_of_members_take_turns_with_those_of_others() -> None:
     async def main() -> None:
         async with scene() as here:
@@ -138,6 +157,23 @@ def test_it_does_not_go_on_with_other_weights() -> None:
                 streamed = await answer.read()
             assert text_of(streamed) == "The sky " and not two.asked
             assert b'data: {"error"' in streamed and b"`one` broke the answer off" in streamed
+
+    run(main())
+
+
+def test_it_goes_on_nowhere_while_its_weights_are_unknown() -> None:
+    """The model was loaded for this request, and its head has not told its fingerprint yet."""
+
+    async def main() -> None:
+        async with scene() as here:
+            one = await here.head("one", dies_after(chunk("The sky ")))
+            one.models = [ApiModel("tiny", "ready", takes=True)]
+            await until(lambda: [model.fingerprint for model in here.told("one") or ()] == [b""])
+            two = await here.head("two", streams(chunk("other"), DONE), others=1)
+            async with await here.post(stream=True) as answer:
+                streamed = await answer.read()
+            assert text_of(streamed) == "The sky " and not two.asked
+            assert b'data: {"error"' in streamed
 
     run(main())
 

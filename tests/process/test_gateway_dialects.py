@@ -273,6 +273,21 @@ def test_a_llama_server_that_dies_under_the_questions_is_asked_later() -> None:
     play(answer, check)
 
 
+def test_a_template_that_is_answered_with_no_json_takes_what_all_take() -> None:
+    async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/apply-template":
+            return web.Response(text="oops")
+        return await says(200, whole("So"))(server, request)
+
+    async def check(here: World) -> None:
+        messages = [{"role": role, "content": role} for role in ("system", "user", "system")]
+        assert (await here.chat(messages=messages)).status == 200
+        [heard] = here.server.asked()
+        assert [one["role"] for one in heard["messages"]] == ["system", "user"]
+
+    play(answer, check)
+
+
 @pytest.mark.parametrize(("letters", "at_once"), [(1, True), (40_000, False)])
 def test_a_large_body_is_judged_beside_the_loop(
     monkeypatch: pytest.MonkeyPatch, letters: int, at_once: bool
