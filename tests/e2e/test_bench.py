@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -12,6 +13,7 @@ import pytest
 
 from tests.e2e import spaces
 from tests.e2e.models import cache_folder, native, smollm2
+from tests.e2e.test_mesh_compressed import GRAPH_BYTES
 from tests.rules.source import ROOT
 
 pytestmark = [
@@ -80,6 +82,9 @@ def test_the_demo_at_a_distance(tmp_path: Path) -> None:
     assert links["worker-1:"] >= 20
     assert links["worker-2:"] >= 30
     assert "0 bytes of weights sent over the network" in done.stdout
+    load = re.search(r"network +([0-9.]+) kB to load", done.stdout)
+    assert load is not None, done.stdout
+    assert float(load[1]) * 1000 < GRAPH_BYTES, "compressed: that is one part of what crosses, with logits"
 
 
 def test_each_way_of_waiting_answers_and_is_measured(tmp_path: Path) -> None:

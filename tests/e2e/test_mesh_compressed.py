@@ -1,9 +1,5 @@
 """Little on the wire: a long prompt and a load through compressed tunnels, beside stock; in bytes."""
 
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,9 +7,8 @@ from meshd.admin.status import Status
 
 from tests.e2e.alone import alone
 from tests.e2e.crossed import CONTEXT, PROMPT_TOKENS, WIDTH, prompt_bytes, stock_bytes
-from tests.e2e.models import cache_folder, smollm2
-from tests.e2e.nodes import PROMPT, SAME_THREADS, TEST_SECONDS, Fleet, api_of, play
-from tests.e2e.spaces import skip_reason
+from tests.e2e.models import smollm2
+from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, play
 from tests.soak import drawn
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
@@ -97,28 +92,6 @@ def test_a_load_crosses_in_less_than_its_graph(tmp_path: Path) -> None:
             assert crossed["on"] < CONTROL_BYTES + crossed["off"] / 4, crossed
 
     play(check())
-
-
-@pytest.mark.skipif(bool(skip_reason()), reason=skip_reason() or "-")
-def test_the_demo_over_a_distance_is_compressed(tmp_path: Path) -> None:
-    """In a process of its own, which goes into a network namespace and stays there."""
-    smollm2()
-    done = subprocess.run(
-        [sys.executable, "-m", "meshd", "demo", "--latency", "30"],
-        env={
-            **os.environ,
-            "MESHD_HOME": str(tmp_path),
-            "MESHD_CACHE": str(cache_folder()),
-        },
-        capture_output=True,
-        text=True,
-        timeout=TEST_SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = re.search(r"network +([0-9.]+) kB to load", done.stdout)
-    assert found is not None, done.stdout
-    assert float(found[1]) * 1000 < GRAPH_BYTES  # which is one part of what crosses, with logits
 
 
 @pytest.mark.parametrize("when", ["auto", "off"])

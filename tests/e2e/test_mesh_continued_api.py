@@ -5,11 +5,14 @@ import http.client
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from meshd.fleet.node import LocalNode
 from meshd.worker.mesh_server import CHILD_NAME
 
 from tests.e2e.api_client import Api
@@ -144,29 +147,44 @@ def arguments_of(events: list[Event]) -> str:
     return found
 
 
-async def _undisturbed_and_hit(
-    folder: Path, path: str, asked: dict[str, object], *options: str, lost: str = "llama-server"
-) -> tuple[list[Event], list[Event]]:
-    """The events of an answer, and of the same one under which a process was killed."""
-    body = asked | {"stream": True, "cache_prompt": False}
-    async with Fleet(folder) as fleet:
-        token, [worker] = await fleet.workers(smollm2())
-        given = ("--set", "serve.continue_answers=100", *SAME_THREADS, *options, *SAME_BATCHES)
-        head = await fleet.head(smollm2(), *given, token=token)
-        api = api_of(await fleet.ready(head))
-        whole = await asyncio.to_thread(events_of, api, path, body, lambda _: None)
-        at = worker if lost == CHILD_NAME else head
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A head that computes with one worker, and answers all that a test asks."""
+
+    head: LocalNode
+    worker: LocalNode
+    api: Api
+
+    async def undisturbed_and_hit(
+        self, path: str, asked: dict[str, object], *, lost: str = "llama-server"
+    ) -> tuple[list[Event], list[Event]]:
+        """The events of an answer, and of the same one under which a process was killed."""
+        body = asked | {"stream": True, "cache_prompt": False}
+        before = self._losses()
+        whole = await asyncio.to_thread(events_of, self.api, path, body, lambda _: None)
+        at = self.worker if lost == CHILD_NAME else self.head
         pid = child_pid(await at.status(), lost)
 
         def hit(number: int) -> None:
             if number == HIT_AFTER:
                 os.kill(pid, signal.SIGKILL)
 
-        seen = await asyncio.to_thread(events_of, api, path, body, hit)
+        seen = await asyncio.to_thread(events_of, self.api, path, body, hit)
         assert child_pid(await at.status(), lost) != pid
-        log = (head.spec.home / "logs" / "meshd.log").read_text()
-        assert log.count("upstream_lost") == 1, "the answer was over before"
+        assert self._losses() == before + 1, f"{path}: the answer was over before"
         return whole, seen
+
+    def _losses(self) -> int:
+        return (self.head.spec.home / "logs" / "meshd.log").read_text().count("upstream_lost")
+
+
+@asynccontextmanager
+async def served(folder: Path, *options: str) -> AsyncIterator[Served]:
+    async with Fleet(folder) as fleet:
+        token, [worker] = await fleet.workers(smollm2())
+        given = ("--set", "serve.continue_answers=100", *SAME_THREADS, *options, *SAME_BATCHES)
+        head = await fleet.head(smollm2(), *given, token=token)
+        yield Served(head, worker, api_of(await fleet.ready(head)))
 
 
 def _check_one_answer(whole: list[Event], seen: list[Event]) -> None:
@@ -177,35 +195,46 @@ def _check_one_answer(whole: list[Event], seen: list[Event]) -> None:
     assert usage_of(seen) == usage_of(whole)
 
 
-@pytest.mark.parametrize("case", REQUESTS)
-def test_a_client_sees_one_answer(tmp_path: Path, case: str) -> None:
-    whole, seen = play(_undisturbed_and_hit(tmp_path, *REQUESTS[case]))
-    _check_one_answer(whole, seen)
-    assert text_of(whole)
+def test_a_client_sees_one_answer(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with served(tmp_path) as mesh:
+            for case, (path, asked) in REQUESTS.items():
+                whole, seen = await mesh.undisturbed_and_hit(path, asked)
+                print(case)  # noqa: T201
+                _check_one_answer(whole, seen)
+                assert text_of(whole)
+
+    play(check())
 
 
-@pytest.mark.parametrize(
-    ("case", "lost"), [*((case, "llama-server") for case in CALLS), ("chat", CHILD_NAME)]
-)
-def test_a_client_sees_one_call_of_a_tool(tmp_path: Path, case: str, lost: str) -> None:
-    template = ("--chat-template-file", str(TEMPLATE))
-    whole, seen = play(_undisturbed_and_hit(tmp_path, *CALLS[case], *template, lost=lost))
-    _check_one_answer(whole, seen)
-    had = arguments_of(seen[:HIT_AFTER])
-    assert had and len(had) < len(arguments_of(whole)) // 2, "not in the middle of the arguments"
-    assert arguments_of(seen) == arguments_of(whole)
-    arguments = json.loads(arguments_of(seen))
-    assert arguments["city"] in ("Paris", "Rome") and len(arguments["days"]) == 12
+def test_a_client_sees_one_call_of_a_tool(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with served(tmp_path, "--chat-template-file", str(TEMPLATE)) as mesh:
+            for case, lost in [*((case, "llama-server") for case in CALLS), ("chat", CHILD_NAME)]:
+                whole, seen = await mesh.undisturbed_and_hit(*CALLS[case], lost=lost)
+                print(case, lost)  # noqa: T201
+                _check_one_answer(whole, seen)
+                had = arguments_of(seen[:HIT_AFTER])
+                assert had and len(had) < len(arguments_of(whole)) // 2, "not in the middle of the arguments"
+                assert arguments_of(seen) == arguments_of(whole)
+                arguments = json.loads(arguments_of(seen))
+                assert arguments["city"] in ("Paris", "Rome") and len(arguments["days"]) == 12
+
+    play(check())
 
 
 def test_penalties_count_what_was_sent_before_the_loss(tmp_path: Path) -> None:
     """Sampled, so the rest is asked for. With this penalty no token comes twice within the last 64."""
     asked = {"prompt": "The sea, the sea,", "n_predict": 50, "temperature": 1, "return_tokens": True}
-    whole, seen = play(
-        _undisturbed_and_hit(tmp_path, "/completion", asked | {"presence_penalty": 100, "ignore_eos": True})
-    )
-    for events in (whole, seen):
-        tokens = [token for event in events for token in event["tokens"]]
-        assert len(tokens) == 50
-        assert len(set(tokens)) == 50, "it was said before"
-    assert seen[:HIT_AFTER] != whole[:HIT_AFTER], "not sampled"
+
+    async def check() -> None:
+        async with served(tmp_path) as mesh:
+            asked_so = asked | {"presence_penalty": 100, "ignore_eos": True}
+            whole, seen = await mesh.undisturbed_and_hit("/completion", asked_so)
+            for events in (whole, seen):
+                tokens = [token for event in events for token in event["tokens"]]
+                assert len(tokens) == 50
+                assert len(set(tokens)) == 50, "it was said before"
+            assert seen[:HIT_AFTER] != whole[:HIT_AFTER], "not sampled"
+
+    play(check())

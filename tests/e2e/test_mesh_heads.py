@@ -81,20 +81,6 @@ def test_leases_together_stay_within_the_memory_limit(tmp_path: Path) -> None:
     play(check())
 
 
-def test_too_little_memory_is_refused_with_numbers(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            worker = await fleet.worker("worker", "--memory", "16M", model=smollm2())
-            head = await fleet.head(smollm2(), "--device", "none", token=await worker.token())
-            model = model_of(await head.until(lambda s: s.model is not None and s.model.state == "failed"))
-            assert "does not fit" in model.reason
-            assert "16 MiB free" in model.reason
-            assert "weights" in model.reason
-            assert "not even the shortest context fits" in model.reason
-
-    play(check())
-
-
 def test_the_largest_context_that_fits_is_named_and_fits(tmp_path: Path) -> None:
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
@@ -108,19 +94,6 @@ def test_the_largest_context_that_fits_is_named_and_fits(tmp_path: Path) -> None
             fleet.forget(head)
             options = ("--device", "none", "--ctx-size", largest)
             await fleet.ready(await fleet.head(smollm2(), *options, token=token, name="again"))
-
-    play(check())
-
-
-def test_a_head_alone_needs_no_worker(tmp_path: Path) -> None:
-    reference = alone(smollm2(), TOKENS)
-
-    async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            status = await fleet.ready(await fleet.head(smollm2(), "--min-workers", "0", *SAME_THREADS))
-            assert _layers(status) == {"head": 30}
-            assert model_of(status).bytes_per_token == 0
-            assert await api_of(status).complete(PROMPT, TOKENS) == reference
 
     play(check())
 

@@ -3,10 +3,22 @@
 from pathlib import Path
 
 import pytest
+from meshd.bench.llama import arguments_of
 from meshd.fleet.node import LocalNode
 
 from tests.e2e.alone import alone
-from tests.e2e.nodes import PROMPT, SAME_BATCHES, SAME_THREADS, Fleet, api_of, model_of, play
+from tests.e2e.models import stock_text
+from tests.e2e.nodes import (
+    PROMPT,
+    SAME_BATCHES,
+    SAME_THREADS,
+    THREADS,
+    Fleet,
+    api_of,
+    child_pid,
+    model_of,
+    play,
+)
 from tests.e2e.random_models import MODELS, random_model
 from tests.e2e.random_parts import LAYERS
 from tests.soak import SOAK, drawn
@@ -103,6 +115,29 @@ def test_attention_stays_on_the_head_when_a_recurrent_layer_follows_on_a_worker(
             options = ("--tensor-split", f"{LAYERS - 1},1", *SAME_THREADS, *SAME_BATCHES, *ONE_SLOT)
             head = await fleet.head(random_model(HYBRID), *options, token=token)
             assert await _different_texts(fleet, head, HYBRID, devices=2) == []
+
+    play(check())
+
+
+def test_a_windowed_model_needs_no_checkpoints_and_answers_like_one_machine(tmp_path: Path) -> None:
+    """A prompt many times as long as its windows, which keep the whole context; one machine's are short.
+
+    What is computed at once rounds otherwise than it does apart: both have the same micro batches, which the
+    plan would choose by the time that a message takes.
+    """
+    model, prompt = random_model("gemma3"), "one, two, three, " * 100
+    same = ("-c", "8192", "-t", str(THREADS), "-ub", "128", "-ctxcp", "0")
+    reference = stock_text(model, TOKENS, prompt, same)
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, _ = await fleet.workers(model, model)
+            # of several slots the first token has one, whose cells another one's last bits depend on
+            options = ("--device", "none", "--min-workers", "2", *SAME_THREADS, "-np", "1", "-ub", "128")
+            head = await fleet.head(model, *options, token=token)
+            status = await fleet.ready(head)
+            assert "--swa-full" in arguments_of(child_pid(status, "llama-server"))
+            assert await api_of(status).complete(prompt, TOKENS) == reference
 
     play(check())
 

@@ -93,33 +93,6 @@ def test_the_text_is_that_of_one_machine(tmp_path: Path, count: int) -> None:
     play(check())
 
 
-@pytest.mark.parametrize("count", drawn("workers, the last of which chooses", [1, 2, 4], 1, always=()))
-def test_tokens_are_chosen_on_the_last_worker(tmp_path: Path, count: int) -> None:
-    """llama-server's `-bs`: of a token of 49152 logits some numbers come back."""
-    reference = alone(smollm2(), TOKENS)
-
-    async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            token, workers = await fleet.workers(*[smollm2()] * count)
-            options = (
-                "--min-workers",
-                str(count),
-                *HEADLESS,
-                "--set",
-                "serve.output=worker",
-                *SAME_THREADS,
-                "-bs",
-            )
-            head = await fleet.head(smollm2(), *options, token=token)
-            status = await fleet.ready(head)
-            before = await sent_to(workers[-1], head.spec.name)
-            assert await api_of(status).complete(PROMPT, TOKENS) == reference
-            crossed = await sent_to(workers[-1], head.spec.name) - before
-            assert crossed < TOKENS * WIDTH / 2
-
-    play(check())
-
-
 async def said(head: LocalNode, ways: int) -> None:
     """How often its log says that a way is used; never that one is not, for none was asked for then."""
     log = await asyncio.to_thread((head.spec.home / "logs" / "meshd.log").read_text)

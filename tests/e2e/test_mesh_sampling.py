@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from meshd.admin.status import Status
 from meshd.build.interface import MESH_PROGRAM
 from meshd.build.native import folder_of_ours
 
@@ -12,7 +13,6 @@ from tests.e2e.alone import alone
 from tests.e2e.api_client import Api, generation
 from tests.e2e.models import cache_folder, smollm2
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, play
-from tests.e2e.test_mesh_daemon import crossed
 
 pytestmark = [
     pytest.mark.native,
@@ -23,11 +23,25 @@ pytestmark = [
     ),
 ]
 
-OPTIONS = ("--device", "none", "--set", "serve.output=worker", "--set", "links.compress=off")
+OPTIONS = (
+    "--device",
+    "none",
+    "--min-workers",
+    "2",
+    "--set",
+    "serve.output=worker",
+    "--set",
+    "links.compress=off",
+)
 TOKENS, MORE = 16, 48  # of a short answer, and of what a longer one has more
 STREAMS = 4  # slots, without being asked for
 LOGITS = 49152 * 4  # bytes of a token
 MOST_BYTES = 8000  # of a token of each stream
+
+
+def crossed(status: Status) -> dict[str, int]:
+    """Bytes on the connections of llama-server, or of a worker's mesh-server to others, by peer."""
+    return {one.peer_name: one.sent_bytes + one.received_bytes for one in status.tunnels}
 
 
 async def text(api: Api, asked: Mapping[str, object]) -> str:
@@ -36,15 +50,13 @@ async def text(api: Api, asked: Mapping[str, object]) -> str:
     return str(answer.body["content"])
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_no_logits_cross_and_texts_are_those_of_all_logits(tmp_path: Path, count: int) -> None:
+def test_no_logits_cross_and_texts_are_those_of_all_logits(tmp_path: Path) -> None:
     reference = alone(smollm2(), TOKENS + MORE)
 
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
-            token, _workers = await fleet.workers(*[smollm2()] * count)
-            least = ("--min-workers", str(count))
-            head = await fleet.head(smollm2(), *OPTIONS, *least, *SAME_THREADS, token=token)
+            token, _workers = await fleet.workers(smollm2(), smollm2())
+            head = await fleet.head(smollm2(), *OPTIONS, *SAME_THREADS, token=token)
             api = api_of(await fleet.ready(head))
 
             async def cost(*requests: Mapping[str, object]) -> tuple[int, list[str]]:

@@ -13,7 +13,6 @@ from meshd.rpc import mesh_protocol as wire
 from tests.e2e.mesh_rig import CountedPair, Mesh, MeshServer
 from tests.e2e.mesh_server_scene import LONG, LOST, MARKS, found_build, unready_head
 from tests.e2e.models import smollm2, stock_text
-from tests.e2e.random_models import MODELS, random_model
 from tests.native.build import MeshBuild
 from tests.native.suite import count_tests
 
@@ -54,25 +53,6 @@ def test_a_stock_head_answers_as_one_node_does(build: MeshBuild, workers: int, t
         assert mesh.bytes(wire.WRITE) > smollm2().stat().st_size / 2
 
 
-def test_weights_are_loaded_by_content(build: MeshBuild, tmp_path: Path) -> None:
-    with Mesh(build, tmp_path, smollm2(), 2, weights=[smollm2()]) as mesh:
-        assert mesh.messages(wire.LOAD) >= 2
-        loaded = mesh.bytes(wire.WRITE)
-        assert loaded < 1_000_000  # warm-up: masks, positions and states, no weights
-        assert mesh.head.complete() == stock_text(smollm2())
-
-
-def test_what_a_worker_lacks_is_sent(build: MeshBuild, tmp_path: Path) -> None:
-    other = tmp_path / "other.gguf"
-    whole = bytearray(smollm2().read_bytes())
-    whole[-1] ^= 1  # in one tensor
-    other.write_bytes(whole)
-    with Mesh(build, tmp_path, smollm2(), 1, weights=[other]) as mesh:
-        assert mesh.head.complete() == stock_text(smollm2())
-        assert "lacks weights" in mesh.head.output
-        assert mesh.bytes(wire.WRITE) < smollm2().stat().st_size / 2
-
-
 def test_a_worker_that_is_killed_ends_the_head_with_its_reason(build: MeshBuild, tmp_path: Path) -> None:
     with Mesh(build, tmp_path, smollm2(), 2) as mesh:
         mesh.servers[1].process.send_signal(signal.SIGKILL)
@@ -98,13 +78,6 @@ def test_a_worker_whose_head_is_gone_ends(build: MeshBuild, tmp_path: Path) -> N
         pair.head.close()
         assert server.process.wait(60) == 0
     pair.close()
-
-
-@pytest.mark.parametrize("name", sorted(MODELS))
-def test_every_kind_of_model_answers_as_one_node_does(build: MeshBuild, name: str, tmp_path: Path) -> None:
-    model = random_model(name)
-    with Mesh(build, tmp_path, model, 2, weights=[model]) as mesh:
-        assert mesh.head.complete() == stock_text(model)
 
 
 def test_a_long_prompt_is_pipelined_and_answered_as_by_one_node(build: MeshBuild, tmp_path: Path) -> None:

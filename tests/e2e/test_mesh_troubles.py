@@ -43,16 +43,6 @@ def test_a_llama_server_that_always_ends_is_called_a_failure(tmp_path: Path) -> 
     play(check())
 
 
-def test_an_option_of_meshds_own_is_refused_at_the_start(tmp_path: Path) -> None:
-    async def check() -> None:
-        words = ("serve", "--model", str(smollm2()), "--port", "0", "--listen", "127.0.0.1:0")
-        done = await cli(tmp_path / "home", *words, "--", "--api-key", "x")
-        assert (done.returncode, done.stdout) == (1, "")
-        assert "`--api-key`" in done.stderr and "--api-key-file" in done.stderr
-
-    play(check())
-
-
 def test_a_token_without_work_makes_no_worker(tmp_path: Path) -> None:
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:

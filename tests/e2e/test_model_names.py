@@ -158,28 +158,6 @@ def test_the_command_line_says_what_there_is(tmp_path: Path) -> None:
     assert cache_folder().exists()
 
 
-def test_a_download_that_is_killed_three_times_is_continued(tmp_path: Path) -> None:
-    """SIGKILL twice and Ctrl-C once, each after a few more megabytes; then it runs to its end."""
-    content = smollm2().read_bytes()
-    hub = Hub({"me/Smol-GGUF": {"Smol-Q4_K_M.gguf": content}}, pause=0.005)
-    argv = [sys.executable, "-m", "meshd", "model", "pull", "hf:me/Smol-GGUF"]
-    with serving(hub):
-        environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
-        for killed_by in (signal.SIGKILL, signal.SIGINT, signal.SIGKILL):
-            hub.reached.clear()
-            hub.mark = hub.sent + (10 << 20)
-            with subprocess.Popen(argv, env=environment, stderr=subprocess.DEVNULL) as process:
-                assert hub.reached.wait(60)
-                process.send_signal(killed_by)
-                assert process.wait(30) == (130 if killed_by == signal.SIGINT else -signal.SIGKILL)
-        hub.pause = 0.0
-        done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert Path(done.stdout.strip()).read_bytes() == content
-    begun_at = [int(one.get("Range", "bytes=0-")[6:-1]) for one in hub.headers_of("/bytes/")]
-    assert begun_at == sorted(begun_at) and len(begun_at) == 4 and begun_at[3] > 20 << 20, begun_at
-
-
 def test_two_downloads_of_one_model_are_killed_and_a_third_continues_both(tmp_path: Path) -> None:
     """The second waits for the first; when that is killed it continues there, and is killed as well."""
     content = smollm2().read_bytes()

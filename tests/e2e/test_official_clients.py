@@ -21,7 +21,6 @@ from tests.e2e.nodes import SAME_THREADS, Fleet, api_of, play
 from tests.e2e.random_models import random_model
 from tests.e2e.random_parts import WIDTH
 from tests.e2e.random_projector import random_projector
-from tests.e2e.used_tool import used_tool
 
 if TYPE_CHECKING:  # their import takes long, and each process of `pytest -n` imports all tests
     from anthropic import Anthropic
@@ -106,19 +105,6 @@ def _openai_chats(url: str) -> None:
         said = ai.chat.completions.create(**plain, max_tokens=60, response_format=schema)
         weather = json.loads(said.choices[0].message.content or "")
         assert weather["city"] in ("Paris", "Rome") and weather["days"] in (1, 2, 3)
-        tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": WEATHER}}]
-        forced: Any = {"tools": tools, "tool_choice": "required", "logit_bias": {"{": 30}, "max_tokens": 100}
-        called = ai.chat.completions.create(**plain, **forced)
-        [call] = called.choices[0].message.tool_calls or []
-        assert call.type == "function" and call.function.name == "weather"
-        assert json.loads(call.function.arguments).keys() == {"city", "days"}
-        deltas = [
-            delta.function.arguments or ""
-            for chunk in ai.chat.completions.create(**plain, **forced, stream=True)
-            for delta in (chunk.choices[0].delta.tool_calls or () if chunk.choices else ())
-            if delta.function is not None
-        ]
-        assert len(deltas) > 2 and "".join(deltas) == call.function.arguments
         whole_text = ai.completions.create(model="any", prompt="The capital of France is", max_tokens=4)
         assert whole_text.choices[0].text and whole_text.usage is not None
 
@@ -152,22 +138,6 @@ def _anthropic_messages(url: str) -> None:
             final = stream.get_final_message()
         assert whole.content[0].type == "text" and text == whole.content[0].text != ""
         assert final.usage.output_tokens == whole.usage.output_tokens
-        tool: Any = {"name": "weather", "description": "of a city", "input_schema": WEATHER}
-        turns = [
-            turn
-            for city in ("Rome", "Paris")
-            for turn in used_tool("weather", city, {"city": city, "days": 1})
-        ]
-        called = ai.messages.create(
-            model="any",
-            messages=[*turns, {"role": "user", "content": "Weather in Rome?"}],
-            max_tokens=100,
-            tools=[tool],
-            **greedy,
-        )
-        (used,) = [block for block in called.content if block.type == "tool_use"]
-        assert used.name == "weather" and used.input == {"city": "Rome", "days": 1}
-        assert called.stop_reason == "tool_use"
 
 
 def _ollama_chats(url: str) -> None:
@@ -196,33 +166,8 @@ def _ollama_chats(url: str) -> None:
         ]
         assert raw.response and "".join(text or "" for text in texts) == whole.message.content
         assert ai.generate(model="any").done_reason == "load"
-        _ollama_three_turns(ai)
     finally:
         ai._client.close()
-
-
-def _ollama_three_turns(ai: "Ollama") -> None:
-    """Two results are asked for as the model was shown, then it speaks."""
-    tool: Any = {"type": "function", "function": {"name": "weather", "parameters": WEATHER}}
-    messages: list[Any] = []
-    for city in ("Rome", "Paris"):
-        call = {"function": {"name": "weather", "arguments": {"city": city, "days": 1}}}
-        messages += [
-            {"role": "user", "content": f"Weather in {city}?"},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-            {"role": "tool", "tool_name": "weather", "content": "sunny"},
-            {"role": "assistant", "content": "It is sunny."},
-        ]
-    messages.append({"role": "user", "content": "Weather in Rome?"})
-    options: Any = {"temperature": 0, "num_predict": 100}
-    parts = list(ai.chat("any", messages, tools=[tool], options=options, stream=True))
-    [called] = [call for part in parts for call in part.message.tool_calls or ()]
-    assert (called.function.name, dict(called.function.arguments)) == ("weather", {"city": "Rome", "days": 1})
-    messages += [
-        {"role": "assistant", "content": "", "tool_calls": [called.model_dump()]},
-        {"role": "tool", "tool_name": "weather", "content": "sunny"},
-    ]
-    assert ai.chat("any", messages, tools=[tool], options=options).message.content
 
 
 def _pi_reads_and_goes_on(url: str) -> None:

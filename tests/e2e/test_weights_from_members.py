@@ -14,7 +14,7 @@ from meshd.fleet.node import LocalNode, model_ready
 from meshd.model.piece_index import PIECE_BYTES
 
 from tests.e2e.alone import alone
-from tests.e2e.homes import NAME, Homes, connected, flipped, homes_in
+from tests.e2e.homes import NAME, Homes, connected, homes_in
 from tests.e2e.models import random_of, smollm2
 from tests.e2e.nodes import PROMPT, SAME_THREADS, api_of, child_pid, cli, model_of, play
 from tests.process.lan import Lan, skip_reason
@@ -139,28 +139,6 @@ def test_a_transfer_that_is_killed_three_times_is_continued(tmp_path: Path) -> N
     play(check())
 
 
-def test_a_wrong_piece_is_fetched_again_from_another(tmp_path: Path) -> None:
-    reference = alone(smollm2(), TOKENS)
-
-    async def check() -> None:
-        async with homes_in(tmp_path) as homes:
-            file = homes.has("bad", smollm2())
-            every_piece = range(PIECE_BYTES // 2, smollm2().stat().st_size, PIECE_BYTES)
-            await asyncio.to_thread(flipped, file, smollm2(), homes.cache("bad"), every_piece)
-            bad = await homes.start("bad")
-            token = await bad.token()
-            [taker] = await takers(homes, "a", token=token)
-            await connected(bad, 1)
-            head = await homes.serve("head", smollm2(), *ON_A, *SAME_THREADS, token=token)
-            status = await homes.fleet.ready(head)
-            assert fetched(head).keys() == {"a"} and fetched(head)["a"].keys() == {"head"}
-            log = (taker.spec.home / "node.log").read_text()
-            assert re.search(r"holder_lost .*why='piece \d+ from it is wrong'", log)
-            await is_ready_without_the_head(status, reference)
-
-    play(check())
-
-
 def test_what_only_the_head_has_is_sent_by_it_once(tmp_path: Path) -> None:
     """A member that gives no models is no holder."""
 
@@ -219,30 +197,6 @@ def test_two_workers_take_from_the_head_alone(lan: Lan, tmp_path: Path, give: st
             gave = {name: set(parts) for name, parts in fetched(head).items()}
             assert gave == ({"a": {"head"}, "b": {"head"}} if give == "own" else {})
             assert (model.weights_network_bytes == 0) == (give == "own")
-
-    play(check())
-
-
-@pytest.mark.root
-@pytest.mark.skipif(bool(skip_reason()), reason=skip_reason() or "-")
-def test_what_the_head_alone_gives_is_continued(lan: Lan, tmp_path: Path) -> None:
-    """One of two workers is killed in the middle: it fetches the rest, and nothing again that was whole."""
-
-    async def check() -> None:
-        async with homes_in(tmp_path) as homes:
-            killed, token = await two_on(lan, homes)
-            slow = ("--max-upload", "15MB")  # when `a` is back, `b` must still lack some
-            head = await medium(lan, homes, token, *slow)
-            await until_kept(homes, "a", 40 * MB)
-            assert killed.pid is not None and not fetched(head), "it is not done"
-            os.kill(killed.pid, signal.SIGKILL)
-            homes.fleet.forget(killed)
-            before = kept(homes, "a")
-            await homes.start("a", *APART, prefix=lan.prefix("a"))
-            status = await homes.fleet.ready(head)
-            [load] = [one for one in model_of(status).workers if one.node == "a"]
-            assert sum(fetched(head)["a"].values()) * MB < load.total_bytes - before + 4 * PIECE_BYTES
-            assert model_of(status).weights_network_bytes == 0
 
     play(check())
 

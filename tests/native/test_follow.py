@@ -105,4 +105,4 @@ def test_the_suite_has_the_tests_of_texts_losses_and_pushes() -> None:
     names = [path.name for path in FILES]
     assert {"test_mesh_server.py", "test_mesh_server_hung.py", "test_mesh_server_push.py"} <= {*names}
     assert "test_mesh_server_hostile.py" in names
-    assert "test_mesh_daemon.py" not in names
+    assert "test_mesh_push.py" not in names

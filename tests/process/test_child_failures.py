@@ -62,8 +62,9 @@ def _never_ready(spec: ChildSpec) -> ChildSpec:
     return ChildSpec(name=spec.name, argv=spec.argv, log=spec.log, probe=never, ready_timeout=None)
 
 
-@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGILL])
-def test_a_crash_by_a_signal_names_it(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_crash_by_a_signal_names_it(tmp_path: Path) -> None:
+    number = signal.SIGSEGV
+
     async def scene() -> None:
         async with owned(Maker(tmp_path, "--die-after", "0.5", "--die-by", str(int(number)))) as child:
             await child.ensure_ready()

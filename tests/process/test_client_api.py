@@ -1,7 +1,6 @@
 """The API of a client: models of all heads, the head of each request, and what follows when one is lost."""
 
 import asyncio
-import json
 
 import pytest
 from aiohttp import web
@@ -55,29 +54,6 @@ def stays_after(*pieces: bytes) -> Answer:
     return answer
 
 
-def test_a_request_is_answered_as_by_the_head_itself() -> None:
-    async def main() -> None:
-        async with scene() as here:
-            pieces = (chunk("hel"), chunk("lo"), last_chunk(2), DONE)
-
-            async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
-                stream = json.loads(server.seen[-1][3]).get("stream")
-                return await (streams(*pieces) if stream else says(200, HELLO))(server, request)
-
-            head = await here.head("one", answer)
-            async with await here.post() as whole:
-                assert (whole.status, await whole.json()) == (200, HELLO)
-            async with await here.post(stream=True) as streamed:
-                assert streamed.content_type == "text/event-stream"
-                assert await streamed.read() == b"".join(pieces)
-            assert [one["messages"] for one in head.asked] == [[{"role": "user", "content": "hi"}]] * 2
-            assert await here.get("/health") == (200, {"status": "ok", "model": "tiny"})
-            async with here.http.get(here.gateway.url) as page:
-                assert page.status == 200 and "text/html" in page.headers["Content-Type"]
-
-    run(main())
-
-
 def test_models_are_those_of_all_heads_and_each_is_asked_for_its_own() -> None:
     async def main() -> None:
         async with scene() as here:
@@ -93,24 +69,6 @@ def test_models_are_those_of_all_heads_and_each_is_asked_for_its_own() -> None:
             async with await here.post(model="gpt-4o") as answer:
                 assert answer.status == 404
                 assert "`big`, `tiny` are" in (await answer.json())["error"]["message"]
-
-    run(main())
-
-
-def test_a_head_that_has_the_model_loaded_comes_before_one_that_would_load_it() -> None:
-    async def main() -> None:
-        async with scene() as here:
-            one = await here.head("one", says(200, HELLO))
-            two = await here.head("two", says(200, HELLO), others=3)
-            one.models = [ApiModel("tiny", "unloaded", takes=True, aliases=("gpt-4o",))]
-            await until(lambda: [model.state for model in here.told("one") or ()] == ["unloaded"])
-            async with await here.post() as answer:
-                assert answer.status == 200
-            assert (len(one.asked), len(two.asked)) == (0, 1)
-            async with await here.post(model="gpt-4o") as answer:
-                assert answer.status == 200
-            assert (len(one.asked), len(two.asked)) == (1, 1)
-            assert await here.names() == ["tiny"], "an alias is no further model"
 
     run(main())
 
@@ -135,21 +93,6 @@ def test_requests_of_members_take_turns_with_those_of_others() -> None:
                     assert answer.status == 200
             assert by_turns.came == ["member", "local", *["member"] * 7]
             assert not here.gateway._counts._uses and not here.gateway._turns._of, "nothing is kept of them"
-
-    run(main())
-
-
-def test_the_least_busy_head_answers() -> None:
-    async def main() -> None:
-        async with scene() as here:
-            heads = [await here.head(name, stays_after(chunk("a"))) for name in ("one", "two", "three")]
-            answers = [await here.post(stream=True) for _ in range(6)]
-            assert [len(head.asked) for head in heads] == [2, 2, 2]
-            for head in heads:
-                head.server.let_go.set()
-            for answer in answers:
-                async with answer:
-                    assert await answer.read() == chunk("a")
 
     run(main())
 
@@ -199,24 +142,6 @@ def test_a_head_whose_llama_server_is_lost_is_followed_by_another() -> None:
             async with await here.post() as answer:
                 assert (answer.status, await answer.json()) == (200, HELLO)
             assert len(one.asked) == 1
-
-    run(main())
-
-
-def test_an_answer_that_was_begun_goes_on_at_another_head() -> None:
-    async def main() -> None:
-        async with scene() as here:
-            await here.head("one", dies_after(chunk("The sky "), chunk("is ")))
-            two = await here.head("two", streams(chunk("blue"), last_chunk(1), DONE), others=1)
-            async with await here.post(stream=True, temperature=1) as answer:
-                streamed = await answer.read()
-            assert text_of(streamed) == "The sky is blue" and streamed.endswith(DONE)
-            assert b": `one` broke the answer off\n" in streamed and b"error" not in streamed
-            [asked] = two.asked
-            assert asked["messages"] == [
-                {"role": "user", "content": "hi"},
-                {"role": "assistant", "content": "The sky is "},
-            ]
 
     run(main())
 

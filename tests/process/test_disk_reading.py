@@ -1,6 +1,7 @@
 """A disk that does not give what was written: a start says so, and a node that runs goes on."""
 
 import errno
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -14,16 +15,14 @@ from tests.conformance.run import run, until
 from tests.e2e.bare_node import bare_node, connected
 from tests.process.failing_disk import OPEN_TO_READ, below, failing, one_file
 from tests.process.state_files import CASES, Case, Scene
-from tests.process.test_disk import LINKS, PLACE
+from tests.process.test_disk import LINKS, PLACE, errno_or_name
 
 # the log of answers is read where a key has a limit per day: tests/unit/gateway/test_turns.py
 WRITTEN_ONLY = {"lock", "logs/meshd.log", "logs/child.log", "logs/child.pid", "logs/answers.jsonl"}
 WRITTEN_ONLY |= {"kept-answers/*.answer"}  # no start reads them: a client asks for one
 READ = [case for case in CASES if case.name not in WRITTEN_ONLY]
 
-by_errno = pytest.mark.parametrize(
-    "number", [errno.EMFILE, errno.EIO], ids=lambda number: errno.errorcode[number]
-)
+BOTH = (errno.EMFILE, errno.EIO)
 
 
 async def start(home: Path) -> None:
@@ -33,8 +32,7 @@ async def start(home: Path) -> None:
         load_addresses(member._home)
 
 
-@by_errno
-@pytest.mark.parametrize("case", READ, ids=lambda case: case.name)
+@pytest.mark.parametrize(("case", "number"), list(zip(READ, cycle(BOTH), strict=False)), ids=errno_or_name)
 def test_a_start_that_cannot_read_a_file_names_it_and_takes_nothing_for_new(
     case: Case, number: int, tmp_path: Path
 ) -> None:
@@ -60,7 +58,7 @@ def test_a_start_that_cannot_read_a_file_names_it_and_takes_nothing_for_new(
     run(work())
 
 
-@by_errno
+@pytest.mark.parametrize("number", BOTH, ids=errno_or_name)
 def test_a_node_whose_disk_gives_nothing_serves_on(number: int, tmp_path: Path) -> None:
     """Numbers of records are read before they are written, and the folder is opened to be synced."""
     stranger = KeyPair.from_seed(bytes(32)).peer

@@ -121,22 +121,6 @@ def test_it_waits_for_the_model_and_says_why() -> None:
     play(Held(chunk("b"), DONE), check)
 
 
-def test_a_client_is_told_what_goes_on_with_its_answer() -> None:
-    async def check(here: World) -> None:
-        here.upstream.readiness = READY
-        reply = await here.chat(stream=True)
-        assert await reply.content.readuntil(b"\n\n") == chunk("a")
-        here.upstream.readiness = LOADING
-        here.server.let_go.set()
-        assert await next_notice(reply) == b": worker garage is lost\n\n"
-        here.upstream.readiness = Readiness(ModelState.READY, "", note="a smaller model")
-        rest = await reply.read()
-        before, _, _ = rest.replace(KEEP_ALIVE, b"").partition(b"data: ")
-        assert before.endswith(b": a smaller model\n\n") and data_of(rest) == [chunk("b"), DONE]
-
-    play(Held(chunk("b"), DONE), check)
-
-
 def test_a_short_wait_is_explained_too() -> None:
     """The model is ready again long before the next look for something to tell."""
 
@@ -210,11 +194,12 @@ def _ends_with_an_error(here: World, stream: bytes) -> None:
     assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "upstream_lost"
 
 
-def test_a_model_that_has_failed_is_not_waited_for() -> None:
+@pytest.mark.parametrize("state", [ModelState.FAILED, ModelState.UNLOADED])
+def test_a_model_that_has_failed_or_made_room_is_not_waited_for(state: ModelState) -> None:
     async def check(here: World) -> None:
         reply = await here.chat(stream=True)
         await reply.content.readuntil(b"\n\n")
-        here.upstream.readiness = Readiness(ModelState.FAILED, "no memory")
+        here.upstream.readiness = Readiness(state, "no memory")
         here.server.let_go.set()
         rest = await reply.read()
         assert b"upstream_lost" in rest and len(here.server.seen) == 1
@@ -222,20 +207,7 @@ def test_a_model_that_has_failed_is_not_waited_for() -> None:
     play(Held(), check)
 
 
-def test_nor_one_that_has_made_room_for_another() -> None:
-    async def check(here: World) -> None:
-        reply = await here.chat(stream=True)
-        await reply.content.readuntil(b"\n\n")
-        here.upstream.readiness = Readiness(ModelState.UNLOADED, "it made room for b")
-        here.server.let_go.set()
-        rest = await reply.read()
-        assert b"upstream_lost" in rest and len(here.server.seen) == 1
-
-    play(Held(), check)
-
-
-@pytest.mark.parametrize("state", [ModelState.WAITING, ModelState.FAILED])
-def test_one_that_does_not_fit_is_waited_for(state: ModelState) -> None:
+def test_one_that_does_not_fit_is_waited_for() -> None:
     """The worker that was lost may come back."""
     why = "waiting for garage to come back: `m` does not fit"
 
@@ -243,7 +215,7 @@ def test_one_that_does_not_fit_is_waited_for(state: ModelState) -> None:
         here.upstream.readiness = READY
         reply = await here.chat(stream=True)
         assert await reply.content.readuntil(b"\n\n") == chunk("a")
-        here.upstream.readiness = Readiness(state, why, no_room=True)
+        here.upstream.readiness = Readiness(ModelState.FAILED, why, no_room=True)
         here.server.let_go.set()
         assert await reply.content.readuntil(b"\n\n") == f": {why}\n\n".encode()
         here.upstream.readiness = READY
@@ -293,28 +265,6 @@ def _called(arguments: str, name: str = "") -> bytes:
     return event({"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "function": function}]}}]})
 
 
-def test_a_call_of_a_tool_goes_on_behind_what_its_template_writes() -> None:
-    async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
-        if request.path == "/apply-template":
-            asked = json.loads(server.seen[-1][-1])
-            call = any(message.get("tool_calls") for message in asked["messages"])
-            prompt = 'hi<a>meshd-content<call>f {"meshd-arguments-0": 0}' if call else "hi<a>"
-            return await says(200, {"prompt": prompt})(server, request)
-        return await dying(server, request)
-
-    async def scenario() -> None:
-        async with world(answer, config=CONFIG) as here:
-            reply = await here.chat(stream=True, tools=TOOLS)
-            assert data_of(await reply.read()) == [_called("{", "f"), _called('"a'), _called('": 1}'), DONE]
-            _first, before, with_calls, asked = here.server.asked()
-            assert len(with_calls["messages"]) > len(before["messages"])
-            assert asked["messages"][-1] == {"role": "assistant", "content": '<call>f {"a'}
-            assert asked["tool_choice"] == "required"
-
-    dying = dies_after(_called("{", "f"), _called('"a'), then=(_called('{"a": 1}', "f"), DONE))
-    asyncio.run(scenario())
-
-
 def test_the_same_is_asked_for_where_the_rest_is_refused() -> None:
     """By a template or a vocabulary with which llama-server cannot move the grammar on."""
 
@@ -331,21 +281,6 @@ def test_the_same_is_asked_for_where_the_rest_is_refused() -> None:
             assert len(here.server.seen) == 3
 
     dying = dies_after(chunk("a"), then=(chunk("a"), chunk("b"), DONE))
-    asyncio.run(scenario())
-
-
-def test_a_whole_answer_is_asked_for_again() -> None:
-    async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
-        if len(server.seen) == 1:
-            die(request)
-        return await says(200, {"content": "all", "tokens_predicted": 4})(server, request)
-
-    async def scenario() -> None:
-        async with world(answer, config=CONFIG) as here:
-            reply = await here.chat()
-            assert (reply.status, (await reply.json())["content"]) == (200, "all")
-            assert len(here.server.seen) == 2 and here.gateway.status.tokens == 4
-
     asyncio.run(scenario())
 
 

@@ -173,24 +173,6 @@ def test_without_the_culprit_each_is_tried_by_itself_and_new_ones_wait() -> None
     play(crashing, check)
 
 
-def test_a_worker_that_is_lost_makes_nobody_a_suspect() -> None:
-    """All are sent again at once."""
-    crashing = Crashing(together=3)
-
-    async def check(here: World) -> None:
-        good = [asyncio.ensure_future(body_of(here.chat(user=f"g{n}"))) for n in range(3)]
-        await until_under_way(here, 3)
-        for _, request in crashing.under_way:
-            assert request.transport is not None
-            request.transport.abort()
-        async with here.server.changed:
-            await here.server.changed.wait_for(lambda: len(here.server.seen) == 6 and here.server.active == 3)
-        here.server.let_go.set()
-        assert [status for status, _ in await asyncio.gather(*good)] == [200] * 3
-
-    play(crashing, check)
-
-
 @pytest.mark.parametrize("stream", [True, False])
 def test_where_nothing_is_repeated_nobody_of_several_is_at_fault(stream: bool) -> None:
     """All may ask again; a loss of one after another does not leave the last one alone with it."""

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import anthropic
-import openai
 import pytest
 from aiohttp import web
 from meshd.gateway import answer, router
@@ -18,12 +17,10 @@ from meshd.gateway.request import UpstreamRequest, upstream_request
 from meshd.model.status import ModelState
 
 from tests.process.gateway_fake import HI, Answer, FakeServer, World, die, says, streams, world
-from tests.process.test_gateway_continued import CONFIG, Dying
-from tests.unit.gateway.dialects.llama_server import BEGIN, call, end, text, thought, whole
+from tests.process.test_gateway_continued import CONFIG
+from tests.unit.gateway.dialects.llama_server import BEGIN, end, text, whole
 
 KEY = "sk-0123456789"
-TOOL: Any = {"name": "ls", "input_schema": {"type": "object"}}
-FUNCTION: Any = {"type": "function", "name": "ls", "parameters": {"type": "object"}}
 ASKED: Any = HI["messages"]
 TOO_LONG = {
     "code": 400,
@@ -42,82 +39,12 @@ def of_anthropic(here: World, *, key: str = KEY) -> anthropic.AsyncAnthropic:
     return anthropic.AsyncAnthropic(base_url=here.url, api_key=key, max_retries=0, timeout=20)
 
 
-def of_openai(here: World, *, key: str = KEY) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{here.url}/v1", api_key=key, max_retries=0, timeout=20)
-
-
-async def message_of(here: World, **fields: Any) -> anthropic.types.Message:
-    async with of_anthropic(here) as client:
-        async with client.messages.stream(model="tiny", max_tokens=50, messages=ASKED, **fields) as answer:
-            return await answer.get_final_message()
-
-
-async def response_of(here: World, **fields: Any) -> Any:
-    async with (
-        of_openai(here) as client,
-        client.responses.stream(model="tiny", input="hi", **fields) as answer,
-    ):
-        return await answer.get_final_response()
-
-
 def play(answer: Answer, check: Any, config: GatewayConfig = CONFIG) -> None:
     async def scenario() -> None:
         async with world(answer, config=config) as here:
             await check(here)
 
     asyncio.run(scenario())
-
-
-def test_both_libraries_read_a_streamed_answer_with_a_call() -> None:
-    async def check(here: World) -> None:
-        message = await message_of(here, tools=[TOOL])
-        assert [one.type for one in message.content] == ["thinking", "text", "tool_use"]
-        assert message.content[2].model_dump()["input"] == {"a": 1} and message.stop_reason == "tool_use"
-        response = await response_of(here, tools=[FUNCTION])
-        assert [one.type for one in response.output] == ["reasoning", "message", "function_call"]
-        assert response.output[2].arguments == '{"a": 1}' and response.usage.output_tokens == 5
-        for heard in here.server.asked():
-            assert heard["messages"] == ASKED and heard["tools"][0]["function"]["name"] == "ls"
-
-    made = (BEGIN, thought("hm"), text("I look."), call(0, "", "ls"), call(0, '{"a": 1}'), end("tool_calls"))
-    play(streams(*made), check)
-
-
-def test_both_read_a_whole_answer() -> None:
-    async def check(here: World) -> None:
-        async with of_anthropic(here) as client:
-            message = await client.messages.create(model="tiny", max_tokens=50, messages=ASKED)
-        assert message.content[0].model_dump()["text"] == "So" and message.id.startswith("msg_")
-        async with of_openai(here) as ai:
-            response = await ai.responses.create(model="tiny", input="hi")
-        assert response.output_text == "So" and response.id.startswith("resp_")
-
-    play(says(200, whole("So")), check)
-
-
-@pytest.mark.parametrize("dialect", ["messages", "responses"])
-def test_an_answer_goes_on_in_its_dialect_after_a_loss(dialect: str) -> None:
-    """Blocks and items of the first run are not begun again: ids and places are those of one answer."""
-
-    async def check(here: World) -> None:
-        if dialect == "messages":
-            message = await message_of(here)
-            said = [one.model_dump() for one in message.content]
-            assert [(one["type"], one.get("thinking") or one.get("text")) for one in said] == [
-                ("thinking", "hm"),
-                ("text", "abc"),
-            ]
-            assert message.usage.output_tokens == 5 + 3, "those of the first run as well"
-        else:
-            response = await response_of(here)
-            assert [one.type for one in response.output] == ["reasoning", "message"]
-            assert response.output_text == "abc" and response.output[0].content[0].text == "hm"
-        _first, second = here.server.asked()
-        begun = {"role": "assistant", "content": "ab", "reasoning_content": "hm"}
-        assert second["messages"] == [*ASKED, begun] and second["continue_final_message"] == "content"
-
-    first = (BEGIN, thought("hm"), text("a"), text("b"))
-    play(Dying(first, 1, (BEGIN, text("c"), end())), check)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -342,6 +269,21 @@ def test_a_llama_server_that_dies_under_the_questions_is_asked_later() -> None:
             tools = [{"type": "function", "function": {"name": "ls"}}]
             assert (await here.chat(tools=tools)).status == 200
         assert [path for _, path, *_ in here.server.seen].count("/apply-template") == 2 * QUESTIONS
+
+    play(answer, check)
+
+
+def test_a_template_that_is_answered_with_no_json_takes_what_all_take() -> None:
+    async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/apply-template":
+            return web.Response(text="oops")
+        return await says(200, whole("So"))(server, request)
+
+    async def check(here: World) -> None:
+        messages = [{"role": role, "content": role} for role in ("system", "user", "system")]
+        assert (await here.chat(messages=messages)).status == 200
+        [heard] = here.server.asked()
+        assert [one["role"] for one in heard["messages"]] == ["system", "user"]
 
     play(answer, check)
 

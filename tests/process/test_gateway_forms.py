@@ -4,13 +4,12 @@ import asyncio
 import json
 
 import aiohttp
-import openai
 import pytest
 from meshd.gateway.interface import ApiKey, GatewayConfig, KeyLimits
 
 from tests.conformance.run import run
 from tests.process.client_scene import scene
-from tests.process.gateway_fake import DONE, FakeServer, event, many_world, says, streams, world
+from tests.process.gateway_fake import DONE, FakeServer, event, many_world, says, world
 from tests.process.test_gateway_continued import dies_after
 
 PATH = "/v1/audio/transcriptions"
@@ -51,25 +50,6 @@ def test_the_form_is_passed_on_with_its_type_byte_for_byte(path: str) -> None:
             [(_, at, headers, got)] = here.server.seen
             assert (at, headers["Content-Type"], got) == (path, kind, body)
             assert here.gateway.status.tokens == 2
-
-    asyncio.run(scenario())
-
-
-def test_the_openai_client_transcribes_and_streams() -> None:
-    async def scenario() -> None:
-        async with world(says(200, SAID)) as here:
-            async with openai.AsyncOpenAI(base_url=f"{here.url}/v1", api_key="none", max_retries=0) as ai:
-                said = await ai.audio.transcriptions.create(model="tiny", file=("a.wav", SOUND))
-                assert said.text == "hello"
-                here.server.answer = streams(*DELTAS, event(SAID), DONE)
-                stream = await ai.audio.transcriptions.create(
-                    model="tiny", file=("a.wav", SOUND), stream=True
-                )
-                assert [one.type async for one in stream] == [
-                    *["transcript.text.delta"] * 2,
-                    "transcript.text.done",
-                ]
-            assert here.gateway.status.tokens == 4
 
     asyncio.run(scenario())
 

@@ -77,27 +77,6 @@ def lines(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
 
 
-def test_fifty_requests_of_one_key_do_not_delay_the_one_of_another() -> None:
-    async def scenario() -> None:
-        server = OneByOne(COMPLETION)
-        async with world(server, config=GatewayConfig(port=0, api_keys=KEYS)) as here:
-            here.upstream.slots = 2
-            flood = [asyncio.ensure_future(ask(here, AGENT, "agent")) for _ in range(50)]
-            await until(here, running=2, waiting=48)
-            mine = asyncio.ensure_future(ask(here, CHAT, "chat"))
-            await until(here, running=2, waiting=49)
-            assert server.came == ["agent", "agent"], "more were sent than it has slots"
-            server.answer_one()
-            await here.server.until(lambda: len(server.came) == 3)
-            assert server.came[2] == "chat"
-            for _ in range(50):
-                server.answer_one()
-            assert {status for status, _ in await asyncio.gather(mine, *flood)} == {200}
-            assert here.gateway.status.running == here.gateway.status.waiting == 0
-
-    asyncio.run(scenario())
-
-
 def test_what_computes_nothing_does_not_wait() -> None:
     async def scenario() -> None:
         server = OneByOne(COMPLETION)

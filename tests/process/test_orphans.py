@@ -28,7 +28,7 @@ from tests.process.scenes import (
     until_dead,
 )
 
-TIMES = 20
+TIMES = 20  # moments of a start
 SOON = 10.0  # seconds
 
 
@@ -51,7 +51,7 @@ def lines_of(process: subprocess.Popen[bytes], count: int) -> bytes:
     raise AssertionError("the parent ended early")
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL] * TIMES + [signal.SIGTERM, signal.SIGABRT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT])
 def test_nothing_is_left_when_the_owner_is_killed(tmp_path: Path, number: signal.Signals) -> None:
     async def scene() -> None:
         with parent(tmp_path, "--fork", "--ignore-term") as process:

@@ -15,8 +15,7 @@ from meshd.peer.interface import Stream
 
 from tests.conformance.run import run
 from tests.e2e.bare_node import SINK, bare_node, connected
-from tests.process.relay_process import Relay, relay
-from tests.process.test_relay_sessions import until_open
+from tests.process.relay_process import Relay, relay, until_open
 
 __all__ = ["relay"]  # a fixture
 

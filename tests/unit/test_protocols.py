@@ -1,11 +1,11 @@
 """Each implementation fits the Protocol that others know it by.
 
-The functions are for mypy (`make check`): it accepts a return value only when every method fits. What runs
-here sees to it that no Protocol is left out.
+The table is for mypy (`make check`). What runs here sees to it that no Protocol is left out.
 """
 
 import ast
 from collections.abc import Callable
+from typing import TypeVar
 
 import pytest
 from meshd.base.wakeful_loop import Conversation
@@ -55,219 +55,66 @@ from meshd.worker.cycle import Worker
 
 from tests.rules.source import dotted, last_part, sources
 
+One = TypeVar("One")
 
-def link(one: TcpLink) -> Link:
+
+def same(one: One) -> One:
     return one
 
 
-def dialer(one: TcpDialer) -> Dialer:
-    return one
-
-
-def listener(one: TcpListener) -> Listener:
-    return one
-
-
-def peers_of_a_node(one: PeerMesh) -> Mesh:
-    return one
-
-
-def stream(one: MeshStream) -> Stream:
-    return one
-
-
-def book(one: AddressBook) -> Book:
-    return one
-
-
-def child(one: OwnedChild) -> Child:
-    return one
-
-
-def tunnel(one: Forward) -> Tunnel:
-    return one
-
-
-def report(one: ReportPipe) -> Report:
-    return one
-
-
-def descriptor_socket(one: DescriptorSender) -> DescriptorSocket:
-    return one
-
-
-def member_weights(one: MemberWeights) -> WeightsFromMembers:
-    return one
-
-
-def joined_tunnel(one: JoinedTunnel) -> Tunnel:
-    return one
-
-
-def mesh_head_view(one: MeshHeadView) -> Inspector:
-    return one
-
-
-def mesh_push_filter(one: MeshPushFilter) -> Inspector:
-    return one
-
-
-def weights(one: ModelFile) -> WeightsFile:
-    return one
-
-
-def worker_role(one: Worker) -> RunningRole:
-    return one
-
-
-def serve_role(one: Model) -> RunningRole:
-    return one
-
-
-def dialect(one: ChatDialect) -> Dialect:
-    return one
-
-
-def answering(one: ResponsesAnswering) -> Answering:
-    return one
-
-
-def router(one: PcpRouter) -> HomeRouter:
-    return one
-
-
-def net_check(one: NetWatch) -> NetCheck:
-    return one
+# mypy finds a type for `One` only where each method of the first fits the second.
+link: Callable[[TcpLink], Link] = same
+dialer: Callable[[TcpDialer], Dialer] = same
+listener: Callable[[TcpListener], Listener] = same
+peers_of_a_node: Callable[[PeerMesh], Mesh] = same
+stream: Callable[[MeshStream], Stream] = same
+book: Callable[[AddressBook], Book] = same
+child: Callable[[OwnedChild], Child] = same
+tunnel: Callable[[Forward], Tunnel] = same
+report: Callable[[ReportPipe], Report] = same
+descriptor_socket: Callable[[DescriptorSender], DescriptorSocket] = same
+member_weights: Callable[[MemberWeights], WeightsFromMembers] = same
+joined_tunnel: Callable[[JoinedTunnel], Tunnel] = same
+mesh_head_view: Callable[[MeshHeadView], Inspector] = same
+mesh_push_filter: Callable[[MeshPushFilter], Inspector] = same
+weights: Callable[[ModelFile], WeightsFile] = same
+worker_role: Callable[[Worker], RunningRole] = same
+serve_role: Callable[[Model], RunningRole] = same
+dialect: Callable[[ChatDialect], Dialect] = same
+answering: Callable[[ResponsesAnswering], Answering] = same
+router: Callable[[PcpRouter], HomeRouter] = same
+net_check: Callable[[NetWatch], NetCheck] = same
+lease_cache: Callable[[store_lease_cache.DiskLeaseCache], LeaseCache] = same
+content_store: Callable[[content_store_module.DiskContentStore], ContentStore] = same
+inspector: Callable[[MeshLeaseView], Inspector] = same
+flow: Callable[[ChildSilence], Flow] = same
+passage: Callable[[Conversation], Passage] = same
+demo_output: Callable[[Output], DemoOutput] = same
+bench_output: Callable[[Output], BenchOutput] = same
+one_model: Callable[[OneModel], Models] = same
+several_models: Callable[[ModelPool], Models] = same
+one_of_several: Callable[[ModelOnDemand], NamedModel] = same
+plain_model: Callable[[PlainModel], NamedModel] = same
+turn_at_once: Callable[[TurnAtOnce], ModelTurn] = same
+turn_in_a_pool: Callable[[PoolTurn], ModelTurn] = same
+pool: Callable[[ModelPool], RunningRole] = same
+upstream: Callable[[Model], Upstream] = same
+head_call: Callable[[HeadCall], Upstream] = same
+api_client: Callable[[ApiClient], Models] = same
+client_role: Callable[[ApiClient], RunningRole] = same
+member_gate: Callable[[Gateway], MemberGate] = same
+FITS = [fits.__args__ for fits in globals()["__annotations__"].values()]
 
 
 def signals(one: SignalService) -> Signals:
     return one.topic("webrtc")
 
 
-def lease_cache(one: store_lease_cache.DiskLeaseCache) -> LeaseCache:
-    return one
-
-
-def content_store(one: content_store_module.DiskContentStore) -> ContentStore:
-    return one
-
-
-def inspector(one: MeshLeaseView) -> Inspector:
-    return one
-
-
-def flow(one: ChildSilence) -> Flow:
-    return one
-
-
-def passage(one: Conversation) -> Passage:
-    return one
-
-
-def demo_output(one: Output) -> DemoOutput:
-    return one
-
-
-def bench_output(one: Output) -> BenchOutput:
-    return one
-
-
-def one_model(one: OneModel) -> Models:
-    return one
-
-
-def several_models(one: ModelPool) -> Models:
-    return one
-
-
-def one_of_several(one: ModelOnDemand) -> NamedModel:
-    return one
-
-
-def plain_model(one: PlainModel) -> NamedModel:
-    return one
-
-
-def turn_at_once(one: TurnAtOnce) -> ModelTurn:
-    return one
-
-
-def turn_in_a_pool(one: PoolTurn) -> ModelTurn:
-    return one
-
-
-def pool(one: ModelPool) -> RunningRole:
-    return one
-
-
-def upstream(one: Model) -> Upstream:
-    return one
-
-
-def head_call(one: HeadCall) -> Upstream:
-    return one
-
-
-def api_client(one: ApiClient) -> Models:
-    return one
-
-
-def client_role(one: ApiClient) -> RunningRole:
-    return one
-
-
-def member_gate(one: Gateway) -> MemberGate:
-    return one
-
-
-FITS: tuple[Callable[..., object], ...] = (
-    link,
-    dialer,
-    listener,
-    peers_of_a_node,
-    stream,
-    book,
-    child,
-    tunnel,
-    report,
-    descriptor_socket,
-    member_weights,
-    joined_tunnel,
-    mesh_head_view,
-    mesh_push_filter,
-    weights,
-    worker_role,
-    serve_role,
-    one_model,
-    several_models,
-    one_of_several,
-    plain_model,
-    turn_at_once,
-    turn_in_a_pool,
-    pool,
-    demo_output,
-    bench_output,
-    upstream,
-    head_call,
-    api_client,
-    client_role,
-    member_gate,
-    dialect,
-    answering,
-    router,
-    net_check,
-    signals,
-    inspector,
-    flow,
-    passage,
-    lease_cache,
-    content_store,
-)
 FUNCTIONS = {"Join"}  # what daemon/role_runtime.py hands over
 
 
 def test_every_protocol_of_an_interface_is_spoken_for() -> None:
-    spoken = {fits.__annotations__["return"].__name__ for fits in FITS} | FUNCTIONS
+    spoken = {protocol.__name__ for _, protocol in FITS} | {"Signals"} | FUNCTIONS
     found = {
         node.name
         for source in sources("meshd")

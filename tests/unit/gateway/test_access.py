@@ -219,8 +219,10 @@ PROGRAMS = (
 )
 
 
-@pytest.mark.parametrize("origin", PROGRAMS)
-@pytest.mark.parametrize("bound", ["127.0.0.1", "::1", "localhost"])
+@pytest.mark.parametrize(
+    ("origin", "bound"),
+    [*((origin, "127.0.0.1") for origin in PROGRAMS), (PROGRAMS[0], "::1"), (PROGRAMS[0], "localhost")],
+)
 def test_on_loopback_programs_of_this_machine_may_call(origin: str, bound: str) -> None:
     assert guard(bound).origin_allowed(origin, "127.0.0.1:8090")
     assert guard(bound).is_foreign_but_allowed(origin)
@@ -248,6 +250,24 @@ def test_on_loopback_programs_of_this_machine_may_call(origin: str, bound: str) 
 )
 def test_on_loopback_web_sites_stay_out(origin: str) -> None:
     assert not guard().origin_allowed(origin, "127.0.0.1:8090")
+
+
+@pytest.mark.parametrize(
+    ("site", "allowed"),
+    [
+        (None, True),
+        ("none", True),
+        (" Same-Origin", True),
+        ("same-site", False),
+        ("cross-site", False),
+        ("Cross-Site", False),
+        ("", False),
+        ("sideways", False),
+    ],
+)
+def test_a_page_of_another_site_is_known_without_an_origin(site: str | None, allowed: bool) -> None:
+    sent = {} if site is None else {"Sec-Fetch-Site": site}
+    assert guard(origins=("http://app.example:3000",)).site_allowed(sent) is allowed
 
 
 @pytest.mark.parametrize(
