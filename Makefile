@@ -96,7 +96,6 @@ dist: $(INSTALLED) ## build wheel and source archive in dist/, and try the wheel
 wheels: $(INSTALLED) ## build the wheel of meshd-native in dist/: programs for Linux machines without a compiler
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[build,wheels]'
 	$(BIN)/python -m wheels
-	$(BIN)/python -m auditwheel show dist/meshd_native-*.whl
 
 clean: ## remove generated files in this directory (the user's cache stays)
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

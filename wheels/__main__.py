@@ -24,6 +24,7 @@ from meshd.build.wheel import PACKAGE
 from meshd.config.tree import find_cache
 
 from wheels.archive import EARLIEST, Entry, Name, pack
+from wheels.audit import audit
 from wheels.compiler import GLIBC, Zig, find_zig, write_tools
 from wheels.parts import Part, bill, compiler_parts, upstream_parts
 
@@ -67,6 +68,7 @@ def main() -> int:
     asked = parser.parse_args()
     try:
         place = asyncio.run(make(Tree(asked.build), asked.out, asked.bin_dir))
+        sys.stdout.write(audit(place))
     except UserError as error:
         sys.stderr.write(f"error: {error.what}\nhint: {error.hint}\n")
         return 1
