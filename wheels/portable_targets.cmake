@@ -16,5 +16,8 @@ target_compile_features(ggml-base-hidden PRIVATE c_std_11 cxx_std_17)
 set_target_properties(ggml-base-hidden PROPERTIES POSITION_INDEPENDENT_CODE ON)
 set_target_properties(ggml-mesh PROPERTIES LINK_LIBRARIES "ggml-base-hidden;Threads::Threads;${CMAKE_DL_LIBS}")
 target_link_options(ggml-mesh PRIVATE "-Wl,--version-script=${CMAKE_CURRENT_LIST_DIR}/mesh.map")
+# ggml unloads a module that refuses to start. This one has caught an exception by then, and threads that end would call
+# into the libc++ that it had inside.
+target_link_options(ggml-mesh PRIVATE -Wl,-z,nodelete)
 
 target_sources(mesh-server PRIVATE "${CMAKE_CURRENT_LIST_DIR}/graph_plan.cpp")
