@@ -93,8 +93,8 @@ async def make(tree: Tree, out: Path, bin_dir: Path | None) -> Path:
 
 async def _compile(tree: Tree, pin: Pin, zig: Zig) -> None:
     renew(tree.ours, mesh_sources())
-    # assertions have the names of their files; checks and debug information are what zig adds unless told
-    same = f"-ffile-prefix-map={tree.folder}=. -fno-sanitize=undefined -g0"
+    # assertions have the names of their files; zig's own checks are for programs that are not finished
+    same = f"-ffile-prefix-map={tree.folder}=. -fno-sanitize=undefined"
     caches = {f"ZIG_{kind}_CACHE_DIR": str(tree.folder / "zig") for kind in ("GLOBAL", "LOCAL")}
     # no git: it would find the commit of whatever repository the tree lies in
     os.environ.update({**caches, "GIT_DIR": "/nonexistent"})
