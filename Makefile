@@ -55,7 +55,7 @@ watch: $(INSTALLED) ## run the unit tests of what differs from the last commit, 
 
 check: $(INSTALLED) ## format, lint, types (Linux and macOS), layers
 	$(BIN)/ruff format --check
-	$(BIN)/clang-format --dry-run -Werror native/mesh/*.cpp native/mesh/*.h native/mesh/tests/* native/fuzz/*.cpp native/fuzz/*.h
+	$(BIN)/clang-format --dry-run -Werror native/mesh/*.cpp native/mesh/*.h native/mesh/tests/* native/fuzz/*.cpp native/fuzz/*.h wheels/*.cpp
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
@@ -93,8 +93,12 @@ dist: $(INSTALLED) ## build wheel and source archive in dist/, and try the wheel
 	build/dist/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
 	build/dist/bin/meshd --version
 
+wheels: $(INSTALLED) ## build the wheel of meshd-native in dist/: programs for Linux machines without a compiler
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[build,wheels]'
+	$(BIN)/python -m wheels
+
 clean: ## remove generated files in this directory (the user's cache stays)
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup build demo demo-nat mesh races follow follow-all test watch check reference bench soak fuzz nat-grid dist clean
+.PHONY: help setup build demo demo-nat mesh races follow follow-all test watch check reference bench soak fuzz nat-grid dist wheels clean

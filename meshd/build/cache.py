@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import shutil
+import stat
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -61,29 +62,38 @@ def folder_of(cache: Path, key: BuildKey) -> Path:
 
 def load(cache: Path, key: BuildKey) -> dict[str, Path]:
     """Return the programs of the finished build; none without a stamp of this key, or if one is damaged."""
-    bin_dir = folder_of(cache, key)
-    stamp = _read_stamp(bin_dir.parent / _STAMP)
+    folder = folder_of(cache, key).parent
+    stamp = read_stamp(folder)
     if stamp is None or (stamp.get("commit"), stamp.get("sources")) != (key.commit, key.sources_sha256):
         return {}
+    return stamped_files(folder, stamp)
+
+
+def read_stamp(folder: Path) -> Mapping[str, object] | None:
+    """Return the stamp in a folder; None if there is none that can be read."""
+    try:
+        with (folder / _STAMP).open("rb") as file:
+            value: object = json.loads(file.read(_MAX_STAMP))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def stamped_files(folder: Path, stamp: Mapping[str, object]) -> dict[str, Path]:
+    """Return the files in `folder`/bin that its stamp names; none if one is missing, or is not as it says."""
     sizes = stamp.get("binaries")
     if not isinstance(sizes, dict):
         return {}
+    bin_dir = folder / "bin"
     for name, size in sizes.items():
         try:
-            if (bin_dir / name).stat().st_size != size or not os.access(bin_dir / name, os.X_OK):
-                return {}
+            found = (bin_dir / name).stat()
         except (OSError, ValueError):
             return {}
+        is_whole = stat.S_ISREG(found.st_mode) and found.st_size == size
+        if "/" in name or not is_whole or not os.access(bin_dir / name, os.X_OK):  # a name, and no path
+            return {}
     return {name: bin_dir / name for name in sizes}
-
-
-def _read_stamp(path: Path) -> Mapping[str, object] | None:
-    try:
-        with path.open("rb") as file:
-            value: object = json.loads(file.read(_MAX_STAMP))
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def store(cache: Path, key: BuildKey, built: Iterable[Path]) -> None:

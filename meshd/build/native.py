@@ -26,6 +26,7 @@ from meshd.build.interface import (
 from meshd.build.machine import how_to_build, need_backend, need_compiler, need_tools, resolve_backend
 from meshd.build.pin import Pin, mesh_sources, read_pin
 from meshd.build.tree import Tree, check_source
+from meshd.build.wheel import installed_wheel
 from meshd.wire.native import UNKNOWN
 
 UPSTREAM_PROGRAMS = (RPC_SERVER, LLAMA_SERVER, LLAMA_BENCH)
@@ -39,8 +40,8 @@ def find(cache: Path, backend: str = "auto") -> NativeInfo | None:
     """Return the finished build of the installed pin and sources for this machine, or None. Starts no
     program.
 
-    `auto` takes the backend that `build` would choose, and else any that was built. Raises UserError when the
-    pin itself cannot be read.
+    `auto` takes the backend that `build` would choose, and else any that was built here; without one, what
+    meshd-native has. Raises UserError when the pin itself cannot be read.
     """
     pin = read_pin()
     wanted = resolve_backend(backend)
@@ -50,7 +51,10 @@ def find(cache: Path, backend: str = "auto") -> NativeInfo | None:
         if there.keys() >= {*UPSTREAM_PROGRAMS, *OUR_PROGRAMS}:
             bin_dir = builds.folder_of(cache, builds.upstream_key(pin, name))
             return NativeInfo(pin.commit, pin.sources_sha256, name, bin_dir, there)
-    return None
+    wheel = installed_wheel()
+    if wheel is None or wheel.fault(pin) is not None or backend not in ("auto", wheel.backend):
+        return None
+    return NativeInfo(pin.commit, pin.sources_sha256, wheel.backend, wheel.bin_dir, wheel.programs)
 
 
 def folder_of_ours(cache: Path, backend: str = "cpu") -> Path:
@@ -60,7 +64,14 @@ def folder_of_ours(cache: Path, backend: str = "cpu") -> Path:
 
 def not_built(what: str, backend: str = "auto") -> UserError:
     """Return the error that something is missing, and how to get it."""
-    return UserError(what, hint=how_to_build(backend))
+    wheel = installed_wheel()
+    fault = wheel.fault(read_pin()) if wheel is not None else None
+    other = (
+        f"install the meshd-native of this meshd (of the one that is installed: {fault}); or "
+        if fault
+        else ""
+    )
+    return UserError(what, hint=other + how_to_build(backend))
 
 
 async def build(

@@ -12,8 +12,9 @@ from typing import Literal
 from meshd.base.byte_format import in_bytes, in_memory
 from meshd.base.errors import MeshdError, UserError
 from meshd.base.resource_limits import memory_limit
-from meshd.build.machine import need_compiler, need_tools
+from meshd.build.machine import GPU_PAGE, has_nvidia_gpu, need_compiler, need_tools
 from meshd.build.pin import read_pin
+from meshd.build.wheel import installed_wheel
 from meshd.config import Config
 from meshd.daemon.native_check import check_native
 from meshd.daemon.role_runtime import find_native
@@ -27,6 +28,8 @@ from meshd.wire.native import UNKNOWN
 
 UNFIT_HINT = "try another driver; a model that needs fewer operations may still run on it"
 HOME_HINT = "free space on that disk, check its owner and that it is mounted read-write, or set MESHD_HOME"
+WHEEL_HINT = "install the wheel of meshd-native that belongs to this meshd, by its file, or uninstall it"
+GPU_HINT = f"run `meshd native build --backend cuda`; {GPU_PAGE}"
 TRIED_BYTES = 64 << 10  # what a node writes at once is less, mostly
 UNKNOWN_HINT = "it works if it was built of commit {}; build it in a clone of llama.cpp to be sure"
 State = Literal["ok", "warning", "error"]
@@ -87,6 +90,7 @@ def _build(config: Config) -> Iterator[Finding]:
                 look()
             except UserError as missing:
                 yield _fault(name, missing)
+        yield from _wheel(None)
         return
     # others' builds are checked below
     build = "built by others" if native.version.pin == UNKNOWN else native.version.pin[:12]
@@ -101,6 +105,19 @@ def _build(config: Config) -> Iterator[Finding]:
         )
     else:
         yield Finding("llama.cpp", "ok", f"{what}, in {where}")
+    yield from _wheel(where)
+
+
+def _wheel(in_use: Path | None) -> Iterator[Finding]:
+    """Report a meshd-native that is not used, or used where it computes on less than there is."""
+    wheel = installed_wheel()
+    if wheel is None:
+        return
+    if fault := wheel.fault(read_pin()):
+        yield Finding("meshd-native", "warning", f"not used: {fault}", WHEEL_HINT)
+    elif in_use == wheel.bin_dir and has_nvidia_gpu():
+        what = "computes on the CPU, and this machine has an NVIDIA GPU"
+        yield Finding("meshd-native", "warning", what, GPU_HINT)
 
 
 async def _native(native: NativeBuild, logs: Path) -> list[Finding]:

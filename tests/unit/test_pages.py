@@ -169,7 +169,7 @@ def missing_files(text: str, present: Set[str]) -> list[str]:
 def present() -> set[str]:
     """Files of the tree, by their whole paths and by all ends of them."""
     names = set()
-    for top in ("meshd", "native", "tests", "docs", "configs"):
+    for top in ("meshd", "native", "tests", "docs", "configs", "wheels"):
         for path in (ROOT / top).rglob("*.*"):
             parts = path.relative_to(ROOT).parts
             names |= {"/".join(parts[at:]) for at in range(len(parts))}

@@ -1,5 +1,6 @@
 """A finished build in a cache, without a compiler."""
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -7,6 +8,9 @@ from meshd.build import cache as builds
 from meshd.build.cache import BuildKey
 from meshd.build.native import OUR_PROGRAMS, UPSTREAM_PROGRAMS
 from meshd.build.pin import read_pin
+from meshd.build.wheel import PACKAGE
+
+LIBRARY = "libggml-base.so"  # in a wheel, beside its programs
 
 
 def program(folder: Path, name: str, text: str = "x") -> Path:
@@ -31,3 +35,14 @@ def store_upstream(cache: Path, backend: str = "cpu") -> Path:
 def store_ours(cache: Path, backend: str = "cpu") -> Path:
     """The folder of those of native/mesh."""
     return _store(cache, builds.ours_key(read_pin(), backend), OUR_PROGRAMS)
+
+
+def install_wheel(site: Path, **said: object) -> Path:
+    """Write meshd-native into a folder of packages; `said` replaces parts of its stamp."""
+    package, pin = site / PACKAGE, read_pin()
+    names = (*UPSTREAM_PROGRAMS, *OUR_PROGRAMS, LIBRARY)
+    sizes = {name: program(package / "bin", name).stat().st_size for name in names}
+    stamp = {"commit": pin.commit, "sources": pin.sources_sha256, "backend": "cpu", "binaries": sizes}
+    (package / "stamp.json").write_text(json.dumps({**stamp, **said}))
+    (package / "__init__.py").write_text("raise RuntimeError('it is looked at, and not run')\n")
+    return package

@@ -15,6 +15,7 @@ from meshd.daemon.doctor import look_at_programs
 
 from tests.process.failing_disk import failing
 from tests.unit.admin.fake import FakeControl, full_status
+from tests.unit.build.stored import install_wheel
 from tests.unit.daemon.mesh_programs import named_programs, says
 
 from .shell import meshd, refused
@@ -44,6 +45,34 @@ def test_a_memory_limit_of_this_node_is_told(home: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("meshd.daemon.doctor.memory_limit", lambda: limit)
     [found] = [one for one in _findings()[1] if one["name"] == "memory limit"]
     assert found["what"] == "700 MiB, 640 MiB free (`/sys/fs/cgroup`)"
+
+
+@pytest.mark.parametrize(
+    ("sources", "gpu", "state", "what"),
+    [
+        (read_pin().sources_sha256, False, "", ""),
+        (read_pin().sources_sha256, True, "warning", "this machine has an NVIDIA GPU"),
+        ("f" * 64, True, "warning", "not used: it has llama.cpp"),
+    ],
+)
+def test_a_wheel_that_is_not_used_or_not_the_best(
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sources: str,
+    gpu: bool,
+    state: str,
+    what: str,
+) -> None:
+    del home
+    monkeypatch.syspath_prepend(tmp_path)
+    install_wheel(tmp_path, sources=sources)
+    monkeypatch.setattr("meshd.daemon.doctor.has_nvidia_gpu", lambda: gpu)
+    (build,) = [one for one in _findings()[1] if one["name"] == "llama.cpp"]
+    assert build["state"] == ("ok" if sources == read_pin().sources_sha256 else "error")
+    found = [one for one in _findings()[1] if one["name"] == "meshd-native"]
+    assert [one["state"] for one in found] == ([state] if state else [])
+    assert all(what in one["what"] and one["hint"] for one in found)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,56 @@
+"""Find the programs of meshd-native: a wheel beside meshd's, for those who have no compiler.
+
+Its package `meshd_native` is looked at, never imported: a stamp, and `bin` with programs and libraries.
+`wheels/` makes it; docs/decisions/0075 has the reasons.
+"""
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshd.build.cache import read_stamp, stamped_files
+from meshd.build.interface import LLAMA_BENCH, LLAMA_SERVER, MESH_MODULE, MESH_PROGRAM, RPC_SERVER
+from meshd.build.pin import Pin
+
+PACKAGE = "meshd_native"
+_PROGRAMS = (RPC_SERVER, LLAMA_SERVER, LLAMA_BENCH, MESH_PROGRAM, MESH_MODULE)
+_SHOWN = 12  # digits of a hash
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """An installed meshd-native: what it was built from, and its programs; none if it is damaged."""
+
+    commit: str
+    sources_sha256: str
+    backend: str
+    bin_dir: Path
+    programs: Mapping[str, Path]
+
+    def fault(self, pin: Pin) -> str | None:
+        """Return why this meshd cannot use it, or None."""
+        if not self.programs:
+            return "it is damaged: a file is missing, or differs from its stamp"
+        if (self.commit, self.sources_sha256) == (pin.commit, pin.sources_sha256):
+            return None
+        made = f"llama.cpp {self.commit[:_SHOWN]} with sources {self.sources_sha256[:_SHOWN]}"
+        return f"it has {made}, and this meshd needs {pin.commit[:_SHOWN]} with {pin.sources_sha256[:_SHOWN]}"
+
+
+def installed_wheel() -> Wheel | None:
+    """Return the meshd-native beside this meshd, fit or not; None if there is none."""
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or spec.origin is None:  # no origin: a folder that is no package
+        return None
+    return read_wheel(Path(spec.origin).parent)
+
+
+def read_wheel(package: Path) -> Wheel:
+    """Read the package in a folder; one whose stamp says anything unexpected has no programs."""
+    stamp = read_stamp(package) or {}
+    parts = [stamp.get(name) for name in ("commit", "sources", "backend")]
+    commit, sources, backend = (part if isinstance(part, str) else "" for part in parts)
+    files = stamped_files(package, stamp)
+    programs = {name: files[name] for name in _PROGRAMS} if files.keys() >= set(_PROGRAMS) else {}
+    return Wheel(commit, sources, backend, package / "bin", programs)
