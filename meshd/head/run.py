@@ -34,7 +34,7 @@ from meshd.peer.interface import PeerStatus
 from meshd.plan.choice import plan_model
 from meshd.plan.machines import NodeOffer
 from meshd.plan.split import Plan, split_of
-from meshd.plan.wishes import shape_of
+from meshd.plan.wishes import read_llama_args, shape_of
 from meshd.plan.words import brief, faster_in_words
 from meshd.process.interface import ChildStatus
 from meshd.tunnel.interface import TunnelStatus
@@ -459,7 +459,10 @@ class Run:
         """Derive which requests sample on a worker from llama-server's own settings; None: no worker can."""
         if plan.output_worker is None:
             return None
-        adds = plan.output_worker.has_top_k
+        # Of drafts that the user configures it is not known whether this release supports them.
+        adds = (
+            plan.output_worker.has_top_k and not read_llama_args(self._model.options.llama_args).speculation
+        )
         drafts = self._history.speculation.drafts.longest > 0
         return DeviceSampling(settings, self._model.layers.widths.vocabulary, adds=adds, drafts=drafts)
 

@@ -37,14 +37,8 @@ class ContextShape:
 
     @property
     def most_drafted(self) -> int:
-        """The tokens that an answer may draft so that a batch has room for the drafts of all answers.
-
-        With several answers this is at most one: with longer drafts, tokens got lost in some texts on a
-        loaded machine (the cause is open; `test_what_crashes_with_the_defaults`, four times at once, shows
-        it).
-        """
-        most = self.drafted if self.parallel == 1 else min(self.drafted, 1)
-        return max(0, min(most, self.batch // self.parallel - 1))
+        """The tokens that an answer may draft so that a batch has room for the drafts of all answers."""
+        return max(0, min(self.drafted, self.batch // self.parallel - 1))
 
     @property
     def outputs(self) -> int:

@@ -86,8 +86,7 @@ class DeviceSampling:
     """The choice for one llama-server.
 
     `settings`: llama-server's own, named as in a request. `adds`: make requests take candidates; otherwise
-    only clients' own fields are checked. `drafts`: meshd told llama-server to speculate; if the user did,
-    possibly with a release that lacks support, requests take all logits.
+    only clients' own fields are checked. `drafts`: meshd told llama-server to speculate.
     """
 
     settings: Mapping[str, object]
@@ -108,7 +107,8 @@ class DeviceSampling:
         own = self.settings
         if not self.adds or "backend_sampling" in request or own.get("backend_sampling") is not False:
             return {}  # the request or the options decide
-        speculates = own.get("speculative.types") != "none"
+        # Its properties say "none" whatever it was started with: only a release that says more is believed.
+        speculates = self.drafts or own.get("speculative.types") != "none"
         if (speculates and not self.drafts) or any(_is_on(request.get(name)) for name in _ALL_LOGITS):
             return {}
         if any(request.get(name, 1) not in (1, None) for name in _COPIES):

@@ -5,6 +5,7 @@
 
 #include "connection.h"
 #include "head_weights.h"
+#include "set_aside.h"
 #include "sizes.h"
 
 #include "ggml-backend-impl.h"
@@ -22,9 +23,10 @@ struct client_device;
 // A graph that a worker keeps. llama.cpp gives each graph that it builds another uid, and builds the same ones again
 // when it goes from one set of slots to another
 struct kept_graph {
-    uint64_t uid; // by which the worker knows it
-    uint64_t now; // the uid that llama.cpp gave it last
-    blob body;    // of its GRAPH
+    uint64_t uid;   // by which the worker knows it
+    uint64_t now;   // the uid that llama.cpp gave it last
+    uint64_t first; // of the places of its small results
+    blob body;      // of its GRAPH, with places from 0 on
 };
 
 struct client_worker {
@@ -66,6 +68,10 @@ struct client_device {
     // asks for nearly the same again; to free it would have the worker forget its graphs. Guarded by the connection's
     // order
     std::unique_ptr<client_buffer> spare;
+    // Small results of graphs, see set_aside.h. Guarded by the connection's order
+    std::unique_ptr<client_buffer> results;
+    uint64_t results_end = 0;
+    std::unordered_map<const ggml_tensor *, uint64_t> aside;
 };
 
 struct worker_socket {
@@ -82,6 +88,8 @@ std::vector<client_device *> open_workers(const std::vector<worker_socket> & soc
 void fill_buffer_type(client_device & device);
 client_device * device_of(ggml_backend_buffer_type_t type); // nullptr: none of ours
 client_buffer * buffer_of(const ggml_tensor * tensor);      // of its memory; nullptr: not on a worker
+// nullptr: there is no memory for it, or the worker is lost
+std::unique_ptr<client_buffer> ask_for(client_device & device, uint64_t size);
 
 // client_copies.cpp
 uint64_t offset_in(const client_buffer * buffer, const ggml_tensor * tensor);
@@ -100,7 +108,9 @@ bool copy_tensor(const ggml_tensor * from, const ggml_tensor * to);
 // client_backend.cpp
 ggml_backend_t open_backend(client_device & device);
 
-// client_graph.cpp: the body of GRAPH. false: it cannot be sent, and why says what is wrong
-bool write_graph(const ggml_cgraph * graph, const client_device & device, writer & out, std::string & why);
+// client_graph.cpp: the body of GRAPH, with the places of small results from `first` on. false: it cannot be sent, and
+// why says what is wrong
+bool write_graph(const ggml_cgraph * graph, const client_device & device, const set_aside & results, uint64_t first,
+    writer & out, std::string & why);
 
 } // namespace mesh

@@ -72,25 +72,48 @@ static bool compute_kept(client_device & device, const kept_graph & kept) {
     return device.worker->link.send(body);
 }
 
-static bool compute_new(client_device & device, const ggml_cgraph * graph) {
-    writer out;
+static bool write_or_say(
+    const client_device & device, const ggml_cgraph * graph, const set_aside & results, uint64_t first, writer & out) {
     std::string why;
-    if (!write_graph(graph, device, out, why)) {
+    const bool written = write_graph(graph, device, results, first, out, why);
+    if (!written) {
         std::fprintf(stderr, "mesh: a graph for %s cannot be computed: %s\n", device.name.c_str(), why.c_str());
+    }
+    return written;
+}
+
+static bool compute_new(client_device & device, const ggml_cgraph * graph) {
+    // 1. As it would be with the first places for its small results
+    const set_aside results = results_of(device, graph);
+    if (!results.places.empty() && !has_room(device)) {
+        std::fprintf(stderr, "mesh: %s has no memory for results\n", device.name.c_str());
+        return false;
+    }
+    writer plain;
+    if (!write_or_say(device, graph, results, 0, plain)) {
+        return false;
+    }
+    // 2. The worker keeps the same one
+    if (kept_graph * same = graph->uid == 0 ? nullptr : find_same(device, plain.data)) {
+        same->now = graph->uid;
+        note_results(device, graph, results, same->first);
+        return compute_kept(device, *same);
+    }
+    // 3. A new one, with places of its own
+    const uint64_t first = next_place(device, results);
+    writer placed;
+    if (first != 0 && !write_or_say(device, graph, results, first, placed)) {
+        return false;
+    }
+    note_results(device, graph, results, first);
+    if (!device.worker->link.send_bytes(message::graph, first != 0 ? placed.data : plain.data)) {
         return false;
     }
     if (graph->uid == 0) {
-        return device.worker->link.send_bytes(message::graph, out.data);
-    }
-    if (kept_graph * same = find_same(device, out.data)) {
-        same->now = graph->uid;
-        return compute_kept(device, *same);
-    }
-    if (!device.worker->link.send_bytes(message::graph, out.data)) {
-        return false;
+        return true;
     }
     std::deque<kept_graph> & kept = kept_of(device);
-    kept.push_back({ graph->uid, graph->uid, std::move(out.data) });
+    kept.push_back({ graph->uid, graph->uid, first, std::move(plain.data) });
     if (kept.size() > STORED_GRAPHS) {
         kept.pop_front();
     }
@@ -106,6 +129,7 @@ static ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
         return GGML_STATUS_FAILED;
     }
     std::lock_guard<std::mutex> lock(device.worker->link.order);
+    // with the same uid it is the same graph of the same tensors, whose places are noted
     const kept_graph * kept = find_kept(device, graph->uid);
     const bool sent = kept != nullptr ? compute_kept(device, *kept) : compute_new(device, graph);
     return sent ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED;

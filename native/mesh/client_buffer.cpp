@@ -154,8 +154,7 @@ static bool is_given(client_device & device, const allocate_body & body) {
     return reply.done == 1;
 }
 
-// nullptr: there is no memory for it, or the worker is lost
-static std::unique_ptr<client_buffer> ask_for(client_device & device, uint64_t size) {
+std::unique_ptr<client_buffer> ask_for(client_device & device, uint64_t size) {
     static std::atomic<uint32_t> last_number{ 0 };
     static std::atomic<uint64_t> next_base{ FIRST_BASE };
     allocate_body body;

@@ -43,11 +43,12 @@ static bool read_pieces(const ggml_tensor * tensor, uint8_t * target, uint64_t o
     if (!own->device->worker->loading.settle()) {
         return false;
     }
+    const remote_place where = place_of(tensor);
     const int64_t limit = ggml_is_contiguous(tensor) ? limit_of_places(tensor) : 0; // what is between may be anything
     for (uint64_t done = 0; done < size; done += piece_of(row)) {
         read_body body;
-        body.buffer = own->number;
-        body.offset = offset_in(own, tensor) + offset + done;
+        body.buffer = where.buffer;
+        body.offset = where.offset + offset + done;
         body.size = static_cast<uint32_t>(std::min(size - done, piece_of(row)));
         body.row = row;
         uint8_t * piece = target + bytes_on_wire(done, row);
@@ -123,8 +124,8 @@ bool write_activation(const ggml_tensor * from, const ggml_tensor * to) {
 }
 
 // Piece by piece: the source's worker pushes, the target's takes
-static bool push_tensor(const client_buffer * source, uint64_t from, const client_buffer * target, uint64_t to,
-    uint64_t size, uint32_t row) {
+static bool push_tensor(const client_buffer * source, const remote_place & from, const client_buffer * target,
+    uint64_t to, uint64_t size, uint32_t row) {
     static std::mutex order; // each worker has the pieces of a pair in the order of the other one
     static uint64_t last_token = 0;
     client_worker & sender = *source->device->worker;
@@ -132,10 +133,10 @@ static bool push_tensor(const client_buffer * source, uint64_t from, const clien
     for (uint64_t done = 0; done < size; done += piece_of(row)) {
         push_body push;
         push.neighbour = receiver.place;
-        push.buffer = source->number;
+        push.buffer = from.buffer;
         push.size = static_cast<uint32_t>(std::min(size - done, piece_of(row)));
         push.row = row;
-        push.offset = from + done;
+        push.offset = from.offset + done;
         take_body take;
         take.neighbour = sender.place;
         take.buffer = target->number;
@@ -175,12 +176,13 @@ bool copy_tensor(const ggml_tensor * from, const ggml_tensor * to) {
     worker.loading.settle();
     if (!within) {
         return push_tensor(
-            source, offset_in(source, from), target, offset_in(target, to), ggml_nbytes(from), row_of_activation(from));
+            source, place_of(from), target, offset_in(target, to), ggml_nbytes(from), row_of_activation(from));
     }
     copy_body body;
-    body.from_buffer = source->number;
+    const remote_place where = place_of(from);
+    body.from_buffer = where.buffer;
     body.to_buffer = target->number;
-    body.from_offset = offset_in(source, from);
+    body.from_offset = where.offset;
     body.to_offset = offset_in(target, to);
     body.size = ggml_nbytes(from);
     return worker.link.send(body);

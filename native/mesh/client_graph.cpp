@@ -8,7 +8,8 @@ namespace mesh {
 // The tensors of one graph in the order of the wire: each after what it names.
 class graph_writer {
 public:
-    graph_writer(const ggml_cgraph * graph, const client_device & device) : graph(graph), device(device) {}
+    graph_writer(const ggml_cgraph * graph, const client_device & device, const set_aside & results, uint64_t first) :
+        graph(graph), device(device), results(results), first(first) {}
 
     void write_all(writer & out);
 
@@ -20,6 +21,8 @@ private:
 
     const ggml_cgraph * graph;
     const client_device & device;
+    const set_aside & results;
+    const uint64_t first;
     writer rows;
     uint32_t count = 0;
     std::unordered_map<const ggml_tensor *, uint32_t> numbers; // from 1
@@ -41,8 +44,15 @@ wire_tensor graph_writer::describe(const ggml_tensor * tensor) const {
     // a graph that was split has tensors of other devices, of which only the shape is of interest
     const client_buffer * buffer = buffer_of(tensor);
     if (buffer != nullptr && buffer->device->worker == device.worker) {
-        row.buffer = buffer->number;
-        row.offset = reinterpret_cast<uint64_t>(tensor->data) - buffer->base;
+        const ggml_tensor * base = tensor->view_src != nullptr ? tensor->view_src : tensor;
+        const auto aside = results.places.find(base);
+        if (aside != results.places.end()) {
+            row.buffer = device.results->number;
+            row.offset = first + aside->second + offset_in(buffer, tensor) - offset_in(buffer, base);
+        } else {
+            row.buffer = buffer->number;
+            row.offset = offset_in(buffer, tensor);
+        }
     }
     for (int i = 0; i < GGML_MAX_DIMS; i++) {
         row.ne[i] = small(tensor->ne[i]);
@@ -113,9 +123,10 @@ void graph_writer::write_all(writer & out) {
     out.put_bytes(rows.data.data(), rows.data.size());
 }
 
-bool write_graph(const ggml_cgraph * graph, const client_device & device, writer & out, std::string & why) {
+bool write_graph(const ggml_cgraph * graph, const client_device & device, const set_aside & results, uint64_t first,
+    writer & out, std::string & why) {
     try {
-        graph_writer(graph, device).write_all(out);
+        graph_writer(graph, device, results, first).write_all(out);
         return true;
     } catch (const bad_message & error) {
         why = error.what();

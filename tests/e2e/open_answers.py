@@ -12,6 +12,16 @@ from itertools import groupby
 
 from tests.e2e.api_client import Api, Streamed
 
+# Each line repeats enough of the one before for drafts (12 tokens), and counts; at least 1.3 ahead.
+REPEATING = tuple(
+    "".join(line.replace("N", str(first + number)) for number in range(8))
+    for first, line in (
+        (10, "line N: the sun is up, the sky is blue and the sea is still.\n"),
+        (20, '{"id": N, "kind": "tree", "height": 12, "leaves": "green", "old": true}\n'),
+        (40, "user-N,active,2024-01-01,Paris,France,admin,yes,no,no\n"),
+        (60, "step N: open the door, walk in, close the door, walk out.\n"),
+    )
+)
 HIT_AFTER = 10  # pieces of each stream
 _HELD_SECONDS = 20.0
 _NOTED: list["Interruption"] = []

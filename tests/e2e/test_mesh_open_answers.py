@@ -27,7 +27,7 @@ from tests.e2e.homes import connected
 from tests.e2e.mesh_losses import again_within, crashes
 from tests.e2e.models import smollm2, stock_text
 from tests.e2e.nodes import SAME_BATCHES, Fleet, api_of, child_pid, model_of, play
-from tests.e2e.open_answers import Interruption, answers_under, interruption
+from tests.e2e.open_answers import REPEATING, Interruption, answers_under, interruption
 from tests.e2e.trio import Trio, trio
 from tests.soak import SEED, SOAK, counts, drawn
 
@@ -42,16 +42,6 @@ PROMPTS = (
     "300 301 302 303 304 305 306 307 308 309 310 311 312",
     "line 10: x\nline 11: x\nline 12: x\nline 13: x\nline 14: x\n",
     "1. a\n2. a\n3. a\n4. a\n5. a\n6. a\n7. a\n",
-)
-# Each line repeats enough of the one before for drafts (12 tokens), and counts; at least 1.3 ahead.
-REPEATING = tuple(
-    "".join(line.replace("N", str(first + number)) for number in range(8))
-    for first, line in (
-        (10, "line N: the sun is up, the sky is blue and the sea is still.\n"),
-        (20, '{"id": N, "kind": "tree", "height": 12, "leaves": "green", "old": true}\n'),
-        (40, "user-N,active,2024-01-01,Paris,France,admin,yes,no,no\n"),
-        (60, "step N: open the door, walk in, close the door, walk out.\n"),
-    )
 )
 TOKENS = 100
 GRACE = counts(10, 120)  # 120 is the default

@@ -1,8 +1,12 @@
 """native/mesh: candidates for the next token come from the last worker, and texts are those of all logits."""
 
 import json
+import os
+import signal
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from meshd.model.device_sampling import DeviceSampling
@@ -12,6 +16,8 @@ from tests.e2e.mesh_rig import Mesh
 from tests.e2e.mesh_server_scene import LONG, MARKS, found_build, is_before
 from tests.e2e.models import smollm2, stock_text
 from tests.e2e.native_rig import DEADLINE, PROMPT, Head
+from tests.e2e.open_answers import REPEATING
+from tests.soak import counts
 
 STATE = 576 * 4  # bytes of a token between two layers of SmolLM2
 VOCABULARY = 49152
@@ -20,6 +26,8 @@ MOST_BYTES = 8000  # of a token and stream, on all connections of the head
 PENALTIES = {"presence", "frequency"}
 PENALTIES_OF_CANDIDATES = (0, 20)  # of ggml: before, llama-server takes all logits for them
 TOKENS = 24
+DRAFTS = ("--spec-type", "ngram-map-k", "--spec-ngram-map-k-size-m", "8")
+DRAFTED_TOKENS = 100
 pytestmark = MARKS
 
 # What is left to the device must not change a text: order, ties, rounding, penalties, all behind top-k.
@@ -170,3 +178,26 @@ def test_with_a_chain_for_a_device_a_request_that_needs_logits_has_its_text_all_
     fields = sampled.fields({"temperature": 0.9})
     assert not sampled.fields(asked)
     assert text(sampled.head, {**asked, **fields, "backend_sampling": False}) == text(sampled.head, asked)
+
+
+def test_drafts_of_several_answers_take_candidates_of_their_own(tmp_path: Path) -> None:
+    """Each round has micro batches in which other samplers are idle, and drafts give several rows to some."""
+    texts = [stock_text(smollm2(), DRAFTED_TOKENS, prompt, ("-c", "8192", "-t", "1")) for prompt in REPEATING]
+    extra = ("-np", str(STREAMS), "-c", "8192", *DRAFTS)
+    with Mesh(found_build(), tmp_path, smollm2(), 1, weights=[smollm2()], extra=extra) as mesh:
+        settings = completed(mesh.head, {})["generation_settings"]
+        assert isinstance(settings, dict)
+        rule = DeviceSampling(settings, VOCABULARY, drafts=True)
+        asked: dict[str, object] = {"temperature": 0, "ignore_eos": True, "n_predict": DRAFTED_TOKENS}
+        requests = [{**asked, "prompt": prompt, **rule.added_to(asked)} for prompt in REPEATING]
+        assert all("backend_sampling" in request for request in requests)
+        with ThreadPoolExecutor(STREAMS) as pool:
+            for _ in range(counts(3, 20)):
+                os.kill(mesh.head.process.pid, signal.SIGSTOP)  # so that it finds them together
+                answers = [pool.submit(completed, mesh.head, request) for request in requests]
+                time.sleep(0.5)
+                os.kill(mesh.head.process.pid, signal.SIGCONT)
+                got = [answer.result() for answer in answers]
+                assert [answer["content"] for answer in got] == texts
+                timings = got[0]["timings"]
+                assert isinstance(timings, dict) and timings["draft_n_accepted"] > 0

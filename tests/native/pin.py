@@ -27,6 +27,7 @@ WATCHED = {  # in the order in which native/FOLLOW.md has them
     "ggml/src/ggml-backend-impl.h": "the tables of functions that client_*.cpp fill in",
     "ggml/include/ggml-backend.h": "what a device says of itself",
     "ggml/src/ggml-impl.h": "ggml_cgraph, which client_graph.cpp reads and graphs.cpp makes",
+    "ggml/src/ggml-alloc.c": "which layouts are taken again: set_aside.cpp",
     "ggml/include/ggml.h": "operations, types, ggml_tensor",
     "ggml/src/ggml.c": "shapes of results, and where parameters are: shapes_*.cpp",
     "ggml/src/ggml-cpu/ops.cpp": "what kernels read and assert: shapes_*.cpp, release.cpp",

@@ -18,12 +18,19 @@ def sampling_of(it: Scene) -> DeviceSampling | None:
     return it.serve.device_sampling
 
 
-@pytest.mark.parametrize(("output", "expected"), [("worker", True), ("head", None)])
+@pytest.mark.parametrize(
+    ("output", "arguments", "expected"),
+    [
+        pytest.param("worker", (), True, id="worker"),
+        pytest.param("worker", ("--spec-type", "ngram-mod"), False, id="the user's own drafts"),
+        pytest.param("head", (), None, id="head"),
+    ],
+)
 def test_candidates_are_taken_where_a_worker_makes_the_logits(
-    tmp_path: Path, output: str, expected: bool | None
+    tmp_path: Path, output: str, arguments: tuple[str, ...], expected: bool | None
 ) -> None:
     async def main() -> None:
-        async with scene(tmp_path, devices=("none",), output=output) as it:
+        async with scene(tmp_path, devices=("none",), output=output, llama_args=arguments) as it:
             it.worker("anna")
             ready = await held(it)
             assert sampling_of(it) is None

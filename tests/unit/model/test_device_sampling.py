@@ -118,15 +118,14 @@ def test_what_a_request_does_not_say_is_as_the_server_was_started() -> None:
 
 
 def test_requests_that_speculate_take_candidates_without_penalties() -> None:
-    own = {**SETTINGS, "speculative.types": "ngram-map-k,draft-simple"}
-    sampling = DeviceSampling(own, 50_000, drafts=True)
+    """llama-server's properties say "none" whatever it was started with."""
+    sampling = DeviceSampling(SETTINGS, 50_000, drafts=True)
     chain = [name for name in CUT if name not in ("penalties", "dry")]
     assert sampling.added_to({"prompt": "Hello"}) == {**CANDIDATES, "samplers": chain}
     assert sampling.added_to({"repeat_last_n": 0, "presence_penalty": 1})["samplers"] == chain
     for penalty in ("presence_penalty", "frequency_penalty"):
         assert sampling.added_to({penalty: 0.5}) == {}
     assert sampling.added_to({"tools": [{"type": "function"}]}) == {}
-    assert DeviceSampling(SETTINGS, 50_000, drafts=True).added_to({}) == CANDIDATES
 
 
 def test_only_devices_that_are_known_to_sort_a_vocabulary_are_asked() -> None:
