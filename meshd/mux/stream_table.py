@@ -14,6 +14,7 @@ from meshd.wire.frame_types import Open
 from meshd.wire.limits import MAX_STREAMS
 
 MOST_LATE = 4 * MAX_STREAMS  # answers owed about forgotten streams; an honest peer asks about fewer
+_LAST_ID = (1 << 32) - 3  # of a peer's streams: ids are u32, and each side takes every second one
 
 
 class StreamTable:
@@ -62,10 +63,13 @@ class StreamTable:
         return stream_id
 
     def opened(self, frame: Open) -> StreamState | None:
-        """Add a stream of the peer; None for a repetition, which Resume has answered."""
+        """Add a stream of the peer; None for a repetition, which Resume has answered.
+
+        Raises RemoteProtocolError if no stream could come after it.
+        """
         if frame.stream_id < self.next_peer:
             return None
-        self.next_peer = frame.stream_id + 2
+        self._see(frame.stream_id)
         return self._add(
             frame.stream_id, frame.service, Priority(frame.priority), ours=False, window=frame.window
         )
@@ -88,9 +92,14 @@ class StreamTable:
         return stream
 
     def never_open(self, stream_id: int) -> None:
-        """Ignore the Open of a stream that the peer has reset before it came."""
-        if not self.is_own(stream_id):
-            self.next_peer = max(self.next_peer, stream_id + 2)
+        """Ignore the Open of a stream that the peer has reset before it came. Raises as `opened`."""
+        if not self.is_own(stream_id) and stream_id >= self.next_peer:
+            self._see(stream_id)
+
+    def _see(self, stream_id: int) -> None:
+        if stream_id > _LAST_ID:  # the next one has to fit into Resume
+            raise RemoteProtocolError(f"stream {stream_id} leaves no id for another one", code="stream")
+        self.next_peer = stream_id + 2
 
     def answer(self, stream: StreamState) -> None:
         """Record that the peer knows the stream: its Open need not be repeated."""

@@ -1,5 +1,7 @@
 """What a peer that breaks the rules can do: end the session with a RemoteProtocolError, and nothing else."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -253,3 +255,17 @@ def test_any_frames_keep_the_bounds(frames: list[Control | Data], side: Side, wr
     except RemoteProtocolError:
         assert session.status().streams == ()
         assert budget.left == 10_000
+
+
+LAST = 0xFFFFFFFC  # of a leader's: the next id has to fit into four bytes
+
+
+@pytest.mark.parametrize("make", [lambda id: Open(id, "s", {}, 0, WINDOW), lambda id: Reset(id, 1, "", 0, 0)])
+def test_the_last_id_leaves_none_for_another_stream(make: Callable[[int], Control]) -> None:
+    """The next id is part of what a session says on each new link."""
+    session = follower()
+    session.receive(1, encode(make(LAST)), 1.0)
+    session.link_up(2, 2.0)
+    assert session.transmit(2, 2.0, 1 << 16)
+    with pytest.raises(RemoteProtocolError, match="no id for another"):
+        follower().receive(1, encode(make(LAST + 2)), 1.0)
