@@ -148,7 +148,6 @@ class Daemon:
                 founds_mesh=ROLES[self._role].founds_mesh,
             )
             try:
-                ROLES[self._role].check_certified(entered.membership.roles)  # before anything is fetched
                 await self._live(key, entered, native, preflight)
             finally:
                 await entered.aclose()
@@ -190,6 +189,8 @@ class Daemon:
             mesh_port=preflight.mesh_port,
         )
         try:
+            # Before anything is fetched, and after the addresses are kept that joining brought.
+            ROLES[self._role].check_certified(entered.membership.roles)
             runtime = make_runtime(
                 self._config,
                 member.mesh,
