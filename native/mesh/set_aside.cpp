@@ -6,8 +6,9 @@
 
 namespace mesh {
 
-// Candidates and probabilities have at most 256 values, a token is one
-static constexpr uint64_t SMALL_BYTES = 4096;
+// Candidates and probabilities have at most 256 values (MOST_CANDIDATES in meshd/model/device_sampling.py), a token is
+// one. Logits and states are larger, and results in every graph: their memory is never left to others
+static constexpr uint64_t SMALL_BYTES = 256 * sizeof(float);
 
 static const ggml_tensor * base_of(const ggml_tensor * tensor) {
     return tensor->view_src != nullptr ? tensor->view_src : tensor;
