@@ -180,20 +180,24 @@ def test_with_a_chain_for_a_device_a_request_that_needs_logits_has_its_text_all_
     assert text(sampled.head, {**asked, **fields, "backend_sampling": False}) == text(sampled.head, asked)
 
 
-def test_drafts_of_several_answers_take_candidates_of_their_own(tmp_path: Path) -> None:
-    """Each round has micro batches in which other samplers are idle, and drafts give several rows to some."""
+@pytest.mark.parametrize("by_user", [False, True], ids=["candidates", "whole chain"])
+def test_drafts_of_several_answers_are_sampled_from_their_own_logits(tmp_path: Path, by_user: bool) -> None:
+    """Each round has micro batches in which other samplers are idle, and drafts give several rows to some.
+
+    `by_user`: with `-- -bs`, which leaves results in memory that ggml gives to later nodes.
+    """
     texts = [stock_text(smollm2(), DRAFTED_TOKENS, prompt, ("-c", "8192", "-t", "1")) for prompt in REPEATING]
-    extra = ("-np", str(STREAMS), "-c", "8192", *DRAFTS)
+    extra = ("-np", str(STREAMS), "-c", "32768", *DRAFTS, *(("-bs",) if by_user else ()))
     with Mesh(found_build(), tmp_path, smollm2(), 1, weights=[smollm2()], extra=extra) as mesh:
-        settings = completed(mesh.head, {})["generation_settings"]
-        assert isinstance(settings, dict)
-        rule = DeviceSampling(settings, VOCABULARY, drafts=True)
+        _, props = mesh.head.request("GET", "/props", None)
+        settings = json.loads(props)["default_generation_settings"]["params"]
         asked: dict[str, object] = {"temperature": 0, "ignore_eos": True, "n_predict": DRAFTED_TOKENS}
-        requests = [{**asked, "prompt": prompt, **rule.added_to(asked)} for prompt in REPEATING]
-        assert all("backend_sampling" in request for request in requests)
+        fields = DeviceSampling(settings, VOCABULARY, drafts=True).added_to(asked)
+        assert ("backend_sampling" in fields) is not by_user, "the user decides"
         with ThreadPoolExecutor(STREAMS) as pool:
-            for _ in range(counts(3, 20)):
+            for _ in range(counts(2, 20)):
                 os.kill(mesh.head.process.pid, signal.SIGSTOP)  # so that it finds them together
+                requests = [{**asked, **fields, "prompt": prompt} for prompt in REPEATING]
                 answers = [pool.submit(completed, mesh.head, request) for request in requests]
                 time.sleep(0.5)
                 os.kill(mesh.head.process.pid, signal.SIGCONT)
