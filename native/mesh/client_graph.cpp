@@ -44,7 +44,7 @@ wire_tensor graph_writer::describe(const ggml_tensor * tensor) const {
     // a graph that was split has tensors of other devices, of which only the shape is of interest
     const client_buffer * buffer = buffer_of(tensor);
     if (buffer != nullptr && buffer->device->worker == device.worker) {
-        const ggml_tensor * base = tensor->view_src != nullptr ? tensor->view_src : tensor;
+        const ggml_tensor * base = base_of(tensor);
         const auto aside = results.places.find(base);
         if (aside != results.places.end()) {
             row.buffer = device.results->number;

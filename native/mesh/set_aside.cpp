@@ -7,10 +7,11 @@
 namespace mesh {
 
 // Candidates and probabilities have at most 256 values (MOST_CANDIDATES in meshd/model/device_sampling.py), a token is
-// one. Logits and states are larger, and results in every graph: their memory is never left to others
+// one. Larger results stay where they are: logits and states are results in every graph, but what a chain of a user's
+// own gives back of a whole vocabulary may still be overwritten
 static constexpr uint64_t SMALL_BYTES = 256 * sizeof(float);
 
-static const ggml_tensor * base_of(const ggml_tensor * tensor) {
+const ggml_tensor * base_of(const ggml_tensor * tensor) {
     return tensor->view_src != nullptr ? tensor->view_src : tensor;
 }
 

@@ -35,6 +35,9 @@ uint64_t next_place(client_device & device, const set_aside & results);
 // Notes where the results of this graph are from now on. The connection's order is held
 void note_results(client_device & device, const ggml_cgraph * graph, const set_aside & results, uint64_t first);
 
+// The tensor whose memory this is
+const ggml_tensor * base_of(const ggml_tensor * tensor);
+
 // A place in the memory of a worker
 struct remote_place {
     uint32_t buffer;
