@@ -187,6 +187,7 @@ EVENTS: Mapping[str, str] = {
     "tunnel_broken": "a tunnelled connection broke the protocol",
     "tunnel_foreign_client": "a foreign process connected to a tunnel's listener",
     "tunnel_full": "a tunnel has the maximum of connections",
+    "tunnel_local": "a connection between a head and a worker on one machine goes past their link",
     "tunnel_opened": "a connection to a worker goes through a tunnel; what is compressed, and why",
     "tunnel_user_unknown": "this system does not tell who connects to a tunnel: any local user can use it",
     "tunnel_waits": "a tunnel cannot listen on its port, and retries",

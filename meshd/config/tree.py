@@ -210,6 +210,14 @@ class LinksConfig:
             form=forms.BOOLEAN, env="MESHD_NO_RELAYING", help="do not forward traffic between other members"
         ),
     ] = False
+    no_local: Annotated[
+        bool,
+        Setting(
+            form=forms.BOOLEAN,
+            env="MESHD_NO_LOCAL",
+            help="send traffic to and from workers on this machine over the encrypted link as well",
+        ),
+    ] = False
     compress: Annotated[
         str,
         Setting(

@@ -84,9 +84,11 @@ class Fleet:
         """Of a node in this fleet's folder; `home` names its state where that is not its own name.
 
         All workers take part, however fast the model would be without them, an answer that is interrupted
-        ends with an error, and each round makes one token, unless its options say otherwise.
+        ends with an error, each round makes one token, and all traffic crosses the links, as between
+        machines, unless its options say otherwise.
         """
         environment = {"MESHD_SPLIT": "always", "MESHD_CONTINUE_ANSWERS": "0", "MESHD_SPECULATE": "off"}
+        environment["MESHD_NO_LOCAL"] = "1"
         environment |= {"MESHD_JOIN": token} if token else {}
         if self._cache is None:
             environment["MESHD_KEEP_WEIGHTS"] = "0"
