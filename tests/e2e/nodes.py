@@ -48,6 +48,9 @@ def play(work: Coroutine[object, object, T], *, seconds: float = TEST_SECONDS) -
         raise first_error(group) from group
 
 
+LOCALLY = ("--set", "links.no_local=false")  # which Fleet.spec sets otherwise
+
+
 class Fleet:
     """Async context manager: the nodes of one test, in `folder`; all are gone when it is left."""
 
