@@ -41,7 +41,8 @@ _VARIABLE = "GGML_MESH_TRACE"
 class TraceArgs:
     """One prompt of `prompt` tokens, answered with `tokens`, over `workers` at `rtt_ms`.
 
-    `model` None: SmolLM2. `svg`: where a picture is written. `devices`: one for each worker, or none: CPUs.
+    It is asked `times` times, and the last is shown. `model` None: SmolLM2. `svg`: where a picture is written.
+    `devices`: one for each worker, or none: CPUs.
     """
 
     model: Path | None
@@ -50,6 +51,7 @@ class TraceArgs:
     rtt_ms: float = 0.0
     prompt: int = 1024
     tokens: int = 8
+    times: int = 2
     devices: tuple[str, ...] = ()
     svg: Path | None = None
     as_json: bool = False
@@ -63,6 +65,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--rtt", type=float, default=0.0, metavar="MS")
     parser.add_argument("--prompt", type=int, default=1024, metavar="N", help="tokens of the prompt")
     parser.add_argument("--tokens", type=int, default=8, metavar="N", help="tokens to generate")
+    parser.add_argument("--times", type=int, default=2, metavar="N", help="ask so often, and show the last")
     parser.add_argument("--devices", default="", metavar="LIST", help="of each worker, such as CUDA0,CUDA1")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="write a picture")
     parser.add_argument("--json", action="store_true")
@@ -74,6 +77,7 @@ def main(argv: Sequence[str]) -> int:
         rtt_ms=given.rtt,
         prompt=given.prompt,
         tokens=given.tokens,
+        times=given.times,
         devices=tuple(filter(None, given.devices.split(","))),
         svg=given.svg,
         as_json=given.json,
@@ -114,7 +118,7 @@ async def _trace(args: TraceArgs, out: BenchOutput) -> Trace:
 
 
 async def _measured(args: TraceArgs, model: Path, folder: Path, owner: Owner, out: BenchOutput) -> Trace:
-    """The second time that the prompt is asked: graphs are known then, and the links' windows have grown."""
+    """The last time that the prompt is asked: from the second on graphs are known, and windows have grown."""
     names = worker_names(args.workers)
     written = {name: folder / "traces" / name for name in (HEAD_NAME, *names)}
     for place in written.values():
@@ -144,7 +148,8 @@ async def _measured(args: TraceArgs, model: Path, folder: Path, owner: Owner, ou
     argv = arguments_of(next(child.pid or 0 for child in status.children if child.name == "llama-server"))
     place = head.spec.home / "llama.sock"
     out.progress("measuring")
-    await measure(place, prompt_tokens=args.prompt, tokens=WARM_TOKENS)
+    for _ in range(args.times - 1):
+        await measure(place, prompt_tokens=args.prompt, tokens=WARM_TOKENS)
     begin = time.monotonic_ns()
     await measure(place, prompt_tokens=args.prompt, tokens=args.tokens)
     end = time.monotonic_ns()
