@@ -21,8 +21,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# For a chain of samplers llama-server reserves its graphs anew with each request, which takes some milliseconds
-# (decision 0038). On one machine that is what as many tokens save.
+# For a chain of samplers llama-server reserves its graphs anew with each request, which takes some
+# milliseconds (decision 0038). On one machine that is what as many tokens save.
 FEW_TOKENS = 24
 MOST_CANDIDATES = 256  # 2 kB per token; with more candidates, all logits may be smaller
 MOST_PENALIZED = 256  # tokens that penalties look back at: their ids are sent for each token

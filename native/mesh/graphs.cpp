@@ -65,8 +65,10 @@ static void check_node(const ggml_tensor * node, ggml_backend_t backend) {
     }
 }
 
+// A device may prepare for a graph of so few tokens to come again. With more, computing takes longer than launching
+static constexpr int64_t CAPTURED_TOKENS = 128;
+
 // What any head may have for graphs that are kept, enough for eight of 10,000 tensors, and which part of what is lent
-static constexpr int64_t CAPTURED_TOKENS = 128; // of more, the kernels take longer than launching them
 static constexpr uint64_t LEAST_KEPT = 48 << 20;
 static constexpr uint64_t LENT_TO_KEPT = 16;
 
@@ -139,7 +141,7 @@ void stored_graph::link(uint32_t own, const wire_tensor & from) {
     tensor->flags = static_cast<int32_t>(from.flags & FLAGS);
 }
 
-// At least so many tokens pass it: columns of what is multiplied with weights
+// How many tokens pass it at least: the columns of what is multiplied with weights
 static int64_t tokens_of(const ggml_cgraph * graph) {
     int64_t most = 0;
     for (int i = 0; i < graph->n_nodes; i++) {

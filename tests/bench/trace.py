@@ -41,7 +41,7 @@ _VARIABLE = "GGML_MESH_TRACE"
 class TraceArgs:
     """One prompt of `prompt` tokens, answered with `tokens`, over `workers` at `rtt_ms`.
 
-    It is asked `times` times, and the last is shown. `model` None: SmolLM2. `svg`: where a picture is written.
+    It is asked `times` times, and the last is shown. `model` None: SmolLM2. `svg`: where a picture goes.
     `devices`: one for each worker, or none: CPUs.
     """
 
