@@ -89,7 +89,7 @@ def _mesh(status: Status) -> Iterator[HealthWarning]:
             severity="warning",
             what="this node is not in a mesh",
             hint="run `meshd invite` on the node that founded the mesh, and restart this node with "
-            "`--join TOKEN`",
+            "`--join INVITE`",
         )
 
 
@@ -163,7 +163,7 @@ def _peer(
             code="peer_lost",
             severity="error",
             what=f"{who} has been gone for longer than the grace time{_because(peer.last_error)}",
-            hint="start it again; it needs no token",
+            hint="start it again; it needs no invite",
         )
     unseen = peer.state in ("known", "connecting") and not peer.says_banned and not is_away(peer)
     if unseen and not peer.present and peer.last_error and long >= SUSPENDED_SECONDS:

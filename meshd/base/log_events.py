@@ -79,7 +79,7 @@ EVENTS: Mapping[str, str] = {
     "head_not_followed": "a head does not tell this client what it serves; it is asked again",
     "holder_lied": "a member gave another model than announced: its data was removed",
     "holder_lost": "a member gives no more pieces of a model, and why",
-    "join_not_used": "`--join` names a mesh that this home is already a member of; its token was not used",
+    "join_not_used": "`--join` names a mesh that this home is already a member of; its invite was not used",
     "joined_pipe_over": (
         "the connection over which this node joined does not become a link; others are dialled"
     ),
@@ -128,7 +128,7 @@ EVENTS: Mapping[str, str] = {
     "network_not_joined": "mDNS does not work on a network, and why; it is tried again",
     "news_dropped": "a statement in a peer's news was invalid, and was dropped",
     "news_refused": "too many of a peer's news were invalid: its news stream is ended, and reopened later",
-    "no_invite": "no token is printed: the disk takes no new invite",
+    "no_invite": "no invite is printed: the disk takes no new invite",
     "offer_unreadable": "a peer's offer of a link over ICE is malformed; it is dropped",
     "option_refused": "the system refused a socket option, so mDNS also hears other networks",
     "passing_on": "this node forwards traffic between two others that cannot reach each other",

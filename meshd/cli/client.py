@@ -4,7 +4,7 @@ Requests go to the node that serves their model, to the least busy one if there 
 no token.
 
 examples:
-  meshd client --join @token.txt                the API at http://127.0.0.1:8090/v1
+  meshd client --join @invite.txt                the API at http://127.0.0.1:8090/v1
   meshd client --port 8091 --set client.heads=desk,attic   use only these two nodes
 """
 

@@ -259,7 +259,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("why", GROUPS[2], "show where the time of a token goes, and what would save most", _why),
     Verb("plan", GROUPS[2], "predict how fast a model would run, and choose machines and split", _plan),
     Verb("bench", GROUPS[2], "run benchmarks", _bench),
-    Verb("invite", GROUPS[3], "create, list and revoke invite tokens", _invite),
+    Verb("invite", GROUPS[3], "create, list and revoke invites", _invite),
     Verb("accept", GROUPS[3], "let in a node that printed a reply code", _accept),
     Verb("forget", GROUPS[3], "remove a node that is gone from this node's list", _forget),
     Verb("revoke", GROUPS[3], "ban a node from the mesh", _revoke),
@@ -340,8 +340,8 @@ def _help() -> str:
         "usage: meshd COMMAND [OPTIONS]",
         "",
         "examples:",
-        "  meshd worker                                  lend this machine; prints an invite token",
-        "  meshd serve --model model.gguf --join TOKEN   serve the model at http://127.0.0.1:8090/v1",
+        "  meshd worker                                  lend this machine; prints an invite",
+        "  meshd serve --model model.gguf --join INVITE  serve the model at http://127.0.0.1:8090/v1",
         "",
     ]
     for group in GROUPS:

@@ -121,10 +121,10 @@ def test_what_is_waited_for_decides_what_is_to_be_done() -> None:
     fetching = hint(peer(paused=True, fetching=True), f"{few}; garage is fetching a model")
     assert fetching.startswith("wait until garage has its model")
     alone = hint(lambda status: replace(status, peers=()), few)
-    for word in ("`meshd worker --join TOKEN`", "`meshd invite`", "`--min-workers 0`"):
+    for word in ("`meshd worker --join INVITE`", "`meshd invite`", "`--min-workers 0`"):
         assert word in alone
     lacking = hint(lambda status: replace(status, peers=()), "waiting for a worker: it does not fit")
-    assert "`meshd worker --join TOKEN`" in lacking and "--min-workers" not in lacking
+    assert "`meshd worker --join INVITE`" in lacking and "--min-workers" not in lacking
 
 
 @pytest.mark.parametrize(
