@@ -193,7 +193,7 @@ def _peer(
             code="clock_off",
             severity="warning",
             what=f"the clock of {who} is {abs(offset):.0f} s {side} of this node's",
-            hint="set both clocks (NTP): the expiry of tokens depends on them",
+            hint="set both clocks (NTP): the expiry of invites depends on them",
         )
     # The path to it.
     if peer.link is not None and peer.link.path == "relayed":
@@ -212,10 +212,10 @@ def _suspended(peer: PeerView, who: str, long: float, status: Status) -> Iterato
         yield HealthWarning(
             code="peer_suspended",
             severity="warning",
-            what=f"answers have waited {long:.0f} s for a link to {who}{_because(peer.last_error)}; "
+            what=f"requests have waited {long:.0f} s for a link to {who}{_because(peer.last_error)}; "
             f"without one {_then(status, left)}",
-            hint="check its network, power and sleep; answers resume when a link is back. If it has crashed, "
-            "start it again: they do not wait that long then",
+            hint="check its network, power and sleep; requests continue when a link is back. If it crashed, "
+            "start it again: then they do not wait that long",
         )
     elif long >= SUSPENDED_SECONDS:
         yield HealthWarning(

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
         metavar=WHAT,
-        help="load: time to the first answer; nodes: speed by number of workers; latency: speed by distance; "
+        help="load: time to the first token; nodes: speed by number of workers; latency: speed by distance; "
         "rpc: tokens per second beside a direct connection; transport: bytes per second of links",
     )
     parser.add_argument("--model", metavar="FILE", help="GGUF file (default: SmolLM2)")

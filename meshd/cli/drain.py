@@ -1,7 +1,7 @@
-"""Lend nothing new, and return when nothing is lent any more: before an update or a shutdown.
+"""Let running requests finish, then lend nothing: before an update or a shutdown.
 
-Models that use this worker are loaded again without it as soon as no answer is open. Like `meshd pause` it
-holds until `meshd resume`, also after a restart.
+Models that use this worker are reloaded without it once their running requests have finished. Like
+`meshd pause`, this lasts until `meshd resume`, even after a restart.
 """
 
 import argparse

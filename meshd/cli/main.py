@@ -242,7 +242,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("client", GROUPS[1], "offer the API of the serving nodes on this machine, without a model", _client),
     Verb("relay", GROUPS[1], "forward traffic between nodes that cannot connect directly", _relay),
     Verb("pause", GROUPS[1], "lend nothing until resume", _pause),
-    Verb("drain", GROUPS[1], "lend nothing new, and wait until nothing is lent", _drain),
+    Verb("drain", GROUPS[1], "let running requests finish, then lend nothing", _drain),
     Verb("resume", GROUPS[1], "lend again after pause or drain", _resume),
     Verb("stop", GROUPS[1], "stop the node that runs on this machine", _stop),
     Verb("status", GROUPS[2], "show what this node does, and what needs attention", _status),
@@ -348,7 +348,7 @@ def _help() -> str:
         verbs = [f"  {verb.name:<8}  {verb.help}" for verb in VERBS if verb.group == group]
         lines += [f"{group}:", *verbs, ""]
     lines += [
-        "A running `meshd worker`, `serve` or `client` is a node, or daemon; one that serves is a head.",
+        "A running `meshd worker`, `serve` or `client` is called a node; a node that serves, a head.",
         "A node keeps its state in $MESHD_HOME",
         "(default: ~/.local/state/meshd; on macOS: ~/Library/Application Support/meshd).",
         "",

@@ -87,10 +87,10 @@ class AnswersAtOnce:
     def text(self) -> str:
         """The limits for people."""
         if self.slots == 1:
-            return f"1 answer at once, {self.tokens} tokens"
+            return f"1 request at once, {self.tokens} tokens"
         if self.shared:
-            return f"{self.slots} answers at once that share {self.tokens} tokens"
-        return f"{self.slots} answers at once, {self.tokens} tokens each"
+            return f"{self.slots} requests at once that share {self.tokens} tokens"
+        return f"{self.slots} requests at once, {self.tokens} tokens each"
 
 
 @dataclass(frozen=True, slots=True)

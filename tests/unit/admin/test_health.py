@@ -158,9 +158,11 @@ def test_answers_that_wait_for_a_worker_are_told_at_once() -> None:
         return warning.what
 
     who = f"a link to `garage` ({PEER.id[:10]})"
-    assert told(4.0) == f"answers have waited 4 s for {who}; without one they fail in 116 s"
-    assert told(70.0) == f"answers have waited 70 s for {who}; without one they fail in 50 s"
-    again = f"answers have waited 70 s for {who}; without one it counts as lost in 50 s: the model is loaded "
+    assert told(4.0) == f"requests have waited 4 s for {who}; without one they fail in 116 s"
+    assert told(70.0) == f"requests have waited 70 s for {who}; without one they fail in 50 s"
+    again = (
+        f"requests have waited 70 s for {who}; without one it counts as lost in 50 s: the model is loaded "
+    )
     assert (
         told(70.0, continue_s=300.0)
         == f"{again}again then, with standby worker `barn` in its place, and they go on"
