@@ -3,7 +3,7 @@
 NAME is what `--model` takes: hf:ORG/REPO:QUANT (Hugging Face), ollama:NAME, a short name (glm, qwen3,
 smollm2), a file's name, or a path. `ls` lists the models in Hugging Face's cache, Ollama, LM Studio,
 ~/.models and meshd's cache, and while a node runs here, those of other machines in the mesh. `pull` copies a
-model from machines in the mesh that have it; if none has it, it downloads the model into Hugging Face's cache.
+model from machines in the mesh that have it; if none has it, it downloads it into Hugging Face's cache.
 `mesh:NAME` and `mesh:FINGERPRINT` are models of other machines.
 
 examples:
