@@ -231,8 +231,8 @@ def _then(status: Status, left: float) -> str:
     if status.api is None or not status.api.continue_s:
         return f"they fail in {left:.0f} s"
     ready = [f"`{standby.node}`" for model in _served(status) for standby in model.standby if standby.ready]
-    how = f"with standby worker {ready[0]} in its place" if ready else "without it, or when it is back"
-    return f"it counts as lost in {left:.0f} s: the model is loaded again then, {how}, and they go on"
+    how = f"with standby worker {ready[0]}" if ready else "without it, or when it is back"
+    return f"it counts as lost in {left:.0f} s; then the model is reloaded {how}, and they continue"
 
 
 def _is_used(peer: PeerView, status: Status) -> bool:

@@ -38,7 +38,7 @@ def run(args: Arguments, out: Output) -> int:
             if time.monotonic() >= deadline:
                 raise UserError(
                     f"{in_number(lent, 'model')} still in use here",
-                    hint="run `meshd drain` again to go on waiting, or `meshd pause` to end the use now",
+                    hint="run `meshd drain` again to keep waiting, or `meshd pause` to end the use now",
                 )
             out.progress(f"waiting for the head of {in_number(lent, 'model')} to let go of this node")
             time.sleep(_LOOK_SECONDS)

@@ -160,16 +160,11 @@ def test_answers_that_wait_for_a_worker_are_told_at_once() -> None:
     who = f"a link to `garage` ({PEER.id[:10]})"
     assert told(4.0) == f"requests have waited 4 s for {who}; without one they fail in 116 s"
     assert told(70.0) == f"requests have waited 70 s for {who}; without one they fail in 50 s"
-    again = (
-        f"requests have waited 70 s for {who}; without one it counts as lost in 50 s: the model is loaded "
-    )
-    assert (
-        told(70.0, continue_s=300.0)
-        == f"{again}again then, with standby worker `barn` in its place, and they go on"
-    )
+    again = f"requests have waited 70 s for {who}; without one it counts as lost in 50 s; then the model is "
+    assert told(70.0, continue_s=300.0) == f"{again}reloaded with standby worker `barn`, and they continue"
     assert (
         told(70.0, model(standby=MODEL.standby[1:]), continue_s=300.0)
-        == f"{again}again then, without it, or when it is back, and they go on"
+        == f"{again}reloaded without it, or when it is back, and they continue"
     )
     loading = peer(state="suspended", state_s=4.0, link=None)(model(state="loading")(calm()))
     assert codes(loading) == []
