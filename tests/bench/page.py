@@ -55,8 +55,8 @@ what any two hops in Python cost:
 
 ## Compared with reports of others
 
-Tokens per second by delay: theirs of each request to compute, with GLM-4.7-Flash on an Apple M4 Max; ours of a
-round trip, with SmolLM2 here, {pairs} starts each. Compare how each declines (SHARE).
+Tokens per second by delay: theirs of each request to compute, with GLM-4.7-Flash on an Apple M4 Max; ours of
+a round trip, with SmolLM2 here, {pairs} starts each. Compare how each declines (SHARE).
 Their model on their machine, {not_here}: {delayed_command}.
 
 {delayed}
