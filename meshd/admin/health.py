@@ -215,7 +215,7 @@ def _suspended(peer: PeerView, who: str, long: float, status: Status) -> Iterato
             what=f"requests have waited {long:.0f} s for a link to {who}{_because(peer.last_error)}; "
             f"without one {_then(status, left)}",
             hint="check its network, power and sleep; requests continue when a link is back. If it crashed, "
-            "start it again: then they do not wait that long",
+            "start it again to shorten the wait",
         )
     elif long >= SUSPENDED_SECONDS:
         yield HealthWarning(

@@ -124,7 +124,7 @@ def _refuse_options_of_others(args: Arguments) -> None:
         option = f"--{name.replace('_', '-')}"
         if name in _PROXY_ALONE:
             raise UsageError(
-                f"`{option}` is for the proxy alone",
+                f"`{option}` is only for the proxy",
                 hint="for example `meshd bench latency --proxy 6001:5001 --ms 20`",
             )
         what = "the proxy" if is_proxy else f"`meshd bench {args.what}`"

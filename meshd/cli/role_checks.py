@@ -124,7 +124,7 @@ def _check_served(serve: ServeConfig, node: str) -> None:
         raise UserError("`--layers` cannot be combined with `--tensor-split`", hint="give one of them")
     if serve.standby and serve.layers:
         raise UserError(
-            "`--standby` cannot be combined with `--layers`, which says who computes",
+            "`--standby` cannot be combined with `--layers`, which already names the workers",
             hint="give one of them",
         )
     if both := sorted(set(serve.standby) & set(serve.workers)):
@@ -155,8 +155,8 @@ def _check_header_only(serve: ServeConfig, node: str) -> None:
     for option, is_given in (*combined, *((f"-- {word}", True) for word in read)):
         if is_given:
             raise UserError(
-                f"`--header-only` cannot be combined with `{option}`, by which this node reads layers",
-                hint="omit one of them; without `--header-only` all of the model comes from members first",
+                f"`--header-only` cannot be combined with `{option}`, which makes this node read layers",
+                hint="omit one of them; without `--header-only`, the whole model is copied first",
             )
 
 

@@ -118,7 +118,7 @@ def change_in_words(change: Change) -> str:
     """Word an advice, with the options that follow it."""
     match change:
         case LetHeadCompute():
-            return f"omit `--device none`, so that `{change.head}` computes, too"
+            return f"omit `--device none`, so that `{change.head}` also computes"
         case OneAtOnce():
             return f"one request at a time (`-- -np 1`): {_split_change(change.change)}"
         case HalfFloats():
@@ -177,7 +177,7 @@ def _worded(reason: Reason) -> str:
         case FullWindows():
             return "windows keep the whole context, so no checkpoints"
         case Answers():
-            return f"{reason.at_once.text}{', for more of them memory is short' * reason.lacks_memory}"
+            return f"{reason.at_once.text}{', limited by memory' * reason.lacks_memory}"
         case Shortage():
             return _shortage(reason)
         case _:
@@ -282,7 +282,7 @@ def _split_change(change: SplitChange) -> str:
         case Reorder():
             return f"another order: {_in_order(change.nodes)} (layers: {_layers(change.layers)})"
         case Divide():
-            return f"divide the layers otherwise: {_layers(change.layers)}"
+            return f"divide the layers differently: {_layers(change.layers)}"
 
 
 def _names(nodes: Sequence[str]) -> str:

@@ -107,7 +107,7 @@ REASONS: list[tuple[r.Reason, str]] = [
     (r.Answers(AnswersAtOnce(4, 8192)), "4 requests at once, 8192 tokens each"),
     (
         r.Answers(AnswersAtOnce(1, 8192), lacks_memory=True),
-        "1 request at once, 8192 tokens, for more of them memory is short",
+        "1 request at once, 8192 tokens, limited by memory",
     ),
     (
         SHORTAGE,
@@ -130,8 +130,8 @@ CHANGES: list[tuple[r.Change, str]] = [
     (r.Use(("b",), (), LAYERS), "use `b` (layers: `a` 10, `b` 20)"),
     (r.Use(("b",), ("c", "d"), LAYERS), "use `b` instead of `c` and `d` (layers: `a` 10, `b` 20)"),
     (r.Reorder(("a", "b"), LAYERS), "another order: `a` → `b` (layers: `a` 10, `b` 20)"),
-    (r.Divide(LAYERS), "divide the layers otherwise: `a` 10, `b` 20"),
-    (r.LetHeadCompute("head"), "omit `--device none`, so that `head` computes, too"),
+    (r.Divide(LAYERS), "divide the layers differently: `a` 10, `b` 20"),
+    (r.LetHeadCompute("head"), "omit `--device none`, so that `head` also computes"),
     (
         r.OneAtOnce(r.RunOn("a", is_head=False)),
         "one request at a time (`-- -np 1`): do not split: run it on `a` alone",
