@@ -21,7 +21,7 @@ AllowedOrigins = Annotated[
         option="--allowed-origin",
         metavar="ORIGIN",
         repeat=True,
-        help="websites and programs that may call the API, such as https://chat.example or capacitor://*",
+        help="websites and programs that may call the API, such as https://chat.example",
         more="Scheme, host and port, as the browser shows them. `https://*.example.com` means every name "
         "below example.com, `http://box.lan:*` any port, `app://*` every origin of that scheme.",
     ),
@@ -116,7 +116,7 @@ class ModelSettings:
             option="--tensor-split",
             metavar="A,B,…",
             help="share of the layers per device: the workers' in the order of `meshd status`, then this "
-            "node's GPUs (without one, its CPU)",
+            "node's",
             default="as --split decides",
         ),
     ] = ()
