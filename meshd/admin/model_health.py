@@ -72,7 +72,7 @@ def _waits_hint(model: ModelStatus, status: Status) -> str:
         its = "its model" if len(fetching) == 1 else "their models"
         return f"wait until {' and '.join(fetching)} {'has' if len(fetching) == 1 else 'have'} {its}{alone}"
     if not workers:
-        return f"run `meshd worker --join TOKEN` on another machine: `meshd invite` prints a token{alone}"
+        return f"run `meshd worker --join INVITE` on another machine: `meshd invite` prints an invite{alone}"
     return f"start the workers that it waits for, or others{alone}"
 
 

@@ -1,6 +1,6 @@
 """Admit a node that could not reach this one, by the reply code that it printed.
 
-For two machines behind NAT without a relay: the token goes one way, the reply code the other.
+For two machines behind NAT without a relay: the invite goes one way, the reply code the other.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""The API of the mesh's serving nodes, on this machine, until you stop it; no model, no GPU, no llama.cpp.
+"""Offer the API of the mesh's serving nodes on this machine, until you stop it.
 
-Requests go to the node that serves their model, to the least busy one if there are several. A restart needs
-no token.
+It needs no model, no GPU and no llama.cpp. A request goes to a node that serves its model; of several, to the
+least busy one. A restart needs no invite.
 
 examples:
-  meshd client --join @token.txt                the API at http://127.0.0.1:8090/v1
+  meshd client --join @invite.txt               the API at http://127.0.0.1:8090/v1
   meshd client --port 8091 --set client.heads=desk,attic   use only these two nodes
 """
 

@@ -1,7 +1,7 @@
-"""Lend nothing new, and return when nothing is lent any more: before an update or a shutdown.
+"""Let running requests finish, then lend nothing: before an update or a shutdown.
 
-Models that use this worker are loaded again without it as soon as no answer is open. Like `meshd pause` it
-holds until `meshd resume`, also after a restart.
+Models that use this worker are reloaded without it once their running requests have finished. Like
+`meshd pause`, this lasts until `meshd resume`, even after a restart.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def run(args: Arguments, out: Output) -> int:
             if time.monotonic() >= deadline:
                 raise UserError(
                     f"{in_number(lent, 'model')} still in use here",
-                    hint="run `meshd drain` again to go on waiting, or `meshd pause` to end the use now",
+                    hint="run `meshd drain` again to keep waiting, or `meshd pause` to end the use now",
                 )
             out.progress(f"waiting for the head of {in_number(lent, 'model')} to let go of this node")
             time.sleep(_LOOK_SECONDS)

@@ -1,4 +1,4 @@
-"""Leave the mesh, and stop the daemon if it runs. To join a mesh again, use a new token."""
+"""Leave the mesh, and stop the daemon if it runs. To join a mesh again, use a new invite."""
 
 import argparse
 

@@ -1,7 +1,7 @@
-"""Lend nothing from now on, also after a restart; `meshd resume` ends that.
+"""Lend nothing from now on, even after a restart, until `meshd resume`.
 
-What is lent comes back at once: models that use this worker are loaded again without it, or wait for it, and
-their open answers go on then. `meshd drain` waits until no answer is open.
+Models that use this worker are reloaded without it, or wait for it; running requests then continue.
+`meshd drain` lets running requests finish first.
 """
 
 import argparse

@@ -29,7 +29,7 @@ _LARGEST_CONTEXT = 1 << 24
 _LONGEST = "max"
 _MOST_STREAMS = 64
 _SHOWN = 5
-_COLUMNS = ("SPLIT", "ANSWER", "GENERATION", "AT ONCE", "PROMPT", "LOAD", "A TOKEN")
+_COLUMNS = ("SPLIT", "REQUEST", "GENERATION", "AT ONCE", "PROMPT", "LOAD", "A TOKEN")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,17 +38,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         metavar="MODEL",
         required=True,
-        help="GGUF file, or the name of a model; of one that is not on this machine only the header comes",
+        help="GGUF file, or the name of a model; if it is not on this machine, only its header is downloaded",
     )
     parser.add_argument(
         "--ctx-size",
         metavar="N|max",
         default="",
-        help="context in tokens; max: the longest that fits, up to what the model was trained for",
+        help="context length per request, in tokens; max: the longest that fits, up to the length the model "
+        "was trained for",
     )
     add_split_options(parser)
     parser.add_argument(
-        "--streams", metavar="S", type=int, default=0, help="answers generated at once (default: up to 4)"
+        "--streams", metavar="S", type=int, default=0, help="concurrent requests (default: up to 4)"
     )
     parser.add_argument(
         "--draft-model",
@@ -97,9 +98,9 @@ def _show(reply: PlanReply, out: Output) -> None:
     # The choice, in sentences.
     best = reply.plans[reply.choice]
     out.line(f"{reply.model}: {best.why}")
-    answers = f" for each of {best.slots} answers at once" if best.slots != 1 else ", one answer at a time"
+    slots = f" for each of {best.slots} requests at once" if best.slots != 1 else ", one request at a time"
     out.line(
-        f"served by `{reply.head}`: context {best.ctx_size} tokens{answers}, "
+        f"served by `{reply.head}`: context {best.ctx_size} tokens{slots}, "
         f"prompts in steps of {best.ubatch}, output on {best.output_on}"
     )
     if best.ctx_note:
@@ -120,15 +121,15 @@ def _show(reply: PlanReply, out: Output) -> None:
     out.line()
     # The words used, and what is missing.
     out.line(
-        f"ANSWER: time for a prompt of {best.prompt_tokens} tokens and an answer of {best.answer_tokens}; "
+        f"REQUEST: time for a prompt of {best.prompt_tokens} tokens and {best.answer_tokens} generated ones; "
         "splits are compared by it"
     )
     out.line(
-        f"AT ONCE: {in_number(best.slots, 'answer')} together. A TOKEN: bytes on the network for each token"
+        f"AT ONCE: {in_number(best.slots, 'request')} together. A TOKEN: bytes on the network for each token"
     )
     out.line(_load_note(shown))
     if not all(plan.measured for plan in shown):
-        out.note("some speeds are estimated: those devices could not be measured, or compute for somebody")
+        out.note("some speeds are estimated: those devices could not be measured, or were busy")
     for left in reply.left_out:
         out.note(f"left out: {left.why}" if left.node in left.why else f"{left.node}: left out: {left.why}")
 

@@ -24,28 +24,28 @@ def add_split_options(parser: argparse.ArgumentParser) -> None:
         metavar="NODE=FIRST-LAST",
         action="append",
         default=[],
-        help="which layers a node holds, counted from 0; repeat it until all layers of the model are given",
+        help="layers of one node, counted from 0; repeat until every layer has a node",
     )
     parser.add_argument(
         "--tensor-split",
         metavar="A,B,…",
         default="",
-        help="share of the layers per device: the workers' by their names, then this node's GPUs (its CPU if "
-        "it has none)",
+        help="share of the layers per device: the workers' by their names, then this node's GPUs (without "
+        "one, its CPU)",
     )
     parser.add_argument(
         "--device",
         metavar="DEV",
         action="append",
         default=[],
-        help="devices of this node to compute on; `none`: all layers go to the workers",
+        help="devices of this node to compute on; `none` leaves all layers to the workers",
     )
     parser.add_argument(
         "--memory",
         metavar="[NODE=]SIZE",
         action="append",
         default=[],
-        help="as if a node, or each, lent no more of a device, such as garage=8G",
+        help="assume that a node (or every node) lends at most SIZE per device, such as garage=8G",
     )
 
 

@@ -1,6 +1,6 @@
 """Lend devices again after `meshd pause` or `meshd drain`.
 
-A model that used this worker before takes it in when nobody has asked for 15 s.
+A model that used this worker uses it again after 15 s without requests.
 """
 
 import argparse

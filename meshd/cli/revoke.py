@@ -1,6 +1,6 @@
 """Ban a node from the mesh: its sessions close, and the ban spreads from node to node.
 
-The founder can undo this with `meshd unban`. Otherwise the node can return only with a new key and token.
+The founder can undo this with `meshd unban`. Otherwise the node can return only with a new key and invite.
 """
 
 import argparse

@@ -1,10 +1,10 @@
 """Serve a model across a mesh, through an OpenAI-compatible API, until you stop it.
 
 If a worker already runs, join its mesh with --join. Otherwise the first start creates a mesh and prints an
-invite token for workers. A restart needs no token. Arguments after `--` go to llama-server unchanged.
+invite for workers. A restart needs no invite. Arguments after `--` go to llama-server unchanged.
 
 examples:
-  meshd serve --model model.gguf --join @token.txt
+  meshd serve --model model.gguf --join @invite.txt
   meshd serve --model model.gguf --min-workers 2
   meshd serve --model hf:unsloth/Qwen3-4B-GGUF:Q4_K_M
   meshd serve --model model.gguf --host 0.0.0.0 --api-key-file key

@@ -1,7 +1,7 @@
 """Lift the bans of a node or an invite; without ID, list all bans.
 
 A node returns with its old key and membership. To readmit the nodes that joined with a revoked
-invite, give the invite's id; its token stays revoked. Only the founder can lift a ban.
+invite, give the invite's id; it stays revoked. Only the founder can lift a ban.
 """
 
 import argparse

@@ -1,12 +1,12 @@
 """Lend this machine's GPUs or CPU to a mesh, until you stop it.
 
-Without --join, the first start creates a mesh and prints an invite token on standard output; the log goes to
-standard error. A restart needs no token.
+Without --join, the first start creates a mesh and prints an invite on standard output; the log goes to
+standard error. A restart needs no invite.
 
 examples:
   meshd worker                                  create a mesh; download layers from the head
   meshd worker --model model.gguf               use this machine's copy of the model file
-  meshd worker --join @token.txt --memory 8G    join a mesh, and lend at most 8 GiB per device
+  meshd worker --join @invite.txt --memory 8G    join a mesh, and lend at most 8 GiB per device
   meshd worker --device CUDA0 CUDA1             lend two of this machine's GPUs
 """
 

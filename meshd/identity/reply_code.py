@@ -1,8 +1,8 @@
 """Reply codes: the second half of a two-way paste, if only two people can carry messages. Pure.
 
-A joiner that cannot reach the node of its token prints one; `meshd accept CODE` there makes that node send
+A joiner that cannot reach the node of its invite prints one; `meshd accept CODE` there makes that node send
 to the addresses in it, which opens its own NAT for the joiner. The code is no secret: its MAC shows that
-its maker holds the token, and what it leads to is nothing but datagrams to those addresses.
+its maker holds the invite, and what it leads to is nothing but datagrams to those addresses.
 """
 
 import hmac
@@ -24,7 +24,7 @@ REPLY = Armour(
     what="reply code",
     stem="meshdreply",
     version=1,
-    remedy="copy the whole line that `meshd serve --join TOKEN` printed on the other machine",
+    remedy="copy the whole line that `meshd serve --join INVITE` printed on the other machine",
 )
 
 
@@ -58,8 +58,8 @@ def parse_reply(text: str, invites: Callable[[bytes], JoinKeys | None]) -> Reply
     keys = invites(invite_id)
     if keys is None or not hmac.compare_digest(mac, _mac(body, keys)):
         raise UserError(
-            "this reply code was made with another node's token",
-            hint="run `meshd accept` on the node that made the token",
+            "this reply code was made with another node's invite",
+            hint="run `meshd accept` on the node that made the invite",
         )
     good = tuple(c for c in candidates if c.proto == "udp" and not c.is_loopback and not c.is_link_local)
     if not 1 <= len(candidates) <= MAX_REPLY_CANDIDATES or not good:
