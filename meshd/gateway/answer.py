@@ -23,8 +23,8 @@ from aiohttp import web
 from meshd.base.log import get
 from meshd.gateway.client_connections import ClientGone, StreamReply, left_out, member_of
 from meshd.gateway.continuation import OtherAnswer
+from meshd.gateway.dialects.chat import PassedOn
 from meshd.gateway.dialects.fields import with_fields
-from meshd.gateway.dialects.openai import PassedOn
 from meshd.gateway.events import (
     AnswerMeter,
     EventSplitter,

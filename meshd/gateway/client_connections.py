@@ -39,7 +39,7 @@ from meshd.base.peer_limits import (
 from meshd.base.tasks import Owner
 from meshd.base.unproven_connections import UnprovenConnections, origin
 from meshd.base.work_slots import Release, Slots
-from meshd.gateway.dialects.interface import Answering, Dialect
+from meshd.gateway.dialects.dialect import Answering, Dialect
 from meshd.gateway.failure import ANSWER_HEADERS, Failure
 from meshd.gateway.interface import MemberCaller
 from meshd.gateway.paths import error_dialect

@@ -7,10 +7,10 @@ users' prompts or fetches from elsewhere.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from meshd.gateway.dialects.interface import Dialect
+from meshd.gateway.dialects.chat import ChatDialect, PlainDialect
+from meshd.gateway.dialects.dialect import Dialect
 from meshd.gateway.dialects.messages import MessagesDialect
 from meshd.gateway.dialects.ollama import OllamaChat, OllamaDialect, OllamaEmbed, OllamaGenerate
-from meshd.gateway.dialects.openai import ChatDialect, PlainDialect
 from meshd.gateway.dialects.responses import ResponsesDialect
 from meshd.gateway.events import StreamForm
 

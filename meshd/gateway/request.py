@@ -26,6 +26,8 @@ from meshd.base.peer_limits import API_BODY_BARE_MIB, API_BODY_PARTS, API_BODY_V
 from meshd.gateway.access import JSON_TYPE
 from meshd.gateway.answer_parts import Parts, split_request
 from meshd.gateway.client_connections import member_of
+from meshd.gateway.dialects.chat import PassedOn
+from meshd.gateway.dialects.dialect import Answering, Translation
 from meshd.gateway.dialects.fields import (
     ENDPOINTS,
     count_answers,
@@ -35,8 +37,6 @@ from meshd.gateway.dialects.fields import (
     objects_of,
     text_of,
 )
-from meshd.gateway.dialects.interface import Answering, Translation
-from meshd.gateway.dialects.openai import PassedOn
 from meshd.gateway.failure import Failure, HttpRefusal
 from meshd.gateway.interface import Models, ModelWish, NamedModel, Readiness, Upstream
 from meshd.model.device_sampling import sampling_fields

@@ -33,9 +33,9 @@ from meshd.gateway.client_connections import (
     has_long_header,
     member_of,
 )
+from meshd.gateway.dialects.chat import PassedOn
+from meshd.gateway.dialects.dialect import RequestFacts
 from meshd.gateway.dialects.fields import encoded_in_pieces
-from meshd.gateway.dialects.interface import RequestFacts
-from meshd.gateway.dialects.openai import PassedOn
 from meshd.gateway.failure import ANSWER_HEADERS, Failure, HttpRefusal
 from meshd.gateway.interface import Models, NamedModel, Upstream
 from meshd.gateway.own_answers import HEALTH_PATHS, OwnAnswers, PageFile

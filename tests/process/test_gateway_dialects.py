@@ -10,7 +10,7 @@ import anthropic
 import pytest
 from aiohttp import web
 from meshd.gateway import answer, router
-from meshd.gateway.dialects.interface import Translation
+from meshd.gateway.dialects.dialect import Translation
 from meshd.gateway.dialects.template_fit import template_questions
 from meshd.gateway.interface import ApiKey, GatewayConfig, Readiness
 from meshd.gateway.request import UpstreamRequest, upstream_request

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 from meshd.gateway import router
-from meshd.gateway.dialects.interface import Translation
+from meshd.gateway.dialects.dialect import Translation
 from meshd.gateway.interface import ApiKey, GatewayConfig
 from meshd.gateway.request import UpstreamRequest, parse_object, upstream_request
 from meshd.gateway.turns import Turn, Turns

@@ -16,8 +16,8 @@ from meshd.client.api_client import ApiClient
 from meshd.client.head_call import HeadCall
 from meshd.demo.interface import DemoOutput
 from meshd.devices.interface import DescriptorSocket, Report, RunningRole, Tunnel, WeightsFromMembers
-from meshd.gateway.dialects.interface import Answering, Dialect
-from meshd.gateway.dialects.openai import ChatDialect
+from meshd.gateway.dialects.dialect import Answering, Dialect
+from meshd.gateway.dialects.chat import ChatDialect
 from meshd.gateway.dialects.responses import ResponsesAnswering
 from meshd.gateway.interface import MemberGate, Models, ModelTurn, NamedModel, Upstream
 from meshd.gateway.request import OneModel, PlainModel, TurnAtOnce

@@ -43,23 +43,11 @@ _COUNTS = ("minLength", "maxLength", "minItems", "maxItems")
 
 # What llama.cpp's converter reads past (common/json-schema.cpp of the pin), so that an answer may break it.
 _UNREAD = frozenset(
-    [
-        "not",
-        "if",
-        "then",
-        "else",
-        "patternProperties",
-        "dependentSchemas",
-        "dependentRequired",
-        "contains",
-        "propertyNames",
-        "uniqueItems",
-        "multipleOf",
-        "minProperties",
-        "maxProperties",
-        "unevaluatedProperties",
-        "unevaluatedItems",
-    ]
+    {
+        *("not", "if", "then", "else", "contains", "multipleOf", "uniqueItems", "propertyNames"),
+        *("patternProperties", "dependentSchemas", "dependentRequired", "minProperties", "maxProperties"),
+        *("unevaluatedProperties", "unevaluatedItems"),
+    }
 )
 _NUMBER_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")  # read of integers only
 _FORMATS = re.compile(r"date|time|date-time|uuid[1-5]?")
@@ -213,17 +201,8 @@ def check_grammar(text: str) -> None:
     if len(text.encode("utf-8", "replace")) > _MOST_GRAMMAR_BYTES:
         raise BeyondBounds(f"it is longer than {_MOST_GRAMMAR_BYTES >> 10} KiB")
     rules = _Grammar(text).rules
-    lacking = next(
-        (
-            symbol
-            for rule in rules.values()
-            for seq in rule
-            for symbol in seq
-            if symbol and symbol not in rules
-        ),
-        "",
-    )
-    if lacking:
+    symbols = (symbol for rule in rules.values() for sequence in rule for symbol in sequence)
+    if lacking := next((symbol for symbol in symbols if symbol and symbol not in rules), ""):
         raise BeyondBounds(f"it does not define the rule `{lacking[:40]}`")
     ways = _Ways(rules)
     if sum(ways.from_rule(name) for name in rules) > _MOST_STEPS:

@@ -24,7 +24,7 @@ from meshd.gateway.client_connections import (
     StreamReply,
     left_out,
 )
-from meshd.gateway.dialects.openai import PassedOn
+from meshd.gateway.dialects.chat import PassedOn
 
 from tests.sim.loop import run
 

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.peer_limits import Share
 from meshd.gateway import request as request_module
+from meshd.gateway.dialects.chat import PassedOn
+from meshd.gateway.dialects.dialect import Translation
 from meshd.gateway.dialects.fields import with_fields
-from meshd.gateway.dialects.interface import Translation
-from meshd.gateway.dialects.openai import PassedOn
 from meshd.gateway.failure import HttpRefusal
 from meshd.gateway.interface import GatewayConfig
 from meshd.gateway.request import (
