@@ -8,13 +8,8 @@ is lost, the request waits for the next one and is sent again; the client gets n
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import (
-    AbstractAsyncContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
-    nullcontext,
-)
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
 
 import aiohttp
@@ -35,7 +30,14 @@ from meshd.gateway.events import (
     hide_model_path,
     without_cache,
 )
-from meshd.gateway.failure import UPSTREAM_ERROR, Failure, HttpRefusal, plain_failure, read_failure
+from meshd.gateway.failure import (
+    UPSTREAM_ERROR,
+    Failure,
+    HttpRefusal,
+    plain_failure,
+    read_failure,
+    unavailable,
+)
 from meshd.gateway.interface import GatewayConfig, ModelTurn, NamedModel, Readiness, Upstream
 from meshd.gateway.paths import PROPS_PATH, Route
 from meshd.gateway.request import UpstreamRequest, not_ready
@@ -59,14 +61,6 @@ from meshd.model.status import ModelState
 
 _log = get("gateway")
 COMPUTED_AGAIN = "computing the answer again up to where it stopped"
-UNREADABLE = Failure(502, "llama-server's answer cannot be read", type=UPSTREAM_ERROR, code="upstream_error")
-_DIFFERS = Failure(
-    502,
-    "another run of the request says something else: ask again from the beginning",
-    type=UPSTREAM_ERROR,
-    code="upstream_lost",
-)
-_TOO_LONG = Failure(502, "one of the answers is too large to be joined with the others", code="too_long")
 _FIGURE_BYTES = 1024  # a name, its figure and the object around it are shorter
 _SEEDS = 1 << 31
 _RETRIES = 3  # of a request: one that ends llama-server shall not end it forever
@@ -74,13 +68,25 @@ _READY_SECONDS = 0.05  # between two looks at whether the model is ready
 BEGIN_SECONDS = 15.0  # a request waits for workers before it is refused: clients may ask six times
 
 
-class AnswerContext:
-    """The state that all answers of a gateway share: settings, running answers, crash trials, templates."""
+def _broken(message: str, code: str = "upstream_error") -> Failure:
+    return Failure(502, message, type=UPSTREAM_ERROR, code=code)
 
-    def __init__(
-        self, config: GatewayConfig, *, on_demand: bool, count_tokens: Callable[[int], None]
-    ) -> None:
-        """Take settings from `config`; `count_tokens` is called with the number of tokens generated.
+
+UNREADABLE = _broken("llama-server's answer cannot be read")
+_DIFFERS = _broken(
+    "another run of the request says something else: ask again from the beginning", "upstream_lost"
+)
+_TOO_LONG = Failure(502, "one of the answers is too large to be joined with the others", code="too_long")
+
+
+class AnswerContext:
+    """The state that all answers of a gateway share: settings, running answers, crash trials, templates.
+
+    `tokens`: those generated since the start.
+    """
+
+    def __init__(self, config: GatewayConfig, *, on_demand: bool) -> None:
+        """Take settings from `config`.
 
         `on_demand`: requests load models, so they do not wait for one that cannot be loaded.
         """
@@ -90,16 +96,13 @@ class AnswerContext:
         self.on_demand = on_demand
         # a client may not see what was computed for another one
         self.hides_cache = len(config.api_keys) > 1
-        self.count_tokens = count_tokens
+        # requests are retried after a loss: with a seed, so that they get the same answer
+        self.retries = self.continue_seconds > 0 or self.fails_over
+        self.tokens = 0
         self.running = RunningAnswers()
         self.waiting = RunningAnswers()  # for their turns
         self.trials = TrialGates()
         self.templates = TemplateFits()
-
-    @property
-    def retries(self) -> bool:
-        """Return True if requests are retried after a loss: with a seed, so that they get the same answer."""
-        return self.continue_seconds > 0 or self.fails_over
 
     def end_all(self, why: str) -> None:
         """End all answers, running or waiting, with an error that says `why`; refuse later ones."""
@@ -114,9 +117,6 @@ class RunningAnswers:
         self._limits: set[asyncio.Timeout] = set()
         self._why = ""
 
-    def __len__(self) -> int:
-        return len(self._limits)
-
     @property
     def is_alone(self) -> bool:
         """Return True if exactly one answer is running."""
@@ -125,16 +125,15 @@ class RunningAnswers:
     def end_all(self, why: str) -> None:
         """End every answer with an error that says `why`, and refuse later ones."""
         self._why = why
-        now = asyncio.get_running_loop().time()
         for limit in tuple(self._limits):
-            limit.reschedule(now)
+            limit.reschedule(_now())
 
     @asynccontextmanager
     async def until_stopped(self) -> AsyncIterator[None]:
         """Run until `end_all`, which turns into HttpRefusal."""
-        if self._why:
-            raise HttpRefusal(self._failure())
         try:
+            if self._why:
+                raise TimeoutError
             async with asyncio.timeout(None) as limit:
                 self._limits.add(limit)
                 try:
@@ -142,10 +141,7 @@ class RunningAnswers:
                 finally:
                     self._limits.discard(limit)
         except TimeoutError as error:
-            raise HttpRefusal(self._failure()) from error
-
-    def _failure(self) -> Failure:
-        return Failure(503, self._why, type="unavailable_error", code="stopping", retry_after=5)
+            raise unavailable(self._why, "stopping", 5) from error
 
 
 class Answer:
@@ -185,15 +181,15 @@ class Answer:
         self._can_add_fields = route.counts and asked.can_grow
         self._own_seed = context.retries and self._can_add_fields and not asked.has_seed
         # before it is asked: the turn in the queue, the use of the model, and the body as this model takes it
-        self._began = asyncio.get_running_loop().time()
+        self._began = _now()
         self._came_before_ready = upstream.readiness.state is not ModelState.READY
         self._turn: Turn | None = None
         self._model_turn: ModelTurn | None = None
         self._body = asked.body
         self._notes = asked.notes
         # while it is asked, perhaps several times
-        seconds = context.continue_seconds if asked.body is not None else 0.0
-        self._retries = _Retries(upstream, seconds, at_once=context.fails_over)
+        self._patience = context.continue_seconds if asked.body is not None else 0.0
+        self._retries = _RETRIES if self._patience or context.fails_over else 0  # that are left
         self._trial: GatedRequest | None = None
         self._attempt_body = asked.body  # of this attempt
         self._count = TokenCount(route.form)
@@ -304,10 +300,32 @@ class Answer:
         waits = self._turn is not None and not context.on_demand
         if waits:
             async with self._not_computing(), context.waiting.until_stopped():
-                if await (self._retries.first() if self._came_before_ready else self._retries.next()):
+                if await (self._model_comes() if self._came_before_ready else self._model_returns()):
                     return
         now = self.upstream.readiness if waits else refused
         raise HttpRefusal(not_ready(now, has_waited=waits and context.continue_seconds > 0))
+
+    async def _model_returns(self) -> bool:
+        """Wait until a lost model is ready. Returns False if it takes too long, or was lost too often."""
+        self._retries -= 1
+        return self._retries >= 0 and await _becomes_ready(self.upstream, self._patience)
+
+    async def _model_comes(self) -> bool:
+        """Wait for the model of a request that came before it was ready.
+
+        It waits as for a lost model while the model loads, but only BEGIN_SECONDS for workers, which may
+        never come.
+        """
+        began = _now()
+        while self._retries and (
+            self.upstream.readiness.state is ModelState.LOADING or _now() - began < BEGIN_SECONDS
+        ):
+            left = self._patience - (_now() - began)
+            if left <= 0 or _is_hopeless(self.upstream.readiness):
+                return False
+            if await _becomes_ready(self.upstream, min(left, BEGIN_SECONDS)):
+                return True
+        return False
 
     async def _begin_stream(self, held: AsyncExitStack) -> None:
         """Make the answer a stream, with comments during silence until `held` closes."""
@@ -379,15 +397,13 @@ class Answer:
         context.templates.forget(upstream)
         why = await upstream.upstream_broke(lost.what)
         _log.warning("upstream_lost", why=why)
-        if self._trial is not None:
-            repeats = context.continue_seconds > 0
-            final = self._trial.lost(upstream.crashes, taken=lost.taken, repeats=repeats)
-            if final is not None:
-                return final
-        retry = upstream.readiness.retry_after
-        if not lost.taken:  # nothing was generated
-            return Failure(503, why, type="unavailable_error", code="upstream_away", retry_after=retry)
-        return Failure(502, why, type=UPSTREAM_ERROR, code="upstream_lost", retry_after=retry)
+        repeats, retry = context.continue_seconds > 0, upstream.readiness.retry_after
+        trial, taken = self._trial, lost.taken
+        if trial and (final := trial.lost(upstream.crashes, taken=taken, repeats=repeats)) is not None:
+            return final
+        if not taken:  # nothing was generated
+            return unavailable(why, "upstream_away", retry).failure
+        return replace(_broken(why, "upstream_lost"), retry_after=retry)
 
     async def _prepare_retry(self) -> bool:
         """Wait until the model is ready again; then write the body that asks for what the client lacks.
@@ -401,7 +417,7 @@ class Answer:
 
         # Wait for the model.
         async with self._not_computing(), context.running.until_stopped():
-            if not await self._retries.next():
+            if not await self._model_returns():
                 return False
         if not self._streams or self._body is None:
             return True  # the client has nothing yet, so the same body asks again
@@ -447,7 +463,7 @@ class Answer:
         if context.retries:
             if not are_whole:
                 self._sent.in_pieces()
-            events = self._sent.unsent(events, asyncio.get_running_loop().time())
+            events = self._sent.unsent(events, _now())
         # what was generated counts, whether or not the client is still there
         if self._route.counts:
             self._count_events(events)
@@ -464,7 +480,7 @@ class Answer:
         grown = count.feed(events)
         self.meter.generated = count.total
         self.meter.see_events(events)
-        self._context.count_tokens(grown)
+        self._context.tokens += grown
         count.alone = count.alone and is_alone
         if grown:
             self.upstream.generated(count.total, grown, alone=is_alone)
@@ -473,7 +489,7 @@ class Answer:
     def _note_timings(self, answer: bytes | bytearray, *, alone: bool) -> None:
         """Pass the timings in `answer`, if any, to the upstream."""
         if (timings := answer_timings(answer)) is not None:
-            seconds = asyncio.get_running_loop().time() - self._began
+            seconds = _now() - self._began
             self.upstream.answered(timings, alone=alone, seconds=seconds)
 
     async def _end_stream(self, failure: Failure) -> web.StreamResponse:
@@ -526,17 +542,22 @@ class Answer:
         if self.asked.answering.passes_on:
             return bytes(answer)
         try:
-            found: object = json.loads(answer)
-        except (ValueError, RecursionError):
-            found = None
-        return json.dumps(self.translated(found)).encode()
+            return json.dumps(self.translated(json.loads(answer))).encode()
+        except (ValueError, RecursionError) as error:
+            raise HttpRefusal(UNREADABLE) from error
 
-    async def _pass_long(self, answer: aiohttp.ClientResponse, held: bytes) -> web.StreamResponse:
-        """Pass on an answer too long to buffer, as it comes. A loss then cuts the connection."""
+    async def _pass_long(self, answer: aiohttp.ClientResponse, data: bytes) -> web.StreamResponse:
+        """Pass on an answer too long to buffer, which begins with `data`. A loss then cuts the connection."""
         response = web.StreamResponse(status=answer.status, headers=answer_headers(answer, self.headers))
+        seen = b""
         try:
             await response.prepare(self.request)
-            await self._pass_rest(answer, held, response.write)
+            while data:
+                seen += data
+                self._see_figures(seen)
+                seen = seen[-_FIGURE_BYTES:]
+                await response.write(data)
+                data = await read_some(answer)
         except UpstreamLost as lost:
             await self._note_loss(lost)
             if self.request.transport is not None:
@@ -545,25 +566,12 @@ class Answer:
             pass  # the client disconnected
         return response
 
-    async def _pass_rest(
-        self, answer: aiohttp.ClientResponse, held: bytes, write: Callable[[bytes], Awaitable[None]]
-    ) -> None:
-        """Write `held` and the rest of the answer. Raises UpstreamLost, and whatever `write` raises."""
-        self._see_figures(held)
-        seen = held[-_FIGURE_BYTES:]
-        await write(held)
-        while data := await read_some(answer):
-            seen += data
-            self._see_figures(seen)
-            seen = seen[-_FIGURE_BYTES:]
-            await write(data)
-
     def _see_figures(self, answer: bytes | bytearray) -> None:
         """Count the tokens that this part of a whole answer reports."""
         self.meter.see(answer)
         if self._route.counts and (grown := exact_tokens(answer) - self.meter.generated) > 0:
             self.meter.generated += grown
-            self._context.count_tokens(grown)
+            self._context.tokens += grown
 
     def _notice(self) -> str:
         """Return the text of a comment that says what the request waits for; empty if it does not wait."""
@@ -580,55 +588,23 @@ class Answer:
         return waits_for or (COMPUTED_AGAIN if self._sent.is_catching_up else "")
 
 
-class _Retries:
-    """The retries of one request: three at most, each waiting up to `seconds` for the model.
-
-    `at_once`: retry also if `seconds` is 0, because another upstream may answer.
-    """
-
-    def __init__(self, upstream: Upstream, seconds: float, *, at_once: bool) -> None:
-        self._upstream = upstream
-        self._seconds = seconds
-        self._left = _RETRIES if seconds > 0 or at_once else 0
-
-    async def next(self) -> bool:
-        """Wait until the model is ready. Returns False on timeout, or if no retries are left."""
-        if self._left == 0:
-            return False
-        self._left -= 1
-        return await self._is_ready(self._seconds)
-
-    async def first(self) -> bool:
-        """Wait as `next` does, for a request that came before the model was ready.
-
-        It waits up to `seconds` while the model loads, but only BEGIN_SECONDS for workers, which may never
-        come.
-        """
-        if self._left == 0:
-            return False
-        began = asyncio.get_running_loop().time()
-        while self._upstream.readiness.state is ModelState.LOADING or (
-            asyncio.get_running_loop().time() - began < BEGIN_SECONDS
-        ):
-            left = self._seconds - (asyncio.get_running_loop().time() - began)
-            if left <= 0 or _is_hopeless(self._upstream.readiness):
-                return False
-            if await self._is_ready(min(left, BEGIN_SECONDS)):
-                return True
+async def _becomes_ready(upstream: Upstream, seconds: float) -> bool:
+    """Wait until the model is ready. Returns False after `seconds`, or once that is useless."""
+    try:
+        async with asyncio.timeout(seconds):
+            while upstream.readiness.state is not ModelState.READY:
+                if _is_hopeless(upstream.readiness):
+                    return False
+                await asyncio.sleep(_READY_SECONDS)  # polled: states change rarely
+    except TimeoutError:
         return False
-
-    async def _is_ready(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                while (now := self._upstream.readiness).state is not ModelState.READY:
-                    if _is_hopeless(now):
-                        return False
-                    await asyncio.sleep(_READY_SECONDS)  # polled: states change rarely
-        except TimeoutError:
-            return False
-        return True
+    return True
 
 
 def _is_hopeless(now: Readiness) -> bool:
     """Return True if waiting is useless: the model was unloaded, or failed for another reason than memory."""
     return now.state is ModelState.UNLOADED or (now.state is ModelState.FAILED and not now.no_room)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

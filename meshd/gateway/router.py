@@ -10,13 +10,13 @@ from functools import partial
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
+from meshd.base.peer_limits import Share
 from meshd.base.tasks import Owner, in_thread
 from meshd.base.work_slots import Slots
 from meshd.gateway.access import (
     FORM_TYPE,
     JSON_TYPE,
-    BrowserGuard,
-    KeyRing,
+    ApiPort,
     foreign_headers,
     given_keys,
     is_form,
@@ -35,10 +35,10 @@ from meshd.gateway.client_connections import (
 )
 from meshd.gateway.dialects.chat import PassedOn
 from meshd.gateway.dialects.dialect import RequestFacts
-from meshd.gateway.dialects.fields import encoded_in_pieces
-from meshd.gateway.failure import ANSWER_HEADERS, Failure, HttpRefusal
+from meshd.gateway.dialects.fields import encoded_in_pieces, text_of
+from meshd.gateway.failure import ANSWER_HEADERS, Failure, HttpRefusal, unavailable
 from meshd.gateway.interface import Models, NamedModel, Upstream
-from meshd.gateway.own_answers import HEALTH_PATHS, OwnAnswers, PageFile
+from meshd.gateway.own_answers import HEALTH_PATHS, OwnAnswers, load_page
 from meshd.gateway.paths import ROUTES, SHOW_PATH, Route, error_dialect, unknown_path
 from meshd.gateway.request import (
     Bodies,
@@ -50,7 +50,7 @@ from meshd.gateway.request import (
     read_form,
     upstream_request,
 )
-from meshd.gateway.turns import Accounts, AllTurns, Turns, one_at_a_time
+from meshd.gateway.turns import Accounts, AllTurns, AnswerLog, Turns
 from meshd.gateway.upstream import MOST_JOINED_BYTES
 
 _ID_BYTES = 12
@@ -58,20 +58,45 @@ _READ_AT_ONCE = 32 << 10  # bytes of a body
 IDENTITY = "identity"  # the coding that changes nothing
 
 
-class RequestCounts:
-    """Counts of requests and tokens, for the status."""
+class Router:
+    """The router of the API: guards first, then what is answered here, then llama-server."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, api: ApiPort, models: Models, *, wall: Callable[[], float], log: AnswerLog | None
+    ) -> None:
+        """Take the guards of the API's port, the models, and the `log` of answers.
+
+        `wall` gives unix seconds, for the log and for daily quotas.
+        """
+        config = api.config
+        # what answers requests
+        self._models = models
+        self.answers = AnswerContext(config, on_demand=models.on_demand)
+        self.turns = AllTurns()
+        self.accounts = Accounts(config.api_keys, log=log, wall=wall)
+        self._own = OwnAnswers(models)
+        self._page = load_page()
+        # requests wait for a model that is about to be ready
+        self._holds = config.continue_seconds > 0 and not config.fails_over
+        # who may call, and how much
+        self._api = api
+        self._bodies = Bodies(most_each=config.max_body_bytes, most_together=config.max_bodies_bytes)
+        of_key = Share("", api.keys.share_of(config.max_requests), "key", "")
+        self._places = Slots(Share("", config.max_requests, "node", ""), of_key)
+        self.connections = ConnectionLimits()
+        self._wall = wall
+        # counts of requests, since the start and by model
         self.requests = 0
-        self.tokens = 0
         self._uses: Counter[Upstream] = Counter()
+        # work on the event loop and in threads, in turns of the callers
+        self._small_bodies, self._large_bodies, self._joining = Turns(), Turns(), Turns()
 
     def requests_of(self, model: str) -> int:
         """Count the requests for a model that are under way."""
         return sum(count for upstream, count in self._uses.items() if upstream.model_name == model)
 
     @contextmanager
-    def use_of(self, upstream: Upstream) -> Iterator[None]:
+    def _use_of(self, upstream: Upstream) -> Iterator[None]:
         """Count a request to `upstream` until the block is left, and report the count to it."""
         self._uses[upstream] += 1
         upstream.requested(self._uses[upstream])
@@ -83,64 +108,15 @@ class RequestCounts:
             if not self._uses[upstream]:
                 del self._uses[upstream]  # another node's API may be one for each request
 
-    def add_tokens(self, count: int) -> None:
-        """Count tokens that were generated."""
-        self.tokens += count
-
-
-class Router:
-    """The router of the API: guards first, then what is answered here, then llama-server."""
-
-    def __init__(
-        self,
-        *,
-        models: Models,
-        answers: AnswerContext,
-        turns: AllTurns,
-        accounts: Accounts,
-        guard: BrowserGuard,
-        keys: KeyRing,
-        bodies: Bodies,
-        counts: RequestCounts,
-        places: Slots,
-        limits: ConnectionLimits,
-        page: Mapping[str, PageFile],
-        holds: bool,
-        wall: Callable[[], float],
-    ) -> None:
-        """Take the parts of a gateway. `places` limits the requests under way; `wall` gives unix seconds.
-
-        `holds`: requests wait for a model that is about to be ready.
-        """
-        # what answers requests
-        self._models = models
-        self._answers = answers
-        self._turns = turns
-        self._accounts = accounts
-        self._own = OwnAnswers(models)
-        # who may call, and how much
-        self._guard = guard
-        self._keys = keys
-        self._bodies = bodies
-        self._counts = counts
-        self._places = places
-        self._limits = limits
-        self._page = page
-        self._holds = holds
-        self._wall = wall
-        # work on the event loop and in threads, in turns of the callers
-        self._small_bodies, self._large_bodies = one_at_a_time(), one_at_a_time()
-        self._joining = one_at_a_time()
-
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; write every refusal in its dialect."""
         origin = request.headers.get("Origin")
         # only for an allowed origin: no other page may read an answer, not even a refusal
-        foreign = origin is not None and self._guard.is_foreign_but_allowed(origin)
+        foreign = origin is not None and self._api.guard.is_foreign_but_allowed(origin)
         extra = {**ANSWER_HEADERS, **(foreign_headers(origin) if origin and foreign else {})}
         try:
             _check_framing(request.headers)
-            self._guard.check(request.headers, opens_page=request.path in self._page)
+            self._api.guard.check(request.headers, opens_page=request.path in self._page)
             if request.method == "OPTIONS":
                 return _preflight(request, extra, allowed=foreign)
             return await self._answer(request, extra)
@@ -160,7 +136,7 @@ class Router:
         page_file = self._page.get(path)
         if page_file is not None or path in HEALTH_PATHS:
             _demand_method(method, "GET")
-            if not self._keys:
+            if not self._api.keys:
                 self._check_key(request)  # lets the connection stay
             if page_file is not None:
                 return page_file.response(extra)
@@ -175,7 +151,8 @@ class Router:
         if route is None:
             raise HttpRefusal(Failure(404, unknown_path(path), code="unknown_path"))
         _demand_method(method, route.method)
-        _demand_type(request.headers, route)
+        if method == "POST":
+            _demand_type(request.headers, route)
         if path == SHOW_PATH:
             async with self._bodies.read(request, key) as body:
                 return self._own.show(parse_object(body), extra)
@@ -184,15 +161,16 @@ class Router:
     def _check_key(self, request: web.BaseRequest) -> bytes:
         """Return the key's digest; empty if no key is required. Raises HttpRefusal."""
         member = member_of(request)
-        key = self._keys.match(request.headers) if member is None else member.key
+        key = self._api.keys.match(request.headers) if member is None else member.key
         if key is None:
             given = "Authorization" in request.headers or "x-api-key" in request.headers
             wrong = "this is not a key of this API: send" if given else "this API needs a key: send"
             message = f"{wrong} `Authorization: Bearer KEY`"
             raise HttpRefusal(Failure(401, message, type="authentication_error", code="invalid_api_key"))
-        if isinstance(request.protocol, ClientConnection) and not self._limits.admit(request.protocol, key):
-            message = "too many connections are open with this key"
-            raise HttpRefusal(Failure(503, message, type="unavailable_error", code="busy", retry_after=2))
+        if isinstance(request.protocol, ClientConnection) and not self.connections.admit(
+            request.protocol, key
+        ):
+            raise unavailable("too many connections are open with this key")
         return key
 
     async def _pass_on(
@@ -205,37 +183,37 @@ class Router:
             # 1. Take a place among the requests under way; the model is told how many are for it.
             held.enter_context(self._place(key))
             if (only := self._models.only) is not None:
-                held.enter_context(self._counts.use_of(only.upstream))
+                held.enter_context(self._use_of(only.upstream))
 
             # 2. What a llama-server tells of itself needs no body, and nothing is loaded for it.
             if route.method == "GET":
                 model = find_model(self._models, request.query.get("model"), given_keys(request.headers))
-                self._counts.requests += 1
+                self.requests += 1
                 asked = UpstreamRequest(path, None, False, PassedOn())
                 at_once = PlainModel(model.upstream)
-                return await Answer(self._answers, request, asked, route, at_once, headers=extra).run()
+                return await Answer(self.answers, request, asked, route, at_once, headers=extra).run()
 
             # 3. Begin a request of the key, unless its quota is used up.
             if route.computes:
-                held.enter_context(self._accounts.request(key))
+                held.enter_context(self.accounts.request(key))
 
             # 4. Read and translate the body, and find its model; the body's memory counts until the end.
             async with self._bodies.read(request, key) as body:
                 asked, model = await self._read(request, path, route, body, key)
                 del body
                 if route.computes:
-                    self._accounts.add_answers(key, asked.answers)
+                    self.accounts.add_answers(key, asked.answers)
                 if only is None or only.upstream is not model.upstream:  # the models came meanwhile
-                    held.enter_context(self._counts.use_of(model.upstream))
+                    held.enter_context(self._use_of(model.upstream))
                 if not self._models.on_demand and not (self._holds and route.computes):
                     check_ready(model.upstream.readiness)  # a slow body may have outlived the model
-                self._counts.requests += 1
+                self.requests += 1
 
                 # 5. Answer it; what takes a slot of llama-server waits for its turn.
-                answer = Answer(self._answers, request, asked, route, model, headers=extra, caller=key)
+                answer = Answer(self.answers, request, asked, route, model, headers=extra, caller=key)
                 if not route.computes:
                     return await answer.run()
-                turns = self._turns.of(answer.upstream)
+                turns = self.turns.of(answer.upstream)
                 if turns is None:  # who answers has a queue
                     return await answer.run()
                 if asked.parts is not None:
@@ -247,8 +225,7 @@ class Router:
         """Hold a place among the requests under way. Raises HttpRefusal if there is none."""
         release = self._places.take(key)
         if release is None:
-            message = f"{len(self._places)} requests are already in progress"
-            raise HttpRefusal(Failure(503, message, type="unavailable_error", code="busy", retry_after=2))
+            raise unavailable(f"{len(self._places)} requests are already in progress")
         try:
             yield
         finally:
@@ -269,12 +246,8 @@ class Router:
             await asyncio.sleep(0)  # however many bodies are there: the loop goes on between two
             fields = await in_thread(partial(parse_object, body)) if is_large else parse_object(body)
             model = find_model(self._models, fields.get("model"), keys)
-            name, given = model.upstream.model_name, fields.get("model")
-            facts = RequestFacts(
-                secrets.token_hex(_ID_BYTES),
-                int(self._wall()),
-                name or (given if isinstance(given, str) else ""),
-            )
+            name = model.upstream.model_name or text_of(fields, "model")
+            facts = RequestFacts(secrets.token_hex(_ID_BYTES), int(self._wall()), name)
             judge = partial(_judged, route, fields, facts)
             return (await in_thread(judge) if is_large else judge()), model
 
@@ -283,7 +256,7 @@ class Router:
         path, meter = answer.request.path, answer.meter
         with (
             turns.enter(key) as turn,
-            self._accounts.answer(key, answer.upstream.model_name, path, meter, turn),
+            self.accounts.answer(key, answer.upstream.model_name, path, meter, turn),
         ):
             response = await answer.run(turn)
             meter.status = meter.status or response.status
@@ -296,21 +269,27 @@ class Router:
 
         As many parts run at a time as there are slots; a part that is a group fills them all.
         """
-        bodies, ended = _PartBodies(len(parts)), list[web.StreamResponse | HttpRefusal]()
+        bodies, ended = [b""] * len(parts), list[web.StreamResponse | HttpRefusal]()
         numbers = iter(range(len(parts)))  # shared: each task takes the next part
 
         async def some() -> None:
             for number in numbers:
                 try:
-                    self._accounts.check_tokens(key)
+                    self.accounts.check_tokens(key)
                     response = await self._answer_in_turn(answer.part(number), turns, key)
-                    if not bodies.take(number, response):
+                    body = response.body if isinstance(response, web.Response) else None
+                    if response.status != 200 or not isinstance(body, bytes | bytearray):
                         ended.append(response)
+                        break
+                    bodies[number] = bytes(body)
+                    if sum(map(len, bodies)) > MOST_JOINED_BYTES:
+                        message = f"the answers together have more than {MOST_JOINED_BYTES >> 20} MiB"
+                        raise HttpRefusal(Failure(413, f"{message}: ask for fewer", code="answers_too_large"))
                 except HttpRefusal as refusal:
                     ended.append(refusal)
-                if ended:
-                    owner.cancel()  # nobody needs the others
-                    return
+                    break
+            if ended:
+                owner.cancel()  # nobody needs the others
 
         # run the tasks until all parts are answered, or one has failed
         at_once = 1 if parts.is_grouped else answer.upstream.slots or 1
@@ -323,33 +302,8 @@ class Router:
             return end
         # thousands of embeddings take seconds: links and answers continue meanwhile
         async with self._joining.turn(key or answer.request.remote):
-            joined = await in_thread(partial(_joined, answer, parts, bodies.all))
+            joined = await in_thread(partial(_joined, answer, parts, bodies))
         return web.Response(body=joined, headers={"Content-Type": JSON_TYPE, **answer.headers})
-
-
-class _PartBodies:
-    """The answers to the parts of one request, until the last has come."""
-
-    def __init__(self, count: int) -> None:
-        self.all = [b""] * count
-        self._bytes = 0
-
-    def take(self, number: int, response: web.StreamResponse) -> bool:
-        """Store the answer to part `number`; return False if `response` is an error.
-
-        Raises HttpRefusal for too many bytes.
-        """
-        if not isinstance(response, web.Response) or response.status != 200:
-            return False
-        body = response.body
-        if not isinstance(body, bytes | bytearray):
-            return False
-        self._bytes += len(body)
-        if self._bytes > MOST_JOINED_BYTES:
-            message = f"the answers together have more than {MOST_JOINED_BYTES >> 20} MiB: ask for fewer"
-            raise HttpRefusal(Failure(413, message, code="answers_too_large"))
-        self.all[number] = bytes(body)
-        return True
 
 
 def _joined(answer: Answer, parts: Parts, bodies: Sequence[bytes]) -> bytes:
@@ -387,29 +341,20 @@ def _demand_method(method: str, wanted: str) -> None:
 
 def _demand_type(headers: Mapping[str, str], route: Route) -> None:
     """Refuse a body of a type that the path does not take, or a compressed one. Raises HttpRefusal."""
-    if route.method != "POST":
-        return
     coding = headers.get("Content-Encoding", IDENTITY)
     if coding.strip().lower() != IDENTITY:
         message = f"the body must not be compressed (`{coding[:50]}`): leave `Content-Encoding` out"
         raise HttpRefusal(Failure(415, message, code="unsupported_encoding"))
-    if is_form(headers.get("Content-Type")) if route.is_form else may_be_json(headers):
-        return
-    wanted = (
-        f"a form: send `Content-Type: {FORM_TYPE}`"
-        if route.is_form
-        else f"JSON: send `Content-Type: {JSON_TYPE}`"
-    )
-    raise HttpRefusal(Failure(415, f"the body must be {wanted}", code="unsupported_media_type"))
+    if not (is_form(headers.get("Content-Type")) if route.is_form else may_be_json(headers)):
+        wanted, kind = ("a form", FORM_TYPE) if route.is_form else ("JSON", JSON_TYPE)
+        message = f"the body must be {wanted}: send `Content-Type: {kind}`"
+        raise HttpRefusal(Failure(415, message, code="unsupported_media_type"))
 
 
 def _preflight(request: web.BaseRequest, extra: Mapping[str, str], *, allowed: bool) -> web.Response:
     if not allowed:
-        raise HttpRefusal(
-            Failure(
-                403, "this origin is not allowed to call the API", type="permission_error", code="cors_denied"
-            )
-        )
+        message = "this origin is not allowed to call the API"
+        raise HttpRefusal(Failure(403, message, type="permission_error", code="cors_denied"))
     headers = preflight_headers(
         request.headers["Origin"],
         asked=request.headers.get("Access-Control-Request-Headers"),

@@ -10,17 +10,12 @@ from aiohttp import web
 from meshd.base.accepted_socket import adopt
 from meshd.base.errors import Broken
 from meshd.base.log import get
-from meshd.base.peer_limits import Share
 from meshd.base.tasks import Owner
-from meshd.base.work_slots import Slots
 from meshd.gateway.access import ApiPort
-from meshd.gateway.answer import AnswerContext
-from meshd.gateway.client_connections import ApiServer, ConnectionLimits
+from meshd.gateway.client_connections import ApiServer
 from meshd.gateway.interface import GatewayStatus, MemberCaller, Models
-from meshd.gateway.own_answers import load_page
-from meshd.gateway.request import Bodies
-from meshd.gateway.router import RequestCounts, Router
-from meshd.gateway.turns import Accounts, AllTurns, AnswerLog
+from meshd.gateway.router import Router
+from meshd.gateway.turns import AnswerLog
 from meshd.model.status import ModelState
 
 IDLE_CONNECTION_SECONDS = 75.0
@@ -39,27 +34,16 @@ class Gateway:
 
         `wall` gives unix seconds, for the log and for daily quotas.
         """
-        config = api.config
         self._api = api
-        self._config = config
-        self._accounts = Accounts(config.api_keys, log=log, wall=wall)
         self._models = models
-        self._wall = wall
-        self._turns = AllTurns()
-        self._counts = RequestCounts()
-        self._answers = AnswerContext(
-            config, on_demand=models.on_demand, count_tokens=self._counts.add_tokens
-        )
-        self._page = load_page()
+        self._router = Router(api, models, wall=wall, log=log)
         self._server: ApiServer | None = None
-        of_key = Share("", api.keys.share_of(config.max_requests), "key", "")
-        self._places = Slots(Share("", config.max_requests, "node", ""), of_key)
         self.started = asyncio.Event()
 
     @property
     def url(self) -> str:
         """Return the base URL for a client on this machine."""
-        host, port = self._config.host, self._api.port
+        host, port = self._api.config.host, self._api.port
         try:
             address = ipaddress.ip_address(host)
         except ValueError:
@@ -71,21 +55,22 @@ class Gateway:
     @property
     def status(self) -> GatewayStatus:
         """Return the API's state now, and counts since the start."""
+        router = self._router
         return GatewayStatus(
             url=self.url,
             ready=any(model.upstream.readiness.state is ModelState.READY for model in self._models.all),
-            requests=self._counts.requests,
-            tokens=self._counts.tokens,
-            running=self._turns.running,
-            waiting=self._turns.waiting,
-            keys=self._accounts.status,
+            requests=router.requests,
+            tokens=router.answers.tokens,
+            running=router.turns.running,
+            waiting=router.turns.waiting,
+            keys=router.accounts.status,
             reason=self._models.readiness.reason,
-            continue_s=self._config.continue_seconds,
+            continue_s=router.answers.continue_seconds,
         )
 
     def requests_of(self, model: str) -> int:
         """Count the requests for a model that are under way."""
-        return self._counts.requests_of(model)
+        return self._router.requests_of(model)
 
     @property
     def key_digests(self) -> Sequence[bytes]:
@@ -105,33 +90,16 @@ class Gateway:
 
         Raises UserError if the log of answers cannot be read.
         """
-        config = self._config
-        bodies = Bodies(most_each=config.max_body_bytes, most_together=config.max_bodies_bytes)
-        limits = ConnectionLimits()
-        router = Router(
-            models=self._models,
-            answers=self._answers,
-            turns=self._turns,
-            accounts=self._accounts,
-            guard=self._api.guard,
-            keys=self._api.keys,
-            bodies=bodies,
-            counts=self._counts,
-            places=self._places,
-            limits=limits,
-            page=self._page,
-            holds=config.continue_seconds > 0 and not config.fails_over,
-            wall=self._wall,
-        )
         try:
-            await self._accounts.open()
-            await self._run(router, limits)
+            await self._router.accounts.open()
+            await self._run()
         finally:
-            self._accounts.close()
+            self._router.accounts.close()
             self._api.close()
 
-    async def _run(self, router: Router, limits: ConnectionLimits) -> None:
-        server = ApiServer(limits, router.handle, idle=IDLE_CONNECTION_SECONDS)
+    async def _run(self) -> None:
+        limits = self._router.connections
+        server = ApiServer(limits, self._router.handle, idle=IDLE_CONNECTION_SECONDS)
         runner = web.ServerRunner(server, shutdown_timeout=SHUTDOWN_SECONDS)
         await runner.setup()
         self._server = server
@@ -145,7 +113,7 @@ class Gateway:
         finally:
             self.started.clear()
             self._server = None
-            self._answers.end_all("meshd is stopping")
+            self._router.answers.end_all("meshd is stopping")
             transports = [connection.transport for connection in server.connections]
             try:
                 await runner.cleanup()

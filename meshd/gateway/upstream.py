@@ -31,7 +31,7 @@ import math
 import socket
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -43,7 +43,7 @@ from meshd.base.byte_format import in_number
 from meshd.base.errors import MeshdError
 from meshd.base.peer_limits import API_CULPRITS, API_CULPRITS_GONE, API_USERS_KNOWN, INTERIM_ANSWERS
 from meshd.base.time_format import in_time
-from meshd.gateway.dialects.fields import encoded
+from meshd.gateway.dialects.fields import encoded, text_of
 from meshd.gateway.dialects.template_fit import TemplateTraits, fitted, template_questions, traits_of
 from meshd.gateway.failure import MOST_REFUSAL_BYTES, Failure, HttpRefusal, plain_failure, read_failure
 from meshd.gateway.interface import Upstream
@@ -162,15 +162,18 @@ def answer_headers(answer: aiohttp.ClientResponse, more: Mapping[str, str]) -> d
     return {"Content-Type": kind, **more}
 
 
+async def read_up_to(most: int, answer: aiohttp.ClientResponse, held: bytearray) -> None:
+    """Read an answer into `held`; of a long one somewhat more than `most` bytes. Raises UpstreamLost."""
+    while len(held) <= most and (data := await read_some(answer)):
+        held += data
+
+
 async def failure_in(answer: aiohttp.ClientResponse) -> Failure:
     """Read the failure in an answer that is not a stream. Raises UpstreamLost."""
     held = bytearray()
-    try:
+    with suppress(TimeoutError):  # what has come must do
         async with asyncio.timeout(_REFUSAL_SECONDS):
-            while len(held) <= MOST_REFUSAL_BYTES and (data := await read_some(answer)):
-                held += data
-    except TimeoutError:
-        pass  # what has come must do
+            await read_up_to(MOST_REFUSAL_BYTES, answer, held)
     return read_failure(bytes(held), answer.status) or plain_failure(answer.status, bytes(held))
 
 
@@ -185,15 +188,12 @@ async def template_prompt(connect: Connect, body: bytes) -> str | None:
     try:
         async with asyncio.timeout(_TEMPLATE_SECONDS), open_session(connect) as session:
             answer = await send_call(session, "POST", "/apply-template", body, _TEMPLATE_HEADERS)
-            while len(held) <= _PROMPT_BYTES and (data := await read_some(answer)):
-                held += data
-            parsed: object = json.loads(held) if len(held) <= _PROMPT_BYTES else None
+            await read_up_to(_PROMPT_BYTES, answer, held)
+        return text_of(json.loads(held), "prompt") if len(held) <= _PROMPT_BYTES else ""
     except (UpstreamLost, TimeoutError):
         return None
     except (ValueError, RecursionError):
         return ""
-    prompt = parsed.get("prompt") if isinstance(parsed, dict) else None
-    return prompt if isinstance(prompt, str) else ""
 
 
 class TemplateFits:
@@ -528,23 +528,24 @@ class GatedRequest:
 
         Raises HttpRefusal.
         """
-        await self._gate.entry(self.standing)
+        trials, standing = self._gate.trials, self.standing
+        await self._gate.entry(standing)
         if not self._was_let_in:
             self.check()  # it may have waited since the last one was named
         self._was_let_in = True
-        self._gate.trials.enter(self.standing, upstream.crashes, _now())
+        trials.enter(standing, upstream.crashes, _now())
         try:
             yield
         except UpstreamLost:
             raise  # `lost` comes next, or the client leaves before: `go`
         except HttpRefusal:
-            self._gate.trials.answered(self.standing)
+            trials.answered(standing)
             raise
         except BaseException:
-            self._gate.trials.gave_up(self.standing, _now())
+            trials.gave_up(standing, _now())
             raise
         else:
-            self._gate.trials.answered(self.standing)
+            trials.answered(standing)
         finally:
             self._gate.wake()
 
@@ -554,30 +555,25 @@ class _Gate:
 
     def __init__(self) -> None:
         self.trials = Trials()
-        self._waiting: set[Standing] = set()
-        self._changed: set[asyncio.Event] = set()
+        self._waiting: dict[Standing, asyncio.Event] = {}
 
     def wake(self) -> None:
         """Make all waiting requests check again."""
-        for event in self._changed:
+        for event in self._waiting.values():
             event.set()
 
     async def entry(self, who: Standing) -> None:
         """Wait until `who` may be sent."""
         event, came = asyncio.Event(), _now()
-        self._changed.add(event)
-        self._waiting.add(who)
+        self._waiting[who] = event
         try:
-            while not self.trials.may_enter(who, self._waiting, _now() - came, _now()):
+            while not self.trials.may_enter(who, set(self._waiting), _now() - came, _now()):
                 event.clear()
-                try:
+                with suppress(TimeoutError):  # a trial may be over by then
                     async with asyncio.timeout(_LOOK_SECONDS):
                         await event.wait()
-                except TimeoutError:
-                    pass  # a trial may be over by now
         finally:
-            self._changed.discard(event)
-            self._waiting.discard(who)
+            del self._waiting[who]
             self.wake()
 
 

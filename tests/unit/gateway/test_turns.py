@@ -24,10 +24,10 @@ from meshd.gateway.turns import (
     HALF_LIFE_SECONDS,
     TURN_SECONDS,
     USE_BOUND_SECONDS,
+    Account,
     AllTurns,
     AnswerLog,
     AnswerQueue,
-    KeyQuota,
     LoggedAnswer,
     Ticket,
     utc_text,
@@ -312,8 +312,8 @@ def test_no_turn_begins_while_they_are_held_and_nobody_is_refused_for_that() -> 
 NOON = 20000 * DAY_SECONDS + DAY_SECONDS / 2
 
 
-def quota(**limits: int) -> KeyQuota:
-    return KeyQuota(ApiKey("sk-12345678", "anna", KeyLimits(**limits)), 0.0)
+def quota(**limits: int) -> Account:
+    return Account(ApiKey("sk-12345678", "anna", KeyLimits(**limits)), 0.0)
 
 
 def test_without_limits_everything_is_let_in() -> None:
@@ -326,7 +326,7 @@ def test_requests_at_a_time() -> None:
     one = quota(concurrent=2)
     assert one.begin(0.0, NOON) is None and one.begin(0.0, NOON) is None
     excess = one.begin(0.0, NOON)
-    assert excess is not None and not excess.is_quota
+    assert excess is not None and excess.code == "rate_limit_exceeded"
     assert excess.message == "2 requests of the key `anna` are already in progress"
     one.end()
     assert one.begin(0.0, NOON) is None
@@ -375,7 +375,7 @@ def test_tokens_a_day_end_at_midnight() -> None:
     assert one.begin(0.0, NOON) is None
     one.add_tokens(50, NOON)  # an answer that has begun is finished
     excess = one.begin(0.0, NOON)
-    assert excess is not None and excess.is_quota
+    assert excess is not None and excess.code == "insufficient_quota"
     assert excess.retry_after == DAY_SECONDS / 2
     assert excess.message == "the key `anna` has used up its 100 tokens per day: more in 12 h 0 min"
     assert one.begin(0.0, NOON + excess.retry_after) is None
@@ -394,8 +394,8 @@ def test_requests_a_minute(most: int, pauses: list[float]) -> None:
         now += pause
         excess = one.begin(now, NOON)
         if excess is not None:
-            assert not excess.is_quota
-            now += excess.retry_after
+            assert excess.code == "rate_limit_exceeded"
+            now += excess.retry_after or 0
             assert one.begin(now, NOON) is None
         let_in.append(now)
         assert sum(now - 60 <= at for at in let_in) <= 2 * most + 1
