@@ -17,16 +17,14 @@ from aiohttp import web
 
 from meshd.base.log import get
 from meshd.gateway.client_connections import ClientGone, StreamReply, left_out, member_of
-from meshd.gateway.continuation import OtherAnswer
+from meshd.gateway.continuation import Asking, OtherAnswer
 from meshd.gateway.dialects.chat import PassedOn
 from meshd.gateway.dialects.fields import with_fields
 from meshd.gateway.events import (
     AnswerMeter,
     EventSplitter,
     SentEvents,
-    TokenCount,
     answer_timings,
-    exact_tokens,
     hide_model_path,
     without_cache,
 )
@@ -171,7 +169,7 @@ class Answer:
         self.upstream = upstream = model.upstream
         self.request = request
         self.headers = headers
-        self.meter = AnswerMeter()
+        self.meter = AnswerMeter(route.form)
         self._context = context
         self._route = route
         self._model = model
@@ -192,7 +190,6 @@ class Answer:
         self._retries = _RETRIES if self._patience or context.fails_over else 0  # that are left
         self._trial: GatedRequest | None = None
         self._attempt_body = asked.body  # of this attempt
-        self._count = TokenCount(route.form)
         # what the client gets
         self._streams = asked.stream
         self._sent = SentEvents(asked.path, own_seed=self._own_seed)
@@ -424,14 +421,15 @@ class Answer:
         if note := self.upstream.readiness.note:
             await self._reply.say(note)
 
-        # Ask the template how it writes calls of tools that have begun, then write the body for the rest.
-        sent, body = self._sent, self._body
+        # Write the body for the rest; for that the template may be asked how it writes calls of tools.
+        asking = self._sent.next_request(self._body)
         async with context.running.until_stopped():
-            while (question := await asyncio.to_thread(sent.template_question, body)) is not None:
-                prompt = await template_prompt(self.upstream.connect, question) or ""
-                await asyncio.to_thread(sent.template_says, prompt)
-            self._attempt_body = await asyncio.to_thread(sent.next_request, body)
-        return self._attempt_body is not None
+            is_over, body = await asyncio.to_thread(_resumed, asking, None)
+            while not is_over and body is not None:
+                prompt = await template_prompt(self.upstream.connect, body) or ""
+                is_over, body = await asyncio.to_thread(_resumed, asking, prompt)
+        self._attempt_body = body
+        return body is not None
 
     async def _pass_events(self, answer: aiohttp.ClientResponse) -> web.StreamResponse:
         """Send what the client lacks of a stream, event by event.
@@ -476,15 +474,13 @@ class Answer:
 
     def _count_events(self, events: bytes) -> None:
         """Count the tokens in these events, for the status, the key and the model."""
-        count, is_alone = self._count, self._context.running.is_alone
-        grown = count.feed(events)
-        self.meter.generated = count.total
-        self.meter.see_events(events)
+        meter, is_alone = self.meter, self._context.running.is_alone
+        grown = meter.see_events(events)
         self._context.tokens += grown
-        count.alone = count.alone and is_alone
+        meter.alone = meter.alone and is_alone
         if grown:
-            self.upstream.generated(count.total, grown, alone=is_alone)
-        self._note_timings(events, alone=count.alone)
+            self.upstream.generated(meter.generated, grown, alone=is_alone)
+        self._note_timings(events, alone=meter.alone)
 
     def _note_timings(self, answer: bytes | bytearray, *, alone: bool) -> None:
         """Pass the timings in `answer`, if any, to the upstream."""
@@ -568,10 +564,8 @@ class Answer:
 
     def _see_figures(self, answer: bytes | bytearray) -> None:
         """Count the tokens that this part of a whole answer reports."""
-        self.meter.see(answer)
-        if self._route.counts and (grown := exact_tokens(answer) - self.meter.generated) > 0:
-            self.meter.generated += grown
-            self._context.tokens += grown
+        grown = self.meter.see(answer)
+        self._context.tokens += grown if self._route.counts else 0
 
     def _notice(self) -> str:
         """Return the text of a comment that says what the request waits for; empty if it does not wait."""
@@ -586,6 +580,14 @@ class Answer:
         if waits and not (waits_for and context.on_demand):
             return now.reason
         return waits_for or (COMPUTED_AGAIN if self._sent.is_catching_up else "")
+
+
+def _resumed(asking: Asking[bytes | None], prompt: str | None) -> tuple[bool, bytes | None]:
+    """Give `asking` the prompt that it asked for, if any. Returns whether it is over, and its word."""
+    try:
+        return False, next(asking) if prompt is None else asking.send(prompt)
+    except StopIteration as end:
+        return True, end.value
 
 
 async def _becomes_ready(upstream: Upstream, seconds: float) -> bool:
