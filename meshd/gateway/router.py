@@ -237,7 +237,7 @@ class Router:
         """Return the request in llama-server's form, and its model. Raises HttpRefusal."""
         keys = given_keys(request.headers)
         if route.is_form:
-            asked, named = await read_form(path, body, request.headers["Content-Type"])
+            asked, named = read_form(path, body, request.headers["Content-Type"])
             return asked, find_model(self._models, named, keys)
         # a large one may take a second: links and answers continue meanwhile, and no small one waits for it
         is_large = len(body) > _READ_AT_ONCE
