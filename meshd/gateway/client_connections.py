@@ -140,18 +140,16 @@ class ConnectionLimits:
         """
         known = [connection for connection in self._connections if connection.client is not None]
         held = Counter(connection.client for connection in known)
-        idle = [connection for connection in known if connection.idle_since is not None]
+        of_key = [
+            connection for connection in known if connection.client and connection.client[0] == newcomer[0]
+        ]
+        among = known
         if held[newcomer] >= API_CLIENTS_OF_ADDRESS.most:
-            idle = [connection for connection in idle if connection.client == newcomer]
-        elif (
-            sum(connection.client[0] == newcomer[0] for connection in known if connection.client)
-            >= API_CLIENTS_OF_KEY.most
-        ):
-            idle = [
-                connection for connection in idle if connection.client and connection.client[0] == newcomer[0]
-            ]
+            among = [connection for connection in known if connection.client == newcomer]
+        elif len(of_key) >= API_CLIENTS_OF_KEY.most:
+            among = of_key
         return min(
-            idle,
+            (connection for connection in among if connection.idle_since is not None),
             key=lambda connection: (-held[connection.client], connection.idle_since or 0.0),
             default=None,
         )
@@ -321,20 +319,13 @@ class _WholeHeadLimit:
         return getattr(self._parser, name)
 
 
-_BROKEN = Failure(
-    500,
-    "meshd failed at this request: its log says where (`meshd logs`)",
-    type="server_error",
-    code="internal_error",
-)
-
-
-HEAD_TOO_LONG = Failure(
-    431,
+_FAILED = "meshd failed at this request: its log says where (`meshd logs`)"
+_BROKEN = Failure(500, _FAILED, type="server_error", code="internal_error")
+_TOO_LONG = (
     f"the request line or a header is longer than {HEADER_LINE_BYTES} bytes, or all together have more than "
-    f"{REQUEST_HEAD_BYTES}",
-    code="headers_too_large",
+    f"{REQUEST_HEAD_BYTES}"
 )
+HEAD_TOO_LONG = Failure(431, _TOO_LONG, code="headers_too_large")
 
 
 def has_long_header(headers: Mapping[str, str]) -> bool:

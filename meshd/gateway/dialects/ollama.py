@@ -222,32 +222,24 @@ class ListedModel:
 
 def tags(models: Sequence[ListedModel]) -> dict[str, object]:
     """Answer `GET /api/tags`. `state` is not Ollama's."""
-    return {
-        "models": [
-            {**_row(model), "modified_at": timestamp(model.facts.created), "state": str(model.state)}
-            for model in models
-        ]
-    }
+    rows = ((_row(model), timestamp(model.facts.created), str(model.state)) for model in models)
+    return {"models": [{**row, "modified_at": modified, "state": state} for row, modified, state in rows]}
 
 
 def running(models: Sequence[ListedModel]) -> dict[str, object]:
     """Answer `GET /api/ps`: the models that are loaded."""
-    more = [
-        {"size_vram": model.facts.size, "expires_at": _NEVER, "context_length": model.facts.context}
-        for model in models
-    ]
-    rows = zip(models, more, strict=True)
-    return {"models": [{**_row(model), **row} for model, row in rows if model.state is ModelState.READY]}
+    ready = ((_row(model), model.facts) for model in models if model.state is ModelState.READY)
+    more = ({**row, "size_vram": facts.size, "context_length": facts.context} for row, facts in ready)
+    return {"models": [{**row, "expires_at": _NEVER} for row in more]}
 
 
-def shown(model: ListedModel) -> dict[str, object]:
+def shown(name: str, facts: ServedFacts) -> dict[str, object]:
     """Answer `POST /api/show`. The context length is that of one request, if known."""
-    facts = model.facts
     context = facts.context or facts.trained_context
     family = facts.architecture or "unknown"
     info: dict[str, object] = {
         "general.architecture": family,
-        "general.basename": model.name,
+        "general.basename": name,
         "general.parameter_count": facts.parameters,
         f"{family}.context_length": context,
         f"{family}.embedding_length": facts.embedding_length,

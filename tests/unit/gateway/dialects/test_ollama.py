@@ -354,7 +354,7 @@ def test_models_are_described_as_ollama_does() -> None:
     assert running(models)["models"] == [
         {**row, "size_vram": 5, "expires_at": "2318-01-01T00:00:00Z", "context_length": 8192}
     ]
-    about = shown(models[0])
+    about = shown(models[0].name, models[0].facts)
     assert about["model_info"] == {
         "general.architecture": "qwen3",
         "general.basename": "a",
@@ -363,7 +363,7 @@ def test_models_are_described_as_ollama_does() -> None:
         "qwen3.embedding_length": 64,
     }
     assert (about["parameters"], about["capabilities"]) == ("num_ctx 8192", ["completion", "tools"])
-    assert shown(models[1])["parameters"] == "num_ctx 9"
+    assert shown(models[1].name, models[1].facts)["parameters"] == "num_ctx 9"
 
 
 JSON = st.recursive(
