@@ -524,10 +524,8 @@ def _bind_error(error: OSError, address: str, port: int) -> UserError:
         what = f"port `{port}` on `{address}` needs privileges that this user lacks"
         hint = "choose a port above 1023"
     elif error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-        what, hint = (
-            f"this machine has no address `{address}`",
-            "use 127.0.0.1, 0.0.0.0 or one of its addresses",
-        )
+        what = f"this machine has no address `{address}`"
+        hint = "use 127.0.0.1, 0.0.0.0 or one of its addresses"
     else:
         what = f"cannot listen on `{address}` port `{port}`: {(error.strerror or 'unknown reason').lower()}"
         hint = "check `--host` and `--port`"

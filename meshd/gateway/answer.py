@@ -71,9 +71,8 @@ def _broken(message: str, code: str = "upstream_error") -> Failure:
 
 
 UNREADABLE = _broken("llama-server's answer cannot be read")
-_DIFFERS = _broken(
-    "another run of the request says something else: ask again from the beginning", "upstream_lost"
-)
+_ANOTHER = "another run of the request says something else: ask again from the beginning"
+_DIFFERS = _broken(_ANOTHER, "upstream_lost")
 _TOO_LONG = Failure(502, "one of the answers is too large to be joined with the others", code="too_long")
 
 
@@ -194,10 +193,7 @@ class Answer:
         self._streams = asked.stream
         self._sent = SentEvents(asked.path, own_seed=self._own_seed)
         self._reply = StreamReply(
-            request,
-            silence=context.silence,
-            headers=headers,
-            answering=asked.answering,
+            request, silence=context.silence, headers=headers, answering=asked.answering
         )
 
     async def run(self, turn: Turn | None = None) -> web.StreamResponse:

@@ -75,9 +75,8 @@ class AnswerBacklog:
 STRANGER_SECONDS = 10.0  # for a whole request head
 SWEEP_SECONDS = 1.0
 HEADER_LINE_BYTES = 32 << 10  # of a request line, or one header other than Cookie
-REQUEST_HEAD_BYTES = (
-    256 << 10
-)  # of a whole request head; browsers send the cookies of all programs on localhost
+# of a whole request head; browsers send the cookies of all programs on localhost
+REQUEST_HEAD_BYTES = 256 << 10
 MAX_HEADERS = 256
 _READ_BYTES = 64 << 10  # of a body that nobody reads yet
 _LINGER_SECONDS = 2.0  # for the rest of a body that nobody wants
@@ -140,9 +139,7 @@ class ConnectionLimits:
         """
         known = [connection for connection in self._connections if connection.client is not None]
         held = Counter(connection.client for connection in known)
-        of_key = [
-            connection for connection in known if connection.client and connection.client[0] == newcomer[0]
-        ]
+        of_key = [one for one in known if one.client is not None and one.client[0] == newcomer[0]]
         among = known
         if held[newcomer] >= API_CLIENTS_OF_ADDRESS.most:
             among = [connection for connection in known if connection.client == newcomer]

@@ -230,10 +230,8 @@ def written_calls(
     at a time, because a peer decides how much memory calls and their tools take.
     """
     fields = {name: asked[name] for name in _TEMPLATE_FIELDS if name in asked}
-    user: dict[str, object] = {
-        "role": "user",
-        "content": "-",
-    }  # what was said before does not matter for how a call is written
+    # what was said before does not matter for how a call is written
+    user: dict[str, object] = {"role": "user", "content": "-"}
 
     def question(arguments: Sequence[str]) -> bytes:
         made = _made(calls, arguments) if arguments else []
@@ -396,9 +394,8 @@ class SentText:
     _said: StringIO = field(default_factory=StringIO)
     _thought: StringIO = field(default_factory=StringIO)
     _kept: int = 0
-    echo: Echo = field(
-        default_factory=lambda: Echo("", "", [])
-    )  # of a run that continues what the client has
+    # of a run that continues what the client has
+    echo: Echo = field(default_factory=lambda: Echo("", "", []))
 
     @property
     def text(self) -> str:
@@ -500,11 +497,8 @@ def _can_go_on(asked: Mapping[str, object], sent: SentText) -> bool:
         return False
     has_state = any(asked.get(name) for name in _STATE)
     is_one = all(asked.get(name, 1) in (1, None) for name in _SEVERAL)
-    return (
-        is_one
-        and not has_state
-        and {name for name in _FORMS if asked.get(name)} <= _CONTINUED_FORMS[sent.form]
-    )
+    forms = {name for name in _FORMS if asked.get(name)}
+    return is_one and not has_state and forms <= _CONTINUED_FORMS[sent.form]
 
 
 def _with_text(asked: Mapping[str, object], sent: SentText, written: str) -> dict[str, object] | None:

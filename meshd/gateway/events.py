@@ -539,9 +539,7 @@ class SentEvents:
         self._ids.learn(event)
         if self._run is _RunKind.REST:
             return self._of_the_rest(event, fields)
-        digest = _digest(
-            data if fields is None else json.dumps(_without_run(fields), separators=(",", ":")).encode()
-        )
+        digest = _digest(data if fields is None else json.dumps(_without_run(fields)).encode())
         self._at += 1
         if self._at <= len(self._digests):
             if self._digests[self._at - 1] != digest:

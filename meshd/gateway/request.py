@@ -315,10 +315,8 @@ _MEDIA_ADDRESSES = ("url", "data")
 def has_remote_media(asked: Mapping[str, object]) -> bool:
     """Return True if a part of this request is media that is neither a data URL nor base64."""
     parts = (value for level in levels(asked) for value in level if isinstance(value, dict))
-    holders = (
-        part.get(name) for part in parts if part.get("type") in _MEDIA_PARTS for name in _MEDIA_HOLDERS
-    )
-    return any(_is_remote(holder) for holder in holders)
+    media = (part for part in parts if part.get("type") in _MEDIA_PARTS)
+    return any(_is_remote(part.get(name)) for part in media for name in _MEDIA_HOLDERS)
 
 
 def _is_remote(holder: object) -> bool:

@@ -402,10 +402,9 @@ class AnswerLog:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                raise UserError(
-                    f"cannot read the log of answers `{path}`: {error.strerror}",
-                    hint="make it readable, or move it away: limits per day then count anew",
-                ) from error
+                hint = "make it readable, or move it away: limits per day then count anew"
+                what = f"cannot read the log of answers `{path}`: {error.strerror}"
+                raise UserError(what, hint=hint) from error
 
     def _lost(self, error: OSError) -> None:
         _log.warning("answer_log_lost", path=str(self._path), why=error.strerror or type(error).__name__)
@@ -459,11 +458,8 @@ class Account:
 
     def begin(self, now: float, wall: float) -> Failure | None:
         """Count a request until `end`, or return why it is refused."""
-        minute, most, of = (
-            self._limits.requests_per_minute,
-            self._limits.concurrent,
-            f"of the key `{self.name}`",
-        )
+        minute, most = self._limits.requests_per_minute, self._limits.concurrent
+        of = f"of the key `{self.name}`"
         if (spent := self.spent(wall)) is not None:
             return spent
         if most is not None and self.active >= most:
@@ -473,10 +469,8 @@ class Account:
         if minute is not None and self._bucket is not None and not self._bucket.spend(1, now):
             # what a request with many answers has taken in advance comes first
             rest = max(1, math.ceil(self._bucket.take(0, now) + 60 / minute))
-            what = (
-                f"more than {in_number(minute, 'request')} per minute {of}: the next one in {in_time(rest)}"
-            )
-            return _too_many(what, rest)
+            what = f"more than {in_number(minute, 'request')} per minute {of}"
+            return _too_many(f"{what}: the next one in {in_time(rest)}", rest)
         self.active += 1
         return None
 

@@ -218,10 +218,11 @@ def _word(*words: str) -> Check:
 
 def _list(of: Check, most: int, what: str, *, least: int = 0) -> Check:
     allowed = f"a list of {'at least one and ' if least else ''}at most {most} {what}"
-    return _fits(
-        allowed,
-        lambda value: isinstance(value, list) and least <= len(value) <= most and not any(map(of, value)),
-    )
+
+    def fits(value: object) -> bool:
+        return isinstance(value, list) and least <= len(value) <= most and not any(map(of, value))
+
+    return _fits(allowed, fits)
 
 
 def _either(*checks: Check) -> Check:
@@ -314,9 +315,8 @@ def _tokens(*kinds: type) -> Check:
         numbers = [token for token in value if isinstance(token, int)]
         return not numbers or (min(numbers) >= 0 and max(numbers) <= _INT)
 
-    return _fits(
-        f"a list of at most {_MOST_TOKENS} tokens{' or strings' if str in kinds else ''}", are_tokens
-    )
+    allowed = f"a list of at most {_MOST_TOKENS} tokens"
+    return _fits(f"{allowed} or strings" if str in kinds else allowed, are_tokens)
 
 
 def _several(check_prompt: Check) -> Check:
@@ -339,9 +339,10 @@ def _all(check: Check, *names: str) -> Mapping[str, Check]:
 
 
 _MIXED = _tokens(int, str)
+_PROMPT_STRING = "prompt_string"
 _PROMPT_OBJECT = _fits(
-    "`{prompt_string: TEXT}`",
-    lambda value: bool(isinstance(value, dict) and isinstance(value.get("prompt_string"), str)),
+    f"`{{{_PROMPT_STRING}: TEXT}}`",
+    lambda value: isinstance(value, dict) and isinstance(value.get(_PROMPT_STRING), str),
 )
 _PROMPT = _either(_text(), _MIXED, _PROMPT_OBJECT)
 _TEXTS = _list(_text(), _MOST_PROMPTS, "strings", least=1)
@@ -536,9 +537,8 @@ def _schemas(name: str, sent: Mapping[str, object]) -> list[dict[str, object]]:
     if name == "json_schema":
         return objects_of([value])
     if name == "response_format":
-        return objects_of(
-            [of.get("schema") for of in (object_of(sent, name), object_of(value, "json_schema"))]
-        )
+        holders = (object_of(sent, name), object_of(value, "json_schema"))
+        return objects_of([holder.get("schema") for holder in holders])
     return objects_of([object_of(tool, "function").get("parameters") for tool in objects_of(value)])
 
 

@@ -63,6 +63,9 @@ class BeyondBounds(ValueError):
     """A grammar or schema exceeds a bound, which the text names."""
 
 
+_TOO_CHAINED = f"more than {_MOST_CHAINED} references (`$ref`) in the schema lead one to the next"
+
+
 # Alternatives of a rule: of each the rules it refers to, "" for anything that is no rule.
 _Rule = list[list[str]]
 
@@ -96,9 +99,8 @@ class _Grammar:
     def _count(self, elements: int) -> None:
         self._elements += elements
         if self._elements > _MOST_ELEMENTS:
-            raise BeyondBounds(
-                f"its rules, with repetitions expanded, have more than {_MOST_ELEMENTS} elements"
-            )
+            what = f"more than {_MOST_ELEMENTS} elements"
+            raise BeyondBounds(f"its rules, with repetitions expanded, have {what}")
 
     def _alternatives(self, name: str, *, depth: int) -> _Rule:
         if depth > _MOST_NESTED:
@@ -280,9 +282,8 @@ class _Ways:
             here = self._known.get(symbol, 1) if symbol else 1
             behind = here + (behind if symbol in self._empty else 0)
             if behind > _MOST_WAYS:
-                raise BeyondBounds(
-                    f"more than {_MOST_WAYS} paths lead from one point in it to the next character"
-                )
+                what = f"more than {_MOST_WAYS} paths lead from one point in it to the next character"
+                raise BeyondBounds(what)
         return behind
 
 
@@ -449,21 +450,17 @@ def _branches(
         if reference in above:
             raise BeyondBounds(f"`{reference[:60]}` in the schema refers to itself")
         if len(above) > _MOST_CHAINED:
-            raise BeyondBounds(
-                f"more than {_MOST_CHAINED} references (`$ref`) in the schema lead one to the next"
-            )
+            raise BeyondBounds(_TOO_CHAINED)
         if reference not in walks:
             target = _target(root, reference)
-            walks[reference] = (
-                _branches(root, target, walks, above | {reference}) if isinstance(target, dict) else 1
-            )
+            beyond = above | {reference}
+            walks[reference] = _branches(root, target, walks, beyond) if isinstance(target, dict) else 1
         return min(_MOST_STEPS + 1, 1 + walks[reference])
     total = 1
     for name in _BRANCHES:
         if isinstance(listed := schema.get(name), list):
-            total += sum(
-                _branches(root, choice, walks, above) for choice in listed if isinstance(choice, dict)
-            )
+            choices = [choice for choice in listed if isinstance(choice, dict)]
+            total += sum(_branches(root, choice, walks, above) for choice in choices)
     return min(_MOST_STEPS + 1, total)
 
 
@@ -483,7 +480,7 @@ def _followed(root: Mapping[str, object], schema: object) -> object:
         if not isinstance(reference, str):
             return schema
         schema = _target(root, reference)
-    raise BeyondBounds(f"more than {_MOST_CHAINED} references (`$ref`) in the schema lead one to the next")
+    raise BeyondBounds(_TOO_CHAINED)
 
 
 def _depth(value: object, known: dict[int, int]) -> int:

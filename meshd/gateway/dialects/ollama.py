@@ -109,11 +109,8 @@ class OllamaAnswering(chat.ChatAnswering):
         return out + _line({**self._head, **self._piece(""), **self._figures()})
 
     def _whole(self, whole: chat.ChatAnswer) -> dict[str, object]:
-        return {
-            **self._head,
-            **self._piece(whole.text, whole.thought, _calls(whole.calls)),
-            **self._figures(),
-        }
+        piece = self._piece(whole.text, whole.thought, _calls(whole.calls))
+        return {**self._head, **piece, **self._figures()}
 
     def whole(self, answer: Mapping[str, object]) -> dict[str, object]:
         """Translate a whole answer."""
@@ -513,9 +510,8 @@ class _OpenCalls:
             self._places.setdefault(key, deque()).append(number)
         self._ids.append(id)
         arguments = of.get("arguments")
-        return chat.call_of(
-            id, name, arguments if isinstance(arguments, str) else chat.dumped(arguments or {})
-        )
+        text = arguments if isinstance(arguments, str) else chat.dumped(arguments or {})
+        return chat.call_of(id, name, text)
 
     def answered(self, result: Mapping[str, object]) -> str:
         """Return the id of the call for this result: found by id, by name, or the oldest open call."""

@@ -520,10 +520,9 @@ def _add_choice(fields: dict[str, object], choice: object, offered: OfferedTools
         case {"type": "function" | "custom"}:
             chat.choose_tools(fields, "required", [_flat_choice(chosen, offered)])
         case {"type": "allowed_tools"}:
-            tools = [
-                tool for tool in objects_of(chosen.get("tools")) if tool.get("type") in ("function", "custom")
-            ]
-            names = [_flat_choice(tool, offered) for tool in tools]
+            tools = objects_of(chosen.get("tools"))
+            kinds = ("function", "custom")
+            names = [_flat_choice(tool, offered) for tool in tools if tool.get("type") in kinds]
             chat.choose_tools(fields, "required" if chosen.get("mode") == "required" else "auto", names)
         case _ if kind := text_of(choice, "type"):
             raise invalid(f"`tool_choice` demands `{kind[:100]}`, which cannot be offered", "tool_choice")

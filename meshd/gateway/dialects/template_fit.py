@@ -224,9 +224,8 @@ def _paired(messages: list[chat.Message], traits: TemplateTraits) -> list[chat.M
             if (known := open_calls.pop(text_of(message, "tool_call_id"), None)) is not None:
                 made.append({**message, "tool_call_id": known})
             else:
-                made.append(
-                    {**_user(""), "content": chat.joined("Result of a tool:", message.get("content"))}
-                )
+                content = chat.joined("Result of a tool:", message.get("content"))
+                made.append({"role": "user", "content": content})
             continue
         # another message: complete the calls before it, and open its own
         if role not in _SYSTEM:
