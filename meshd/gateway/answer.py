@@ -336,7 +336,7 @@ class Answer:
             return
         fields = self._added_fields()
         if asked.parts is not None and self._part is not None:
-            body = asked.parts.body(body, self._part)
+            body = asked.parts.body(self._part)
         if fields and body:
             body = with_fields(body, fields)
         self.meter.asked = body

@@ -225,7 +225,7 @@ class UpstreamRequest:
     needs_fit: bool = False
     notes: tuple[str, ...] = ()
     answers: int = 1  # that it asks for
-    parts: Parts | None = None  # requests that it is sent as, if they are several
+    parts: Parts | None = None  # requests that it is sent as, if they are several; then `body` is empty
     content_type: str = JSON_TYPE
 
 
@@ -245,10 +245,10 @@ def upstream_request(translation: Translation) -> UpstreamRequest:
     if stream and answers > 1 and isinstance(fields.get("prompt"), list):
         message = "several prompts cannot be streamed: omit `stream`, or send one request per prompt"
         raise invalid(message, "prompt", code="invalid_value")
-    body, parts = (encoded(fields), None) if stream else split_request(fields, endpoint)
+    body, parts = encoded(fields), None if stream else split_request(fields, endpoint)
     return UpstreamRequest(
         path,
-        body,
+        body if parts is None else b"",
         stream,
         translation.answering,
         has_seed=fields.get("seed") not in (None, ANY_SEED),
