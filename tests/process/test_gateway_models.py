@@ -168,7 +168,7 @@ def test_those_who_wait_hear_that_meshd_stops() -> None:
         async with many_world(ANSWERS, config=CONFIG) as here:
             asked = asyncio.create_task(here.chat("b"))
             await until_asked(here.models["b"])
-            here.gateway._router.answers.end_all("meshd is stopping")
+            here.gateway._answers.end_all("meshd is stopping")
             answer = await asked
             assert (answer.status, (await answer.json())["error"]["code"]) == (503, "stopping")
 

@@ -341,7 +341,7 @@ def test_who_waits_for_a_load_after_a_loss_uses_nothing(stream: bool) -> None:
         config = GatewayConfig(port=0, api_keys=KEYS, continue_seconds=20.0)
         async with world(answer, config=config) as here:
             here.upstream.slots = 1
-            turns = here.gateway._router.turns.of(here.upstream)
+            turns = here.gateway._turns.of(here.upstream)
             assert turns is not None
             body, headers = {**HI, "stream": stream}, {"Authorization": f"Bearer {AGENT}"}
             asking = asyncio.ensure_future(
