@@ -168,7 +168,7 @@ class Answer:
         self.upstream = upstream = model.upstream
         self.request = request
         self.headers = headers
-        self.meter = AnswerMeter(route.form)
+        self.meter = AnswerMeter(is_transcript=route.is_form)
         self._context = context
         self._route = route
         self._model = model

@@ -22,7 +22,7 @@ import zlib
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import Enum, StrEnum
+from enum import Enum
 from functools import cached_property
 from typing import cast
 
@@ -47,13 +47,6 @@ _BLANK_LINES = (b"\n\n", b"\n\r\n", b"\r\r")
 _EVENT = re.compile(rb".+?(?:\n\r?\n|\r\r|\Z)", re.DOTALL)
 
 
-class StreamForm(StrEnum):
-    """The forms in which a stream of llama-server carries text."""
-
-    OPENAI = "openai"  # a chat or a completion
-    TRANSCRIPT = "transcript"  # what is said in a sound
-
-
 # What follows looks for names with their quotation marks: within a JSON string those are escaped, so
 # no generated text can be mistaken for them.
 _GENERATED = (b"completion_tokens", b"output_tokens", b"predicted_n", b"tokens_predicted")
@@ -67,10 +60,8 @@ _TIMINGS = re.compile(rb'"timings"\s*:\s*(\{[^{}]{1,1000}\})')
 _TIMED = ("prompt_n", "prompt_ms", "predicted_n", "predicted_ms")
 _DRAFTED = ("draft_n", "draft_n_accepted")  # only where something was drafted
 _LARGEST_FIGURE = 1e12  # of tokens and of milliseconds
-_TOKEN_PIECES = {
-    StreamForm.OPENAI: re.compile(rb'"(?:content|reasoning_content|text|arguments)"\s*:\s*"[^"]'),
-    StreamForm.TRANSCRIPT: re.compile(rb'"type"\s*:\s*"transcript\.text\.delta"'),
-}
+_PIECE = re.compile(rb'"(?:content|reasoning_content|text|arguments)"\s*:\s*"[^"]')
+_TRANSCRIPT_PIECE = re.compile(rb'"type"\s*:\s*"transcript\.text\.delta"')
 
 
 class EventSplitter:
@@ -170,10 +161,10 @@ class AnswerMeter:
     `status`: the outcome of the whole answer if it differs from the response's status, else 0. `generated`
     counts tokens: one for each piece, until llama-server gives the exact number. The figures of the prompt
     are None until it gives them at the end. `asked`: the body sent to it; empty if none was sent. `alone`: no
-    other request ran at the same time; the caller sets it.
+    other request ran at the same time; the caller sets it. `is_transcript`: the stream transcribes a sound.
     """
 
-    form: StreamForm = StreamForm.OPENAI
+    is_transcript: bool = False
     status: int = 0
     generated: int = 0
     alone: bool = True
@@ -184,7 +175,8 @@ class AnswerMeter:
     def see_events(self, events: bytes) -> int:
         """Read the figures in whole events of a stream. Returns by how many tokens the answer grew."""
         self._last = events
-        return self.see(events, len(_TOKEN_PIECES[self.form].findall(events)))
+        piece = _TRANSCRIPT_PIECE if self.is_transcript else _PIECE
+        return self.see(events, len(piece.findall(events)))
 
     def see(self, data: bytes | bytearray, pieces: int = 0) -> int:
         """Read the figures in a whole answer, or in a part of it. Returns as `see_events` does."""

@@ -12,7 +12,6 @@ from meshd.gateway.dialects.dialect import Dialect
 from meshd.gateway.dialects.messages import MessagesDialect
 from meshd.gateway.dialects.ollama import OllamaChat, OllamaDialect, OllamaEmbed, OllamaGenerate
 from meshd.gateway.dialects.responses import ResponsesDialect
-from meshd.gateway.events import StreamForm
 
 OLLAMA_PREFIX = "/api/"
 LM_STUDIO_PREFIX = "/api/v0/"
@@ -25,8 +24,7 @@ class Route:
     """A path that is passed on.
 
     `counts`: its answers have generated tokens. `computes`: its requests take a slot of llama-server, for
-    which they wait. `is_form`: its body is a form, which may hold a file. `form`: the form in which
-    llama-server's streams carry text.
+    which they wait. `is_form`: its body is a form, which may hold a file.
     """
 
     method: str
@@ -34,10 +32,6 @@ class Route:
     counts: bool = False
     computes: bool = False
     is_form: bool = False
-
-    @property
-    def form(self) -> StreamForm:
-        return StreamForm.TRANSCRIPT if self.is_form else StreamForm.OPENAI
 
 
 # Ollama's paths that change what is stored.
