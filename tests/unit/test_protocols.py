@@ -16,9 +16,6 @@ from meshd.client.api_client import ApiClient
 from meshd.client.head_call import HeadCall
 from meshd.demo.interface import DemoOutput
 from meshd.devices.interface import DescriptorSocket, Report, RunningRole, Tunnel, WeightsFromMembers
-from meshd.gateway.dialects.chat import ChatDialect
-from meshd.gateway.dialects.dialect import Answering, Dialect
-from meshd.gateway.dialects.responses import ResponsesAnswering
 from meshd.gateway.interface import MemberGate, Models, ModelTurn, NamedModel, Upstream
 from meshd.gateway.request import OneModel, PlainModel
 from meshd.gateway.server import Gateway
@@ -80,8 +77,6 @@ mesh_push_filter: Callable[[MeshPushFilter], Inspector] = same
 weights: Callable[[ModelFile], WeightsFile] = same
 worker_role: Callable[[Worker], RunningRole] = same
 serve_role: Callable[[Model], RunningRole] = same
-dialect: Callable[[ChatDialect], Dialect] = same
-answering: Callable[[ResponsesAnswering], Answering] = same
 router: Callable[[PcpRouter], HomeRouter] = same
 net_check: Callable[[NetWatch], NetCheck] = same
 lease_cache: Callable[[store_lease_cache.DiskLeaseCache], LeaseCache] = same

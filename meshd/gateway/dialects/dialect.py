@@ -1,4 +1,4 @@
-"""What a dialect of the API consists of: a reader of requests, and for each request the writer of its answer.
+"""Define what a dialect of the API consists of: a reader of requests, and the writer of an answer to each.
 
 llama-server is asked only for chat completions and completions (and for its own few forms, such as
 embeddings). A `Dialect` reads a client's body into such a request, and its `Answering` turns llama-server's
