@@ -43,9 +43,8 @@ from meshd.gateway.turns import Turn
 from meshd.gateway.upstream import (
     HELD_ANSWER_BYTES,
     MOST_JOINED_BYTES,
+    AllServed,
     GatedRequest,
-    TemplateFits,
-    TrialGates,
     UpstreamLost,
     answer_headers,
     failure_in,
@@ -77,7 +76,7 @@ _TOO_LONG = Failure(502, "one of the answers is too large to be joined with the 
 
 
 class AnswerContext:
-    """The state that all answers of a gateway share: settings, running answers, crash trials, templates.
+    """The state that all answers of a gateway share: settings, running answers, llama-servers.
 
     `tokens`: those generated since the start.
     """
@@ -98,8 +97,7 @@ class AnswerContext:
         self.tokens = 0
         self.running = RunningAnswers()
         self.waiting = RunningAnswers()  # for their turns
-        self.trials = TrialGates()
-        self.templates = TemplateFits()
+        self.served = AllServed()
 
     def end_all(self, why: str) -> None:
         """End all answers, running or waiting, with an error that says `why`; refuse later ones."""
@@ -166,6 +164,7 @@ class Answer:
         """
         self.asked = asked
         self.upstream = upstream = model.upstream
+        self.served = context.served.of(upstream)
         self.request = request
         self.headers = headers
         self.meter = AnswerMeter(is_transcript=route.is_form)
@@ -207,9 +206,9 @@ class Answer:
             async with AsyncExitStack() as held:
                 # 1. Refuse a caller whose requests end llama-server. A request without a body computes
                 #    nothing, so it ends none.
-                if self._body is not None:
+                if self._body is not None and self.served is not None:
                     caller = self._caller or self.request.remote
-                    self._trial = held.enter_context(context.trials.request(self.upstream, caller))
+                    self._trial = held.enter_context(self.served.request(caller))
 
                 # 2. Keep a stream alive from now on: llama-server sends its headers after it has read the
                 #    prompt, which may take minutes, and the wait for a turn comes before that.
@@ -340,9 +339,9 @@ class Answer:
         if fields and body:
             body = with_fields(body, fields)
         self.meter.asked = body
-        if asked.needs_fit:
+        if asked.needs_fit and self.served is not None:  # another node fits it itself
             async with self._context.running.until_stopped():
-                body, notes = await self._context.templates.fit(self.upstream, body)
+                body, notes = await self.served.fit(body)
             self._notes = (*self._notes, *notes)
         if self._streams:
             await self._reply.note(self._notes)
@@ -387,7 +386,8 @@ class Answer:
         The reason comes from the upstream: the head knows better than a connection which worker was lost.
         """
         context, upstream = self._context, self.upstream
-        context.templates.forget(upstream)
+        if self.served is not None:
+            self.served.traits = None  # another model may take its place
         why = await upstream.upstream_broke(lost.what)
         _log.warning("upstream_lost", why=why)
         repeats, retry = context.continue_seconds > 0, upstream.readiness.retry_after

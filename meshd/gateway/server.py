@@ -56,7 +56,7 @@ from meshd.gateway.request import (
     read_form,
     upstream_request,
 )
-from meshd.gateway.turns import Accounts, AllTurns, AnswerLog, Turns
+from meshd.gateway.turns import Accounts, AnswerLog, Turns
 from meshd.gateway.upstream import MOST_JOINED_BYTES
 from meshd.model.status import ModelState
 
@@ -90,7 +90,6 @@ class Gateway:
         # what answers requests
         self._models = models
         self._answers = AnswerContext(config, on_demand=models.on_demand)
-        self._turns = AllTurns()
         self._own = OwnAnswers(models)
         self._page = load_page()
         # requests wait for a model that is about to be ready
@@ -127,8 +126,8 @@ class Gateway:
             ready=any(model.upstream.readiness.state is ModelState.READY for model in self._models.all),
             requests=self._requests,
             tokens=self._answers.tokens,
-            running=self._turns.running,
-            waiting=self._turns.waiting,
+            running=self._answers.served.running,
+            waiting=self._answers.served.waiting,
             keys=self._accounts.status,
             reason=self._models.readiness.reason,
             continue_s=self._answers.continue_seconds,
@@ -307,9 +306,9 @@ class Gateway:
                 answer = Answer(self._answers, request, asked, route, model, headers=extra, caller=key)
                 if not route.computes:
                     return await answer.run()
-                turns = self._turns.of(answer.upstream)
-                if turns is None:  # who answers has a queue
+                if answer.served is None:  # who answers has a queue
                     return await answer.run()
+                turns = answer.served.turns
                 if asked.parts is not None:
                     return await self._answer_parts(answer, asked.parts, turns, key)
                 return await self._answer_in_turn(answer, turns, key)

@@ -11,7 +11,7 @@ one slot, a user without recent use waits for at most one answer of each other u
 its own time, for each other user (`USE_BOUND_SECONDS`).
 
 `AnswerQueue` decides the order, without a clock; `Turns` adds the clock and the waiting tasks of one
-llama-server; `AllTurns` has those of the gateway.
+llama-server.
 
 A key may have limits: requests at a time, requests per minute, tokens per day. An answer that has begun is
 always finished: its tokens are known only at its end, when they are counted for the status, the daily limit
@@ -299,34 +299,6 @@ class Turns:
             self._waiting.pop(ticket).has_come.set()
         if self._upstream is not None:
             self._upstream.queued(self.waiting)
-
-
-class AllTurns:
-    """The queues of a gateway: one for each llama-server, made at its first request."""
-
-    def __init__(self) -> None:
-        self._of: dict[Upstream, Turns] = {}
-
-    def of(self, upstream: Upstream) -> Turns | None:
-        """Return the queue of `upstream`; None if its requests do not wait here.
-
-        Such an upstream may exist for a single request, so nothing is kept for it.
-        """
-        if upstream.slots is None:
-            return None
-        if (turns := self._of.get(upstream)) is None:
-            turns = self._of[upstream] = Turns(upstream)
-        return turns
-
-    @property
-    def running(self) -> int:
-        """Count the requests whose turn has come."""
-        return sum(turns.running for turns in self._of.values())
-
-    @property
-    def waiting(self) -> int:
-        """Count the requests whose turn has not come."""
-        return sum(turns.waiting for turns in self._of.values())
 
 
 def _now() -> float:

@@ -25,11 +25,11 @@ from meshd.gateway.turns import (
     TURN_SECONDS,
     USE_BOUND_SECONDS,
     Account,
-    AllTurns,
     AnswerLog,
     AnswerQueue,
     LoggedAnswer,
     Ticket,
+    Turns,
     utc_text,
 )
 from meshd.model.status import ModelState
@@ -242,8 +242,7 @@ async def wait_behind_another(*, loads: tuple[float, float], ends: float | None)
     began, upstream = loop.time(), FakeUpstream(Path("/nowhere"), slots=1)
     for at, state in zip(loads, (ModelState.LOADING, ModelState.READY), strict=True):
         loop.call_at(began + at, setattr, upstream, "readiness", Readiness(state, ""))
-    turns = AllTurns().of(upstream)
-    assert turns is not None
+    turns = Turns(upstream)
 
     async def first() -> None:
         with turns.enter("a"):
@@ -285,8 +284,7 @@ def test_the_time_of_other_answers_counts(loads: tuple[float, float], late: floa
 def test_no_turn_begins_while_they_are_held_and_nobody_is_refused_for_that() -> None:
     async def main() -> None:
         upstream = FakeUpstream(Path("/nowhere"), slots=2, holds_turns="worker two is paused")
-        turns = AllTurns().of(upstream)
-        assert turns is not None
+        turns = Turns(upstream)
         others = ExitStack()
         first, second = (others.enter_context(turns.enter(user)) for user in "ab")
         with others, turns.enter("c") as third:

@@ -16,9 +16,9 @@ from meshd.gateway.upstream import (
     LATER_TRIAL_SECONDS,
     PASSED_PIECES,
     TRIAL_SECONDS,
+    AllServed,
     Culprits,
     Standing,
-    TemplateFits,
     Trials,
 )
 
@@ -42,9 +42,10 @@ def test_a_question_that_was_not_answered_is_asked_again(
         return unanswered if count == 4 else body.decode()
 
     async def main() -> None:
-        fits, upstream = TemplateFits(), _Upstream()
+        served = AllServed().of(_Upstream())  # type: ignore[arg-type]
+        assert served is not None
         for _ in range(3):
-            await fits.fit(upstream, BODY)  # type: ignore[arg-type]
+            await served.fit(BODY)
 
     monkeypatch.setattr(upstream, "template_prompt", prompt)
     asyncio.run(main())
