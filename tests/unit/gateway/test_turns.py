@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import tempfile
+import tracemalloc
 from collections import Counter, deque
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -130,12 +131,21 @@ def test_more_slots_let_more_begin_and_fewer_end_none() -> None:
 
 
 def test_use_of_many_users_who_are_gone_is_bounded() -> None:
-    queue = AnswerQueue()
-    for number in range(3 * API_USERS_KNOWN.most):
-        queue.enter(f"user {number}", float(number))
-        (ticket,) = queue.begin(1, float(number))
-        queue.leave(ticket, number + 0.9)
-        assert len(queue._users) <= API_USERS_KNOWN.most
+    queue, most = AnswerQueue(), API_USERS_KNOWN.most
+
+    def memory_after(first: int, last: int) -> int:
+        for number in range(first, last):
+            queue.enter(number, float(number))
+            (ticket,) = queue.begin(1, float(number))
+            queue.leave(ticket, number + 0.9)
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        few = memory_after(0, most)
+        assert memory_after(most, 4 * most) < 2 * few
+    finally:
+        tracemalloc.stop()
 
 
 USERS = st.sampled_from("abcd")
