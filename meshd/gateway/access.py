@@ -97,59 +97,43 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class OriginPattern:
-    """The origins that one entry of `--allowed-origin` names.
+def origin_pattern(text: str) -> re.Pattern[str]:
+    """Return what the `normal_origin` of an origin matches that one entry of `--allowed-origin` names.
 
-    For web pages, `host` is a host, or `*.` and a name: every name below that one; `port` is None for the
-    scheme's own and `*` for any. Other schemes have no ports: `host` is all that follows `://`, or `*`.
+    The entry is a whole origin, or a pattern such as `https://*.example.com:*` (each name below that one, on
+    any port) or `app://*`. Raises UserError for anything that no Origin header could match, and for every web
+    site at once.
     """
-
-    scheme: str
-    host: str
-    port: int | str | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> "OriginPattern":
-        """Read a whole origin, or a pattern such as `https://*.example.com:*` or `app://*`.
-
-        Raises UserError for anything that no Origin header could match, and for every web site at once.
-        """
-        found = _ORIGIN.fullmatch(text.strip().lower().removesuffix("/"))
-        if found is None:
+    found = _ORIGIN.fullmatch(text.strip().lower().removesuffix("/"))
+    if found is None:
+        raise _no_origin(text)
+    scheme, rest = found.groups()
+    if scheme not in _WEB_PORTS:
+        if "*" in rest.removesuffix("*"):
             raise _no_origin(text)
-        scheme, rest = found.groups()
-        if scheme not in _WEB_PORTS:
-            if "*" in rest.removesuffix("*"):
-                raise _no_origin(text)
-            return cls(scheme, rest)
-        any_port = rest.endswith(":*")
-        below = rest.startswith("*.")
-        authority = parse_authority(rest.removesuffix(":*").removeprefix("*."))
-        if authority is None or (any_port and authority.port is not None):
-            raise _no_origin(text)
-        host = f"*.{authority.host}" if below else authority.host
-        return cls(scheme, host, "*" if any_port else _port(scheme, authority.port))
-
-    def matches(self, origin: str) -> bool:
-        """Return True if this Origin header, in lower case, matches the pattern."""
-        scheme, separator, rest = origin.partition("://")
-        if not separator or scheme != self.scheme:
-            return False
-        if scheme not in _WEB_PORTS:
-            if self.host.endswith("*"):
-                return rest.startswith(self.host[:-1])
-            return rest.removesuffix("/") == self.host
-        authority = parse_authority(rest)
-        if authority is None or self.port not in ("*", _port(scheme, authority.port)):
-            return False
-        if self.host.startswith("*."):
-            return authority.host.endswith(self.host[1:])
-        return authority.host == self.host
+        return re.compile(re.escape(f"{scheme}://{rest}").replace(r"\*", ".*"), re.DOTALL)
+    any_port, below = rest.endswith(":*"), rest.startswith("*.")
+    name = rest.removesuffix(":*").removeprefix("*.")
+    authority = parse_authority(name)
+    if authority is None or (any_port and authority.port is not None):
+        raise _no_origin(text)
+    host, _, port = normal_origin(f"{scheme}://{name}").rpartition(":")
+    before = re.escape(host).replace("://", r"://[^:]+\.") if below else re.escape(host)
+    return re.compile(f"{before}:{r'[0-9]+' if any_port else port}")
 
 
-def _port(scheme: str, port: int | None) -> int | None:
-    return None if port == _WEB_PORTS[scheme] else port
+def normal_origin(origin: str) -> str:
+    """Return an origin as patterns know it: in lower case, that of a web page with its port.
+
+    Empty if a web page cannot have it.
+    """
+    scheme, _, rest = (origin := origin.strip().lower()).partition("://")
+    if (port := _WEB_PORTS.get(scheme)) is None:
+        return origin.removesuffix("/") if rest.removesuffix("/") else origin
+    authority = parse_authority(rest)
+    if authority is None:
+        return ""
+    return f"{scheme}://{authority.host}:{port if authority.port is None else authority.port}"
 
 
 def _no_origin(text: str) -> UserError:
@@ -170,7 +154,7 @@ class BrowserGuard:
         self._names = {normal_host(bound_host), *_checked_names(names)} - {""}
         self._any_address = not is_loopback(normal_host(bound_host))
         local = () if self._any_address else _LOCAL_ORIGINS
-        self._origins = tuple(map(OriginPattern.parse, (*origins, *local)))
+        self._origins = tuple(map(origin_pattern, (*origins, *local)))
 
     def check(self, headers: CIMultiDictProxy[str], *, opens_page: bool) -> None:
         """Refuse a request that a foreign page may have made. Raises HttpRefusal.
@@ -215,9 +199,8 @@ class BrowserGuard:
 
     def is_foreign_but_allowed(self, origin: str | None) -> bool:
         """Return True if `origin` is allowed: answers then carry the CORS headers."""
-        return origin is not None and any(
-            pattern.matches(origin.strip().lower()) for pattern in self._origins
-        )
+        normal = normal_origin(origin or "")
+        return any(pattern.fullmatch(normal) for pattern in self._origins)
 
 
 def _same(origin: str, host: str) -> bool:
