@@ -26,6 +26,7 @@ from meshd.gateway.events import (
     SentEvents,
     answer_timings,
     hide_model_path,
+    parsed,
     without_cache,
 )
 from meshd.gateway.failure import (
@@ -533,10 +534,7 @@ class Answer:
             return hide_model_path(answer, self.upstream.model_name)
         if self.asked.answering.passes_on:
             return bytes(answer)
-        try:
-            return json.dumps(self.translated(json.loads(answer))).encode()
-        except (ValueError, RecursionError) as error:
-            raise HttpRefusal(UNREADABLE) from error
+        return json.dumps(self.translated(parsed(answer))).encode()
 
     async def _pass_long(self, answer: aiohttp.ClientResponse, data: bytes) -> web.StreamResponse:
         """Pass on an answer too long to buffer, which begins with `data`. A loss then cuts the connection."""

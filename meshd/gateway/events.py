@@ -43,6 +43,7 @@ EVENT_BYTES = 256 << 10
 
 # Where the blank line after an event ends; a CRLF blank line contains `\n\r\n` (WHATWG HTML, 9.2.5).
 _BLANK_LINES = (b"\n\n", b"\n\r\n", b"\r\r")
+_DATA = re.compile(rb"^data:(.*?)\r?$", re.MULTILINE)
 # The end of the data ends an event, too: else each byte of an unfinished one would be tried as a beginning.
 _EVENT = re.compile(rb".+?(?:\n\r?\n|\r\r|\Z)", re.DOTALL)
 
@@ -108,6 +109,11 @@ def whole_events(data: bytes) -> Iterator[bytes]:
     """Yield each event with its blank line, which the last event may lack."""
     for found in _EVENT.finditer(data):
         yield found[0]
+
+
+def event_data(event: bytes) -> bytes:
+    """Return the data of an event, whose lines are joined."""
+    return b"\n".join(line.strip() for line in _DATA.findall(event))
 
 
 def parsed(data: bytes | bytearray | str) -> object:
@@ -408,7 +414,6 @@ _OF_A_RUN = frozenset(
     }
 )
 _PROGRESS = "prompt_progress"  # as often as time passes
-_DATA = re.compile(rb"^data:(.*?)\r?$", re.MULTILINE)
 
 
 class _RunKind(Enum):
@@ -524,8 +529,8 @@ class SentEvents:
             raise OtherAnswer(what)
 
     def _one(self, event: bytes) -> bytes:
-        data = b"\n".join(line.strip() for line in _DATA.findall(event))
-        fields = parsed(data) if data else None
+        data = event_data(event)
+        fields = parsed(data)
         if not data or (isinstance(fields, dict) and _PROGRESS in fields):
             return event if self._run is _RunKind.FIRST else b""
         self._ids.learn(event)

@@ -36,7 +36,7 @@ from meshd.base.peer_limits import API_USERS_KNOWN
 from meshd.base.rotated_file import RotatedFile
 from meshd.base.time_format import in_time
 from meshd.base.token_bucket import TokenBucket
-from meshd.gateway.events import AnswerMeter
+from meshd.gateway.events import AnswerMeter, parsed
 from meshd.gateway.failure import Failure, HttpRefusal, unavailable
 from meshd.gateway.interface import ApiKey, KeyStatus, Upstream
 from meshd.identity.key_proof import key_digest
@@ -357,10 +357,7 @@ class AnswerLog:
         for line in self._lines():
             if not line.startswith(f'{{"time": "{day}'):
                 continue
-            try:
-                fields: object = json.loads(line)
-            except ValueError:
-                continue  # half a line
+            fields = parsed(line)  # None: half a line
             if isinstance(fields, dict) and isinstance(key := fields.get("key"), str):
                 figures = (fields.get("prompt_tokens"), fields.get("generated_tokens"))
                 found[key] += sum(figure for figure in figures if isinstance(figure, int) and figure > 0)

@@ -44,6 +44,7 @@ from meshd.base.peer_limits import API_CULPRITS, API_CULPRITS_GONE, API_USERS_KN
 from meshd.base.time_format import in_time
 from meshd.gateway.dialects.fields import encoded, text_of
 from meshd.gateway.dialects.template_fit import TemplateTraits, fitted, template_questions, traits_of
+from meshd.gateway.events import parsed
 from meshd.gateway.failure import MOST_REFUSAL_BYTES, Failure, HttpRefusal, plain_failure, read_failure
 from meshd.gateway.interface import Upstream
 from meshd.gateway.turns import Turns
@@ -189,11 +190,9 @@ async def template_prompt(connect: Connect, body: bytes) -> str | None:
         async with asyncio.timeout(_TEMPLATE_SECONDS), open_session(connect) as session:
             answer = await send_call(session, "POST", "/apply-template", body, _TEMPLATE_HEADERS)
             await read_up_to(_PROMPT_BYTES, answer, held)
-        return text_of(json.loads(held), "prompt") if len(held) <= _PROMPT_BYTES else ""
     except (UpstreamLost, TimeoutError):
         return None
-    except (ValueError, RecursionError):
-        return ""
+    return text_of(parsed(held), "prompt") if len(held) <= _PROMPT_BYTES else ""
 
 
 PASSED_PIECES = 16  # that were sent and are new: with drafts a piece may come with several others

@@ -8,7 +8,6 @@ that OpenAI's servers refuse are refused, and llama-server's answers stay unchan
 """
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
@@ -26,7 +25,7 @@ from meshd.gateway.dialects.fields import (
     text_of,
     wants_stream,
 )
-from meshd.gateway.events import whole_events
+from meshd.gateway.events import event_data, parsed, whole_events
 from meshd.gateway.failure import Failure, HttpRefusal, invalid, object_failure
 
 _MOST_NAMES = 8  # of tools, in an error
@@ -235,7 +234,6 @@ def stream_fields(stream: bool) -> dict[str, object]:
     return {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
 
 
-_DATA = re.compile(rb"^data:(.*?)\r?$", re.MULTILINE)
 _DONE = b"[DONE]"
 _MOST_CALLS = 128  # of tools, in one answer; another node may send it
 
@@ -300,17 +298,10 @@ class ChatAnswer(NamedTuple):
 
 def event_fields(events: bytes) -> Iterator[Mapping[str, object] | None]:
     """Yield the JSON objects of whole server-sent events, and None for the last; skip anything else."""
-    for event in whole_events(events):
-        data = b"\n".join(line.strip() for line in _DATA.findall(event))
-        if data == _DONE:
-            yield None
-            continue
-        try:
-            fields: object = json.loads(data) if data else None
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(fields, dict):
-            yield fields
+    for data in map(event_data, whole_events(events)):
+        fields = parsed(data)
+        if data == _DONE or isinstance(fields, dict):
+            yield fields if isinstance(fields, dict) else None
 
 
 def read_steps(events: bytes) -> Iterator[Step]:
