@@ -8,8 +8,14 @@ is lost, the request waits for the next one and is sent again; the client gets n
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import replace
 
 import aiohttp
@@ -96,31 +102,28 @@ class AnswerContext:
         # requests are retried after a loss: with a seed, so that they get the same answer
         self.retries = self.continue_seconds > 0 or self.fails_over
         self.tokens = 0
-        self.running = RunningAnswers()
-        self.waiting = RunningAnswers()  # for their turns
         self.served = AllServed()
-
-    def end_all(self, why: str) -> None:
-        """End all answers, running or waiting, with an error that says `why`; refuse later ones."""
-        for answers in (self.waiting, self.running):
-            answers.end_all(why)
-
-
-class RunningAnswers:
-    """Count the answers under way, and end all of them when this node stops."""
-
-    def __init__(self) -> None:
-        self._limits: set[asyncio.Timeout] = set()
-        self._why = ""
+        self._asking = 0
+        self._limits: set[asyncio.Timeout] = set()  # of all answers, running or waiting
+        self._stopping = ""
 
     @property
     def is_alone(self) -> bool:
         """Return True if exactly one answer is running."""
-        return len(self._limits) == 1
+        return self._asking == 1
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count an answer as running until the block is left."""
+        self._asking += 1
+        try:
+            yield
+        finally:
+            self._asking -= 1
 
     def end_all(self, why: str) -> None:
-        """End every answer with an error that says `why`, and refuse later ones."""
-        self._why = why
+        """End all answers, running or waiting, with an error that says `why`; refuse later ones."""
+        self._stopping = why
         for limit in tuple(self._limits):
             limit.reschedule(_now())
 
@@ -128,16 +131,14 @@ class RunningAnswers:
     async def until_stopped(self) -> AsyncIterator[None]:
         """Run until `end_all`, which turns into HttpRefusal."""
         try:
-            if self._why:
-                raise TimeoutError
-            async with asyncio.timeout(None) as limit:
+            async with asyncio.timeout(0 if self._stopping else None) as limit:
                 self._limits.add(limit)
                 try:
                     yield
                 finally:
                     self._limits.discard(limit)
         except TimeoutError as error:
-            raise unavailable(self._why, "stopping", 5) from error
+            raise unavailable(self._stopping, "stopping", 5) from error
 
 
 class Answer:
@@ -204,7 +205,7 @@ class Answer:
         context, reply, self._turn = self._context, self._reply, turn
         failure = _DIFFERS  # of the last attempt
         try:
-            async with AsyncExitStack() as held:
+            async with context.until_stopped(), AsyncExitStack() as held:
                 # 1. Refuse a caller whose requests end llama-server. A request without a body computes
                 #    nothing, so it ends none.
                 if self._body is not None and self.served is not None:
@@ -224,7 +225,7 @@ class Answer:
                 while True:
                     # 4. Ask llama-server, and pass on its answer: whole, or event by event as it comes.
                     try:
-                        async with context.running.until_stopped(), self._ask() as answer:
+                        async with self._ask() as answer:
                             if not is_event_stream(answer):
                                 return await self._pass_whole(answer)
                             if not self._streams:  # although no stream was asked for
@@ -280,19 +281,18 @@ class Answer:
     async def _admit(self, held: AsyncExitStack) -> None:
         """Wait for the turn, then for the model, which is kept until `held` closes. Raises HttpRefusal."""
         context = self._context
-        async with context.waiting.until_stopped():
-            if self._turn is not None:
-                await self._turn.come()
-            self._model_turn = self._model.turn()
-            held.callback(self._model_turn.end)
-            async with self._not_computing():
-                refused = await self._model_turn.begin()
+        if self._turn is not None:
+            await self._turn.come()
+        self._model_turn = self._model.turn()
+        held.callback(self._model_turn.end)
+        async with self._not_computing():
+            refused = await self._model_turn.begin()
         if refused is None:
             return
         # wait for a model that was lost, or is about to be ready; one on demand has been waited for
         waits = self._turn is not None and not context.on_demand
         if waits:
-            async with self._not_computing(), context.waiting.until_stopped():
+            async with self._not_computing():
                 if await (self._model_comes() if self._came_before_ready else self._model_returns()):
                     return
         now = self.upstream.readiness if waits else refused
@@ -341,8 +341,7 @@ class Answer:
             body = with_fields(body, fields)
         self.meter.asked = body
         if asked.needs_fit and self.served is not None:  # another node fits it itself
-            async with self._context.running.until_stopped():
-                body, notes = await self.served.fit(body)
+            body, notes = await self.served.fit(body)
             self._notes = (*self._notes, *notes)
         if self._streams:
             await self._reply.note(self._notes)
@@ -372,14 +371,15 @@ class Answer:
             method, headers["Content-Type"] = "POST", self.asked.content_type
         upstream = self.upstream
         at_server = nullcontext() if self._trial is None else self._trial.at_server(upstream)
-        async with at_server, open_session(upstream.connect) as session:
-            answer = await send_call(session, method, self.asked.path, self._attempt_body, headers)
-            try:
-                if upstream.is_refusal(answer.status):
-                    raise UpstreamLost((await failure_in(answer)).message, taken=False)
-                yield answer
-            finally:
-                answer.close()
+        with self._context.counted():
+            async with at_server, open_session(upstream.connect) as session:
+                answer = await send_call(session, method, self.asked.path, self._attempt_body, headers)
+                try:
+                    if upstream.is_refusal(answer.status):
+                        raise UpstreamLost((await failure_in(answer)).message, taken=False)
+                    yield answer
+                finally:
+                    answer.close()
 
     async def _note_loss(self, lost: UpstreamLost) -> Failure:
         """Report a loss; return the failure for the client, in case no retry succeeds.
@@ -405,12 +405,11 @@ class Answer:
         Returns False if the model is not ready in time or was lost too often, or if the answer cannot be
         continued. Raises HttpRefusal, ClientGone.
         """
-        context = self._context
         if self._streams and self._body is None:
             return False  # there is no body that could ask for the rest
 
         # Wait for the model.
-        async with self._not_computing(), context.running.until_stopped():
+        async with self._not_computing():
             if not await self._model_returns():
                 return False
         if not self._streams or self._body is None:
@@ -420,11 +419,10 @@ class Answer:
 
         # Write the body for the rest; for that the template may be asked how it writes calls of tools.
         asking = self._sent.next_request(self._body)
-        async with context.running.until_stopped():
-            is_over, body = await asyncio.to_thread(_resumed, asking, None)
-            while not is_over and body is not None:
-                prompt = await template_prompt(self.upstream.connect, body) or ""
-                is_over, body = await asyncio.to_thread(_resumed, asking, prompt)
+        is_over, body = await asyncio.to_thread(_resumed, asking, None)
+        while not is_over and body is not None:
+            prompt = await template_prompt(self.upstream.connect, body) or ""
+            is_over, body = await asyncio.to_thread(_resumed, asking, prompt)
         self._attempt_body = body
         return body is not None
 
@@ -471,7 +469,7 @@ class Answer:
 
     def _count_events(self, events: bytes) -> None:
         """Count the tokens in these events, for the status, the key and the model."""
-        meter, is_alone = self.meter, self._context.running.is_alone
+        meter, is_alone = self.meter, self._context.is_alone
         grown = meter.see_events(events)
         self._context.tokens += grown
         meter.alone = meter.alone and is_alone
@@ -507,8 +505,7 @@ class Answer:
             self._sent.rest_is_refused(failure.message)
             raise HttpRefusal(failure)
         await self._reply.stop_comments()
-        held, is_part, running = bytearray(), self._part is not None, self._context.running
-        alone = running.is_alone
+        held, is_part, alone = bytearray(), self._part is not None, self._context.is_alone
         while data := await read_some(answer):
             held += data
             if is_part and len(held) > MOST_JOINED_BYTES:
@@ -519,7 +516,7 @@ class Answer:
                 return await self._pass_long(answer, bytes(held))
         self._see_figures(held)
         if self._route.counts:
-            self._note_timings(held, alone=alone and running.is_alone)
+            self._note_timings(held, alone=alone and self._context.is_alone)
         if answer.status >= 400:
             body = bytes(held)
             refusal = read_failure(body, answer.status, self.asked.path)
