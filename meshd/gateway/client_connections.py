@@ -135,17 +135,17 @@ class ConnectionLimits:
         The narrowest limit that is reached decides the candidates: the newcomer's own connections, those with
         its key, or all. Of these, the client with most connections loses the one idle for longest.
         """
-        known = [connection for connection in self._connections if connection.client is not None]
-        held = Counter(connection.client for connection in known)
-        of_key = [one for one in known if one.client is not None and one.client[0] == newcomer[0]]
-        among = known
+        held_by = [(connection, client) for connection in self._connections if (client := connection.client)]
+        held = Counter(client for _, client in held_by)
+        of_key = [connection for connection, client in held_by if client[0] == newcomer[0]]
+        among = [connection for connection, _ in held_by]
         if held[newcomer] >= API_CLIENTS_OF_ADDRESS.most:
-            among = [connection for connection in known if connection.client == newcomer]
+            among = [connection for connection, client in held_by if client == newcomer]
         elif len(of_key) >= API_CLIENTS_OF_KEY.most:
             among = of_key
         return min(
             (connection for connection in among if connection.idle_since is not None),
-            key=lambda connection: (-held[connection.client], connection.idle_since or 0.0),
+            key=lambda connection: (-held[connection.client or newcomer], connection.idle_since or 0.0),
             default=None,
         )
 

@@ -40,9 +40,9 @@ class OwnAnswers:
         if now.state is ModelState.READY:
             return web.json_response({"status": "ok", **fields}, headers=extra)
         failure = not_ready(now)
-        told = {"status": str(now.state), "reason": now.reason, "progress": now.progress, **fields}
-        told |= {"workers": [asdict(worker) for worker in now.workers], "error": failure.error()}
-        return web.json_response(told, status=503, headers={**failure.headers(), **extra})
+        body = {"status": str(now.state), "reason": now.reason, "progress": now.progress, **fields}
+        body |= {"workers": [asdict(worker) for worker in now.workers], "error": failure.error()}
+        return web.json_response(body, status=503, headers={**failure.headers(), **extra})
 
     def answers(self, path: str) -> bool:
         """Return True if `path` asks about one model or all."""

@@ -91,14 +91,18 @@ def grown(messages: list[Message]) -> list[Message]:
     for message in messages:
         for name, held in message.items():
             if isinstance(held, Growing):
-                message[name] = (
-                    joined(*held)
-                    if name == "content"
-                    else list(held)
-                    if name == "tool_calls"
-                    else "".join(map(str, held))
-                )
+                message[name] = _grown(name, held)
     return messages
+
+
+def _grown(name: str, held: Growing) -> object:
+    match name:
+        case "content":
+            return joined(*held)
+        case "tool_calls":
+            return list(held)
+        case _:
+            return "".join(map(str, held))
 
 
 def joined(*contents: object) -> str | list[Part]:

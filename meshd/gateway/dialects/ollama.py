@@ -67,8 +67,8 @@ class OllamaAnswering(chat.ChatAnswering):
     def _piece(self, text: str, thought: str = "", calls: object = None) -> dict[str, object]:
         """Return the fields that hold a piece of the answer."""
         more = {"thinking": thought, "tool_calls": calls}
-        told = {name: value for name, value in more.items() if value}
-        return {"message": {"role": "assistant", "content": text, **told}}
+        given = {name: value for name, value in more.items() if value}
+        return {"message": {"role": "assistant", "content": text, **given}}
 
     def events(self, events: bytes) -> bytes:
         """Translate whole events of llama-server."""

@@ -72,21 +72,21 @@ def template_questions() -> list[bytes]:
     system: chat.Message = {"role": "system", "content": _FIRST}
     late = {**system, "content": _SECOND}
     first, second = _user(_FIRST), _user(_SECOND)
-    one, two, long = _called(_CALL), _called(_CALL, _OTHER_CALL), _called(_LONG_ID)
+    single, double, long_id = _called(_CALL), _called(_CALL, _OTHER_CALL), _called(_LONG_ID)
     asked: list[tuple[list[chat.Message], list[dict[str, object]] | None]] = [
         ([first], None),
         ([system, _user("-"), {"role": "assistant", "content": "-"}, late, _user(_THIRD)], None),
         ([first, second], None),
         ([first], tools),
-        ([first, *one], tools),
-        ([first, *one, second], tools),
-        ([first, *two], tools),
-        ([first, *long], tools),
+        ([first, *single], tools),
+        ([first, *single, second], tools),
+        ([first, *double], tools),
+        ([first, *long_id], tools),
         ([first], _tool_with({"type": ["integer", "null"]})),
         ([first], _tool_with({"anyOf": [{"type": "string"}]})),
         ([first], _tool_with({"type": "array", "items": {"type": "string"}})),
     ]
-    bodies = ({"messages": said} | ({"tools": offered} if offered else {}) for said, offered in asked)
+    bodies = ({"messages": sent} | ({"tools": offered} if offered else {}) for sent, offered in asked)
     return [json.dumps(body).encode() for body in bodies]
 
 
