@@ -52,12 +52,13 @@ def _calls(calls: Iterable[chat.CallPiece]) -> list[dict[str, object]]:
 
 
 class OllamaAnswering(chat.ChatAnswering):
-    """The writer of answers to `/api/chat`."""
+    """The writer of answers to `/api/chat`. `loads`: for a request that only loads the model."""
 
     content_type = NDJSON
 
-    def __init__(self, facts: RequestFacts) -> None:
+    def __init__(self, facts: RequestFacts, *, loads: bool = False) -> None:
         super().__init__()
+        self._loads = loads
         self._head: dict[str, object] = {"model": facts.model, "created_at": timestamp(facts.created)}
         self._times = _NO_TIMES
         self._calls: dict[int, chat.CallPiece] = {}  # with the pieces of their arguments beside them
@@ -113,15 +114,12 @@ class OllamaAnswering(chat.ChatAnswering):
         return {**self._head, **piece, **self._figures()}
 
     def whole(self, answer: Mapping[str, object]) -> dict[str, object]:
-        """Translate a whole answer."""
+        """Translate a whole answer; of one that only loads the model, nothing is told but that."""
+        if self._loads:
+            return {**self._head, **self._piece(""), "done": True, "done_reason": "load"}
         timings = json.dumps({"timings": answer.get("timings")}).encode()
         self._times = answer_timings(timings) or self._times
         return super().whole(answer)
-
-    @property
-    def loaded(self) -> dict[str, object]:
-        """Return an answer without text, which says that the model is loaded."""
-        return {**self._head, **self._piece(""), "done": True, "done_reason": "load"}
 
     def _figures(self) -> dict[str, object]:
         """Return the fields at the end of an answer: reason, tokens, and times in nanoseconds."""
@@ -174,17 +172,6 @@ def _text_steps(fields: Mapping[str, object]) -> Iterator[chat.Step]:
         prompt, generated = (count if is_number(count) else 0 for count in counts)
         yield chat.AnswerUsage(prompt, 0, generated)
         yield chat.StreamDone()
-
-
-class LoadedAnswering(Answering):
-    """The writer of the answer to a request without a prompt, which only loads the model."""
-
-    def __init__(self, lines: OllamaAnswering) -> None:
-        self._lines = lines
-
-    def whole(self, answer: Mapping[str, object]) -> dict[str, object]:
-        """Return an answer without text, which says that the model is loaded."""
-        return self._lines.loaded
 
 
 class EmbeddingAnswering(Answering):
@@ -310,13 +297,12 @@ class OllamaChat(OllamaDialect):
     def read(self, asked: dict[str, object], facts: RequestFacts) -> Translation:
         """Check and translate a body. Raises HttpRefusal."""
         messages = optional(asked, "messages", list, "`messages` must be a list of messages")
-        lines = OllamaAnswering(facts)
         if not messages:
-            return _load(asked, lines)
+            return _load(asked, OllamaAnswering(facts, loads=True))
         fields: dict[str, object] = {"messages": _messages(messages)}
         if tools := asked.get("tools"):
             fields["tools"] = tools
-        return _chat(asked, fields, facts, lines)
+        return _chat(asked, fields, facts, OllamaAnswering(facts))
 
 
 class OllamaGenerate(OllamaDialect):
@@ -329,7 +315,7 @@ class OllamaGenerate(OllamaDialect):
         if suffix:
             return _plain(asked, facts, "/infill", input_prefix=prompt, input_suffix=suffix)
         if not prompt and not images:
-            return _load(asked, GenerateAnswering(facts))
+            return _load(asked, GenerateAnswering(facts, loads=True))
         if asked.get("raw") is True:
             return _plain(asked, facts, "/v1/completions", prompt=prompt)
         system = _text(asked, "system")
@@ -385,7 +371,7 @@ def _plain(asked: Mapping[str, object], facts: RequestFacts, path: str, **prompt
 def _load(asked: Mapping[str, object], lines: OllamaAnswering) -> Translation:
     """Return a request for one token, which the client does not get: it only loads the model."""
     _streams(asked)
-    return Translation("/v1/completions", {"prompt": " ", "max_tokens": 1}, False, LoadedAnswering(lines))
+    return Translation("/v1/completions", {"prompt": " ", "max_tokens": 1}, False, lines)
 
 
 def _streams(asked: Mapping[str, object]) -> bool:
