@@ -30,7 +30,7 @@ from meshd.bench.llama import arguments_of, clock, measure, started_at, until_se
 from meshd.bench.memory import give_back, take_memory
 from meshd.bench.stock_run import plain
 from meshd.fleet.fleet import Fleet, FleetSpec
-from meshd.fleet.node import LocalNode, ready_or_raise
+from meshd.fleet.node import LocalNode, crossed_bytes, ready_or_raise
 
 WARM_TOKENS, TOKENS = 4, 32
 
@@ -56,7 +56,7 @@ async def _meshd(rig: Rig, cell: Cell, folder: Path) -> AsyncIterator[LoadedCell
         place = head.spec.home / "llama.sock"
         owner.start(give_back(held, place), name="memory")
         ready_at = await until_head_serves(fleet, head)
-        sent = (await head.status()).crossed_bytes
+        sent = crossed_bytes(await head.status())
         status = await head.until(ready_or_raise)
         pid = next(child.pid or 0 for child in status.children if child.name == "llama-server")
         yield LoadedCell(place, arguments_of(pid), ready_at - started_at(pid), sent)

@@ -18,6 +18,7 @@ from meshd.base.tasks import Owner
 from meshd.model.status import ModelState
 from meshd.process.child import OwnedChild
 from meshd.process.interface import ChildFailed, ChildSpec
+from meshd.tunnel.interface import LISTEN_LOCAL
 
 TOKEN_PREFIX = "meshd1"
 _POLL_SECONDS = 0.1
@@ -154,3 +155,10 @@ async def start_all(owner: Owner, *nodes: LocalNode) -> None:
         owner.start(node.serve(), name=f"node {node.spec.name}")
     for node in nodes:
         await node.start()
+
+
+def crossed_bytes(status: Status) -> int:
+    """Count the bytes between this node and others, over links and direct connections."""
+    links = [peer.link for peer in status.peers if peer.link is not None]
+    past_links = [tunnel for tunnel in status.tunnels if tunnel.listen == LISTEN_LOCAL]
+    return sum(one.sent_bytes + one.received_bytes for one in (*links, *past_links))
