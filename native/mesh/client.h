@@ -4,6 +4,7 @@
 #pragma once
 
 #include "connection.h"
+#include "context_check.h"
 #include "head_weights.h"
 #include "set_aside.h"
 #include "sizes.h"
@@ -41,6 +42,7 @@ struct client_worker {
     std::array<std::deque<kept_graph>, DEVICES> graphs;
     uint64_t synced = 0;                               // the last SYNC: all is settled that was asked before
     std::shared_ptr<std::vector<client_worker *>> all; // that were opened with it
+    std::shared_ptr<context_check> check;              // of those
 };
 
 struct client_buffer {
@@ -48,6 +50,7 @@ struct client_buffer {
     uint32_t number;
     uint64_t base; // where its addresses begin: nothing is there, each reading of it would fault
     uint64_t size;
+    uint32_t cleared = 0; // how often
 };
 
 struct client_device {
@@ -59,6 +62,7 @@ struct client_device {
     uint64_t most_bytes;
     uint64_t free_bytes;
     uint64_t total_bytes;
+    bool wanted = false; // what it computed for the context_check is
     uint64_t lent_bytes; // that this head may allocate: what the parent process says, or else the worker
     std::atomic<uint64_t> held_bytes{ 0 };
     size_rule rule;

@@ -122,7 +122,7 @@ static bool compute_new(client_device & device, const ggml_cgraph * graph) {
 
 static ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
     client_device & device = device_of(backend);
-    if (graph->n_nodes == 0) {
+    if (graph->n_nodes == 0 || device.worker->check->skips_compute(device.wanted)) {
         return GGML_STATUS_SUCCESS;
     }
     if (!device.worker->loading.settle()) {

@@ -207,9 +207,11 @@ std::vector<client_device *> open_workers(const std::vector<worker_socket> & soc
     const weights_index & index, uint32_t first, std::chrono::milliseconds patience) {
     // devices are for as long as the process is, and so is what they speak through
     const auto all = std::make_shared<std::vector<client_worker *>>();
+    const auto check = std::make_shared<context_check>();
     for (const worker_socket & one : sockets) {
         all->push_back(new client_worker(one.socket, first + static_cast<uint32_t>(all->size()), index));
         all->back()->all = all;
+        all->back()->check = check;
         all->back()->link.greet(ggml_release()); // what becomes of it is seen below
     }
     const auto until =
