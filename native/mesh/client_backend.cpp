@@ -150,6 +150,7 @@ static bool is_settled(client_worker & worker) {
     if (worker.synced != worker.link.asked()) {
         for (client_worker * one : *worker.all) {
             one->loading.ask_now();
+            ask_neighbours(*one);
             ask_to_sync(*one);
         }
     }
@@ -160,7 +161,7 @@ static bool is_settled(client_worker & worker) {
     if (worker.synced != worker.link.asked()) { // it lacked weights, which are on their way
         ask_to_sync(worker);
     }
-    return worker.synced != 0 && worker.link.wait(worker.synced);
+    return worker.synced != 0 && worker.link.wait(worker.synced) && take_neighbours(worker);
 }
 
 ggml_backend_t open_backend(client_device & device) {

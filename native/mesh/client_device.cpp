@@ -182,9 +182,29 @@ static std::vector<client_device *> take_welcome(
         fill_device(*devices.back(), registry);
     }
     take_abilities(in, body);
-    worker.neighbours = take_numbers(in, body.neighbour_count, NEIGHBOURS);
     in.end();
     return devices;
+}
+
+void ask_neighbours(client_worker & worker) {
+    if (worker.meet == 0) {
+        worker.meet = worker.link.ask_whole(message::meet, message::met, worker.met);
+    }
+}
+
+bool take_neighbours(client_worker & worker) {
+    if (worker.meet == 0 || !worker.link.wait(worker.meet)) {
+        return false;
+    }
+    try {
+        reader in(worker.met);
+        worker.neighbours = take_numbers(in, static_cast<uint32_t>(in.size() / sizeof(uint32_t)), NEIGHBOURS);
+        in.end();
+        return true;
+    } catch (const bad_message & error) {
+        worker.link.lose(std::string("its MET is wrong: ") + error.what());
+        return false;
+    }
 }
 
 // Its devices, named from `first` on

@@ -32,6 +32,7 @@ SAMPLES = (
     talk.graph(uid=3),
     talk.compute(3),
     talk.message(wire.SYNC, identity=91),
+    talk.message(wire.MEET, identity=93),
     talk.load(talk.load_entry(), talk.load_entry(kind=Q4_0, size=18)),
     talk.push(),
     talk.push(wire.TAKE, neighbour=0),
@@ -148,6 +149,7 @@ _ANSWERS = (
     talk.failed(),
     talk.progress(),
     talk.welcome(),
+    talk.met(0, 15),
 )
 TARGETS = tuple(
     Target(
