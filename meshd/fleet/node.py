@@ -159,6 +159,7 @@ async def start_all(owner: Owner, *nodes: LocalNode) -> None:
 
 def crossed_bytes(status: Status) -> int:
     """Count the bytes between this node and others, over links and direct connections."""
-    links = [peer.link for peer in status.peers if peer.link is not None]
-    past_links = [tunnel for tunnel in status.tunnels if tunnel.listen == LISTEN_LOCAL]
-    return sum(one.sent_bytes + one.received_bytes for one in (*links, *past_links))
+    links = (peer.link for peer in status.peers if peer.link is not None)
+    past_links = (tunnel for tunnel in status.tunnels if tunnel.listen == LISTEN_LOCAL)
+    on_links = sum(link.sent_bytes + link.received_bytes for link in links)
+    return on_links + sum(tunnel.sent_bytes + tunnel.received_bytes for tunnel in past_links)
