@@ -16,6 +16,7 @@ from meshd.store.interface import ContentStore
 from meshd.worker.cycle import Worker
 from meshd.worker.worker_options import WorkerOptions
 
+from tests.sim.loop import until
 from tests.unit.head.fake_mesh import NATIVE, FakeMesh, Net
 from tests.unit.head.rig import COMPRESSED_VERSION, Bench, cpu_lines
 from tests.unit.head.stubs import FakeFile, StubChild
@@ -85,13 +86,13 @@ class Scene:
         self.task = self.net.owner.start(self.serve.serve(), name="serve")
 
     async def until(self, state: ModelState, why: str = "", *, seconds: float = 30) -> None:
-        """Virtual seconds; a state that passes in one turn of the loop is seen, too."""
-        async with asyncio.timeout(seconds):
-            while (  # noqa: ASYNC110 - nothing tells of it
-                self.serve.readiness.state is not state
-                or why.lower() not in self.serve.readiness.reason.lower()
-            ):
-                await asyncio.sleep(0.001)
+        """Wait for a state with a word of its reason."""
+
+        def reached() -> bool:
+            now = self.serve.readiness
+            return now.state is state and why.lower() in now.reason.lower()
+
+        await until(reached, seconds=seconds)
 
     @property
     def llama(self) -> StubChild:
