@@ -62,6 +62,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Virtual seconds."""
         return self._now
 
+    def stand_still(self, seconds: float) -> None:
+        """Let time pass in which this process runs nothing."""
+        self._now += seconds
+
     def _turn(self) -> None:
         """All that was ready has run."""
         self._has_found = self._watchers != [] and self._look()

@@ -34,7 +34,7 @@ class FakeMesh:
         self.paths: tuple[PathStatus, ...] = ()
         self.native = NATIVE
         self.version = 0
-        self._changed = asyncio.Event()
+        self.news = asyncio.Event()
         self.streams: list[Stream] = []  # near ends of those that this node opened
 
     def peers(self) -> Sequence[PeerStatus]:
@@ -69,8 +69,9 @@ class FakeMesh:
         other = self.net.meshes.get(peer)
         if other is None or other.state is not PeerState.CONNECTED:
             raise Broken("not connected")
-        near, far, _, _ = streams(one_way=self.net.one_way)
-        far._peer, far._service, far._metadata = self.key.peer, service, metadata
+        near, far, _, _ = streams(
+            peer=self.key.peer, service=service, metadata=metadata, one_way=self.net.one_way, accepted=False
+        )
         self.streams.append(near)
         if self.net.one_way:
             self.net.owner.start(self._later(other, service, near, far), name=f"{service} to {other.name}")
@@ -86,9 +87,10 @@ class FakeMesh:
         handler, allow = other.services[service]
         why = allow(self.member_here, far.metadata)
         if isinstance(why, str):
-            near._accepted = False
             near.feed_reset(Code.REFUSED, why)
             return
+        near.mark_accepted()
+        far.mark_accepted()
         task = self.net.owner.start(self._handle(handler, far), name=f"{service} at {other.name}")
         if (release := why) is not None:
             task.add_done_callback(lambda _: release())
@@ -106,7 +108,7 @@ class FakeMesh:
 
     async def changed(self, seen: int) -> int:
         while self.version == seen:
-            await self._changed.wait()
+            await self.news.wait()
         return self.version
 
     def say(self, state: PeerState) -> None:
@@ -114,8 +116,8 @@ class FakeMesh:
         self.state = state
         for mesh in self.net.meshes.values():
             mesh.version += 1
-            mesh._changed.set()
-            mesh._changed = asyncio.Event()
+            mesh.news.set()
+            mesh.news = asyncio.Event()
 
 
 class Net:

@@ -20,8 +20,7 @@ ONE_WAY = 0.5
 def nothing_is_left(it: Scene) -> None:
     """No lease, no process, no tunnel."""
     for name, role in it.roles.items():
-        assert role._ledger.leases == (), name
-        assert not role._running and not role._streams._lendings and not role._asking, name
+        assert role.status.lent == () and not role.is_lending, name
         assert all(child.ended for child in it.workers[name].children), name
     assert all(tunnel.closed for tunnel in it.bench.tunnels)
 

@@ -188,7 +188,7 @@ async def test_a_process_that_stands_still_itself_does_not_count_as_silence() ->
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         await asyncio.sleep(0.05)
-        loop._now += 10.0
+        loop.stand_still(10.0)
         return True
 
     watch = ServerWatch(answers, lambda: 0)

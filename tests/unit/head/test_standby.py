@@ -82,7 +82,7 @@ async def until(it: Scene, status: StandbyStatus, *, seconds: float = 1000.0) ->
 
 
 def reserved(it: Scene, name: str) -> list[int]:
-    return [count for lease in it.roles[name]._ledger.leases for count in lease.memory.values()]
+    return [lent.bytes for lent in it.roles[name].status.lent]
 
 
 def lose(it: Scene, name: str) -> None:

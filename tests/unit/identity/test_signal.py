@@ -151,7 +151,11 @@ def test_each_sequence_is_taken_once_in_any_order(sequences: list[int]) -> None:
 
 def test_only_so_many_senders_are_remembered() -> None:
     guard = SignalGuard(b"salt")
-    for number in range(600):
-        sender = KeyPair.from_seed(number.to_bytes(32, "big")).peer
-        assert guard.take(replace(GOOD, sender=sender), now=NOW, wall=WALL) is SignalVerdict.GOOD
-    assert len(guard._seen) == 512
+    sent = [
+        replace(GOOD, sender=KeyPair.from_seed(bytes([9, *divmod(n, 256)]) + bytes(29)).peer)
+        for n in range(600)
+    ]
+    for one in sent:
+        assert guard.take(one, now=NOW, wall=WALL) is SignalVerdict.GOOD
+    again = [guard.take(one, now=NOW, wall=WALL) is SignalVerdict.GOOD for one in reversed(sent)]
+    assert again == [False] * 512 + [True] * 88

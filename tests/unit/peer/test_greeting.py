@@ -42,7 +42,7 @@ class FakeLink:
     """One end of a link made of queues."""
 
     def __init__(self, inward: asyncio.Queue[bytes], outward: asyncio.Queue[bytes]) -> None:
-        self._in, self._out = inward, outward
+        self.unread, self._out = inward, outward
 
     @property
     def info(self) -> LinkInfo:
@@ -55,7 +55,7 @@ class FakeLink:
         raise AssertionError
 
     async def receive(self) -> bytes:
-        data = await self._in.get()
+        data = await self.unread.get()
         if not data:
             raise EndOfStream("the other side ended the link")
         return data
@@ -175,7 +175,7 @@ async def test_who_was_refused_does_not_refuse_back() -> None:
     await far.send([framed(Refusal("banned", "you are out").encode())])
     with pytest.raises(Refused, match="you are out"):
         await greet(near, Side(), leader=False)
-    assert far._in.empty()
+    assert far.unread.empty()
 
 
 @pytest.mark.parametrize("leads", [True, False])
@@ -270,8 +270,8 @@ def test_whatever_a_peer_says_ends_in_a_declared_error_or_a_hello(leads: bool, s
             assert side.notes[-1] == "banned?"
             assert "settle" in side.notes
         parser = LengthParser()
-        while not far._in.empty():
-            parser.feed(far._in.get_nowait())
+        while not far.unread.empty():
+            parser.feed(far.unread.get_nowait())
         for message in parser.messages():
             decode(message)  # we never say what cannot be read
 

@@ -122,7 +122,6 @@ def test_what_is_said_of_us_is_refuted_at_a_pace() -> None:
     for _ in range(50):
         order = there.order(FOUNDER.peer)
         there.hear_away(away(order, of=FOUNDER), 100, teller=WORKER.peer)
-        assert there._accused
         refuted += there.refute(100)
         assert there.away_since(FOUNDER.peer, 200) is None
     assert refuted == REFUTATIONS.burst

@@ -105,8 +105,7 @@ def test_no_reset_is_sent_once_both_ways_have_ended() -> None:
 
 @pytest.mark.parametrize("code", [Code.REFUSED, Code.UNKNOWN_SERVICE])
 async def test_a_refusal_is_one_before_the_acceptance_only(code: Code) -> None:
-    near, _, _, _ = streams()
-    near._accepted = False
+    near, _, _, _ = streams(accepted=False)
     waiting = asyncio.create_task(near.accepted())
     await asyncio.sleep(0)
     near.feed_reset(code, "lacks the role `use`")

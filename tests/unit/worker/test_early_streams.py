@@ -45,7 +45,7 @@ async def test_a_stream_waits_for_the_server_and_reaches_it(tmp_path: Path) -> N
         await asyncio.sleep(0.01)
         await call.says(Reserve((100 * MIB,)))
         await asyncio.sleep(4.9)
-        assert it.bench.children[0].spec is None and it.worker._streams._waiting
+        assert it.bench.children[0].spec is None
         grant = await call.hears()
         while not isinstance(grant, Grant):
             grant = await call.hears()
@@ -55,7 +55,6 @@ async def test_a_stream_waits_for_the_server_and_reaches_it(tmp_path: Path) -> N
             assert server.hears() == talk.hello()
             server.head.send(talk.welcome())
             assert await heard(stream) == talk.welcome()
-        assert not it.worker._streams._waiting
         assert "has its connection" in await why_over(rpc(call, offer)), "it need not wait any more"
 
 
@@ -72,7 +71,7 @@ async def test_a_lease_that_is_not_granted_ends_the_streams_that_wait_for_it(tmp
         early = rpc(call, offer)
         await call.says(Reserve((1 << 50,)))
         assert "broken" in await why_over(early)
-        assert it.bench.children == [] and not it.worker._streams._lendings
+        assert it.bench.children == [] and it.worker.status.lent == ()
         assert "no live lease" in await why_over(rpc(call, offer))
 
 
@@ -85,7 +84,7 @@ async def test_a_head_that_goes_takes_its_waiting_streams_along(tmp_path: Path) 
         await call.release()
         with pytest.raises(Broken):
             await early.read()
-        assert not it.worker._streams._waiting and not it.worker._streams._lendings
+        assert it.worker.status.lent == ()
 
 
 async def test_of_one_member_few_wait_whatever_it_has_been_offered(tmp_path: Path) -> None:
@@ -95,16 +94,15 @@ async def test_of_one_member_few_wait_whatever_it_has_been_offered(tmp_path: Pat
         await asyncio.sleep(0.1)
         assert "too many streams are waiting" in await why_over(rpc(*calls[0]))
         other = await offered(it, "other")
-        rpc(*other)
-        await asyncio.sleep(0.1)
-        assert it.worker._streams._waiting.total() == EARLY_STREAMS.most + 1
-        for call, _ in calls:
+        theirs = rpc(*other)
+        for call, _ in (*calls, other):
             await call.says(Reserve((100 * MIB,)))
         await asyncio.sleep(10)
         for stream in streams[2:]:
             assert "has its connection already" in await why_over(stream), "it waits for no server"
-        for stream, child in zip(streams, it.bench.children, strict=False):
+        for stream in (*streams[:2], theirs):
+            await stream.write(talk.hello())
+        await asyncio.sleep(0.1)
+        for child in it.bench.children:
             with closing(Server(child)) as server:
-                await stream.write(talk.hello())
-                await asyncio.sleep(0.1)
                 assert server.hears() == talk.hello()

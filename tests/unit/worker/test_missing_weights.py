@@ -74,7 +74,7 @@ async def fetching(folder: Path, store: FakeStore) -> AsyncIterator[tuple[Scene,
 
 
 def nothing_is_left(it: Scene) -> bool:
-    return it.worker._ledger.leases == () and not it.worker._streams._lendings
+    return it.worker.status.lent == () and not it.worker.is_lending
 
 
 async def test_the_offer_says_what_is_missing(tmp_path: Path, store: FakeStore) -> None:
@@ -121,7 +121,7 @@ async def test_what_is_held_is_read_and_waits_without_a_server(tmp_path: Path, s
         assert await answer(call) == Fetched(0, "nothing came", held=4), "the store has one of the two"
         assert store.lease_caches[1].happened == ["handed over", DIGEST], "and that one is in use"
         await asyncio.sleep(1000)
-        assert not it.bench.children and it.worker._ledger.leases, "its memory is reserved"
+        assert not it.bench.children and it.worker.status.lent, "its memory is reserved"
         await call.says(Begin())
         assert isinstance(await answer(call), Grant)
         await call.release()

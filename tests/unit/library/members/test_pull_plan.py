@@ -18,7 +18,7 @@ from tests.unit.library.models import tiny_shards
 
 
 def pull_of(it: Scene) -> PlanPull:
-    return PlanPull(it.taker, parse_model_name(f"mesh:{NAME}"), it.pull(NAME)._place)
+    return PlanPull(it.taker, parse_model_name(f"mesh:{NAME}"), it.place())
 
 
 async def test_the_pieces_with_the_header_come_and_no_others(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ async def test_the_pieces_with_the_header_come_and_no_others(tmp_path: Path) -> 
         shards = open_shards(path, header_only=True)
         close_all(shards)
         assert [shard.header for shard in shards] == [parse(large())]
-        folder = it.pull(NAME)._place.folder
+        folder = it.place().folder
         assert not list(all_headers(folder)), "it is listed nowhere"
         assert not list((folder / ".parts").iterdir()), "nothing else is left of it"
 
@@ -56,8 +56,8 @@ async def test_of_a_pull_that_ends_early_nothing_is_left(tmp_path: Path) -> None
     """Nobody would continue it."""
     async with scene(tmp_path) as it:
         it.giver("a").has(large())
-        folder = it.pull(NAME)._place.folder
-        pull = PlanPull(it.taker, parse_model_name(f"mesh:{NAME}"), it.pull(NAME)._place, rate=1.0)
+        folder = it.place().folder
+        pull = PlanPull(it.taker, parse_model_name(f"mesh:{NAME}"), it.place(), rate=1.0)
         async with Owner() as owner:
             task = owner.start(pull.run(), name="pull")
             await until(lambda: pull.state.step is PullStep.FETCHING)

@@ -88,7 +88,7 @@ async def test_of_a_model_that_is_here_no_header_is_taken(tmp_path: Path) -> Non
     async with scene(tmp_path) as it:
         Member(large(), hashes_of(large()), WANTED).speaks_for(it.mute("a"))
         model = mine(it, large(), "fingerprint")
-        place = it.pull(NAME, own=[model])._place
+        place = it.place([model])
         pull = HeaderPull(it.taker, parse_model_name(f"mesh:{NAME}"), place)
         await pull.run()
         assert has_not_fetched(pull, model)
