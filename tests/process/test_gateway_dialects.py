@@ -289,7 +289,7 @@ def test_a_template_that_is_answered_with_no_json_takes_what_all_take() -> None:
 
 
 @pytest.mark.parametrize(("letters", "at_once"), [(1, True), (40_000, False)])
-def test_a_large_body_is_judged_beside_the_loop(
+async def test_a_large_body_is_judged_beside_the_loop(
     monkeypatch: pytest.MonkeyPatch, letters: int, at_once: bool
 ) -> None:
     threads: list[int] = []
@@ -298,12 +298,9 @@ def test_a_large_body_is_judged_beside_the_loop(
         threads.append(threading.get_ident())
         return upstream_request(translation)
 
-    async def scenario() -> None:
-        async with world(says(200, {})) as here:
-            asked = {"input": "x" * letters}
-            async with here.http.post(f"{here.url}/v1/embeddings", json=asked) as reply:
-                assert reply.status == 200
-
     monkeypatch.setattr(router, "upstream_request", noted)
-    asyncio.run(scenario())
+    async with world(says(200, {})) as here:
+        asked = {"input": "x" * letters}
+        async with here.http.post(f"{here.url}/v1/embeddings", json=asked) as reply:
+            assert reply.status == 200
     assert [one == threading.get_ident() for one in threads] == [at_once]

@@ -163,16 +163,13 @@ def test_a_client_that_goes_while_it_waits_gives_its_turn_up() -> None:
     play(ANSWERS, check)
 
 
-def test_those_who_wait_hear_that_meshd_stops() -> None:
-    async def scenario() -> None:
-        async with many_world(ANSWERS, config=CONFIG) as here:
-            asked = asyncio.create_task(here.chat("b"))
-            await until_asked(here.models["b"])
-            here.gateway._answers.end_all("meshd is stopping")
-            answer = await asked
-            assert (answer.status, (await answer.json())["error"]["code"]) == (503, "stopping")
-
-    asyncio.run(scenario())
+async def test_those_who_wait_hear_that_meshd_stops() -> None:
+    async with many_world(ANSWERS, config=CONFIG) as here:
+        asked = asyncio.create_task(here.chat("b"))
+        await until_asked(here.models["b"])
+        here.gateway._answers.end_all("meshd is stopping")
+        answer = await asked
+        assert (answer.status, (await answer.json())["error"]["code"]) == (503, "stopping")
 
 
 def test_an_answer_goes_on_at_its_own_model() -> None:

@@ -77,46 +77,40 @@ def lines(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
 
 
-def test_what_computes_nothing_does_not_wait() -> None:
-    async def scenario() -> None:
-        server = OneByOne(COMPLETION)
-        async with world(server) as here:
-            here.upstream.slots = 1
-            first = asyncio.ensure_future(ask(here, AGENT, "first"))
-            await until(here, running=1, waiting=0)
-            here.server.answer = says(200, {"tokens": []})
-            async with here.http.post(f"{here.url}/tokenize", json={"content": "a"}) as answer:
-                assert answer.status == 200
-            server.answer_one()
-            assert (await first)[0] == 200
-
-    asyncio.run(scenario())
+async def test_what_computes_nothing_does_not_wait() -> None:
+    server = OneByOne(COMPLETION)
+    async with world(server) as here:
+        here.upstream.slots = 1
+        first = asyncio.ensure_future(ask(here, AGENT, "first"))
+        await until(here, running=1, waiting=0)
+        here.server.answer = says(200, {"tokens": []})
+        async with here.http.post(f"{here.url}/tokenize", json={"content": "a"}) as answer:
+            assert answer.status == 200
+        server.answer_one()
+        assert (await first)[0] == 200
 
 
-def test_a_model_that_is_lost_is_told_before_the_place_in_the_queue() -> None:
-    async def scenario() -> None:
-        server = OneByOne(COMPLETION)
-        config = GatewayConfig(port=0, keepalive_seconds=0.02, continue_seconds=5.0)
-        async with world(server, config=config) as here:
-            here.upstream.slots = 1
-            first = asyncio.ensure_future(ask(here, AGENT, "first"))
-            await until(here, running=1, waiting=0)
-            second = await here.chat(stream=True, user="second")
-            assert await second.content.readline() == b": waiting for a turn: next\n"
-            here.upstream.readiness = Readiness(ModelState.LOADING, "worker anna is lost")
-            while await second.content.readline() != b": worker anna is lost\n":
-                pass
-            here.upstream.readiness = Readiness(ModelState.READY, "")
-            server.answer_one()
-            server.answer_one()
-            assert (await first)[0] == 200
-            await second.read()
-            assert server.came == ["first", "second"]
-
-    asyncio.run(scenario())
+async def test_a_model_that_is_lost_is_told_before_the_place_in_the_queue() -> None:
+    server = OneByOne(COMPLETION)
+    config = GatewayConfig(port=0, keepalive_seconds=0.02, continue_seconds=5.0)
+    async with world(server, config=config) as here:
+        here.upstream.slots = 1
+        first = asyncio.ensure_future(ask(here, AGENT, "first"))
+        await until(here, running=1, waiting=0)
+        second = await here.chat(stream=True, user="second")
+        assert await second.content.readline() == b": waiting for a turn: next\n"
+        here.upstream.readiness = Readiness(ModelState.LOADING, "worker anna is lost")
+        while await second.content.readline() != b": worker anna is lost\n":
+            pass
+        here.upstream.readiness = Readiness(ModelState.READY, "")
+        server.answer_one()
+        server.answer_one()
+        assert (await first)[0] == 200
+        await second.read()
+        assert server.came == ["first", "second"]
 
 
-def test_a_stream_that_waits_is_told_its_place() -> None:
+async def test_a_stream_that_waits_is_told_its_place() -> None:
     async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
         await server.let_go.wait()
         response = await begin_stream(request)
@@ -124,75 +118,63 @@ def test_a_stream_that_waits_is_told_its_place() -> None:
             await response.write(piece)
         return response
 
-    async def scenario() -> None:
-        async with world(answer, config=GatewayConfig(port=0, keepalive_seconds=0.02)) as here:
+    async with world(answer, config=GatewayConfig(port=0, keepalive_seconds=0.02)) as here:
+        here.upstream.slots = 1
+        first = asyncio.ensure_future(here.chat(stream=True))
+        await until(here, running=1, waiting=0)
+        second = await here.chat(stream=True)
+        third = await here.chat(stream=True)
+        assert await second.content.readline() == b": waiting for a turn: next\n"
+        assert await third.content.readline() == b": waiting for a turn: 1 before this one\n"
+        assert len(here.server.seen) == 1
+        here.server.let_go.set()
+        for stream in (await first, second, third):
+            assert (await stream.read()).endswith(DONE)
+
+
+async def test_waiting_requests_end_when_the_gateway_stops() -> None:
+    async with aiohttp.ClientSession() as http:
+        async with world(OneByOne(COMPLETION)) as here:
             here.upstream.slots = 1
-            first = asyncio.ensure_future(here.chat(stream=True))
+            there = replace(here, http=http)  # a session that outlives the gateway
+            first = asyncio.ensure_future(ask(there, AGENT, "first"))
             await until(here, running=1, waiting=0)
-            second = await here.chat(stream=True)
-            third = await here.chat(stream=True)
-            assert await second.content.readline() == b": waiting for a turn: next\n"
-            assert await third.content.readline() == b": waiting for a turn: 1 before this one\n"
-            assert len(here.server.seen) == 1
-            here.server.let_go.set()
-            for stream in (await first, second, third):
-                assert (await stream.read()).endswith(DONE)
-
-    asyncio.run(scenario())
-
-
-def test_waiting_requests_end_when_the_gateway_stops() -> None:
-    async def scenario() -> None:
-        async with aiohttp.ClientSession() as http:
-            async with world(OneByOne(COMPLETION)) as here:
-                here.upstream.slots = 1
-                there = replace(here, http=http)  # a session that outlives the gateway
-                first = asyncio.ensure_future(ask(there, AGENT, "first"))
-                await until(here, running=1, waiting=0)
-                second = asyncio.ensure_future(ask(there, AGENT, "second"))
-                await until(here, running=1, waiting=1)
-            for status, said in await asyncio.gather(first, second):
-                error = said["error"]
-                assert status == 503 and isinstance(error, dict) and error["code"] == "stopping"
-
-    asyncio.run(scenario())
-
-
-def test_a_model_that_is_lost_before_the_turn_is_told_where_answers_do_not_wait() -> None:
-    async def scenario() -> None:
-        server = OneByOne(COMPLETION)
-        async with world(server) as here:
-            here.upstream.slots = 1
-            first = asyncio.ensure_future(ask(here, AGENT, "first"))
-            await until(here, running=1, waiting=0)
-            second = asyncio.ensure_future(ask(here, AGENT, "second"))
+            second = asyncio.ensure_future(ask(there, AGENT, "second"))
             await until(here, running=1, waiting=1)
-            here.upstream.readiness = Readiness(ModelState.LOADING, "worker anna is lost")
-            server.answer_one()
-            await first
-            status, said = await second
-            assert status == 503 and "worker anna is lost" in str(said["error"])
-            assert server.came == ["first"]
-
-    asyncio.run(scenario())
-
-
-def test_two_requests_of_one_key_leave_room_for_one_of_another() -> None:
-    async def scenario() -> None:
-        server, config = OneByOne(COMPLETION), GatewayConfig(port=0, api_keys=KEYS, max_requests=3)
-        async with world(server, config=config) as here:
-            flood = [asyncio.ensure_future(ask(here, AGENT, "agent")) for _ in range(2)]
-            await until(here, running=2, waiting=0)
-            status, said = await ask(here, AGENT, "agent")
+        for status, said in await asyncio.gather(first, second):
             error = said["error"]
-            assert status == 503 and isinstance(error, dict) and error["code"] == "busy"
-            mine = asyncio.ensure_future(ask(here, CHAT, "chat"))
-            await until(here, running=3, waiting=0)
-            for _ in range(3):
-                server.answer_one()
-            assert {status for status, _ in await asyncio.gather(mine, *flood)} == {200}
+            assert status == 503 and isinstance(error, dict) and error["code"] == "stopping"
 
-    asyncio.run(scenario())
+
+async def test_a_model_that_is_lost_before_the_turn_is_told_where_answers_do_not_wait() -> None:
+    server = OneByOne(COMPLETION)
+    async with world(server) as here:
+        here.upstream.slots = 1
+        first = asyncio.ensure_future(ask(here, AGENT, "first"))
+        await until(here, running=1, waiting=0)
+        second = asyncio.ensure_future(ask(here, AGENT, "second"))
+        await until(here, running=1, waiting=1)
+        here.upstream.readiness = Readiness(ModelState.LOADING, "worker anna is lost")
+        server.answer_one()
+        await first
+        status, said = await second
+        assert status == 503 and "worker anna is lost" in str(said["error"])
+        assert server.came == ["first"]
+
+
+async def test_two_requests_of_one_key_leave_room_for_one_of_another() -> None:
+    server, config = OneByOne(COMPLETION), GatewayConfig(port=0, api_keys=KEYS, max_requests=3)
+    async with world(server, config=config) as here:
+        flood = [asyncio.ensure_future(ask(here, AGENT, "agent")) for _ in range(2)]
+        await until(here, running=2, waiting=0)
+        status, said = await ask(here, AGENT, "agent")
+        error = said["error"]
+        assert status == 503 and isinstance(error, dict) and error["code"] == "busy"
+        mine = asyncio.ensure_future(ask(here, CHAT, "chat"))
+        await until(here, running=3, waiting=0)
+        for _ in range(3):
+            server.answer_one()
+        assert {status for status, _ in await asyncio.gather(mine, *flood)} == {200}
 
 
 @pytest.mark.parametrize(
@@ -203,36 +185,30 @@ def test_two_requests_of_one_key_leave_room_for_one_of_another() -> None:
         (KeyLimits(requests_per_minute=2, tokens_per_day=500, concurrent=1), 200, None, None),
     ],
 )
-def test_limits_of_a_key(limits: KeyLimits, status: int, code: str | None, kind: str | None) -> None:
-    async def scenario() -> None:
-        keys = (ApiKey(AGENT, "agent", limits), KEYS[1])
-        async with world(says(200, COMPLETION), config=GatewayConfig(port=0, api_keys=keys)) as here:
-            assert (await ask(here, AGENT))[0] == 200
-            got, said = await ask(here, AGENT)
-            assert got == status
-            if code is not None:
-                error = said["error"]
-                assert isinstance(error, dict) and (error["code"], error["type"]) == (code, kind)
-                assert "`agent`" in str(error["message"]) and AGENT not in str(said)
-                assert said["retry"]
-            assert (await ask(here, CHAT))[0] == 200
-
-    asyncio.run(scenario())
+async def test_limits_of_a_key(limits: KeyLimits, status: int, code: str | None, kind: str | None) -> None:
+    keys = (ApiKey(AGENT, "agent", limits), KEYS[1])
+    async with world(says(200, COMPLETION), config=GatewayConfig(port=0, api_keys=keys)) as here:
+        assert (await ask(here, AGENT))[0] == 200
+        got, said = await ask(here, AGENT)
+        assert got == status
+        if code is not None:
+            error = said["error"]
+            assert isinstance(error, dict) and (error["code"], error["type"]) == (code, kind)
+            assert "`agent`" in str(error["message"]) and AGENT not in str(said)
+            assert said["retry"]
+        assert (await ask(here, CHAT))[0] == 200
 
 
-def test_requests_of_a_key_at_a_time() -> None:
-    async def scenario() -> None:
-        server, keys = OneByOne(COMPLETION), (ApiKey(AGENT, "agent", KeyLimits(concurrent=1)), KEYS[1])
-        async with world(server, config=GatewayConfig(port=0, api_keys=keys)) as here:
-            first = asyncio.ensure_future(ask(here, AGENT, "a"))
-            await until(here, running=1, waiting=0)
-            assert (await ask(here, AGENT, "a"))[0] == 429
-            server.answer_one()
-            assert (await first)[0] == 200
-            server.answer_one()
-            assert (await ask(here, AGENT, "a"))[0] == 200
-
-    asyncio.run(scenario())
+async def test_requests_of_a_key_at_a_time() -> None:
+    server, keys = OneByOne(COMPLETION), (ApiKey(AGENT, "agent", KeyLimits(concurrent=1)), KEYS[1])
+    async with world(server, config=GatewayConfig(port=0, api_keys=keys)) as here:
+        first = asyncio.ensure_future(ask(here, AGENT, "a"))
+        await until(here, running=1, waiting=0)
+        assert (await ask(here, AGENT, "a"))[0] == 429
+        server.answer_one()
+        assert (await first)[0] == 200
+        server.answer_one()
+        assert (await ask(here, AGENT, "a"))[0] == 200
 
 
 def test_each_answer_is_a_line_of_the_log_without_its_text_or_key(tmp_path: Path) -> None:
@@ -261,21 +237,16 @@ def test_each_answer_is_a_line_of_the_log_without_its_text_or_key(tmp_path: Path
     assert AGENT not in repr(status)
 
 
-def test_a_restart_does_not_give_the_day_s_tokens_anew(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        config = GatewayConfig(
-            port=0, api_keys=(ApiKey(AGENT, "agent", KeyLimits(tokens_per_day=8)), KEYS[1])
-        )
-        async with logged(says(200, COMPLETION), tmp_path, config) as here:
-            assert (await ask(here, AGENT))[0] == 200
-        async with logged(says(200, COMPLETION), tmp_path, config) as here:
-            assert (await ask(here, AGENT))[0] == 429
-            assert (await ask(here, CHAT))[0] == 200
-
-    asyncio.run(scenario())
+async def test_a_restart_does_not_give_the_day_s_tokens_anew(tmp_path: Path) -> None:
+    config = GatewayConfig(port=0, api_keys=(ApiKey(AGENT, "agent", KeyLimits(tokens_per_day=8)), KEYS[1]))
+    async with logged(says(200, COMPLETION), tmp_path, config) as here:
+        assert (await ask(here, AGENT))[0] == 200
+    async with logged(says(200, COMPLETION), tmp_path, config) as here:
+        assert (await ask(here, AGENT))[0] == 429
+        assert (await ask(here, CHAT))[0] == 200
 
 
-def test_a_stream_is_logged_as_it_ended(tmp_path: Path) -> None:
+async def test_a_stream_is_logged_as_it_ended(tmp_path: Path) -> None:
     """The client asked for no usage and gets none; a client that hangs up is 499, its tokens count; one that
     breaks off has the error's status."""
 
@@ -293,69 +264,63 @@ def test_a_stream_is_logged_as_it_ended(tmp_path: Path) -> None:
             await server.let_go.wait()
         return response
 
-    async def scenario() -> None:
-        async with logged(answer, tmp_path, GatewayConfig(port=0)) as here:
-            whole = await here.chat(stream=True, user="stays")
-            assert await whole.read() == chunk("hel") + last_chunk(2) + DONE
-            done = await here.chat(stream=True, user="done")
-            await done.content.readuntil(DONE)
-            done.close()  # as OpenAI's client does
-            await until(here, running=0, waiting=0)
-            gone = await here.chat(stream=True, user="gone")
-            await gone.content.readline()
-            gone.close()
-            await until(here, running=0, waiting=0)
-            lost = await here.chat(stream=True, user="lost")
-            assert b'"upstream_lost"' in await lost.read()
-
-    asyncio.run(scenario())
-    first, done, second, lost = lines(tmp_path)
-    for whole in (first, done):
-        assert (whole["status"], whole["prompt_tokens"], whole["generated_tokens"]) == (200, 3, 2)
-    assert (second["status"], second["generated_tokens"]) == (499, 1)
-    assert second["prompt_estimated"] and second["prompt_tokens"] in range(10, 40)
+    async with logged(answer, tmp_path, GatewayConfig(port=0)) as here:
+        whole = await here.chat(stream=True, user="stays")
+        assert await whole.read() == chunk("hel") + last_chunk(2) + DONE
+        done = await here.chat(stream=True, user="done")
+        await done.content.readuntil(DONE)
+        done.close()  # as OpenAI's client does
+        await until(here, running=0, waiting=0)
+        gone = await here.chat(stream=True, user="gone")
+        await gone.content.readline()
+        gone.close()
+        await until(here, running=0, waiting=0)
+        lost = await here.chat(stream=True, user="lost")
+        assert b'"upstream_lost"' in await lost.read()
+    first, second, third, fourth = lines(tmp_path)
+    for ended in (first, second):
+        assert (ended["status"], ended["prompt_tokens"], ended["generated_tokens"]) == (200, 3, 2)
+    assert (third["status"], third["generated_tokens"]) == (499, 1)
+    assert third["prompt_estimated"] and third["prompt_tokens"] in range(10, 40)
     assert not first["prompt_estimated"]
-    assert (lost["status"], lost["generated_tokens"]) == (502, 1)
+    assert (fourth["status"], fourth["generated_tokens"]) == (502, 1)
     assert first["key"] is None
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_waits_for_a_load_after_a_loss_uses_nothing(stream: bool) -> None:
+async def test_who_waits_for_a_load_after_a_loss_uses_nothing(stream: bool) -> None:
     """Else those who were interrupted would stand behind all others, by as long as the load took."""
 
-    async def scenario() -> None:
-        asked = 0
+    asked = 0
 
-        async def answer(_server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
-            nonlocal asked
-            asked += 1
-            begun = await begin_stream(request) if stream else None
-            if asked == 1:
-                here.upstream.readiness = LOADING
-                die(request)
-            if begun is None:
-                return web.json_response(COMPLETION)
-            await begun.write(last_chunk(1) + DONE)
-            return begun
+    async def answer(_server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        nonlocal asked
+        asked += 1
+        begun = await begin_stream(request) if stream else None
+        if asked == 1:
+            here.upstream.readiness = LOADING
+            die(request)
+        if begun is None:
+            return web.json_response(COMPLETION)
+        await begun.write(last_chunk(1) + DONE)
+        return begun
 
-        config = GatewayConfig(port=0, api_keys=KEYS, continue_seconds=20.0)
-        async with world(answer, config=config) as here:
-            here.upstream.slots = 1
-            turns = here.gateway._turns.of(here.upstream)
-            assert turns is not None
-            body, headers = {**HI, "stream": stream}, {"Authorization": f"Bearer {AGENT}"}
-            asking = asyncio.ensure_future(
-                here.http.post(f"{here.url}/v1/chat/completions", json=body, headers=headers)
-            )
-            await until(here, running=1, waiting=0)
-            (user,) = turns._queue._users.values()
-            while here.upstream.readiness is not LOADING or user.computing:
-                await look(here)
-            assert user.running == 1
-            here.upstream.readiness = READY
-            async with await asking as reply:
-                assert reply.status == 200 and await reply.read()
-            await until(here, running=0, waiting=0)
-            assert asked == 2 and user.computing == 0
-
-    asyncio.run(scenario())
+    config = GatewayConfig(port=0, api_keys=KEYS, continue_seconds=20.0)
+    async with world(answer, config=config) as here:
+        here.upstream.slots = 1
+        turns = here.gateway._turns.of(here.upstream)
+        assert turns is not None
+        body, headers = {**HI, "stream": stream}, {"Authorization": f"Bearer {AGENT}"}
+        asking = asyncio.ensure_future(
+            here.http.post(f"{here.url}/v1/chat/completions", json=body, headers=headers)
+        )
+        await until(here, running=1, waiting=0)
+        (user,) = turns._queue._users.values()
+        while here.upstream.readiness is not LOADING or user.computing:
+            await look(here)
+        assert user.running == 1
+        here.upstream.readiness = READY
+        async with await asking as reply:
+            assert reply.status == 200 and await reply.read()
+        await until(here, running=0, waiting=0)
+        assert asked == 2 and user.computing == 0

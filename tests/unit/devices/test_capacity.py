@@ -41,13 +41,10 @@ async def test_it_tells_what_it_knows_and_measures_only_when_asked_to(tmp_path: 
         assert again.devices[0].times == MEASURED and len(worker.bench.timings) == 1
 
 
-def test_a_time_counts_for_the_invite_of_who_asked(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            worker = it.teller("worker")
-            await ask_capacity(it.head, worker.mesh.key.peer, MEASURE, lambda _: None)
-
-    run(main())
+async def test_a_time_counts_for_the_invite_of_who_asked(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        worker = it.teller("worker")
+        await ask_capacity(it.head, worker.mesh.key.peer, MEASURE, lambda _: None)
     for line in (tmp_path / "speeds of worker").read_text().splitlines():
         assert len(line.split()) == 3, "key, times, who"
 

@@ -11,7 +11,6 @@ from meshd.process.interface import Ended
 from meshd.wire.capacity import TimedLayer
 from meshd.wire.lease import OfferedDevice
 
-from tests.sim.loop import run
 from tests.unit.head.rig import Bench
 from tests.unit.head.test_cycle_troubles import stage
 
@@ -109,18 +108,15 @@ async def test_a_kind_that_a_device_does_not_compute_is_not_asked_again(tmp_path
         assert not measured.lacks([CPU], KINDS)
 
 
-def test_who_waits_hears_of_it(tmp_path: Path) -> None:
+async def test_who_waits_hears_of_it(tmp_path: Path) -> None:
     told: list[str] = []
 
     async def tell(text: str) -> None:
         told.append(text)
 
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            it.bench.timing_seconds = 5.0
-            await speeds(it.bench, tmp_path).measure([CPU, GPU], KINDS, tell)
-
-    run(main())
+    async with stage(tmp_path) as it:
+        it.bench.timing_seconds = 5.0
+        await speeds(it.bench, tmp_path).measure([CPU, GPU], KINDS, tell)
     so_far = (
         "",
         " for 2 s, once for each kind of model: 1 of 2 parts",
@@ -164,14 +160,11 @@ async def test_invented_layers_take_no_memory_without_end(tmp_path: Path) -> Non
         assert not measured.lacks([CPU], layers[-SPEEDS_FAILED.most :]) and measured.lacks([CPU], layers[:5])
 
 
-def test_a_time_counts_for_who_asked_for_it(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            measured = speeds(it.bench, tmp_path)
-            await measured.measure([CPU], KINDS[:1], silent)
-            await measured.measure([CPU], KINDS[1:], silent, asker="an invite")
-
-    run(main())
+async def test_a_time_counts_for_who_asked_for_it(tmp_path: Path) -> None:
+    async with stage(tmp_path) as it:
+        measured = speeds(it.bench, tmp_path)
+        await measured.measure([CPU], KINDS[:1], silent)
+        await measured.measure([CPU], KINDS[1:], silent, asker="an invite")
     own, other = (tmp_path / "speeds").read_text().splitlines()
     assert len(own.split()) == 2 and len(other.split()) == 3
 

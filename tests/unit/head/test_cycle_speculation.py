@@ -122,22 +122,19 @@ def test_a_draft_model_is_given_to_llama_server_where_it_pays(
         run(main(expected))
 
 
-def test_a_draft_model_that_costs_too_much_is_gone_before_anybody_asks(
+async def test_a_draft_model_that_costs_too_much_is_gone_before_anybody_asks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        async with scene(tmp_path, speculate="auto", draft=DRAFT) as it:
-            it.bench.drafted = AnswerTimings(1, 0.1, 7, 4.0, 10, 0)
-            it.worker("anna")
-            it.start()
-            await it.until(ModelState.LOADING, "would cost more than they gain")
-            first = it.llama
-            assert it.argument("--spec-draft-n-max") == str(it.bench.drafts_timed[0])
-            await it.until(ModelState.READY)
-            assert it.llama is not first and it.llama.spec is not None
-            assert "--spec-draft-model" not in it.llama.spec.argv
-            assert len(it.bench.drafts_timed) == 1
-            assert it.serve.status.children[0].restarts == 0, "that was no failure"
-
     monkeypatch.setattr(run_module, "round_estimate", lambda *_: RoundEstimate(0.145, 0.004, 0.01))
-    run(main())
+    async with scene(tmp_path, speculate="auto", draft=DRAFT) as it:
+        it.bench.drafted = AnswerTimings(1, 0.1, 7, 4.0, 10, 0)
+        it.worker("anna")
+        it.start()
+        await it.until(ModelState.LOADING, "would cost more than they gain")
+        first = it.llama
+        assert it.argument("--spec-draft-n-max") == str(it.bench.drafts_timed[0])
+        await it.until(ModelState.READY)
+        assert it.llama is not first and it.llama.spec is not None
+        assert "--spec-draft-model" not in it.llama.spec.argv
+        assert len(it.bench.drafts_timed) == 1
+        assert it.serve.status.children[0].restarts == 0, "that was no failure"

@@ -19,7 +19,6 @@ from meshd.store.interface import ProgressCallback
 from meshd.worker import held_weights
 
 from tests.sim import loop
-from tests.sim.loop import run
 from tests.unit.head.fake_mesh import NATIVE
 from tests.unit.head.scene import Scene, scene
 from tests.unit.head.stubs import FakeFile, at_once
@@ -122,7 +121,7 @@ async def test_it_takes_the_place_of_a_lost_worker_and_gives_it_back(tmp_path: P
         await until(it, READY)
 
 
-def test_the_plans_after_a_loss_are_compared_in_a_thread(
+async def test_the_plans_after_a_loss_are_compared_in_a_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Answers are under way meanwhile."""
@@ -142,13 +141,10 @@ def test_the_plans_after_a_loss_are_compared_in_a_thread(
         def add(self, lost: str) -> None:
             in_thread.append(bool(handed_over))
 
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            await until(it, READY)
-
     monkeypatch.setattr(asyncio, "to_thread", to_thread)
     monkeypatch.setattr(standby_module, "PartChoice", Choice)
-    run(main())
+    async with stage(tmp_path) as it:
+        await until(it, READY)
     assert in_thread == [True, True]
 
 

@@ -127,18 +127,14 @@ def test_nobody_takes_it_for_a_model(tmp_path: Path, link: bool) -> None:
         open_shards(path, partial=True)
 
 
-def test_another_state_is_compared_and_noted(tmp_path: Path) -> None:
+async def test_another_state_is_compared_and_noted(tmp_path: Path) -> None:
     path = with_holes(tmp_path, tiny())
     os.utime(path, ns=(1, 1))
-
-    async def main() -> None:
-        file = await HeaderFile.open_header(path)
-        try:
-            assert (await file.index()).files[0].mtime_ns == 1
-        finally:
-            file.close()
-
-    run(main())
+    file = await HeaderFile.open_header(path)
+    try:
+        assert (await file.index()).files[0].mtime_ns == 1
+    finally:
+        file.close()
     assert read_note(path).states == (FileState.at(path),)
 
 

@@ -285,7 +285,7 @@ async def test_an_inspector_may_end_it() -> None:
         assert it.near_port.sent == b""
 
 
-def test_bytes_that_waited_ask_again_whether_they_may_pass() -> None:
+async def test_bytes_that_waited_ask_again_whether_they_may_pass() -> None:
     """Another connection may have used the budget meanwhile."""
     pauses = [0.001, 0.001, 0.0]
     passed: list[int] = []
@@ -301,13 +301,10 @@ def test_bytes_that_waited_ask_again_whether_they_may_pass() -> None:
             passed.append(len(pauses))
             return data
 
-    async def main() -> None:
-        async with scene() as (it, owner):
-            await it.far.write(b"late")
-            it.pump(owner, Waits())
-            assert await asyncio.get_running_loop().sock_recv(it.client, 100) == b"late"
-
-    run(main())
+    async with scene() as (it, owner):
+        await it.far.write(b"late")
+        it.pump(owner, Waits())
+        assert await asyncio.get_running_loop().sock_recv(it.client, 100) == b"late"
     assert passed == [0]
 
 

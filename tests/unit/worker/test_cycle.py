@@ -14,6 +14,7 @@ from meshd.mux.events import Code
 from meshd.process.interface import ChildFailed, ChildState
 from meshd.rpc import mesh_protocol as wire
 from meshd.wire.lease import (
+    Acquire,
     Grant,
     Lost,
     Progress,
@@ -126,17 +127,6 @@ async def test_a_member_without_use_gets_neither(tmp_path: Path) -> None:
             await rpc.read()
 
 
-async def test_another_version_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    async with scene(tmp_path) as it:
-        call = it.call()
-        await call.says(replace(ACQUIRE, native_pin="another pin"))
-        answer = await call.hears()
-        assert isinstance(answer, Lost)
-        assert answer.code == "version"
-        assert "another pin" in answer.text and answer.hint
-        await call.is_over()
-
-
 @pytest.mark.parametrize("wanted", [(1001 * MIB,), (0,), (), (1, 1)])
 async def test_what_the_offer_does_not_have_is_refused(tmp_path: Path, wanted: tuple[int, ...]) -> None:
     async with scene(tmp_path, memory=1000 * MIB) as it:
@@ -146,27 +136,6 @@ async def test_what_the_offer_does_not_have_is_refused(tmp_path: Path, wanted: t
         answer = await call.hears()
         assert isinstance(answer, Lost) and answer.code == "memory"
         assert it.bench.children == []
-
-
-async def test_leases_together_stay_within_the_limit(tmp_path: Path) -> None:
-    async with scene(tmp_path, memory=1000 * MIB) as it:
-        one, two = it.call("one"), it.call("two")
-        assert (await one.offer()).devices[0].free_bytes == 1000 * MIB
-        assert (await two.offer()).devices[0].free_bytes == 1000 * MIB  # nobody has taken any yet
-        await one.says(Reserve((600 * MIB,)))
-        assert isinstance(await one.hears(), Grant)
-        await two.says(Reserve((600 * MIB,)))
-        answer = await two.hears()
-        assert isinstance(answer, Lost)
-        assert "400 MiB left, 600 MiB were requested" in answer.text
-        three = it.call("two")
-        assert (await three.offer()).devices[0].free_bytes == 400 * MIB
-        await three.says(Reserve((400 * MIB,)))
-        assert isinstance(await three.hears(), Grant)
-        assert len(it.worker.status.children) == 2
-        one.stream.reset(Code.LOST, "the session was lost")
-        await asyncio.sleep(1)
-        assert (await it.call("one").offer()).devices[0].free_bytes == 600 * MIB
 
 
 async def test_the_head_hears_of_progress_while_the_file_is_read(tmp_path: Path) -> None:
@@ -187,17 +156,6 @@ async def test_the_head_hears_of_progress_while_the_file_is_read(tmp_path: Path)
         assert "--weights-fd" in it.bench.children[0].spec.argv
 
 
-async def test_a_child_that_dies_ends_the_lease_with_its_reason(tmp_path: Path) -> None:
-    async with scene(tmp_path) as it:
-        call = it.call()
-        await call.lease()
-        it.bench.children[0].die("ended by signal 9")
-        answer = await call.hears()
-        assert answer == Lost("rpc_server_ended", "ended by signal 9")
-        await call.is_over()
-        assert it.worker.status.children == []
-
-
 async def test_a_child_that_cannot_start_is_told_and_costs_nothing(tmp_path: Path) -> None:
     async with scene(tmp_path, memory=500 * MIB) as it:
         it.bench.child_refuses = ChildFailed("it crashed at once", hint="line one\nline two", tail=("x",))
@@ -211,10 +169,32 @@ async def test_a_child_that_cannot_start_is_told_and_costs_nothing(tmp_path: Pat
         await it.call().lease(500)
 
 
-@pytest.mark.parametrize("what", ["report", 0])
+@pytest.mark.parametrize(
+    ("asked", "code", "words"),
+    [
+        (replace(ACQUIRE, native_pin="another pin"), "version", ("another pin",)),
+        (replace(ACQUIRE, protocol="rpc"), "native_protocol", ("`rpc`", "`mesh 4`")),
+        (replace(ACQUIRE, protocol="mesh 3"), "native_protocol", ("`mesh 3`", "`mesh 4`")),
+    ],
+)
+async def test_another_version_is_refused_with_the_remedy(
+    tmp_path: Path, asked: Acquire, code: str, words: tuple[str, ...]
+) -> None:
+    async with scene(tmp_path) as it:
+        call = it.call()
+        await call.says(asked)
+        answer = await call.hears()
+        assert isinstance(answer, Lost) and answer.code == code
+        assert all(word in answer.text for word in words) and "version" in answer.hint
+        assert it.bench.children == []
+        await call.is_over()
+
+
+@pytest.mark.parametrize("what", ["report", "pair", 0])
 async def test_a_want_of_descriptors_is_told_and_leaks_none(tmp_path: Path, what: str | int) -> None:
     """The leak is looked for after every test (tests/conftest.py)."""
     async with scene(tmp_path, file=FakeFile()) as it:
+        it.bench.pairs_left *= what != "pair"
         it.bench.report_fails = what == "report"
         it.bench.hand_over_fails_at = what if isinstance(what, int) else None
         call = it.call()
@@ -223,6 +203,8 @@ async def test_a_want_of_descriptors_is_told_and_leaks_none(tmp_path: Path, what
         answer = await call.hears()
         assert isinstance(answer, Lost) and answer.code == "failed"
         assert "open files" in answer.text.lower()
+        await call.is_over()
+        assert it.worker.status.children == []
 
 
 @pytest.mark.parametrize("stage", ["at once", "asked", "offered", "granted"])

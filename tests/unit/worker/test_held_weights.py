@@ -25,18 +25,14 @@ def parts_of(descriptor: int) -> list[FilePart]:
     return [FilePart(descriptor, MB, 5 * MB), FilePart(descriptor, 10 * MB, 20 * MB)]
 
 
-def test_they_are_in_memory_once_they_are_read(file: Path) -> None:
+async def test_they_are_in_memory_once_they_are_read(file: Path) -> None:
     told: list[str] = []
-
-    async def main() -> None:
-        with file.open("rb") as opened:
-            drop(file)
-            held = HeldWeights(parts_of(opened.fileno()))
-            assert await held.read(told.append) == 25 * MB
-        if sys.platform == "linux":
-            assert resident_bytes(file, [(MB, 5 * MB), (10 * MB, 20 * MB)]) == 25 * MB
-
-    run(main())
+    with file.open("rb") as opened:
+        drop(file)
+        held = HeldWeights(parts_of(opened.fileno()))
+        assert await held.read(told.append) == 25 * MB
+    if sys.platform == "linux":
+        assert resident_bytes(file, [(MB, 5 * MB), (10 * MB, 20 * MB)]) == 25 * MB
     assert told[0] == "reads its weights: 0 B of 26.2 MB" and len(told) == 3
 
 

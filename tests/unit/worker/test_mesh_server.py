@@ -1,7 +1,6 @@
 """A worker's mesh-server: one connection with its head, and neighbours that are handed over."""
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,12 @@ from meshd.wire.lease import (
     Lost,
     Neighbour,
     Reached,
-    Reserve,
 )
 from meshd.worker.lent_streams import CLOSING_SECONDS
 from meshd.worker.neighbour_arrivals import ARRIVAL, COMPLETE
 from meshd.worker.push_neighbours import LOCAL, NEIGHBOURS_SECONDS, REACH_SECONDS
 
-from tests.unit.head.calls import ACQUIRE, MIB, scene
+from tests.unit.head.calls import MIB
 from tests.unit.rpc import mesh_talk as talk
 from tests.unit.worker.lent import LEASE, Other, head_stream, heard, lent, says
 
@@ -56,29 +54,6 @@ async def test_the_one_stream_of_the_head_leads_to_the_server(tmp_path: Path) ->
         await call.release()
 
 
-async def test_what_the_server_reports_of_its_end_is_told(tmp_path: Path) -> None:
-    async with lent(tmp_path) as (it, call, _grant, _server):
-        (child,) = it.bench.children
-        child.report("failed the device does not come back")
-        await asyncio.sleep(1)
-        child.die("`rpc-server` ended with exit code 1")
-        answer = await call.hears()
-        assert answer == Lost(
-            "rpc_server_ended", "`rpc-server` ended with exit code 1: the device does not come back"
-        )
-
-
-async def test_a_lease_for_which_no_descriptor_is_free_is_refused_and_leaks_none(tmp_path: Path) -> None:
-    async with scene(tmp_path) as it:
-        it.bench.pairs_left = 0
-        call = it.call()
-        await call.offer()
-        await call.says(Reserve((100 * MIB,)))
-        assert await call.hears() == Lost("failed", "cannot start a server: Too many open files")
-        await call.is_over()
-        assert it.worker.status.children == []
-
-
 async def test_a_neighbour_for_which_no_descriptor_is_free_is_none(tmp_path: Path) -> None:
     async with lent(tmp_path) as (it, call, grant, server):
         it.bench.pairs_left = 0
@@ -101,20 +76,6 @@ async def test_one_that_is_suspended_is_killed(tmp_path: Path) -> None:
             "rpc_server_ended", "it is suspended (SIGSTOP), and does not answer"
         )
         assert child.killed
-        await call.is_over()
-
-
-@pytest.mark.parametrize("theirs", ["rpc", "mesh 3"])
-async def test_a_head_of_another_protocol_is_refused_with_the_remedy(tmp_path: Path, theirs: str) -> None:
-    async with scene(tmp_path) as it:
-        call = it.call()
-        await call.says(replace(ACQUIRE, protocol=theirs))
-        answer = await call.hears()
-        assert isinstance(answer, Lost)
-        assert answer.code == "native_protocol"
-        assert answer.text == f"the head speaks the native protocol `{theirs}`, this worker `mesh 4`"
-        assert "the same version of meshd" in answer.hint
-        assert it.bench.children == []
         await call.is_over()
 
 
