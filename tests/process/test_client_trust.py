@@ -6,13 +6,12 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 from aiohttp import web
 from meshd.base.errors import Broken
-from meshd.identity.membership import Role
 from meshd.peer.interface import MetadataValue, PeerState, Stream
 from meshd.peer.messages import MessageStream
 from meshd.wire.serving import API_SERVICE, KEY_PROOF, SERVING_SERVICE, ApiModel, ServingTold
 
 from tests.conformance.run import until
-from tests.process.client_scene import ALL, HELLO, scene
+from tests.process.client_scene import HELLO, scene
 from tests.process.gateway_fake import FakeServer, says
 from tests.unit.head.fake_mesh import FakeMesh
 
@@ -51,18 +50,6 @@ async def test_a_head_that_refuses_at_length_is_quoted_in_part() -> None:
         async with await here.post(stream=True) as said:
             assert said.status == 503
             assert "xxx" in (await said.json())["error"]["message"] and said.content.total_bytes < 10_000
-
-
-async def test_only_members_that_may_use_the_mesh_are_let_in_and_followed() -> None:
-    async with scene(roles=frozenset({Role.WORK})) as here:
-        await here.head("one", says(200, HELLO))
-        await until(lambda: "lacks the role `use`" in here.api.readiness.reason)
-        assert (await here.get("/health"))[0] == 503
-    async with scene() as here:
-        head = await here.head("one", says(200, HELLO), roles=ALL - {Role.USE})
-        await here.head("two", says(200, HELLO), model="big")
-        assert await here.names() == ["big"] and here.told("one") is None
-        assert not head.asked
 
 
 async def test_a_head_that_another_one_was_named_instead_of_is_not_asked() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from meshd.gateway.interface import ModelWish, Readiness
-from meshd.head.load_policy import IDLE_TURN_SECONDS, LEAST_TURN_SECONDS, PATIENCE_SECONDS, ModelRule
+from meshd.head.load_policy import LEAST_TURN_SECONDS, PATIENCE_SECONDS, ModelRule
 from meshd.head.model import TRY_AGAIN_SECONDS, Model
 from meshd.head.model_pool import ModelOnDemand, ModelPool, PooledModel, PoolTurn
 from meshd.model.status import ModelState
@@ -114,18 +114,6 @@ async def test_a_request_that_comes_when_the_turn_is_over_hears_that(tmp_path: P
         assert await asked is None
 
 
-async def test_two_models_of_a_group_are_on_one_worker_at_once(tmp_path: Path) -> None:
-    async with rig(tmp_path, GROUP, min_workers=1) as here:
-        here.it.worker("anna")
-        for name in "ab":
-            await here.begun(name)
-        assert here.running() == ["llama-server-a", "llama-server-b"]
-        role = here.pool.status
-        assert len(role.tunnels) == 2 and len(here.it.roles["anna"].status.children) == 2
-        used = [{part.node for part in model.split} for model in role.models if model.split]
-        assert used == [{"head", "anna"}] * 2
-
-
 async def test_names_aliases_and_the_default(tmp_path: Path) -> None:
     async with rig(tmp_path, GROUP) as here:
         found = [here.pool.find(ModelWish(name)) for name in ("", "a", "a-alias")]
@@ -142,19 +130,6 @@ async def test_what_is_preloaded_needs_no_request(tmp_path: Path) -> None:
     async with rig(tmp_path, GROUP, preload="ab") as here:
         await asyncio.sleep(10)
         assert here.states() == {"a": "ready", "b": "ready", "c": "unloaded"}
-
-
-async def test_idle_models_are_unloaded_after_their_time(tmp_path: Path) -> None:
-    async with rig(tmp_path, [ModelRule("a", ttl=60)]) as here:
-        turn = await here.begun("a")
-        await asyncio.sleep(600)
-        turn.end()
-        await asyncio.sleep(58)
-        assert here.states() == {"a": "ready"}
-        await asyncio.sleep(4)
-        assert here.pool.statuses[0].reason == "nobody has asked for it lately"
-        assert (here.states(), here.running()) == ({"a": "unloaded"}, [])
-        assert here.pool.status.model is None
 
 
 async def test_requests_are_counted_and_clients_may_go_while_they_wait(tmp_path: Path) -> None:
@@ -239,30 +214,6 @@ async def test_one_without_room_for_itself_refuses_with_the_numbers(tmp_path: Pa
         here.it.bench.device_lines = LITTLE
         said = await here.refused("a")
         assert said.no_room and "memory" in said.reason
-
-
-async def test_two_busy_models_take_turns(tmp_path: Path) -> None:
-    """Clients that ask again at once: each model has its turns, and nobody waits for longer than one."""
-    async with rig(tmp_path, ALONE) as here:
-        answers = {"a": 0, "b": 0}
-        longest = 0.0
-
-        async def client(name: str) -> None:
-            nonlocal longest
-            while True:
-                asked = asyncio.get_running_loop().time()
-                turn = await here.begun(name)
-                longest = max(longest, asyncio.get_running_loop().time() - asked)
-                await asyncio.sleep(0.7)
-                turn.end()
-                answers[name] += 1
-
-        clients = [asyncio.create_task(client(name)) for name in "aaabbb"]
-        await asyncio.sleep(300)
-        for one in clients:
-            one.cancel()
-        assert min(answers.values()) > 0.8 * max(answers.values())
-        assert longest < LEAST_TURN_SECONDS + IDLE_TURN_SECONDS + 5
 
 
 async def test_a_model_that_is_lost_is_loaded_again_and_keeps_its_requests(tmp_path: Path) -> None:

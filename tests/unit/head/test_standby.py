@@ -102,25 +102,6 @@ async def test_it_holds_what_it_would_need_and_computes_nothing(tmp_path: Path) 
         assert standby(it) == READY and nodes(it) == {"anna", "bert"}, "nothing is loaded again for it"
 
 
-async def test_it_takes_the_place_of_a_lost_worker_and_gives_it_back(tmp_path: Path) -> None:
-    async with stage(tmp_path, min_workers=2) as it:
-        await until(it, READY)
-        lose(it, "bert")
-        await it.until(ModelState.LOADING)
-        await it.until(ModelState.READY)
-        assert nodes(it) == {"anna", "spare"} and it.roles["spare"].is_lending
-        assert standby(it) == replace(
-            READY, ready=False, held_bytes=0, wanted_bytes=0, why="it takes the place of another worker"
-        )
-        await asyncio.sleep(1)
-        it.workers["bert"].mesh.since = asyncio.get_running_loop().time()
-        it.workers["bert"].mesh.say(PeerState.CONNECTED)
-        await it.until(ModelState.LOADING, "worker bert is here", seconds=100)
-        await it.until(ModelState.READY)
-        assert nodes(it) == {"anna", "bert"}
-        await until(it, READY)
-
-
 async def test_the_plans_after_a_loss_are_compared_in_a_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
