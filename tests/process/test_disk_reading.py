@@ -10,6 +10,7 @@ from meshd.base.errors import UserError
 from meshd.base.tasks import first_error
 from meshd.daemon.tunnels import make_tunnels
 from meshd.identity.keys import KeyPair
+from meshd.identity.keystore import Home
 
 from tests.conformance.run import until
 from tests.e2e.bare_node import bare_node, connected
@@ -27,9 +28,10 @@ BOTH = (errno.EMFILE, errno.EIO)
 
 async def start(home: Path) -> None:
     """Until all has been read; a token that is made while no daemon runs reads the addresses."""
-    async with bare_node(home, name="node", links=LINKS) as member:
-        make_tunnels(member.mesh, member._home)
-        load_addresses(member._home)
+    place = Home(home)
+    async with bare_node(place, name="node", links=LINKS) as member:
+        make_tunnels(member.mesh, place)
+        load_addresses(place)
 
 
 @pytest.mark.parametrize(("case", "number"), list(zip(READ, cycle(BOTH), strict=False)), ids=errno_or_name)
@@ -37,8 +39,9 @@ async def test_a_start_that_cannot_read_a_file_names_it_and_takes_nothing_for_ne
     case: Case, number: int, tmp_path: Path
 ) -> None:
     home = tmp_path / "home"
-    async with bare_node(home, name="node", links=LINKS) as member:
-        scene = Scene.made(member, home)
+    place = Home(home)
+    async with bare_node(place, name="node", links=LINKS) as member:
+        scene = Scene.made(member, place)
         member.book.hint(KeyPair.from_seed(bytes(32)).peer, PLACE)
         if case.change is not None:
             case.change(scene)
@@ -62,7 +65,8 @@ async def test_a_node_whose_disk_gives_nothing_serves_on(number: int, tmp_path: 
     banned = KeyPair.from_seed(bytes([1]) * 32).peer
 
     home = tmp_path / "home"
-    async with bare_node(home, name="node", links=LINKS) as node:
+    place = Home(home)
+    async with bare_node(place, name="node", links=LINKS) as node:
         token = node.printed_token()
         assert token
         async with bare_node(tmp_path / "other", name="other", token=token, links=LINKS) as other:
@@ -73,15 +77,14 @@ async def test_a_node_whose_disk_gives_nothing_serves_on(number: int, tmp_path: 
                 node.authority.revoke_node(banned, now=1)
                 node.mesh.bans_changed()
                 node.local.network_changed()
-                assert not node._home.counters.reserve_sequences(1 << 40)
-                await until(
-                    lambda: {"book.blob", "revocations", "counters"} <= set(node._home.keeping.waiting)
-                )
+                assert not place.counters.reserve_sequences(1 << 40)
+                await until(lambda: {"book.blob", "revocations", "counters"} <= set(place.keeping.waiting))
                 await other.mesh.ping(await connected(other, "node"), 5.0)
                 await until(lambda: other.bans.why_node_banned(banned) is not None)
                 assert disk.hits
-            await until(lambda: not node._home.keeping.waiting, seconds=20.0)
-    async with bare_node(home, name="node", links=LINKS) as node:
+            await until(lambda: not place.keeping.waiting, seconds=20.0)
+    place = Home(home)
+    async with bare_node(place, name="node", links=LINKS) as node:
         assert stranger in node.book.peers()
         assert node.bans.why_node_banned(banned) is not None
-        assert node._home.counters.last_sequence() >= 1 << 40
+        assert place.counters.last_sequence() >= 1 << 40
