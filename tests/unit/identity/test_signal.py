@@ -21,7 +21,6 @@ from tests.unit.identity.cast import (
     STRANGER,
     WORKER_CHAIN,
     brief,
-    damaged,
 )
 
 WALL = 1_800_000_000
@@ -85,13 +84,6 @@ def test_another_context_or_signer_is_refused() -> None:
         forged = Statement.make(key, context, GOOD.body.encode()).encode()
         with pytest.raises(RemoteProtocolError, match="signature"):
             Signal.decode(forged).verify(MESH)
-
-
-@brief
-@given(damaged(GOOD.encode()))
-def test_a_damaged_one_is_refused(data: bytes) -> None:
-    with pytest.raises(RemoteProtocolError):
-        Signal.decode(data).verify(MESH)
 
 
 def test_clocks_that_agree_are_enough_at_first_and_no_signal_comes_twice() -> None:
