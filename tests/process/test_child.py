@@ -11,16 +11,7 @@ import pytest
 from meshd.base import log
 from meshd.process.interface import ChildSpec, ChildState
 
-from tests.process.scenes import (
-    Maker,
-    argv,
-    living,
-    owned,
-    pid_of,
-    state_of,
-    until,
-    until_dead,
-)
+from tests.process.scenes import Maker, argv, living, owned, pid_of, state_of, until, until_dead
 
 
 async def test_ready_then_stopped(tmp_path: Path) -> None:

@@ -15,12 +15,7 @@ from typing import NoReturn
 import pytest
 from meshd.daemon import tunnels
 from meshd.process import connections
-from meshd.process.connections import (
-    Address,
-    ConnectionOwners,
-    find_user,
-    user_has_connection,
-)
+from meshd.process.connections import Address, ConnectionOwners, find_user, user_has_connection
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whose a connection is")
 

@@ -12,15 +12,7 @@ from meshd.gateway.interface import GatewayConfig, Readiness
 from meshd.model.served_facts import ServedFacts
 from meshd.model.status import ModelState, WorkerWeights
 
-from tests.process.gateway_fake import (
-    HI,
-    FakeServer,
-    die,
-    listening,
-    raw_post,
-    says,
-    world,
-)
+from tests.process.gateway_fake import HI, FakeServer, die, listening, raw_post, says, world
 
 COMPLETION = {
     "id": "c1",
@@ -228,13 +220,7 @@ async def test_until_it_is_ready_calls_get_503_with_the_reason(state: ModelState
             assert said["reason"] == "hashing 3 of 17 GB"
             assert said["progress"] == 0.2
             assert said["workers"] == [
-                {
-                    "node": "anna",
-                    "total_bytes": 100,
-                    "local_bytes": 60,
-                    "missing_bytes": 40,
-                    "sent_bytes": 10,
-                }
+                {"node": "anna", "total_bytes": 100, "local_bytes": 60, "missing_bytes": 40, "sent_bytes": 10}
             ]
         assert here.server.seen == []
         assert not here.gateway.status.ready

@@ -213,14 +213,7 @@ def test_a_key_opens_the_api(given: dict[str, str]) -> None:
     assert run({**JSON, **given}, config=config)[0] == 200
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {},
-        {"Authorization": f"Bearer {KEY}x"},
-        {"x-api-key": "\xff"},
-    ],
-)
+@pytest.mark.parametrize("given", [{}, {"Authorization": f"Bearer {KEY}x"}, {"x-api-key": "\xff"}])
 def test_without_a_key_nothing_but_health_is_told(given: dict[str, str]) -> None:
     config = GatewayConfig(port=0, api_keys=(ApiKey(KEY),))
     status, headers, code = run({**JSON, **given}, config=config)

@@ -6,15 +6,7 @@ from aiohttp import web
 from meshd.gateway.interface import ApiKey, GatewayConfig, Readiness
 from meshd.model.status import ModelState
 
-from tests.process.gateway_fake import (
-    FakeServer,
-    World,
-    begin_stream,
-    chunk,
-    die,
-    says,
-    world,
-)
+from tests.process.gateway_fake import FakeServer, World, begin_stream, chunk, die, says, world
 
 KEY = "sk-0123456789"
 

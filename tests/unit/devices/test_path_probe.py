@@ -9,13 +9,7 @@ import pytest
 from meshd.base.errors import Broken, EndOfStream, MeshdError
 from meshd.base.peer_limits import PROBES_AT_ONCE_OF_PEER, PROBES_TAKEN
 from meshd.base.tasks import Owner
-from meshd.devices.path_probe import (
-    PATH_PROBE_SERVICE,
-    PROBED_BYTES,
-    PROBED_PEERS,
-    PathProber,
-    ProbesTaken,
-)
+from meshd.devices.path_probe import PATH_PROBE_SERVICE, PROBED_BYTES, PROBED_PEERS, PathProber, ProbesTaken
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import PathStatus, PeerStatus, Stream
 

@@ -53,12 +53,7 @@ class Scene:
         """The head, or another one before it is started."""
         self.file = file or self.file
         mesh = self.net.mesh("head", "serve")
-        self.bench = Bench(
-            mesh,
-            self.folder,
-            compressed=compressed,
-            always_compressed=always_compressed,
-        )
+        self.bench = Bench(mesh, self.folder, compressed=compressed, always_compressed=always_compressed)
         self.serve = Model(self.bench.runtime, self.file, self.options)
 
     def worker(
@@ -72,10 +67,7 @@ class Scene:
     ) -> FakeMesh:
         mesh = self.net.mesh(name)
         bench = self.workers[name] = Bench(
-            mesh,
-            self.folder,
-            version=replace(NATIVE, pin=pin),
-            compressed=compressed,
+            mesh, self.folder, version=replace(NATIVE, pin=pin), compressed=compressed
         )
         role = self.roles[name] = Worker(bench.runtime, [], WorkerOptions(), store)
         self.net.owner.start(role.serve(), name=name)

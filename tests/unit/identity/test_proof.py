@@ -25,16 +25,7 @@ from tests.unit.identity.cast import (
     WORKER_CHAIN,
     certificate,
 )
-from tests.unit.identity.ends import (
-    BINDING,
-    KEYS,
-    converse,
-    dialler,
-    joiner,
-    listener,
-    message,
-    proven,
-)
+from tests.unit.identity.ends import BINDING, KEYS, converse, dialler, joiner, listener, message, proven
 
 
 def refused_by_listener(dial: DialProof, listen: ListenProof, code: str) -> ProofFailed:

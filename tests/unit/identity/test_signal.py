@@ -13,15 +13,7 @@ from meshd.identity.signal_guard import CLOCKS_AGREE, COOKIE_SECONDS, WINDOW, Si
 from meshd.identity.signed import Statement
 from meshd.wire.signal import MAX_PAYLOAD_BYTES, SignalBody
 
-from tests.unit.identity.cast import (
-    FOUNDER,
-    GUEST,
-    GUEST_CHAIN,
-    MESH,
-    STRANGER,
-    WORKER_CHAIN,
-    brief,
-)
+from tests.unit.identity.cast import FOUNDER, GUEST, GUEST_CHAIN, MESH, STRANGER, WORKER_CHAIN, brief
 
 WALL = 1_800_000_000
 NOW = 5000.0

@@ -60,8 +60,7 @@ async def test_four_sockets_make_a_server_by_rfc_5780() -> None:
             sock = bound_socket(socket.AF_INET, socket.SOCK_DGRAM, host="127.0.0.1")
             try:
                 plain, both = await ask_udp(
-                    sock,
-                    [Question(server=place), Question(server=place, change_ip=True, change_port=True)],
+                    sock, [Question(server=place), Question(server=place, change_ip=True, change_port=True)]
                 )
             finally:
                 sock.close()

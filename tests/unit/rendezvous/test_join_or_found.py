@@ -14,13 +14,7 @@ from meshd.identity.record import PeerRecord
 from meshd.identity.revocation import RevocationSet, ban
 from meshd.link.interface import DialFailure
 from meshd.rendezvous.join import Admitted
-from meshd.rendezvous.join_or_found import (
-    Enrolment,
-    Entered,
-    JoinOptions,
-    remember,
-    with_udp,
-)
+from meshd.rendezvous.join_or_found import Enrolment, Entered, JoinOptions, remember, with_udp
 from meshd.rendezvous.kept_book import KeptBook
 from meshd.wire.address import Candidate
 from meshd.wire.joining import NotAdmitted, Welcome

@@ -43,9 +43,7 @@ class Tunnel:
 
 @asynccontextmanager
 async def tunnel(
-    *,
-    owner_check: OwnerCheck | None = None,
-    error: MeshdError | None = None,
+    *, owner_check: OwnerCheck | None = None, error: MeshdError | None = None
 ) -> AsyncIterator[Tunnel]:
     broken: list[MeshdError] = []
     async with Owner() as owner:

@@ -26,13 +26,7 @@ async def test_only_what_passes_is_told_as_a_message() -> None:
     async with scene() as (it, owner):
         told: list[str] = []
         inspector = Upper()
-        copying = pump(
-            it.local,
-            it.near,
-            counter=it.counter,
-            inspector=inspector,
-            passage=Told(told),
-        )
+        copying = pump(it.local, it.near, counter=it.counter, inspector=inspector, passage=Told(told))
         owner.start(copying, name="pump")
         loop = asyncio.get_running_loop()
         await it.client_sends(b"aa")

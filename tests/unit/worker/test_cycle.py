@@ -13,14 +13,7 @@ from meshd.identity.membership import Role
 from meshd.mux.events import Code
 from meshd.process.interface import ChildFailed, ChildState
 from meshd.rpc import mesh_protocol as wire
-from meshd.wire.lease import (
-    Acquire,
-    Grant,
-    Lost,
-    Progress,
-    Reserve,
-    WorkerOffer,
-)
+from meshd.wire.lease import Acquire, Grant, Lost, Progress, Reserve, WorkerOffer
 from meshd.worker import worker_options
 from meshd.worker.cycle import Worker
 from meshd.worker.worker_options import WorkerOptions, check_may_work
@@ -251,12 +244,7 @@ async def test_reports_of_the_child_are_read_and_its_last_word_is_why_it_ends(tm
         call = it.call()
         await call.lease()
         (child,) = it.bench.children
-        for line in (
-            "loaded 3 1000",
-            "loaded 1 ²",
-            "failed a peer has ended",
-            "later words",
-        ):
+        for line in ("loaded 3 1000", "loaded 1 ²", "failed a peer has ended", "later words"):
             child.report(line)
         await asyncio.sleep(1)
         child.die("it ended", code=1)

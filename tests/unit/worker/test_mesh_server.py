@@ -7,16 +7,7 @@ import pytest
 from meshd.base.errors import Broken, EndOfStream, RemoteProtocolError
 from meshd.process.interface import ChildState
 from meshd.rpc import mesh_protocol as wire
-from meshd.wire.lease import (
-    PUSH_SERVICE,
-    Admit,
-    Introduced,
-    LeaseMessage,
-    Loaded,
-    Lost,
-    Neighbour,
-    Reached,
-)
+from meshd.wire.lease import PUSH_SERVICE, Admit, Introduced, LeaseMessage, Loaded, Lost, Neighbour, Reached
 from meshd.worker.lent_streams import CLOSING_SECONDS
 from meshd.worker.neighbour_arrivals import ARRIVAL, COMPLETE
 from meshd.worker.push_neighbours import LOCAL, NEIGHBOURS_SECONDS, REACH_SECONDS

@@ -21,10 +21,7 @@ from meshd.library.members.pull_model import ModelPull, NobodyHasIt, PullStep
 from meshd.model.piece_index import PIECE_BYTES, count_pieces
 from meshd.peer.interface import Stream
 from meshd.wire.limits import MAX_MODEL_ROWS
-from meshd.wire.models import (
-    MODELS_SERVICE,
-    ToldDisk,
-)
+from meshd.wire.models import MODELS_SERVICE, ToldDisk
 from meshd.wire.pieces import GONE, HERE, PIECES_SERVICE, piece_request
 
 from tests.conformance.run import run

@@ -17,14 +17,7 @@ from meshd.model.piece_index import HASH_BYTES, PIECE_BYTES, PieceIndex
 from tests.conformance.run import run
 from tests.unit.library.members.exchange_scene import NAME, Scene, scene
 from tests.unit.library.members.test_pull_trust import WANTED, other
-from tests.unit.library.members.told_member import (
-    Member,
-    failed,
-    fingerprint_of,
-    index_of,
-    large,
-    pull_of,
-)
+from tests.unit.library.members.told_member import Member, failed, fingerprint_of, index_of, large, pull_of
 from tests.unit.store.header_files import hashes_of
 
 Usage = namedtuple("Usage", "total used free")

@@ -8,12 +8,7 @@ from collections.abc import Sequence
 import pytest
 from meshd.base.errors import Broken, Closed, EndOfStream, LocalProtocolError, RemoteProtocolError
 from meshd.link.buffered_pipe import MAX_SEND_BYTES, SEND_HIGH_BYTES
-from meshd.link.quic.pipe import (
-    MAX_HELD_BYTES,
-    RECEIVE_BYTES,
-    SEND_LOW_BYTES,
-    QuicPipe,
-)
+from meshd.link.quic.pipe import MAX_HELD_BYTES, RECEIVE_BYTES, SEND_LOW_BYTES, QuicPipe
 from meshd.link.udp.batch_socket import Origin
 
 from tests.conformance.run import ticks, until
