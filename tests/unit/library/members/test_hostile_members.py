@@ -10,7 +10,7 @@ from meshd.base.peer_limits import MODEL_HOLDERS
 from meshd.library.members import ask_models as asking
 from meshd.library.members.ask_models import ask_members, ask_models, ask_pieces
 from meshd.library.members.offers import MemberOffer
-from meshd.library.members.pull_model import ModelPull, NobodyHasIt
+from meshd.library.members.pull_model import ModelPull
 from meshd.model.piece_index import PIECE_BYTES, PieceIndex
 from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
@@ -27,7 +27,6 @@ from meshd.wire.models import (
 )
 from meshd.wire.pieces import GONE, HERE, PIECES_SERVICE
 
-from tests.gguf_bytes import gguf, language_model
 from tests.unit.head.fake_mesh import FakeMesh
 from tests.unit.library.members.exchange_scene import NAME, big, scene
 from tests.unit.library.models import tiny
@@ -163,44 +162,6 @@ async def test_holders_that_give_nothing_delay_nobody(tmp_path: Path, serve: Cal
         pull = it.pull(NAME)
         await pull.run()
         assert taken(pull)["honest"] == len(big()) and pull.state.paths[0].read_bytes() == big()
-
-
-async def test_a_wrong_fingerprint_is_found_out_and_others_are_asked(tmp_path: Path) -> None:
-    """The liar has pieces that fit each other, of another model than it says."""
-    async with scene(tmp_path) as it:
-        honest = it.giver("honest")
-        honest.has(big())
-        first = it.pull(NAME)
-        await first.run()
-        wanted = first.state.fingerprint
-        for path in first.state.paths:
-            path.unlink()
-        liar = it.giver("liar")
-        liar.has(gguf(*language_model(width=512, vocabulary=5000, fill=7)))
-        [real] = liar.offered.listed()
-        index = await ask_pieces(it.taker, MemberOffer(liar.mesh.key.peer, "liar", real.told), lambda _: None)
-        _, give = liar.mesh.services[MODELS_SERVICE][0], liar.mesh.services[PIECES_SERVICE][0]
-        says(liar.mesh, told_of(big(), fingerprint=bytes.fromhex(wanted)), index, give)
-        pull = it.pull(f"mesh:{wanted}")
-        error = await failed(pull)
-        assert isinstance(error, NobodyHasIt) and "was something else" in error.what
-        assert not list((tmp_path / "taker/models").glob("mesh-*/*.gguf"))
-        await _hashed(honest.folder)
-        honest.offered.changed()
-        again = it.pull(f"mesh:{wanted}")
-        await again.run()
-        assert again.state.fingerprint == wanted and again.state.paths[0].read_bytes() == big()
-
-
-async def _hashed(folder: Path) -> None:
-    """As when its node has used the model."""
-    from meshd.store.hash_cache import HashCache
-    from meshd.store.model_file import ModelFile
-
-    path = folder / f"cache/models/{NAME}.gguf"
-    file = await ModelFile.open(path, cache=HashCache(folder / "cache/weights"))
-    await file.index()
-    file.close()
 
 
 async def test_what_is_no_model_is_not_kept(tmp_path: Path) -> None:
