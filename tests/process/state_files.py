@@ -267,7 +267,7 @@ async def _play_log(case: Case, scene: Scene, disk: FailingDisk) -> str:
         for _ in range(3):
             log.get("test").info("stopping", why="a line")
         told = log.unwritten()
-        return LOST if told == {str(path): os.strerror(disk._number).lower()} else f"written {told}"
+        return LOST if told == {str(path): os.strerror(disk.number).lower()} else f"written {told}"
     finally:
         log.set_up(level="warning")
 

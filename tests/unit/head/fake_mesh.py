@@ -13,7 +13,7 @@ from meshd.peer.streams import MeshStream
 from meshd.wire.native import NativeVersion
 
 from tests.unit.identity.cast import MESH, WORKER_CHAIN
-from tests.unit.tunnel.far import streams
+from tests.unit.tunnel.far import Port, streams
 
 NATIVE = NativeVersion("mesh 4", "pin", "sources", "cpu")
 
@@ -36,6 +36,7 @@ class FakeMesh:
         self.version = 0
         self.news = asyncio.Event()
         self.streams: list[Stream] = []  # near ends of those that this node opened
+        self.ports: list[Port] = []  # of each
 
     def peers(self) -> Sequence[PeerStatus]:
         return [
@@ -69,10 +70,11 @@ class FakeMesh:
         other = self.net.meshes.get(peer)
         if other is None or other.state is not PeerState.CONNECTED:
             raise Broken("not connected")
-        near, far, _, _ = streams(
+        near, far, port, _ = streams(
             peer=self.key.peer, service=service, metadata=metadata, one_way=self.net.one_way, accepted=False
         )
         self.streams.append(near)
+        self.ports.append(port)
         if self.net.one_way:
             self.net.owner.start(self._later(other, service, near, far), name=f"{service} to {other.name}")
         else:
