@@ -103,15 +103,6 @@ def test_who_is_welcome_is_a_member_with_the_invites_roles() -> None:
     assert member.roles == {Role.USE}
 
 
-def test_of_two_joiners_for_the_last_use_one_wins() -> None:
-    desk = Desk(uses=1)
-    first = desk.welcome(GUEST)
-    assert desk.refusal(WORKER).code == "used_up"
-    assert desk.refusal(WORKER).hint
-    assert desk.welcome(GUEST).chain == first.chain
-    assert desk.begin().decide(WORKER.peer, desk.invite) != first
-
-
 @pytest.mark.parametrize("crash_at", [1, 2])
 def test_a_crash_between_reserve_and_certify_costs_nothing(crash_at: int) -> None:
     desk = Desk(uses=1)
@@ -149,14 +140,6 @@ def test_nothing_is_certified_that_was_not_written_first() -> None:
     desk.begin()
     desk.welcome(GUEST)
     assert seen == [(False,), (True,)]
-
-
-def test_the_same_key_is_welcome_again_even_late() -> None:
-    desk = Desk()
-    first = desk.welcome(GUEST)
-    desk.now = NOW + 5000
-    assert desk.welcome(GUEST).chain == first.chain
-    assert desk.refusal(WORKER).code == "expired"
 
 
 @pytest.mark.parametrize("kind", ["node", "invite"])
