@@ -26,9 +26,8 @@ from tests.process.scenes import (
     read_pids,
     until_dead,
 )
-from tests.soak import drawn
 
-MOMENTS = 20  # of a start
+TIMES = 20  # moments of a start
 SOON = 10.0  # seconds
 
 
@@ -62,7 +61,7 @@ async def test_nothing_is_left_when_the_owner_is_killed(tmp_path: Path, number: 
 
 
 async def test_nothing_is_left_when_the_owner_is_killed_in_the_middle_of_a_start(tmp_path: Path) -> None:
-    for turn in drawn("start", range(MOMENTS), 7, always=[0]):
+    for turn in range(TIMES):
         marker = uuid.uuid4().hex
         with parent(tmp_path, "--fork", "--ignore-term", marker=marker) as process:
             lines_of(process, 1)
