@@ -1,4 +1,6 @@
-"""For all tests: nothing is left behind, what is drawn can be drawn again, and how files run side by side.
+"""For all tests: asynchronous ones get a loop, nothing is left behind, what is drawn can be drawn again.
+
+It also says how files run side by side.
 
 Profiles of hypothesis: `ci` (the default) is quick; `soak` looks for a long time: `HYPOTHESIS_PROFILE=soak`.
 pytest-randomly prints the seed of the order; `--randomly-seed=N` brings it back. All else that a test draws
@@ -6,6 +8,7 @@ comes from MESHD_SEED, which is printed too.
 """
 
 import gc
+import inspect
 import os
 import signal
 import sys
@@ -18,6 +21,8 @@ from hypothesis import HealthCheck, settings
 from meshd.base import log
 
 from tests import leaks
+from tests.conformance.run import run as run_real
+from tests.sim.loop import run as run_virtual
 from tests.soak import SEED
 
 HERE = Path(__file__).parent
@@ -85,6 +90,17 @@ def _rank(unit: str) -> int:
         return -1
     folder = unit.split("/")[1]
     return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an asynchronous test on a loop of its own; with the mark `virtual`, on a virtual clock."""
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+    run = run_real if pyfuncitem.get_closest_marker("virtual") is None else run_virtual
+    run(test(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}))
+    return True
 
 
 @pytest.hookimpl(wrapper=True)

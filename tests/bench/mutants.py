@@ -4,7 +4,7 @@ Each mutant is a copy of the tree in which one operator, condition, constant, re
 changed. First all unit tests run once and note which functions they reach (reached.py); then, for each
 mutant, those that reach its function, until one fails. A mutant that no test reaches survives. Some mutants
 change nothing that anyone could see, so the share that is killed is to be compared with the same command on
-another commit (`--tree`), not with 100 %.
+another commit (`--tree`), not with 100 %. `--package head` draws in one package, and runs its tests alone.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
-PACKAGES = ("gateway", "role", "model", "plan", "peer", "library", "wire")
+PACKAGES = ("gateway", "head", "worker", "devices", "client", "model", "plan", "peer", "library", "wire")
 _TESTS = "tests/unit"
 _MOST_TESTS = 150  # of one function that everything reaches
 _SECONDS = 120.0  # for one mutant; one that hangs is killed, as it would be noticed
@@ -200,11 +200,11 @@ class Sample:
             self.trees.put(tree)
 
 
-def _reached(tree: Path, noted: Path) -> dict[str, list[str]]:
-    """Run all unit tests once, unless `noted` has what they reach."""
+def _reached(tree: Path, noted: Path, tests: Sequence[str]) -> dict[str, list[str]]:
+    """Run the tests once, unless `noted` has what they reach."""
     if not noted.exists():
         code = _pytest(
-            tree, ["-n", "0", "-p", "tests.bench.reached", _TESTS], 7200.0, MESHD_REACHED=str(noted)
+            tree, ["-n", "0", "-p", "tests.bench.reached", *tests], 7200.0, MESHD_REACHED=str(noted)
         )
         _say(f"the unit tests ended with {code}")
     found: dict[str, list[str]] = json.loads(noted.read_text())
@@ -222,6 +222,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=400)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10_000))
     parser.add_argument("--tree", type=Path, default=_HERE, help="the checkout to change a copy of")
+    parser.add_argument("--package", action="append", help="one of meshd's; else those that decide most")
     parser.add_argument("--reached", type=Path, help="keep and reuse what tests reach in this file")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
@@ -230,10 +231,11 @@ def main() -> None:
     killed: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="meshd-mutants-") as name:
         copies = [_copied(given.tree, Path(name) / str(number)) for number in range(given.jobs)]
-        reached = _reached(copies[0], (given.reached or Path(name) / "reached.json").absolute())
+        tests = [f"{_TESTS}/{package}" for package in given.package or ()] or [_TESTS]
+        reached = _reached(copies[0], (given.reached or Path(name) / "reached.json").absolute(), tests)
         found = [
             mutant
-            for package in PACKAGES
+            for package in given.package or PACKAGES
             for path in sorted((copies[0] / "meshd" / package).rglob("*.py"))
             for mutant in mutants_of(str(path.relative_to(copies[0])), path.read_bytes())
         ]

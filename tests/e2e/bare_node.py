@@ -31,15 +31,15 @@ STALL_SECONDS = 3.0
 
 @asynccontextmanager
 async def bare_node(
-    home: Path, *, token: str = "", name: str = "bare", links: LinksConfig | None = None
+    home: Path | Home, *, token: str = "", name: str = "bare", links: LinksConfig | None = None
 ) -> AsyncIterator[MemberNode]:
     """The node with its mesh running; it founds one without a token."""
+    place = home if isinstance(home, Home) else Home(home)
     config = Config(
         node=NodeConfig(name=name, join=token),
         links=links or LinksConfig(listen=HostPort("127.0.0.1", 0)),
-        paths=Paths(home=home, cache=home / "cache"),
+        paths=Paths(home=place.path, cache=place.path / "cache"),
     )
-    place = Home(home)
     with place.lock():
         key = place.load_or_create_identity()
         mesh_port = MeshPort(asked=config.links.listen, home=place)

@@ -287,19 +287,9 @@ CACHE = (
         NOT_KEPT,
         _running(partial(_passed, "native-checks")),
     ),
-    Case(
-        "native/",
-        "llama.cpp's source and programs",
-        COMMAND_FAILS,
-        _running(native_build),
-    ),
+    Case("native/", "llama.cpp's source and programs", COMMAND_FAILS, _running(native_build)),
     Case("downloads/", "Python packages", COMMAND_FAILS, _running(partial(demo, "downloads"))),
-    Case(
-        "models/",
-        "the model of `meshd demo`",
-        COMMAND_FAILS,
-        _running(partial(demo, "models")),
-    ),
+    Case("models/", "the model of `meshd demo`", COMMAND_FAILS, _running(partial(demo, "models"))),
     Case("models/header-*/", "headers of other machines' models", COMMAND_FAILS, _running(header)),
     Case("bench-models/", "random models of benchmarks", COMMAND_FAILS, _running(bench_model)),
 )

@@ -135,7 +135,7 @@ class Scene:
     @property
     def sent(self) -> list[bytes]:
         """What it has sent on all its streams."""
-        return [bytes(one._port.sent) for one in self.client.streams]  # type: ignore[attr-defined]
+        return [bytes(port.sent) for port in self.client.ports]
 
     async def until_ready(self) -> None:
         await until(lambda: self.api.readiness.state is ModelState.READY)

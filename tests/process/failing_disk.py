@@ -30,7 +30,7 @@ class FailingDisk:
     def __init__(self, concerned: Callable[[Path], bool], number: int, stage: str) -> None:
         self.hits = 0
         self._concerned = concerned
-        self._number = number
+        self.number = number
         self._stage = stage
         self._files: dict[int, Path] = {}
         self._open, self._fdopen, self._write = os.open, os.fdopen, os.write
@@ -42,7 +42,7 @@ class FailingDisk:
     def _fail(self, stage: str) -> None:
         if stage == self._stage:
             self.hits += 1
-            raise OSError(self._number, os.strerror(self._number))
+            raise OSError(self.number, os.strerror(self.number))
 
     def open(self, path: Path_, flags: int, mode: int = 0o777, **more: int) -> int:
         """As os.open."""
@@ -88,7 +88,7 @@ class FailingDisk:
     def write(self, descriptor: int, data: bytes) -> int:
         """As os.write; a full disk takes half first."""
         if descriptor in self._files:
-            if self._stage == "write" and self._number == errno.ENOSPC:
+            if self._stage == "write" and self.number == errno.ENOSPC:
                 self.hits += 1
                 return self._write(descriptor, data[: len(data) // 2])
             self._fail("write")

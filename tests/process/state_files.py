@@ -58,22 +58,22 @@ class Scene:
     """A node in `folder`, without its tasks: nothing is written but by the case itself."""
 
     member: MemberNode
-    folder: Path
+    home: Home
 
     @classmethod
-    def made(cls, member: MemberNode, folder: Path) -> "Scene":
+    def made(cls, member: MemberNode, home: Home) -> "Scene":
         """With an invite that many may use, and something in each file."""
-        scene = cls(member, folder)
+        scene = cls(member, home)
         _invite(scene, uses=100)
         _expose(scene)
-        (folder / "logs").mkdir(mode=0o700, exist_ok=True)
+        (home.path / "logs").mkdir(mode=0o700, exist_ok=True)
         for name in ("meshd.log", "child.log", "answers.jsonl"):
-            (folder / "logs" / name).write_text("x" * 100 + "\n")
+            (home.path / "logs" / name).write_text("x" * 100 + "\n")
         return scene
 
     @property
-    def home(self) -> Home:
-        return self.member._home
+    def folder(self) -> Path:
+        return self.home.path
 
     def content(self, name: str) -> bytes | None:
         path = self.folder / name
@@ -267,7 +267,7 @@ async def _play_log(case: Case, scene: Scene, disk: FailingDisk) -> str:
         for _ in range(3):
             log.get("test").info("stopping", why="a line")
         told = log.unwritten()
-        return LOST if told == {str(path): os.strerror(disk._number).lower()} else f"written {told}"
+        return LOST if told == {str(path): os.strerror(disk.number).lower()} else f"written {told}"
     finally:
         log.set_up(level="warning")
 
@@ -364,8 +364,9 @@ def listing(rows: Sequence[Row], results: Sequence[Sequence[str]]) -> str:
 
 
 async def _found(folder: Path) -> list[list[str]]:
-    async with bare_node(folder, name="node") as member:
-        scene = Scene.made(member, folder)
+    home = Home(folder)
+    async with bare_node(home, name="node") as member:
+        scene = Scene.made(member, home)
         return [[await result(case, scene, number) for number in ERRNOS] for case in CASES]
 
 

@@ -6,87 +6,59 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 from aiohttp import web
 from meshd.base.errors import Broken
-from meshd.identity.membership import Role
 from meshd.peer.interface import MetadataValue, PeerState, Stream
 from meshd.peer.messages import MessageStream
 from meshd.wire.serving import API_SERVICE, KEY_PROOF, SERVING_SERVICE, ApiModel, ServingTold
 
-from tests.conformance.run import run, until
-from tests.process.client_scene import ALL, HELLO, scene
+from tests.conformance.run import until
+from tests.process.client_scene import HELLO, scene
 from tests.process.gateway_fake import FakeServer, says
 from tests.unit.head.fake_mesh import FakeMesh
 
 KEY = "a key of this head"
 
 
-def test_a_head_with_api_keys_asks_members_for_one_and_is_not_told_it() -> None:
-    async def main() -> None:
-        async with scene() as here:
-            head = await here.head("one", says(200, HELLO), keys=("another key", KEY))
-            for key, status in (("", 401), ("not a key of it", 401), (KEY, 200)):
-                async with await here.post(key=key) as answer:
-                    assert answer.status == status
-            assert len(head.asked) == 1
-            other = await here.head("other", says(200, HELLO), model="big")
-            async with await here.post(model="big", key=KEY) as answer:
-                assert answer.status == 200
-            assert len(other.asked) == 1
-            assert not any(KEY.encode() in sent for sent in here.sent)
-            assert [KEY_PROOF in metadata for metadata in here.shown] == [False, True, True, False]
-
-    run(main())
+async def test_a_head_with_api_keys_asks_members_for_one_and_is_not_told_it() -> None:
+    async with scene() as here:
+        head = await here.head("one", says(200, HELLO), keys=("another key", KEY))
+        for key, status in (("", 401), ("not a key of it", 401), (KEY, 200)):
+            async with await here.post(key=key) as answer:
+                assert answer.status == status
+        assert len(head.asked) == 1
+        other = await here.head("other", says(200, HELLO), model="big")
+        async with await here.post(model="big", key=KEY) as answer:
+            assert answer.status == 200
+        assert len(other.asked) == 1
+        assert not any(KEY.encode() in sent for sent in here.sent)
+        assert [KEY_PROOF in metadata for metadata in here.shown] == [False, True, True, False]
 
 
-def test_no_page_of_a_hostile_head_runs_in_a_browser() -> None:
-    async def main() -> None:
-        async def answer(_server: FakeServer, _request: web.BaseRequest) -> web.StreamResponse:
-            return web.Response(text="<script>", content_type="text/html")
+async def test_no_page_of_a_hostile_head_runs_in_a_browser() -> None:
+    async def answer(_server: FakeServer, _request: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(text="<script>", content_type="text/html")
 
-        async with scene() as here:
-            await here.head("one", answer)
-            async with here.http.get(f"{here.gateway.url}/props") as page:
-                assert page.content_type == "application/octet-stream"
-                assert page.headers["X-Content-Type-Options"] == "nosniff"
-
-    run(main())
+    async with scene() as here:
+        await here.head("one", answer)
+        async with here.http.get(f"{here.gateway.url}/props") as page:
+            assert page.content_type == "application/octet-stream"
+            assert page.headers["X-Content-Type-Options"] == "nosniff"
 
 
-def test_a_head_that_refuses_at_length_is_quoted_in_part() -> None:
-    async def main() -> None:
-        async with scene() as here:
-            await here.head("one", says(503, {"error": {"message": "x" * 900_000, "code": 503}}))
-            async with await here.post(stream=True) as said:
-                assert said.status == 503
-                assert "xxx" in (await said.json())["error"]["message"] and said.content.total_bytes < 10_000
-
-    run(main())
+async def test_a_head_that_refuses_at_length_is_quoted_in_part() -> None:
+    async with scene() as here:
+        await here.head("one", says(503, {"error": {"message": "x" * 900_000, "code": 503}}))
+        async with await here.post(stream=True) as said:
+            assert said.status == 503
+            assert "xxx" in (await said.json())["error"]["message"] and said.content.total_bytes < 10_000
 
 
-def test_only_members_that_may_use_the_mesh_are_let_in_and_followed() -> None:
-    async def main() -> None:
-        async with scene(roles=frozenset({Role.WORK})) as here:
-            await here.head("one", says(200, HELLO))
-            await until(lambda: "lacks the role `use`" in here.api.readiness.reason)
-            assert (await here.get("/health"))[0] == 503
-        async with scene() as here:
-            head = await here.head("one", says(200, HELLO), roles=ALL - {Role.USE})
-            await here.head("two", says(200, HELLO), model="big")
-            assert await here.names() == ["big"] and here.told("one") is None
-            assert not head.asked
-
-    run(main())
-
-
-def test_a_head_that_another_one_was_named_instead_of_is_not_asked() -> None:
-    async def main() -> None:
-        async with scene(only=("two",)) as here:
-            await here.head("two", says(200, HELLO), model="big")
-            one = here.net.mesh("one", "serve")
-            tells(one, _never)
-            one.say(PeerState.CONNECTED)
-            assert await here.names() == ["big"] and here.told("one") is None
-
-    run(main())
+async def test_a_head_that_another_one_was_named_instead_of_is_not_asked() -> None:
+    async with scene(only=("two",)) as here:
+        await here.head("two", says(200, HELLO), model="big")
+        one = here.net.mesh("one", "serve")
+        tells(one, _never)
+        one.say(PeerState.CONNECTED)
+        assert await here.names() == ["big"] and here.told("one") is None
 
 
 async def _never(_messages: MessageStream) -> None:
@@ -105,29 +77,26 @@ LARGEST = ServingTold(tuple(ApiModel(str(n), "ready", takes=True) for n in range
         [LARGEST] * 2000,
     ],
 )
-def test_a_hostile_head_is_not_believed_and_disturbs_nobody(said: Sequence[bytes]) -> None:
-    async def main() -> None:
-        async with scene() as here:
-            mallory = here.net.mesh("mallory", "serve")
-            asked: list[int] = []
+async def test_a_hostile_head_is_not_believed_and_disturbs_nobody(said: Sequence[bytes]) -> None:
+    async with scene() as here:
+        mallory = here.net.mesh("mallory", "serve")
+        asked: list[int] = []
 
-            async def tell(messages: MessageStream) -> None:
-                asked.append(1)
-                for message in said:
-                    await messages.send(message)
-                await asyncio.Event().wait()
+        async def tell(messages: MessageStream) -> None:
+            asked.append(1)
+            for message in said:
+                await messages.send(message)
+            await asyncio.Event().wait()
 
-            tells(mallory, tell)
-            mallory.say(PeerState.CONNECTED)
-            await here.head("two", says(200, HELLO), model="big")
-            await until(lambda: bool(asked))
-            async with await here.post(model="big") as answer:
-                assert answer.status == 200
-            heard = here.told("mallory")
-            assert heard is None if len(said) == 1 else len(heard or ()) == 32
-            assert len(asked) <= 2  # it is left alone for a while
-
-    run(main())
+        tells(mallory, tell)
+        mallory.say(PeerState.CONNECTED)
+        await here.head("two", says(200, HELLO), model="big")
+        await until(lambda: bool(asked))
+        async with await here.post(model="big") as answer:
+            assert answer.status == 200
+        heard = here.told("mallory")
+        assert heard is None if len(said) == 1 else len(heard or ()) == 32
+        assert len(asked) <= 2  # it is left alone for a while
 
 
 def tells(mesh: FakeMesh, tell: Callable[[MessageStream], Awaitable[None]]) -> None:
@@ -139,20 +108,17 @@ def tells(mesh: FakeMesh, tell: Callable[[MessageStream], Awaitable[None]]) -> N
     mesh.handle(SERVING_SERVICE, handler, allow=lambda _member, _metadata: None)
 
 
-def test_a_member_that_writes_where_nothing_is_asked_is_cut_off() -> None:
-    async def main() -> None:
-        async with scene() as here:
-            head = await here.head("one", says(200, HELLO))
-            stream = here.client.open_stream(head.mesh.key.peer, SERVING_SERVICE, metadata={})
+async def test_a_member_that_writes_where_nothing_is_asked_is_cut_off() -> None:
+    async with scene() as here:
+        head = await here.head("one", says(200, HELLO))
+        stream = here.client.open_stream(head.mesh.key.peer, SERVING_SERVICE, metadata={})
+        await stream.read()
+        await stream.write(b"anything")
+        with pytest.raises(Broken, match="nothing is asked"):
             await stream.read()
-            await stream.write(b"anything")
-            with pytest.raises(Broken, match="nothing is asked"):
-                await stream.read()
-            odd: list[dict[str, MetadataValue]] = [{KEY_PROOF: 7}, {KEY_PROOF: "text"}, {"more": b"bytes"}]
-            for metadata in odd:
-                call = here.client.open_stream(head.mesh.key.peer, API_SERVICE, metadata=metadata)
-                await call.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-                assert bytes(await call.read()).startswith(b"HTTP/1.1 200")
-                call.reset(0, "")
-
-    run(main())
+        odd: list[dict[str, MetadataValue]] = [{KEY_PROOF: 7}, {KEY_PROOF: "text"}, {"more": b"bytes"}]
+        for metadata in odd:
+            call = here.client.open_stream(head.mesh.key.peer, API_SERVICE, metadata=metadata)
+            await call.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            assert bytes(await call.read()).startswith(b"HTTP/1.1 200")
+            call.reset(0, "")

@@ -15,12 +15,7 @@ from typing import NoReturn
 import pytest
 from meshd.daemon import tunnels
 from meshd.process import connections
-from meshd.process.connections import (
-    Address,
-    ConnectionOwners,
-    find_user,
-    user_has_connection,
-)
+from meshd.process.connections import Address, ConnectionOwners, find_user, user_has_connection
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whose a connection is")
 
@@ -86,20 +81,17 @@ def test_without_a_free_descriptor_nobody_is_taken_for_ours() -> None:
         assert user_has_connection(os.getuid(), here, there) is True
 
 
-def test_a_tunnel_of_a_daemon_without_a_free_descriptor_is_closed_to_all() -> None:
-    async def main() -> None:
-        owned_by_user = tunnels.of_this_user()
-        with (
-            socket.create_server(("127.0.0.1", 0)) as server,
-            socket.create_connection(server.getsockname()) as client,
-        ):
-            here, there = client.getsockname(), server.getsockname()
-            assert await owned_by_user(here, there) is True  # a daemon has used its threads before
-            with no_free_descriptor():
-                assert await owned_by_user(here, there) is False
-            assert await owned_by_user(here, there) is True
-
-    asyncio.run(main())
+async def test_a_tunnel_of_a_daemon_without_a_free_descriptor_is_closed_to_all() -> None:
+    owned_by_user = tunnels.of_this_user()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+    ):
+        here, there = client.getsockname(), server.getsockname()
+        assert await owned_by_user(here, there) is True  # a daemon has used its threads before
+        with no_free_descriptor():
+            assert await owned_by_user(here, there) is False
+        assert await owned_by_user(here, there) is True
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES, errno.ENOENT, errno.EIO])
@@ -122,7 +114,7 @@ def test_a_system_that_does_not_tell_at_all_says_so(monkeypatch: pytest.MonkeyPa
     assert asked(("127.0.0.1", 1), ("127.0.0.1", 2)) is True
 
 
-def test_the_loop_runs_on_while_a_table_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_loop_runs_on_while_a_table_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     ran_on = threading.Event()
     heard: list[bool] = []
 
@@ -130,17 +122,13 @@ def test_the_loop_runs_on_while_a_table_is_read(monkeypatch: pytest.MonkeyPatch)
         heard.append(ran_on.wait(5))
 
     monkeypatch.setattr(connections, "find_user", find)
-
-    async def main() -> None:
-        owners, here, there = ConnectionOwners(), ("127.0.0.1", 1), ("127.0.0.1", 2)
-        asyncio.get_running_loop().call_soon(ran_on.set)
-        assert await owners.user_has(1, here, there) is False
-
-    asyncio.run(main())
+    owners, here, there = ConnectionOwners(), ("127.0.0.1", 1), ("127.0.0.1", 2)
+    asyncio.get_running_loop().call_soon(ran_on.set)
+    assert await owners.user_has(1, here, there) is False
     assert heard == [True]
 
 
-def test_of_many_askers_one_looks_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_many_askers_one_looks_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the order in which they came; one that goes away leaves its turn to the next."""
     begun, gate = asyncio.Event(), asyncio.Event()
     now = most = 0
@@ -157,16 +145,12 @@ def test_of_many_askers_one_looks_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
             now -= 1
 
     monkeypatch.setattr(connections, "in_thread", look)
-
-    async def main() -> None:
-        owners, here, there = ConnectionOwners(), ("127.0.0.1", 1), ("127.0.0.1", 2)
-        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
-            asking = [group.create_task(owners.user_has(1, here, there)) for _ in range(100)]
-            await begun.wait()
-            for one in asking[:2]:
-                one.cancel()
-            gate.set()
-        assert [one.result() for one in asking[2:]] == [False] * 98
-
-    asyncio.run(main())
+    owners, here, there = ConnectionOwners(), ("127.0.0.1", 1), ("127.0.0.1", 2)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        asking = [group.create_task(owners.user_has(1, here, there)) for _ in range(100)]
+        await begun.wait()
+        for one in asking[:2]:
+            one.cancel()
+        gate.set()
+    assert [one.result() for one in asking[2:]] == [False] * 98
     assert most == 1

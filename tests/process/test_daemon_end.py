@@ -118,11 +118,7 @@ def test_a_daemon_that_waits_for_its_inviter_is_stopped(tmp_path: Path) -> None:
             expires_at=1 << 33,
             candidates=(Candidate("127.0.0.1", mute.getsockname()[1]),),
         )
-        place = {
-            "MESHD_HOME": str(tmp_path),
-            "MESHD_CACHE": str(cache_folder()),
-            "PATH": "/usr/bin:/bin",
-        }
+        place = {"MESHD_HOME": str(tmp_path), "MESHD_CACHE": str(cache_folder()), "PATH": "/usr/bin:/bin"}
         with subprocess.Popen(
             [sys.executable, "-m", "meshd", "worker", "--listen", "127.0.0.1:0"],
             env={**place, "MESHD_JOIN": encode_token(invite)},

@@ -14,6 +14,7 @@ from meshd.base.errors import MeshdError, UserError
 from meshd.config import HostPort, LinksConfig
 from meshd.identity.keeping import Keeping
 from meshd.identity.keys import KeyPair
+from meshd.identity.keystore import Home
 from meshd.peer.local_member import BLOCK, Numbering
 from meshd.relay import run as relay
 from meshd.relay.run import RelaySettings
@@ -44,12 +45,10 @@ def errno_or_name(value: object) -> str:
 
 
 @pytest.mark.parametrize(("case", "number"), _in_turn(CASES), ids=errno_or_name)
-def test_each_file_with_one_errno(case: Case, number: int, tmp_path: Path) -> None:
-    async def work() -> None:
-        async with bare_node(tmp_path / "home", name="node", links=LINKS) as member:
-            assert await result(case, Scene.made(member, tmp_path / "home"), number) == case.result
-
-    run(work())
+async def test_each_file_with_one_errno(case: Case, number: int, tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    async with bare_node(home, name="node", links=LINKS) as member:
+        assert await result(case, Scene.made(member, home), number) == case.result
 
 
 def test_the_list_in_the_docs_is_what_was_found() -> None:
@@ -93,8 +92,9 @@ def test_every_file_that_a_node_writes_is_in_the_table(tmp_path: Path) -> None:
 
     async def work() -> set[str]:
         home = tmp_path / "home"
-        async with bare_node(home, name="node", links=LINKS) as member:
-            Scene.made(member, home)
+        place = Home(home)
+        async with bare_node(place, name="node", links=LINKS) as member:
+            Scene.made(member, place)
             member.book.hint(KeyPair.from_seed(bytes(32)).peer, PLACE)
             member.local.network_changed()
         return {str(path.relative_to(home)) for path in home.rglob("*") if path.is_file()}
@@ -105,54 +105,50 @@ def test_every_file_that_a_node_writes_is_in_the_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("stage", "number"), _in_turn(STAGES), ids=errno_or_name)
-def test_a_node_whose_disk_takes_nothing_serves_on(number: int, stage: str, tmp_path: Path) -> None:
+async def test_a_node_whose_disk_takes_nothing_serves_on(number: int, stage: str, tmp_path: Path) -> None:
     stranger = KeyPair.from_seed(bytes(32)).peer
     banned = KeyPair.from_seed(bytes([1]) * 32).peer
 
-    async def work() -> None:
-        home = tmp_path / "home"
-        async with bare_node(home, name="node", links=LINKS) as node:
-            token = node.printed_token()
-            assert token
-            async with bare_node(tmp_path / "other", name="other", token=token, links=LINKS) as other:
-                await connected(other, "node")
-                with failing(below(home), number, stage) as disk:
-                    node.book.hint(stranger, PLACE)
-                    node.authority.revoke_node(banned, now=1)
-                    node.mesh.bans_changed()
-                    node.local.network_changed()
-                    with pytest.raises(MeshdError, match="the inviter cannot save"):
-                        async with bare_node(tmp_path / "late", name="late", token=token, links=LINKS):
-                            pass
-                    await until(lambda: {"book.blob", "revocations"} <= set(node._home.keeping.waiting))
-                    await other.mesh.ping(await connected(other, "node"), 5.0)
-                    await until(lambda: other.bans.why_node_banned(banned) is not None)
-                    assert disk.hits
-                await until(lambda: not node._home.keeping.waiting, seconds=20.0)
-                async with bare_node(tmp_path / "late", name="late", token=token, links=LINKS) as late:
-                    await connected(late, "node")
-        assert not list(home.glob(".*.tmp"))
-        async with bare_node(home, name="node", links=LINKS) as node:
-            assert stranger in node.book.peers()
-            assert node.bans.why_node_banned(banned) is not None
-
-    run(work())
+    home = tmp_path / "home"
+    place = Home(home)
+    async with bare_node(place, name="node", links=LINKS) as node:
+        token = node.printed_token()
+        assert token
+        async with bare_node(tmp_path / "other", name="other", token=token, links=LINKS) as other:
+            await connected(other, "node")
+            with failing(below(home), number, stage) as disk:
+                node.book.hint(stranger, PLACE)
+                node.authority.revoke_node(banned, now=1)
+                node.mesh.bans_changed()
+                node.local.network_changed()
+                with pytest.raises(MeshdError, match="the inviter cannot save"):
+                    async with bare_node(tmp_path / "late", name="late", token=token, links=LINKS):
+                        pass
+                await until(lambda: {"book.blob", "revocations"} <= set(place.keeping.waiting))
+                await other.mesh.ping(await connected(other, "node"), 5.0)
+                await until(lambda: other.bans.why_node_banned(banned) is not None)
+                assert disk.hits
+            await until(lambda: not place.keeping.waiting, seconds=20.0)
+            async with bare_node(tmp_path / "late", name="late", token=token, links=LINKS) as late:
+                await connected(late, "node")
+    assert not list(home.glob(".*.tmp"))
+    async with bare_node(home, name="node", links=LINKS) as node:
+        assert stranger in node.book.peers()
+        assert node.bans.why_node_banned(banned) is not None
 
 
-def test_a_restart_on_a_disk_that_takes_nothing(tmp_path: Path) -> None:
+async def test_a_restart_on_a_disk_that_takes_nothing(tmp_path: Path) -> None:
     """Its record is newer all the same: what others know of it is not believed any more."""
 
-    async def work() -> None:
-        home = tmp_path / "home"
-        async with bare_node(home, name="node", links=LINKS) as node:
-            before = node.local.record.sequence
-        await asyncio.sleep(1.1)  # the clock has to move on: it is what the numbers come from then
-        with failing(below(home), errno.ENOSPC, "write"):
-            async with bare_node(home, name="node", links=LINKS) as node:
-                assert node.local.record.sequence > before
-                assert "counters" in node._home.keeping.waiting
-
-    run(work())
+    home = tmp_path / "home"
+    async with bare_node(home, name="node", links=LINKS) as node:
+        before = node.local.record.sequence
+    await asyncio.sleep(1.1)  # the clock has to move on: it is what the numbers come from then
+    with failing(below(home), errno.ENOSPC, "write"):
+        place = Home(home)
+        async with bare_node(place, name="node", links=LINKS) as node:
+            assert node.local.record.sequence > before
+            assert "counters" in place.keeping.waiting
 
 
 def test_a_number_is_never_given_out_twice_whatever_the_disk_does() -> None:

@@ -12,15 +12,7 @@ from meshd.gateway.interface import GatewayConfig, Readiness
 from meshd.model.served_facts import ServedFacts
 from meshd.model.status import ModelState, WorkerWeights
 
-from tests.process.gateway_fake import (
-    HI,
-    FakeServer,
-    die,
-    listening,
-    raw_post,
-    says,
-    world,
-)
+from tests.process.gateway_fake import HI, FakeServer, die, listening, raw_post, says, world
 
 COMPLETION = {
     "id": "c1",
@@ -41,58 +33,46 @@ async def error_of(answer: aiohttp.ClientResponse) -> dict[str, object]:
     return parsed["error"]
 
 
-def test_an_answer_is_passed_on_whole_and_counted() -> None:
-    async def scenario() -> None:
-        async with world(says(200, COMPLETION)) as here:
-            answer = await here.chat(temperature=0)
-            assert answer.status == 200
-            assert await answer.json() == COMPLETION
-            method, path, headers, body = here.server.seen[0]
-            assert (method, path) == ("POST", "/v1/chat/completions")
-            assert json.loads(body)["temperature"] == 0
-            assert headers["Content-Type"] == "application/json"
-            status = here.gateway.status
-            assert (status.requests, status.tokens) == (1, 5)
-            assert status.ready
-
-    asyncio.run(scenario())
+async def test_an_answer_is_passed_on_whole_and_counted() -> None:
+    async with world(says(200, COMPLETION)) as here:
+        answer = await here.chat(temperature=0)
+        assert answer.status == 200
+        assert await answer.json() == COMPLETION
+        method, path, headers, body = here.server.seen[0]
+        assert (method, path) == ("POST", "/v1/chat/completions")
+        assert json.loads(body)["temperature"] == 0
+        assert headers["Content-Type"] == "application/json"
+        status = here.gateway.status
+        assert (status.requests, status.tokens) == (1, 5)
+        assert status.ready
 
 
-def test_only_needed_headers_reach_llama_server() -> None:
+async def test_only_needed_headers_reach_llama_server() -> None:
     """X-Conversation-Id makes llama-server go on generating for a client that is gone."""
 
-    async def scenario() -> None:
-        async with world(says(200, COMPLETION)) as here:
-            extra = {"X-Conversation-Id": "c", "Authorization": "Bearer k", "Cookie": "a=b", "X-Any": "1"}
-            async with here.http.post(f"{here.url}/completion", json={}, headers=extra) as answer:
-                assert answer.status == 200
-            names = {name.lower() for name in here.server.seen[0][2]}
-            expected = {"host", "content-type", "content-length", "accept-encoding", "connection"}
-            assert names - {"accept", "user-agent"} == expected
-            assert here.server.seen[0][2]["Connection"] == "close"
-
-    asyncio.run(scenario())
+    async with world(says(200, COMPLETION)) as here:
+        extra = {"X-Conversation-Id": "c", "Authorization": "Bearer k", "Cookie": "a=b", "X-Any": "1"}
+        async with here.http.post(f"{here.url}/completion", json={}, headers=extra) as answer:
+            assert answer.status == 200
+        names = {name.lower() for name in here.server.seen[0][2]}
+        expected = {"host", "content-type", "content-length", "accept-encoding", "connection"}
+        assert names - {"accept", "user-agent"} == expected
+        assert here.server.seen[0][2]["Connection"] == "close"
 
 
-def test_a_query_is_not_passed_on() -> None:
-    async def scenario() -> None:
-        async with world(says(200, {})) as here:
-            async with here.http.get(f"{here.url}/props?model=/etc/passwd&autoload=1") as answer:
-                assert answer.status == 200
-            assert here.server.seen[0][:2] == ("GET", "/props")
-
-    asyncio.run(scenario())
+async def test_a_query_is_not_passed_on() -> None:
+    async with world(says(200, {})) as here:
+        async with here.http.get(f"{here.url}/props?model=/etc/passwd&autoload=1") as answer:
+            assert answer.status == 200
+        assert here.server.seen[0][:2] == ("GET", "/props")
 
 
-def test_where_the_model_lies_is_not_told() -> None:
+async def test_where_the_model_lies_is_not_told() -> None:
     said = {"model_path": "/home/anna/models/secret-project.gguf", "total_slots": 4}
 
-    async def scenario() -> None:
-        async with world(says(200, said)) as here:
-            async with here.http.get(f"{here.url}/props") as answer:
-                assert await answer.json() == {"model_path": "tiny", "total_slots": 4}
-
-    asyncio.run(scenario())
+    async with world(says(200, said)) as here:
+        async with here.http.get(f"{here.url}/props") as answer:
+            assert await answer.json() == {"model_path": "tiny", "total_slots": 4}
 
 
 def test_refusals_of_llama_server_are_told_in_openai_s_form() -> None:
@@ -111,58 +91,51 @@ def test_refusals_of_llama_server_are_told_in_openai_s_form() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_image_for_a_model_without_eyes_is_the_clients_error(stream: bool) -> None:
+async def test_an_image_for_a_model_without_eyes_is_the_clients_error(stream: bool) -> None:
     """llama-server calls it its own, and clients would try again."""
     said = {
         "error": {"code": 500, "message": "image input is not supported - hint: …", "type": "server_error"}
     }
 
-    async def scenario() -> None:
-        async with world(says(500, said)) as here:
-            answer = await here.chat(stream=stream)
-            error = await error_of(answer)
-            assert (answer.status, error["code"]) == (400, "not_served")
-            assert "--mmproj FILE" in str(error["message"])
-
-    asyncio.run(scenario())
+    async with world(says(500, said)) as here:
+        answer = await here.chat(stream=stream)
+        error = await error_of(answer)
+        assert (answer.status, error["code"]) == (400, "not_served")
+        assert "--mmproj FILE" in str(error["message"])
 
 
-def test_a_refusal_that_is_not_json_is_made_json() -> None:
+async def test_a_refusal_that_is_not_json_is_made_json() -> None:
     async def answer(_server: FakeServer, _request: web.BaseRequest) -> web.StreamResponse:
         return web.Response(status=500, text="oops")
 
-    async def scenario() -> None:
-        async with world(answer) as here:
-            reply = await here.chat()
-            assert reply.status == 500
-            assert "oops" in str((await error_of(reply))["message"])
-
-    asyncio.run(scenario())
+    async with world(answer) as here:
+        reply = await here.chat()
+        assert reply.status == 500
+        assert "oops" in str((await error_of(reply))["message"])
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_upstream_that_dies_before_it_answers_gives_502_with_what_the_head_knows(stream: bool) -> None:
+async def test_an_upstream_that_dies_before_it_answers_gives_502_with_what_the_head_knows(
+    stream: bool,
+) -> None:
     """It had the request, and answers in one piece: what it has generated by then nobody knows."""
 
     async def answer(_server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
         die(request)
         return web.StreamResponse()
 
-    async def scenario() -> None:
-        async with world(answer) as here:
-            here.upstream.knows = "worker garage is lost: no link for 20 s"
-            reply = await here.chat(stream=stream)
-            assert (reply.status, reply.headers["Retry-After"]) == (502, "5")
-            error = await error_of(reply)
-            assert (error["type"], error["code"]) == ("upstream_error", "upstream_lost")
-            assert error["message"] == here.upstream.knows
-            assert len(here.upstream.broke) == 1
-
-    asyncio.run(scenario())
+    async with world(answer) as here:
+        here.upstream.knows = "worker garage is lost: no link for 20 s"
+        reply = await here.chat(stream=stream)
+        assert (reply.status, reply.headers["Retry-After"]) == (502, "5")
+        error = await error_of(reply)
+        assert (error["type"], error["code"]) == ("upstream_error", "upstream_lost")
+        assert error["message"] == here.upstream.knows
+        assert len(here.upstream.broke) == 1
 
 
 @pytest.mark.parametrize("after", ["headers", "half a body"])
-def test_an_upstream_that_dies_gives_502_with_the_reason(after: str) -> None:
+async def test_an_upstream_that_dies_gives_502_with_the_reason(after: str) -> None:
     async def answer(_server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": "100"})
         await response.prepare(request)
@@ -171,184 +144,157 @@ def test_an_upstream_that_dies_gives_502_with_the_reason(after: str) -> None:
         die(request)
         return response
 
-    async def scenario() -> None:
-        async with world(answer) as here:
-            reply = await here.chat()
-            assert reply.status == 502
-            error = await error_of(reply)
-            assert (error["type"], error["code"]) == ("upstream_error", "upstream_lost")
-            assert len(here.upstream.broke) == 1
-
-    asyncio.run(scenario())
+    async with world(answer) as here:
+        reply = await here.chat()
+        assert reply.status == 502
+        error = await error_of(reply)
+        assert (error["type"], error["code"]) == ("upstream_error", "upstream_lost")
+        assert len(here.upstream.broke) == 1
 
 
-def test_an_absent_upstream_gives_503_and_the_next_one_answers_on_the_same_path() -> None:
-    async def scenario() -> None:
-        async with world(says(200, COMPLETION)) as here:
+async def test_an_absent_upstream_gives_503_and_the_next_one_answers_on_the_same_path() -> None:
+    async with world(says(200, COMPLETION)) as here:
+        assert (await here.chat()).status == 200
+        path = here.upstream.socket_path
+        path.rename(path.with_name("away"))
+        reply = await here.chat()
+        assert reply.status == 503
+        assert reply.headers["Retry-After"] == "5"
+        assert (await error_of(reply))["code"] == "upstream_away"
+        assert len(here.upstream.broke) == 1
+        second = FakeServer(says(200, COMPLETION))
+        async with listening(second, path):
             assert (await here.chat()).status == 200
-            path = here.upstream.socket_path
-            path.rename(path.with_name("away"))
-            reply = await here.chat()
-            assert reply.status == 503
-            assert reply.headers["Retry-After"] == "5"
-            assert (await error_of(reply))["code"] == "upstream_away"
-            assert len(here.upstream.broke) == 1
-            second = FakeServer(says(200, COMPLETION))
-            async with listening(second, path):
-                assert (await here.chat()).status == 200
-            assert len(second.seen) == 1
-            path.with_name("away").rename(path)
-
-    asyncio.run(scenario())
+        assert len(second.seen) == 1
+        path.with_name("away").rename(path)
 
 
-def test_a_full_accept_queue_is_waited_for() -> None:
+async def test_a_full_accept_queue_is_waited_for() -> None:
     """A busy llama-server is not a dead one: it would be restarted for nothing."""
 
-    async def scenario() -> None:
-        async with world(says(200, COMPLETION)) as here:
-            path = here.upstream.socket_path
-            path.rename(path.with_name("away"))
-            slow = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            slow.bind(str(path))
-            slow.listen(1)
-            slow.setblocking(False)
-            replies = [asyncio.ensure_future(here.chat()) for _ in range(8)]
-            loop = asyncio.get_running_loop()
-            body = json.dumps(COMPLETION).encode()
-            for _ in replies:
-                connection, _ = await loop.sock_accept(slow)
-                while b"\r\n\r\n" not in await loop.sock_recv(connection, 1 << 16):
-                    pass
-                head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-                await loop.sock_sendall(connection, head.encode() + b"\r\n\r\n" + body)
-                connection.close()
-            assert [(await reply).status for reply in replies] == [200] * 8
-            assert here.upstream.broke == []
-            slow.close()
-            path.unlink()
-            path.with_name("away").rename(path)
-
-    asyncio.run(scenario())
+    async with world(says(200, COMPLETION)) as here:
+        path = here.upstream.socket_path
+        path.rename(path.with_name("away"))
+        slow = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        slow.bind(str(path))
+        slow.listen(1)
+        slow.setblocking(False)
+        replies = [asyncio.ensure_future(here.chat()) for _ in range(8)]
+        loop = asyncio.get_running_loop()
+        body = json.dumps(COMPLETION).encode()
+        for _ in replies:
+            connection, _ = await loop.sock_accept(slow)
+            while b"\r\n\r\n" not in await loop.sock_recv(connection, 1 << 16):
+                pass
+            head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+            await loop.sock_sendall(connection, head.encode() + b"\r\n\r\n" + body)
+            connection.close()
+        assert [(await reply).status for reply in replies] == [200] * 8
+        assert here.upstream.broke == []
+        slow.close()
+        path.unlink()
+        path.with_name("away").rename(path)
 
 
 @pytest.mark.parametrize("state", NOT_READY)
-def test_until_it_is_ready_calls_get_503_with_the_reason(state: ModelState) -> None:
-    async def scenario() -> None:
-        async with world(says(200, COMPLETION)) as here:
-            anna = WorkerWeights("anna", 100, 60, 40, 10)
-            here.upstream.readiness = Readiness(
-                state, "hashing 3 of 17 GB", retry_after=7, progress=0.2, workers=(anna,)
-            )
-            for stream in (False, True):
-                reply = await here.chat(stream=stream)
-                assert reply.status == 503
-                later = None if state is ModelState.FAILED else "7"
-                assert reply.headers.get("Retry-After") == later
-                error = await error_of(reply)
-                assert error["type"] == "not_ready_error"
-                assert "hashing 3 of 17 GB" in str(error["message"])
-                assert error["code"] == f"model_{state}"
-            async with here.http.get(f"{here.url}/health") as health:
-                assert health.status == 503
-                assert health.headers.get("Retry-After") == later
-                said = await health.json()
-                assert said["status"] == str(state)
-                assert said["reason"] == "hashing 3 of 17 GB"
-                assert said["progress"] == 0.2
-                assert said["workers"] == [
-                    {
-                        "node": "anna",
-                        "total_bytes": 100,
-                        "local_bytes": 60,
-                        "missing_bytes": 40,
-                        "sent_bytes": 10,
-                    }
-                ]
-            assert here.server.seen == []
-            assert not here.gateway.status.ready
-            here.upstream.readiness = Readiness(ModelState.READY, "")
-            async with here.http.get(f"{here.url}/health") as health:
-                assert (health.status, (await health.json())["status"]) == (200, "ok")
-            assert (await here.chat()).status == 200
-
-    asyncio.run(scenario())
+async def test_until_it_is_ready_calls_get_503_with_the_reason(state: ModelState) -> None:
+    async with world(says(200, COMPLETION)) as here:
+        anna = WorkerWeights("anna", 100, 60, 40, 10)
+        here.upstream.readiness = Readiness(
+            state, "hashing 3 of 17 GB", retry_after=7, progress=0.2, workers=(anna,)
+        )
+        for stream in (False, True):
+            reply = await here.chat(stream=stream)
+            assert reply.status == 503
+            later = None if state is ModelState.FAILED else "7"
+            assert reply.headers.get("Retry-After") == later
+            error = await error_of(reply)
+            assert error["type"] == "not_ready_error"
+            assert "hashing 3 of 17 GB" in str(error["message"])
+            assert error["code"] == f"model_{state}"
+        async with here.http.get(f"{here.url}/health") as health:
+            assert health.status == 503
+            assert health.headers.get("Retry-After") == later
+            said = await health.json()
+            assert said["status"] == str(state)
+            assert said["reason"] == "hashing 3 of 17 GB"
+            assert said["progress"] == 0.2
+            assert said["workers"] == [
+                {"node": "anna", "total_bytes": 100, "local_bytes": 60, "missing_bytes": 40, "sent_bytes": 10}
+            ]
+        assert here.server.seen == []
+        assert not here.gateway.status.ready
+        here.upstream.readiness = Readiness(ModelState.READY, "")
+        async with here.http.get(f"{here.url}/health") as health:
+            assert (health.status, (await health.json())["status"]) == (200, "ok")
+        assert (await here.chat()).status == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/models", "/v1/models/org%2Ftiny%20model"])
-def test_no_model_is_listed_before_it_answers(path: str) -> None:
-    async def scenario() -> None:
-        async with world(says(200, {})) as here:
-            here.upstream.model_name = "org/tiny model"
-            here.upstream.readiness = Readiness(ModelState.LOADING, "loading", retry_after=7)
-            async with here.http.get(here.url + path) as answer:
-                assert (answer.status, answer.headers["Retry-After"]) == (503, "7")
-                assert (await error_of(answer))["code"] == "model_loading"
-
-    asyncio.run(scenario())
+async def test_no_model_is_listed_before_it_answers(path: str) -> None:
+    async with world(says(200, {})) as here:
+        here.upstream.model_name = "org/tiny model"
+        here.upstream.readiness = Readiness(ModelState.LOADING, "loading", retry_after=7)
+        async with here.http.get(here.url + path) as answer:
+            assert (answer.status, answer.headers["Retry-After"]) == (503, "7")
+            assert (await error_of(answer))["code"] == "model_loading"
 
 
-def test_the_model_is_listed_by_its_real_name() -> None:
-    async def scenario() -> None:
-        async with world(says(200, {})) as here:
-            here.upstream.model_name = "org/tiny model"
-            async with here.http.get(f"{here.url}/v1/models") as answer:
-                listed = await answer.json()
-            assert [model["id"] for model in listed["data"]] == ["org/tiny model"]
-            async with here.http.get(f"{here.url}/v1/models/org%2Ftiny%20model") as answer:
-                assert (answer.status, (await answer.json())["id"]) == (200, "org/tiny model")
-            async with here.http.get(f"{here.url}/v1/models/other") as answer:
-                assert answer.status == 404
-                assert (await error_of(answer))["code"] == "model_not_found"
-            here.upstream.model_name = ""
-            async with here.http.get(f"{here.url}/v1/models") as answer:
-                assert (await answer.json())["data"] == []
-            assert here.server.seen == []
-
-    asyncio.run(scenario())
+async def test_the_model_is_listed_by_its_real_name() -> None:
+    async with world(says(200, {})) as here:
+        here.upstream.model_name = "org/tiny model"
+        async with here.http.get(f"{here.url}/v1/models") as answer:
+            listed = await answer.json()
+        assert [model["id"] for model in listed["data"]] == ["org/tiny model"]
+        async with here.http.get(f"{here.url}/v1/models/org%2Ftiny%20model") as answer:
+            assert (answer.status, (await answer.json())["id"]) == (200, "org/tiny model")
+        async with here.http.get(f"{here.url}/v1/models/other") as answer:
+            assert answer.status == 404
+            assert (await error_of(answer))["code"] == "model_not_found"
+        here.upstream.model_name = ""
+        async with here.http.get(f"{here.url}/v1/models") as answer:
+            assert (await answer.json())["data"] == []
+        assert here.server.seen == []
 
 
-def test_a_listed_model_says_how_long_its_context_is_and_what_it_can() -> None:
-    async def scenario() -> None:
-        async with world(says(200, {})) as here:
-            here.upstream.facts = ServedFacts(
-                context=8192,
-                trained_context=40960,
-                created=1700000000,
-                size=5,
-                parameters=7,
-                architecture="qwen3",
-                quantization="Q4_K_M",
-                capabilities=("completion", "tools"),
-            )
-            async with here.http.get(f"{here.url}/v1/models") as answer:
-                [listed] = (await answer.json())["data"]
-            async with here.http.get(f"{here.url}/v1/models/tiny") as answer:
-                assert await answer.json() == listed
-            assert listed == {
-                "id": "tiny",
-                "object": "model",
-                "created": 1700000000,
-                "owned_by": "meshd",
-                "max_model_len": 8192,
-                "context_length": 8192,
-                "context_window": 8192,
-                "capabilities": ["completion", "tools"],
-                "meta": {
-                    "n_ctx": 8192,
-                    "n_ctx_train": 40960,
-                    "n_params": 7,
-                    "size": 5,
-                    "ftype": "Q4_K_M",
-                    "architecture": "qwen3",
-                },
-            }
-            here.upstream.facts = ServedFacts(trained_context=40960)
-            async with here.http.get(f"{here.url}/v1/models") as answer:
-                [listed] = (await answer.json())["data"]
-            assert "max_model_len" not in listed and listed["meta"] == {"n_ctx_train": 40960}
-
-    asyncio.run(scenario())
+async def test_a_listed_model_says_how_long_its_context_is_and_what_it_can() -> None:
+    async with world(says(200, {})) as here:
+        here.upstream.facts = ServedFacts(
+            context=8192,
+            trained_context=40960,
+            created=1700000000,
+            size=5,
+            parameters=7,
+            architecture="qwen3",
+            quantization="Q4_K_M",
+            capabilities=("completion", "tools"),
+        )
+        async with here.http.get(f"{here.url}/v1/models") as answer:
+            [listed] = (await answer.json())["data"]
+        async with here.http.get(f"{here.url}/v1/models/tiny") as answer:
+            assert await answer.json() == listed
+        assert listed == {
+            "id": "tiny",
+            "object": "model",
+            "created": 1700000000,
+            "owned_by": "meshd",
+            "max_model_len": 8192,
+            "context_length": 8192,
+            "context_window": 8192,
+            "capabilities": ["completion", "tools"],
+            "meta": {
+                "n_ctx": 8192,
+                "n_ctx_train": 40960,
+                "n_params": 7,
+                "size": 5,
+                "ftype": "Q4_K_M",
+                "architecture": "qwen3",
+            },
+        }
+        here.upstream.facts = ServedFacts(trained_context=40960)
+        async with here.http.get(f"{here.url}/v1/models") as answer:
+            [listed] = (await answer.json())["data"]
+        assert "max_model_len" not in listed and listed["meta"] == {"n_ctx_train": 40960}
 
 
 @pytest.mark.parametrize(
@@ -364,126 +310,105 @@ def test_a_listed_model_says_how_long_its_context_is_and_what_it_can() -> None:
         "/v1/files",
     ],
 )
-def test_paths_that_are_not_listed_do_not_exist(path: str) -> None:
-    async def scenario() -> None:
-        async with world(says(200, {})) as here:
-            for send in (here.http.get, here.http.delete):
-                async with send(f"{here.url}{path}") as answer:
-                    assert answer.status == 404
-                    await error_of(answer)
-            async with here.http.post(f"{here.url}{path}", json={}) as answer:
+async def test_paths_that_are_not_listed_do_not_exist(path: str) -> None:
+    async with world(says(200, {})) as here:
+        for send in (here.http.get, here.http.delete):
+            async with send(f"{here.url}{path}") as answer:
                 assert answer.status == 404
-            assert here.server.seen == []
-
-    asyncio.run(scenario())
+                await error_of(answer)
+        async with here.http.post(f"{here.url}{path}", json={}) as answer:
+            assert answer.status == 404
+        assert here.server.seen == []
 
 
 @pytest.mark.parametrize(
     ("method", "path"), [("POST", "/props"), ("GET", "/v1/chat/completions"), ("POST", "/health")]
 )
-def test_another_method_is_refused(method: str, path: str) -> None:
-    async def scenario() -> None:
-        async with world(says(200, {})) as here:
-            async with here.http.request(method, f"{here.url}{path}", json={}) as answer:
-                assert answer.status == 405
-                assert answer.headers["Allow"] == ("GET" if method == "POST" else "POST")
-                await error_of(answer)
-            assert here.server.seen == []
-
-    asyncio.run(scenario())
+async def test_another_method_is_refused(method: str, path: str) -> None:
+    async with world(says(200, {})) as here:
+        async with here.http.request(method, f"{here.url}{path}", json={}) as answer:
+            assert answer.status == 405
+            assert answer.headers["Allow"] == ("GET" if method == "POST" else "POST")
+            await error_of(answer)
+        assert here.server.seen == []
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, "{}".encode("utf-16")])
-def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
-    async def scenario() -> None:
-        async with world(says(200, {})) as here:
-            headers = {"Content-Type": "application/json; charset=utf-8"}
-            async with here.http.post(f"{here.url}/completion", data=body, headers=headers) as answer:
-                assert answer.status == 400
-                assert (await error_of(answer))["code"] == "invalid_json"
-            assert here.server.seen == []
-            assert here.upstream.under_way == 0
-
-    asyncio.run(scenario())
+async def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
+    async with world(says(200, {})) as here:
+        headers = {"Content-Type": "application/json; charset=utf-8"}
+        async with here.http.post(f"{here.url}/completion", data=body, headers=headers) as answer:
+            assert answer.status == 400
+            assert (await error_of(answer))["code"] == "invalid_json"
+        assert here.server.seen == []
+        assert here.upstream.under_way == 0
 
 
 @pytest.mark.parametrize("announced", [True, False])
-def test_a_body_over_the_limit_gets_413(announced: bool) -> None:
+async def test_a_body_over_the_limit_gets_413(announced: bool) -> None:
     async def pieces(count: int) -> AsyncIterator[bytes]:
         for _ in range(count):
             yield b" " * 1000
 
-    async def scenario() -> None:
-        async with world(says(200, COMPLETION), config=GatewayConfig(port=0, max_body_bytes=10_000)) as here:
-            headers = {"Content-Type": "application/json"}
-            fits = b"{" + b" " * 9_998 + b"}"
-            async with here.http.post(f"{here.url}/completion", data=fits, headers=headers) as answer:
-                assert answer.status == 200
-            data = fits + b" " if announced else pieces(11)
-            async with here.http.post(f"{here.url}/completion", data=data, headers=headers) as answer:
-                assert answer.status == 413
-                assert (await error_of(answer))["code"] == "body_too_large"
-            assert len(here.server.seen) == 1
-
-    asyncio.run(scenario())
+    async with world(says(200, COMPLETION), config=GatewayConfig(port=0, max_body_bytes=10_000)) as here:
+        headers = {"Content-Type": "application/json"}
+        fits = b"{" + b" " * 9_998 + b"}"
+        async with here.http.post(f"{here.url}/completion", data=fits, headers=headers) as answer:
+            assert answer.status == 200
+        data = fits + b" " if announced else pieces(11)
+        async with here.http.post(f"{here.url}/completion", data=data, headers=headers) as answer:
+            assert answer.status == 413
+            assert (await error_of(answer))["code"] == "body_too_large"
+        assert len(here.server.seen) == 1
 
 
-def test_large_bodies_together_are_bounded_and_their_room_comes_back() -> None:
+async def test_large_bodies_together_are_bounded_and_their_room_comes_back() -> None:
     async def wait(server: FakeServer, _request: web.BaseRequest) -> web.StreamResponse:
         await server.let_go.wait()
         return web.json_response(COMPLETION)
 
-    async def scenario() -> None:
-        config = GatewayConfig(port=0, max_body_bytes=10_000, max_bodies_bytes=15_000)
-        async with world(wait, config=config) as here:
-            first = asyncio.ensure_future(here.chat(pad="x" * 9_000))
-            await here.server.until(lambda: here.server.active == 1)
-            refused = await here.chat(pad="x" * 9_000)
-            assert refused.status == 503
-            assert "Retry-After" in refused.headers
-            here.server.let_go.set()
-            assert (await first).status == 200
-            assert (await here.chat(pad="x" * 9_000)).status == 200
-
-    asyncio.run(scenario())
+    config = GatewayConfig(port=0, max_body_bytes=10_000, max_bodies_bytes=15_000)
+    async with world(wait, config=config) as here:
+        first = asyncio.ensure_future(here.chat(pad="x" * 9_000))
+        await here.server.until(lambda: here.server.active == 1)
+        refused = await here.chat(pad="x" * 9_000)
+        assert refused.status == 503
+        assert "Retry-After" in refused.headers
+        here.server.let_go.set()
+        assert (await first).status == 200
+        assert (await here.chat(pad="x" * 9_000)).status == 200
 
 
-def test_a_body_that_outlives_the_model_waits_for_its_load() -> None:
-    async def scenario() -> None:
-        async with world(says(200, COMPLETION), config=GatewayConfig(port=0, continue_seconds=300.0)) as here:
-            request = raw_post(here.port, HI)
-            reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
-            writer.write(request[:-2])
-            while not here.upstream.active:
-                async with here.http.get(f"{here.url}/health") as answer:
-                    await answer.read()
-            here.upstream.readiness = Readiness(ModelState.LOADING, "worker anna is lost")
-            writer.write(request[-2:])
-            while not here.gateway.status.requests:
-                async with here.http.get(f"{here.url}/health") as answer:
-                    await answer.read()
-            assert not here.server.seen
-            here.upstream.readiness = Readiness(ModelState.READY, "")
-            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
-            writer.close()
-            await writer.wait_closed()
-
-    asyncio.run(scenario())
+async def test_a_body_that_outlives_the_model_waits_for_its_load() -> None:
+    async with world(says(200, COMPLETION), config=GatewayConfig(port=0, continue_seconds=300.0)) as here:
+        request = raw_post(here.port, HI)
+        reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+        writer.write(request[:-2])
+        while not here.upstream.active:
+            async with here.http.get(f"{here.url}/health") as answer:
+                await answer.read()
+        here.upstream.readiness = Readiness(ModelState.LOADING, "worker anna is lost")
+        writer.write(request[-2:])
+        while not here.gateway.status.requests:
+            async with here.http.get(f"{here.url}/health") as answer:
+                await answer.read()
+        assert not here.server.seen
+        here.upstream.readiness = Readiness(ModelState.READY, "")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+        await writer.wait_closed()
 
 
-def test_only_so_many_requests_are_under_way() -> None:
+async def test_only_so_many_requests_are_under_way() -> None:
     async def wait(server: FakeServer, _request: web.BaseRequest) -> web.StreamResponse:
         await server.let_go.wait()
         return web.json_response(COMPLETION)
 
-    async def scenario() -> None:
-        async with world(wait, config=GatewayConfig(port=0, max_requests=2)) as here:
-            running = [asyncio.ensure_future(here.chat()) for _ in range(2)]
-            await here.server.until(lambda: here.server.active == 2)
-            refused = await here.chat()
-            assert refused.status == 503
-            assert (await error_of(refused))["code"] == "busy"
-            here.server.let_go.set()
-            assert [(await one).status for one in running] == [200, 200]
-
-    asyncio.run(scenario())
+    async with world(wait, config=GatewayConfig(port=0, max_requests=2)) as here:
+        running = [asyncio.ensure_future(here.chat()) for _ in range(2)]
+        await here.server.until(lambda: here.server.active == 2)
+        refused = await here.chat()
+        assert refused.status == 503
+        assert (await error_of(refused))["code"] == "busy"
+        here.server.let_go.set()
+        assert [(await one).status for one in running] == [200, 200]

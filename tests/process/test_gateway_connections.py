@@ -59,38 +59,32 @@ async def models(it: World, key: str = KEY) -> int:
         return answer.status
 
 
-def test_a_client_with_a_key_gets_in_while_strangers_fill_the_door() -> None:
-    async def scenario() -> None:
-        async with world(says(200, {}), config=KEYED) as it, strangers(it, 4 * API_STRANGERS.most) as made:
-            assert await models(it) == 200
-            assert await models(it, key="") == 401
-            cut = sum(await asyncio.gather(*(one.is_cut(1.0) for one in made)))
-            assert cut >= 3 * API_STRANGERS.most
-            assert await models(it) == 200
-
-    asyncio.run(scenario())
+async def test_a_client_with_a_key_gets_in_while_strangers_fill_the_door() -> None:
+    async with world(says(200, {}), config=KEYED) as it, strangers(it, 4 * API_STRANGERS.most) as made:
+        assert await models(it) == 200
+        assert await models(it, key="") == 401
+        cut = sum(await asyncio.gather(*(one.is_cut(1.0) for one in made)))
+        assert cut >= 3 * API_STRANGERS.most
+        assert await models(it) == 200
 
 
-def test_half_a_request_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_half_a_request_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_connections, "STRANGER_SECONDS", 0.5)
     monkeypatch.setattr(client_connections, "SWEEP_SECONDS", 0.1)
 
-    async def scenario() -> None:
-        async with world(says(200, {}), config=KEYED) as it, strangers(it, 1) as (slow,):
-            for _ in range(40):  # a byte now and then keeps nothing alive
-                with contextlib.suppress(ConnectionError):
-                    slow.writer.write(b"x")
-                if await slow.is_cut(0.1):
-                    break
-            assert slow.reader.at_eof() or slow.reader.exception() is not None
-
-    asyncio.run(scenario())
+    async with world(says(200, {}), config=KEYED) as it, strangers(it, 1) as (slow,):
+        for _ in range(40):  # a byte now and then keeps nothing alive
+            with contextlib.suppress(ConnectionError):
+                slow.writer.write(b"x")
+            if await slow.is_cut(0.1):
+                break
+        assert slow.reader.at_eof() or slow.reader.exception() is not None
 
 
 @pytest.mark.parametrize(
     ("path", "keys"), [("/v1/models", ()), ("/v1/models", (KEY,)), ("/health", ()), ("/chat.css", ())]
 )
-def test_a_connection_that_was_let_in_stays(
+async def test_a_connection_that_was_let_in_stays(
     monkeypatch: pytest.MonkeyPatch, path: str, keys: tuple[str, ...]
 ) -> None:
     """Also without keys, as on loopback, and where a browser first reads the chat page on it."""
@@ -98,43 +92,37 @@ def test_a_connection_that_was_let_in_stays(
     monkeypatch.setattr(client_connections, "SWEEP_SECONDS", 0.1)
     ask = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\n\r\n".encode()
 
-    async def scenario() -> None:
-        config = GatewayConfig(port=0, api_keys=tuple(map(ApiKey, keys)))
-        async with world(says(200, {}), config=config) as it, strangers(it, 0):
-            reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
-            for _ in range(2):
-                writer.write(ask)
-                head = await reader.readuntil(b"\r\n\r\n")
-                assert head.startswith(b"HTTP/1.1 200")
-                await reader.readexactly(int(head.partition(b"Content-Length: ")[2].split()[0]))
-                await asyncio.sleep(0.8)
-            assert not reader.at_eof()
-            writer.transport.abort()
-
-    asyncio.run(scenario())
+    config = GatewayConfig(port=0, api_keys=tuple(map(ApiKey, keys)))
+    async with world(says(200, {}), config=config) as it, strangers(it, 0):
+        reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
+        for _ in range(2):
+            writer.write(ask)
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200")
+            await reader.readexactly(int(head.partition(b"Content-Length: ")[2].split()[0]))
+            await asyncio.sleep(0.8)
+        assert not reader.at_eof()
+        writer.transport.abort()
 
 
-def test_a_body_that_drips_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        config = GatewayConfig(port=0, api_keys=(ApiKey(KEY),))
-        async with world(says(200, {}), config=config) as it:
-            reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
-            head = (
-                f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\n"
-                "Content-Type: application/json\r\nContent-Length: 100000\r\n\r\n"
-            )
-            writer.write(head.encode())
-            said = asyncio.get_running_loop().create_task(reader.readuntil(b"\r\n"))
-            for _ in range(60):
-                if said.done():
-                    break
-                writer.write(b" ")
-                await asyncio.sleep(0.1)
-            assert (await said).startswith(b"HTTP/1.1 408")
-            writer.transport.abort()
-
+async def test_a_body_that_drips_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request, "BODY_SILENCE_SECONDS", 0.5)
-    asyncio.run(scenario())
+    config = GatewayConfig(port=0, api_keys=(ApiKey(KEY),))
+    async with world(says(200, {}), config=config) as it:
+        reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\n"
+            "Content-Type: application/json\r\nContent-Length: 100000\r\n\r\n"
+        )
+        writer.write(head.encode())
+        said = asyncio.get_running_loop().create_task(reader.readuntil(b"\r\n"))
+        for _ in range(60):
+            if said.done():
+                break
+            writer.write(b" ")
+            await asyncio.sleep(0.1)
+        assert (await said).startswith(b"HTTP/1.1 408")
+        writer.transport.abort()
 
 
 async def ask_on(it: World, key: str = KEY) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -149,37 +137,33 @@ async def ask_on(it: World, key: str = KEY) -> tuple[asyncio.StreamReader, async
 
 
 @pytest.mark.parametrize("keys", [(), (KEY, "sk-another-key-of-it")])
-def test_idle_connections_keep_nobody_out_and_the_longest_idle_one_is_closed(keys: tuple[str, ...]) -> None:
-    async def scenario() -> None:
-        config = GatewayConfig(port=0, api_keys=tuple(map(ApiKey, keys)))
-        async with world(says(200, {}), config=config) as it:
-            kept = [await ask_on(it) for _ in range(API_CLIENTS.most + 20)]
-            assert await models(it) == 200
-            closed = len(kept) + 1 - API_CLIENTS_OF_KEY.most
-            assert [await reader.read() for reader, _ in kept[:closed]] == [b""] * closed
-            assert not any(reader.at_eof() for reader, _ in kept[closed:])
-            for _, writer in kept:
-                writer.transport.abort()
+async def test_idle_connections_keep_nobody_out_and_the_longest_idle_one_is_closed(
+    keys: tuple[str, ...],
+) -> None:
+    config = GatewayConfig(port=0, api_keys=tuple(map(ApiKey, keys)))
+    async with world(says(200, {}), config=config) as it:
+        kept = [await ask_on(it) for _ in range(API_CLIENTS.most + 20)]
+        assert await models(it) == 200
+        closed = len(kept) + 1 - API_CLIENTS_OF_KEY.most
+        assert [await reader.read() for reader, _ in kept[:closed]] == [b""] * closed
+        assert not any(reader.at_eof() for reader, _ in kept[closed:])
+        for _, writer in kept:
+            writer.transport.abort()
 
-    asyncio.run(scenario())
 
-
-def test_a_connection_with_a_request_under_way_is_not_closed_for_another(
+async def test_a_connection_with_a_request_under_way_is_not_closed_for_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(client_connections, "API_CLIENTS", replace(API_CLIENTS, most=2))
     monkeypatch.setattr(client_connections, "API_CLIENTS_OF_KEY", replace(API_CLIENTS_OF_KEY, most=2))
     answer = OneByOne()
 
-    async def scenario() -> None:
-        async with world(answer) as it, asyncio.TaskGroup() as under_way:
-            busy = [under_way.create_task(it.chat(user=name)) for name in "ab"]
-            await it.server.until(lambda: it.server.active == 2)
-            assert await models(it) == 503
-            answer.answer_one()
-            await asyncio.wait(busy, return_when=asyncio.FIRST_COMPLETED)
-            assert await models(it) == 200
-            answer.answer_one()
-            assert [(await one).status for one in busy] == [200, 200]
-
-    asyncio.run(scenario())
+    async with world(answer) as it, asyncio.TaskGroup() as under_way:
+        busy = [under_way.create_task(it.chat(user=name)) for name in "ab"]
+        await it.server.until(lambda: it.server.active == 2)
+        assert await models(it) == 503
+        answer.answer_one()
+        await asyncio.wait(busy, return_when=asyncio.FIRST_COMPLETED)
+        assert await models(it) == 200
+        answer.answer_one()
+        assert [(await one).status for one in busy] == [200, 200]

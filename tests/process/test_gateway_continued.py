@@ -265,7 +265,7 @@ def _called(arguments: str, name: str = "") -> bytes:
     return event({"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "function": function}]}}]})
 
 
-def test_the_same_is_asked_for_where_the_rest_is_refused() -> None:
+async def test_the_same_is_asked_for_where_the_rest_is_refused() -> None:
     """By a template or a vocabulary with which llama-server cannot move the grammar on."""
 
     async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
@@ -274,14 +274,11 @@ def test_the_same_is_asked_for_where_the_rest_is_refused() -> None:
             return await says(400, error)(server, request)
         return await dying(server, request)
 
-    async def scenario() -> None:
-        async with world(answer, config=CONFIG) as here:
-            reply = await here.chat(stream=True, response_format={"type": "json_object"})
-            assert data_of(await reply.read()) == [chunk("a"), chunk("b"), DONE]
-            assert len(here.server.seen) == 3
-
     dying = dies_after(chunk("a"), then=(chunk("a"), chunk("b"), DONE))
-    asyncio.run(scenario())
+    async with world(answer, config=CONFIG) as here:
+        reply = await here.chat(stream=True, response_format={"type": "json_object"})
+        assert data_of(await reply.read()) == [chunk("a"), chunk("b"), DONE]
+        assert len(here.server.seen) == 3
 
 
 def test_a_client_that_leaves_while_it_waits_is_forgotten() -> None:
@@ -299,40 +296,34 @@ def test_a_client_that_leaves_while_it_waits_is_forgotten() -> None:
     play(Held(), check, GatewayConfig(port=0, keepalive_seconds=0.1, continue_seconds=60.0))
 
 
-def test_a_node_that_stops_ends_what_waits() -> None:
-    async def scenario() -> None:
-        async with world(Held(), config=CONFIG) as here:
-            reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
-            writer.write(raw_post(here.port, {"stream": True}))
-            await reader.readuntil(chunk("a"))
-            here.upstream.readiness = LOADING
-            here.server.let_go.set()
-            await reader.readuntil(b": worker garage is lost\n\n")
-        assert b'"code": "stopping"' in await reader.read()
-        writer.close()
-        await writer.wait_closed()
-
-    asyncio.run(scenario())
+async def test_a_node_that_stops_ends_what_waits() -> None:
+    async with world(Held(), config=CONFIG) as here:
+        reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+        writer.write(raw_post(here.port, {"stream": True}))
+        await reader.readuntil(chunk("a"))
+        here.upstream.readiness = LOADING
+        here.server.let_go.set()
+        await reader.readuntil(b": worker garage is lost\n\n")
+    assert b'"code": "stopping"' in await reader.read()
+    writer.close()
+    await writer.wait_closed()
 
 
-def test_a_node_that_stops_ends_what_waits_for_a_template() -> None:
+async def test_a_node_that_stops_ends_what_waits_for_a_template() -> None:
     async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
         if request.path == "/apply-template":
             await server.let_go.wait()
         return await dying(server, request)
 
-    async def scenario() -> None:
-        async with world(answer, config=CONFIG) as here:
-            reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
-            body = {"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}
-            writer.write(raw_post(here.port, {**body, "stream": True}))
-            await here.server.until(lambda: "/apply-template" in [path for _, path, *_ in here.server.seen])
-        assert b'"code": "stopping"' in await reader.read()
-        writer.close()
-        await writer.wait_closed()
-
     dying = dies_after(_called("{", "f"))
-    asyncio.run(scenario())
+    async with world(answer, config=CONFIG) as here:
+        reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+        body = {"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}
+        writer.write(raw_post(here.port, {**body, "stream": True}))
+        await here.server.until(lambda: "/apply-template" in [path for _, path, *_ in here.server.seen])
+    assert b'"code": "stopping"' in await reader.read()
+    writer.close()
+    await writer.wait_closed()
 
 
 def test_a_seed_is_added_only_where_the_client_has_none() -> None:

@@ -205,21 +205,18 @@ def test_where_nothing_is_repeated_the_answer_to_one_alone_is_final(stream: bool
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_of_heads_passes_that_on_and_asks_no_other_head(stream: bool) -> None:
-    async def main() -> None:
-        async with scene() as here:
-            crashing = Crashing(together=1)
-            first = await here.head("first", crashing)
-            crashing.watch(first.upstream)
-            second = await here.head("second", says(200, HELLO), others=3)  # so the first one is asked
-            reply = await here.post(stream=stream, user="bad")
-            said = await reply.read()
-            assert len(first.asked) == 1 and second.asked == []
-            assert reply.status == (200 if stream else 500)
-            error = json.loads(said.split(b"data: ")[-1] if stream else said)["error"]
-            assert error["code"] == ENDS_SERVER
-
-    asyncio.run(main())
+async def test_a_client_of_heads_passes_that_on_and_asks_no_other_head(stream: bool) -> None:
+    async with scene() as here:
+        crashing = Crashing(together=1)
+        first = await here.head("first", crashing)
+        crashing.watch(first.upstream)
+        second = await here.head("second", says(200, HELLO), others=3)  # so the first one is asked
+        reply = await here.post(stream=stream, user="bad")
+        said = await reply.read()
+        assert len(first.asked) == 1 and second.asked == []
+        assert reply.status == (200 if stream else 500)
+        error = json.loads(said.split(b"data: ")[-1] if stream else said)["error"]
+        assert error["code"] == ENDS_SERVER
 
 
 def test_a_key_that_ends_it_again_and_again_is_refused_for_a_while_and_others_go_on() -> None:

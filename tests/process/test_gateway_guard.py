@@ -158,34 +158,36 @@ def test_types_that_a_form_can_send_are_refused_of_pages_and_taken_of_programs(
     assert run(sent)[0] == 200
 
 
+PREFLIGHT = {
+    "Origin": ORIGIN,
+    "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": "authorization,content-type,x-stainless-os",
+    "Access-Control-Request-Private-Network": "true",
+}
+
+
 def test_a_preflight_is_denied_unless_the_origin_is_allowed() -> None:
-    asked = {
-        "Origin": ORIGIN,
-        "Access-Control-Request-Method": "POST",
-        "Access-Control-Request-Headers": "authorization,content-type,x-stainless-os",
-        "Access-Control-Request-Private-Network": "true",
-    }
-    status, headers, _ = run(asked, method="OPTIONS")
+    status, headers, _ = run(PREFLIGHT, method="OPTIONS")
     assert status == 403
     assert not [name for name in headers if name.lower().startswith("access-control")]
+
+
+async def test_a_preflight_of_an_allowed_origin_is_answered() -> None:
     config = GatewayConfig(port=0, allowed_origins=(ORIGIN,), api_keys=(ApiKey(KEY),))
 
-    async def scenario() -> None:
-        async with world(says(200, {}), config=config) as here:
-            async with here.http.options(here.url + "/v1/chat/completions", headers=asked) as answer:
-                assert answer.status == 204
-                assert answer.headers["Access-Control-Allow-Origin"] == ORIGIN
-                assert (
-                    answer.headers["Access-Control-Allow-Headers"] == asked["Access-Control-Request-Headers"]
-                )
-                assert answer.headers["Access-Control-Allow-Private-Network"] == "true"
-                assert answer.headers["Vary"] == "Origin"
-            # a page of an allowed origin reads refusals too, and needs a key like everyone
-            async with here.http.get(here.url + "/v1/models", headers={"Origin": ORIGIN}) as answer:
-                assert answer.status == 401
-                assert answer.headers["Access-Control-Allow-Origin"] == ORIGIN
-
-    asyncio.run(scenario())
+    async with world(says(200, {}), config=config) as here:
+        async with here.http.options(here.url + "/v1/chat/completions", headers=PREFLIGHT) as answer:
+            assert answer.status == 204
+            assert answer.headers["Access-Control-Allow-Origin"] == ORIGIN
+            assert (
+                answer.headers["Access-Control-Allow-Headers"] == PREFLIGHT["Access-Control-Request-Headers"]
+            )
+            assert answer.headers["Access-Control-Allow-Private-Network"] == "true"
+            assert answer.headers["Vary"] == "Origin"
+        # a page of an allowed origin reads refusals too, and needs a key like everyone
+        async with here.http.get(here.url + "/v1/models", headers={"Origin": ORIGIN}) as answer:
+            assert answer.status == 401
+            assert answer.headers["Access-Control-Allow-Origin"] == ORIGIN
 
 
 @pytest.mark.parametrize(
@@ -202,14 +204,7 @@ def test_a_key_opens_the_api(given: dict[str, str]) -> None:
     assert run({**JSON, **given}, config=config)[0] == 200
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {},
-        {"Authorization": f"Bearer {KEY}x"},
-        {"x-api-key": "\xff"},
-    ],
-)
+@pytest.mark.parametrize("given", [{}, {"Authorization": f"Bearer {KEY}x"}, {"x-api-key": "\xff"}])
 def test_without_a_key_nothing_but_health_is_told(given: dict[str, str]) -> None:
     config = GatewayConfig(port=0, api_keys=(ApiKey(KEY),))
     status, headers, code = run({**JSON, **given}, config=config)
@@ -233,11 +228,7 @@ def test_a_wrong_key_is_told_from_none(given: dict[str, str], said: str) -> None
     asyncio.run(check())
 
 
-def test_a_key_is_asked_for_before_a_body_is_read() -> None:
-    async def scenario() -> None:
-        async with world(says(200, {}), config=GatewayConfig(port=0, api_keys=(ApiKey(KEY),))) as here:
-            await check(here)
-
+async def test_a_key_is_asked_for_before_a_body_is_read() -> None:
     async def check(here: World) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
         head = ["POST /completion HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
@@ -248,7 +239,8 @@ def test_a_key_is_asked_for_before_a_body_is_read() -> None:
         writer.close()
         await writer.wait_closed()
 
-    asyncio.run(scenario())
+    async with world(says(200, {}), config=GatewayConfig(port=0, api_keys=(ApiKey(KEY),))) as here:
+        await check(here)
 
 
 @pytest.mark.parametrize(
@@ -281,12 +273,9 @@ SOURCE = {"type": "image", "source": {"type": "url", "url": "http://192.0.2.1/x.
             {"type": "input_image", "image_url": "http://192.0.2.1/x.png"}]}]}),
     ],
 )  # fmt: skip
-def test_no_request_makes_llama_server_fetch_an_address(path: str, body: object) -> None:
-    async def scenario() -> None:
-        async with world(says(200, {})) as here:
-            async with here.http.post(here.url + path, json=body) as answer:
-                assert answer.status == 400
-                assert "data URLs" in (await answer.json())["error"]["message"]
-            assert not here.server.seen
-
-    asyncio.run(scenario())
+async def test_no_request_makes_llama_server_fetch_an_address(path: str, body: object) -> None:
+    async with world(says(200, {})) as here:
+        async with here.http.post(here.url + path, json=body) as answer:
+            assert answer.status == 400
+            assert "data URLs" in (await answer.json())["error"]["message"]
+        assert not here.server.seen

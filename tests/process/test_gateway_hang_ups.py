@@ -77,123 +77,103 @@ async def when(here: World | ManyWorld, true: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("close", [finish, reset])
-def test_while_its_body_is_awaited(close: Close) -> None:
-    async def scenario() -> None:
-        server = OneByOne(COMPLETION)
-        async with world(server, config=CONFIG) as here:
-            async with sent(here.gateway, post(here.gateway, {})[:-100], close):
-                await when(here, lambda: here.upstream.under_way == 1)
-                assert (await ask(here, AGENT, "early"))[0] == 503
-            await when(here, lambda: not here.upstream.under_way)
-            server.answer_one()
-            assert (await ask(here, AGENT, "next", pad=PAD))[0] == 200
-            assert server.came == ["next"]
-
-    asyncio.run(scenario())
+async def test_while_its_body_is_awaited(close: Close) -> None:
+    server = OneByOne(COMPLETION)
+    async with world(server, config=CONFIG) as here:
+        async with sent(here.gateway, post(here.gateway, {})[:-100], close):
+            await when(here, lambda: here.upstream.under_way == 1)
+            assert (await ask(here, AGENT, "early"))[0] == 503
+        await when(here, lambda: not here.upstream.under_way)
+        server.answer_one()
+        assert (await ask(here, AGENT, "next", pad=PAD))[0] == 200
+        assert server.came == ["next"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("close", [finish, reset])
-def test_while_its_turn_is_awaited(close: Close, stream: bool) -> None:
-    async def scenario() -> None:
-        server = OneByOne(COMPLETION)
-        async with world(server, config=CONFIG) as here:
-            here.upstream.slots = 1
-            first = asyncio.ensure_future(ask(here, CHAT, "first"))
-            await until(here, running=1, waiting=0)
-            async with sent(here.gateway, post(here.gateway, {"stream": stream}), close):
-                await until(here, running=1, waiting=1)
-            await until(here, running=1, waiting=0)
-            last = asyncio.ensure_future(ask(here, AGENT, "next", pad=PAD))
+async def test_while_its_turn_is_awaited(close: Close, stream: bool) -> None:
+    server = OneByOne(COMPLETION)
+    async with world(server, config=CONFIG) as here:
+        here.upstream.slots = 1
+        first = asyncio.ensure_future(ask(here, CHAT, "first"))
+        await until(here, running=1, waiting=0)
+        async with sent(here.gateway, post(here.gateway, {"stream": stream}), close):
             await until(here, running=1, waiting=1)
-            server.answer_one()
-            server.answer_one()
-            assert [(await one)[0] for one in (first, last)] == [200, 200]
-            assert server.came == ["first", "next"]
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("close", [finish, reset])
-def test_while_a_load_is_awaited(close: Close, stream: bool) -> None:
-    async def scenario() -> None:
-        async with world(OneByOne(COMPLETION), config=replace(CONFIG, continue_seconds=300.0)) as here:
-            here.upstream.readiness = Readiness(ModelState.LOADING, "reading 43 %")
-            async with sent(here.gateway, post(here.gateway, {"stream": stream}), close):
-                await when(here, lambda: here.gateway.status.requests == 1)
-            await when(here, lambda: not here.upstream.under_way)
-            assert not here.server.seen
-
-    asyncio.run(scenario())
+        await until(here, running=1, waiting=0)
+        last = asyncio.ensure_future(ask(here, AGENT, "next", pad=PAD))
+        await until(here, running=1, waiting=1)
+        server.answer_one()
+        server.answer_one()
+        assert [(await one)[0] for one in (first, last)] == [200, 200]
+        assert server.came == ["first", "next"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("close", [finish, reset])
-def test_while_it_is_answered(close: Close, stream: bool) -> None:
-    async def scenario() -> None:
-        server = OneByOne(COMPLETION)
-        async with world(server, config=CONFIG) as here:
-            here.upstream.slots = 1
-            async with sent(here.gateway, post(here.gateway, {"stream": stream}), close):
-                await here.server.until(lambda: here.server.active == 1)
-            await until(here, running=0, waiting=0)
-            await here.server.until(lambda: here.server.cancelled == 1)
-            server.answer_one()
-            assert (await ask(here, AGENT, "next", pad=PAD))[0] == 200
-
-    asyncio.run(scenario())
+async def test_while_a_load_is_awaited(close: Close, stream: bool) -> None:
+    async with world(OneByOne(COMPLETION), config=replace(CONFIG, continue_seconds=300.0)) as here:
+        here.upstream.readiness = Readiness(ModelState.LOADING, "reading 43 %")
+        async with sent(here.gateway, post(here.gateway, {"stream": stream}), close):
+            await when(here, lambda: here.gateway.status.requests == 1)
+        await when(here, lambda: not here.upstream.under_way)
+        assert not here.server.seen
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("close", [finish, reset])
-def test_while_its_model_is_awaited(close: Close, stream: bool) -> None:
-    async def scenario() -> None:
-        server = OneByOne(COMPLETION)
-        async with many_world({"a": server}, config=CONFIG) as here:
-            model = here.models["a"]
-            model.upstream.slots = 1
-            async with sent(here.gateway, post(here.gateway, {"model": "a", "stream": stream}), close):
-                await when(here, lambda: bool(model.turns))
-            await when(here, lambda: not model.upstream.under_way)
-            assert model.turns[0].ended and not server.came
-            model.granted.set()
-            server.answer_one()
-            body = {"model": "a", **HI, "user": "next", "pad": PAD}
-            headers = {"Authorization": f"Bearer {AGENT}"}
-            url = f"{here.gateway.url}/v1/chat/completions"
-            async with here.http.post(url, json=body, headers=headers) as answer:
-                assert answer.status == 200
-            assert server.came == ["next"]
+async def test_while_it_is_answered(close: Close, stream: bool) -> None:
+    server = OneByOne(COMPLETION)
+    async with world(server, config=CONFIG) as here:
+        here.upstream.slots = 1
+        async with sent(here.gateway, post(here.gateway, {"stream": stream}), close):
+            await here.server.until(lambda: here.server.active == 1)
+        await until(here, running=0, waiting=0)
+        await here.server.until(lambda: here.server.cancelled == 1)
+        server.answer_one()
+        assert (await ask(here, AGENT, "next", pad=PAD))[0] == 200
 
-    asyncio.run(scenario())
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("close", [finish, reset])
+async def test_while_its_model_is_awaited(close: Close, stream: bool) -> None:
+    server = OneByOne(COMPLETION)
+    async with many_world({"a": server}, config=CONFIG) as here:
+        model = here.models["a"]
+        model.upstream.slots = 1
+        async with sent(here.gateway, post(here.gateway, {"model": "a", "stream": stream}), close):
+            await when(here, lambda: bool(model.turns))
+        await when(here, lambda: not model.upstream.under_way)
+        assert model.turns[0].ended and not server.came
+        model.granted.set()
+        server.answer_one()
+        body = {"model": "a", **HI, "user": "next", "pad": PAD}
+        headers = {"Authorization": f"Bearer {AGENT}"}
+        url = f"{here.gateway.url}/v1/chat/completions"
+        async with here.http.post(url, json=body, headers=headers) as answer:
+            assert answer.status == 200
+        assert server.came == ["next"]
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_who_hangs_up_pays_for_the_prompt(stream: bool, tmp_path: Path) -> None:
+async def test_who_hangs_up_pays_for_the_prompt(stream: bool, tmp_path: Path) -> None:
     """At once, before llama-server has told what it took; and after a restart that is not forgotten."""
     prompt = "a long text to read " * 500
 
-    async def scenario() -> None:
-        config = GatewayConfig(
-            port=0, api_keys=(ApiKey(AGENT, "agent", KeyLimits(tokens_per_day=1000)), KEYS[1])
-        )
+    config = GatewayConfig(port=0, api_keys=(ApiKey(AGENT, "agent", KeyLimits(tokens_per_day=1000)), KEYS[1]))
 
-        async def never(server: FakeServer, _request: web.BaseRequest) -> web.StreamResponse:
-            await server.let_go.wait()
-            return web.Response()
+    async def never(server: FakeServer, _request: web.BaseRequest) -> web.StreamResponse:
+        await server.let_go.wait()
+        return web.Response()
 
-        async with logged(never, tmp_path, config) as here:
-            body = {"messages": [{"role": "user", "content": prompt}], "stream": stream}
-            url, headers = f"{here.url}/v1/chat/completions", {"x-api-key": AGENT}
-            asking = asyncio.ensure_future(here.http.post(url, json=body, headers=headers))
-            await here.server.until(lambda: here.server.active == 1)
-            asking.cancel()
-            await until(here, running=0, waiting=0)
-            [used, _] = here.gateway.status.keys
-            assert len(prompt) // 4 <= (used.tokens_today or 0) < len(prompt) // 2
-            assert (await ask(here, AGENT))[0] == 429
-        async with logged(says(200, COMPLETION), tmp_path, config) as here:
-            assert (await ask(here, AGENT))[0] == 429
-
-    asyncio.run(scenario())
+    async with logged(never, tmp_path, config) as here:
+        body = {"messages": [{"role": "user", "content": prompt}], "stream": stream}
+        url, headers = f"{here.url}/v1/chat/completions", {"x-api-key": AGENT}
+        asking = asyncio.ensure_future(here.http.post(url, json=body, headers=headers))
+        await here.server.until(lambda: here.server.active == 1)
+        asking.cancel()
+        await until(here, running=0, waiting=0)
+        [used, _] = here.gateway.status.keys
+        assert len(prompt) // 4 <= (used.tokens_today or 0) < len(prompt) // 2
+        assert (await ask(here, AGENT))[0] == 429
+    async with logged(says(200, COMPLETION), tmp_path, config) as here:
+        assert (await ask(here, AGENT))[0] == 429

@@ -73,35 +73,29 @@ def test_a_failure_of_ours_is_a_500_that_is_logged_at_a_limited_rate(
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "GZip", "identity, gzip", "nonsense"])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/audio/transcriptions"])
-def test_a_compressed_body_is_refused(coding: str, path: str) -> None:
-    async def scenario() -> None:
-        async with world(says(200, {})) as here:
-            kind = FORM if "audio" in path else "application/json"
-            headers = {"Content-Encoding": coding, "Content-Type": kind}
-            body = zlib.compress(b"{}") if coding == "deflate" else gzip.compress(b"{}")
-            async with here.http.post(here.url + path, data=body, headers=headers) as answer:
-                assert answer.status == 415
-                error = (await answer.json())["error"]
-            assert error["code"] == "unsupported_encoding" and f"`{coding}`" in error["message"]
-            assert not here.server.seen
-
-    asyncio.run(scenario())
+async def test_a_compressed_body_is_refused(coding: str, path: str) -> None:
+    async with world(says(200, {})) as here:
+        kind = FORM if "audio" in path else "application/json"
+        headers = {"Content-Encoding": coding, "Content-Type": kind}
+        body = zlib.compress(b"{}") if coding == "deflate" else gzip.compress(b"{}")
+        async with here.http.post(here.url + path, data=body, headers=headers) as answer:
+            assert answer.status == 415
+            error = (await answer.json())["error"]
+        assert error["code"] == "unsupported_encoding" and f"`{coding}`" in error["message"]
+        assert not here.server.seen
 
 
 @pytest.mark.parametrize("coding", ["identity", "Identity "])
-def test_a_coding_that_changes_nothing_passes(coding: str) -> None:
-    async def scenario() -> None:
-        async with world(says(200, {"usage": {}})) as here:
-            headers = {"Content-Encoding": coding, "Content-Type": "application/json"}
-            async with here.http.post(here.url + "/completion", data=b"{}", headers=headers) as answer:
-                assert answer.status == 200
-
-    asyncio.run(scenario())
+async def test_a_coding_that_changes_nothing_passes(coding: str) -> None:
+    async with world(says(200, {"usage": {}})) as here:
+        headers = {"Content-Encoding": coding, "Content-Type": "application/json"}
+        async with here.http.post(here.url + "/completion", data=b"{}", headers=headers) as answer:
+            assert answer.status == 200
 
 
 @pytest.mark.parametrize("keys", [(), (KEY,)])
 @pytest.mark.parametrize("line", ["GET /health", "GET /v1/models", "POST /v1/completions", "POST /nothing"])
-def test_nothing_is_unpacked_for_anybody(
+async def test_nothing_is_unpacked_for_anybody(
     line: str, keys: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kilobyte may be a megabyte, and all limits count what was sent."""
@@ -111,14 +105,8 @@ def test_nothing_is_unpacked_for_anybody(
         f"{line} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Encoding: gzip\r\nContent-Length: {len(packed)}\r\n\r\n"
     )
-
-    async def scenario() -> None:
-        config = GatewayConfig(port=0, api_keys=tuple(map(ApiKey, keys)))
-        async with world(says(200, {}), config=config) as here:
-            monkeypatch.setattr(
-                "aiohttp.http_parser.DeflateBuffer.__init__", lambda *_, **__: unpacked.append(1)
-            )
-            await told(here.port, head.encode() + packed)
-
-    asyncio.run(scenario())
+    config = GatewayConfig(port=0, api_keys=tuple(map(ApiKey, keys)))
+    async with world(says(200, {}), config=config) as here:
+        monkeypatch.setattr("aiohttp.http_parser.DeflateBuffer.__init__", lambda *_, **__: unpacked.append(1))
+        await told(here.port, head.encode() + packed)
     assert not unpacked

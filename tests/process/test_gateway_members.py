@@ -30,49 +30,43 @@ async def member(here: World, name: str) -> AsyncIterator[tuple[asyncio.StreamRe
             await writer.wait_closed()
 
 
-def test_bodies_that_do_not_end_keep_nobody_out() -> None:
+async def test_bodies_that_do_not_end_keep_nobody_out() -> None:
     body = raw_post(1, {**HI, "pad": "x" * 900_000})
     config = GatewayConfig(port=0, max_body_bytes=1_000_000, max_bodies_bytes=4_000_000)
 
-    async def scenario() -> None:
-        async with world(says(200, COMPLETION), config=config) as here, contextlib.AsyncExitStack() as held:
-            lines = []
-            for _ in range(4):
-                reader, writer = await held.enter_async_context(member(here, "one"))
-                writer.write(body[:-1])
-                lines.append(asyncio.ensure_future(reader.readline()))
-            refused = asyncio.as_completed(lines)
-            for _ in range(3):
-                assert (await next(refused)).startswith(b"HTTP/1.1 503 "), "it has one, which is half of half"
-            assert (await here.chat(pad="x" * 900_000)).status == 200
-            reader, writer = await held.enter_async_context(member(here, "another"))
-            writer.write(raw_post(1, {**HI, "pad": "x" * 400_000}))
-            assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
-            for line in lines:
-                line.cancel()
-
-    asyncio.run(scenario())
+    async with world(says(200, COMPLETION), config=config) as here, contextlib.AsyncExitStack() as held:
+        lines = []
+        for _ in range(4):
+            reader, writer = await held.enter_async_context(member(here, "one"))
+            writer.write(body[:-1])
+            lines.append(asyncio.ensure_future(reader.readline()))
+        refused = asyncio.as_completed(lines)
+        for _ in range(3):
+            assert (await next(refused)).startswith(b"HTTP/1.1 503 "), "it has one, which is half of half"
+        assert (await here.chat(pad="x" * 900_000)).status == 200
+        reader, writer = await held.enter_async_context(member(here, "another"))
+        writer.write(raw_post(1, {**HI, "pad": "x" * 400_000}))
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        for line in lines:
+            line.cancel()
 
 
-def test_those_that_do_not_read_lose_their_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_those_that_do_not_read_lose_their_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_connections, "SWEEP_SECONDS", 0.01)
     monkeypatch.setattr(client_connections, "API_STUCK_SECONDS", Share("", 20, "peer", ""))
     post = raw_post(1, {"prompt": "x", "stream": True}, path="/completion")
 
-    async def scenario() -> None:
-        endless = pours(chunk("x" * 2000), least=1 << 40)
-        async with world(endless, config=GatewayConfig(port=0)) as here, contextlib.AsyncExitStack() as held:
-            for _ in range(here.upstream.slots):
-                ours, theirs = socket.socketpair()
-                held.callback(ours.close)
-                await here.gateway.take(theirs, MemberCaller(b"one"))
-                ours.sendall(post)
-            await here.server.until(lambda: here.server.active == here.upstream.slots)
-            here.server.answer = says(200, COMPLETION)
-            assert (await here.chat()).status == 200
-            await here.server.until(lambda: here.server.active == 0)
-
-    asyncio.run(scenario())
+    endless = pours(chunk("x" * 2000), least=1 << 40)
+    async with world(endless, config=GatewayConfig(port=0)) as here, contextlib.AsyncExitStack() as held:
+        for _ in range(here.upstream.slots):
+            ours, theirs = socket.socketpair()
+            held.callback(ours.close)
+            await here.gateway.take(theirs, MemberCaller(b"one"))
+            ours.sendall(post)
+        await here.server.until(lambda: here.server.active == here.upstream.slots)
+        here.server.answer = says(200, COMPLETION)
+        assert (await here.chat()).status == 200
+        await here.server.until(lambda: here.server.active == 0)
 
 
 def _is_closed(connection: socket.socket) -> bool:
@@ -82,19 +76,16 @@ def _is_closed(connection: socket.socket) -> bool:
     return bool(watch.poll(0))
 
 
-def test_a_whole_answer_that_nobody_takes_keeps_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_whole_answer_that_nobody_takes_keeps_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_connections, "SWEEP_SECONDS", 0.01)
     monkeypatch.setattr(client_connections, "API_STUCK_SECONDS", Share("", 20, "peer", ""))
     post = raw_post(1, {"prompt": "x"}, path="/completion")
 
-    async def scenario() -> None:
-        async with world(says(200, {"content": "x" * (4 << 20)})) as here:
-            ours, theirs = socket.socketpair()
-            with ours:
-                await here.gateway.take(theirs, MemberCaller(b"one"))
-                ours.sendall(post)
-                while not _is_closed(ours):
-                    async with here.http.get(f"{here.url}/health") as answer:
-                        await answer.read()
-
-    asyncio.run(scenario())
+    async with world(says(200, {"content": "x" * (4 << 20)})) as here:
+        ours, theirs = socket.socketpair()
+        with ours:
+            await here.gateway.take(theirs, MemberCaller(b"one"))
+            ours.sendall(post)
+            while not _is_closed(ours):
+                async with here.http.get(f"{here.url}/health") as answer:
+                    await answer.read()

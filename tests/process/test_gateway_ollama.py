@@ -153,22 +153,19 @@ def test_programs_that_look_for_ollama_find_it() -> None:
     play(says(200, {}), ask)
 
 
-def test_several_models_are_found_by_name_with_or_without_a_tag() -> None:
-    async def scenario() -> None:
-        answers = {name: whole(content=f"from {name}") for name in ("a", "b:7b")}
-        async with many_world(answers) as here:
-            for model in here.models.values():
-                model.granted.set()
-            here.models["a"].state = ModelState.UNLOADED
-            client = ollama.AsyncClient(host=here.gateway.url)
-            assert [one.model for one in (await client.list()).models] == ["a", "b:7b"]
-            assert [one.model for one in (await client.ps()).models] == ["b:7b"]
-            for name, said in (("a:latest", "a"), ("a", "a"), ("b:7b", "b:7b"), ("a-alias:latest", "a")):
-                answer = await client.chat(name, HI)
-                assert (answer.message.content, answer.model) == (f"from {said}", said)
-            with pytest.raises(ollama.ResponseError, match="`c:latest` is not served here") as caught:
-                await client.show("c:latest")
-            assert caught.value.status_code == 404
-            await client._client.aclose()
-
-    asyncio.run(scenario())
+async def test_several_models_are_found_by_name_with_or_without_a_tag() -> None:
+    answers = {name: whole(content=f"from {name}") for name in ("a", "b:7b")}
+    async with many_world(answers) as here:
+        for model in here.models.values():
+            model.granted.set()
+        here.models["a"].state = ModelState.UNLOADED
+        client = ollama.AsyncClient(host=here.gateway.url)
+        assert [one.model for one in (await client.list()).models] == ["a", "b:7b"]
+        assert [one.model for one in (await client.ps()).models] == ["b:7b"]
+        for name, said in (("a:latest", "a"), ("a", "a"), ("b:7b", "b:7b"), ("a-alias:latest", "a")):
+            answer = await client.chat(name, HI)
+            assert (answer.message.content, answer.model) == (f"from {said}", said)
+        with pytest.raises(ollama.ResponseError, match="`c:latest` is not served here") as caught:
+            await client.show("c:latest")
+        assert caught.value.status_code == 404
+        await client._client.aclose()

@@ -150,7 +150,7 @@ def test_the_tokens_of_a_day_are_looked_at_before_each_answer() -> None:
 @pytest.mark.parametrize(
     ("path", "name"), [("/v1/embeddings", "input"), ("/api/embed", "input"), ("/v1/rerank", "documents")]
 )
-def test_inputs_of_embeddings_are_sent_in_groups_that_take_turns(path: str, name: str) -> None:
+async def test_inputs_of_embeddings_are_sent_in_groups_that_take_turns(path: str, name: str) -> None:
     came: list[int] = []
 
     async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
@@ -170,25 +170,22 @@ def test_inputs_of_embeddings_are_sent_in_groups_that_take_turns(path: str, name
             told: dict[str, object] = await reply.json()
             return told
 
-    async def scenario() -> None:
-        async with world(answer, config=CONFIG) as here:
-            here.upstream.slots = 1
-            many = asyncio.ensure_future(ask(here, "anna", 2 * GROUP_INPUTS + 3))
-            await until_came(here, 1)
-            other = asyncio.ensure_future(ask(here, "ben", 2))
-            while here.gateway.status.waiting < 1:
-                async with here.http.get(f"{here.url}/health") as reply:
-                    await reply.read()
-            here.server.let_go.set()
-            await other
-            told = await many
-            assert came == [GROUP_INPUTS, 2, GROUP_INPUTS, 3], "another key waits for one group"
-            if path == "/v1/embeddings":
-                assert told["data"] == [
-                    {"index": at, "embedding": [float(at)], "score": 0} for at in range(2 * GROUP_INPUTS + 3)
-                ]
-
-    asyncio.run(scenario())
+    async with world(answer, config=CONFIG) as here:
+        here.upstream.slots = 1
+        many = asyncio.ensure_future(ask(here, "anna", 2 * GROUP_INPUTS + 3))
+        await until_came(here, 1)
+        other = asyncio.ensure_future(ask(here, "ben", 2))
+        while here.gateway.status.waiting < 1:
+            async with here.http.get(f"{here.url}/health") as reply:
+                await reply.read()
+        here.server.let_go.set()
+        await other
+        told = await many
+        assert came == [GROUP_INPUTS, 2, GROUP_INPUTS, 3], "another key waits for one group"
+        if path == "/v1/embeddings":
+            assert told["data"] == [
+                {"index": at, "embedding": [float(at)], "score": 0} for at in range(2 * GROUP_INPUTS + 3)
+            ]
 
 
 def test_each_answer_of_a_request_counts_in_the_requests_of_a_minute() -> None:

@@ -4,7 +4,6 @@ The fake llama-server answers as the pinned one writes it (tools/server/server-t
 result, and server-common.cpp, format_embeddings_response_oaicompat and format_response_rerank).
 """
 
-import asyncio
 import json
 from collections.abc import Mapping, Sequence
 
@@ -218,31 +217,25 @@ SHAPED = ("/completion", "/v1/completions", "/infill")  # where llama-server hee
     ids=str,
 )
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-def test_at_least_what_is_computed_is_charged(path: str, stream: bool, shape: list[str] | None) -> None:
-    async def scenario() -> None:
-        for fields in ASKED[path]:
-            body = {**fields, "stream": stream} | ({"response_fields": shape} if shape else {})
-            if stream:  # one with several answers tells each by itself
-                body = {name: one for name, one in body.items() if name not in ("n", "n_cmpl")}
-            several = isinstance(prompt := fields.get("prompt"), list) and isinstance(prompt[0], str)
-            server = Computing()
-            async with world(server, config=CONFIG) as here:
-                if several and stream:
-                    assert await ask(here, path, body) == 400  # it is not offered
-                    continue
-                assert await ask(here, path, body) == 200
-                assert 0 < server.computed <= charged(here) < 6 * server.computed, fields
-
-    asyncio.run(scenario())
+async def test_at_least_what_is_computed_is_charged(path: str, stream: bool, shape: list[str] | None) -> None:
+    for fields in ASKED[path]:
+        body = {**fields, "stream": stream} | ({"response_fields": shape} if shape else {})
+        if stream:  # one with several answers tells each by itself
+            body = {name: one for name, one in body.items() if name not in ("n", "n_cmpl")}
+        several = isinstance(prompt := fields.get("prompt"), list) and isinstance(prompt[0], str)
+        server = Computing()
+        async with world(server, config=CONFIG) as here:
+            if several and stream:
+                assert await ask(here, path, body) == 400  # it is not offered
+                continue
+            assert await ask(here, path, body) == 200
+            assert 0 < server.computed <= charged(here) < 6 * server.computed, fields
 
 
 @pytest.mark.parametrize("path", ["/completion", "/v1/completions"])
-def test_an_answer_that_is_too_long_to_be_held_is_charged(path: str) -> None:
+async def test_an_answer_that_is_too_long_to_be_held_is_charged(path: str) -> None:
     server = Computing(padding=HELD_ANSWER_BYTES + 1)
 
-    async def scenario() -> None:
-        async with world(server, config=CONFIG) as here:
-            assert await ask(here, path, {"prompt": TEXT}) == 200
-            assert server.computed == charged(here)
-
-    asyncio.run(scenario())
+    async with world(server, config=CONFIG) as here:
+        assert await ask(here, path, {"prompt": TEXT}) == 200
+        assert server.computed == charged(here)

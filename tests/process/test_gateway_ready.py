@@ -101,17 +101,14 @@ def test_loading_is_waited_for() -> None:
     assert [path for _, path, _, _ in server.seen] == ["/props"] * 4 + ["/completion"]
 
 
-def test_a_socket_that_is_not_there_yet_is_waited_for() -> None:
-    async def scenario() -> None:
-        with tempfile.TemporaryDirectory(prefix="gw") as folder:
-            path, server = Path(folder) / "s", FakeServer(says(200, TOKEN))
-            async with asyncio.timeout(20):
-                asked = asyncio.ensure_future(one_token(path, of_logits))
-                await asyncio.sleep(0)
-                async with listening(server, path):
-                    assert (await asked).ready
-
-    asyncio.run(scenario())
+async def test_a_socket_that_is_not_there_yet_is_waited_for() -> None:
+    with tempfile.TemporaryDirectory(prefix="gw") as folder:
+        path, server = Path(folder) / "s", FakeServer(says(200, TOKEN))
+        async with asyncio.timeout(20):
+            asked = asyncio.ensure_future(one_token(path, of_logits))
+            await asyncio.sleep(0)
+            async with listening(server, path):
+                assert (await asked).ready
 
 
 @pytest.mark.parametrize(
@@ -141,24 +138,21 @@ def test_an_upstream_that_dies_on_the_first_token_is_reported() -> None:
     assert "exited" in report.reason
 
 
-def test_giving_up_closes_the_connection() -> None:
+async def test_giving_up_closes_the_connection() -> None:
     async def silent(server: FakeServer, _request: web.BaseRequest) -> web.StreamResponse:
         await server.let_go.wait()
         return web.Response()
 
-    async def scenario() -> None:
-        async with server_at(silent) as (server, path):
-            asked = asyncio.ensure_future(one_token(path, of_logits))
-            await server.until(lambda: server.active == 1)
-            asked.cancel()
-            await server.until(lambda: server.cancelled == 1)
-            with pytest.raises(asyncio.CancelledError):
-                await asked
-
-    asyncio.run(scenario())
+    async with server_at(silent) as (server, path):
+        asked = asyncio.ensure_future(one_token(path, of_logits))
+        await server.until(lambda: server.active == 1)
+        asked.cancel()
+        await server.until(lambda: server.cancelled == 1)
+        with pytest.raises(asyncio.CancelledError):
+            await asked
 
 
-def test_an_answer_in_pieces_is_read_to_its_end() -> None:
+async def test_an_answer_in_pieces_is_read_to_its_end() -> None:
     async def in_pieces(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
@@ -169,11 +163,8 @@ def test_an_answer_in_pieces_is_read_to_its_end() -> None:
         await response.write_eof()
         return response
 
-    async def scenario() -> None:
-        async with server_at(in_pieces) as (_, path):
-            assert (await one_token(path, of_logits)).ready
-
-    asyncio.run(scenario())
+    async with server_at(in_pieces) as (_, path):
+        assert (await one_token(path, of_logits)).ready
 
 
 def round_of(answer: Answer) -> tuple[float | None, FakeServer]:

@@ -26,14 +26,11 @@ async def sent(path: str, body: bytes, sampling: DeviceSampling | None) -> bytes
 
 
 @pytest.mark.parametrize("path", ["/completion", "/v1/chat/completions", "/v1/completions", "/v1/responses"])
-def test_a_request_gets_the_chain_for_the_device_and_stays_else_as_it_is(path: str) -> None:
-    async def scenario() -> None:
-        asked = HI if "chat" in path else {"input": "hi"} if "responses" in path else {"prompt": "a\u00e9"}
-        heard = {"prompt": "a\u00e9"} if "prompt" in asked else HI
-        got = await sent(path, json.dumps({**asked, "seed": 7, "top_n_sigma": -1}).encode(), EXACT)
-        assert json.loads(got) == {**heard, "seed": 7, **CANDIDATES}
-
-    asyncio.run(scenario())
+async def test_a_request_gets_the_chain_for_the_device_and_stays_else_as_it_is(path: str) -> None:
+    asked = HI if "chat" in path else {"input": "hi"} if "responses" in path else {"prompt": "a\u00e9"}
+    heard = {"prompt": "a\u00e9"} if "prompt" in asked else HI
+    got = await sent(path, json.dumps({**asked, "seed": 7, "top_n_sigma": -1}).encode(), EXACT)
+    assert json.loads(got) == {**heard, "seed": 7, **CANDIDATES}
 
 
 @pytest.mark.parametrize(
@@ -61,17 +58,14 @@ def test_a_large_body_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("adds", [True, False], ids=["auto", "head"])
 @pytest.mark.parametrize("own", [False, True], ids=["meshd decides", "with -bs"])
-def test_a_client_does_not_choose_what_a_worker_computes(own: bool, adds: bool) -> None:
+async def test_a_client_does_not_choose_what_a_worker_computes(own: bool, adds: bool) -> None:
     """It would end where a value to be sorted is no number."""
     sampling = DeviceSampling({**SETTINGS, "backend_sampling": own}, 50_000, adds)
 
-    async def scenario() -> None:
-        async with world(says(200, {"content": "x"})) as here:
-            here.upstream.device_sampling = sampling
-            body = {"prompt": "a", "backend_sampling": True}
-            async with here.http.post(f"{here.url}/completion", json=body) as answer:
-                assert answer.status == (200 if own else 400)
-                assert own or "`-- -bs`" in (await answer.json())["error"]["message"]
-        assert len(here.server.seen) == own
-
-    asyncio.run(scenario())
+    async with world(says(200, {"content": "x"})) as here:
+        here.upstream.device_sampling = sampling
+        body = {"prompt": "a", "backend_sampling": True}
+        async with here.http.post(f"{here.url}/completion", json=body) as answer:
+            assert answer.status == (200 if own else 400)
+            assert own or "`-- -bs`" in (await answer.json())["error"]["message"]
+    assert len(here.server.seen) == own

@@ -62,17 +62,14 @@ def test_beyond_loopback_keys_are_demanded(host: str) -> None:
     assert "api-key-file" in error.hint
 
 
-def test_beyond_loopback_with_keys_it_listens_and_knows_addresses() -> None:
+async def test_beyond_loopback_with_keys_it_listens_and_knows_addresses() -> None:
     config = GatewayConfig(host="0.0.0.0", port=0, api_keys=(ApiKey("a-long-key"),))
 
-    async def scenario() -> None:
-        async with world(says(200, {}), config=config) as here:
-            assert here.url == f"http://127.0.0.1:{here.port}"
-            for host, status in (("192.168.7.7", 200), (socket.gethostname(), 200), ("evil.example", 403)):
-                async with here.http.get(f"{here.url}/health", headers={"Host": host}) as answer:
-                    assert answer.status == status
-
-    asyncio.run(scenario())
+    async with world(says(200, {}), config=config) as here:
+        assert here.url == f"http://127.0.0.1:{here.port}"
+        for host, status in (("192.168.7.7", 200), (socket.gethostname(), 200), ("evil.example", 403)):
+            async with here.http.get(f"{here.url}/health", headers={"Host": host}) as answer:
+                assert answer.status == status
 
 
 @pytest.mark.parametrize("host", ["no such host", "203.0.113.9", "", "a" * 300])
@@ -88,32 +85,26 @@ def test_allowed_names_are_checked_at_the_start(config: GatewayConfig) -> None:
     assert "is not a" in start_error(config).what
 
 
-def test_localhost_listens_on_every_loopback_address_with_one_port() -> None:
-    async def scenario() -> None:
-        async with world(says(200, {}), config=GatewayConfig(host="localhost", port=0)) as here:
-            assert here.url == f"http://localhost:{here.port}"
-            async with here.http.get(f"http://127.0.0.1:{here.port}/health") as answer:
-                assert answer.status == 200
-
-    asyncio.run(scenario())
+async def test_localhost_listens_on_every_loopback_address_with_one_port() -> None:
+    async with world(says(200, {}), config=GatewayConfig(host="localhost", port=0)) as here:
+        assert here.url == f"http://localhost:{here.port}"
+        async with here.http.get(f"http://127.0.0.1:{here.port}/health") as answer:
+            assert answer.status == 200
 
 
-def test_it_listens_at_once_while_the_model_is_away() -> None:
-    async def scenario() -> None:
-        upstream = FakeUpstream(
-            Path("/nowhere/s"), readiness=Readiness(ModelState.WAITING, "waiting for workers")
-        )
-        gateway = await gateway_of(GatewayConfig(port=0), OneModel(upstream))
-        async with asyncio.timeout(10), serving(gateway):
-            reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
-            writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-            answer = await reader.read()
-            writer.close()
-            await writer.wait_closed()
-            assert answer.startswith(b"HTTP/1.1 503 ")
-            assert b"waiting for workers" in answer
-
-    asyncio.run(scenario())
+async def test_it_listens_at_once_while_the_model_is_away() -> None:
+    upstream = FakeUpstream(
+        Path("/nowhere/s"), readiness=Readiness(ModelState.WAITING, "waiting for workers")
+    )
+    gateway = await gateway_of(GatewayConfig(port=0), OneModel(upstream))
+    async with asyncio.timeout(10), serving(gateway):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
+        writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"waiting for workers" in answer
 
 
 async def stop_with_a_stream(
@@ -138,32 +129,29 @@ async def stop_with_a_stream(
         return upstream
 
 
-def test_stopping_ends_a_stream_with_a_reason_and_frees_port_and_files() -> None:
+async def test_stopping_ends_a_stream_with_a_reason_and_frees_port_and_files() -> None:
     async def forever(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
         response = await begin_stream(request)
         await response.write(chunk("a"))
         await server.let_go.wait()
         return response
 
-    async def scenario() -> None:
-        streams: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+    streams: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
-        async def client(_server: FakeServer, port: int) -> None:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            streams.append((reader, writer))
-            writer.write(raw_post(port, {"stream": True}))
-            await reader.readuntil(chunk("a"))
+    async def client(_server: FakeServer, port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        streams.append((reader, writer))
+        writer.write(raw_post(port, {"stream": True}))
+        await reader.readuntil(chunk("a"))
 
-        upstream = await stop_with_a_stream(forever, client)
-        reader, writer = streams[0]
-        rest = await reader.read()
-        error = json.loads(rest.partition(b"data: ")[2].partition(b"\n\n")[0])["error"]
-        assert (error["message"], error["code"]) == ("meshd is stopping", "stopping")
-        assert upstream.broke == []
-        writer.close()
-        await writer.wait_closed()
-
-    asyncio.run(scenario())
+    upstream = await stop_with_a_stream(forever, client)
+    reader, writer = streams[0]
+    rest = await reader.read()
+    error = json.loads(rest.partition(b"data: ")[2].partition(b"\n\n")[0])["error"]
+    assert (error["message"], error["code"]) == ("meshd is stopping", "stopping")
+    assert upstream.broke == []
+    writer.close()
+    await writer.wait_closed()
 
 
 def test_stopping_cuts_a_client_off_that_does_not_read() -> None:
@@ -185,39 +173,33 @@ def test_stopping_cuts_a_client_off_that_does_not_read() -> None:
             connection.close()
 
 
-def test_the_port_is_free_when_the_start_fails() -> None:
+async def test_the_port_is_free_when_the_start_fails() -> None:
     """An error beside the gateway cancels it before or while it starts: nothing stays bound."""
 
-    async def scenario() -> None:
-        gateway = await gateway_of(GatewayConfig(port=0), OneModel(FakeUpstream(Path("/nowhere/s"))))
+    gateway = await gateway_of(GatewayConfig(port=0), OneModel(FakeUpstream(Path("/nowhere/s"))))
 
-        async def fail() -> None:
-            await gateway.started.wait()
-            raise UserError("elsewhere")
+    async def fail() -> None:
+        await gateway.started.wait()
+        raise UserError("elsewhere")
 
-        with pytest.raises(ExceptionGroup) as caught:
-            async with asyncio.timeout(10), Owner() as owner:
-                owner.start(gateway.serve(), name="gateway")
-                owner.start(fail(), name="fails")
-        assert str(first_error(caught.value)) == "elsewhere"
-        assert not gateway.started.is_set()
-        port = int(gateway.url.rpartition(":")[2])
-        with socket.create_server(("127.0.0.1", port)):
-            pass
-
-    asyncio.run(scenario())
+    with pytest.raises(ExceptionGroup) as caught:
+        async with asyncio.timeout(10), Owner() as owner:
+            owner.start(gateway.serve(), name="gateway")
+            owner.start(fail(), name="fails")
+    assert str(first_error(caught.value)) == "elsewhere"
+    assert not gateway.started.is_set()
+    port = int(gateway.url.rpartition(":")[2])
+    with socket.create_server(("127.0.0.1", port)):
+        pass
 
 
-def test_a_client_that_waits_for_leave_to_send_its_body_gets_it() -> None:
-    async def scenario() -> None:
-        async with world(says(200, {})) as here:
-            head, _, body = raw_post(here.port, {}).partition(b"\r\n\r\n")
-            reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
-            writer.write(head + b"\r\nExpect: 100-continue\r\n\r\n")
-            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-            writer.write(body)
-            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK\r\n")
-            writer.close()
-            await writer.wait_closed()
-
-    asyncio.run(scenario())
+async def test_a_client_that_waits_for_leave_to_send_its_body_gets_it() -> None:
+    async with world(says(200, {})) as here:
+        head, _, body = raw_post(here.port, {}).partition(b"\r\n\r\n")
+        reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+        writer.write(head + b"\r\nExpect: 100-continue\r\n\r\n")
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(body)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK\r\n")
+        writer.close()
+        await writer.wait_closed()

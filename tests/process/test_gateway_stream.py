@@ -33,7 +33,7 @@ from tests.process.gateway_fake import (
 TOLD = {"message": "worker garage is lost: no link for 20 s", "param": None, "code": "upstream_lost"}
 
 
-def test_each_event_is_passed_on_before_the_next_is_made() -> None:
+async def test_each_event_is_passed_on_before_the_next_is_made() -> None:
     """Lockstep: the fake makes an event only after the client has read the one before."""
     read = asyncio.Semaphore(0)
 
@@ -45,16 +45,13 @@ def test_each_event_is_passed_on_before_the_next_is_made() -> None:
         await response.write(DONE)
         return response
 
-    async def scenario() -> None:
-        async with world(answer) as here:
-            reply = await here.chat(stream=True)
-            for number in range(20):
-                assert await reply.content.readuntil(b"\n\n") == chunk(str(number))
-                read.release()
-            assert await reply.read() == DONE
-            assert here.upstream.told == [(number, True) for number in range(1, 21)]
-
-    asyncio.run(scenario())
+    async with world(answer) as here:
+        reply = await here.chat(stream=True)
+        for number in range(20):
+            assert await reply.content.readuntil(b"\n\n") == chunk(str(number))
+            read.release()
+        assert await reply.read() == DONE
+        assert here.upstream.told == [(number, True) for number in range(1, 21)]
 
 
 def test_bytes_are_unchanged_however_they_are_cut() -> None:
@@ -109,14 +106,11 @@ def test_an_answer_that_was_made_alone_tells_how_fast_the_model_is() -> None:
     assert told[0] == (timings, False) and len(told) == 2
 
 
-def test_a_whole_answer_tells_as_well() -> None:
-    async def scenario() -> None:
-        body = {"usage": {"completion_tokens": 2}, "timings": json.loads(TIMED[5:])["timings"]}
-        async with world(says(200, body)) as here:
-            await (await here.chat(stream=False)).read()
-            assert here.upstream.answers == [(AnswerTimings(80, 0.04, 2, 0.01), True)]
-
-    asyncio.run(scenario())
+async def test_a_whole_answer_tells_as_well() -> None:
+    body = {"usage": {"completion_tokens": 2}, "timings": json.loads(TIMED[5:])["timings"]}
+    async with world(says(200, body)) as here:
+        await (await here.chat(stream=False)).read()
+        assert here.upstream.answers == [(AnswerTimings(80, 0.04, 2, 0.01), True)]
 
 
 QUICK = GatewayConfig(port=0, keepalive_seconds=0.02)
@@ -160,122 +154,109 @@ def in_steps(*steps: bytes) -> Answer:
     return answer
 
 
-def test_a_silent_path_is_told_in_streams_refused_to_others_and_over_once_it_is_back() -> None:
+async def test_a_silent_path_is_told_in_streams_refused_to_others_and_over_once_it_is_back() -> None:
     why = "no connection to worker\nanna for 10 s"
     told = b": no connection to worker anna for 10 s\n\n"
 
-    async def scenario() -> None:
-        config = GatewayConfig(port=0, keepalive_seconds=1.5)
-        async with world(in_steps(chunk("a"), b"data: {", b"}\n\n"), config=config) as here:
-            reply = await here.chat(stream=True)
-            here.server.let_go.set()
-            assert await next_but_comments(reply) == chunk("a")
-            ready = here.upstream.readiness
-            here.upstream.readiness = Readiness(ModelState.DEGRADED, why)
-            for _ in range(2):
-                assert await reply.content.readuntil(b"\n\n") == told
-            refused = await here.chat()
-            assert refused.status == 503
-            assert refused.headers["Retry-After"]
-            assert (await refused.json())["error"]["code"] == "model_degraded"
-            async with here.http.get(f"{here.url}/health") as health:
-                said = await health.json()
-                assert (health.status, said["status"], said["reason"]) == (503, "degraded", why)
-            assert len(here.server.seen) == 1, "nothing waits in line behind the first"
-            here.upstream.readiness = ready
-            assert is_keep_alive(await reply.content.readuntil(b"\n\n"))
-            here.server.let_go.set()
-            await here.server.until_written(len(chunk("a")) + 1)
-            here.upstream.readiness = Readiness(ModelState.DEGRADED, why)
-            here.server.let_go.set()
-            assert await next_but_comments(reply) == b"data: {}\n\n", "no comment within an event"
-            reply.close()
-
-    asyncio.run(scenario())
+    config = GatewayConfig(port=0, keepalive_seconds=1.5)
+    async with world(in_steps(chunk("a"), b"data: {", b"}\n\n"), config=config) as here:
+        reply = await here.chat(stream=True)
+        here.server.let_go.set()
+        assert await next_but_comments(reply) == chunk("a")
+        ready = here.upstream.readiness
+        here.upstream.readiness = Readiness(ModelState.DEGRADED, why)
+        for _ in range(2):
+            assert await reply.content.readuntil(b"\n\n") == told
+        refused = await here.chat()
+        assert refused.status == 503
+        assert refused.headers["Retry-After"]
+        assert (await refused.json())["error"]["code"] == "model_degraded"
+        async with here.http.get(f"{here.url}/health") as health:
+            said = await health.json()
+            assert (health.status, said["status"], said["reason"]) == (503, "degraded", why)
+        assert len(here.server.seen) == 1, "nothing waits in line behind the first"
+        here.upstream.readiness = ready
+        assert is_keep_alive(await reply.content.readuntil(b"\n\n"))
+        here.server.let_go.set()
+        await here.server.until_written(len(chunk("a")) + 1)
+        here.upstream.readiness = Readiness(ModelState.DEGRADED, why)
+        here.server.let_go.set()
+        assert await next_but_comments(reply) == b"data: {}\n\n", "no comment within an event"
+        reply.close()
 
 
-def test_silence_is_filled_with_comments_before_the_first_byte_between_and_never_within_events() -> None:
-    async def scenario() -> None:
-        async with world(in_steps(chunk("a"), b"data: {", b"}\n\n"), config=QUICK) as here:
-            reply = await here.chat(stream=True)
-            for _ in range(3):
-                assert is_comment(await reply.content.readuntil(b"\n\n"))
-            here.server.let_go.set()
-            assert await next_but_comments(reply) == chunk("a")
-            here.server.let_go.set()
-            await here.server.until_written(len(chunk("a")) + 1)
-            for _ in range(3):
-                assert is_comment(await reply.content.readuntil(b"\n\n"))
-            here.server.let_go.set()
-            assert await next_but_comments(reply) == b"data: {}\n\n"
-            reply.close()
-
-    asyncio.run(scenario())
+async def test_silence_is_filled_with_comments_before_the_first_byte_between_and_never_within_events() -> (
+    None
+):
+    async with world(in_steps(chunk("a"), b"data: {", b"}\n\n"), config=QUICK) as here:
+        reply = await here.chat(stream=True)
+        for _ in range(3):
+            assert is_comment(await reply.content.readuntil(b"\n\n"))
+        here.server.let_go.set()
+        assert await next_but_comments(reply) == chunk("a")
+        here.server.let_go.set()
+        await here.server.until_written(len(chunk("a")) + 1)
+        for _ in range(3):
+            assert is_comment(await reply.content.readuntil(b"\n\n"))
+        here.server.let_go.set()
+        assert await next_but_comments(reply) == b"data: {}\n\n"
+        reply.close()
 
 
 LONG = b"data: " + b"x" * (2 * EVENT_BYTES)
 
 
-def test_an_event_too_long_to_hold_is_not_interrupted_by_comments() -> None:
-    async def scenario() -> None:
-        async with world(in_steps(LONG, b"y\n\n", chunk("b")), config=QUICK) as here:
-            reply = await here.chat(stream=True)
+async def test_an_event_too_long_to_hold_is_not_interrupted_by_comments() -> None:
+    async with world(in_steps(LONG, b"y\n\n", chunk("b")), config=QUICK) as here:
+        reply = await here.chat(stream=True)
+        here.server.let_go.set()
+        head = await reply.content.readuntil(b"data: ")
+        begun = await reply.content.readexactly(EVENT_BYTES)
+        assert begun == b"x" * EVENT_BYTES
+        assert is_comment(head.removesuffix(b"data: ") or b":\n\n")
+        # as many silences as a comment would need go by while another stream gets its comments
+        other = await here.chat(stream=True)
+        for _ in range(4):
+            assert is_comment(await other.content.readuntil(b"\n\n"))
+        other.close()
+        await here.server.until(lambda: here.server.cancelled == 1)
+        here.server.let_go.set()
+        rest = await reply.content.readuntil(b"\n\n")
+        assert set(rest) == set(b"xy\n")
+        assert is_comment(await reply.content.readuntil(b"\n\n"))
+        reply.close()
+
+
+async def test_an_upstream_that_dies_within_a_long_event_ends_that_event_first() -> None:
+    async with world(in_steps(LONG, b"")) as here:
+        asked = asyncio.ensure_future(here.chat(stream=True))
+        here.server.let_go.set()
+        reply = await asked
+        await reply.content.readexactly(len(b"data: ") + EVENT_BYTES)
+        here.server.let_go.set()
+        begun, error, nothing = (await reply.read()).split(b"\n\n")
+        assert set(begun) == set(b"x")
+        assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "upstream_lost"
+        assert nothing == b""
+
+
+async def test_an_upstream_that_dies_in_mid_stream_ends_it_with_an_error_event() -> None:
+    async with world(in_steps(chunk("a"), chunk("b"), b'data: {"half', b"")) as here:
+        asked = asyncio.ensure_future(here.chat(stream=True))
+        here.server.let_go.set()
+        reply = await asked
+        for text in ("a", "b"):
+            assert await reply.content.readuntil(b"\n\n") == chunk(text)
             here.server.let_go.set()
-            head = await reply.content.readuntil(b"data: ")
-            begun = await reply.content.readexactly(EVENT_BYTES)
-            assert begun == b"x" * EVENT_BYTES
-            assert is_comment(head.removesuffix(b"data: ") or b":\n\n")
-            # as many silences as a comment would need go by while another stream gets its comments
-            other = await here.chat(stream=True)
-            for _ in range(4):
-                assert is_comment(await other.content.readuntil(b"\n\n"))
-            other.close()
-            await here.server.until(lambda: here.server.cancelled == 1)
-            here.server.let_go.set()
-            rest = await reply.content.readuntil(b"\n\n")
-            assert set(rest) == set(b"xy\n")
-            assert is_comment(await reply.content.readuntil(b"\n\n"))
-            reply.close()
-
-    asyncio.run(scenario())
-
-
-def test_an_upstream_that_dies_within_a_long_event_ends_that_event_first() -> None:
-    async def scenario() -> None:
-        async with world(in_steps(LONG, b"")) as here:
-            asked = asyncio.ensure_future(here.chat(stream=True))
-            here.server.let_go.set()
-            reply = await asked
-            await reply.content.readexactly(len(b"data: ") + EVENT_BYTES)
-            here.server.let_go.set()
-            begun, error, nothing = (await reply.read()).split(b"\n\n")
-            assert set(begun) == set(b"x")
-            assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "upstream_lost"
-            assert nothing == b""
-
-    asyncio.run(scenario())
-
-
-def test_an_upstream_that_dies_in_mid_stream_ends_it_with_an_error_event() -> None:
-    async def scenario() -> None:
-        async with world(in_steps(chunk("a"), chunk("b"), b'data: {"half', b"")) as here:
-            asked = asyncio.ensure_future(here.chat(stream=True))
-            here.server.let_go.set()
-            reply = await asked
-            for text in ("a", "b"):
-                assert await reply.content.readuntil(b"\n\n") == chunk(text)
-                here.server.let_go.set()
-            await here.server.until_written(len(chunk("a") + chunk("b")) + 1)
-            here.server.let_go.set()
-            event, nothing = (await reply.read()).split(b"\n\n")
-            assert nothing == b""  # and no [DONE]
-            error = json.loads(event.removeprefix(b"data: "))["error"]
-            assert (error["type"], error["code"]) == ("upstream_error", "upstream_lost")
-            assert "llama-server" in error["message"]
-            assert len(here.upstream.broke) == 1
-            assert (here.gateway.status.tokens, here.upstream.under_way) == (2, 0)
-
-    asyncio.run(scenario())
+        await here.server.until_written(len(chunk("a") + chunk("b")) + 1)
+        here.server.let_go.set()
+        event, nothing = (await reply.read()).split(b"\n\n")
+        assert nothing == b""  # and no [DONE]
+        error = json.loads(event.removeprefix(b"data: "))["error"]
+        assert (error["type"], error["code"]) == ("upstream_error", "upstream_lost")
+        assert "llama-server" in error["message"]
+        assert len(here.upstream.broke) == 1
+        assert (here.gateway.status.tokens, here.upstream.under_way) == (2, 0)
 
 
 @pytest.mark.parametrize(
@@ -286,72 +267,63 @@ def test_an_upstream_that_dies_in_mid_stream_ends_it_with_an_error_event() -> No
         ("/v1/messages", ("error", "message")),
     ],
 )
-def test_a_worker_lost_in_mid_stream_is_told_in_the_words_of_the_head(
+async def test_a_worker_lost_in_mid_stream_is_told_in_the_words_of_the_head(
     path: str, place: tuple[str, ...]
 ) -> None:
     """llama-server ends without a word; its head knows why."""
 
-    async def scenario() -> None:
-        async with world(in_steps(chunk("a"), b"")) as here:
-            here.upstream.knows = str(TOLD["message"])
-            body = {**HI, "input": "hi", "stream": True, "max_tokens": 9}
+    async with world(in_steps(chunk("a"), b"")) as here:
+        here.upstream.knows = str(TOLD["message"])
+        body = {**HI, "input": "hi", "stream": True, "max_tokens": 9}
+        here.server.let_go.set()
+        async with here.http.post(here.url + path, json=body) as reply:
+            assert reply.status == 200
+            assert b'"a"' in await reply.content.readuntil(b'"a"')
             here.server.let_go.set()
-            async with here.http.post(here.url + path, json=body) as reply:
-                assert reply.status == 200
-                assert b'"a"' in await reply.content.readuntil(b'"a"')
-                here.server.let_go.set()
-                *_, last, nothing = (await reply.read()).split(b"\n\n")
-            told = json.loads(last.partition(b"data: ")[2])
-            for name in place:
-                told = told[name]
-            assert told == TOLD["message"]
-            assert nothing == b""
-            assert len(here.upstream.broke) == 1
-
-    asyncio.run(scenario())
+            *_, last, nothing = (await reply.read()).split(b"\n\n")
+        told = json.loads(last.partition(b"data: ")[2])
+        for name in place:
+            told = told[name]
+        assert told == TOLD["message"]
+        assert nothing == b""
+        assert len(here.upstream.broke) == 1
 
 
-def test_an_upstream_that_dies_before_its_headers_after_a_comment_gives_an_error_event() -> None:
+async def test_an_upstream_that_dies_before_its_headers_after_a_comment_gives_an_error_event() -> None:
     async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
         await server.let_go.wait()
         die(request)
         return web.Response()
 
-    async def scenario() -> None:
-        async with world(answer, config=QUICK) as here:
-            here.upstream.knows = str(TOLD["message"])
-            reply = await here.chat(stream=True)
-            assert (await reply.content.readuntil(b"\n\n")).startswith(b":")
-            here.server.let_go.set()
-            events = [part for part in (await reply.read()).split(b"\n\n") if part and part[:1] != b":"]
-            assert len(events) == 1
-            error = json.loads(events[0].removeprefix(b"data: "))["error"]
-            assert error == {**TOLD, "type": "upstream_error"}
-
-    asyncio.run(scenario())
+    async with world(answer, config=QUICK) as here:
+        here.upstream.knows = str(TOLD["message"])
+        reply = await here.chat(stream=True)
+        assert (await reply.content.readuntil(b"\n\n")).startswith(b":")
+        here.server.let_go.set()
+        events = [part for part in (await reply.read()).split(b"\n\n") if part and part[:1] != b":"]
+        assert len(events) == 1
+        error = json.loads(events[0].removeprefix(b"data: "))["error"]
+        assert error == {**TOLD, "type": "upstream_error"}
 
 
-def test_an_error_of_llama_server_after_a_comment_becomes_an_event() -> None:
+async def test_an_error_of_llama_server_after_a_comment_becomes_an_event() -> None:
     async def answer(server: FakeServer, _request: web.BaseRequest) -> web.StreamResponse:
         await server.let_go.wait()
         error = {"code": 400, "message": "too long", "type": "invalid_request_error"}
         return web.json_response({"error": error}, status=400)
 
-    async def scenario() -> None:
-        async with world(answer, config=QUICK) as here:
-            here.upstream.knows = str(TOLD["message"])
-            reply = await here.chat(stream=True)
-            assert (await reply.content.readuntil(b"\n\n")).startswith(b":")
-            here.server.let_go.set()
-            events = [part for part in (await reply.read()).split(b"\n\n") if part and part[:1] != b":"]
-            error = json.loads(events[0].removeprefix(b"data: "))["error"]
-            assert (error["message"], error["type"]) == ("too long", "invalid_request_error")
-            assert here.upstream.broke == []
-
-    asyncio.run(scenario())
+    async with world(answer, config=QUICK) as here:
+        here.upstream.knows = str(TOLD["message"])
+        reply = await here.chat(stream=True)
+        assert (await reply.content.readuntil(b"\n\n")).startswith(b":")
+        here.server.let_go.set()
+        events = [part for part in (await reply.read()).split(b"\n\n") if part and part[:1] != b":"]
+        error = json.loads(events[0].removeprefix(b"data: "))["error"]
+        assert (error["message"], error["type"]) == ("too long", "invalid_request_error")
+        assert here.upstream.broke == []
 
 
-def test_a_client_that_hangs_up_ends_the_generation_fifty_times() -> None:
+async def test_a_client_that_hangs_up_ends_the_generation_fifty_times() -> None:
     async def forever(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
         response = await begin_stream(request)
         await response.write(chunk("a"))
@@ -374,21 +346,18 @@ def test_a_client_that_hangs_up_ends_the_generation_fifty_times() -> None:
         await here.server.until(lambda: here.server.cancelled == number + 1)
         await writer.wait_closed()
 
-    async def scenario() -> None:
-        async with world(forever) as here:
-            for number in range(10):
-                await turn(here, number)
-            await here.until_idle()
-            before = open_files()
-            for number in range(10, 50):
-                await turn(here, number)
-            await here.until_idle()
-            assert here.server.active == 0
-            assert open_files() <= before
-            assert here.upstream.broke == []
-            assert "gateway keep-alive" not in {task.get_name() for task in asyncio.all_tasks()}
-
-    asyncio.run(scenario())
+    async with world(forever) as here:
+        for number in range(10):
+            await turn(here, number)
+        await here.until_idle()
+        before = open_files()
+        for number in range(10, 50):
+            await turn(here, number)
+        await here.until_idle()
+        assert here.server.active == 0
+        assert open_files() <= before
+        assert here.upstream.broke == []
+        assert "gateway keep-alive" not in {task.get_name() for task in asyncio.all_tasks()}
 
 
 STREAM_BYTES = 48 << 20
@@ -396,21 +365,18 @@ STREAM_BYTES = 48 << 20
 MOST_HELD = 12 << 20
 
 
-def test_a_client_that_does_not_read_holds_the_upstream_up() -> None:
+async def test_a_client_that_does_not_read_holds_the_upstream_up() -> None:
     """What the fake could write lies in some buffer: the gateway holds no more than that."""
     piece = chunk("x" * 8000)
 
-    async def scenario() -> None:
-        async with world(pours(piece, least=STREAM_BYTES)) as here:
-            connector = aiohttp.TCPConnector(socket_factory=small_window)
-            async with aiohttp.ClientSession(connector=connector) as http:
-                async with http.post(f"{here.url}/completion", json={"stream": True}) as reply:
-                    assert await here.server.held_up() < MOST_HELD
-                    received = hashlib.sha256()
-                    async for data in reply.content.iter_any():
-                        received.update(data)
-            assert here.server.written >= STREAM_BYTES
-            sent = hashlib.sha256(piece * (here.server.written // len(piece)))
-            assert received.digest() == sent.digest()
-
-    asyncio.run(scenario())
+    async with world(pours(piece, least=STREAM_BYTES)) as here:
+        connector = aiohttp.TCPConnector(socket_factory=small_window)
+        async with aiohttp.ClientSession(connector=connector) as http:
+            async with http.post(f"{here.url}/completion", json={"stream": True}) as reply:
+                assert await here.server.held_up() < MOST_HELD
+                received = hashlib.sha256()
+                async for data in reply.content.iter_any():
+                    received.update(data)
+        assert here.server.written >= STREAM_BYTES
+        sent = hashlib.sha256(piece * (here.server.written // len(piece)))
+        assert received.digest() == sent.digest()

@@ -147,15 +147,6 @@ def test_networks_that_come_and_go_are_told_their_own_addresses(lan: Lan) -> Non
         bert.until("found anna .*10.1.0.77:7001/tcp.*")
 
 
-def test_a_joiner_finds_the_node_of_its_token(lan: Lan) -> None:
-    lan.plug("a", 1)
-    lan.plug("b", 1)
-    with node(lan, "a", "announce", "m", "anna", "7001"), node(lan, "b", "find", "m", "anna", "15") as joiner:
-        assert joiner.until("found.*").split()[1:] == ["10.1.0.1:7001/tcp", "[fd01::1]:7001/tcp"]
-    with node(lan, "b", "find", "m", "anna", "0.5") as joiner:
-        assert joiner.until("found.*") == "found"
-
-
 POISON = """
 import socket, struct
 def name(*labels): return b"".join(bytes([len(one)]) + one for one in labels) + bytes(1)

@@ -22,7 +22,6 @@ from tests.process.scenes import (
     nothing_with,
     owned,
     pid_of,
-    play,
     processes,
     read_pids,
     until_dead,
@@ -52,66 +51,54 @@ def lines_of(process: subprocess.Popen[bytes], count: int) -> bytes:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT])
-def test_nothing_is_left_when_the_owner_is_killed(tmp_path: Path, number: signal.Signals) -> None:
-    async def scene() -> None:
-        with parent(tmp_path, "--fork", "--ignore-term") as process:
-            pids = read_pids(lines_of(process, 2))
-            assert living(pids.values()) == set(pids.values()), "all three must run before"
-            process.send_signal(number)
-            async with asyncio.timeout(SOON):
-                await until_dead(pids.values())
-
-    play(scene)
+async def test_nothing_is_left_when_the_owner_is_killed(tmp_path: Path, number: signal.Signals) -> None:
+    with parent(tmp_path, "--fork", "--ignore-term") as process:
+        pids = read_pids(lines_of(process, 2))
+        assert living(pids.values()) == set(pids.values()), "all three must run before"
+        process.send_signal(number)
+        async with asyncio.timeout(SOON):
+            await until_dead(pids.values())
 
 
-def test_nothing_is_left_when_the_owner_is_killed_in_the_middle_of_a_start(tmp_path: Path) -> None:
-    async def scene() -> None:
-        for turn in range(TIMES):
-            marker = uuid.uuid4().hex
-            with parent(tmp_path, "--fork", "--ignore-term", marker=marker) as process:
-                lines_of(process, 1)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout=turn * 0.0015)  # a start takes about 25 ms
-                process.kill()
-                process.wait()
-            await look_until(partial(nothing_with, marker))
-
-    play(scene)
+async def test_nothing_is_left_when_the_owner_is_killed_in_the_middle_of_a_start(tmp_path: Path) -> None:
+    for turn in range(TIMES):
+        marker = uuid.uuid4().hex
+        with parent(tmp_path, "--fork", "--ignore-term", marker=marker) as process:
+            lines_of(process, 1)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=turn * 0.0015)  # a start takes about 25 ms
+            process.kill()
+            process.wait()
+        await look_until(partial(nothing_with, marker))
 
 
-def test_the_guard_ignores_what_is_meant_for_the_child(tmp_path: Path) -> None:
-    async def scene() -> None:
-        async with owned(Maker(tmp_path, "--ignore-term")) as child:
-            await child.ensure_ready()
-            pid = pid_of(child)
-            guard = os.getpgid(pid)
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
-                os.kill(guard, number)
-            os.kill(guard, signal.SIGSTOP)
-            os.kill(guard, signal.SIGCONT)
-            # it was told all that before it is told to end: had one of them ended it, it would be gone first
-            assert living((pid, guard)) == {pid, guard}
-            os.kill(pid, signal.SIGKILL)
-            await child.wait_changed(child.status)
-            assert not living((pid, guard))
-
-    play(scene)
+async def test_the_guard_ignores_what_is_meant_for_the_child(tmp_path: Path) -> None:
+    async with owned(Maker(tmp_path, "--ignore-term")) as child:
+        await child.ensure_ready()
+        pid = pid_of(child)
+        guard = os.getpgid(pid)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
+            os.kill(guard, number)
+        os.kill(guard, signal.SIGSTOP)
+        os.kill(guard, signal.SIGCONT)
+        # it was told all that before it is told to end: had one of them ended it, it would be gone first
+        assert living((pid, guard)) == {pid, guard}
+        os.kill(pid, signal.SIGKILL)
+        await child.wait_changed(child.status)
+        assert not living((pid, guard))
 
 
-def test_a_killed_guard_is_replaced_in_the_same_group(tmp_path: Path) -> None:
-    async def scene() -> None:
-        async with owned(Maker(tmp_path)) as child:
-            await child.ensure_ready()
-            pid = pid_of(child)
-            group = os.getpgid(pid)
-            os.kill(group, signal.SIGKILL)
-            await look_until(lambda: bool(guards_in(group) - {group}))
-            others = guards_in(group) - {group}
-            assert child.status.pid == pid, "the child itself must not notice"
-            await child.stop()
-            assert not living({pid, *others})
-
-    play(scene)
+async def test_a_killed_guard_is_replaced_in_the_same_group(tmp_path: Path) -> None:
+    async with owned(Maker(tmp_path)) as child:
+        await child.ensure_ready()
+        pid = pid_of(child)
+        group = os.getpgid(pid)
+        os.kill(group, signal.SIGKILL)
+        await look_until(lambda: bool(guards_in(group) - {group}))
+        others = guards_in(group) - {group}
+        assert child.status.pid == pid, "the child itself must not notice"
+        await child.stop()
+        assert not living({pid, *others})
 
 
 def guards_in(group: int) -> set[int]:
@@ -124,28 +111,22 @@ def guards_in(group: int) -> set[int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_the_guard_holds_no_descriptor_but_its_own(tmp_path: Path) -> None:
-    async def scene() -> None:
-        read_end, write_end = os.pipe()
-        os.set_inheritable(write_end, True)
-        try:
-            async with owned(Maker(tmp_path, pass_fds=(write_end,))) as child:
-                await child.ensure_ready()
-                guard = os.getpgid(pid_of(child))
-                held = held_by(guard)
-                assert set(held) == {0, 1, 2}
-                assert held_by(os.getpid())[write_end] not in held.values()
-        finally:
-            os.close(read_end)
-            os.close(write_end)
-
-    play(scene)
-
-
-def test_the_group_is_never_the_owners(tmp_path: Path) -> None:
-    async def scene() -> None:
-        async with owned(Maker(tmp_path)) as child:
+async def test_the_guard_holds_no_descriptor_but_its_own(tmp_path: Path) -> None:
+    read_end, write_end = os.pipe()
+    os.set_inheritable(write_end, True)
+    try:
+        async with owned(Maker(tmp_path, pass_fds=(write_end,))) as child:
             await child.ensure_ready()
-            assert os.getpgid(pid_of(child)) != os.getpgrp()
+            guard = os.getpgid(pid_of(child))
+            held = held_by(guard)
+            assert set(held) == {0, 1, 2}
+            assert held_by(os.getpid())[write_end] not in held.values()
+    finally:
+        os.close(read_end)
+        os.close(write_end)
 
-    play(scene)
+
+async def test_the_group_is_never_the_owners(tmp_path: Path) -> None:
+    async with owned(Maker(tmp_path)) as child:
+        await child.ensure_ready()
+        assert os.getpgid(pid_of(child)) != os.getpgrp()

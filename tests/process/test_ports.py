@@ -10,7 +10,7 @@ from meshd.base.port_holder import port_holder
 from meshd.process import ports
 from meshd.process.ports import listening_socket
 
-from tests.process.scenes import Maker, owned, pid_of, play
+from tests.process.scenes import Maker, owned, pid_of
 
 
 def test_a_socket_listens_and_is_not_inherited_by_accident() -> None:
@@ -30,21 +30,18 @@ def test_no_descriptor_left_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         listening_socket()
 
 
-def test_a_child_serves_on_the_socket_it_was_handed(tmp_path: Path) -> None:
-    async def scene() -> None:
-        with listening_socket() as listener:
-            port = listener.getsockname()[1]
-            fd = listener.fileno()
-            async with owned(Maker(tmp_path, "--listen-fd", str(fd), pass_fds=(fd,))) as child:
-                await child.ensure_ready()
-                listener.close()  # now the child alone holds it
-                with socket.create_connection(("127.0.0.1", port), timeout=5):
-                    pass
-                holder = port_holder("127.0.0.1", port)
-                assert holder is not None
-                assert f"(pid {pid_of(child)})" in holder
-            assert port_holder("127.0.0.1", port) is None
-            with pytest.raises(ConnectionRefusedError):
-                socket.create_connection(("127.0.0.1", port), timeout=5)
-
-    play(scene)
+async def test_a_child_serves_on_the_socket_it_was_handed(tmp_path: Path) -> None:
+    with listening_socket() as listener:
+        port = listener.getsockname()[1]
+        fd = listener.fileno()
+        async with owned(Maker(tmp_path, "--listen-fd", str(fd), pass_fds=(fd,))) as child:
+            await child.ensure_ready()
+            listener.close()  # now the child alone holds it
+            with socket.create_connection(("127.0.0.1", port), timeout=5):
+                pass
+            holder = port_holder("127.0.0.1", port)
+            assert holder is not None
+            assert f"(pid {pid_of(child)})" in holder
+        assert port_holder("127.0.0.1", port) is None
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=5)

@@ -12,8 +12,6 @@ from meshd.base.errors import UserError
 from meshd.process import ready as ready_probes
 from meshd.process.ready import LineSeen, http_200, port_open
 
-from tests.process.scenes import play
-
 SHORT = 0.05  # seconds; for questions that nobody answers
 
 
@@ -61,23 +59,17 @@ async def answering(answer: bytes | None) -> AsyncIterator[Path]:
         (None, False),
     ],
 )
-def test_http_200(answer: bytes | None, ready: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_http_200(answer: bytes | None, ready: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ready_probes, "QUESTION_SECONDS", SHORT if answer is None else 10.0)
 
-    async def scene() -> None:
-        async with answering(answer) as path:
-            probe = http_200(path)
-            assert await probe() is ready
-
-    play(scene)
+    async with answering(answer) as path:
+        probe = http_200(path)
+        assert await probe() is ready
 
 
-def test_no_socket_is_not_ready(tmp_path: Path) -> None:
-    async def scene() -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            assert not await http_200(Path(folder, "none"))()
-
-    play(scene)
+async def test_no_socket_is_not_ready(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        assert not await http_200(Path(folder, "none"))()
 
 
 def test_a_socket_path_that_is_too_long_is_said_at_once() -> None:
@@ -85,40 +77,31 @@ def test_a_socket_path_that_is_too_long_is_said_at_once() -> None:
         http_200(Path("/" + "x" * 120))
 
 
-def test_a_cancelled_probe_leaves_nothing() -> None:
-    async def scene() -> None:
-        async with answering(None) as path:
-            asking = asyncio.ensure_future(http_200(path)())
-            for _ in range(5):
-                await asyncio.sleep(0)
-            asking.cancel()
-            await asyncio.wait([asking])
-            assert asking.cancelled()
-
-    play(scene)
+async def test_a_cancelled_probe_leaves_nothing() -> None:
+    async with answering(None) as path:
+        asking = asyncio.ensure_future(http_200(path)())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait([asking])
+        assert asking.cancelled()
 
 
-def test_a_line_is_seen_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_line_is_seen_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ready_probes, "QUESTION_SECONDS", SHORT)
 
-    async def scene() -> None:
-        seen = LineSeen(r"port (\d+)")
-        seen.see("nothing of it")
-        assert not await seen()
-        asking = asyncio.ensure_future(seen())
-        seen.see("listening on port 12")
-        seen.see("listening on port 13")
-        assert await asking
-        assert seen.line == "listening on port 12"
-
-    play(scene)
+    seen = LineSeen(r"port (\d+)")
+    seen.see("nothing of it")
+    assert not await seen()
+    asking = asyncio.ensure_future(seen())
+    seen.see("listening on port 12")
+    seen.see("listening on port 13")
+    assert await asking
+    assert seen.line == "listening on port 12"
 
 
-def test_a_port_is_open_or_not() -> None:
-    async def main() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
-            assert await port_open(port)()
-        assert not await port_open(port)()
-
-    play(main)
+async def test_a_port_is_open_or_not() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert await port_open(port)()
+    assert not await port_open(port)()

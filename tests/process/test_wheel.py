@@ -68,7 +68,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
     assert done.returncode == 0, done.stderr
     done = _run(
         *(sys.executable, "-m", "pip", "--python", venv, "--disable-pip-version-check", "install", "--quiet"),
-        *("--no-deps", "--no-index", wheel),
+        *("--no-deps", "--no-index", "--no-compile", wheel),
         cwd=folder,
     )
     assert done.returncode == 0, done.stderr

@@ -53,6 +53,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         self._now = 1000.0
+        self._has_found = False  # in this turn, so that the next one comes before the clock moves
+        self._watchers: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         super().__init__(_JumpSelector(self._turn, self._jump))
         self._clock_resolution = math.ulp(self._now)
 
@@ -60,8 +62,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Virtual seconds."""
         return self._now
 
+    def stand_still(self, seconds: float) -> None:
+        """Let time pass in which this process runs nothing."""
+        self._now += seconds
+
     def _turn(self) -> None:
         """All that was ready has run."""
+        self._has_found = self._watchers != [] and self._look()
 
     def call_at(
         self,
@@ -85,11 +92,37 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             done.set_exception(error)
         return done
 
+    def seen(self, true: Callable[[], bool]) -> asyncio.Future[None]:
+        """Return what is done after the first turn after which something is true."""
+        found: asyncio.Future[None] = self.create_future()
+        self._watchers.append((true, found))
+        return found
+
+    def _look(self) -> bool:
+        """Return whether a watcher has seen what it waits for."""
+        waiting = [one for one in self._watchers if not one[1].done()]  # a deadline cancels
+        self._watchers = [one for one in waiting if not one[0]()]
+        for one in waiting:
+            if one not in self._watchers:
+                one[1].set_result(None)
+        return len(self._watchers) < len(waiting)
+
     def _jump(self, timeout: float | None) -> None:
+        if self._has_found:
+            return
         if timeout is None:
             raise RuntimeError("everything waits, and no timer is set: this would hang for ever")
         self._now += timeout
         self._clock_resolution = math.ulp(self._now)
+
+
+async def until(true: Callable[[], bool], *, seconds: float = 100.0) -> None:
+    """Wait on a virtual clock until something is true, if only for a turn of the loop."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    if not true():
+        async with asyncio.timeout(seconds):
+            await loop.seen(true)
 
 
 def run(main: Coroutine[Any, Any, Result]) -> Result:

@@ -118,7 +118,7 @@ def test_a_process_that_was_stopped_goes_on_over_the_link_that_still_answers() -
             stream = leader.mesh.open_stream(follower.peer, "echo", metadata={})
             for seconds in (3, 10, 50, 3600):
                 await asyncio.sleep(20)
-                loop._now += seconds  # SIGSTOP, SIGCONT
+                loop.stand_still(seconds)  # SIGSTOP, SIGCONT
                 assert await exchange(stream, b"hello") == b"hello"
                 await asyncio.sleep(10)
                 for node, other in (pair, pair[::-1]):
@@ -139,13 +139,13 @@ def test_sleep_is_told_by_either_clock_and_a_busy_machine_does_not_count() -> No
         await asyncio.sleep(10)
         ahead += SLEPT_LEAST - 0.1
         await asyncio.sleep(10)
-        loop._now += SLEPT_LEAST - 0.1
+        loop.stand_still(SLEPT_LEAST - 0.1)
         await asyncio.sleep(10)
         assert told == []
         ahead += 600
         await asyncio.sleep(3)
         assert told == [pytest.approx(600)]
-        loop._now += 30
+        loop.stand_still(30)
         await asyncio.sleep(3)
         assert told[1:] == [pytest.approx(30, abs=CLOCK_LOOK_SECONDS)]
         await asyncio.sleep(100)

@@ -17,7 +17,7 @@ from meshd.peer.interface import PeerState, Stream
 from meshd.peer.messages import MessageStream
 from meshd.wire.serving import SERVING_SERVICE, ServingTold
 
-from tests.conformance.run import run, until
+from tests.conformance.run import until
 from tests.unit.head.fake_mesh import FakeMesh, Net
 from tests.unit.identity.cast import ROOT, certificate
 
@@ -104,17 +104,14 @@ async def scene() -> AsyncIterator[Scene]:
         owner.cancel()
 
 
-def test_a_late_head_of_another_invite_is_asked() -> None:
-    async def main() -> None:
-        async with scene() as it:
-            bad = [it.head(f"{invite} {number}", invite) for invite in ("one", "two") for number in range(12)]
-            await until(lambda: len(it.told) == HEADS_FOLLOWED.most)
-            it.head("honest", "home")
-            await until(lambda: "honest" in it.told)
-            assert len(it.follower.known()) == HEADS_FOLLOWED.most
-            for mesh in bad[:20]:
-                mesh.role = "worker"
-                mesh.say(PeerState.CONNECTED)
-            await until(lambda: it.told == {"honest", *(mesh.name for mesh in bad[20:])})
-
-    run(main())
+async def test_a_late_head_of_another_invite_is_asked() -> None:
+    async with scene() as it:
+        bad = [it.head(f"{invite} {number}", invite) for invite in ("one", "two") for number in range(12)]
+        await until(lambda: len(it.told) == HEADS_FOLLOWED.most)
+        it.head("honest", "home")
+        await until(lambda: "honest" in it.told)
+        assert len(it.follower.known()) == HEADS_FOLLOWED.most
+        for mesh in bad[:20]:
+            mesh.role = "worker"
+            mesh.say(PeerState.CONNECTED)
+        await until(lambda: it.told == {"honest", *(mesh.name for mesh in bad[20:])})

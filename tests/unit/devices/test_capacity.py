@@ -17,6 +17,8 @@ from meshd.wire.lease import Introduced
 from tests.sim.loop import run
 from tests.unit.devices.capacity_scene import CPU, KINDS, scene
 
+pytestmark = pytest.mark.virtual
+
 MEASURED = tuple(TimedLayer(kind, tokens, 1_000_000 * tokens) for kind in (0, 1) for tokens in (1, 128))
 MEASURE = AskCapacity(KINDS, measure=True)
 
@@ -25,73 +27,58 @@ def quiet(_peer: object, _text: str) -> None:
     pass
 
 
-def test_it_tells_what_it_knows_and_measures_only_when_asked_to(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            worker = it.teller("worker")
-            told: list[str] = []
-            peer = worker.mesh.key.peer
-            known = await ask_capacity(it.head, peer, AskCapacity(KINDS), told.append)
-            assert known.devices[0].device == CPU and known.devices[0].times == ()
-            assert known.machine == "machine of worker" and worker.bench.timings == []
-            measured = await ask_capacity(it.head, peer, MEASURE, told.append)
-            assert measured.devices[0].times == MEASURED and told == ["measuring CPU"]
-            again = await ask_capacity(it.head, peer, MEASURE, told.append)
-            assert again.devices[0].times == MEASURED and len(worker.bench.timings) == 1
-
-    run(main())
+async def test_it_tells_what_it_knows_and_measures_only_when_asked_to(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        worker = it.teller("worker")
+        told: list[str] = []
+        peer = worker.mesh.key.peer
+        known = await ask_capacity(it.head, peer, AskCapacity(KINDS), told.append)
+        assert known.devices[0].device == CPU and known.devices[0].times == ()
+        assert known.machine == "machine of worker" and worker.bench.timings == []
+        measured = await ask_capacity(it.head, peer, MEASURE, told.append)
+        assert measured.devices[0].times == MEASURED and told == ["measuring CPU"]
+        again = await ask_capacity(it.head, peer, MEASURE, told.append)
+        assert again.devices[0].times == MEASURED and len(worker.bench.timings) == 1
 
 
-def test_a_time_counts_for_the_invite_of_who_asked(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            worker = it.teller("worker")
-            await ask_capacity(it.head, worker.mesh.key.peer, MEASURE, lambda _: None)
-
-    run(main())
+async def test_a_time_counts_for_the_invite_of_who_asked(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        worker = it.teller("worker")
+        await ask_capacity(it.head, worker.mesh.key.peer, MEASURE, lambda _: None)
     for line in (tmp_path / "speeds of worker").read_text().splitlines():
         assert len(line.split()) == 3, "key, times, who"
 
 
-def test_what_computes_for_somebody_is_not_disturbed(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            worker = it.teller("worker")
-            worker.busy = True
+async def test_what_computes_for_somebody_is_not_disturbed(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        worker = it.teller("worker")
+        worker.busy = True
+        told = await ask_capacity(it.head, worker.mesh.key.peer, MEASURE, lambda _: None)
+        assert told.busy and told.devices[0].times == () and worker.bench.timings == []
+
+
+async def test_a_measurement_ends_as_soon_as_a_lease_computes(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        worker = it.teller("worker")
+        worker.bench.timing_seconds = 20.0
+        asyncio.get_running_loop().call_later(3.0, setattr, worker, "busy", True)
+        began = asyncio.get_running_loop().time()
+        told = await ask_capacity(it.head, worker.mesh.key.peer, MEASURE, lambda _: None)
+        assert 2.9 < asyncio.get_running_loop().time() - began < 3.1
+        assert told.busy and told.devices[0].times == () and worker.bench.timings_ended == 1
+        worker.busy = False
+        told = await ask_capacity(it.head, worker.mesh.key.peer, MEASURE, lambda _: None)
+        assert told.devices[0].times == MEASURED and len(worker.bench.timings) == 2
+
+
+async def test_beside_a_lease_a_device_is_measured_where_memory_is_left(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        worker = it.teller("worker")
+        worker.lends = True
+        for free, times in (((768 << 20) - 1, ()), (768 << 20, MEASURED)):
+            worker.devices = (replace(CPU, free_bytes=free, total_bytes=1 << 30),)
             told = await ask_capacity(it.head, worker.mesh.key.peer, MEASURE, lambda _: None)
-            assert told.busy and told.devices[0].times == () and worker.bench.timings == []
-
-    run(main())
-
-
-def test_a_measurement_ends_as_soon_as_a_lease_computes(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            worker = it.teller("worker")
-            worker.bench.timing_seconds = 20.0
-            asyncio.get_running_loop().call_later(3.0, setattr, worker, "busy", True)
-            began = asyncio.get_running_loop().time()
-            told = await ask_capacity(it.head, worker.mesh.key.peer, MEASURE, lambda _: None)
-            assert 2.9 < asyncio.get_running_loop().time() - began < 3.1
-            assert told.busy and told.devices[0].times == () and worker.bench.timings_ended == 1
-            worker.busy = False
-            told = await ask_capacity(it.head, worker.mesh.key.peer, MEASURE, lambda _: None)
-            assert told.devices[0].times == MEASURED and len(worker.bench.timings) == 2
-
-    run(main())
-
-
-def test_beside_a_lease_a_device_is_measured_where_memory_is_left(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            worker = it.teller("worker")
-            worker.lends = True
-            for free, times in (((768 << 20) - 1, ()), (768 << 20, MEASURED)):
-                worker.devices = (replace(CPU, free_bytes=free, total_bytes=1 << 30),)
-                told = await ask_capacity(it.head, worker.mesh.key.peer, MEASURE, lambda _: None)
-                assert told.devices[0].times == times
-
-    run(main())
+            assert told.devices[0].times == times
 
 
 def test_two_nodes_of_one_machine_measure_one_after_the_other(tmp_path: Path) -> None:
@@ -111,90 +98,72 @@ def test_two_nodes_of_one_machine_measure_one_after_the_other(tmp_path: Path) ->
     assert run(main()) == pytest.approx(20.0, abs=1.0)
 
 
-def test_a_node_that_measured_before_is_asked_once(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            worker = it.teller("worker")
-            peers = [worker.mesh.key.peer]
-            await ask_all(it.head, peers, KINDS, quiet)
-            before = len(it.head.streams)
-            await ask_all(it.head, peers, KINDS, quiet)
-            assert len(it.head.streams) == before + 1
-
-    run(main())
+async def test_a_node_that_measured_before_is_asked_once(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        worker = it.teller("worker")
+        peers = [worker.mesh.key.peer]
+        await ask_all(it.head, peers, KINDS, quiet)
+        before = len(it.head.streams)
+        await ask_all(it.head, peers, KINDS, quiet)
+        assert len(it.head.streams) == before + 1
 
 
-def test_one_that_does_not_answer_keeps_nobody_from_it(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            worker, silent = it.teller("worker"), it.teller("silent")
+async def test_one_that_does_not_answer_keeps_nobody_from_it(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        worker, silent = it.teller("worker"), it.teller("silent")
 
-            async def never(_stream: object) -> None:
-                await asyncio.Event().wait()
+        async def never(_stream: object) -> None:
+            await asyncio.Event().wait()
 
-            silent.mesh.services[CAPACITY_SERVICE] = (never, lambda _member, _metadata: None)
-            gone = it.teller("gone").mesh.key.peer
-            del it.head.net.meshes[gone]
-            peers = [worker.mesh.key.peer, silent.mesh.key.peer, gone]
-            answers = await ask_all(it.head, peers, KINDS, quiet)
-            assert answers[peers[0]].capacity is not None
-            assert answers[peers[1]] == CapacityAnswer(why_not="it does not answer")
-            assert answers[gone] == CapacityAnswer(why_not="not connected")
-
-    run(main())
+        silent.mesh.services[CAPACITY_SERVICE] = (never, lambda _member, _metadata: None)
+        gone = it.teller("gone").mesh.key.peer
+        del it.head.net.meshes[gone]
+        peers = [worker.mesh.key.peer, silent.mesh.key.peer, gone]
+        answers = await ask_all(it.head, peers, KINDS, quiet)
+        assert answers[peers[0]].capacity is not None
+        assert answers[peers[1]] == CapacityAnswer(why_not="it does not answer")
+        assert answers[gone] == CapacityAnswer(why_not="not connected")
 
 
-def test_a_slow_measurement_is_waited_for_while_there_is_word_of_it(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            worker = it.teller("worker")
-            worker.bench.timing_seconds = 3 * WORDLESS_SECONDS
-            told = await ask_capacity(it.head, worker.mesh.key.peer, MEASURE, lambda _: None)
-            assert told.devices[0].times == MEASURED
-
-    run(main())
+async def test_a_slow_measurement_is_waited_for_while_there_is_word_of_it(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        worker = it.teller("worker")
+        worker.bench.timing_seconds = 3 * WORDLESS_SECONDS
+        told = await ask_capacity(it.head, worker.mesh.key.peer, MEASURE, lambda _: None)
+        assert told.devices[0].times == MEASURED
 
 
-def test_who_may_not_use_workers_is_told_nothing(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            worker, stranger = it.teller("worker"), it.stranger(frozenset(Role) - {Role.USE})
-            with pytest.raises(Refused, match=NOT_FOR_YOU):
-                await ask_capacity(stranger, worker.mesh.key.peer, MEASURE, lambda _: None)
-            assert worker.bench.timings == []
-
-    run(main())
+async def test_who_may_not_use_workers_is_told_nothing(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        worker, stranger = it.teller("worker"), it.stranger(frozenset(Role) - {Role.USE})
+        with pytest.raises(Refused, match=NOT_FOR_YOU):
+            await ask_capacity(stranger, worker.mesh.key.peer, MEASURE, lambda _: None)
+        assert worker.bench.timings == []
 
 
-def test_one_member_asks_little_at_once_and_lets_little_be_measured(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            worker = it.teller("worker")
-            peer = worker.mesh.key.peer
-            worker.bench.timing_seconds = 1.0
-            asking = [
-                asyncio.create_task(ask_capacity(it.head, peer, MEASURE, lambda _: None))
-                for _ in range(CAPACITY_ASKED.most + 1)
-            ]
-            ended = await asyncio.gather(*asking, return_exceptions=True)
-            assert sum(isinstance(one, Capacity) for one in ended) == CAPACITY_ASKED.most
-            for number in range(20):
-                kinds = (f"1=rms_norm:{64 + number}",)
-                await ask_capacity(it.head, peer, AskCapacity(kinds, measure=True), lambda _: None)
-            assert len(worker.bench.timings) <= SPEEDS_ASKED.burst + 1
-
-    run(main())
+async def test_one_member_asks_little_at_once_and_lets_little_be_measured(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        worker = it.teller("worker")
+        peer = worker.mesh.key.peer
+        worker.bench.timing_seconds = 1.0
+        asking = [
+            asyncio.create_task(ask_capacity(it.head, peer, MEASURE, lambda _: None))
+            for _ in range(CAPACITY_ASKED.most + 1)
+        ]
+        ended = await asyncio.gather(*asking, return_exceptions=True)
+        assert sum(isinstance(one, Capacity) for one in ended) == CAPACITY_ASKED.most
+        for number in range(20):
+            kinds = (f"1=rms_norm:{64 + number}",)
+            await ask_capacity(it.head, peer, AskCapacity(kinds, measure=True), lambda _: None)
+        assert len(worker.bench.timings) <= SPEEDS_ASKED.burst + 1
 
 
-def test_something_else_than_a_question_ends_the_stream_alone(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            worker = it.teller("worker")
-            stream = it.head.open_stream(worker.mesh.key.peer, CAPACITY_SERVICE, metadata={})
-            await MessageStream(stream).send(Introduced().encode())
-            with pytest.raises((Broken, RemoteProtocolError)):
-                await MessageStream(stream).receive()
-            told = await ask_capacity(it.head, worker.mesh.key.peer, AskCapacity(), lambda _: None)
-            assert told.devices[0].device == CPU
-
-    run(main())
+async def test_something_else_than_a_question_ends_the_stream_alone(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        worker = it.teller("worker")
+        stream = it.head.open_stream(worker.mesh.key.peer, CAPACITY_SERVICE, metadata={})
+        await MessageStream(stream).send(Introduced().encode())
+        with pytest.raises((Broken, RemoteProtocolError)):
+            await MessageStream(stream).receive()
+        told = await ask_capacity(it.head, worker.mesh.key.peer, AskCapacity(), lambda _: None)
+        assert told.devices[0].device == CPU

@@ -11,9 +11,10 @@ from meshd.process.interface import Ended
 from meshd.wire.capacity import TimedLayer
 from meshd.wire.lease import OfferedDevice
 
-from tests.sim.loop import run
 from tests.unit.head.rig import Bench
 from tests.unit.head.test_cycle_troubles import stage
+
+pytestmark = pytest.mark.virtual
 
 KINDS = ("30=mul_mat:q4_0:64:64,rms_norm:64", "1=mul_mat:q8_0:64:1000")
 GPU = OfferedDevice("GPU0", "gpu", "some card", 5, 10)
@@ -32,111 +33,90 @@ def speeds(bench: Bench, folder: Path, *, machine: str = "m", threads: int = 2) 
     return DeviceSpeeds(runtime.native, run_to_end, paths, machine=machine, threads=threads)
 
 
-def test_a_device_is_measured_once(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            measured = speeds(it.bench, tmp_path)
-            assert measured.lacks([CPU], KINDS) and measured.known(CPU, KINDS) == ()
-            for _ in range(2):
-                await measured.measure([CPU], KINDS, silent)
-            assert len(it.bench.timings) == 1
-            assert it.bench.timings[0][1:] == (
-                *("--time-device", "CPU", "--threads", "2"),
-                *("--time", KINDS[0], "--time", KINDS[1]),
-            )
-            assert measured.known(CPU, KINDS) == MEASURED and not measured.lacks([CPU], KINDS)
-            again = speeds(it.bench, tmp_path)
-            assert again.known(CPU, KINDS) == MEASURED, "kept over a restart"
-            assert again.known(CPU, KINDS[1:]) == MEASURED[:2], "by what it is, not by its place"
-
-    run(main())
-
-
-def test_only_what_is_new_is_measured(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            measured = speeds(it.bench, tmp_path)
-            await measured.measure([CPU], KINDS[:1], silent)
+async def test_a_device_is_measured_once(tmp_path: Path) -> None:
+    async with stage(tmp_path) as it:
+        measured = speeds(it.bench, tmp_path)
+        assert measured.lacks([CPU], KINDS) and measured.known(CPU, KINDS) == ()
+        for _ in range(2):
             await measured.measure([CPU], KINDS, silent)
-            assert it.bench.timings[1][5:] == ("--time", KINDS[1])
-            assert measured.known(CPU, KINDS) == MEASURED
+        assert len(it.bench.timings) == 1
+        assert it.bench.timings[0][1:] == (
+            *("--time-device", "CPU", "--threads", "2"),
+            *("--time", KINDS[0], "--time", KINDS[1]),
+        )
+        assert measured.known(CPU, KINDS) == MEASURED and not measured.lacks([CPU], KINDS)
+        again = speeds(it.bench, tmp_path)
+        assert again.known(CPU, KINDS) == MEASURED, "kept over a restart"
+        assert again.known(CPU, KINDS[1:]) == MEASURED[:2], "by what it is, not by its place"
 
-    run(main())
+
+async def test_only_what_is_new_is_measured(tmp_path: Path) -> None:
+    async with stage(tmp_path) as it:
+        measured = speeds(it.bench, tmp_path)
+        await measured.measure([CPU], KINDS[:1], silent)
+        await measured.measure([CPU], KINDS, silent)
+        assert it.bench.timings[1][5:] == ("--time", KINDS[1])
+        assert measured.known(CPU, KINDS) == MEASURED
 
 
 @pytest.mark.parametrize(
     ("change", "again"), [("machine", 1), ("device", 1), ("threads", 1), ("", 0), ("limit", 0)]
 )
-def test_what_decides_a_time_is_measured_again(tmp_path: Path, change: str, again: int) -> None:
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            await speeds(it.bench, tmp_path).measure([CPU], KINDS, silent)
-            other = speeds(
-                it.bench,
-                tmp_path,
-                machine="n" if change == "machine" else "m",
-                threads=3 if change == "threads" else 2,
-            )
-            device = replace(CPU, description="another") if change == "device" else CPU
-            if change == "limit":  # of what is lent: `--memory`
-                device = replace(CPU, total_bytes=7)
-            await other.measure([device], KINDS, silent)
-            assert len(it.bench.timings) == 1 + again
-
-    run(main())
+async def test_what_decides_a_time_is_measured_again(tmp_path: Path, change: str, again: int) -> None:
+    async with stage(tmp_path) as it:
+        await speeds(it.bench, tmp_path).measure([CPU], KINDS, silent)
+        other = speeds(
+            it.bench,
+            tmp_path,
+            machine="n" if change == "machine" else "m",
+            threads=3 if change == "threads" else 2,
+        )
+        device = replace(CPU, description="another") if change == "device" else CPU
+        if change == "limit":  # of what is lent: `--memory`
+            device = replace(CPU, total_bytes=7)
+        await other.measure([device], KINDS, silent)
+        assert len(it.bench.timings) == 1 + again
 
 
-def test_the_threads_of_a_processor_do_not_matter_to_a_card(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            await speeds(it.bench, tmp_path).measure([GPU], KINDS, silent)
-            assert not speeds(it.bench, tmp_path, threads=3).lacks([GPU], KINDS)
-
-    run(main())
+async def test_the_threads_of_a_processor_do_not_matter_to_a_card(tmp_path: Path) -> None:
+    async with stage(tmp_path) as it:
+        await speeds(it.bench, tmp_path).measure([GPU], KINDS, silent)
+        assert not speeds(it.bench, tmp_path, threads=3).lacks([GPU], KINDS)
 
 
 @pytest.mark.parametrize("ended", [Ended(2, None, ()), Ended(None, 11, ()), None])
-def test_a_device_that_cannot_be_measured_has_no_times(tmp_path: Path, ended: Ended | None) -> None:
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            it.bench.timing_ended = ended
-            measured = speeds(it.bench, tmp_path)
-            began = asyncio.get_running_loop().time()
-            await measured.measure([CPU], KINDS, silent)
-            took = asyncio.get_running_loop().time() - began
-            assert took == pytest.approx(NO_LINE_SECONDS if ended is None else 0.0)
-            assert measured.known(CPU, KINDS) == () and not measured.lacks([CPU], KINDS)
-            await measured.measure([CPU], KINDS, silent)
-            assert len(it.bench.timings) == 1, "in vain once is enough"
-            assert speeds(it.bench, tmp_path).lacks([CPU], KINDS), "until a restart"
-
-    run(main())
+async def test_a_device_that_cannot_be_measured_has_no_times(tmp_path: Path, ended: Ended | None) -> None:
+    async with stage(tmp_path) as it:
+        it.bench.timing_ended = ended
+        measured = speeds(it.bench, tmp_path)
+        began = asyncio.get_running_loop().time()
+        await measured.measure([CPU], KINDS, silent)
+        took = asyncio.get_running_loop().time() - began
+        assert took == pytest.approx(NO_LINE_SECONDS if ended is None else 0.0)
+        assert measured.known(CPU, KINDS) == () and not measured.lacks([CPU], KINDS)
+        await measured.measure([CPU], KINDS, silent)
+        assert len(it.bench.timings) == 1, "in vain once is enough"
+        assert speeds(it.bench, tmp_path).lacks([CPU], KINDS), "until a restart"
 
 
-def test_a_kind_that_a_device_does_not_compute_is_not_asked_again(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            it.bench.timing_lines = ["took 1 1 5", "nonsense", "timed 2"]
-            measured = speeds(it.bench, tmp_path)
-            await measured.measure([CPU], KINDS, silent)
-            assert measured.known(CPU, KINDS) == (TimedLayer(1, 1, 5),)
-            assert not measured.lacks([CPU], KINDS)
-
-    run(main())
+async def test_a_kind_that_a_device_does_not_compute_is_not_asked_again(tmp_path: Path) -> None:
+    async with stage(tmp_path) as it:
+        it.bench.timing_lines = ["took 1 1 5", "nonsense", "timed 2"]
+        measured = speeds(it.bench, tmp_path)
+        await measured.measure([CPU], KINDS, silent)
+        assert measured.known(CPU, KINDS) == (TimedLayer(1, 1, 5),)
+        assert not measured.lacks([CPU], KINDS)
 
 
-def test_who_waits_hears_of_it(tmp_path: Path) -> None:
+async def test_who_waits_hears_of_it(tmp_path: Path) -> None:
     told: list[str] = []
 
     async def tell(text: str) -> None:
         told.append(text)
 
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            it.bench.timing_seconds = 5.0
-            await speeds(it.bench, tmp_path).measure([CPU, GPU], KINDS, tell)
-
-    run(main())
+    async with stage(tmp_path) as it:
+        it.bench.timing_seconds = 5.0
+        await speeds(it.bench, tmp_path).measure([CPU, GPU], KINDS, tell)
     so_far = (
         "",
         " for 2 s, once for each kind of model: 1 of 2 parts",
@@ -147,58 +127,44 @@ def test_who_waits_hears_of_it(tmp_path: Path) -> None:
             assert said.startswith(f"measuring {device}{part}")
 
 
-def test_what_was_forgotten_is_measured_again(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            measured, other = speeds(it.bench, tmp_path), speeds(it.bench, tmp_path)
-            await measured.measure([CPU], KINDS, silent)
-            assert not other.lacks([CPU], KINDS)
-            it.bench.timing_lines = ["took 0 1 7", "took 1 1 5", "timed 2"]
-            measured.forget()
-            assert other.lacks([CPU], KINDS)
-            await measured.measure([CPU], KINDS, silent)
-            assert other.known(CPU, KINDS) == (TimedLayer(0, 1, 7), TimedLayer(1, 1, 5))
-
-    run(main())
+async def test_what_was_forgotten_is_measured_again(tmp_path: Path) -> None:
+    async with stage(tmp_path) as it:
+        measured, other = speeds(it.bench, tmp_path), speeds(it.bench, tmp_path)
+        await measured.measure([CPU], KINDS, silent)
+        assert not other.lacks([CPU], KINDS)
+        it.bench.timing_lines = ["took 0 1 7", "took 1 1 5", "timed 2"]
+        measured.forget()
+        assert other.lacks([CPU], KINDS)
+        await measured.measure([CPU], KINDS, silent)
+        assert other.known(CPU, KINDS) == (TimedLayer(0, 1, 7), TimedLayer(1, 1, 5))
 
 
-def test_a_device_that_failed_is_tried_again_once_all_is_forgotten(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            it.bench.timing_ended = Ended(2, None, ())
-            measured = speeds(it.bench, tmp_path)
-            await measured.measure([CPU], KINDS, silent)
-            assert not measured.lacks([CPU], KINDS)
-            measured.forget()
-            assert measured.lacks([CPU], KINDS)
-
-    run(main())
+async def test_a_device_that_failed_is_tried_again_once_all_is_forgotten(tmp_path: Path) -> None:
+    async with stage(tmp_path) as it:
+        it.bench.timing_ended = Ended(2, None, ())
+        measured = speeds(it.bench, tmp_path)
+        await measured.measure([CPU], KINDS, silent)
+        assert not measured.lacks([CPU], KINDS)
+        measured.forget()
+        assert measured.lacks([CPU], KINDS)
 
 
-def test_invented_layers_take_no_memory_without_end(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            it.bench.timing_ended = Ended(2, None, ())
-            measured = speeds(it.bench, tmp_path)
-            layers = [f"1=mul_mat:q8_0:64:{width}" for width in range(SPEEDS_FAILED.most + 5)]
-            for at in range(0, len(layers), 8):
-                await measured.measure([CPU], layers[at : at + 8], silent)
-            assert len(measured._failed) == SPEEDS_FAILED.most
-            assert not measured.lacks([CPU], layers[-SPEEDS_FAILED.most :]) and measured.lacks(
-                [CPU], layers[:5]
-            )
-
-    run(main())
+async def test_invented_layers_take_no_memory_without_end(tmp_path: Path) -> None:
+    async with stage(tmp_path) as it:
+        it.bench.timing_ended = Ended(2, None, ())
+        measured = speeds(it.bench, tmp_path)
+        layers = [f"1=mul_mat:q8_0:64:{width}" for width in range(SPEEDS_FAILED.most + 5)]
+        for at in range(0, len(layers), 8):
+            await measured.measure([CPU], layers[at : at + 8], silent)
+        assert sum(not measured.lacks([CPU], [layer]) for layer in layers) == SPEEDS_FAILED.most
+        assert not measured.lacks([CPU], layers[-SPEEDS_FAILED.most :]) and measured.lacks([CPU], layers[:5])
 
 
-def test_a_time_counts_for_who_asked_for_it(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            measured = speeds(it.bench, tmp_path)
-            await measured.measure([CPU], KINDS[:1], silent)
-            await measured.measure([CPU], KINDS[1:], silent, asker="an invite")
-
-    run(main())
+async def test_a_time_counts_for_who_asked_for_it(tmp_path: Path) -> None:
+    async with stage(tmp_path) as it:
+        measured = speeds(it.bench, tmp_path)
+        await measured.measure([CPU], KINDS[:1], silent)
+        await measured.measure([CPU], KINDS[1:], silent, asker="an invite")
     own, other = (tmp_path / "speeds").read_text().splitlines()
     assert len(own.split()) == 2 and len(other.split()) == 3
 
@@ -210,34 +176,28 @@ def test_a_time_counts_for_who_asked_for_it(tmp_path: Path) -> None:
         ((10, 1000), (12, 50), (10, 50)),  # 25 times as long for each
     ],
 )
-def test_times_that_no_device_has_are_measured_once_more(
+async def test_times_that_no_device_has_are_measured_once_more(
     tmp_path: Path, first: tuple[int, int], second: tuple[int, int], kept: tuple[int, int]
 ) -> None:
     def lines(times: tuple[int, int]) -> list[str]:
         return [f"took 0 {tokens} {took}" for tokens, took in zip((1, 4), times, strict=True)]
 
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            it.bench.timing_runs = [[*lines(first), "took 1 1 5", "took 1 4 20"], lines(second)]
-            measured = speeds(it.bench, tmp_path)
-            await measured.measure([CPU], KINDS, silent)
-            assert len(it.bench.timings) == 2 and it.bench.timings[1][5:] == ("--time", KINDS[0])
-            assert measured.known(CPU, KINDS) == (
-                *(TimedLayer(0, 1, kept[0]), TimedLayer(0, 4, kept[1])),
-                *(TimedLayer(1, 1, 5), TimedLayer(1, 4, 20)),
-            )
-
-    run(main())
+    async with stage(tmp_path) as it:
+        it.bench.timing_runs = [[*lines(first), "took 1 1 5", "took 1 4 20"], lines(second)]
+        measured = speeds(it.bench, tmp_path)
+        await measured.measure([CPU], KINDS, silent)
+        assert len(it.bench.timings) == 2 and it.bench.timings[1][5:] == ("--time", KINDS[0])
+        assert measured.known(CPU, KINDS) == (
+            *(TimedLayer(0, 1, kept[0]), TimedLayer(0, 4, kept[1])),
+            *(TimedLayer(1, 1, 5), TimedLayer(1, 4, 20)),
+        )
 
 
-def test_a_device_that_failed_beside_a_model_is_tried_again(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            measured, roomy = speeds(it.bench, tmp_path), replace(CPU, free_bytes=4 << 30)
-            it.bench.timing_ended = Ended(1, None, ())
-            await measured.measure([roomy], KINDS, silent, beside_model=True)
-            assert measured.lacks([roomy], KINDS) and len(it.bench.timings) == 1
-            await measured.measure([roomy], KINDS, silent)
-            assert not measured.lacks([roomy], KINDS) and len(it.bench.timings) == 2
-
-    run(main())
+async def test_a_device_that_failed_beside_a_model_is_tried_again(tmp_path: Path) -> None:
+    async with stage(tmp_path) as it:
+        measured, roomy = speeds(it.bench, tmp_path), replace(CPU, free_bytes=4 << 30)
+        it.bench.timing_ended = Ended(1, None, ())
+        await measured.measure([roomy], KINDS, silent, beside_model=True)
+        assert measured.lacks([roomy], KINDS) and len(it.bench.timings) == 1
+        await measured.measure([roomy], KINDS, silent)
+        assert not measured.lacks([roomy], KINDS) and len(it.bench.timings) == 2

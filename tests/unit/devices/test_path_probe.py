@@ -9,19 +9,15 @@ import pytest
 from meshd.base.errors import Broken, EndOfStream, MeshdError
 from meshd.base.peer_limits import PROBES_AT_ONCE_OF_PEER, PROBES_TAKEN
 from meshd.base.tasks import Owner
-from meshd.devices.path_probe import (
-    PATH_PROBE_SERVICE,
-    PROBED_BYTES,
-    PROBED_PEERS,
-    PathProber,
-    ProbesTaken,
-)
+from meshd.devices.path_probe import PATH_PROBE_SERVICE, PROBED_BYTES, PROBED_PEERS, PathProber, ProbesTaken
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import PathStatus, PeerStatus, Stream
 
 from tests.sim.loop import run
 from tests.unit.admin.test_snapshot import path
 from tests.unit.head.fake_mesh import FakeMesh, Net
+
+pytestmark = pytest.mark.virtual
 
 
 class Paths:
@@ -69,38 +65,29 @@ async def scene(count: int) -> AsyncIterator[Scene]:
         owner.cancel()
 
 
-def test_only_paths_of_which_nothing_is_known_are_filled_the_nearest_first() -> None:
-    async def main() -> None:
-        async with scene(3) as it:
-            near, far, known = it.peers
-            it.paths.rtts = {near: 0.001, far: 0.1}
-            it.paths.known[known] = 1e6
+async def test_only_paths_of_which_nothing_is_known_are_filled_the_nearest_first() -> None:
+    async with scene(3) as it:
+        near, far, known = it.peers
+        it.paths.rtts = {near: 0.001, far: 0.1}
+        it.paths.known[known] = 1e6
+        await it.prober.probe(it.peers)
+        assert it.paths.opened == [near, far]
+
+
+async def test_a_path_that_tells_nothing_is_not_filled_again_and_again() -> None:
+    async with scene(1) as it:
+        for _ in range(3):
             await it.prober.probe(it.peers)
-            assert it.paths.opened == [near, far]
-
-    run(main())
-
-
-def test_a_path_that_tells_nothing_is_not_filled_again_and_again() -> None:
-    async def main() -> None:
-        async with scene(1) as it:
-            for _ in range(3):
-                await it.prober.probe(it.peers)
-            assert it.paths.opened == it.peers
-            await asyncio.sleep(601.0)
-            await it.prober.probe(it.peers)
-            assert it.paths.opened == 2 * it.peers
-
-    run(main())
+        assert it.paths.opened == it.peers
+        await asyncio.sleep(601.0)
+        await it.prober.probe(it.peers)
+        assert it.paths.opened == 2 * it.peers
 
 
-def test_a_large_mesh_does_not_fill_all_paths() -> None:
-    async def main() -> None:
-        async with scene(PROBED_PEERS + 3) as it:
-            await it.prober.probe(it.peers)
-            assert len(it.paths.opened) == PROBED_PEERS
-
-    run(main())
+async def test_a_large_mesh_does_not_fill_all_paths() -> None:
+    async with scene(PROBED_PEERS + 3) as it:
+        await it.prober.probe(it.peers)
+        assert len(it.paths.opened) == PROBED_PEERS
 
 
 def test_no_more_is_sent_once_the_rate_does_not_grow() -> None:
@@ -139,14 +126,11 @@ def test_it_ends_when_the_other_node_does_not_read() -> None:
     assert run(main()) <= 0.5
 
 
-def test_a_node_that_refuses_stops_nothing() -> None:
-    async def main() -> None:
-        async with scene(2) as it:
-            it.workers[0].handle(PATH_PROBE_SERVICE, it.head.handle, allow=lambda _member, _metadata: "no")  # type: ignore[arg-type]
-            await it.prober.probe(it.peers)
-            assert sorted(it.paths.opened) == sorted(it.peers)
-
-    run(main())
+async def test_a_node_that_refuses_stops_nothing() -> None:
+    async with scene(2) as it:
+        it.workers[0].handle(PATH_PROBE_SERVICE, it.head.handle, allow=lambda _member, _metadata: "no")  # type: ignore[arg-type]
+        await it.prober.probe(it.peers)
+        assert sorted(it.paths.opened) == sorted(it.peers)
 
 
 async def _send(mesh: FakeMesh, peer: PeerId, count: int) -> None:
@@ -157,31 +141,25 @@ async def _send(mesh: FakeMesh, peer: PeerId, count: int) -> None:
     await stream.read()
 
 
-def test_who_sends_more_than_a_path_is_filled_with_is_cut_off() -> None:
-    async def main() -> None:
-        async with scene(1) as it:
-            with pytest.raises((Broken, MeshdError)):
-                await _send(it.head, it.peers[0], PROBED_BYTES + (1 << 20))
-
-    run(main())
+async def test_who_sends_more_than_a_path_is_filled_with_is_cut_off() -> None:
+    async with scene(1) as it:
+        with pytest.raises((Broken, MeshdError)):
+            await _send(it.head, it.peers[0], PROBED_BYTES + (1 << 20))
 
 
-def test_a_member_fills_its_path_so_often_and_no_more() -> None:
-    async def main() -> None:
-        async with scene(1) as it:
-            allow = it.workers[0].services[PATH_PROBE_SERVICE][1]
-            releases = [allow(it.head.member_here, {}) for _ in range(PROBES_AT_ONCE_OF_PEER.most)]
-            assert allow(it.head.member_here, {}) == "too many measurements of a path at once"
-            said = []
-            for _ in range(int(PROBES_TAKEN.burst)):
-                for release in releases:
-                    assert callable(release)
-                    release()
-                releases = []
-                one = allow(it.head.member_here, {})
-                said.append(one)
-                if callable(one):
-                    releases = [one]
-            assert said[-1] == "the path was measured a moment ago"
-
-    run(main())
+async def test_a_member_fills_its_path_so_often_and_no_more() -> None:
+    async with scene(1) as it:
+        allow = it.workers[0].services[PATH_PROBE_SERVICE][1]
+        releases = [allow(it.head.member_here, {}) for _ in range(PROBES_AT_ONCE_OF_PEER.most)]
+        assert allow(it.head.member_here, {}) == "too many measurements of a path at once"
+        said = []
+        for _ in range(int(PROBES_TAKEN.burst)):
+            for release in releases:
+                assert callable(release)
+                release()
+            releases = []
+            one = allow(it.head.member_here, {})
+            said.append(one)
+            if callable(one):
+                releases = [one]
+        assert said[-1] == "the path was measured a moment ago"

@@ -12,7 +12,6 @@ from meshd.fleet.node import LocalNode, NodeSpec, model_ready, ready_or_raise, s
 from meshd.model.status import ModelState
 from meshd.process.interface import ChildFailed
 
-from tests.conformance.run import run
 from tests.unit.admin.fake import full_status
 
 SHOW = "import os, sys, time; print('hello there', flush=True);"
@@ -34,83 +33,71 @@ def node(tmp_path: Path, script: str, name: str = "anna") -> LocalNode:
     )
 
 
-def test_the_token_is_the_line_that_looks_like_one(tmp_path: Path) -> None:
+async def test_the_token_is_the_line_that_looks_like_one(tmp_path: Path) -> None:
     script = SHOW + "print('meshd1 is a word'); print('meshd1abc', flush=True);" + STAY
 
-    async def main() -> None:
-        it = node(tmp_path, script)
-        async with Owner() as owner:
-            await start_all(owner, it)
-            pid = it.pid
-            assert pid is not None
-            assert await it.token() == "meshd1abc"
-            await it.stop()
-            assert it.pid is None
-            await it.start()  # again, with a token of its own
-            assert it._token in ("", "meshd1abc")
-            assert await it.token() == "meshd1abc"
-            owner.cancel()
-
-    run(main())
+    it = node(tmp_path, script)
+    async with Owner() as owner:
+        await start_all(owner, it)
+        pid = it.pid
+        assert pid is not None
+        assert await it.token() == "meshd1abc"
+        await it.stop()
+        assert it.pid is None
+        await it.start()  # again, with a token of its own
+        assert it._token in ("", "meshd1abc")
+        assert await it.token() == "meshd1abc"
+        owner.cancel()
 
 
-def test_the_command_line_and_the_environment_are_the_nodes_own(tmp_path: Path) -> None:
+async def test_the_command_line_and_the_environment_are_the_nodes_own(tmp_path: Path) -> None:
     script = (
         "import os, sys, time; print('meshd1' + '|'.join([*sys.argv[3:],"
         "os.environ['MESHD_HOME'], os.environ['MESHD_CACHE'], os.environ['EXTRA']]), flush=True);" + STAY
     )
 
-    async def main() -> None:
-        it = node(tmp_path, script)
-        async with Owner() as owner:
-            await start_all(owner, it)
-            words = (await it.token()).split("|")
-            owner.cancel()
-        assert words == [
-            "meshd1meshd",
-            "worker",
-            "--name",
-            "anna",
-            "--listen",
-            "127.0.0.1:0",
-            "--model",
-            "x.gguf",
-            str(tmp_path / "anna"),
-            str(tmp_path / "cache"),
-            "1",
-        ]
-        assert (tmp_path / "anna").stat().st_mode & 0o077 == 0
-
-    run(main())
+    it = node(tmp_path, script)
+    async with Owner() as owner:
+        await start_all(owner, it)
+        words = (await it.token()).split("|")
+        owner.cancel()
+    assert words == [
+        "meshd1meshd",
+        "worker",
+        "--name",
+        "anna",
+        "--listen",
+        "127.0.0.1:0",
+        "--model",
+        "x.gguf",
+        str(tmp_path / "anna"),
+        str(tmp_path / "cache"),
+        "1",
+    ]
+    assert (tmp_path / "anna").stat().st_mode & 0o077 == 0
 
 
-def test_a_node_that_ends_is_an_error_with_its_last_words(tmp_path: Path) -> None:
-    async def main() -> None:
-        it = node(tmp_path, SHOW + "print('port taken', flush=True); sys.exit(1)")
-        async with Owner() as owner:
-            owner.start(it.serve(), name="node")
-            with pytest.raises(MeshdError) as caught:
-                await it.start()
-                await it.token()
-            assert "port taken" in caught.value.hint
-            with pytest.raises(ChildFailed):
-                await it.until(lambda _status: True)
-            owner.cancel()
-
-    run(main())
+async def test_a_node_that_ends_is_an_error_with_its_last_words(tmp_path: Path) -> None:
+    it = node(tmp_path, SHOW + "print('port taken', flush=True); sys.exit(1)")
+    async with Owner() as owner:
+        owner.start(it.serve(), name="node")
+        with pytest.raises(MeshdError) as caught:
+            await it.start()
+            await it.token()
+        assert "port taken" in caught.value.hint
+        with pytest.raises(ChildFailed):
+            await it.until(lambda _status: True)
+        owner.cancel()
 
 
-def test_a_node_that_is_not_up_yet_is_waited_for(tmp_path: Path) -> None:
-    async def main() -> None:
-        it = node(tmp_path, SHOW + STAY)
-        async with Owner() as owner:
-            await start_all(owner, it)
-            waiting = owner.start(it.until(model_ready), name="until")
-            done, _ = await asyncio.wait([waiting], timeout=0.3)
-            assert not done
-            owner.cancel()
-
-    run(main())
+async def test_a_node_that_is_not_up_yet_is_waited_for(tmp_path: Path) -> None:
+    it = node(tmp_path, SHOW + STAY)
+    async with Owner() as owner:
+        await start_all(owner, it)
+        waiting = owner.start(it.until(model_ready), name="until")
+        done, _ = await asyncio.wait([waiting], timeout=0.3)
+        assert not done
+        owner.cancel()
 
 
 def test_a_failed_model_is_an_error_with_its_reason() -> None:

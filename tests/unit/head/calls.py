@@ -1,7 +1,7 @@
 """A worker, and heads that a test plays message by message."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -30,12 +30,6 @@ class Scene:
     def __init__(self, net: Net, bench: Bench, worker: Worker) -> None:
         self.net, self.bench, self.worker = net, bench, worker
         self.heads: dict[str, FakeMesh] = {}
-
-    async def until(self, true: Callable[[], bool]) -> None:
-        """Virtual seconds."""
-        async with asyncio.timeout(100):
-            while not true():  # noqa: ASYNC110 - nothing tells of it
-                await asyncio.sleep(0.01)
 
     def call(self, head: str = "head", *, roles: frozenset[Role] = frozenset(Role)) -> "Call":
         mesh = self.heads.get(head)

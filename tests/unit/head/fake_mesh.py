@@ -13,7 +13,7 @@ from meshd.peer.streams import MeshStream
 from meshd.wire.native import NativeVersion
 
 from tests.unit.identity.cast import MESH, WORKER_CHAIN
-from tests.unit.tunnel.far import streams
+from tests.unit.tunnel.far import Port, streams
 
 NATIVE = NativeVersion("mesh 4", "pin", "sources", "cpu")
 
@@ -34,8 +34,9 @@ class FakeMesh:
         self.paths: tuple[PathStatus, ...] = ()
         self.native = NATIVE
         self.version = 0
-        self._changed = asyncio.Event()
+        self.news = asyncio.Event()
         self.streams: list[Stream] = []  # near ends of those that this node opened
+        self.ports: list[Port] = []  # of each
 
     def peers(self) -> Sequence[PeerStatus]:
         return [
@@ -69,9 +70,11 @@ class FakeMesh:
         other = self.net.meshes.get(peer)
         if other is None or other.state is not PeerState.CONNECTED:
             raise Broken("not connected")
-        near, far, _, _ = streams(one_way=self.net.one_way)
-        far._peer, far._service, far._metadata = self.key.peer, service, metadata
+        near, far, port, _ = streams(
+            peer=self.key.peer, service=service, metadata=metadata, one_way=self.net.one_way, accepted=False
+        )
         self.streams.append(near)
+        self.ports.append(port)
         if self.net.one_way:
             self.net.owner.start(self._later(other, service, near, far), name=f"{service} to {other.name}")
         else:
@@ -86,9 +89,10 @@ class FakeMesh:
         handler, allow = other.services[service]
         why = allow(self.member_here, far.metadata)
         if isinstance(why, str):
-            near._accepted = False
             near.feed_reset(Code.REFUSED, why)
             return
+        near.mark_accepted()
+        far.mark_accepted()
         task = self.net.owner.start(self._handle(handler, far), name=f"{service} at {other.name}")
         if (release := why) is not None:
             task.add_done_callback(lambda _: release())
@@ -106,7 +110,7 @@ class FakeMesh:
 
     async def changed(self, seen: int) -> int:
         while self.version == seen:
-            await self._changed.wait()
+            await self.news.wait()
         return self.version
 
     def say(self, state: PeerState) -> None:
@@ -114,8 +118,8 @@ class FakeMesh:
         self.state = state
         for mesh in self.net.meshes.values():
             mesh.version += 1
-            mesh._changed.set()
-            mesh._changed = asyncio.Event()
+            mesh.news.set()
+            mesh.news = asyncio.Event()
 
 
 class Net:

@@ -9,14 +9,7 @@ from socket import socket
 from meshd.base.errors import MeshdError
 from meshd.base.process_work import ProcessWork
 from meshd.daemon.role_runtime import make_processes
-from meshd.devices.interface import (
-    NativeBuild,
-    RolePaths,
-    RoleRuntime,
-    Tunnel,
-    TunnelRequest,
-    Tunnels,
-)
+from meshd.devices.interface import NativeBuild, RolePaths, RoleRuntime, Tunnel, TunnelRequest, Tunnels
 from meshd.gateway.interface import AnswerTimings, ReadyReport
 from meshd.head.lease import MeshEnd
 from meshd.head.load_report import WeightsReport

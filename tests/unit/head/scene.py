@@ -16,6 +16,7 @@ from meshd.store.interface import ContentStore
 from meshd.worker.cycle import Worker
 from meshd.worker.worker_options import WorkerOptions
 
+from tests.sim.loop import until
 from tests.unit.head.fake_mesh import NATIVE, FakeMesh, Net
 from tests.unit.head.rig import COMPRESSED_VERSION, Bench, cpu_lines
 from tests.unit.head.stubs import FakeFile, StubChild
@@ -52,12 +53,7 @@ class Scene:
         """The head, or another one before it is started."""
         self.file = file or self.file
         mesh = self.net.mesh("head", "serve")
-        self.bench = Bench(
-            mesh,
-            self.folder,
-            compressed=compressed,
-            always_compressed=always_compressed,
-        )
+        self.bench = Bench(mesh, self.folder, compressed=compressed, always_compressed=always_compressed)
         self.serve = Model(self.bench.runtime, self.file, self.options)
 
     def worker(
@@ -71,10 +67,7 @@ class Scene:
     ) -> FakeMesh:
         mesh = self.net.mesh(name)
         bench = self.workers[name] = Bench(
-            mesh,
-            self.folder,
-            version=replace(NATIVE, pin=pin),
-            compressed=compressed,
+            mesh, self.folder, version=replace(NATIVE, pin=pin), compressed=compressed
         )
         role = self.roles[name] = Worker(bench.runtime, [], WorkerOptions(), store)
         self.net.owner.start(role.serve(), name=name)
@@ -85,13 +78,13 @@ class Scene:
         self.task = self.net.owner.start(self.serve.serve(), name="serve")
 
     async def until(self, state: ModelState, why: str = "", *, seconds: float = 30) -> None:
-        """Virtual seconds; a state that passes in one turn of the loop is seen, too."""
-        async with asyncio.timeout(seconds):
-            while (  # noqa: ASYNC110 - nothing tells of it
-                self.serve.readiness.state is not state
-                or why.lower() not in self.serve.readiness.reason.lower()
-            ):
-                await asyncio.sleep(0.001)
+        """Wait for a state with a word of its reason."""
+
+        def reached() -> bool:
+            now = self.serve.readiness
+            return now.state is state and why.lower() in now.reason.lower()
+
+        await until(reached, seconds=seconds)
 
     @property
     def llama(self) -> StubChild:

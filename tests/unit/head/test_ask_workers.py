@@ -14,11 +14,12 @@ from meshd.wire.lease import Acquire, OfferedDevice, Progress, Reserve, WorkerOf
 from meshd.worker.cycle import Worker
 from meshd.worker.worker_options import WorkerOptions
 
-from tests.sim.loop import run
 from tests.unit.head.fake_mesh import NATIVE
 from tests.unit.head.rig import Bench
 from tests.unit.head.scene import LITTLE, Scene, scene
 from tests.unit.head.stubs import FakeFile
+
+pytestmark = pytest.mark.virtual
 
 DEVICE = OfferedDevice("CPU", "cpu", "", 64 << 30, 64 << 30)
 
@@ -55,97 +56,79 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def test_a_worker_that_is_never_ready_holds_up_one_load_and_no_further_one(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            Dripping(it)
-            it.worker("bert")
-            it.start()
-            for patience in (LATE_OFFER_SECONDS, LATE_AGAIN_SECONDS):
-                began = now()
-                await it.until(ModelState.READY, seconds=100)
-                assert now() - began == pytest.approx(patience, abs=1.0)
-                assert len(it.serve.status.tunnels) == 1
-                it.workers["bert"].children[-1].die("ended by signal 9")
-                await it.until(ModelState.LOADING)
-
-    run(main())
-
-
-def test_a_worker_that_still_hashes_its_file_is_waited_for_a_moment_and_used(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path, devices=("none",)) as it:
-            file = FakeFile()
-            file.hashed.clear()
-            anna = Bench(it.net.mesh("anna"), tmp_path)
-            it.net.owner.start(Worker(anna.runtime, [file], WorkerOptions()).serve(), name="anna")
-            it.worker("bert")
-            it.start()
-            await asyncio.sleep(LATE_OFFER_SECONDS - 5)
-            assert it.serve.readiness.state is ModelState.LOADING
-            file.hashed.set()
-            await it.until(ModelState.READY, seconds=5)
-            assert len(it.bench.tunnels) == 2
-
-    run(main())
-
-
-def test_a_model_that_does_not_fit_without_it_waits_and_says_for_whom(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path, devices=("none",)) as it:
-            file = FakeFile()
-            file.hashed.clear()
-            anna = Bench(it.net.mesh("anna"), tmp_path)
-            it.net.owner.start(Worker(anna.runtime, [file], WorkerOptions()).serve(), name="anna")
-            it.worker("bert")
-            it.workers["bert"].device_lines = LITTLE
-            it.start()
-            await it.until(ModelState.WAITING, "anna is not ready yet", seconds=100)
-            assert "MiB" in it.serve.readiness.reason
-            file.hashed.set()
+async def test_a_worker_that_is_never_ready_holds_up_one_load_and_no_further_one(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        Dripping(it)
+        it.worker("bert")
+        it.start()
+        for patience in (LATE_OFFER_SECONDS, LATE_AGAIN_SECONDS):
+            began = now()
             await it.until(ModelState.READY, seconds=100)
-
-    run(main())
-
-
-def test_alone_it_is_asked_for_minutes_and_then_others_are_taken_in(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            evil = Dripping(it)
-            it.start()
-            await asyncio.sleep(OFFER_SECONDS / 2)
-            assert len(evil.asked) == 1, "an honest one may need as long"
-            it.worker("bert")
-            await it.until(ModelState.READY, seconds=OFFER_SECONDS / 2 + 2 * LATE_OFFER_SECONDS)
-            assert "evil" not in {part.node for part in it.serve.model_status.split}
-
-    run(main())
+            assert now() - began == pytest.approx(patience, abs=1.0)
+            assert len(it.serve.status.tunnels) == 1
+            it.workers["bert"].children[-1].die("ended by signal 9")
+            await it.until(ModelState.LOADING)
 
 
-def test_a_grant_that_never_comes_is_given_up_and_its_worker_left_out(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            evil = Dripping(it, offers=True)
-            it.worker("bert")
-            it.start()
-            await it.until(ModelState.READY, "evil is left out", seconds=2 * GRANT_SECONDS + 20)
-            assert len(evil.asked) == 2
-            assert "evil" not in {part.node for part in it.serve.model_status.split}
+async def test_a_worker_that_still_hashes_its_file_is_waited_for_a_moment_and_used(tmp_path: Path) -> None:
+    async with scene(tmp_path, devices=("none",)) as it:
+        file = FakeFile()
+        file.hashed.clear()
+        anna = Bench(it.net.mesh("anna"), tmp_path)
+        it.net.owner.start(Worker(anna.runtime, [file], WorkerOptions()).serve(), name="anna")
+        it.worker("bert")
+        it.start()
+        await asyncio.sleep(LATE_OFFER_SECONDS - 5)
+        assert it.serve.readiness.state is ModelState.LOADING
+        file.hashed.set()
+        await it.until(ModelState.READY, seconds=5)
+        assert len(it.bench.tunnels) == 2
 
-    run(main())
+
+async def test_a_model_that_does_not_fit_without_it_waits_and_says_for_whom(tmp_path: Path) -> None:
+    async with scene(tmp_path, devices=("none",)) as it:
+        file = FakeFile()
+        file.hashed.clear()
+        anna = Bench(it.net.mesh("anna"), tmp_path)
+        it.net.owner.start(Worker(anna.runtime, [file], WorkerOptions()).serve(), name="anna")
+        it.worker("bert")
+        it.workers["bert"].device_lines = LITTLE
+        it.start()
+        await it.until(ModelState.WAITING, "anna is not ready yet", seconds=100)
+        assert "MiB" in it.serve.readiness.reason
+        file.hashed.set()
+        await it.until(ModelState.READY, seconds=100)
 
 
-def test_words_of_progress_are_shown_at_a_rate(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            evil = Dripping(it, every=0.01)
-            it.start()
-            shown = set()
-            for _ in range(20_000):
-                await asyncio.sleep(0.001)
-                shown.add(it.serve.readiness.reason)
-            assert evil.said > 1000
-            words = [text for text in shown if "evil: trying GPU" in text]
-            assert 1 <= len(words) <= PROGRESS_SHOWN.burst + 20 * PROGRESS_SHOWN.per_second
+async def test_alone_it_is_asked_for_minutes_and_then_others_are_taken_in(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        evil = Dripping(it)
+        it.start()
+        await asyncio.sleep(OFFER_SECONDS / 2)
+        assert len(evil.asked) == 1, "an honest one may need as long"
+        it.worker("bert")
+        await it.until(ModelState.READY, seconds=OFFER_SECONDS / 2 + 2 * LATE_OFFER_SECONDS)
+        assert "evil" not in {part.node for part in it.serve.model_status.split}
 
-    run(main())
+
+async def test_a_grant_that_never_comes_is_given_up_and_its_worker_left_out(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        evil = Dripping(it, offers=True)
+        it.worker("bert")
+        it.start()
+        await it.until(ModelState.READY, "evil is left out", seconds=2 * GRANT_SECONDS + 20)
+        assert len(evil.asked) == 2
+        assert "evil" not in {part.node for part in it.serve.model_status.split}
+
+
+async def test_words_of_progress_are_shown_at_a_rate(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        evil = Dripping(it, every=0.01)
+        it.start()
+        shown = set()
+        for _ in range(20_000):
+            await asyncio.sleep(0.001)
+            shown.add(it.serve.readiness.reason)
+        assert evil.said > 1000
+        words = [text for text in shown if "evil: trying GPU" in text]
+        assert 1 <= len(words) <= PROGRESS_SHOWN.burst + 20 * PROGRESS_SHOWN.per_second

@@ -10,13 +10,14 @@ from meshd.head.model import Model
 from meshd.head.push_plan import WHY_APART
 from meshd.head.worker_backoff import ENDS
 
-from tests.sim.loop import run
 from tests.unit.head.rig import Bench
 from tests.unit.head.scene import view
 from tests.unit.head.test_cycle_troubles import Stage, model_of, ready, stage, until
 from tests.unit.head.test_cycle_unsteady import tunnel_to
 from tests.unit.plan.plain_options import PLAIN
 from tests.unit.rpc import mesh_talk as talk
+
+pytestmark = pytest.mark.virtual
 
 
 class Attack:
@@ -77,60 +78,48 @@ def ends(serve: Model, *workers: Bench) -> list[int]:
 
 
 @pytest.mark.parametrize("why", NAMES_THE_OTHER)
-def test_one_that_names_the_other_and_goes_is_known_the_next_time(tmp_path: Path, why: str) -> None:
+async def test_one_that_names_the_other_and_goes_is_known_the_next_time(tmp_path: Path, why: str) -> None:
     """Before the load. Two of them, and no third: the honest one serves."""
-
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            attack = Attack(it, loaded=False)
-            assert await attack.life() == {"a", "b"} and attack.pushes()
-            attack.connect()
-            await attack.lost(attack.second, why.format(0))
-            assert ends(attack.serve, attack.first, attack.second) == [1, 1]
-            for last in (False, True):
-                assert await attack.life() == {"a", "b"} and not attack.pushes()
-                await attack.lost(attack.second, last=last)
-            assert await ready(attack.serve) == {"head", "a"}
-            assert "worker b is left out for 30 s after 2 tries" in model_of(attack.serve).reason
-
-    run(main())
+    async with stage(tmp_path) as it:
+        attack = Attack(it, loaded=False)
+        assert await attack.life() == {"a", "b"} and attack.pushes()
+        attack.connect()
+        await attack.lost(attack.second, why.format(0))
+        assert ends(attack.serve, attack.first, attack.second) == [1, 1]
+        for last in (False, True):
+            assert await attack.life() == {"a", "b"} and not attack.pushes()
+            await attack.lost(attack.second, last=last)
+        assert await ready(attack.serve) == {"head", "a"}
+        assert "worker b is left out for 30 s after 2 tries" in model_of(attack.serve).reason
 
 
 @pytest.mark.parametrize("loaded", [False, True], ids=["before the load", "after it"])
-def test_one_that_ends_a_push_does_not_have_the_other_left_out(tmp_path: Path, loaded: bool) -> None:
+async def test_one_that_ends_a_push_does_not_have_the_other_left_out(tmp_path: Path, loaded: bool) -> None:
     """The other's server ends then, and names it."""
-
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            attack = Attack(it, loaded=loaded)
-            while await attack.life() == {"a", "b"} and attack.pushes():
-                attack.connect()
-                await attack.lost(attack.first, NAMES_THE_OTHER[0].format(1))
-            assert attack.lives == 2
-            attack.set_ready(True)
-            if not loaded:
-                it.bench.children[-1].die("ended with exit code 1")
-            assert await ready(attack.serve) == {"head", "a", "b"}
-            assert ends(attack.serve, attack.first, attack.second) == [1, 1]
-            parts = {part.node: part.why_no_push for part in model_of(attack.serve).split}
-            assert parts["b"] == WHY_APART
-
-    run(main())
+    async with stage(tmp_path) as it:
+        attack = Attack(it, loaded=loaded)
+        while await attack.life() == {"a", "b"} and attack.pushes():
+            attack.connect()
+            await attack.lost(attack.first, NAMES_THE_OTHER[0].format(1))
+        assert attack.lives == 2
+        attack.set_ready(True)
+        if not loaded:
+            it.bench.children[-1].die("ended with exit code 1")
+        assert await ready(attack.serve) == {"head", "a", "b"}
+        assert ends(attack.serve, attack.first, attack.second) == [1, 1]
+        parts = {part.node: part.why_no_push for part in model_of(attack.serve).split}
+        assert parts["b"] == WHY_APART
 
 
-def test_what_is_certain_is_one_workers_doing(tmp_path: Path) -> None:
+async def test_what_is_certain_is_one_workers_doing(tmp_path: Path) -> None:
     """It names nobody."""
-
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            attack = Attack(it, loaded=True)
-            for number in range(ENDS):
-                assert await attack.life() == {"a", "b"}
-                await attack.lost(attack.second)
-                assert ends(attack.serve, attack.first, attack.second) == [0, number + 1]
-            assert await attack.life() == {"a"}
-
-    run(main())
+    async with stage(tmp_path) as it:
+        attack = Attack(it, loaded=True)
+        for number in range(ENDS):
+            assert await attack.life() == {"a", "b"}
+            await attack.lost(attack.second)
+            assert ends(attack.serve, attack.first, attack.second) == [0, number + 1]
+        assert await attack.life() == {"a"}
 
 
 WRONG = "it says: wrong value: not a number, to be sorted"
@@ -139,83 +128,64 @@ NOT_FINITE = "it sent values that are not finite"
 
 @pytest.mark.parametrize("loaded", [False, True], ids=["before the load", "after it"])
 @pytest.mark.parametrize("connected", [False, True])
-def test_one_that_cannot_compute_with_a_value_is_not_to_blame_alone(
+async def test_one_that_cannot_compute_with_a_value_is_not_to_blame_alone(
     tmp_path: Path, loaded: bool, connected: bool
 ) -> None:
     """Whoever has layers before its own may have sent it. They push to each other no more."""
-
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            attack = Attack(it, loaded=loaded)
-            assert await attack.life() == {"a", "b"} and attack.pushes()
-            if connected:
-                attack.connect()
-            await attack.lost(attack.second, WRONG)
-            assert ends(attack.serve, attack.first, attack.second) == [1, 1]
-            assert await attack.life() == {"a", "b"} and not attack.pushes()
-
-    run(main())
-
-
-def test_the_word_of_its_lease_is_heard_as_that_of_llama_server(tmp_path: Path) -> None:
-    """A mesh-server that refuses ends, and its worker says so at once."""
-
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            attack = Attack(it, loaded=True)
-            assert await attack.life() == {"a", "b"}
-            attack.second.children[-1].die(f"exit code 1: {WRONG.removeprefix('it says: ')}", code=1)
-            assert await attack.life() == {"a", "b"} and not attack.pushes()
-            assert ends(attack.serve, attack.first, attack.second) == [1, 1]
-
-    run(main())
-
-
-def test_a_worker_that_ends_for_its_neighbour_is_not_to_blame_alone(tmp_path: Path) -> None:
-    """What its lease says comes behind what llama-server or the neighbour's lease says, which may be more."""
-
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            attack = Attack(it, loaded=True)
-            assert await attack.life() == {"a", "b"}
+    async with stage(tmp_path) as it:
+        attack = Attack(it, loaded=loaded)
+        assert await attack.life() == {"a", "b"} and attack.pushes()
+        if connected:
             attack.connect()
-            attack.second.children[-1].die("exit code 1: lost neighbour 0: it ended", code=1)
-            await asyncio.sleep(0.5)
-            assert ends(attack.serve, attack.first, attack.second) == [0, 0]
-            assert await attack.life() == {"a", "b"} and not attack.pushes()
-            assert ends(attack.serve, attack.first, attack.second) == [1, 1]
-
-    run(main())
+        await attack.lost(attack.second, WRONG)
+        assert ends(attack.serve, attack.first, attack.second) == [1, 1]
+        assert await attack.life() == {"a", "b"} and not attack.pushes()
 
 
-def test_the_first_worker_has_its_values_from_the_head(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            attack = Attack(it, loaded=True)
-            assert await attack.life() == {"a", "b"}
-            await attack.lost(attack.first, WRONG)
-            assert ends(attack.serve, attack.first, attack.second) == [1, 0]
+async def test_the_word_of_its_lease_is_heard_as_that_of_llama_server(tmp_path: Path) -> None:
+    """A mesh-server that refuses ends, and its worker says so at once."""
+    async with stage(tmp_path) as it:
+        attack = Attack(it, loaded=True)
+        assert await attack.life() == {"a", "b"}
+        attack.second.children[-1].die(f"exit code 1: {WRONG.removeprefix('it says: ')}", code=1)
+        assert await attack.life() == {"a", "b"} and not attack.pushes()
+        assert ends(attack.serve, attack.first, attack.second) == [1, 1]
 
-    run(main())
+
+async def test_a_worker_that_ends_for_its_neighbour_is_not_to_blame_alone(tmp_path: Path) -> None:
+    """What its lease says comes behind what llama-server or the neighbour's lease says, which may be more."""
+    async with stage(tmp_path) as it:
+        attack = Attack(it, loaded=True)
+        assert await attack.life() == {"a", "b"}
+        attack.connect()
+        attack.second.children[-1].die("exit code 1: lost neighbour 0: it ended", code=1)
+        await asyncio.sleep(0.5)
+        assert ends(attack.serve, attack.first, attack.second) == [0, 0]
+        assert await attack.life() == {"a", "b"} and not attack.pushes()
+        assert ends(attack.serve, attack.first, attack.second) == [1, 1]
+
+
+async def test_the_first_worker_has_its_values_from_the_head(tmp_path: Path) -> None:
+    async with stage(tmp_path) as it:
+        attack = Attack(it, loaded=True)
+        assert await attack.life() == {"a", "b"}
+        await attack.lost(attack.first, WRONG)
+        assert ends(attack.serve, attack.first, attack.second) == [1, 0]
 
 
 @pytest.mark.parametrize("connected", [False, True])
-def test_values_that_are_not_finite_are_of_who_sent_them_or_pushed_them_on(
+async def test_values_that_are_not_finite_are_of_who_sent_them_or_pushed_them_on(
     tmp_path: Path, connected: bool
 ) -> None:
     """What goes through llama-server is looked at there."""
-
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            attack = Attack(it, loaded=True)
-            assert await attack.life() == {"a", "b"}
-            if connected:
-                attack.connect()
-            await attack.lost(attack.second, NOT_FINITE)
-            assert ends(attack.serve, attack.first, attack.second) == [int(connected), 1]
-            assert await attack.life() == {"a", "b"} and attack.pushes() is not connected
-
-    run(main())
+    async with stage(tmp_path) as it:
+        attack = Attack(it, loaded=True)
+        assert await attack.life() == {"a", "b"}
+        if connected:
+            attack.connect()
+        await attack.lost(attack.second, NOT_FINITE)
+        assert ends(attack.serve, attack.first, attack.second) == [int(connected), 1]
+        assert await attack.life() == {"a", "b"} and attack.pushes() is not connected
 
 
 async def fail_first_tokens(attack: Attack) -> None:
@@ -231,28 +201,20 @@ async def fail_first_tokens(attack: Attack) -> None:
         await asyncio.sleep(1.5)
 
 
-def test_first_tokens_that_fail_are_tried_without_the_worker_that_makes_them(tmp_path: Path) -> None:
+async def test_first_tokens_that_fail_are_tried_without_the_worker_that_makes_them(tmp_path: Path) -> None:
     """It may be its doing, and llama-server need not report it."""
-
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            attack = Attack(it, loaded=False, devices=("none",))
-            await fail_first_tokens(attack)
-            assert ends(attack.serve, attack.first, attack.second) == [0, ENDS]
-            assert await ready(attack.serve) == {"a"}
-            assert "worker b is left out for 60 s" in model_of(attack.serve).reason
-
-    run(main())
+    async with stage(tmp_path) as it:
+        attack = Attack(it, loaded=False, devices=("none",))
+        await fail_first_tokens(attack)
+        assert ends(attack.serve, attack.first, attack.second) == [0, ENDS]
+        assert await ready(attack.serve) == {"a"}
+        assert "worker b is left out for 60 s" in model_of(attack.serve).reason
 
 
-def test_a_push_that_there_was_not_is_no_reason_to_doubt(tmp_path: Path) -> None:
+async def test_a_push_that_there_was_not_is_no_reason_to_doubt(tmp_path: Path) -> None:
     """The two have no connection."""
-
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            attack = Attack(it, loaded=True)
-            assert await attack.life() == {"a", "b"} and attack.pushes()
-            await attack.lost(attack.second, NAMES_THE_OTHER[0].format(0))
-            assert ends(attack.serve, attack.first, attack.second) == [0, 1]
-
-    run(main())
+    async with stage(tmp_path) as it:
+        attack = Attack(it, loaded=True)
+        assert await attack.life() == {"a", "b"} and attack.pushes()
+        await attack.lost(attack.second, NAMES_THE_OTHER[0].format(0))
+        assert ends(attack.serve, attack.first, attack.second) == [0, 1]

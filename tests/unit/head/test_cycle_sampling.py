@@ -1,6 +1,5 @@
 """Whether requests take candidates from the worker that makes logits: from the load until a loss."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -8,10 +7,12 @@ from meshd.gateway.interface import ReadyReport
 from meshd.model.device_sampling import DeviceSampling
 from meshd.model.status import ModelState
 
-from tests.sim.loop import run
+from tests.sim.loop import until
 from tests.unit.head.scene import Scene, scene
 from tests.unit.head.test_push_plan import held
 from tests.unit.model.test_device_sampling import SETTINGS
+
+pytestmark = pytest.mark.virtual
 
 
 def sampling_of(it: Scene) -> DeviceSampling | None:
@@ -26,25 +27,20 @@ def sampling_of(it: Scene) -> DeviceSampling | None:
         pytest.param("head", (), None, id="head"),
     ],
 )
-def test_candidates_are_taken_where_a_worker_makes_the_logits(
+async def test_candidates_are_taken_where_a_worker_makes_the_logits(
     tmp_path: Path, output: str, arguments: tuple[str, ...], expected: bool | None
 ) -> None:
-    async def main() -> None:
-        async with scene(tmp_path, devices=("none",), output=output, llama_args=arguments) as it:
-            it.worker("anna")
-            ready = await held(it)
-            assert sampling_of(it) is None
-            ready.set_result(ReadyReport(True, "", 0.1, settings=SETTINGS))
-            await it.until(ModelState.READY)
-            sampling = sampling_of(it)
-            assert (sampling.adds if sampling is not None else None) is expected
-            if sampling is not None:
-                assert sampling.is_refused({"backend_sampling": True})
-                assert sampling.settings == SETTINGS
-                assert sampling.vocabulary > 0
-            it.llama.die("ended by SIGKILL")
-            async with asyncio.timeout(30):
-                while sampling_of(it) is not None:  # noqa: ASYNC110 - nothing tells of it
-                    await asyncio.sleep(0.001)
-
-    run(main())
+    async with scene(tmp_path, devices=("none",), output=output, llama_args=arguments) as it:
+        it.worker("anna")
+        ready = await held(it)
+        assert sampling_of(it) is None
+        ready.set_result(ReadyReport(True, "", 0.1, settings=SETTINGS))
+        await it.until(ModelState.READY)
+        sampling = sampling_of(it)
+        assert (sampling.adds if sampling is not None else None) is expected
+        if sampling is not None:
+            assert sampling.is_refused({"backend_sampling": True})
+            assert sampling.settings == SETTINGS
+            assert sampling.vocabulary > 0
+        it.llama.die("ended by SIGKILL")
+        await until(lambda: sampling_of(it) is None)

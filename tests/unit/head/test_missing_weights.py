@@ -15,13 +15,15 @@ from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
 from meshd.rpc import mesh_protocol as wire
 from meshd.store.interface import ProgressCallback
 
-from tests.sim.loop import run
+from tests.sim.loop import until
 from tests.unit.admin.test_snapshot import path
 from tests.unit.head.fake_mesh import FakeMesh
 from tests.unit.head.scene import Scene, scene, view
 from tests.unit.head.stubs import FakeFile
 from tests.unit.rpc import mesh_talk as talk
 from tests.unit.worker.kept import FakeStore
+
+pytestmark = pytest.mark.virtual
 
 MIB = 1 << 20
 CONTENT = b"c" * 32
@@ -62,45 +64,38 @@ async def nobody_fetches(it: Scene) -> None:
     assert not it.workers["anna"].members.asked
 
 
-def test_they_fetch_their_parts_and_begin_together(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with two_workers(tmp_path) as it:
-            anna = it.workers["anna"].members
-            anna.gives.clear()
-            anna.found = FromMembers({"one": 5})
-            it.start()
-            await it.until(ModelState.LOADING, "anna: fetches 1 MB of 2 MB from one")
-            await asyncio.sleep(100)
-            [needs] = anna.asked
-            assert (needs.content, needs.size, needs.files) == (CONTENT, 1 << 30, 1)
-            assert [one.offset // (9 * MIB) for one in needs.tensors] == [0, 1], "its layers, no others"
-            assert not it.workers["bert"].members.asked, "it could keep nothing"
-            assert not any(bench.children for bench in (it.bench, *it.workers.values()))
-            anna.gives.set()
-            await it.until(ModelState.READY)
-            assert it.roles["anna"].is_lending and it.roles["bert"].is_lending
-
-    run(main())
+async def test_they_fetch_their_parts_and_begin_together(tmp_path: Path) -> None:
+    async with two_workers(tmp_path) as it:
+        anna = it.workers["anna"].members
+        anna.gives.clear()
+        anna.found = FromMembers({"one": 5})
+        it.start()
+        await it.until(ModelState.LOADING, "anna: fetches 1 MB of 2 MB from one")
+        await asyncio.sleep(100)
+        [needs] = anna.asked
+        assert (needs.content, needs.size, needs.files) == (CONTENT, 1 << 30, 1)
+        assert [one.offset // (9 * MIB) for one in needs.tensors] == [0, 1], "its layers, no others"
+        assert not it.workers["bert"].members.asked, "it could keep nothing"
+        assert not any(bench.children for bench in (it.bench, *it.workers.values()))
+        anna.gives.set()
+        await it.until(ModelState.READY)
+        assert it.roles["anna"].is_lending and it.roles["bert"].is_lending
 
 
 @pytest.mark.parametrize(
     ("both_keep", "way", "by_us"), [(True, "lan", True), (False, "lan", False), (True, "loopback", False)]
 )
-def test_pieces_of_this_head_alone_are_for_several_workers(
+async def test_pieces_of_this_head_alone_are_for_several_workers(
     tmp_path: Path, both_keep: bool, way: str, by_us: bool
 ) -> None:
     """On other machines. One that keeps nothing gets its part with the load."""
-
-    async def main() -> None:
-        async with two_workers(tmp_path, both_keep=both_keep) as it:
-            bert = it.workers["bert"].runtime.mesh
-            assert isinstance(bert, FakeMesh)
-            bert.paths = (path(selected=True, where=way), path(selected=False, where="loopback"))
-            it.start()
-            await it.until(ModelState.READY)
-            assert it.bench.members.by_us == [by_us]
-
-    run(main())
+    async with two_workers(tmp_path, both_keep=both_keep) as it:
+        bert = it.workers["bert"].runtime.mesh
+        assert isinstance(bert, FakeMesh)
+        bert.paths = (path(selected=True, where=way), path(selected=False, where="loopback"))
+        it.start()
+        await it.until(ModelState.READY)
+        assert it.bench.members.by_us == [by_us]
 
 
 def index_of(*sizes: int) -> WeightsIndex:
@@ -133,53 +128,39 @@ def test_pieces_with_little_that_is_lacking_cost_too_much() -> None:
 
 
 @pytest.mark.parametrize("fails", [None, Broken("the disk is gone")])
-def test_if_no_member_has_it_the_head_sends_it(tmp_path: Path, fails: Broken | None) -> None:
-    async def main() -> None:
-        async with two_workers(tmp_path) as it:
-            it.bench.members.content, it.bench.members.fails = b"", fails
-            await nobody_fetches(it)
-
-    run(main())
+async def test_if_no_member_has_it_the_head_sends_it(tmp_path: Path, fails: Broken | None) -> None:
+    async with two_workers(tmp_path) as it:
+        it.bench.members.content, it.bench.members.fails = b"", fails
+        await nobody_fetches(it)
 
 
-def test_a_load_does_not_wait_for_long_until_the_file_is_read(tmp_path: Path) -> None:
+async def test_a_load_does_not_wait_for_long_until_the_file_is_read(tmp_path: Path) -> None:
     """For an offer stands for a minute; a later load uses what was read."""
-
-    async def main() -> None:
-        async with two_workers(tmp_path) as it:
-            it.bench.members.read_seconds = READ_SECONDS + 100
-            await nobody_fetches(it)
-            await asyncio.sleep(200)
-            assert it.serve.readiness.state is ModelState.READY, "the end of the reading ends nothing else"
-
-    run(main())
+    async with two_workers(tmp_path) as it:
+        it.bench.members.read_seconds = READ_SECONDS + 100
+        await nobody_fetches(it)
+        await asyncio.sleep(200)
+        assert it.serve.readiness.state is ModelState.READY, "the end of the reading ends nothing else"
 
 
-def test_a_little_is_sent_with_the_load(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with two_workers(tmp_path) as it:
-            it.head(file=FakeFile())
-            it.bench.members.content = CONTENT
-            await nobody_fetches(it)
-
-    run(main())
+async def test_a_little_is_sent_with_the_load(tmp_path: Path) -> None:
+    async with two_workers(tmp_path) as it:
+        it.head(file=FakeFile())
+        it.bench.members.content = CONTENT
+        await nobody_fetches(it)
 
 
-def test_a_worker_that_never_has_it_all_is_given_up(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with two_workers(tmp_path) as it:
-            anna = it.workers["anna"].members
-            anna.gives.clear()
-            it.start()
-            loop = asyncio.get_running_loop()
-            began = loop.time()
-            while len(anna.asked) < 2:  # noqa: ASYNC110 - nothing tells of it
-                await asyncio.sleep(1)
-            took = loop.time() - began
-            assert 0 <= took - FETCH_SECONDS - 2 * 9 * MIB / SLOW_FETCH_BYTES < 10
-            assert not it.bench.children and not it.roles["bert"].is_lending
-
-    run(main())
+async def test_a_worker_that_never_has_it_all_is_given_up(tmp_path: Path) -> None:
+    async with two_workers(tmp_path) as it:
+        anna = it.workers["anna"].members
+        anna.gives.clear()
+        it.start()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await until(lambda: len(anna.asked) == 2, seconds=10_000)
+        took = loop.time() - began
+        assert 0 <= took - FETCH_SECONDS - 2 * 9 * MIB / SLOW_FETCH_BYTES < 10
+        assert not it.bench.children and not it.roles["bert"].is_lending
 
 
 class OnlyHeader(LargeFile):
@@ -190,36 +171,27 @@ class OnlyHeader(LargeFile):
         self.header_of = CONTENT
 
 
-def test_a_head_with_the_header_only_needs_nobody_to_know_the_content(tmp_path: Path) -> None:
+async def test_a_head_with_the_header_only_needs_nobody_to_know_the_content(tmp_path: Path) -> None:
     """And it asks for little as well: it can send nothing."""
-
-    async def main() -> None:
-        async with two_workers(tmp_path) as it:
-            it.head(file=OnlyHeader())
-            it.bench.members.content = b""
-            it.start()
-            await it.until(ModelState.READY)
-            [needs] = it.workers["anna"].members.asked
-            assert needs.content == CONTENT
-
-    run(main())
+    async with two_workers(tmp_path) as it:
+        it.head(file=OnlyHeader())
+        it.bench.members.content = b""
+        it.start()
+        await it.until(ModelState.READY)
+        [needs] = it.workers["anna"].members.asked
+        assert needs.content == CONTENT
 
 
-def test_what_a_worker_lacks_in_the_end_is_told_and_not_sent(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with two_workers(tmp_path) as it:
-            it.head(file=OnlyHeader())
-            it.bench.ready = asyncio.get_running_loop().create_future()
-            it.start()
-            await it.until(ModelState.LOADING, "loading the model")
-            lacked = talk.load_entry(digest=bytes([2]) * 32)
-            view(it.bench, 1).to_peer(talk.load(lacked))
-            with pytest.raises(RemoteProtocolError):
-                view(it.bench, 1).from_peer(talk.message(wire.LOADED, rest=b"\1", identity=4))
-            await it.until(ModelState.FAILED, "worker bert lacks tensor `blk.2.ffn_up.weight`, and this node")
-            assert (
-                "has only the header of `tiny` (start that worker with `--model`" in it.serve.readiness.reason
-            )
-            assert not it.bench.children or not it.bench.children[-1].status.is_up
-
-    run(main())
+async def test_what_a_worker_lacks_in_the_end_is_told_and_not_sent(tmp_path: Path) -> None:
+    async with two_workers(tmp_path) as it:
+        it.head(file=OnlyHeader())
+        it.bench.ready = asyncio.get_running_loop().create_future()
+        it.start()
+        await it.until(ModelState.LOADING, "loading the model")
+        lacked = talk.load_entry(digest=bytes([2]) * 32)
+        view(it.bench, 1).to_peer(talk.load(lacked))
+        with pytest.raises(RemoteProtocolError):
+            view(it.bench, 1).from_peer(talk.message(wire.LOADED, rest=b"\1", identity=4))
+        await it.until(ModelState.FAILED, "worker bert lacks tensor `blk.2.ffn_up.weight`, and this node")
+        assert "has only the header of `tiny` (start that worker with `--model`" in it.serve.readiness.reason
+        assert not it.bench.children or not it.bench.children[-1].status.is_up

@@ -11,10 +11,11 @@ from meshd.model.status import ModelState
 from meshd.peer.interface import PeerState
 
 from tests.gguf_bytes import gguf, language_model, parse
-from tests.sim.loop import run
 from tests.unit.head.rig import cpu_lines
 from tests.unit.head.scene import Scene, scene
 from tests.unit.head.stubs import FakeFile
+
+pytestmark = pytest.mark.virtual
 
 WHY = "no split fits"
 
@@ -64,19 +65,16 @@ def test_another_model_is_refused_at_the_start(change: dict[str, object], why: s
     assert why in caught.value.what and "fallback_models" in caught.value.hint
 
 
-def test_a_file_that_is_gone_is_not_called_replaced(tmp_path: Path) -> None:
-    async def main() -> None:
-        file = named("own")
-        file.paths, file.replaced = (tmp_path / "own", tmp_path), True
-        files = ServedFiles(file)
-        with pytest.raises(UserError, match="`own` is gone: it was removed, moved or renamed") as caught:
-            await files.know(lambda _: None)
-        assert "move it back" in caught.value.hint
-        (tmp_path / "own").touch()
-        with pytest.raises(UserError, match="`own` was replaced by another file"):
-            await files.know(lambda _: None)
-
-    run(main())
+async def test_a_file_that_is_gone_is_not_called_replaced(tmp_path: Path) -> None:
+    file = named("own")
+    file.paths, file.replaced = (tmp_path / "own", tmp_path), True
+    files = ServedFiles(file)
+    with pytest.raises(UserError, match="`own` is gone: it was removed, moved or renamed") as caught:
+        await files.know(lambda _: None)
+    assert "move it back" in caught.value.hint
+    (tmp_path / "own").touch()
+    with pytest.raises(UserError, match="`own` was replaced by another file"):
+        await files.know(lambda _: None)
 
 
 def fallback_scene(it: Scene) -> None:
@@ -87,85 +85,72 @@ def fallback_scene(it: Scene) -> None:
         it.workers[name].device_lines = cpu_lines(free_mib=120)
 
 
-def test_a_smaller_one_is_served_until_the_worker_is_back(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path, devices=("none",)) as it:
-            fallback_scene(it)
-            it.start()
-            await it.until(ModelState.READY)
-            assert it.serve.model_status.fallback == "" and it.serve.model_name == "own"
-            bert = it.workers["bert"].mesh
-            bert.say(PeerState.LOST)
-            it.llama.die("a worker is lost")
-            await it.until(ModelState.LOADING, "`one` in place of `own`: `own` does not fit: it needs ")
-            await it.until(ModelState.READY, "`one` in place of `own`: `own` does not fit: it needs ")
-            status = it.serve.model_status
-            assert (status.fallback, status.name) == ("one", "own")
-            assert {part.node for part in status.split if part.layers} == {"anna"}
-            it.llama.die("something else")
-            await it.until(ModelState.LOADING)
-            await it.until(ModelState.READY, "`one` in place of")
-            bert.since = asyncio.get_running_loop().time()
-            bert.say(PeerState.CONNECTED)
-            await it.until(ModelState.LOADING, "worker bert is here", seconds=100)
-            await it.until(ModelState.READY)
-            assert it.serve.model_status.fallback == ""
-
-    run(main())
+async def test_a_smaller_one_is_served_until_the_worker_is_back(tmp_path: Path) -> None:
+    async with scene(tmp_path, devices=("none",)) as it:
+        fallback_scene(it)
+        it.start()
+        await it.until(ModelState.READY)
+        assert it.serve.model_status.fallback == "" and it.serve.model_name == "own"
+        bert = it.workers["bert"].mesh
+        bert.say(PeerState.LOST)
+        it.llama.die("a worker is lost")
+        await it.until(ModelState.LOADING, "`one` in place of `own`: `own` does not fit: it needs ")
+        await it.until(ModelState.READY, "`one` in place of `own`: `own` does not fit: it needs ")
+        status = it.serve.model_status
+        assert (status.fallback, status.name) == ("one", "own")
+        assert {part.node for part in status.split if part.layers} == {"anna"}
+        it.llama.die("something else")
+        await it.until(ModelState.LOADING)
+        await it.until(ModelState.READY, "`one` in place of")
+        await asyncio.sleep(1)
+        bert.since = asyncio.get_running_loop().time()
+        bert.say(PeerState.CONNECTED)
+        await it.until(ModelState.LOADING, "worker bert is here", seconds=100)
+        await it.until(ModelState.READY)
+        assert it.serve.model_status.fallback == ""
 
 
-def test_what_does_not_fit_at_the_start_is_waited_for(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path, devices=("none",)) as it:
-            fallback_scene(it)
-            it.workers["bert"].mesh.say(PeerState.KNOWN)
-            it.start()
-            await it.until(ModelState.FAILED)
-            it.workers["bert"].mesh.say(PeerState.CONNECTED)
-            await it.until(ModelState.READY)
-            assert it.serve.model_status.fallback == ""
-
-    run(main())
+async def test_what_does_not_fit_at_the_start_is_waited_for(tmp_path: Path) -> None:
+    async with scene(tmp_path, devices=("none",)) as it:
+        fallback_scene(it)
+        it.workers["bert"].mesh.say(PeerState.KNOWN)
+        it.start()
+        await it.until(ModelState.FAILED)
+        it.workers["bert"].mesh.say(PeerState.CONNECTED)
+        await it.until(ModelState.READY)
+        assert it.serve.model_status.fallback == ""
 
 
 @pytest.mark.parametrize("smaller", [False, True])
-def test_what_fits_no_more_waits_for_the_worker(tmp_path: Path, smaller: bool) -> None:
+async def test_what_fits_no_more_waits_for_the_worker(tmp_path: Path, smaller: bool) -> None:
     """And no smaller one fits either: answers under way wait as long as a model may come back."""
-
-    async def main() -> None:
-        async with scene(tmp_path, devices=("none",)) as it:
-            fallback_scene(it)
-            files = [named("one", layers=500)] if smaller else []
-            it.serve = Model(it.bench.runtime, named("own", layers=500), it.options, None, files)
-            it.start()
-            await it.until(ModelState.READY)
-            bert = it.workers["bert"].mesh
-            bert.say(PeerState.LOST)
-            it.llama.die("a worker is lost")
-            await it.until(ModelState.WAITING, "waiting for bert to come back: `")
-            assert it.serve.readiness.no_room and "does not fit: it needs" in it.serve.readiness.reason
-            for _ in range(100):
-                await asyncio.sleep(0.9)
-                assert it.serve.readiness.state is not ModelState.FAILED
-            bert.since = asyncio.get_running_loop().time()
-            bert.say(PeerState.CONNECTED)
-            await it.until(ModelState.READY, seconds=40)
-            assert it.serve.model_status.fallback == ""
-
-    run(main())
+    async with scene(tmp_path, devices=("none",)) as it:
+        fallback_scene(it)
+        files = [named("one", layers=500)] if smaller else []
+        it.serve = Model(it.bench.runtime, named("own", layers=500), it.options, None, files)
+        it.start()
+        await it.until(ModelState.READY)
+        bert = it.workers["bert"].mesh
+        bert.say(PeerState.LOST)
+        it.llama.die("a worker is lost")
+        await it.until(ModelState.WAITING, "waiting for bert to come back: `")
+        assert it.serve.readiness.no_room and "does not fit: it needs" in it.serve.readiness.reason
+        for _ in range(100):
+            await asyncio.sleep(0.9)
+            assert it.serve.readiness.state is not ModelState.FAILED
+        bert.since = asyncio.get_running_loop().time()
+        bert.say(PeerState.CONNECTED)
+        await it.until(ModelState.READY, seconds=40)
+        assert it.serve.model_status.fallback == ""
 
 
-def test_a_file_that_is_gone_after_a_loss_is_a_failure(tmp_path: Path) -> None:
+async def test_a_file_that_is_gone_after_a_loss_is_a_failure(tmp_path: Path) -> None:
     """No worker that comes back brings it."""
-
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            it.worker("anna")
-            it.start()
-            await it.until(ModelState.READY)
-            it.file.replaced = True
-            it.llama.die("something")
-            await it.until(ModelState.FAILED, "is gone")
-            assert not it.serve.readiness.no_room
-
-    run(main())
+    async with scene(tmp_path) as it:
+        it.worker("anna")
+        it.start()
+        await it.until(ModelState.READY)
+        it.file.replaced = True
+        it.llama.die("something")
+        await it.until(ModelState.FAILED, "is gone")
+        assert not it.serve.readiness.no_room

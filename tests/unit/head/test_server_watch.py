@@ -14,6 +14,8 @@ from meshd.peer.interface import PeerState
 from tests.sim.loop import VirtualLoop, run
 from tests.unit.head.scene import scene
 
+pytestmark = pytest.mark.virtual
+
 
 def ends_within(
     ask: Callable[[], bool], *, seconds: float, moved: Callable[[], int | None] = lambda: 0
@@ -83,7 +85,7 @@ def test_only_what_was_silent_lately_counts(asked: list[tuple[float, float]]) ->
     assert silent.seconds(now) == pytest.approx(sum(late))
 
 
-def test_nobody_asks_while_no_request_is_under_way() -> None:
+async def test_nobody_asks_while_no_request_is_under_way() -> None:
     asked = 0
 
     async def answers() -> bool:
@@ -91,44 +93,38 @@ def test_nobody_asks_while_no_request_is_under_way() -> None:
         asked += 1
         return True
 
-    async def main() -> None:
-        watch = ServerWatch(answers, lambda: 0)
-        task = asyncio.ensure_future(watch.until_stuck())
-        await asyncio.sleep(100.0)
-        assert asked == 0
-        watch.requested(1)
-        await asyncio.sleep(10.0)
-        assert 5 < asked <= 11
-        watch.requested(0)
-        await asyncio.sleep(100.0)
-        assert asked <= 12, "once more, in case the last one has left it busy"
-        task.cancel()
-
-    run(main())
+    watch = ServerWatch(answers, lambda: 0)
+    task = asyncio.ensure_future(watch.until_stuck())
+    await asyncio.sleep(100.0)
+    assert asked == 0
+    watch.requested(1)
+    await asyncio.sleep(10.0)
+    assert 5 < asked <= 11
+    watch.requested(0)
+    await asyncio.sleep(100.0)
+    assert asked <= 12, "once more, in case the last one has left it busy"
+    task.cancel()
 
 
 @pytest.mark.parametrize("client_stays", [True, False])
-def test_the_head_ends_it_and_starts_another_one(tmp_path: Path, client_stays: bool) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            it.worker("anna")
-            it.start()
-            await it.until(ModelState.READY)
-            first = it.llama
-            it.serve.requested(1)
-            it.bench.loop_is_free = False
-            if not client_stays:
-                await asyncio.sleep(3.0)
-                it.serve.requested(0)
-            await it.until(ModelState.LOADING, "made no progress", seconds=60.0)
-            assert first.killed
-            it.bench.loop_is_free = True
-            await it.until(ModelState.READY, seconds=10.0)
-            assert it.serve.crashes == 1
-            await asyncio.sleep(120.0)
-            assert it.serve.crashes == 1 and it.serve.readiness.state is ModelState.READY
-
-    run(main())
+async def test_the_head_ends_it_and_starts_another_one(tmp_path: Path, client_stays: bool) -> None:
+    async with scene(tmp_path) as it:
+        it.worker("anna")
+        it.start()
+        await it.until(ModelState.READY)
+        first = it.llama
+        it.serve.requested(1)
+        it.bench.loop_is_free = False
+        if not client_stays:
+            await asyncio.sleep(3.0)
+            it.serve.requested(0)
+        await it.until(ModelState.LOADING, "made no progress", seconds=60.0)
+        assert first.killed
+        it.bench.loop_is_free = True
+        await it.until(ModelState.READY, seconds=10.0)
+        assert it.serve.crashes == 1
+        await asyncio.sleep(120.0)
+        assert it.serve.crashes == 1 and it.serve.readiness.state is ModelState.READY
 
 
 @pytest.mark.parametrize(
@@ -142,73 +138,61 @@ def test_the_head_ends_it_and_starts_another_one(tmp_path: Path, client_stays: b
         (None, "", 0),
     ],
 )
-def test_its_own_signals_and_too_much_memory_count_as_crashes(
+async def test_its_own_signals_and_too_much_memory_count_as_crashes(
     tmp_path: Path, signal: int | None, no_memory: str, crashes: int
 ) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            it.worker("anna")
-            it.start()
-            await it.until(ModelState.READY)
-            broke = asyncio.ensure_future(it.serve.upstream_broke("the connection was reset"))
-            it.llama.die("ended", signal=signal, no_memory=no_memory)
-            await broke
-            assert it.serve.crashes == crashes, "known when the gateway has its answer"
-            await it.until(ModelState.READY, seconds=10.0)
-            assert it.serve.crashes == crashes
-
-    run(main())
+    async with scene(tmp_path) as it:
+        it.worker("anna")
+        it.start()
+        await it.until(ModelState.READY)
+        broke = asyncio.ensure_future(it.serve.upstream_broke("the connection was reset"))
+        it.llama.die("ended", signal=signal, no_memory=no_memory)
+        await broke
+        assert it.serve.crashes == crashes, "known when the gateway has its answer"
+        await it.until(ModelState.READY, seconds=10.0)
+        assert it.serve.crashes == crashes
 
 
-def test_a_lost_worker_explains_any_end(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            it.worker("anna")
-            it.start()
-            await it.until(ModelState.READY)
-            broke = asyncio.ensure_future(it.serve.upstream_broke("the connection was reset"))
-            it.llama.die("ended", signal=6)
-            await asyncio.sleep(0.2)
-            it.workers["anna"].children[0].die("ended by signal 9")
-            await broke
-            assert it.serve.crashes == 0
-            await it.until(ModelState.READY, seconds=30.0)
-            assert it.serve.crashes == 0
-
-    run(main())
+async def test_a_lost_worker_explains_any_end(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        it.worker("anna")
+        it.start()
+        await it.until(ModelState.READY)
+        broke = asyncio.ensure_future(it.serve.upstream_broke("the connection was reset"))
+        it.llama.die("ended", signal=6)
+        await asyncio.sleep(0.2)
+        it.workers["anna"].children[0].die("ended by signal 9")
+        await broke
+        assert it.serve.crashes == 0
+        await it.until(ModelState.READY, seconds=30.0)
+        assert it.serve.crashes == 0
 
 
-def test_a_worker_out_of_reach_explains_silence(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            anna = it.worker("anna")
-            it.start()
-            await it.until(ModelState.READY)
-            it.serve.requested(1)
-            it.bench.loop_is_free = False
-            anna.since = asyncio.get_running_loop().time()
-            anna.say(PeerState.SUSPENDED)
-            await asyncio.sleep(60.0)
-            assert it.serve.crashes == 0 and not it.llama.killed
-
-    run(main())
+async def test_a_worker_out_of_reach_explains_silence(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        anna = it.worker("anna")
+        it.start()
+        await it.until(ModelState.READY)
+        it.serve.requested(1)
+        it.bench.loop_is_free = False
+        anna.since = asyncio.get_running_loop().time()
+        anna.say(PeerState.SUSPENDED)
+        await asyncio.sleep(60.0)
+        assert it.serve.crashes == 0 and not it.llama.killed
 
 
-def test_a_process_that_stands_still_itself_does_not_count_as_silence() -> None:
+async def test_a_process_that_stands_still_itself_does_not_count_as_silence() -> None:
     """While llama-server is asked, this loop runs nothing for 10 s, again and again."""
 
     async def answers() -> bool:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         await asyncio.sleep(0.05)
-        loop._now += 10.0
+        loop.stand_still(10.0)
         return True
 
-    async def main() -> None:
-        watch = ServerWatch(answers, lambda: 0)
-        watch.requested(1)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(600.0):
-                await watch.until_stuck()
-
-    run(main())
+    watch = ServerWatch(answers, lambda: 0)
+    watch.requested(1)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(600.0):
+            await watch.until_stuck()

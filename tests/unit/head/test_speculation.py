@@ -120,6 +120,7 @@ def test_answers_that_draft_nothing_tell_what_a_round_takes() -> None:
     assert it.gain == pytest.approx(1.0)
     it.answered(answer(rounds=50, drafted=200, accepted=150, round_s=0.1, token_s=0.01), 2.0)
     assert it.gain == pytest.approx(305 * 0.1 / 17.5)
+    assert it.status().gain == 1.74
 
 
 def test_drafts_that_lose_are_given_up_at_a_quiet_moment_and_for_the_next_loads() -> None:

@@ -18,11 +18,13 @@ from meshd.plan.over_offers import SLACK_BYTES
 from meshd.store.interface import ProgressCallback
 from meshd.worker import held_weights
 
-from tests.sim.loop import run
+from tests.sim import loop
 from tests.unit.head.fake_mesh import NATIVE
 from tests.unit.head.scene import Scene, scene
 from tests.unit.head.stubs import FakeFile, at_once
 from tests.unit.worker.kept import DIGEST, FakeStore
+
+pytestmark = pytest.mark.virtual
 
 OTHER = bytes(range(32, 64))
 HERE = TensorEntry(0, 0, 0, 4, DIGEST, "blk.0.ffn_up.weight")
@@ -75,15 +77,11 @@ def nodes(it: Scene) -> set[str]:
 
 
 async def until(it: Scene, status: StandbyStatus, *, seconds: float = 1000.0) -> None:
-    """Virtual ones."""
-    deadline = asyncio.get_running_loop().time() + seconds
-    while standby(it) != status:
-        assert asyncio.get_running_loop().time() < deadline, standby(it)
-        await asyncio.sleep(0.05)
+    await loop.until(lambda: standby(it) == status, seconds=seconds)
 
 
 def reserved(it: Scene, name: str) -> list[int]:
-    return [count for lease in it.roles[name]._ledger.leases for count in lease.memory.values()]
+    return [lent.bytes for lent in it.roles[name].status.lent]
 
 
 def lose(it: Scene, name: str) -> None:
@@ -92,43 +90,19 @@ def lose(it: Scene, name: str) -> None:
     it.llama.die("a worker is lost")
 
 
-def test_it_holds_what_it_would_need_and_computes_nothing(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            await it.until(ModelState.READY)
-            assert standby(it) == StandbyStatus("spare", False, 0, 0, "it is asked when the model is ready")
-            assert nodes(it) == {"anna", "bert"}
-            await until(it, READY)
-            assert not it.workers["spare"].children and not it.roles["spare"].is_lending
-            assert reserved(it, "spare") == [4 + SLACK_BYTES]
-            await asyncio.sleep(1000)
-            assert standby(it) == READY and nodes(it) == {"anna", "bert"}, "nothing is loaded again for it"
-
-    run(main())
+async def test_it_holds_what_it_would_need_and_computes_nothing(tmp_path: Path) -> None:
+    async with stage(tmp_path) as it:
+        await it.until(ModelState.READY)
+        assert standby(it) == StandbyStatus("spare", False, 0, 0, "it is asked when the model is ready")
+        assert nodes(it) == {"anna", "bert"}
+        await until(it, READY)
+        assert not it.workers["spare"].children and not it.roles["spare"].is_lending
+        assert reserved(it, "spare") == [4 + SLACK_BYTES]
+        await asyncio.sleep(1000)
+        assert standby(it) == READY and nodes(it) == {"anna", "bert"}, "nothing is loaded again for it"
 
 
-def test_it_takes_the_place_of_a_lost_worker_and_gives_it_back(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with stage(tmp_path, min_workers=2) as it:
-            await until(it, READY)
-            lose(it, "bert")
-            await it.until(ModelState.LOADING)
-            await it.until(ModelState.READY)
-            assert nodes(it) == {"anna", "spare"} and it.roles["spare"].is_lending
-            assert standby(it) == replace(
-                READY, ready=False, held_bytes=0, wanted_bytes=0, why="it takes the place of another worker"
-            )
-            it.workers["bert"].mesh.since = asyncio.get_running_loop().time()
-            it.workers["bert"].mesh.say(PeerState.CONNECTED)
-            await it.until(ModelState.LOADING, "worker bert is here", seconds=100)
-            await it.until(ModelState.READY)
-            assert nodes(it) == {"anna", "bert"}
-            await until(it, READY)
-
-    run(main())
-
-
-def test_the_plans_after_a_loss_are_compared_in_a_thread(
+async def test_the_plans_after_a_loss_are_compared_in_a_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Answers are under way meanwhile."""
@@ -148,88 +122,69 @@ def test_the_plans_after_a_loss_are_compared_in_a_thread(
         def add(self, lost: str) -> None:
             in_thread.append(bool(handed_over))
 
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            await until(it, READY)
-
     monkeypatch.setattr(asyncio, "to_thread", to_thread)
     monkeypatch.setattr(standby_module, "PartChoice", Choice)
-    run(main())
+    async with stage(tmp_path) as it:
+        await until(it, READY)
     assert in_thread == [True, True]
 
 
-def test_what_it_lacks_is_taken_from_members_and_asked_for_again(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with stage(tmp_path, tensors=(HERE, MISSING)) as it:
-            it.bench.members.content = b"c" * 32
-            lacks = StandbyStatus("spare", False, 4, 12, "it lacks 8 B: nothing came")
-            await until(it, lacks)
-            members = it.workers["spare"].members
-            [asked] = members.asked
-            assert asked.content == b"c" * 32 and [one.digest for one in asked.tensors] == [OTHER]
-            assert it.serve.readiness.state is ModelState.READY
-            await asyncio.sleep(5)
-            assert not reserved(it, "spare") and standby(it) == lacks
-            it.workers["spare"].members.found = FromMembers({"head": 8})
-            less = StandbyStatus("spare", False, 0, 8, "it lacks 8 B: 8 B from head")
-            await until(it, less)
-            assert [one.digest for one in members.asked[-1].tensors] == [OTHER], "a part is enough"
-
-    run(main())
+async def test_what_it_lacks_is_taken_from_members_and_asked_for_again(tmp_path: Path) -> None:
+    async with stage(tmp_path, tensors=(HERE, MISSING)) as it:
+        it.bench.members.content = b"c" * 32
+        lacks = StandbyStatus("spare", False, 4, 12, "it lacks 8 B: nothing came")
+        await until(it, lacks)
+        members = it.workers["spare"].members
+        [asked] = members.asked
+        assert asked.content == b"c" * 32 and [one.digest for one in asked.tensors] == [OTHER]
+        assert it.serve.readiness.state is ModelState.READY
+        await asyncio.sleep(5)
+        assert not reserved(it, "spare") and standby(it) == lacks
+        it.workers["spare"].members.found = FromMembers({"head": 8})
+        less = StandbyStatus("spare", False, 0, 8, "it lacks 8 B: 8 B from head")
+        await until(it, less)
+        assert [one.digest for one in members.asked[-1].tensors] == [OTHER], "a part is enough"
 
 
-def test_a_head_that_cannot_read_its_file_says_so(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with stage(tmp_path, tensors=(HERE, MISSING)) as it:
-            it.bench.members.fails = Broken("the disk is gone")
-            await until(it, StandbyStatus("spare", False, 0, 0, "the disk is gone"))
-            assert it.serve.readiness.state is ModelState.READY
-
-    run(main())
+async def test_a_head_that_cannot_read_its_file_says_so(tmp_path: Path) -> None:
+    async with stage(tmp_path, tensors=(HERE, MISSING)) as it:
+        it.bench.members.fails = Broken("the disk is gone")
+        await until(it, StandbyStatus("spare", False, 0, 0, "the disk is gone"))
+        assert it.serve.readiness.state is ModelState.READY
 
 
-def test_one_that_goes_or_is_paused_is_asked_again_when_it_is_back(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            await until(it, READY)
-            spare = it.workers["spare"].mesh
-            spare.paused = True
-            it.roles["spare"].pause.begin(end_leases=False)  # `meshd drain`: the head lets it go
-            paused = "spare is paused (`meshd resume` there ends that)"
-            await until(it, StandbyStatus("spare", False, 0, 0, paused))
-            await asyncio.sleep(10)
-            assert not reserved(it, "spare")
-            spare.paused = False
-            it.roles["spare"].pause.end()
-            await until(it, READY)
-            spare.say(PeerState.LOST)
-            await until(it, StandbyStatus("spare", False, 0, 0, "it is not connected"))
-            await asyncio.sleep(10)
-            assert not reserved(it, "spare"), "the lease is given back"
-            spare.say(PeerState.CONNECTED)
-            await until(it, READY)
-            assert it.serve.failures == 0
-
-    run(main())
+async def test_one_that_goes_or_is_paused_is_asked_again_when_it_is_back(tmp_path: Path) -> None:
+    async with stage(tmp_path) as it:
+        await until(it, READY)
+        spare = it.workers["spare"].mesh
+        spare.paused = True
+        it.roles["spare"].pause.begin(end_leases=False)  # `meshd drain`: the head lets it go
+        paused = "spare is paused (`meshd resume` there ends that)"
+        await until(it, StandbyStatus("spare", False, 0, 0, paused))
+        await asyncio.sleep(10)
+        assert not reserved(it, "spare")
+        spare.paused = False
+        it.roles["spare"].pause.end()
+        await until(it, READY)
+        spare.say(PeerState.LOST)
+        await until(it, StandbyStatus("spare", False, 0, 0, "it is not connected"))
+        await asyncio.sleep(10)
+        assert not reserved(it, "spare"), "the lease is given back"
+        spare.say(PeerState.CONNECTED)
+        await until(it, READY)
+        assert it.serve.failures == 0
 
 
-def test_one_of_another_build_is_told_of(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            it.workers["spare"].mesh.native = replace(NATIVE, pin="other")
-            while "llama.cpp" not in standby(it).why:  # noqa: ASYNC110 - nothing tells of it
-                await asyncio.sleep(0.1)
-            assert not standby(it).ready and it.serve.readiness.state is ModelState.READY
-
-    run(main())
+async def test_one_of_another_build_is_told_of(tmp_path: Path) -> None:
+    async with stage(tmp_path) as it:
+        it.workers["spare"].mesh.native = replace(NATIVE, pin="other")
+        await loop.until(lambda: "llama.cpp" in standby(it).why)
+        assert not standby(it).ready and it.serve.readiness.state is ModelState.READY
 
 
-def test_the_model_is_loaded_on_it_where_it_does_not_fit_without(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            for name in ("anna", "bert"):
-                it.workers[name].device_lines = ()
-            await it.until(ModelState.READY)
-            assert nodes(it) == {"spare"}
-
-    run(main())
+async def test_the_model_is_loaded_on_it_where_it_does_not_fit_without(tmp_path: Path) -> None:
+    async with stage(tmp_path) as it:
+        for name in ("anna", "bert"):
+            it.workers[name].device_lines = ()
+        await it.until(ModelState.READY)
+        assert nodes(it) == {"spare"}

@@ -15,10 +15,11 @@ from meshd.plan.wishes import HeadOptions
 from meshd.wire.needs import mark
 from meshd.worker.leases import Ledger
 
-from tests.sim.loop import run
 from tests.unit.devices.capacity_scene import CPU, KINDS, Scene, scene
 from tests.unit.head.rig import Bench
 from tests.unit.plan.plain_options import PLAIN
+
+pytestmark = pytest.mark.virtual
 
 TENSORS = (
     TensorEntry(0, 0, 0, 100, b"a" * 32, "blk.0.ffn_up.weight"),
@@ -41,152 +42,122 @@ def surveyor(
     return Surveyor(runtime, options, speeds, lendable), bench
 
 
-def test_machines_are_what_a_plan_needs(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            workers = [it.teller(name) for name in ("b", "a")]
-            looks, bench = surveyor(it, tmp_path)
-            found = await looks.survey(KINDS, lambda _: None)
-            assert [offer.node for offer in found.machines.offers] == ["a", "b"]
-            assert [device.name for device in found.machines.own] == ["CPU"]
-            assert set(found.machines.speeds) == {("a", "CPU"), ("b", "CPU"), ("head", "CPU")}
-            assert all(0 in speed and 1 in speed for speed in found.machines.speeds.values())
-            assert found.left_out == () and len(bench.timings) == 1
-            assert all(worker.listed == [False, False] for worker in workers), "free memory is to be known"
-
-    run(main())
+async def test_machines_are_what_a_plan_needs(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        workers = [it.teller(name) for name in ("b", "a")]
+        looks, bench = surveyor(it, tmp_path)
+        found = await looks.survey(KINDS, lambda _: None)
+        assert [offer.node for offer in found.machines.offers] == ["a", "b"]
+        assert [device.name for device in found.machines.own] == ["CPU"]
+        assert set(found.machines.speeds) == {("a", "CPU"), ("b", "CPU"), ("head", "CPU")}
+        assert all(0 in speed and 1 in speed for speed in found.machines.speeds.values())
+        assert found.left_out == () and len(bench.timings) == 1
+        assert all(worker.listed == [False, False] for worker in workers), "free memory is to be known"
 
 
-def test_a_worker_that_looks_for_a_plan_of_its_own_keeps_to_its_memory_limit(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            looks, _ = surveyor(it, tmp_path, lendable=Ledger(limit=1000).offer)
-            (own,) = (await looks.survey(KINDS, lambda _: None)).machines.own
-            assert (own.free_bytes, own.total_bytes) == (1000, 1000)
-
-    run(main())
+async def test_a_worker_that_looks_for_a_plan_of_its_own_keeps_to_its_memory_limit(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        looks, _ = surveyor(it, tmp_path, lendable=Ledger(limit=1000).offer)
+        (own,) = (await looks.survey(KINDS, lambda _: None)).machines.own
+        assert (own.free_bytes, own.total_bytes) == (1000, 1000)
 
 
-def test_workers_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            first, second = it.teller("garage"), it.teller("garage", seed="other")
-            looks, _ = surveyor(it, tmp_path)
-            machines = (await looks.survey(KINDS, lambda _: None)).machines
-            labels = {f"garage ({one.mesh.key.peer.short})" for one in (first, second)}
-            assert {offer.node for offer in machines.offers} == labels
-            assert set(machines.speeds) == {(node, "CPU") for node in (*labels, "head")}
-
-    run(main())
+async def test_workers_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        first, second = it.teller("garage"), it.teller("garage", seed="other")
+        looks, _ = surveyor(it, tmp_path)
+        machines = (await looks.survey(KINDS, lambda _: None)).machines
+        labels = {f"garage ({one.mesh.key.peer.short})" for one in (first, second)}
+        assert {offer.node for offer in machines.offers} == labels
+        assert set(machines.speeds) == {(node, "CPU") for node in (*labels, "head")}
 
 
-def test_who_is_away_or_silent_is_left_out(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            it.teller("a")
-            it.teller("away").mesh.say(PeerState.SUSPENDED)
-            it.head.net.mesh("old", "worker").handle(
-                "capacity", _ended, allow=lambda _member, _metadata: "unknown service"
-            )
-            looks, _ = surveyor(it, tmp_path)
-            found = await looks.survey(KINDS, lambda _: None)
-            assert [offer.node for offer in found.machines.offers] == ["a"]
-            assert found.left_out == (("old", "unknown service"),)
-
-    run(main())
+async def test_who_is_away_or_silent_is_left_out(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        it.teller("a")
+        it.teller("away").mesh.say(PeerState.SUSPENDED)
+        it.head.net.mesh("old", "worker").handle(
+            "capacity", _ended, allow=lambda _member, _metadata: "unknown service"
+        )
+        looks, _ = surveyor(it, tmp_path)
+        found = await looks.survey(KINDS, lambda _: None)
+        assert [offer.node for offer in found.machines.offers] == ["a"]
+        assert found.left_out == (("old", "unknown service"),)
 
 
-def test_why_a_node_is_missing_or_has_no_speed(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            it.teller("a").busy = True
-            it.teller("b")
-            it.head.net.mesh("kitchen", "serve")
-            it.head.net.mesh("laptop", "client")
-            looks, _ = surveyor(it, tmp_path)
-            found = await looks.survey(KINDS, lambda _: None)
-            assert found.left_out == (("kitchen", LENDS_NOTHING), ("laptop", ONLY_ASKS))
-            assert found.unmeasured == (("a", BUSY),)
-            assert found.machines.unmeasured == {"a": COMPUTES}
-
-    run(main())
+async def test_why_a_node_is_missing_or_has_no_speed(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        it.teller("a").busy = True
+        it.teller("b")
+        it.head.net.mesh("kitchen", "serve")
+        it.head.net.mesh("laptop", "client")
+        looks, _ = surveyor(it, tmp_path)
+        found = await looks.survey(KINDS, lambda _: None)
+        assert found.left_out == (("kitchen", LENDS_NOTHING), ("laptop", ONLY_ASKS))
+        assert found.unmeasured == (("a", BUSY),)
+        assert found.machines.unmeasured == {"a": COMPUTES}
 
 
-def test_a_head_looks_at_the_workers_that_it_would_use(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            for name in ("a", "b", "c", "d"):
-                it.teller(name)
-            by_name = {peer.name: peer.peer for peer in it.head.peers()}
-            it.head.net.meshes[by_name["b"]].paused = True
-            looks, _ = surveyor(it, tmp_path)
-            given = replace(OPTIONS, workers=("a", "b"), standby=("d",))
-            found = await looks.survey(KINDS, lambda _: None, roster=roster_of(it.head, given))
-            assert [offer.node for offer in found.machines.offers] == ["a", "d"]
-            assert found.left_out == (
-                ("b", "b is paused (`meshd resume` there ends that)"),
-                ("c", "c is not named by `--workers`"),
-            )
-            assert found.spared == (("d", FOR_LOSSES),)
-
-    run(main())
+async def test_a_head_looks_at_the_workers_that_it_would_use(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        for name in ("a", "b", "c", "d"):
+            it.teller(name)
+        by_name = {peer.name: peer.peer for peer in it.head.peers()}
+        it.head.net.meshes[by_name["b"]].paused = True
+        looks, _ = surveyor(it, tmp_path)
+        given = replace(OPTIONS, workers=("a", "b"), standby=("d",))
+        found = await looks.survey(KINDS, lambda _: None, roster=roster_of(it.head, given))
+        assert [offer.node for offer in found.machines.offers] == ["a", "d"]
+        assert found.left_out == (
+            ("b", "b is paused (`meshd resume` there ends that)"),
+            ("c", "c is not named by `--workers`"),
+        )
+        assert found.spared == (("d", FOR_LOSSES),)
 
 
-def test_workers_say_which_tensors_they_lack(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            it.teller("a").here = {mark(TENSORS[1].digest)}
-            it.teller("b")
-            looks, _ = surveyor(it, tmp_path)
-            found = await looks.survey(KINDS, lambda _: None, marks=marks_of(INDEX))
-            assert [one.offer.lacks for one in found.machines.offers] == [b"\x05", b"\x07"]
-            assert lacking_shares(INDEX, found.machines.offers) == {"a": 0.25, "b": 1.0}, "of the layers"
-            unasked = await looks.survey(KINDS, lambda _: None)
-            assert lacking_shares(INDEX, unasked.machines.offers) == {}
-
-    run(main())
+async def test_workers_say_which_tensors_they_lack(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        it.teller("a").here = {mark(TENSORS[1].digest)}
+        it.teller("b")
+        looks, _ = surveyor(it, tmp_path)
+        found = await looks.survey(KINDS, lambda _: None, marks=marks_of(INDEX))
+        assert [one.offer.lacks for one in found.machines.offers] == [b"\x05", b"\x07"]
+        assert lacking_shares(INDEX, found.machines.offers) == {"a": 0.25, "b": 1.0}, "of the layers"
+        unasked = await looks.survey(KINDS, lambda _: None)
+        assert lacking_shares(INDEX, unasked.machines.offers) == {}
 
 
-def test_another_choice_of_this_nodes_devices(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            looks, _ = surveyor(it, tmp_path, replace(OPTIONS, devices=("CUDA7",)))
-            with pytest.raises(UserError, match="no device `CUDA7`"):
-                await looks.survey(KINDS, lambda _: None)
-            found = await looks.survey(KINDS, lambda _: None, devices=("none",))
-            assert [device.name for device in found.machines.own] == ["CPU"]
-
-    run(main())
+async def test_another_choice_of_this_nodes_devices(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        looks, _ = surveyor(it, tmp_path, replace(OPTIONS, devices=("CUDA7",)))
+        with pytest.raises(UserError, match="no device `CUDA7`"):
+            await looks.survey(KINDS, lambda _: None)
+        found = await looks.survey(KINDS, lambda _: None, devices=("none",))
+        assert [device.name for device in found.machines.own] == ["CPU"]
 
 
-def test_who_measures_what_is_told(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            worker = it.teller("a")
-            looks, bench = surveyor(it, tmp_path)
-            told: list[str] = []
-            names = {worker.mesh.key.peer: "a-1"}
-            found = await looks.speeds_of(names, [CPU], KINDS, "head-1", told.append)
-            assert set(found.speeds) == {("head-1", "CPU"), ("a-1", "CPU")} and found.to_measure == set()
-            assert worker.listed == [False, False] and bench.listings == 0
-            assert told == ["head-1: measuring CPU", "a-1: measuring CPU"]
-
-    run(main())
+async def test_who_measures_what_is_told(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        worker = it.teller("a")
+        looks, bench = surveyor(it, tmp_path)
+        told: list[str] = []
+        names = {worker.mesh.key.peer: "a-1"}
+        found = await looks.speeds_of(names, [CPU], KINDS, "head-1", told.append)
+        assert set(found.speeds) == {("head-1", "CPU"), ("a-1", "CPU")} and found.to_measure == set()
+        assert worker.listed == [False, False] and bench.listings == 0
+        assert told == ["head-1: measuring CPU", "a-1: measuring CPU"]
 
 
-def test_nothing_is_measured_for_a_split_that_is_given(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            worker = it.teller("a")
-            looks, bench = surveyor(it, tmp_path)
-            names = {worker.mesh.key.peer: "a"}
-            for measure in (False, True, False):
-                found = await looks.speeds_of(names, [CPU], KINDS, "head", lambda _: None, measure=measure)
-                known = [0 in found.speeds[node, "CPU"] for node in ("a", "head")]
-                assert known == [bool(bench.timings)] * 2
-            assert len(bench.timings) == 1
-
-    run(main())
+async def test_nothing_is_measured_for_a_split_that_is_given(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        worker = it.teller("a")
+        looks, bench = surveyor(it, tmp_path)
+        names = {worker.mesh.key.peer: "a"}
+        for measure in (False, True, False):
+            found = await looks.speeds_of(names, [CPU], KINDS, "head", lambda _: None, measure=measure)
+            known = [0 in found.speeds[node, "CPU"] for node in ("a", "head")]
+            assert known == [bool(bench.timings)] * 2
+        assert len(bench.timings) == 1
 
 
 async def _ended(_stream: object) -> None:
@@ -194,25 +165,21 @@ async def _ended(_stream: object) -> None:
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_what_is_known_tells_who_is_to_be_measured(tmp_path: Path, busy: bool) -> None:
+async def test_what_is_known_tells_who_is_to_be_measured(tmp_path: Path, busy: bool) -> None:
     """A worker that computes for somebody is not measured, whatever it lacks."""
+    async with scene(tmp_path) as it:
+        teller = it.teller("a")
+        teller.busy = busy
+        looks, bench = surveyor(it, tmp_path)
+        names = {teller.mesh.key.peer: "a"}
 
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            teller = it.teller("a")
-            teller.busy = busy
-            looks, bench = surveyor(it, tmp_path)
-            names = {teller.mesh.key.peer: "a"}
+        async def known() -> MachineSpeeds:
+            answers = await looks.ask_known(names, KINDS)
+            return looks.known_speeds(names, answers, [CPU], KINDS, "head", own_timed=KINDS)
 
-            async def known() -> MachineSpeeds:
-                answers = await looks.ask_known(names, KINDS)
-                return looks.known_speeds(names, answers, [CPU], KINDS, "head", own_timed=KINDS)
-
-            found = await known()
-            assert found.to_measure == ({"head"} if busy else {"a", "head"})
-            assert found.unmeasured == ({"a": COMPUTES} if busy else {})
-            assert teller.listed == [True] and bench.listings == 0 and not bench.timings
-            await looks.speeds_of(names, [CPU], KINDS, "head", lambda _: None)
-            assert (await known()).to_measure == set()
-
-    run(main())
+        found = await known()
+        assert found.to_measure == ({"head"} if busy else {"a", "head"})
+        assert found.unmeasured == ({"a": COMPUTES} if busy else {})
+        assert teller.listed == [True] and bench.listings == 0 and not bench.timings
+        await looks.speeds_of(names, [CPU], KINDS, "head", lambda _: None)
+        assert (await known()).to_measure == set()

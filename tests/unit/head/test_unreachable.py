@@ -10,8 +10,9 @@ from meshd.identity.keys import PeerId
 from meshd.model.status import ModelState
 from meshd.peer.interface import PeerState, PeerStatus
 
-from tests.sim.loop import run
 from tests.unit.head.fake_mesh import Net
+
+pytestmark = pytest.mark.virtual
 
 ONE, OTHER = PeerId(bytes([1]) * 32), PeerId(bytes([2]) * 32)
 USED = {ONE, OTHER}
@@ -84,18 +85,15 @@ def test_who_takes_no_part_is_not_waited_for() -> None:
         assert patience.look([_peer(ONE, "one", PeerState.SUSPENDED)], {OTHER}, float(now)) is None
 
 
-def test_a_load_that_waits_for_a_silent_worker_says_so() -> None:
-    async def main() -> None:
-        async with Owner() as owner:
-            net = Net(owner)
-            head, garage = net.mesh("head", "serve"), net.mesh("garage")
-            loading, used = Readiness(ModelState.LOADING, "asking garage"), [garage.key.peer]
-            assert as_reached(loading, head, used) == loading
-            garage.say(PeerState.SUSPENDED)
-            garage.since = asyncio.get_running_loop().time() - 14.0
-            now = as_reached(loading, head, used)
-            assert now.state is ModelState.LOADING
-            assert now.reason == "asking garage; no connection to worker garage for 14 s"
-            owner.cancel()
-
-    run(main())
+async def test_a_load_that_waits_for_a_silent_worker_says_so() -> None:
+    async with Owner() as owner:
+        net = Net(owner)
+        head, garage = net.mesh("head", "serve"), net.mesh("garage")
+        loading, used = Readiness(ModelState.LOADING, "asking garage"), [garage.key.peer]
+        assert as_reached(loading, head, used) == loading
+        garage.say(PeerState.SUSPENDED)
+        garage.since = asyncio.get_running_loop().time() - 14.0
+        now = as_reached(loading, head, used)
+        assert now.state is ModelState.LOADING
+        assert now.reason == "asking garage; no connection to worker garage for 14 s"
+        owner.cancel()

@@ -95,13 +95,6 @@ def test_two_swapped_characters_are_found(place: int) -> None:
             WORD.read(swapped)
 
 
-@given(st.text(max_size=100) | st.text(alphabet="abc2345", max_size=100).map("meshd1".__add__))
-@thorough
-def test_noise_raises_only_a_user_error(text: str) -> None:
-    with pytest.raises(UserError):
-        WORD.read(text)
-
-
 def test_a_word_of_another_kind_is_refused() -> None:
     other = Armour(what="other", stem="meshdother", version=1, remedy="")
     with pytest.raises(UserError):

@@ -4,11 +4,7 @@ import hashlib
 import ssl
 from pathlib import Path
 
-from meshd.identity.tls_certificate import (
-    certificate_hash,
-    make_link_certificate,
-    unpack_link_certificate,
-)
+from meshd.identity.tls_certificate import certificate_hash, make_link_certificate, unpack_link_certificate
 
 
 def test_each_certificate_is_another() -> None:

@@ -42,17 +42,13 @@ def test_the_hubs_own_file_goes_to_its_cache(hub: Hub, stores: Stores) -> None:
     assert not list(stores.meshd.glob("mesh-*"))
 
 
-def test_hashes_move_with_it(hub: Hub, stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hashes_move_with_it(hub: Hub, stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FileState, "settled_at", lambda _state, _clock: True)
     hub.repositories["me/Tiny-GGUF"] = {"t-Q8_0.gguf": tiny()}
     paths = pulled(stores, {"t-Q8_0.gguf": tiny()})
-
-    async def hashed() -> None:
-        file = await ModelFile.open(paths[0], cache=HashCache(stores.meshd.parent / "weights"))
-        await file.index()
-        file.close()
-
-    asyncio.run(hashed())
+    file = await ModelFile.open(paths[0], cache=HashCache(stores.meshd.parent / "weights"))
+    await file.index()
+    file.close()
     [path] = adopted(NAME, paths, stores)
     from meshd.store.shard import close_all, open_shards
 

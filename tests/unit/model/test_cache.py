@@ -25,11 +25,7 @@ def _header(architecture: str, layers: int, **keys: Plain) -> Header:
     return parse(gguf(metadata))
 
 
-SMOL: dict[str, Plain] = {
-    "embedding_length": 576,
-    "attention__head_count": 9,
-    "attention__head_count_kv": 3,
-}
+SMOL: dict[str, Plain] = {"embedding_length": 576, "attention__head_count": 9, "attention__head_count_kv": 3}
 
 
 def test_smollm2_as_logged() -> None:

@@ -44,8 +44,7 @@ def test_any_line_is_read_or_none(line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "microseconds"),
-    [(1, 1), (0.5, 1), (32, 8), (128, 20), (80, 14), (224, 32), (16.5, 4.5)],
+    ("tokens", "microseconds"), [(1, 1), (0.5, 1), (32, 8), (128, 20), (80, 14), (224, 32), (16.5, 4.5)]
 )
 def test_between_two_numbers_of_tokens_lies_a_line(tokens: float, microseconds: float) -> None:
     assert SPEED.seconds(0, tokens) == pytest.approx(microseconds / 1e6)

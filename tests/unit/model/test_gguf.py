@@ -246,27 +246,6 @@ def test_a_large_vocabulary_costs_little_memory() -> None:
     assert max(reads) <= WINDOW_BYTES
 
 
-@given(st.binary(max_size=300))
-def test_any_bytes_give_a_user_error(data: bytes) -> None:
-    with pytest.raises(UserError):
-        parse(b"GGUF" + struct.pack("<IQQ", 3, 1, 1) + data)
-
-
-@given(st.data())
-def test_a_damaged_file_gives_a_header_or_a_user_error(data: st.DataObject) -> None:
-    content = bytearray(_file())
-    limit = parse(bytes(content)).data_offset
-    for _ in range(data.draw(st.integers(1, 6))):
-        at = data.draw(st.integers(0, limit - 1))
-        content[at] = data.draw(st.integers(0, 255))
-    try:
-        header = parse(bytes(content))
-    except UserError as error:
-        assert "test.gguf" in error.what
-    else:
-        assert all(tensor.offset + tensor.size <= len(content) for tensor in header.tensors)
-
-
 @given(
     st.integers(1, 64),
     st.lists(st.text(min_size=1, max_size=70), min_size=1, max_size=60),

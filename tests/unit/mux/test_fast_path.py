@@ -36,9 +36,7 @@ sizes = st.one_of(st.integers(1, 700), st.integers(1, 20 * KIB))
 
 @settings(max_examples=150, deadline=None)
 @given(talk=st.lists(st.tuples(st.booleans(), sizes, st.sampled_from((0.0, 0.2))), max_size=10))
-def test_both_ways_leave_the_same_behind(
-    talk: list[tuple[bool, int, float]],
-) -> None:
+def test_both_ways_leave_the_same_behind(talk: list[tuple[bool, int, float]]) -> None:
     (short, short_wire, stream), (long, long_wire, same) = talking(), talking()
     assert stream == same
     for number, (follower, size, pause) in enumerate(talk):
@@ -214,8 +212,7 @@ def _frame(stream: int, offset: int, payload: bytes, *, fin: bool = False) -> by
 
 
 @pytest.mark.parametrize(
-    "what",
-    ["an end", "a gap", "a repetition", "a part", "two", "an unknown stream", "another frame"],
+    "what", ["an end", "a gap", "a repetition", "a part", "two", "an unknown stream", "another frame"]
 )
 def test_what_comes_otherwise_is_left_to_the_long_way(what: str) -> None:
     two, wire, stream = talking()

@@ -223,13 +223,7 @@ FRAMES: st.SearchStrategy[Control | Data] = st.one_of(
     st.builds(Switch, SMALL),
     st.builds(LinkLost, SMALL),
     st.builds(Goodbye, SMALL, st.just("bye")),
-    st.builds(
-        Resume,
-        st.integers(0, 5000),
-        SMALL,
-        SMALL,
-        st.lists(ENTRIES, max_size=3).map(tuple),
-    ),
+    st.builds(Resume, st.integers(0, 5000), SMALL, SMALL, st.lists(ENTRIES, max_size=3).map(tuple)),
 )
 
 

@@ -42,11 +42,7 @@ def _random(_port: int, number: int) -> int:
 
 @pytest.mark.parametrize(
     ("key", "mapping"),
-    [
-        (no_matter_where, Mapping.INDEPENDENT),
-        (by_address, Mapping.ADDRESS),
-        (by_place, Mapping.ADDRESS_PORT),
-    ],
+    [(no_matter_where, Mapping.INDEPENDENT), (by_address, Mapping.ADDRESS), (by_place, Mapping.ADDRESS_PORT)],
 )
 @pytest.mark.parametrize("port", [_counted, _random])
 def test_mapping_by_a_server_with_two_addresses(key: Key, mapping: Mapping, port: Pick) -> None:

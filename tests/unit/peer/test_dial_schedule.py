@@ -286,13 +286,7 @@ def test_the_pause_grows_to_a_limit_and_chance_takes_away_only(
 
 
 LINKS = st.lists(
-    st.builds(
-        present,
-        st.sampled_from(LinkKind),
-        selected=st.booleans(),
-        lively=st.booleans(),
-    ),
-    max_size=3,
+    st.builds(present, st.sampled_from(LinkKind), selected=st.booleans(), lively=st.booleans()), max_size=3
 )
 
 

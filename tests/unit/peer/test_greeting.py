@@ -16,6 +16,8 @@ from meshd.wire.native import NativeVersion
 
 from tests.sim.loop import run
 
+pytestmark = pytest.mark.virtual
+
 HELLO = Hello(
     version=1,
     software="0.1",
@@ -40,7 +42,7 @@ class FakeLink:
     """One end of a link made of queues."""
 
     def __init__(self, inward: asyncio.Queue[bytes], outward: asyncio.Queue[bytes]) -> None:
-        self._in, self._out = inward, outward
+        self.unread, self._out = inward, outward
 
     @property
     def info(self) -> LinkInfo:
@@ -53,7 +55,7 @@ class FakeLink:
         raise AssertionError
 
     async def receive(self) -> bytes:
-        data = await self._in.get()
+        data = await self.unread.get()
         if not data:
             raise EndOfStream("the other side ended the link")
         return data
@@ -125,114 +127,89 @@ async def both(leader: Side, follower: Side, *, size: int = 64) -> list[BaseExce
     return results
 
 
-def test_hellos_go_across_and_each_side_settles_after_its_check() -> None:
-    async def main() -> None:
-        leader, follower = Side(replace(HELLO, name="leader")), Side(replace(HELLO, name="follower"))
-        first, second = await both(leader, follower)
-        assert not isinstance(first, BaseException) and not isinstance(second, BaseException)
-        assert (first.hello.name, second.hello.name) == ("follower", "leader")
-        assert leader.notes == ["hello", "check", "settle", "banned?"]
-        assert follower.notes == ["check", "answer", "settle", "banned?"]
-        assert leader.learned == follower.learned == []  # equal sets are not sent
-
-    run(main())
+async def test_hellos_go_across_and_each_side_settles_after_its_check() -> None:
+    leader, follower = Side(replace(HELLO, name="leader")), Side(replace(HELLO, name="follower"))
+    first, second = await both(leader, follower)
+    assert not isinstance(first, BaseException) and not isinstance(second, BaseException)
+    assert (first.hello.name, second.hello.name) == ("follower", "leader")
+    assert leader.notes == ["hello", "check", "settle", "banned?"]
+    assert follower.notes == ["check", "answer", "settle", "banned?"]
+    assert leader.learned == follower.learned == []  # equal sets are not sent
 
 
 @pytest.mark.parametrize("counts", [(0, 1), (1, 0), (3, BANS_PER_MESSAGE + 1), (200, 150)])
-def test_bans_go_both_ways_at_once_even_through_a_narrow_link(counts: tuple[int, int]) -> None:
-    async def main() -> None:
-        sides = [
-            Side(bans=tuple(f"{n} {side}".encode() * 100 for n in range(n_bans)))
-            for side, n_bans in enumerate(counts)
-        ]
-        results = await both(sides[0], sides[1], size=1)
-        assert not any(isinstance(result, BaseException) for result in results), results
-        assert tuple(sides[0].learned) == sides[1].bans
-        assert tuple(sides[1].learned) == sides[0].bans
-
-    run(main())
+async def test_bans_go_both_ways_at_once_even_through_a_narrow_link(counts: tuple[int, int]) -> None:
+    sides = [
+        Side(bans=tuple(f"{n} {side}".encode() * 100 for n in range(n_bans)))
+        for side, n_bans in enumerate(counts)
+    ]
+    results = await both(sides[0], sides[1], size=1)
+    assert not any(isinstance(result, BaseException) for result in results), results
+    assert tuple(sides[0].learned) == sides[1].bans
+    assert tuple(sides[1].learned) == sides[0].bans
 
 
 @pytest.mark.parametrize(("refuser", "when"), [(0, "hello"), (1, "hello"), (0, "banned")])
-def test_a_refusal_is_told_with_code_and_hint(refuser: int, when: str) -> None:
-    async def main() -> None:
-        sides = [Side(), Side()]
-        if when == "hello":
-            sides[refuser].refuses = Refused("in use at x", code="identity_in_use", hint="stop it")
-        else:
-            sides[refuser].bans_us = True
-        results = await both(sides[0], sides[1])
-        other = results[1 - refuser]
-        assert isinstance(other, Refused)
-        assert other.code == ("identity_in_use" if when == "hello" else "banned")
-        assert other.hint == ("stop it" if when == "hello" else "")
-
-    run(main())
+async def test_a_refusal_is_told_with_code_and_hint(refuser: int, when: str) -> None:
+    sides = [Side(), Side()]
+    if when == "hello":
+        sides[refuser].refuses = Refused("in use at x", code="identity_in_use", hint="stop it")
+    else:
+        sides[refuser].bans_us = True
+    results = await both(sides[0], sides[1])
+    other = results[1 - refuser]
+    assert isinstance(other, Refused)
+    assert other.code == ("identity_in_use" if when == "hello" else "banned")
+    assert other.hint == ("stop it" if when == "hello" else "")
 
 
-def test_a_follower_that_refuses_after_the_bans_ends_the_link() -> None:
+async def test_a_follower_that_refuses_after_the_bans_ends_the_link() -> None:
     """The leader has said Go by then: it learns of it from the end of the link."""
-
-    async def main() -> None:
-        first, second = await both(Side(), Side(bans_us=True))
-        assert isinstance(first, Greeted)
-        assert isinstance(second, Refused) and second.code == "banned"
-
-    run(main())
+    first, second = await both(Side(), Side(bans_us=True))
+    assert isinstance(first, Greeted)
+    assert isinstance(second, Refused) and second.code == "banned"
 
 
-def test_who_was_refused_does_not_refuse_back() -> None:
-    async def main() -> None:
-        near, far = ends()
-        await far.send([framed(Refusal("banned", "you are out").encode())])
-        with pytest.raises(Refused, match="you are out"):
-            await greet(near, Side(), leader=False)
-        assert far._in.empty()
-
-    run(main())
+async def test_who_was_refused_does_not_refuse_back() -> None:
+    near, far = ends()
+    await far.send([framed(Refusal("banned", "you are out").encode())])
+    with pytest.raises(Refused, match="you are out"):
+        await greet(near, Side(), leader=False)
+    assert far.unread.empty()
 
 
 @pytest.mark.parametrize("leads", [True, False])
-def test_silence_ends_after_ten_seconds(leads: bool) -> None:
-    async def main() -> None:
-        near, _ = ends()
-        began = asyncio.get_running_loop().time()
-        with pytest.raises(Broken, match="no greeting within 10 s"):
-            await greet(near, Side(), leader=leads)
-        assert asyncio.get_running_loop().time() - began == GREETING_SECONDS
-
-    run(main())
+async def test_silence_ends_after_ten_seconds(leads: bool) -> None:
+    near, _ = ends()
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(Broken, match="no greeting within 10 s"):
+        await greet(near, Side(), leader=leads)
+    assert asyncio.get_running_loop().time() - began == GREETING_SECONDS
 
 
-def test_a_peer_that_drips_is_not_given_more_time() -> None:
-    async def main() -> None:
-        near, far = ends()
+async def test_a_peer_that_drips_is_not_given_more_time() -> None:
+    near, far = ends()
 
-        async def drip() -> None:
-            for byte in framed(HELLO.encode()):
-                await far.send([bytes([byte])])
-                await asyncio.sleep(1)
+    async def drip() -> None:
+        for byte in framed(HELLO.encode()):
+            await far.send([bytes([byte])])
+            await asyncio.sleep(1)
 
-        began = asyncio.get_running_loop().time()
-        async with asyncio.TaskGroup() as group:
-            dripping = group.create_task(drip())
-            with pytest.raises(Broken, match="no greeting"):
-                await greet(near, Side(), leader=False)
-            dripping.cancel()
-        assert asyncio.get_running_loop().time() - began == GREETING_SECONDS
-
-    run(main())
+    began = asyncio.get_running_loop().time()
+    async with asyncio.TaskGroup() as group:
+        dripping = group.create_task(drip())
+        with pytest.raises(Broken, match="no greeting"):
+            await greet(near, Side(), leader=False)
+        dripping.cancel()
+    assert asyncio.get_running_loop().time() - began == GREETING_SECONDS
 
 
-def test_what_comes_behind_go_is_handed_on() -> None:
-    async def main() -> None:
-        near, far = ends()
-        await far.send([framed(HELLO.encode()) + framed(Go().encode()) + b"frames"])
-        side = Side(replace(HELLO, bans_digest=HELLO.bans_digest))
-        greeted = await greet(near, side, leader=False)
-        assert (greeted.session_id, greeted.rest) == (b"session", b"frames")
-
-    run(main())
+async def test_what_comes_behind_go_is_handed_on() -> None:
+    near, far = ends()
+    await far.send([framed(HELLO.encode()) + framed(Go().encode()) + b"frames"])
+    side = Side(replace(HELLO, bans_digest=HELLO.bans_digest))
+    greeted = await greet(near, side, leader=False)
+    assert (greeted.session_id, greeted.rest) == (b"session", b"frames")
 
 
 @pytest.mark.parametrize(
@@ -247,26 +224,20 @@ def test_what_comes_behind_go_is_handed_on() -> None:
         [replace(HELLO, bans_digest=b"x", bans_count=1), Bans((b"1",), last=False), Bans((b"2",), last=True)],
     ],
 )
-def test_out_of_order_is_refused(messages: list[Greeting]) -> None:
-    async def main() -> None:
-        near, far = ends()
-        side = Side()
-        for message in messages:
-            await far.send([framed(message.encode())])
-        with pytest.raises(RemoteProtocolError):
-            await greet(near, side, leader=False)
-
-    run(main())
+async def test_out_of_order_is_refused(messages: list[Greeting]) -> None:
+    near, far = ends()
+    side = Side()
+    for message in messages:
+        await far.send([framed(message.encode())])
+    with pytest.raises(RemoteProtocolError):
+        await greet(near, side, leader=False)
 
 
-def test_a_message_too_long_is_refused_by_its_length() -> None:
-    async def main() -> None:
-        near, far = ends()
-        await far.send([(1 << 20).to_bytes(4, "big")])
-        with pytest.raises(RemoteProtocolError, match="1048576 bytes announced"):
-            await greet(near, Side(), leader=True)
-
-    run(main())
+async def test_a_message_too_long_is_refused_by_its_length() -> None:
+    near, far = ends()
+    await far.send([(1 << 20).to_bytes(4, "big")])
+    with pytest.raises(RemoteProtocolError, match="1048576 bytes announced"):
+        await greet(near, Side(), leader=True)
 
 
 WORDS = st.one_of(
@@ -299,8 +270,8 @@ def test_whatever_a_peer_says_ends_in_a_declared_error_or_a_hello(leads: bool, s
             assert side.notes[-1] == "banned?"
             assert "settle" in side.notes
         parser = LengthParser()
-        while not far._in.empty():
-            parser.feed(far._in.get_nowait())
+        while not far.unread.empty():
+            parser.feed(far.unread.get_nowait())
         for message in parser.messages():
             decode(message)  # we never say what cannot be read
 

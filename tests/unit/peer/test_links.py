@@ -13,7 +13,6 @@ from meshd.mux.session import Session
 from meshd.mux.status import LinkStatus
 from meshd.peer.links import LinkDriver, PeerLinks
 
-from tests.conformance.run import run
 from tests.unit.admin.test_snapshot import NODE, path
 from tests.unit.mux.script import Two, Wire
 
@@ -120,49 +119,41 @@ def _talking() -> tuple[Two, Wire, int, HalfLink, LinkDriver]:
     return two, wire, stream, link, driver
 
 
-def test_what_a_full_link_does_not_take_goes_first_when_there_is_room() -> None:
-    async def work() -> None:
-        two, wire, stream, link, driver = _talking()
-        async with Owner() as owner:
-            task = owner.start(driver.carry(b""), name="carry")
-            await _settled()
-            assert driver.pass_on(stream, b"one ")
-            link.full = True
-            assert driver.pass_on(stream, b"two ")
-            assert not driver.pass_on(stream, b"three"), (
-                "something waits already: the long way keeps the order"
-            )
-            two.leader.session.write(stream, b"three")
-            driver.wake()
-            await _settled()
-            link.full = False
-            link.open.set()
-            await _settled()
-            await cancel_and_wait(task)
-        two.flows.out("leader", stream).written += b"one two three"
-        wire.to["follower"] += link.sent
-        two.deliver(two.follower, wire)
-        assert two.flows.out("leader", stream).read == 13
-
-    run(work())
+async def test_what_a_full_link_does_not_take_goes_first_when_there_is_room() -> None:
+    two, wire, stream, link, driver = _talking()
+    async with Owner() as owner:
+        task = owner.start(driver.carry(b""), name="carry")
+        await _settled()
+        assert driver.pass_on(stream, b"one ")
+        link.full = True
+        assert driver.pass_on(stream, b"two ")
+        assert not driver.pass_on(stream, b"three"), "something waits already: the long way keeps the order"
+        two.leader.session.write(stream, b"three")
+        driver.wake()
+        await _settled()
+        link.full = False
+        link.open.set()
+        await _settled()
+        await cancel_and_wait(task)
+    two.flows.out("leader", stream).written += b"one two three"
+    wire.to["follower"] += link.sent
+    two.deliver(two.follower, wire)
+    assert two.flows.out("leader", stream).read == 13
 
 
-def test_what_a_broken_link_did_not_take_goes_over_the_next_one() -> None:
-    async def work() -> None:
-        two, wire, stream, link, driver = _talking()
-        async with Owner() as owner:
-            task = owner.start(_ends(driver), name="carry")
-            await _settled()
-            link.broken = True
-            assert driver.pass_on(stream, b"kept")
-            await task
-        two.flows.out("leader", stream).written += b"kept"
-        two.cut(wire)
-        two.link()
-        two.transfer()
-        assert two.flows.out("leader", stream).read == 4
-
-    run(work())
+async def test_what_a_broken_link_did_not_take_goes_over_the_next_one() -> None:
+    two, wire, stream, link, driver = _talking()
+    async with Owner() as owner:
+        task = owner.start(_ends(driver), name="carry")
+        await _settled()
+        link.broken = True
+        assert driver.pass_on(stream, b"kept")
+        await task
+    two.flows.out("leader", stream).written += b"kept"
+    two.cut(wire)
+    two.link()
+    two.transfer()
+    assert two.flows.out("leader", stream).read == 4
 
 
 async def _ends(driver: LinkDriver) -> None:

@@ -12,8 +12,9 @@ from meshd.mux.events import Code
 from meshd.peer.local_member import BLOCK, LocalMember, Numbering, Signature
 from meshd.wire.address import Candidate
 
-from tests.sim.loop import run
 from tests.unit.identity.cast import WORKER, WORKER_CHAIN
+
+pytestmark = pytest.mark.virtual
 
 HOST, UDP = Candidate("10.0.0.1", 17430), Candidate("10.0.0.1", 17430, "udp")
 OUTER = Candidate("9.9.9.9", 40000, "udp", "srflx")
@@ -158,21 +159,18 @@ class FirstPipe:
 
 
 @pytest.mark.parametrize("error", [None, Broken("gone"), TimeoutError()])
-def test_the_pipe_of_the_joining_is_the_first_link_or_nothing_at_all(error: Exception | None) -> None:
-    async def main() -> None:
-        rig, pipe, link = Rig(), FirstPipe(), cast(Link, object())
+async def test_the_pipe_of_the_joining_is_the_first_link_or_nothing_at_all(error: Exception | None) -> None:
+    rig, pipe, link = Rig(), FirstPipe(), cast(Link, object())
 
-        async def stay() -> Link:
-            await asyncio.sleep(1)
-            if error is not None:
-                raise error
-            return link
+    async def stay() -> Link:
+        await asyncio.sleep(1)
+        if error is not None:
+            raise error
+        return link
 
-        await rig.local.stay(pipe, stay)
-        assert rig.mesh.links == ([] if error else [link])
-        assert pipe.closed == 1
-
-    run(main())
+    await rig.local.stay(pipe, stay)
+    assert rig.mesh.links == ([] if error else [link])
+    assert pipe.closed == 1
 
 
 def test_peers_are_told_that_it_is_paused_and_that_it_is_not() -> None:

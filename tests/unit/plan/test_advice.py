@@ -52,9 +52,7 @@ def test_another_order_where_neighbours_are_far_apart() -> None:
         (one, two): far if {one, two} == {"a", "b"} else near for one in "abc" for two in "abc" if one != two
     }
     there = machines(
-        [offer(node, 1.6) for node in "abc"],
-        {"head": 999.0, "a": 1.0, "b": 1.0, "c": 1.0},
-        paths=paths,
+        [offer(node, 1.6) for node in "abc"], {"head": 999.0, "a": 1.0, "b": 1.0, "c": 1.0}, paths=paths
     )
     found = advice(there, replace(REMOTE, tensor_split=(10.0, 10.0, 10.0)))
     assert isinstance(found.change, Reorder) and found.change.nodes[1] == "c"

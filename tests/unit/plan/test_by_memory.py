@@ -90,23 +90,11 @@ def _one_worker(device: Device, *, local_output: bool | None = None) -> Plan:
 @pytest.mark.parametrize(
     ("device", "on_head", "milliseconds"),
     [
-        (
-            replace(_unsorted("a", 8), path=DevicePath(0.0001, 1e9)),
-            False,
-            (3.0, 0.5),
-        ),
-        (
-            replace(_unsorted("a", 8), path=DevicePath(0.0003)),
-            True,
-            (3.0, 2.6),
-        ),  # hardly
+        (replace(_unsorted("a", 8), path=DevicePath(0.0001, 1e9)), False, (3.0, 0.5)),
+        (replace(_unsorted("a", 8), path=DevicePath(0.0003)), True, (3.0, 2.6)),  # hardly
         (replace(_unsorted("a", 8), path=DevicePath(0.02)), True, (3.5, 71.2)),
         (replace(_gpu("a", 8), path=DevicePath(0.02)), False, (3.5, 0.2)),
-        (
-            replace(cpu("a", 8), path=DevicePath(0.0001, 1e9)),
-            True,
-            (3.0, 3.0),
-        ),
+        (replace(cpu("a", 8), path=DevicePath(0.0001, 1e9)), True, (3.0, 3.0)),
         (_gpu("a", 8), True, None),  # nothing is known of the way
     ],
 )

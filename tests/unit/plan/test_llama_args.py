@@ -33,15 +33,7 @@ def test_other_options_pass_as_they_stand() -> None:
 
 @pytest.mark.parametrize(
     "option",
-    [
-        "--spec-type",
-        "--spec_type",
-        "--spec-draft-model",
-        "-md",
-        "--draft-max",
-        "-lcs",
-        "--embeddings",
-    ],
+    ["--spec-type", "--spec_type", "--spec-draft-model", "-md", "--draft-max", "-lcs", "--embeddings"],
 )
 def test_options_that_decide_on_speculation_are_seen(option: str) -> None:
     assert read_llama_args(["-t", "2", option, "x"]).speculation == option

@@ -90,10 +90,7 @@ def test_one_that_was_never_measured_leaves_the_choice_among_the_others() -> Non
 
 @pytest.mark.parametrize(
     ("there", "least", "reason"),
-    [
-        (with_busy(free=0.3, own=0.3), 1, "does not fit"),
-        (with_busy(), 3, "no split uses 3 workers"),
-    ],
+    [(with_busy(free=0.3, own=0.3), 1, "does not fit"), (with_busy(), 3, "no split uses 3 workers")],
 )
 def test_where_it_is_needed_all_take_part_by_memory_and_the_reason_is_told(
     there: Machines, least: int, reason: str

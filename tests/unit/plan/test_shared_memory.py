@@ -11,11 +11,12 @@ from meshd.plan.split import NotEnoughMemory
 from meshd.plan.wishes import HeadOptions
 from meshd.wire.lease import OfferedDevice
 
-from tests.sim.loop import run
 from tests.unit.head.rig import cpu_lines
 from tests.unit.head.test_cycle_troubles import ready, stage
 from tests.unit.plan.plain_options import PLAIN
 from tests.unit.plan.test_over_offers import card, cpu, long_model, node_offer, placed
+
+pytestmark = pytest.mark.virtual
 
 LONG = replace(PLAIN, node_name="head", machine="here", devices=("none",), ctx_size=1 << 18)
 
@@ -113,23 +114,17 @@ def test_a_tensor_split_is_taken_as_it_is() -> None:
         used(offers, replace(LONG, tensor_split=(1, 1)))
 
 
-def test_a_head_runs_the_model_with_the_honest_one(tmp_path: Path) -> None:
+async def test_a_head_runs_the_model_with_the_honest_one(tmp_path: Path) -> None:
     """The other one is sent home, and llama-server told of one worker."""
-
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            liar, honest = it.worker("a-liar", machine="m"), it.worker("honest", machine="m")
-            liar.device_lines = cpu_lines(free_mib=1200)
-            long = ("--override-kv", f"llama.context_length=int:{1 << 20}")
-            options = replace(
-                PLAIN, devices=("none",), ctx_size=1 << 19, incarnation=bytes(16), llama_args=long
-            )
-            serve = it.serve_with(options)
-            assert await ready(serve) == {"honest"}
-            assert (len(liar.children), len(honest.children)) == (0, 1)
-            spec = it.bench.children[0].spec
-            assert spec is not None
-            argv = list(spec.argv)
-            assert argv[argv.index("-dev") + 1] == "MESH0"
-
-    run(main())
+    async with stage(tmp_path) as it:
+        liar, honest = it.worker("a-liar", machine="m"), it.worker("honest", machine="m")
+        liar.device_lines = cpu_lines(free_mib=1200)
+        long = ("--override-kv", f"llama.context_length=int:{1 << 20}")
+        options = replace(PLAIN, devices=("none",), ctx_size=1 << 19, incarnation=bytes(16), llama_args=long)
+        serve = it.serve_with(options)
+        assert await ready(serve) == {"honest"}
+        assert (len(liar.children), len(honest.children)) == (0, 1)
+        spec = it.bench.children[0].spec
+        assert spec is not None
+        argv = list(spec.argv)
+        assert argv[argv.index("-dev") + 1] == "MESH0"

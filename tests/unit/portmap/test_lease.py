@@ -9,12 +9,7 @@ from meshd.wire.portmap import Granted
 
 def _granted(lifetime: int) -> Granted:
     return Granted(
-        proto="tcp",
-        internal_port=1,
-        external_port=2,
-        external_host="20.1.1.1",
-        lifetime=lifetime,
-        epoch=None,
+        proto="tcp", internal_port=1, external_port=2, external_host="20.1.1.1", lifetime=lifetime, epoch=None
     )
 
 

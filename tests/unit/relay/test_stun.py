@@ -13,7 +13,7 @@ from meshd.relay.run import stun_hosts
 from meshd.relay.stun import Corner, StunPorts, answer_from
 from meshd.wire.stun import Endpoint, StunKind, StunMessage, decode, encode
 
-from tests.conformance.run import run, until
+from tests.conformance.run import until
 
 SEEN = Endpoint("203.0.113.9", 4711)
 SQUARE: dict[Corner, Endpoint] = {
@@ -49,32 +49,28 @@ def test_what_is_no_question_gets_no_answer() -> None:
     assert answer_from(encode(indication), SEEN, (0, 0), SQUARE) is None
 
 
-def test_four_sockets_make_a_server_by_rfc_5780() -> None:
-    async def work() -> None:
-        counts: Counter[str] = Counter()
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            ports = StunPorts(counts, nobody, second="127.0.0.2")
-            ports.open([server], "127.0.0.1")
-            place = Endpoint("127.0.0.1", server.getsockname()[1])
-            async with Owner() as owner:
-                await ports.start(owner)
-                sock = bound_socket(socket.AF_INET, socket.SOCK_DGRAM, host="127.0.0.1")
-                try:
-                    plain, both = await ask_udp(
-                        sock,
-                        [Question(server=place), Question(server=place, change_ip=True, change_port=True)],
-                    )
-                finally:
-                    sock.close()
-                owner.cancel()
-            await asyncio.sleep(0)
-        assert plain is not None
-        assert both is not None
-        assert (plain.source, both.source.host) == (place, "127.0.0.2")
-        assert both.source.port != place.port
-        assert counts["stun_answers"] == 2
-
-    run(work())
+async def test_four_sockets_make_a_server_by_rfc_5780() -> None:
+    counts: Counter[str] = Counter()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ports = StunPorts(counts, nobody, second="127.0.0.2")
+        ports.open([server], "127.0.0.1")
+        place = Endpoint("127.0.0.1", server.getsockname()[1])
+        async with Owner() as owner:
+            await ports.start(owner)
+            sock = bound_socket(socket.AF_INET, socket.SOCK_DGRAM, host="127.0.0.1")
+            try:
+                plain, both = await ask_udp(
+                    sock, [Question(server=place), Question(server=place, change_ip=True, change_port=True)]
+                )
+            finally:
+                sock.close()
+            owner.cancel()
+        await asyncio.sleep(0)
+    assert plain is not None
+    assert both is not None
+    assert (plain.source, both.source.host) == (place, "127.0.0.2")
+    assert both.source.port != place.port
+    assert counts["stun_answers"] == 2
 
 
 def took(counts: Counter[str], requests: int) -> bool:
@@ -82,65 +78,58 @@ def took(counts: Counter[str], requests: int) -> bool:
     return counts["stun_answers"] + counts["stun_refused"] == requests
 
 
-def test_an_address_gets_no_more_answers_than_its_rate() -> None:
-    async def work() -> None:
-        counts: Counter[str] = Counter()
-        request = encode(StunMessage(kind=StunKind.REQUEST, transaction=b"transaction!"))
-        with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(type=socket.SOCK_DGRAM) as sock:
-            ports = StunPorts(counts, nobody)
-            ports.open([server], "")
-            sock.connect(("127.0.0.1", server.getsockname()[1]))
-            async with Owner() as owner:
-                await ports.start(owner)
-                # many at a time, so that a busy machine does not take as long as the rate needs to refill
-                for number in range(0, int(STUN_ANSWERS.burst) + 200, 50):
-                    for _ in range(50):
-                        sock.send(request)
-                    await until(partial(took, counts, number + 50))
-                owner.cancel()
-            await asyncio.sleep(0)
-        assert counts["stun_refused"] > 0
-        assert counts["stun_answers"] < STUN_ANSWERS.burst + 200
-
-    run(work())
+async def test_an_address_gets_no_more_answers_than_its_rate() -> None:
+    counts: Counter[str] = Counter()
+    request = encode(StunMessage(kind=StunKind.REQUEST, transaction=b"transaction!"))
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(type=socket.SOCK_DGRAM) as sock:
+        ports = StunPorts(counts, nobody)
+        ports.open([server], "")
+        sock.connect(("127.0.0.1", server.getsockname()[1]))
+        async with Owner() as owner:
+            await ports.start(owner)
+            # many at a time, so that a busy machine does not take as long as the rate needs to refill
+            for number in range(0, int(STUN_ANSWERS.burst) + 200, 50):
+                for _ in range(50):
+                    sock.send(request)
+                await until(partial(took, counts, number + 50))
+            owner.cancel()
+        await asyncio.sleep(0)
+    assert counts["stun_refused"] > 0
+    assert counts["stun_answers"] < STUN_ANSWERS.burst + 200
 
 
-def test_all_addresses_together_get_no_more_answers_and_a_client_still_gets_its_own() -> None:
+async def test_all_addresses_together_get_no_more_answers_and_a_client_still_gets_its_own() -> None:
     """Forged addresses: each has a share, but what is sent to all of them is bounded."""
-
-    async def work() -> None:
-        counts: Counter[str] = Counter()
-        request = encode(StunMessage(kind=StunKind.REQUEST, transaction=b"transaction!"))
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            place = server.getsockname()
-            ports = StunPorts(counts, lambda host: host == "127.0.0.1")
-            ports.open([server], "")
-            began = asyncio.get_running_loop().time()
-            async with Owner() as owner:
-                await ports.start(owner)
-                sent = 0
-                for number in range(int(STUN_ANSWERS_IN_ALL.burst / STUN_ANSWERS.burst) + 4):
-                    with socket.socket(type=socket.SOCK_DGRAM) as sock:
-                        sock.bind((f"127.0.1.{number + 1}", 0))
-                        for _ in range(int(STUN_ANSWERS.burst / 64)):
-                            for _ in range(64):  # what a socket's buffer holds at least
-                                sock.sendto(request, place)
-                            sent += 64
-                            await until(partial(took, counts, sent))
-                took_seconds = asyncio.get_running_loop().time() - began
-                most = STUN_ANSWERS_IN_ALL.burst + took_seconds * STUN_ANSWERS_IN_ALL.per_second
-                assert STUN_ANSWERS_IN_ALL.burst <= counts["stun_answers"] <= most
-                refused = counts["stun_refused"]
-                assert refused > 0
+    counts: Counter[str] = Counter()
+    request = encode(StunMessage(kind=StunKind.REQUEST, transaction=b"transaction!"))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = server.getsockname()
+        ports = StunPorts(counts, lambda host: host == "127.0.0.1")
+        ports.open([server], "")
+        began = asyncio.get_running_loop().time()
+        async with Owner() as owner:
+            await ports.start(owner)
+            sent = 0
+            for number in range(int(STUN_ANSWERS_IN_ALL.burst / STUN_ANSWERS.burst) + 4):
                 with socket.socket(type=socket.SOCK_DGRAM) as sock:
-                    sock.bind(("127.0.0.1", 0))
-                    sock.sendto(request, place)
-                    await until(partial(took, counts, sent + 1))
-                assert counts["stun_refused"] == refused
-                owner.cancel()
-            await asyncio.sleep(0)
-
-    run(work())
+                    sock.bind((f"127.0.1.{number + 1}", 0))
+                    for _ in range(int(STUN_ANSWERS.burst / 64)):
+                        for _ in range(64):  # what a socket's buffer holds at least
+                            sock.sendto(request, place)
+                        sent += 64
+                        await until(partial(took, counts, sent))
+            took_seconds = asyncio.get_running_loop().time() - began
+            most = STUN_ANSWERS_IN_ALL.burst + took_seconds * STUN_ANSWERS_IN_ALL.per_second
+            assert STUN_ANSWERS_IN_ALL.burst <= counts["stun_answers"] <= most
+            refused = counts["stun_refused"]
+            assert refused > 0
+            with socket.socket(type=socket.SOCK_DGRAM) as sock:
+                sock.bind(("127.0.0.1", 0))
+                sock.sendto(request, place)
+                await until(partial(took, counts, sent + 1))
+            assert counts["stun_refused"] == refused
+            owner.cancel()
+        await asyncio.sleep(0)
 
 
 def test_a_port_that_is_taken_leaves_nothing_open() -> None:

@@ -5,42 +5,36 @@ import asyncio
 from meshd.base.tasks import Owner
 from meshd.relay.throttle import Throttle
 
-from tests.conformance.run import run, until
+from tests.conformance.run import until
 
 
-def test_the_sooner_is_woken_first() -> None:
-    async def work() -> None:
-        woken: list[str] = []
-        throttle = Throttle()
-        async with Owner() as owner:
-            owner.start(throttle.serve(), name="throttle")
-            throttle.rest(0.05, lambda: woken.append("late"))
-            await asyncio.sleep(0)
-            throttle.rest(0.01, lambda: woken.append("soon"))
-            throttle.rest(0.0, lambda: woken.append("now"))
-            assert len(throttle) == 3
-            await until(lambda: len(woken) == 3)
-            owner.cancel()
-        assert woken == ["now", "soon", "late"]
-        assert len(throttle) == 0
-
-    run(work())
+async def test_the_sooner_is_woken_first() -> None:
+    woken: list[str] = []
+    throttle = Throttle()
+    async with Owner() as owner:
+        owner.start(throttle.serve(), name="throttle")
+        throttle.rest(0.05, lambda: woken.append("late"))
+        await asyncio.sleep(0)
+        throttle.rest(0.01, lambda: woken.append("soon"))
+        throttle.rest(0.0, lambda: woken.append("now"))
+        assert len(throttle) == 3
+        await until(lambda: len(woken) == 3)
+        owner.cancel()
+    assert woken == ["now", "soon", "late"]
+    assert len(throttle) == 0
 
 
-def test_who_is_woken_may_rest_again() -> None:
-    async def work() -> None:
-        throttle, woken = Throttle(), 0
+async def test_who_is_woken_may_rest_again() -> None:
+    throttle, woken = Throttle(), 0
 
-        def wake() -> None:
-            nonlocal woken
-            woken += 1
-            if woken < 5:
-                throttle.rest(0.001, wake)
+    def wake() -> None:
+        nonlocal woken
+        woken += 1
+        if woken < 5:
+            throttle.rest(0.001, wake)
 
-        async with Owner() as owner:
-            owner.start(throttle.serve(), name="throttle")
-            wake()
-            await until(lambda: woken == 5)
-            owner.cancel()
-
-    run(work())
+    async with Owner() as owner:
+        owner.start(throttle.serve(), name="throttle")
+        wake()
+        await until(lambda: woken == 5)
+        owner.cancel()

@@ -220,9 +220,7 @@ def test_hints_above_the_limits_are_dropped_when_written_and_when_read() -> None
         saved.book.hint(peer, [HERE])
     assert saved.book.peers() == tuple(peers[3:])
     many = [str(Candidate("10.0.0.1", port)) for port in range(1, 20)]
-    saved.blob = pack(
-        {"records": [], "hints": [{"peer": peer.raw, "at": many} for peer in peers]},
-    )
+    saved.blob = pack({"records": [], "hints": [{"peer": peer.raw, "at": many} for peer in peers]})
     book = saved.again()
     assert book.peers() == tuple(peers[3:])
     assert len(book.candidates(peers[-1])) == MAX_HINTS

@@ -34,6 +34,8 @@ from tests.unit.identity.cast import (
     key,
 )
 
+pytestmark = pytest.mark.virtual
+
 NOW = 1_000_000
 SECRET = b"a secret of 16 b"
 
@@ -101,15 +103,6 @@ def test_who_is_welcome_is_a_member_with_the_invites_roles() -> None:
     assert member.roles == {Role.USE}
 
 
-def test_of_two_joiners_for_the_last_use_one_wins() -> None:
-    desk = Desk(uses=1)
-    first = desk.welcome(GUEST)
-    assert desk.refusal(WORKER).code == "used_up"
-    assert desk.refusal(WORKER).hint
-    assert desk.welcome(GUEST).chain == first.chain
-    assert desk.begin().decide(WORKER.peer, desk.invite) != first
-
-
 @pytest.mark.parametrize("crash_at", [1, 2])
 def test_a_crash_between_reserve_and_certify_costs_nothing(crash_at: int) -> None:
     desk = Desk(uses=1)
@@ -147,14 +140,6 @@ def test_nothing_is_certified_that_was_not_written_first() -> None:
     desk.begin()
     desk.welcome(GUEST)
     assert seen == [(False,), (True,)]
-
-
-def test_the_same_key_is_welcome_again_even_late() -> None:
-    desk = Desk()
-    first = desk.welcome(GUEST)
-    desk.now = NOW + 5000
-    assert desk.welcome(GUEST).chain == first.chain
-    assert desk.refusal(WORKER).code == "expired"
 
 
 @pytest.mark.parametrize("kind", ["node", "invite"])
@@ -239,73 +224,56 @@ async def join(end: End, who: KeyPair = GUEST) -> Admitted:
         await end.aclose()
 
 
-def test_both_sides_of_a_conversation() -> None:
-    async def main() -> None:
-        desk = Desk()
-        desk.records = [
-            PeerRecord.sign(INVITER, chain=INVITER_CHAIN, name="inviter", role="worker", sequence=3)
-        ]
-        near, far = ends()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(desk.inviter.admit(far, joiner=GUEST.peer, invite_id=desk.invite))
-            admitted = await join(near)
-        assert check_chain(admitted.chain, MESH, GUEST.peer).roles == {Role.USE}
-        assert [record.name for record in admitted.records] == ["inviter"]
-        assert not far.closed  # it may go on as a member
-
-    run(main())
+async def test_both_sides_of_a_conversation() -> None:
+    desk = Desk()
+    desk.records = [PeerRecord.sign(INVITER, chain=INVITER_CHAIN, name="inviter", role="worker", sequence=3)]
+    near, far = ends()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(desk.inviter.admit(far, joiner=GUEST.peer, invite_id=desk.invite))
+        admitted = await join(near)
+    assert check_chain(admitted.chain, MESH, GUEST.peer).roles == {Role.USE}
+    assert [record.name for record in admitted.records] == ["inviter"]
+    assert not far.closed  # it may go on as a member
 
 
-def test_a_refusal_is_told_with_its_remedy() -> None:
-    async def main() -> None:
-        desk = Desk()
-        desk.now = NOW + 7300
-        near, far = ends()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(desk.inviter.admit(far, joiner=GUEST.peer, invite_id=desk.invite))
-            with pytest.raises(Refused, match="2 hours ago") as caught:
-                await join(near)
-        assert (caught.value.code, bool(caught.value.hint)) == ("expired", True)
-
-    run(main())
+async def test_a_refusal_is_told_with_its_remedy() -> None:
+    desk = Desk()
+    desk.now = NOW + 7300
+    near, far = ends()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(desk.inviter.admit(far, joiner=GUEST.peer, invite_id=desk.invite))
+        with pytest.raises(Refused, match="2 hours ago") as caught:
+            await join(near)
+    assert (caught.value.code, bool(caught.value.hint)) == ("expired", True)
 
 
 @pytest.mark.parametrize("said", [b"", framed(b"nonsense"), framed(NotAdmitted("x", "y").encode())])
-def test_a_joiner_that_says_something_else_costs_no_use(said: bytes) -> None:
-    async def main() -> None:
-        desk = Desk()
-        near, far = ends()
-        if said:
-            await near.send([said])
-        await near.aclose()
-        assert not await desk.inviter.admit(far, joiner=GUEST.peer, invite_id=desk.invite)
-        assert desk.saves == 0
-
-    run(main())
+async def test_a_joiner_that_says_something_else_costs_no_use(said: bytes) -> None:
+    desk = Desk()
+    near, far = ends()
+    if said:
+        await near.send([said])
+    await near.aclose()
+    assert not await desk.inviter.admit(far, joiner=GUEST.peer, invite_id=desk.invite)
+    assert desk.saves == 0
 
 
-def test_a_silent_joiner_is_left_after_10_s() -> None:
-    async def main() -> None:
-        desk = Desk()
-        _, far = ends()
-        began = asyncio.get_running_loop().time()
-        assert not await desk.inviter.admit(far, joiner=GUEST.peer, invite_id=desk.invite)
-        assert asyncio.get_running_loop().time() - began == 10
-
-    run(main())
+async def test_a_silent_joiner_is_left_after_10_s() -> None:
+    desk = Desk()
+    _, far = ends()
+    began = asyncio.get_running_loop().time()
+    assert not await desk.inviter.admit(far, joiner=GUEST.peer, invite_id=desk.invite)
+    assert asyncio.get_running_loop().time() - began == 10
 
 
-def test_a_silent_inviter_is_given_up() -> None:
-    async def main() -> None:
-        near, far = ends()
-        with pytest.raises(Broken, match="did not answer in time"):
-            await join(near)
-        near, far = ends()
-        await far.aclose()
-        with pytest.raises(Broken, match="closed the connection"):
-            await join(near)
-
-    run(main())
+async def test_a_silent_inviter_is_given_up() -> None:
+    near, far = ends()
+    with pytest.raises(Broken, match="did not answer in time"):
+        await join(near)
+    near, far = ends()
+    await far.aclose()
+    with pytest.raises(Broken, match="closed the connection"):
+        await join(near)
 
 
 FOREIGN = Welcome(GUEST_CHAIN.encode(), (), ())
@@ -321,14 +289,11 @@ FOREIGN = Welcome(GUEST_CHAIN.encode(), (), ())
         (1 << 30).to_bytes(4, "big"),
     ],
 )
-def test_a_hostile_inviter_gives_nothing(answer: bytes) -> None:
-    async def main() -> None:
-        near, far = ends()
-        await far.send([answer])
-        with pytest.raises(RemoteProtocolError):
-            await join(near, STRANGER)
-
-    run(main())
+async def test_a_hostile_inviter_gives_nothing(answer: bytes) -> None:
+    near, far = ends()
+    await far.send([answer])
+    with pytest.raises(RemoteProtocolError):
+        await join(near, STRANGER)
 
 
 @given(st.data())

@@ -14,7 +14,7 @@ from meshd.rendezvous.mdns_places import Place
 from meshd.rendezvous.mdns_text import MDNS_NONCE_BYTES, Sign
 from meshd.wire.address import Candidate
 
-from tests.conformance.run import run, ticks, until
+from tests.conformance.run import ticks, until
 from tests.unit.identity.cast import FOUNDER, MESH, WORKER
 
 
@@ -92,85 +92,70 @@ async def running() -> AsyncIterator[Node]:
         await cancel_and_wait(task)
 
 
-def test_a_member_is_told_of_as_soon_as_it_is_heard(networks: list[FakeNetwork]) -> None:
-    async def main() -> None:
-        async with running() as node:
-            await until(lambda: node.mdns.status.networks == ("eth0",))
-            [network] = networks
-            assert network.sign is not None and network.sign.is_of_node(MESH, FOUNDER.peer)
-            network.hear(WORKER.peer, "192.168.1.4")
-            await until(lambda: node.found == [(WORKER.peer, (Candidate("192.168.1.4", 7),))])
-            assert node.mdns.status.members == 1 and node.mdns.status.state == "heard"
-
-    run(main())
+async def test_a_member_is_told_of_as_soon_as_it_is_heard(networks: list[FakeNetwork]) -> None:
+    async with running() as node:
+        await until(lambda: node.mdns.status.networks == ("eth0",))
+        [network] = networks
+        assert network.sign is not None and network.sign.is_of_node(MESH, FOUNDER.peer)
+        network.hear(WORKER.peer, "192.168.1.4")
+        await until(lambda: node.found == [(WORKER.peer, (Candidate("192.168.1.4", 7),))])
+        assert node.mdns.status.members == 1 and node.mdns.status.state == "heard"
 
 
-def test_networks_are_joined_and_left(networks: list[FakeNetwork]) -> None:
-    async def main() -> None:
-        async with running() as node:
-            await until(lambda: node.mdns.status.networks == ("eth0",))
-            node.addresses += [("wlan0", "10.0.0.3"), ("eth1", "10.1.0.3")]
-            await until(lambda: node.mdns.status.networks == ("eth0", "eth1", "wlan0"))
-            networks[0].hear(WORKER.peer, "192.168.1.4")
-            await until(lambda: len(node.found) == 1)
-            node.addresses = [("wlan0", "10.0.0.3"), ("eth1", "10.1.0.77")]
-            await until(lambda: len(networks) == 4 and len(node.mdns.status.networks) == 2)
-            gone = {network.place.interface for network in networks if network.said_goodbye}
-            assert gone == {"eth0", "eth1"}  # another address is another network
-            assert networks[3].place.hosts == ("10.1.0.77",)
-            assert node.mdns.status.members == 0
-        assert all(network.said_goodbye for network in networks)
-
-    run(main())
+async def test_networks_are_joined_and_left(networks: list[FakeNetwork]) -> None:
+    async with running() as node:
+        await until(lambda: node.mdns.status.networks == ("eth0",))
+        node.addresses += [("wlan0", "10.0.0.3"), ("eth1", "10.1.0.3")]
+        await until(lambda: node.mdns.status.networks == ("eth0", "eth1", "wlan0"))
+        networks[0].hear(WORKER.peer, "192.168.1.4")
+        await until(lambda: len(node.found) == 1)
+        node.addresses = [("wlan0", "10.0.0.3"), ("eth1", "10.1.0.77")]
+        await until(lambda: len(networks) == 4 and len(node.mdns.status.networks) == 2)
+        gone = {network.place.interface for network in networks if network.said_goodbye}
+        assert gone == {"eth0", "eth1"}  # another address is another network
+        assert networks[3].place.hosts == ("10.1.0.77",)
+        assert node.mdns.status.members == 0
+    assert all(network.said_goodbye for network in networks)
 
 
-def test_a_network_that_cannot_be_joined_is_tried_again_later(
+async def test_a_network_that_cannot_be_joined_is_tried_again_later(
     networks: list[FakeNetwork], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        monkeypatch.setattr(FakeNetwork, "refuses", "no such device")
-        async with running() as node:
-            await until(lambda: node.mdns.status.why == "eth0: no such device")
-            await ticks(20)
-            assert len(networks) == 1 and node.mdns.status.networks == ()
-            monkeypatch.setattr(FakeNetwork, "refuses", "")
-            monkeypatch.setattr(module, "_AGAIN_SECONDS", 0.0)
-            await until(lambda: node.mdns.status.networks == ("eth0",))
-            assert node.mdns.status.why == ""
-
-    run(main())
+    monkeypatch.setattr(FakeNetwork, "refuses", "no such device")
+    async with running() as node:
+        await until(lambda: node.mdns.status.why == "eth0: no such device")
+        await ticks(20)
+        assert len(networks) == 1 and node.mdns.status.networks == ()
+        monkeypatch.setattr(FakeNetwork, "refuses", "")
+        monkeypatch.setattr(module, "_AGAIN_SECONDS", 0.0)
+        await until(lambda: node.mdns.status.networks == ("eth0",))
+        assert node.mdns.status.why == ""
 
 
-def test_silence_is_said_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with running() as node:
-            await until(lambda: node.mdns.status.networks == ("eth0",))
-            assert (node.mdns.status.state, node.mdns.status.why) == ("looking", "")
-            monkeypatch.setattr(module, "_SILENT_SECONDS", 0.0)
-            status = node.mdns.status
-            assert status.state == "silent" and "filters multicast" in status.why
-            node.addresses = []
-            await until(lambda: not node.mdns.status.networks)
-            assert node.mdns.status.why == ""  # nowhere to hear anybody
-
-    run(main())
+async def test_silence_is_said_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running() as node:
+        await until(lambda: node.mdns.status.networks == ("eth0",))
+        assert (node.mdns.status.state, node.mdns.status.why) == ("looking", "")
+        monkeypatch.setattr(module, "_SILENT_SECONDS", 0.0)
+        status = node.mdns.status
+        assert status.state == "silent" and "filters multicast" in status.why
+        node.addresses = []
+        await until(lambda: not node.mdns.status.networks)
+        assert node.mdns.status.why == ""  # nowhere to hear anybody
 
 
-def test_a_peer_that_becomes_known_is_found_in_what_was_heard(networks: list[FakeNetwork]) -> None:
-    async def main() -> None:
-        async with running() as node:
-            node.peers = []
-            await until(lambda: len(networks) == 1)
-            networks[0].hear(WORKER.peer, "192.168.1.4")
-            await ticks(20)
-            assert node.found == []
-            node.peers = [WORKER.peer]
-            await until(lambda: len(node.found) == 1)
-
-    run(main())
+async def test_a_peer_that_becomes_known_is_found_in_what_was_heard(networks: list[FakeNetwork]) -> None:
+    async with running() as node:
+        node.peers = []
+        await until(lambda: len(networks) == 1)
+        networks[0].hear(WORKER.peer, "192.168.1.4")
+        await ticks(20)
+        assert node.found == []
+        node.peers = [WORKER.peer]
+        await until(lambda: len(node.found) == 1)
 
 
-def test_a_joiner_finds_and_says_nothing(networks: list[FakeNetwork]) -> None:
+async def test_a_joiner_finds_and_says_nothing(networks: list[FakeNetwork]) -> None:
     async def look(seconds: float) -> tuple[Candidate, ...]:
         return await find(
             mesh=MESH,
@@ -180,14 +165,11 @@ def test_a_joiner_finds_and_says_nothing(networks: list[FakeNetwork]) -> None:
             seconds=seconds,
         )
 
-    async def main() -> None:
-        async with Owner() as owner:
-            task = owner.start(look(30.0), name="find")
-            await until(lambda: len(networks) == 1)
-            assert networks[0].sign is None
-            networks[0].hear(WORKER.peer, "192.168.1.4")
-            assert await task == (Candidate("192.168.1.4", 7),)
-        assert networks[0].said_goodbye
-        assert await look(0.02) == ()
-
-    run(main())
+    async with Owner() as owner:
+        task = owner.start(look(30.0), name="find")
+        await until(lambda: len(networks) == 1)
+        assert networks[0].sign is None
+        networks[0].hear(WORKER.peer, "192.168.1.4")
+        assert await task == (Candidate("192.168.1.4", 7),)
+    assert networks[0].said_goodbye
+    assert await look(0.02) == ()

@@ -3,12 +3,7 @@
 from collections.abc import Sequence
 
 from meshd.identity.keys import MeshId, PeerId
-from meshd.rendezvous.mdns_neighbours import (
-    MAX_CANDIDATES_PER_PEER,
-    MAX_SEEN,
-    TELL_SECONDS,
-    Neighbours,
-)
+from meshd.rendezvous.mdns_neighbours import MAX_CANDIDATES_PER_PEER, MAX_SEEN, TELL_SECONDS, Neighbours
 from meshd.rendezvous.mdns_text import MDNS_NONCE_BYTES, Sign
 from meshd.wire.address import Candidate
 

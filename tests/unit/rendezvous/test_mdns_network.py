@@ -74,11 +74,7 @@ def _hostile(name: tuple[bytes, ...], kind: int, target: tuple[bytes, ...], text
 
 
 hostile = st.builds(
-    _hostile,
-    any_name,
-    st.sampled_from([PTR, SRV, TXT, A, AAAA, 47, 13]),
-    any_name,
-    st.binary(max_size=64),
+    _hostile, any_name, st.sampled_from([PTR, SRV, TXT, A, AAAA, 47, 13]), any_name, st.binary(max_size=64)
 )
 
 

@@ -113,16 +113,7 @@ def test_only_neighbours_are_worth_a_dial() -> None:
         "203.0.113.200",
         "2001:db8:1:2:3::1",
     ]
-    far = [
-        "127.0.0.1",
-        "::1",
-        "fe80::1",
-        "198.51.100.1",
-        "2001:db8:1:3::1",
-        "224.0.0.251",
-        "0.0.0.0",
-        "x",
-    ]
+    far = ["127.0.0.1", "::1", "fe80::1", "198.51.100.1", "2001:db8:1:3::1", "224.0.0.251", "0.0.0.0", "x"]
     found = nearby(near, 7447, udp_port=0, own=own, interface="eth0")
     assert [candidate.host for candidate in found] == near
     assert nearby(far[:MAX_MDNS_HOSTS], 7447, udp_port=1, own=own, interface="eth0") == ()

@@ -13,9 +13,10 @@ from meshd.identity.reply_code import Reply, encode_reply
 from meshd.rendezvous.open_for_joiners import ACCEPT_SECONDS, BOX_SECONDS, OpenForJoiners, boxes_of
 from meshd.wire.dialable import Dialable
 
-from tests.sim.loop import run
 from tests.unit.identity.cast import GUEST, MESH, STRANGER
 from tests.unit.rendezvous.inviters import NOW, OUTER
+
+pytestmark = pytest.mark.virtual
 
 SECRETS = tuple(bytes([number]) * 16 for number in range(4))
 
@@ -58,54 +59,45 @@ def test_only_invites_that_are_good_have_a_box_used_up_ones_too() -> None:
     assert late.expires_at == NOW + 10
 
 
-def test_the_boxes_are_set_when_the_invites_have_changed_and_not_else() -> None:
-    async def main() -> None:
-        nat, book = Nat(), book_of(NOW + 50)
-        desk = OpenForJoiners(book, set_boxes=nat.set_boxes, punch=None, wall_clock=lambda: NOW)
-        async with Owner() as owner:
-            owner.start(desk.serve(), name="joiners")
-            await asyncio.sleep(60)
-            assert nat.boxes == [{box(0): 50.0}]
-            book.create(secret=SECRETS[1], roles=[Role.USE], now=NOW, expires_at=NOW + 9, uses=1)
-            await asyncio.sleep(BOX_SECONDS)
-            assert nat.boxes[1:] == [{box(0): 50.0, box(1): 9.0}]
-            owner.cancel()
-
-    run(main())
+async def test_the_boxes_are_set_when_the_invites_have_changed_and_not_else() -> None:
+    nat, book = Nat(), book_of(NOW + 50)
+    desk = OpenForJoiners(book, set_boxes=nat.set_boxes, punch=None, wall_clock=lambda: NOW)
+    async with Owner() as owner:
+        owner.start(desk.serve(), name="joiners")
+        await asyncio.sleep(60)
+        assert nat.boxes == [{box(0): 50.0}]
+        book.create(secret=SECRETS[1], roles=[Role.USE], now=NOW, expires_at=NOW + 9, uses=1)
+        await asyncio.sleep(BOX_SECONDS)
+        assert nat.boxes[1:] == [{box(0): 50.0, box(1): 9.0}]
+        owner.cancel()
 
 
-def test_a_nat_is_opened_for_the_joiner_of_a_reply_code_and_no_other() -> None:
-    async def main() -> None:
-        nat, book = Nat(), book_of(NOW + 50)
-        keys, strange = derive(SECRETS[0]), derive(SECRETS[1])
-        code = encode_reply(Reply(keys.invite_id, GUEST.peer, (OUTER,)), keys)
-        desk = OpenForJoiners(book, set_boxes=None, punch=nat.punch, wall_clock=lambda: NOW)
-        async with Owner() as owner:
-            owner.start(desk.serve(), name="joiners")
-            await asyncio.sleep(1)
-            reply = desk.accept(code)
-            assert (reply.joiner, reply.candidates) == (GUEST.peer, (OUTER,))
-            await asyncio.sleep(1)
-            assert nat.punched == [([OUTER], ACCEPT_SECONDS)]
-            with pytest.raises(UserError):
-                desk.accept(encode_reply(Reply(strange.invite_id, GUEST.peer, (OUTER,)), strange))
-            owner.cancel()
+async def test_a_nat_is_opened_for_the_joiner_of_a_reply_code_and_no_other() -> None:
+    nat, book = Nat(), book_of(NOW + 50)
+    keys, strange = derive(SECRETS[0]), derive(SECRETS[1])
+    code = encode_reply(Reply(keys.invite_id, GUEST.peer, (OUTER,)), keys)
+    desk = OpenForJoiners(book, set_boxes=None, punch=nat.punch, wall_clock=lambda: NOW)
+    async with Owner() as owner:
+        owner.start(desk.serve(), name="joiners")
+        await asyncio.sleep(1)
+        reply = desk.accept(code)
+        assert (reply.joiner, reply.candidates) == (GUEST.peer, (OUTER,))
+        await asyncio.sleep(1)
+        assert nat.punched == [([OUTER], ACCEPT_SECONDS)]
+        with pytest.raises(UserError):
+            desk.accept(encode_reply(Reply(strange.invite_id, GUEST.peer, (OUTER,)), strange))
+        owner.cancel()
+    with pytest.raises(UserError, match="QUIC disabled"):
+        desk.accept(code)  # it is not served any more
+    assert len(nat.punched) == 1
+
+
+async def test_a_node_from_whose_port_nothing_gets_out_says_what_it_lacks() -> None:
+    keys = derive(SECRETS[0])
+    desk = OpenForJoiners(book_of(NOW + 50), set_boxes=None, punch=None, wall_clock=lambda: NOW)
+    async with Owner() as owner:
+        owner.start(desk.serve(), name="joiners")
+        await asyncio.sleep(1)
         with pytest.raises(UserError, match="QUIC disabled"):
-            desk.accept(code)  # it is not served any more
-        assert len(nat.punched) == 1
-
-    run(main())
-
-
-def test_a_node_from_whose_port_nothing_gets_out_says_what_it_lacks() -> None:
-    async def main() -> None:
-        keys = derive(SECRETS[0])
-        desk = OpenForJoiners(book_of(NOW + 50), set_boxes=None, punch=None, wall_clock=lambda: NOW)
-        async with Owner() as owner:
-            owner.start(desk.serve(), name="joiners")
-            await asyncio.sleep(1)
-            with pytest.raises(UserError, match="QUIC disabled"):
-                desk.accept(encode_reply(Reply(keys.invite_id, GUEST.peer, (OUTER,)), keys))
-            owner.cancel()
-
-    run(main())
+            desk.accept(encode_reply(Reply(keys.invite_id, GUEST.peer, (OUTER,)), keys))
+        owner.cancel()

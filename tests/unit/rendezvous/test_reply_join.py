@@ -22,9 +22,10 @@ from meshd.rendezvous.reply_join import (
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable
 
-from tests.sim.loop import run
 from tests.unit.identity.cast import GUEST
 from tests.unit.rendezvous.inviters import OUTER, FakeReplyPort, failed, invite
+
+pytestmark = pytest.mark.virtual
 
 LAN = (Candidate("192.168.1.5", 17430), Candidate("127.0.0.1", 17430, "udp"), Candidate("fd00::1", 1, "udp"))
 HOST = Candidate("192.168.1.5", 17430, "udp")
@@ -79,68 +80,55 @@ async def joined(port: FakeReplyPort, script: Script, notes: list[str], *places:
     return await join_by_reply(token, keys, GUEST.peer, port, script.dial, note=notes.append)
 
 
-def test_the_code_names_where_this_node_is_seen_and_who_it_is() -> None:
-    async def main() -> None:
-        notes: list[str] = []
-        own = [Candidate(f"10.0.0.{number}", 7, "udp") for number in range(1, 9)]
-        port = FakeReplyPort(SECOND, Candidate("127.0.0.1", 7, "udp"), Candidate("fd00::1", 7, "udp"), *own)
-        script = Script(0.5)
-        assert await joined(port, script, notes) == "reached"
-        keys = derive(invite().secret)
-        code = notes[0].split("meshd accept ")[1].strip()
-        reply = parse_reply(code, lambda invite_id: keys if invite_id == keys.invite_id else None)
-        assert reply.joiner == GUEST.peer
-        assert reply.candidates == (SECOND, *own)[:MAX_REPLY_CANDIDATES]
-        assert "within 10 minutes" in notes[0]
-        assert script.dials[0][0] == 0.1  # as soon as a server has answered
+async def test_the_code_names_where_this_node_is_seen_and_who_it_is() -> None:
+    notes: list[str] = []
+    own = [Candidate(f"10.0.0.{number}", 7, "udp") for number in range(1, 9)]
+    port = FakeReplyPort(SECOND, Candidate("127.0.0.1", 7, "udp"), Candidate("fd00::1", 7, "udp"), *own)
+    script = Script(0.5)
+    assert await joined(port, script, notes) == "reached"
+    keys = derive(invite().secret)
+    code = notes[0].split("meshd accept ")[1].strip()
+    reply = parse_reply(code, lambda invite_id: keys if invite_id == keys.invite_id else None)
+    assert reply.joiner == GUEST.peer
+    assert reply.candidates == (SECOND, *own)[:MAX_REPLY_CANDIDATES]
+    assert "within 10 minutes" in notes[0]
+    assert script.dials[0][0] == 0.1  # as soon as a server has answered
+    assert not port.asking
+
+
+async def test_where_no_server_answers_the_code_is_made_all_the_same(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    notes: list[str] = []
+    script = Script(0.0)
+    await joined(FakeReplyPort(HOST, after=None), script, notes)
+    assert script.dials[0][0] == STUN_SECONDS and len(notes) == 1
+
+
+async def test_the_addresses_are_dialled_in_turn_until_one_answers() -> None:
+    refused = failed("refused", DialFailure.REFUSED)
+    script = Script(refused, 100.0, refused, 1.0)
+    await joined(FakeReplyPort(OUTER), script, [], HOST, OUTER)
+    assert [place for _, place in script.dials] == [OUTER, HOST, OUTER, HOST]
+    begun = [at for at, _ in script.dials]
+    pauses = [later - before for before, later in itertools.pairwise(begun)]
+    assert pauses == pytest.approx([PAUSE_SECONDS, TRY_SECONDS, PAUSE_SECONDS])
+
+
+async def test_after_ten_minutes_the_last_wrong_node_that_was_met_is_told() -> None:
+    loop = asyncio.get_running_loop()
+    timeout, wrong = failed("no answer"), failed("another node is there", DialFailure.WRONG_PEER)
+    for answers, what in (([timeout], "nobody accepted"), ([wrong, timeout], "another node is there")):
+        began = loop.time()
+        port = FakeReplyPort(OUTER)
+        with pytest.raises(DialError, match=what):
+            await joined(port, Script(*answers), [])
+        assert 0 <= loop.time() - began - WAIT_SECONDS - 0.1 <= PAUSE_SECONDS
         assert not port.asking
 
-    run(main())
 
-
-def test_where_no_server_answers_the_code_is_made_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    async def main() -> None:
-        notes: list[str] = []
-        script = Script(0.0)
-        await joined(FakeReplyPort(HOST, after=None), script, notes)
-        assert script.dials[0][0] == STUN_SECONDS and len(notes) == 1
-
-    run(main())
-
-
-def test_the_addresses_are_dialled_in_turn_until_one_answers() -> None:
-    async def main() -> None:
-        refused = failed("refused", DialFailure.REFUSED)
-        script = Script(refused, 100.0, refused, 1.0)
-        await joined(FakeReplyPort(OUTER), script, [], HOST, OUTER)
-        assert [place for _, place in script.dials] == [OUTER, HOST, OUTER, HOST]
-        begun = [at for at, _ in script.dials]
-        pauses = [later - before for before, later in itertools.pairwise(begun)]
-        assert pauses == pytest.approx([PAUSE_SECONDS, TRY_SECONDS, PAUSE_SECONDS])
-
-    run(main())
-
-
-def test_after_ten_minutes_the_last_wrong_node_that_was_met_is_told() -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        timeout, wrong = failed("no answer"), failed("another node is there", DialFailure.WRONG_PEER)
-        for answers, what in (([timeout], "nobody accepted"), ([wrong, timeout], "another node is there")):
-            began = loop.time()
-            port = FakeReplyPort(OUTER)
-            with pytest.raises(DialError, match=what):
-                await joined(port, Script(*answers), [])
-            assert 0 <= loop.time() - began - WAIT_SECONDS - 0.1 <= PAUSE_SECONDS
-            assert not port.asking
-
-    run(main())
-
-
-def test_a_refusal_by_the_inviter_itself_ends_the_dialling() -> None:
-    async def main() -> None:
-        script = Script(Refused("banned", code="banned"))
-        with pytest.raises(Refused):
-            await joined(FakeReplyPort(OUTER), script, [])
-        assert len(script.dials) == 1
-
-    run(main())
+async def test_a_refusal_by_the_inviter_itself_ends_the_dialling() -> None:
+    script = Script(Refused("banned", code="banned"))
+    with pytest.raises(Refused):
+        await joined(FakeReplyPort(OUTER), script, [])
+    assert len(script.dials) == 1

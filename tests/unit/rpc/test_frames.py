@@ -26,22 +26,22 @@ class Reader:
     def feed(self, data: bytes | memoryview) -> bytes | memoryview:
         return self.messages.feed(data, self)
 
-    def _write(self, data: bytes | memoryview, at: int, size: int, identity: int) -> None:
+    def write(self, data: bytes | memoryview, at: int, size: int, identity: int) -> None:
         buffer, _row, _offset = wire.MESSAGES[wire.WRITE].body.unpack_from(data, at)
         if buffer == REFUSED:
             raise refused("not this one")
         self.looked.append((identity, size, bytes(data[at : at + min(size, NEEDED)])))
 
-    def _whole(self, data: bytes | memoryview, at: int, size: int, identity: int) -> None:
+    def whole(self, data: bytes | memoryview, at: int, size: int, identity: int) -> None:
         self.looked.append((identity, size, bytes(data[at : at + size])))
 
 
 KINDS = Kinds(
     HEAD,
     {
-        wire.WRITE: Look(NEEDED, Reader._write),
-        wire.LOAD: Look(WHOLE, Reader._whole),
-        wire.ALLOCATE: Look(wire.MESSAGES[wire.ALLOCATE].body.size, Reader._whole),
+        wire.WRITE: Look(NEEDED, Reader.write),
+        wire.LOAD: Look(WHOLE, Reader.whole),
+        wire.ALLOCATE: Look(wire.MESSAGES[wire.ALLOCATE].body.size, Reader.whole),
     },
     noted=(wire.SYNC, wire.READ),
 )
@@ -97,7 +97,7 @@ def test_garbage_is_refused_or_held_and_never_more_than_came(chunks: list[bytes]
     assert b"".join(chunks).startswith(passed)
 
 
-def test_whole_messages_go_on_as_they_came() -> None:
+def testwhole_messages_go_on_as_they_came() -> None:
     data = talk.write(data=b"abc") + talk.graph() + talk.message(wire.SYNC)
     assert Reader().feed(data) is data
 

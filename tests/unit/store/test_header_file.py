@@ -43,48 +43,42 @@ async def fingerprint_of(path: Path, folder: Path) -> str:
         file.close()
 
 
-def test_it_has_the_index_of_the_whole_model(tmp_path: Path) -> None:
+async def test_it_has_the_index_of_the_whole_model(tmp_path: Path) -> None:
     path = with_holes(tmp_path, tiny())
 
-    async def main() -> None:
-        whole = await ModelFile.open(put(tmp_path / "w.gguf", tiny()), cache=HashCache(tmp_path / "weights"))
-        file = await HeaderFile.open_header(path)
-        try:
-            ours, theirs = await file.index(), await whole.index()
-            assert (ours.tensors, ours.fingerprint) == (theirs.tensors, theirs.fingerprint)
-            assert file.name == "tiny-Q4_0.gguf" and file.paths == (path,)
-            assert len(file.header_of) == 32 and whole.header_of == b""
-            assert file.stat_unchanged() and file.paths_unchanged() and not file.missing_bytes
-        finally:
-            file.close()
-            whole.close()
-
-    run(main())
+    whole = await ModelFile.open(put(tmp_path / "w.gguf", tiny()), cache=HashCache(tmp_path / "weights"))
+    file = await HeaderFile.open_header(path)
+    try:
+        ours, theirs = await file.index(), await whole.index()
+        assert (ours.tensors, ours.fingerprint) == (theirs.tensors, theirs.fingerprint)
+        assert file.name == "tiny-Q4_0.gguf" and file.paths == (path,)
+        assert len(file.header_of) == 32 and whole.header_of == b""
+        assert file.stat_unchanged() and file.paths_unchanged() and not file.missing_bytes
+    finally:
+        file.close()
+        whole.close()
 
 
-def test_one_in_several_files_is_found_as_llama_server_looks_for_it(tmp_path: Path) -> None:
+async def test_one_in_several_files_is_found_as_llama_server_looks_for_it(tmp_path: Path) -> None:
     shards = tiny_shards(3, "tiny-Q4_0")
     path = with_holes(tmp_path / "h", *shards.values())
     whole = [put(tmp_path / "w" / name, data) for name, data in shards.items()]
 
-    async def main() -> None:
-        model = await ModelFile.open(whole[0], cache=HashCache(tmp_path / "weights"))
-        for _ in range(2):  # links stay
-            file = await HeaderFile.open_header(path)
-            try:
-                ours, theirs = await file.index(), await model.index()
-                assert (ours.tensors, ours.fingerprint) == (theirs.tensors, theirs.fingerprint)
-                assert [one.name for one in file.paths] == list(shards)
-                assert [one.resolve() for one in file.paths] == sorted((tmp_path / "h").glob("*.header"))
-                assert file.stat_unchanged() and file.paths_unchanged() and file.name == "tiny-Q4_0.gguf"
-                with pytest.raises(UserError, match="is only the header of a model"):
-                    open_shards(file.paths[0])
-            finally:
-                file.close()
-        model.close()
-        assert not list(models_below(tmp_path / "h", ModelSource.MESHD)), "listings do not see the links"
-
-    run(main())
+    model = await ModelFile.open(whole[0], cache=HashCache(tmp_path / "weights"))
+    for _ in range(2):  # links stay
+        file = await HeaderFile.open_header(path)
+        try:
+            ours, theirs = await file.index(), await model.index()
+            assert (ours.tensors, ours.fingerprint) == (theirs.tensors, theirs.fingerprint)
+            assert [one.name for one in file.paths] == list(shards)
+            assert [one.resolve() for one in file.paths] == sorted((tmp_path / "h").glob("*.header"))
+            assert file.stat_unchanged() and file.paths_unchanged() and file.name == "tiny-Q4_0.gguf"
+            with pytest.raises(UserError, match="is only the header of a model"):
+                open_shards(file.paths[0])
+        finally:
+            file.close()
+    model.close()
+    assert not list(models_below(tmp_path / "h", ModelSource.MESHD)), "listings do not see the links"
 
 
 def test_each_of_several_files_is_compared(tmp_path: Path) -> None:
@@ -133,18 +127,14 @@ def test_nobody_takes_it_for_a_model(tmp_path: Path, link: bool) -> None:
         open_shards(path, partial=True)
 
 
-def test_another_state_is_compared_and_noted(tmp_path: Path) -> None:
+async def test_another_state_is_compared_and_noted(tmp_path: Path) -> None:
     path = with_holes(tmp_path, tiny())
     os.utime(path, ns=(1, 1))
-
-    async def main() -> None:
-        file = await HeaderFile.open_header(path)
-        try:
-            assert (await file.index()).files[0].mtime_ns == 1
-        finally:
-            file.close()
-
-    run(main())
+    file = await HeaderFile.open_header(path)
+    try:
+        assert (await file.index()).files[0].mtime_ns == 1
+    finally:
+        file.close()
     assert read_note(path).states == (FileState.at(path),)
 
 
@@ -188,21 +178,18 @@ def test_hashes_that_do_not_give_the_fingerprint(tmp_path: Path, change: str) ->
         run(opens(path))
 
 
-def test_a_change_while_it_is_used_is_an_error(tmp_path: Path) -> None:
+async def test_a_change_while_it_is_used_is_an_error(tmp_path: Path) -> None:
     path = with_holes(tmp_path, tiny())
 
-    async def main() -> None:
-        file = await HeaderFile.open_header(path)
-        try:
+    file = await HeaderFile.open_header(path)
+    try:
+        await file.index()
+        os.utime(path, ns=(1, 1))
+        assert not file.stat_unchanged()
+        with pytest.raises(UserError, match="was changed while it was used"):
             await file.index()
-            os.utime(path, ns=(1, 1))
-            assert not file.stat_unchanged()
-            with pytest.raises(UserError, match="was changed while it was used"):
-                await file.index()
-        finally:
-            file.close()
-
-    run(main())
+    finally:
+        file.close()
 
 
 @pytest.mark.parametrize("how", ["gone", "open to others", "cut", "text"])

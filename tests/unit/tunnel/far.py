@@ -78,8 +78,11 @@ def streams(
     *,
     window: int = 256 << 10,
     most: int = 64 << 10,
+    peer: PeerId = PEER,
+    service: str = "rpc",
     metadata: Mapping[str, MetadataValue] = MappingProxyType({}),
     one_way: float = 0.0,
+    accepted: bool = True,
 ) -> tuple[MeshStream, MeshStream, Port, Port]:
     """Both ends, and the port of each."""
     near, far = (Port(window=window, most=most, one_way=one_way) for _ in range(2))
@@ -91,13 +94,13 @@ def streams(
             pass_on=lambda _id, _data: False,
             on_done=lambda _id: None,
             stream_id=1,
-            peer=PEER,
-            service="rpc",
+            peer=peer,
+            service=service,
             metadata=metadata,
         )
         for port in ports
     ]
-    for stream in made:
+    for stream in made if accepted else ():
         stream.mark_accepted()
     ports[0].far, ports[1].far = made[1], made[0]
     ports[0].back, ports[1].back = ports[1], ports[0]

@@ -14,7 +14,7 @@ from meshd.tunnel import forward as module
 from meshd.tunnel.forward import MAX_CLIENTS, Forward
 from meshd.tunnel.interface import OwnerCheck
 
-from tests.conformance.run import run, until
+from tests.conformance.run import until
 from tests.unit.tunnel.far import PEER, FarMesh, echoing
 
 
@@ -43,9 +43,7 @@ class Tunnel:
 
 @asynccontextmanager
 async def tunnel(
-    *,
-    owner_check: OwnerCheck | None = None,
-    error: MeshdError | None = None,
+    *, owner_check: OwnerCheck | None = None, error: MeshdError | None = None
 ) -> AsyncIterator[Tunnel]:
     broken: list[MeshdError] = []
     async with Owner() as owner:
@@ -74,110 +72,89 @@ async def is_reset(reader: asyncio.StreamReader) -> bool:
         return True
 
 
-def test_bytes_go_both_ways_and_the_end_too() -> None:
-    async def main() -> None:
-        async with tunnel() as it:
-            reader, writer = await it.connect()
-            data = bytes(range(256)) * 5000
-            writer.write(data)
-            writer.write_eof()
-            assert await reader.read() == data
-            assert it.mesh.opened == [(PEER, "rpc", {"lease": b"1"})]
-            await until(lambda: it.forward.status.streams == 0)
-            status = it.forward.status
-            assert (status.sent_bytes, status.received_bytes) == (len(data), len(data))
-            assert it.broken == []
-
-    run(main())
+async def test_bytes_go_both_ways_and_the_end_too() -> None:
+    async with tunnel() as it:
+        reader, writer = await it.connect()
+        data = bytes(range(256)) * 5000
+        writer.write(data)
+        writer.write_eof()
+        assert await reader.read() == data
+        assert it.mesh.opened == [(PEER, "rpc", {"lease": b"1"})]
+        await until(lambda: it.forward.status.streams == 0)
+        status = it.forward.status
+        assert (status.sent_bytes, status.received_bytes) == (len(data), len(data))
+        assert it.broken == []
 
 
-def test_a_client_of_somebody_else_is_reset() -> None:
+async def test_a_client_of_somebody_else_is_reset() -> None:
     asked: list[tuple[tuple[str, int], tuple[str, int]]] = []
 
     async def owner_check(client: tuple[str, int], listener: tuple[str, int]) -> bool:
         asked.append((client, listener))
         return False
 
-    async def main() -> None:
-        async with tunnel(owner_check=owner_check) as it:
-            reader, writer = await it.connect()
-            mine = writer.get_extra_info("sockname")
-            assert await is_reset(reader)
-            assert asked == [(mine, ("127.0.0.1", it.forward.port))]
-            assert it.mesh.opened == []
-
-    run(main())
+    async with tunnel(owner_check=owner_check) as it:
+        reader, writer = await it.connect()
+        mine = writer.get_extra_info("sockname")
+        assert await is_reset(reader)
+        assert asked == [(mine, ("127.0.0.1", it.forward.port))]
+        assert it.mesh.opened == []
 
 
-def test_without_a_session_the_client_is_reset_and_the_reason_told() -> None:
-    async def main() -> None:
-        async with tunnel(error=Broken("not connected")) as it:
-            reader, _ = await it.connect()
-            assert await is_reset(reader)
-            assert [error.what for error in it.broken] == ["not connected"]
-
-    run(main())
+async def test_without_a_session_the_client_is_reset_and_the_reason_told() -> None:
+    async with tunnel(error=Broken("not connected")) as it:
+        reader, _ = await it.connect()
+        assert await is_reset(reader)
+        assert [error.what for error in it.broken] == ["not connected"]
 
 
-def test_more_connections_than_there_may_be_are_closed() -> None:
-    async def main() -> None:
-        async with tunnel() as it:
-            for _ in range(MAX_CLIENTS):
-                await it.connect()
-            await until(lambda: it.forward.status.streams == MAX_CLIENTS)
-            reader, _ = await it.connect()
-            assert await reader.read() == b""
-            assert len(it.mesh.opened) == MAX_CLIENTS
-
-    run(main())
+async def test_more_connections_than_there_may_be_are_closed() -> None:
+    async with tunnel() as it:
+        for _ in range(MAX_CLIENTS):
+            await it.connect()
+        await until(lambda: it.forward.status.streams == MAX_CLIENTS)
+        reader, _ = await it.connect()
+        assert await reader.read() == b""
+        assert len(it.mesh.opened) == MAX_CLIENTS
 
 
-def test_no_descriptor_left_is_a_pause_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_descriptor_left_is_a_pause_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "NO_ROOM_SECONDS", 0.01)
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        accept = loop.sock_accept
-        failures = [OSError(errno.EMFILE, "Too many open files"), ConnectionAbortedError()]
+    loop = asyncio.get_running_loop()
+    accept = loop.sock_accept
+    failures = [OSError(errno.EMFILE, "Too many open files"), ConnectionAbortedError()]
 
-        async def failing(sock: socket.socket) -> tuple[socket.socket, object]:
-            if failures:
-                raise failures.pop()
-            return await accept(sock)
+    async def failing(sock: socket.socket) -> tuple[socket.socket, object]:
+        if failures:
+            raise failures.pop()
+        return await accept(sock)
 
-        monkeypatch.setattr(loop, "sock_accept", failing)
+    monkeypatch.setattr(loop, "sock_accept", failing)
+    async with tunnel() as it:
+        reader, writer = await it.connect()
+        writer.write(b"hello")
+        writer.write_eof()
+        assert await reader.read() == b"hello"
+        assert not failures
+
+
+async def test_a_reset_of_the_client_reaches_the_peer() -> None:
+    async with tunnel() as it:
+        reader, writer = await it.connect()
+        writer.write(b"hello")
+        await reader.readexactly(5)
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+        await until(lambda: len(it.broken) == 1)
+        assert "local connection lost" in it.broken[0].what
+
+
+async def test_its_end_ends_every_connection_even_one_just_taken() -> None:
+    for turns in range(12):
         async with tunnel() as it:
-            reader, writer = await it.connect()
-            writer.write(b"hello")
-            writer.write_eof()
-            assert await reader.read() == b"hello"
-            assert not failures
-
-    run(main())
-
-
-def test_a_reset_of_the_client_reaches_the_peer() -> None:
-    async def main() -> None:
-        async with tunnel() as it:
-            reader, writer = await it.connect()
-            writer.write(b"hello")
-            await reader.readexactly(5)
-            sock = writer.get_extra_info("socket")
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            writer.transport.abort()
-            await until(lambda: len(it.broken) == 1)
-            assert "local connection lost" in it.broken[0].what
-
-    run(main())
-
-
-def test_its_end_ends_every_connection_even_one_just_taken() -> None:
-    async def main() -> None:
-        for turns in range(12):
-            async with tunnel() as it:
-                reader, _ = await it.connect()
-                for _ in range(turns):
-                    await asyncio.sleep(0)
-            assert await is_reset(reader) or reader.at_eof()
-
-    run(main())
+            reader, _ = await it.connect()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        assert await is_reset(reader) or reader.at_eof()

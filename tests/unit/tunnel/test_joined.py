@@ -17,7 +17,7 @@ from meshd.tunnel.joined import JoinedTunnel, join
 from meshd.tunnel.pump import Unwatched
 from meshd.wire.compressed import Compression
 
-from tests.conformance.run import run, until
+from tests.conformance.run import until
 from tests.unit.tunnel.far import PEER, FarMesh, echoing, read_all, streams
 
 DATA = bytes(range(256)) * 5000
@@ -133,150 +133,130 @@ def test_bytes_of_a_peer_that_is_sent_nothing_keep_no_loop_awake(asks: bool) -> 
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_bytes_go_both_ways_and_the_end_too(compressed: bool) -> None:
-    async def main() -> None:
-        async with joined(compressed=compressed) as it:
-            reader, writer = await it.open()
-            writer.write(b"abc" + DATA)
-            await writer.drain()
-            assert await reader.readexactly(3 + len(DATA)) == b"ABC" + DATA.upper()
-            assert it.tunnel.endpoint == "3"
-            assert it.tunnel.status.streams == 1
-            writer.write_eof()
-            assert await reader.read() == b""
-            await until(lambda: it.tunnel.status.streams == 0)
-            status = it.tunnel.status
-            assert (status.sent_bytes, status.received_bytes) == (len(DATA) + 3, len(DATA) + 3)
-            assert status.listen == "socketpair"
-            metadata = {"lease": b"1", **(COMPRESSED if compressed else {})}
-            assert it.mesh.opened == [(PEER, "rpc", metadata)], "it opens one stream, and no other"
-            assert it.broken == []
-            writer.close()
-
-    run(main())
+async def test_bytes_go_both_ways_and_the_end_too(compressed: bool) -> None:
+    async with joined(compressed=compressed) as it:
+        reader, writer = await it.open()
+        writer.write(b"abc" + DATA)
+        await writer.drain()
+        assert await reader.readexactly(3 + len(DATA)) == b"ABC" + DATA.upper()
+        assert it.tunnel.endpoint == "3"
+        assert it.tunnel.status.streams == 1
+        writer.write_eof()
+        assert await reader.read() == b""
+        await until(lambda: it.tunnel.status.streams == 0)
+        status = it.tunnel.status
+        assert (status.sent_bytes, status.received_bytes) == (len(DATA) + 3, len(DATA) + 3)
+        assert status.listen == "socketpair"
+        metadata = {"lease": b"1", **(COMPRESSED if compressed else {})}
+        assert it.mesh.opened == [(PEER, "rpc", metadata)], "it opens one stream, and no other"
+        assert it.broken == []
+        writer.close()
 
 
-def test_a_peer_that_takes_no_stream_is_told_and_the_child_sees_the_end() -> None:
-    async def main() -> None:
-        async with joined(error=Broken("not connected")) as it:
-            reader, writer = await it.open()
-            assert await reader.read() == b""
-            assert [error.what for error in it.broken] == ["not connected"]
-            writer.close()
-
-    run(main())
+async def test_a_peer_that_takes_no_stream_is_told_and_the_child_sees_the_end() -> None:
+    async with joined(error=Broken("not connected")) as it:
+        reader, writer = await it.open()
+        assert await reader.read() == b""
+        assert [error.what for error in it.broken] == ["not connected"]
+        writer.close()
 
 
-def test_one_that_is_closed_before_it_was_served_gives_its_end_back() -> None:
-    async def main() -> None:
-        ours, child = socket.socketpair()
-        with child:
-            tunnel = JoinedTunnel(
-                mesh=FarMesh(lambda _stream: None),
-                peer=PEER,
-                service="rpc",
-                metadata={},
-                end=ours,
-                endpoint="0",
-                inspector=Unwatched(),
-                on_broken=lambda _error: None,
-            )
-            tunnel.close()
-            tunnel.close()
-            await tunnel.serve()
-            assert read_end(child)
-
-    run(main())
+async def test_one_that_is_closed_before_it_was_served_gives_its_end_back() -> None:
+    ours, child = socket.socketpair()
+    with child:
+        tunnel = JoinedTunnel(
+            mesh=FarMesh(lambda _stream: None),
+            peer=PEER,
+            service="rpc",
+            metadata={},
+            end=ours,
+            endpoint="0",
+            inspector=Unwatched(),
+            on_broken=lambda _error: None,
+        )
+        tunnel.close()
+        tunnel.close()
+        await tunnel.serve()
+        assert read_end(child)
 
 
 @pytest.mark.parametrize("metadata", [{}, COMPRESSED], ids=["plain", "compressed"])
-def test_what_came_as_a_stream_is_joined_too(metadata: Mapping[str, MetadataValue]) -> None:
-    async def main() -> None:
-        ours, child = socket.socketpair()
-        plain, far, _, _ = streams(metadata=metadata)
-        near: Stream = CompressedStream(plain) if metadata else plain
-        async with Owner() as owner:
-            joining = join(far, ours, inspector=Unwatched(), on_broken=lambda _error: None)
-            task = owner.start(joining, name="join")
-            reader, writer = await asyncio.open_connection(sock=child)
-            writer.write(DATA)
-            writer.write_eof()
-            near.write_eof()
-            assert await read_all(near) == DATA
-            assert await reader.read() == b""
-            await task
-            writer.close()
-
-    run(main())
+async def test_what_came_as_a_stream_is_joined_too(metadata: Mapping[str, MetadataValue]) -> None:
+    ours, child = socket.socketpair()
+    plain, far, _, _ = streams(metadata=metadata)
+    near: Stream = CompressedStream(plain) if metadata else plain
+    async with Owner() as owner:
+        joining = join(far, ours, inspector=Unwatched(), on_broken=lambda _error: None)
+        task = owner.start(joining, name="join")
+        reader, writer = await asyncio.open_connection(sock=child)
+        writer.write(DATA)
+        writer.write_eof()
+        near.write_eof()
+        assert await read_all(near) == DATA
+        assert await reader.read() == b""
+        await task
+        writer.close()
 
 
 @pytest.mark.parametrize("how", [Compression.REPEATS, Compression.ALL])
 @pytest.mark.parametrize("answers", [False, True])
-def test_both_ends_compress_floats_only_where_the_opener_said_so(how: Compression, answers: bool) -> None:
+async def test_both_ends_compress_floats_only_where_the_opener_said_so(
+    how: Compression, answers: bool
+) -> None:
     """The opener judges the path: the end that answers sends as many floats, and pays as much for each."""
-
-    async def main() -> None:
-        rng = random.Random(5)
-        floats = struct.pack("<40000f", *(rng.gauss(0, 1) for _ in range(40_000)))
-        async with Owner() as owner:
-            link = Link()
-            ours, child = socket.socketpair()
-            tunnel = JoinedTunnel(
-                mesh=link.mesh,
-                peer=PEER,
-                service="rpc",
-                metadata={},
-                end=ours,
-                endpoint="0",
-                inspector=Unwatched(),
-                on_broken=lambda _error: None,
-                compresses=lambda: how,
-            )
-            owner.start(tunnel.serve(), name="tunnel")
-            there, far_child = socket.socketpair()
-            far = await link.opened.get()
-            owner.start(join(far, there, inspector=Unwatched(), on_broken=lambda _error: None), name="join")
-            reader, writer = await asyncio.open_connection(sock=child)
-            far_reader, far_writer = await asyncio.open_connection(sock=far_child)
-            source, sink = (far_writer, reader) if answers else (writer, far_reader)
-            source.write(bytes(200_000) + floats)
-            assert await sink.readexactly(200_000 + len(floats)) == bytes(200_000) + floats
-            near_port, far_port = link.mesh.ports
-            crossed = len((far_port if answers else near_port).sent)
-            assert crossed < len(floats) + 10_000, "what repeats itself is compressed either way"
-            assert (crossed < 0.94 * len(floats)) is (how is Compression.ALL)  # of all floats 0.87
-            writer.close()
-            far_writer.close()
-            owner.cancel()
-
-    run(main())
-
-
-def test_what_the_inspector_refuses_ends_both() -> None:
-    async def main() -> None:
+    rng = random.Random(5)
+    floats = struct.pack("<40000f", *(rng.gauss(0, 1) for _ in range(40_000)))
+    async with Owner() as owner:
+        link = Link()
         ours, child = socket.socketpair()
-        near, far, _, _ = streams()
-        broken: list[MeshdError] = []
-        async with Owner() as owner:
-            owner.start(join(far, ours, inspector=Refusing(), on_broken=broken.append), name="join")
-            reader, writer = await asyncio.open_connection(sock=child)
-            await near.write(b"four")
-            with pytest.raises(Broken, match="4 bytes too many"):
-                await near.read()
-            assert await reader.read() == b""
-            assert [error.what for error in broken] == ["4 bytes too many"]
-            writer.close()
+        tunnel = JoinedTunnel(
+            mesh=link.mesh,
+            peer=PEER,
+            service="rpc",
+            metadata={},
+            end=ours,
+            endpoint="0",
+            inspector=Unwatched(),
+            on_broken=lambda _error: None,
+            compresses=lambda: how,
+        )
+        owner.start(tunnel.serve(), name="tunnel")
+        there, far_child = socket.socketpair()
+        far = await link.opened.get()
+        owner.start(join(far, there, inspector=Unwatched(), on_broken=lambda _error: None), name="join")
+        reader, writer = await asyncio.open_connection(sock=child)
+        far_reader, far_writer = await asyncio.open_connection(sock=far_child)
+        source, sink = (far_writer, reader) if answers else (writer, far_reader)
+        source.write(bytes(200_000) + floats)
+        assert await sink.readexactly(200_000 + len(floats)) == bytes(200_000) + floats
+        near_port, far_port = link.mesh.ports
+        crossed = len((far_port if answers else near_port).sent)
+        assert crossed < len(floats) + 10_000, "what repeats itself is compressed either way"
+        assert (crossed < 0.94 * len(floats)) is (how is Compression.ALL)  # of all floats 0.87
+        writer.close()
+        far_writer.close()
+        owner.cancel()
 
-    run(main())
+
+async def test_what_the_inspector_refuses_ends_both() -> None:
+    ours, child = socket.socketpair()
+    near, far, _, _ = streams()
+    broken: list[MeshdError] = []
+    async with Owner() as owner:
+        owner.start(join(far, ours, inspector=Refusing(), on_broken=broken.append), name="join")
+        reader, writer = await asyncio.open_connection(sock=child)
+        await near.write(b"four")
+        with pytest.raises(Broken, match="4 bytes too many"):
+            await near.read()
+        assert await reader.read() == b""
+        assert [error.what for error in broken] == ["4 bytes too many"]
+        writer.close()
 
 
-def test_a_stream_that_is_compressed_in_another_way_costs_no_descriptor() -> None:
-    async def main() -> None:
-        ours, child = socket.socketpair()
-        _near, far, _, _ = streams(metadata={"compressed": 99})
-        with child:
-            with pytest.raises(RemoteProtocolError, match="unknown way"):
-                await join(far, ours, inspector=Unwatched(), on_broken=lambda _error: None)
-            assert read_end(child)
-
-    run(main())
+async def test_a_stream_that_is_compressed_in_another_way_costs_no_descriptor() -> None:
+    ours, child = socket.socketpair()
+    _near, far, _, _ = streams(metadata={"compressed": 99})
+    with child:
+        with pytest.raises(RemoteProtocolError, match="unknown way"):
+            await join(far, ours, inspector=Unwatched(), on_broken=lambda _error: None)
+        assert read_end(child)

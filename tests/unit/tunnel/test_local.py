@@ -10,7 +10,7 @@ import pytest
 from meshd.base.errors import Broken, EndOfStream
 from meshd.tunnel.local import HIGH_WATER, LocalSocket
 
-from tests.conformance.run import run, until
+from tests.conformance.run import until
 
 
 @asynccontextmanager
@@ -26,104 +26,89 @@ async def local_socket() -> AsyncIterator[tuple[LocalSocket, socket.socket]]:
         await local.wait_closed()
 
 
-def test_reading_stops_at_the_high_water_mark_and_goes_on_below_the_low_one() -> None:
-    async def main() -> None:
-        async with local_socket() as (local, theirs):
-            loop = asyncio.get_running_loop()
-            data = bytes(8 * HIGH_WATER)
-            sending = asyncio.create_task(loop.sock_sendall(theirs, data))
-            await until(lambda: local._held >= HIGH_WATER)
-            held = local._held
-            for _ in range(20):
-                await asyncio.sleep(0)
-            assert local._held == held < 2 * HIGH_WATER
-            count = 0
-            while count < len(data):
-                count += len(await local.read())
-            await sending
-            assert local._held == 0
-
-    run(main())
-
-
-def test_a_taker_may_take_part_and_gets_nothing_past_the_rest() -> None:
-    async def main() -> None:
-        async with local_socket() as (local, theirs):
-            taken: list[bytes] = []
-
-            def take(data: bytes) -> int:
-                taken.append(data[:3])
-                return min(3, len(data))
-
-            local.divert(take)
-            theirs.send(b"abcdef")
-            await until(lambda: local._held == 3)
-            theirs.send(b"ghi")
-            await until(lambda: local._held == 6)
-            assert taken == [b"abc"]
-            assert [await local.read(), await local.read()] == [b"def", b"ghi"]
-            theirs.send(b"jkl")
-            await until(lambda: len(taken) == 2)
-
-    run(main())
-
-
-def test_writing_without_waiting_stops_at_the_high_water_mark() -> None:
-    async def main() -> None:
-        async with local_socket() as (local, theirs):
-            count = 0
-            while local.try_write(bytes(64 << 10)):
-                count += 64 << 10
-            assert count >= HIGH_WATER
-            waiting = asyncio.create_task(local.write(b"last"))
+async def test_reading_stops_at_the_high_water_mark_and_goes_on_below_the_low_one() -> None:
+    async with local_socket() as (local, theirs):
+        loop = asyncio.get_running_loop()
+        data = bytes(8 * HIGH_WATER)
+        sending = asyncio.create_task(loop.sock_sendall(theirs, data))
+        await until(lambda: local._held >= HIGH_WATER)
+        held = local._held
+        for _ in range(20):
             await asyncio.sleep(0)
-            assert not waiting.done()
-            loop = asyncio.get_running_loop()
-            got = 0
-            while got < count + 4:
-                got += len(await loop.sock_recv(theirs, 1 << 20))
-            await waiting
-            assert local.try_write(b"again")
-
-    run(main())
+        assert local._held == held < 2 * HIGH_WATER
+        count = 0
+        while count < len(data):
+            count += len(await local.read())
+        await sending
+        assert local._held == 0
 
 
-def test_an_end_is_an_end_and_a_loss_a_break() -> None:
-    async def main() -> None:
-        async with local_socket() as (local, theirs):
-            theirs.send(b"bye")
-            theirs.shutdown(socket.SHUT_WR)
-            assert await local.read() == b"bye"
-            for _ in range(2):
-                with pytest.raises(EndOfStream):
-                    await local.read()
-            await local.write(b"answer")
-            local.write_eof()
-            loop = asyncio.get_running_loop()
-            assert await loop.sock_recv(theirs, 100) == b"answer"
-            assert await loop.sock_recv(theirs, 100) == b""
-        with pytest.raises(Broken):
-            await local.write(b"x")
-        assert not local.try_write(b"x")
+async def test_a_taker_may_take_part_and_gets_nothing_past_the_rest() -> None:
+    async with local_socket() as (local, theirs):
+        taken: list[bytes] = []
+
+        def take(data: bytes) -> int:
+            taken.append(data[:3])
+            return min(3, len(data))
+
+        local.divert(take)
+        theirs.send(b"abcdef")
+        await until(lambda: local._held == 3)
+        theirs.send(b"ghi")
+        await until(lambda: local._held == 6)
+        assert taken == [b"abc"]
+        assert [await local.read(), await local.read()] == [b"def", b"ghi"]
+        theirs.send(b"jkl")
+        await until(lambda: len(taken) == 2)
+
+
+async def test_writing_without_waiting_stops_at_the_high_water_mark() -> None:
+    async with local_socket() as (local, theirs):
+        count = 0
+        while local.try_write(bytes(64 << 10)):
+            count += 64 << 10
+        assert count >= HIGH_WATER
+        waiting = asyncio.create_task(local.write(b"last"))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        loop = asyncio.get_running_loop()
+        got = 0
+        while got < count + 4:
+            got += len(await loop.sock_recv(theirs, 1 << 20))
+        await waiting
+        assert local.try_write(b"again")
+
+
+async def test_an_end_is_an_end_and_a_loss_a_break() -> None:
+    async with local_socket() as (local, theirs):
+        theirs.send(b"bye")
+        theirs.shutdown(socket.SHUT_WR)
+        assert await local.read() == b"bye"
+        for _ in range(2):
+            with pytest.raises(EndOfStream):
+                await local.read()
+        await local.write(b"answer")
         local.write_eof()
-        local.abort()
+        loop = asyncio.get_running_loop()
+        assert await loop.sock_recv(theirs, 100) == b"answer"
+        assert await loop.sock_recv(theirs, 100) == b""
+    with pytest.raises(Broken):
+        await local.write(b"x")
+    assert not local.try_write(b"x")
+    local.write_eof()
+    local.abort()
 
-    run(main())
 
-
-def test_a_half_close_of_what_was_reset_a_moment_ago_is_a_break() -> None:
-    async def main() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            theirs = socket.create_connection(listener.getsockname())
-            ours, _ = listener.accept()
-        _, local = await asyncio.get_running_loop().connect_accepted_socket(LocalSocket, ours)
-        theirs.send(b"last words")
-        await until(lambda: local._held > 0)
-        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        theirs.close()  # RST, of which the loop knows nothing yet
-        local.write_eof()
-        assert await local.read() == b"last words"
-        with pytest.raises(Broken, match="local connection lost"):
-            await local.read()
-
-    run(main())
+async def test_a_half_close_of_what_was_reset_a_moment_ago_is_a_break() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        theirs = socket.create_connection(listener.getsockname())
+        ours, _ = listener.accept()
+    _, local = await asyncio.get_running_loop().connect_accepted_socket(LocalSocket, ours)
+    theirs.send(b"last words")
+    await until(lambda: local._held > 0)
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    theirs.close()  # RST, of which the loop knows nothing yet
+    local.write_eof()
+    assert await local.read() == b"last words"
+    with pytest.raises(Broken, match="local connection lost"):
+        await local.read()

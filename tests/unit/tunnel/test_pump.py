@@ -108,7 +108,7 @@ def rst(client: socket.socket) -> None:
 
 @pytest.mark.parametrize("inspected", [False, True])
 @pytest.mark.parametrize(("piece", "most"), [(1, 1), (7, 3), (64 << 10, 256 << 10), (256 << 10, 64 << 10)])
-def test_every_byte_arrives_in_order_both_ways(piece: int, most: int, inspected: bool) -> None:
+async def test_every_byte_arrives_in_order_both_ways(piece: int, most: int, inspected: bool) -> None:
     class Same:
         def pause(self, _now: float) -> float:
             return 0.0
@@ -119,34 +119,31 @@ def test_every_byte_arrives_in_order_both_ways(piece: int, most: int, inspected:
         def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
             return data
 
-    async def main() -> None:
-        size = 3000 if piece < 100 else 3 << 20
-        out, back = random.Random(1).randbytes(size), random.Random(2).randbytes(size)
-        async with scene(window=64 << 10 if piece < 100 else 256 << 10, most=most) as (it, owner):
-            it.pump(owner, Same() if inspected else None)
+    size = 3000 if piece < 100 else 3 << 20
+    out, back = random.Random(1).randbytes(size), random.Random(2).randbytes(size)
+    async with scene(window=64 << 10 if piece < 100 else 256 << 10, most=most) as (it, owner):
+        it.pump(owner, Same() if inspected else None)
 
-            async def client() -> None:
-                await it.client_sends(out, piece=piece)
-                it.client.shutdown(socket.SHUT_WR)
+        async def client() -> None:
+            await it.client_sends(out, piece=piece)
+            it.client.shutdown(socket.SHUT_WR)
 
-            async def far() -> None:
-                for at in range(0, size, 1000):
-                    await it.far.write(back[at : at + 1000])
-                it.far.write_eof()
+        async def far() -> None:
+            for at in range(0, size, 1000):
+                await it.far.write(back[at : at + 1000])
+            it.far.write_eof()
 
-            sending = owner.start(client(), name="client")
-            writing = owner.start(far(), name="far")
-            reading = owner.start(it.client_reads(), name="client reads")
-            assert await read_all(it.far) == out
-            assert await reading == back
-            await asyncio.wait([sending, writing])
-            assert it.task is not None
-            await it.task
-            assert (it.counter.sent, it.counter.received) == (size, size)
-            assert it.near_port.unread == it.far_port.unread == 0  # all credit came back
-            assert it.broken == []
-
-    run(main())
+        sending = owner.start(client(), name="client")
+        writing = owner.start(far(), name="far")
+        reading = owner.start(it.client_reads(), name="client reads")
+        assert await read_all(it.far) == out
+        assert await reading == back
+        await asyncio.wait([sending, writing])
+        assert it.task is not None
+        await it.task
+        assert (it.counter.sent, it.counter.received) == (size, size)
+        assert it.near_port.unread == it.far_port.unread == 0  # all credit came back
+        assert it.broken == []
 
 
 @settings(max_examples=30)
@@ -180,112 +177,94 @@ def test_order_is_kept_when_the_stream_takes_part_of_a_chunk(
     run(main())
 
 
-def test_a_client_that_does_not_read_gives_no_credit_back() -> None:
-    async def main() -> None:
-        async with scene(window=64 << 10) as (it, owner):
-            it.pump(owner)
-            data = random.Random(3).randbytes(32 << 20)
-            writer = owner.start(it.far.write(data), name="far")
-            await stands_still(lambda: it.counter.received)
-            assert not writer.done()
-            assert it.far_port.unread == 64 << 10  # the window is full
-            got = bytearray()
-            loop = asyncio.get_running_loop()
-            while len(got) < len(data):
-                got += await loop.sock_recv(it.client, 1 << 20)
-            assert bytes(got) == data
-
-    run(main())
+async def test_a_client_that_does_not_read_gives_no_credit_back() -> None:
+    async with scene(window=64 << 10) as (it, owner):
+        it.pump(owner)
+        data = random.Random(3).randbytes(32 << 20)
+        writer = owner.start(it.far.write(data), name="far")
+        await stands_still(lambda: it.counter.received)
+        assert not writer.done()
+        assert it.far_port.unread == 64 << 10  # the window is full
+        got = bytearray()
+        loop = asyncio.get_running_loop()
+        while len(got) < len(data):
+            got += await loop.sock_recv(it.client, 1 << 20)
+        assert bytes(got) == data
 
 
-def test_a_peer_that_does_not_read_stops_the_client() -> None:
-    async def main() -> None:
-        async with scene(window=64 << 10) as (it, owner):
-            it.pump(owner)
-            data = random.Random(4).randbytes(32 << 20)
-            sender = owner.start(it.client_sends(data), name="client")
-            await stands_still(lambda: it.counter.sent)
-            assert not sender.done()
-            assert len(it.near_port.sent) == 64 << 10
-            got = bytearray()
-            while len(got) < len(data):
-                chunk = await it.far.read()
-                got += chunk
-                it.far.consumed(len(chunk))
-            assert bytes(got) == data
-
-    run(main())
+async def test_a_peer_that_does_not_read_stops_the_client() -> None:
+    async with scene(window=64 << 10) as (it, owner):
+        it.pump(owner)
+        data = random.Random(4).randbytes(32 << 20)
+        sender = owner.start(it.client_sends(data), name="client")
+        await stands_still(lambda: it.counter.sent)
+        assert not sender.done()
+        assert len(it.near_port.sent) == 64 << 10
+        got = bytearray()
+        while len(got) < len(data):
+            chunk = await it.far.read()
+            got += chunk
+            it.far.consumed(len(chunk))
+        assert bytes(got) == data
 
 
 @pytest.mark.parametrize("client_first", [True, False])
-def test_half_close_in_either_order(client_first: bool) -> None:
-    async def main() -> None:
-        async with scene() as (it, owner):
-            it.pump(owner)
-            if client_first:
-                await it.client_sends(b"question")
-                it.client.shutdown(socket.SHUT_WR)
-                assert await read_all(it.far) == b"question"
-                await it.far.write(b"answer")
-                it.far.write_eof()
-                assert await it.client_reads() == b"answer"
-            else:
-                await it.far.write(b"banner")
-                it.far.write_eof()
-                assert await it.client_reads() == b"banner"
-                await it.client_sends(b"thanks")
-                it.client.shutdown(socket.SHUT_WR)
-                assert await read_all(it.far) == b"thanks"
-            assert it.task is not None
-            await it.task
-            assert it.near_port.resets == []
-
-    run(main())
+async def test_half_close_in_either_order(client_first: bool) -> None:
+    async with scene() as (it, owner):
+        it.pump(owner)
+        if client_first:
+            await it.client_sends(b"question")
+            it.client.shutdown(socket.SHUT_WR)
+            assert await read_all(it.far) == b"question"
+            await it.far.write(b"answer")
+            it.far.write_eof()
+            assert await it.client_reads() == b"answer"
+        else:
+            await it.far.write(b"banner")
+            it.far.write_eof()
+            assert await it.client_reads() == b"banner"
+            await it.client_sends(b"thanks")
+            it.client.shutdown(socket.SHUT_WR)
+            assert await read_all(it.far) == b"thanks"
+        assert it.task is not None
+        await it.task
+        assert it.near_port.resets == []
 
 
-def test_a_reset_of_the_client_is_a_reset_of_the_stream() -> None:
-    async def main() -> None:
-        async with scene() as (it, owner):
-            it.pump(owner)
-            await it.client_sends(b"hello")
-            assert bytes(await it.far.read()) == b"hello"
-            rst(it.client)
-            with pytest.raises(Broken, match="local connection lost"):
-                await it.far.read()
-
-    run(main())
+async def test_a_reset_of_the_client_is_a_reset_of_the_stream() -> None:
+    async with scene() as (it, owner):
+        it.pump(owner)
+        await it.client_sends(b"hello")
+        assert bytes(await it.far.read()) == b"hello"
+        rst(it.client)
+        with pytest.raises(Broken, match="local connection lost"):
+            await it.far.read()
 
 
-def test_a_reset_of_the_stream_is_a_reset_of_the_client() -> None:
-    async def main() -> None:
-        async with scene() as (it, owner):
-            it.pump(owner)
-            await it.far.write(b"hello")
-            loop = asyncio.get_running_loop()
-            assert await loop.sock_recv(it.client, 100) == b"hello"
-            it.far.reset(5, "the server died")
-            with pytest.raises(ConnectionResetError):
-                await loop.sock_recv(it.client, 100)
-            await until(lambda: len(it.broken) == 1)
-            assert it.broken[0].what == "the peer reset the stream: the server died"
-
-    run(main())
+async def test_a_reset_of_the_stream_is_a_reset_of_the_client() -> None:
+    async with scene() as (it, owner):
+        it.pump(owner)
+        await it.far.write(b"hello")
+        loop = asyncio.get_running_loop()
+        assert await loop.sock_recv(it.client, 100) == b"hello"
+        it.far.reset(5, "the server died")
+        with pytest.raises(ConnectionResetError):
+            await loop.sock_recv(it.client, 100)
+        await until(lambda: len(it.broken) == 1)
+        assert it.broken[0].what == "the peer reset the stream: the server died"
 
 
-def test_a_session_that_is_lost_resets_the_client() -> None:
-    async def main() -> None:
-        async with scene() as (it, owner):
-            it.pump(owner)
-            await asyncio.sleep(0)
-            assert isinstance(it.near, MeshStream)
-            it.near.break_with(Broken("no link for 120 s"))
-            with pytest.raises(ConnectionResetError):
-                await asyncio.get_running_loop().sock_recv(it.client, 100)
-
-    run(main())
+async def test_a_session_that_is_lost_resets_the_client() -> None:
+    async with scene() as (it, owner):
+        it.pump(owner)
+        await asyncio.sleep(0)
+        assert isinstance(it.near, MeshStream)
+        it.near.break_with(Broken("no link for 120 s"))
+        with pytest.raises(ConnectionResetError):
+            await asyncio.get_running_loop().sock_recv(it.client, 100)
 
 
-def test_an_inspector_may_end_it() -> None:
+async def test_an_inspector_may_end_it() -> None:
     class Strict:
         def pause(self, _now: float) -> float:
             return 0.0
@@ -296,20 +275,17 @@ def test_an_inspector_may_end_it() -> None:
         def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
             return data
 
-    async def main() -> None:
-        async with scene() as (it, owner):
-            it.pump(owner, Strict())
-            await it.client_sends(b"\x63")
-            with pytest.raises(Broken, match="command 99"):
-                await it.far.read()
-            with pytest.raises(ConnectionResetError):
-                await asyncio.get_running_loop().sock_recv(it.client, 100)
-            assert it.near_port.sent == b""
-
-    run(main())
+    async with scene() as (it, owner):
+        it.pump(owner, Strict())
+        await it.client_sends(b"\x63")
+        with pytest.raises(Broken, match="command 99"):
+            await it.far.read()
+        with pytest.raises(ConnectionResetError):
+            await asyncio.get_running_loop().sock_recv(it.client, 100)
+        assert it.near_port.sent == b""
 
 
-def test_bytes_that_waited_ask_again_whether_they_may_pass() -> None:
+async def test_bytes_that_waited_ask_again_whether_they_may_pass() -> None:
     """Another connection may have used the budget meanwhile."""
     pauses = [0.001, 0.001, 0.0]
     passed: list[int] = []
@@ -325,32 +301,26 @@ def test_bytes_that_waited_ask_again_whether_they_may_pass() -> None:
             passed.append(len(pauses))
             return data
 
-    async def main() -> None:
-        async with scene() as (it, owner):
-            await it.far.write(b"late")
-            it.pump(owner, Waits())
-            assert await asyncio.get_running_loop().sock_recv(it.client, 100) == b"late"
-
-    run(main())
+    async with scene() as (it, owner):
+        await it.far.write(b"late")
+        it.pump(owner, Waits())
+        assert await asyncio.get_running_loop().sock_recv(it.client, 100) == b"late"
     assert passed == [0]
 
 
-def test_cancelled_at_any_turn_both_sides_are_reset() -> None:
-    async def main() -> None:
-        for turns in range(15):
-            async with scene(window=100) as (it, owner):
-                it.pump(owner)
-                await it.client_sends(bytes(1000))
+async def test_cancelled_at_any_turn_both_sides_are_reset() -> None:
+    for turns in range(15):
+        async with scene(window=100) as (it, owner):
+            it.pump(owner)
+            await it.client_sends(bytes(1000))
+            await asyncio.sleep(0)
+            for _ in range(turns):
                 await asyncio.sleep(0)
-                for _ in range(turns):
-                    await asyncio.sleep(0)
-                assert it.task is not None
-                started = turns > 0
-                await cancel_and_wait(it.task)
-                if started:
-                    assert [code for code, _ in it.near_port.resets] == [Code.CANCELLED]
-
-    run(main())
+            assert it.task is not None
+            started = turns > 0
+            await cancel_and_wait(it.task)
+            if started:
+                assert [code for code, _ in it.near_port.resets] == [Code.CANCELLED]
 
 
 def test_ports_of_this_test_hold_a_writer_to_its_window() -> None:
@@ -389,50 +359,44 @@ class Upper:
 
 
 @pytest.mark.parametrize(("window", "most"), [(1, 1), (7, 3), (256 << 10, 64 << 10)])
-def test_each_byte_is_inspected_once_however_little_is_taken(window: int, most: int) -> None:
-    async def main() -> None:
-        data = bytes(random.Random(3).choices(b"abcdef", k=4000))
-        async with scene(window=window, most=most) as (it, owner):
-            inspector = Upper()
-            it.pump(owner, inspector)
+async def test_each_byte_is_inspected_once_however_little_is_taken(window: int, most: int) -> None:
+    data = bytes(random.Random(3).choices(b"abcdef", k=4000))
+    async with scene(window=window, most=most) as (it, owner):
+        inspector = Upper()
+        it.pump(owner, inspector)
 
-            async def client() -> None:
-                await it.client_sends(data, piece=333)
-                it.client.shutdown(socket.SHUT_WR)
+        async def client() -> None:
+            await it.client_sends(data, piece=333)
+            it.client.shutdown(socket.SHUT_WR)
 
-            async def far() -> None:
-                for at in range(0, len(data), 100):
-                    await it.far.write(data[at : at + 100])
-                it.far.write_eof()
+        async def far() -> None:
+            for at in range(0, len(data), 100):
+                await it.far.write(data[at : at + 100])
+            it.far.write_eof()
 
-            owner.start(client(), name="client")
-            owner.start(far(), name="far")
-            reading = owner.start(it.client_reads(), name="client reads")
-            assert await read_all(it.far) == data.upper()
-            assert await reading == data.upper()
-            assert inspector.seen == {"to": data, "from": data}
-            assert it.counter == Counter(sent=len(data), received=len(data))
-
-    run(main())
+        owner.start(client(), name="client")
+        owner.start(far(), name="far")
+        reading = owner.start(it.client_reads(), name="client reads")
+        assert await read_all(it.far) == data.upper()
+        assert await reading == data.upper()
+        assert inspector.seen == {"to": data, "from": data}
+        assert it.counter == Counter(sent=len(data), received=len(data))
 
 
-def test_what_the_peer_sends_may_end_it_by_the_short_cut() -> None:
-    async def main() -> None:
-        async with scene() as (it, owner):
-            it.pump(owner, Upper())
-            await asyncio.sleep(0)
-            await it.far.write(b"abcd")
-            loop = asyncio.get_running_loop()
-            assert await loop.sock_recv(it.client, 100) == b"ABCD"
-            await it.far.write(b"ax")
-            with pytest.raises(ConnectionResetError):
-                await loop.sock_recv(it.client, 100)
-            await until(lambda: len(it.broken) == 1)
-            assert it.broken[0].what == "an x"
-            with pytest.raises(Broken, match="an x"):
-                await it.far.read()
-
-    run(main())
+async def test_what_the_peer_sends_may_end_it_by_the_short_cut() -> None:
+    async with scene() as (it, owner):
+        it.pump(owner, Upper())
+        await asyncio.sleep(0)
+        await it.far.write(b"abcd")
+        loop = asyncio.get_running_loop()
+        assert await loop.sock_recv(it.client, 100) == b"ABCD"
+        await it.far.write(b"ax")
+        with pytest.raises(ConnectionResetError):
+            await loop.sock_recv(it.client, 100)
+        await until(lambda: len(it.broken) == 1)
+        assert it.broken[0].what == "an x"
+        with pytest.raises(Broken, match="an x"):
+            await it.far.read()
 
 
 class Waits:
@@ -448,27 +412,24 @@ class Waits:
         self.peer = waits
 
 
-def test_a_side_that_takes_nothing_more_is_told_of_until_it_does() -> None:
-    async def main() -> None:
-        async with scene(window=64 << 10) as (it, owner):
-            waits = Waits()
-            it.pump(owner, flow=waits)
-            sending = owner.start(it.client_sends(bytes(8 << 20)), name="client")
-            await until(lambda: waits.peer)
-            assert not waits.target
-            received = 0
-            while received < 8 << 20:
-                chunk = await it.far.read()
-                received += len(chunk)
-                it.far.consumed(len(chunk))
-            await sending
-            await until(lambda: not waits.peer)
-            writing = owner.start(it.far.write(bytes(8 << 20)), name="far")
-            await until(lambda: waits.target)
-            received = 0
-            while received < 8 << 20:
-                received += len(await asyncio.get_running_loop().sock_recv(it.client, 1 << 16))
-            await writing
-            await until(lambda: not waits.target)
-
-    run(main())
+async def test_a_side_that_takes_nothing_more_is_told_of_until_it_does() -> None:
+    async with scene(window=64 << 10) as (it, owner):
+        waits = Waits()
+        it.pump(owner, flow=waits)
+        sending = owner.start(it.client_sends(bytes(8 << 20)), name="client")
+        await until(lambda: waits.peer)
+        assert not waits.target
+        received = 0
+        while received < 8 << 20:
+            chunk = await it.far.read()
+            received += len(chunk)
+            it.far.consumed(len(chunk))
+        await sending
+        await until(lambda: not waits.peer)
+        writing = owner.start(it.far.write(bytes(8 << 20)), name="far")
+        await until(lambda: waits.target)
+        received = 0
+        while received < 8 << 20:
+            received += len(await asyncio.get_running_loop().sock_recv(it.client, 1 << 16))
+        await writing
+        await until(lambda: not waits.target)

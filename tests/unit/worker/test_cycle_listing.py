@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from meshd.wire.lease import NO_MEMORY, Loaded, Lost, WorkerOffer
 
-from tests.sim.loop import run
 from tests.unit.head.calls import ACQUIRE, MIB, Scene, scene
 from tests.unit.head.rig import cpu_lines
+
+pytestmark = pytest.mark.virtual
 
 TAKES = 0.5  # seconds of a listing
 
@@ -31,96 +32,79 @@ async def offered(it: Scene, name: str) -> float:
     return seconds
 
 
-def test_an_idle_worker_offers_at_once(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            await lends_nearly_all(it)
-            assert await offered(it, "one") < 0.1
-            assert await offered(it, "another") >= TAKES, "the one before has loaded nothing"
-            assert it.bench.listings == 1
-
-    run(main())
+async def test_an_idle_worker_offers_at_once(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        await lends_nearly_all(it)
+        assert await offered(it, "one") < 0.1
+        assert await offered(it, "another") >= TAKES, "the one before has loaded nothing"
+        assert it.bench.listings == 1
 
 
 @pytest.mark.parametrize("is_loaded", [True, False])
-def test_after_a_lease_of_use_the_next_one_is_offered_at_once(tmp_path: Path, is_loaded: bool) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            await lends_nearly_all(it)
-            one = it.call("one")
-            await one.lease(1000)
-            if is_loaded:
-                await one.says(Loaded())
-                await asyncio.sleep(0.1)
-            await one.release()
-            seconds = await offered(it, "one")
-            assert seconds < 0.2 if is_loaded else seconds >= TAKES
-
-    run(main())
-
-
-def test_beside_a_lease_devices_are_listed(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            await lends_nearly_all(it)
-            one = it.call("one")
-            await one.lease(1000)
+async def test_after_a_lease_of_use_the_next_one_is_offered_at_once(tmp_path: Path, is_loaded: bool) -> None:
+    async with scene(tmp_path) as it:
+        await lends_nearly_all(it)
+        one = it.call("one")
+        await one.lease(1000)
+        if is_loaded:
             await one.says(Loaded())
-            assert await offered(it, "another") >= TAKES
-            await one.release()
+            await asyncio.sleep(0.1)
+        await one.release()
+        seconds = await offered(it, "one")
+        assert seconds < 0.2 if is_loaded else seconds >= TAKES
 
-    run(main())
+
+async def test_beside_a_lease_devices_are_listed(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        await lends_nearly_all(it)
+        one = it.call("one")
+        await one.lease(1000)
+        await one.says(Loaded())
+        assert await offered(it, "another") >= TAKES
+        await one.release()
 
 
-def test_a_mesh_server_that_finds_less_ends_the_lease_and_the_devices_are_listed(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            await lends_nearly_all(it)
-            one = it.call("one")
-            await one.lease(1000)
-            (child,) = it.bench.children
-            child.report(f"free CPU {900 * MIB}")
-            answer = await one.hears()
-            what = "device CPU has 900 MiB left, 1000 MiB were requested"
-            assert answer == Lost(NO_MEMORY, what, "ask again: the free memory has changed")
-            await one.release()
-            it.bench.device_lines = cpu_lines(free_mib=900)
-            again = it.call("one")
-            assert (await again.offer()).devices[0].free_bytes == 900 * MIB
-            again.stream.write_eof()
-
-    run(main())
+async def test_a_mesh_server_that_finds_less_ends_the_lease_and_the_devices_are_listed(
+    tmp_path: Path,
+) -> None:
+    async with scene(tmp_path) as it:
+        await lends_nearly_all(it)
+        one = it.call("one")
+        await one.lease(1000)
+        (child,) = it.bench.children
+        child.report(f"free CPU {900 * MIB}")
+        answer = await one.hears()
+        what = "device CPU has 900 MiB left, 1000 MiB were requested"
+        assert answer == Lost(NO_MEMORY, what, "ask again: the free memory has changed")
+        await one.release()
+        it.bench.device_lines = cpu_lines(free_mib=900)
+        again = it.call("one")
+        assert (await again.offer()).devices[0].free_bytes == 900 * MIB
+        again.stream.write_eof()
 
 
 @pytest.mark.parametrize(
     "line", [f"free CPU {950 * MIB}", f"free GPU7 {1 * MIB}", "free CPU", "free CPU much", "free CPU 1 2"]
 )
-def test_a_driver_that_counts_differently_ends_none(tmp_path: Path, line: str) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            await lends_nearly_all(it)
-            one = it.call("one")
-            await one.lease(1000)
-            (child,) = it.bench.children
-            child.report(line)
-            await asyncio.sleep(1)
-            assert it.worker.is_lending
-            await one.release()
-
-    run(main())
+async def test_a_driver_that_counts_differently_ends_none(tmp_path: Path, line: str) -> None:
+    async with scene(tmp_path) as it:
+        await lends_nearly_all(it)
+        one = it.call("one")
+        await one.lease(1000)
+        (child,) = it.bench.children
+        child.report(line)
+        await asyncio.sleep(1)
+        assert it.worker.is_lending
+        await one.release()
 
 
-def test_devices_that_were_listed_for_the_lease_are_not_doubted(tmp_path: Path) -> None:
+async def test_devices_that_were_listed_for_the_lease_are_not_doubted(tmp_path: Path) -> None:
     """The head would ask again, get the same offer, and so on for ever."""
-
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            one = it.call("one")
-            await one.lease(1000)
-            (child,) = it.bench.children
-            child.report(f"free CPU {1 * MIB}")
-            await asyncio.sleep(1)
-            assert it.worker.is_lending
-            await one.release()
-
-    run(main())
+    async with scene(tmp_path) as it:
+        one = it.call("one")
+        await one.lease(1000)
+        (child,) = it.bench.children
+        child.report(f"free CPU {1 * MIB}")
+        await asyncio.sleep(1)
+        assert it.worker.is_lending
+        await one.release()

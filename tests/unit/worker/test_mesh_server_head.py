@@ -8,9 +8,10 @@ import pytest
 from meshd.rpc import reading_budget
 from meshd.wire.lease import Lost
 
-from tests.sim.loop import run
 from tests.unit.rpc import mesh_talk as talk
 from tests.unit.worker.lent import head_stream, heard, lent
+
+pytestmark = pytest.mark.virtual
 
 
 @pytest.mark.parametrize(
@@ -23,38 +24,32 @@ from tests.unit.worker.lent import head_stream, heard, lent
         (None, None, "rpc_server_ended"),
     ],
 )
-def test_whose_end_it_was_is_told_whatever_the_words(
+async def test_whose_end_it_was_is_told_whatever_the_words(
     tmp_path: Path, code: int | None, number: int | None, told: str
 ) -> None:
-    async def main() -> None:
-        async with lent(tmp_path) as (it, call, _grant, _server):
-            it.bench.children[0].die("it ended", code=code, signal=number)
-            assert await call.hears() == Lost(told, "it ended")
-
-    run(main())
+    async with lent(tmp_path) as (it, call, _grant, _server):
+        it.bench.children[0].die("it ended", code=code, signal=number)
+        assert await call.hears() == Lost(told, "it ended")
 
 
-def test_a_head_waits_that_has_too_much_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_head_waits_that_has_too_much_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading_budget, "SECONDS_AT_ONCE", reading_budget.MESSAGE_SECONDS)
     monkeypatch.setattr(reading_budget, "SHARE", reading_budget.MESSAGE_SECONDS / 4)
     monkeypatch.setattr(reading_budget, "LITTLE_SECONDS", 0.0)
 
-    async def main() -> None:
-        async with lent(tmp_path) as (it, call, grant, server):
-            stream = head_stream(it, call, grant)
-            await stream.write(talk.hello())
-            await asyncio.sleep(1)
-            server.head.send(talk.welcome())
-            assert await heard(stream) == talk.welcome()
-            graph = talk.allocate() + talk.graph()
-            await stream.write(graph)
-            await asyncio.sleep(1)
-            assert server.hears() == talk.hello() + graph
-            await stream.write(talk.write())
-            await asyncio.sleep(3)
-            assert server.hears() == b""
-            await asyncio.sleep(10)
-            assert server.hears() == talk.write()
-            await call.release()
-
-    run(main())
+    async with lent(tmp_path) as (it, call, grant, server):
+        stream = head_stream(it, call, grant)
+        await stream.write(talk.hello())
+        await asyncio.sleep(1)
+        server.head.send(talk.welcome())
+        assert await heard(stream) == talk.welcome()
+        graph = talk.allocate() + talk.graph()
+        await stream.write(graph)
+        await asyncio.sleep(1)
+        assert server.hears() == talk.hello() + graph
+        await stream.write(talk.write())
+        await asyncio.sleep(3)
+        assert server.hears() == b""
+        await asyncio.sleep(10)
+        assert server.hears() == talk.write()
+        await call.release()

@@ -20,10 +20,12 @@ from meshd.worker import held_weights
 from meshd.worker.known_files import Weights
 from meshd.worker.missing_weights import _held
 
-from tests.sim.loop import run
+from tests.sim.loop import run, until
 from tests.unit.head.calls import ACQUIRE, MIB, Call, Scene, scene
 from tests.unit.head.stubs import at_once
 from tests.unit.worker.kept import DIGEST, FakeLeaseCache, FakeStore
+
+pytestmark = pytest.mark.virtual
 
 OTHER = bytes(range(32, 64))
 HERE, MISSING = NeededTensor(0, 0, 0, 4, DIGEST), NeededTensor(0, 0, 4, 8, OTHER)
@@ -67,96 +69,79 @@ async def fetching(folder: Path, store: FakeStore) -> AsyncIterator[tuple[Scene,
         it.bench.members.gives.clear()
         call = it.call()
         await reserved(call, NEEDS)
-        await it.until(lambda: bool(it.bench.members.asked))
+        await until(lambda: bool(it.bench.members.asked))
         yield it, call
 
 
 def nothing_is_left(it: Scene) -> bool:
-    return it.worker._ledger.leases == () and not it.worker._streams._lendings
+    return it.worker.status.lent == () and not it.worker.is_lending
 
 
-def test_the_offer_says_what_is_missing(tmp_path: Path, store: FakeStore) -> None:
-    async def main() -> None:
-        async with scene(tmp_path, store=store) as it:
-            call = it.call()
-            await call.says(replace(ACQUIRE, marks=mark(OTHER) + mark(DIGEST) + mark(OTHER)))
-            offer = await call.hears()
-            assert isinstance(offer, WorkerOffer) and offer.lacks == bytes([0b101])
-        async with scene(tmp_path) as it:
-            call = it.call()
-            await call.says(replace(ACQUIRE, marks=mark(OTHER)))
-            offer = await call.hears()
-            assert isinstance(offer, WorkerOffer) and offer.lacks == b"", "nothing could be kept"
-
-    run(main())
+async def test_the_offer_says_what_is_missing(tmp_path: Path, store: FakeStore) -> None:
+    async with scene(tmp_path, store=store) as it:
+        call = it.call()
+        await call.says(replace(ACQUIRE, marks=mark(OTHER) + mark(DIGEST) + mark(OTHER)))
+        offer = await call.hears()
+        assert isinstance(offer, WorkerOffer) and offer.lacks == bytes([0b101])
+    async with scene(tmp_path) as it:
+        call = it.call()
+        await call.says(replace(ACQUIRE, marks=mark(OTHER)))
+        offer = await call.hears()
+        assert isinstance(offer, WorkerOffer) and offer.lacks == b"", "nothing could be kept"
 
 
-def test_what_is_missing_is_fetched_before_the_server_starts(tmp_path: Path, store: FakeStore) -> None:
-    async def main() -> None:
-        async with scene(tmp_path, store=store) as it:
-            members = it.bench.members
-            members.gives.clear()
-            members.found = FromMembers({"one": 5_000_000, "two": 3_000_000}, "three: it is gone")
-            call = it.call()
-            await reserved(
-                call, replace(NEEDS, tensors=(HERE,), last=False), replace(NEEDS, tensors=(MISSING,))
-            )
-            while (message := await call.hears()) != Progress("fetches 1 MB of 2 MB from one"):
-                assert isinstance(message, Progress)
-            assert members.asked == [replace(NEEDS, tensors=(MISSING,))]
-            assert store.lease_caches[0].happened == ["handed over", DIGEST, 100 * MIB], (
-                "what is here is of use"
-            )
-            members.gives.set()
-            text = "5.0 MB from one, 3.0 MB from two; three: it is gone"
-            assert await answer(call) == Fetched(8_000_000, text)
-            await asyncio.sleep(10)
-            assert not it.bench.children, "other workers may still fetch"
-            await call.says(Begin())
-            assert isinstance(await answer(call), Grant)
-            assert store.lease_caches[0].happened[-1] == "closed"
-            assert store.lease_caches[1].happened == ["handed over", 100 * MIB], "with what has come"
-            await call.release()
-            await it.until(lambda: nothing_is_left(it))
-
-    run(main())
+async def test_what_is_missing_is_fetched_before_the_server_starts(tmp_path: Path, store: FakeStore) -> None:
+    async with scene(tmp_path, store=store) as it:
+        members = it.bench.members
+        members.gives.clear()
+        members.found = FromMembers({"one": 5_000_000, "two": 3_000_000}, "three: it is gone")
+        call = it.call()
+        await reserved(call, replace(NEEDS, tensors=(HERE,), last=False), replace(NEEDS, tensors=(MISSING,)))
+        while (message := await call.hears()) != Progress("fetches 1 MB of 2 MB from one"):
+            assert isinstance(message, Progress)
+        assert members.asked == [replace(NEEDS, tensors=(MISSING,))]
+        assert store.lease_caches[0].happened == ["handed over", DIGEST, 100 * MIB], "what is here is of use"
+        members.gives.set()
+        text = "5.0 MB from one, 3.0 MB from two; three: it is gone"
+        assert await answer(call) == Fetched(8_000_000, text)
+        await asyncio.sleep(10)
+        assert not it.bench.children, "other workers may still fetch"
+        await call.says(Begin())
+        assert isinstance(await answer(call), Grant)
+        assert store.lease_caches[0].happened[-1] == "closed"
+        assert store.lease_caches[1].happened == ["handed over", 100 * MIB], "with what has come"
+        await call.release()
+        await until(lambda: nothing_is_left(it))
 
 
-def test_what_is_held_is_read_and_waits_without_a_server(tmp_path: Path, store: FakeStore) -> None:
-    async def main() -> None:
-        async with scene(tmp_path, store=store) as it:
-            call = it.call()
-            await reserved(call, NEEDS, hold=True)
-            assert await answer(call) == Fetched(0, "nothing came", held=4), "the store has one of the two"
-            assert store.lease_caches[1].happened == ["handed over", DIGEST], "and that one is in use"
-            await asyncio.sleep(1000)
-            assert not it.bench.children and it.worker._ledger.leases, "its memory is reserved"
-            await call.says(Begin())
-            assert isinstance(await answer(call), Grant)
-            await call.release()
-            await it.until(lambda: nothing_is_left(it))
-
-    run(main())
+async def test_what_is_held_is_read_and_waits_without_a_server(tmp_path: Path, store: FakeStore) -> None:
+    async with scene(tmp_path, store=store) as it:
+        call = it.call()
+        await reserved(call, NEEDS, hold=True)
+        assert await answer(call) == Fetched(0, "nothing came", held=4), "the store has one of the two"
+        assert store.lease_caches[1].happened == ["handed over", DIGEST], "and that one is in use"
+        await asyncio.sleep(1000)
+        assert not it.bench.children and it.worker.status.lent, "its memory is reserved"
+        await call.says(Begin())
+        assert isinstance(await answer(call), Grant)
+        await call.release()
+        await until(lambda: nothing_is_left(it))
 
 
 @pytest.mark.parametrize("size", [1, 3, 5, MIB])
 @pytest.mark.parametrize("hold", [True, False])
-def test_a_tensor_under_another_size_is_none_of_what_is_here(
+async def test_a_tensor_under_another_size_is_none_of_what_is_here(
     tmp_path: Path, store: FakeStore, size: int, hold: bool
 ) -> None:
     """Else a head that reserves little could have all of a model read and kept, by its hashes."""
-
-    async def main() -> None:
-        async with scene(tmp_path, store=store) as it:
-            call = it.call()
-            needs = replace(NEEDS, size=2 * MIB, tensors=(replace(HERE, size=size),))
-            await reserved(call, needs, hold=hold)
-            told = await answer(call)
-            assert isinstance(told, Fetched) and (told.held, told.text) == (0, "nothing is missing")
-            assert not it.bench.members.asked, "nor is it fetched: its content is here"
-            assert all(DIGEST not in one.happened for one in store.lease_caches), "and the store may drop it"
-
-    run(main())
+    async with scene(tmp_path, store=store) as it:
+        call = it.call()
+        needs = replace(NEEDS, size=2 * MIB, tensors=(replace(HERE, size=size),))
+        await reserved(call, needs, hold=hold)
+        told = await answer(call)
+        assert isinstance(told, Fetched) and (told.held, told.text) == (0, "nothing is missing")
+        assert not it.bench.members.asked, "nor is it fetched: its content is here"
+        assert all(DIGEST not in one.happened for one in store.lease_caches), "and the store may drop it"
 
 
 class FiveTensors(FakeLeaseCache):
@@ -181,67 +166,52 @@ def test_no_more_is_held_than_the_head_has_named(rows: list[tuple[int, int]]) ->
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_what_is_held_ends_with_its_head(tmp_path: Path, store: FakeStore, kept: bool) -> None:
-    async def main() -> None:
-        async with scene(tmp_path, store=store if kept else None) as it:
-            call = it.call()
-            await reserved(call, NEEDS, hold=True)
-            told = await answer(call)
-            assert isinstance(told, Fetched) and told.held == (4 if kept else 0)
-            await asyncio.sleep(100)
-            await call.release()
-            await it.until(lambda: nothing_is_left(it))
-            assert all(one.happened[-1] == "closed" for one in store.lease_caches) and not it.bench.children
-
-    run(main())
+async def test_what_is_held_ends_with_its_head(tmp_path: Path, store: FakeStore, kept: bool) -> None:
+    async with scene(tmp_path, store=store if kept else None) as it:
+        call = it.call()
+        await reserved(call, NEEDS, hold=True)
+        told = await answer(call)
+        assert isinstance(told, Fetched) and told.held == (4 if kept else 0)
+        await asyncio.sleep(100)
+        await call.release()
+        await until(lambda: nothing_is_left(it))
+        assert all(one.happened[-1] == "closed" for one in store.lease_caches) and not it.bench.children
 
 
-def test_a_pause_ends_what_is_held(tmp_path: Path, store: FakeStore) -> None:
-    async def main() -> None:
-        async with scene(tmp_path, store=store) as it:
-            call = it.call()
-            await reserved(call, NEEDS, hold=True)
-            assert isinstance(await answer(call), Fetched)
-            it.worker.pause.begin(end_leases=True)
-            lost = await answer(call)
-            assert isinstance(lost, Lost) and lost.code == PAUSED
-            await it.until(lambda: nothing_is_left(it))
-
-    run(main())
+async def test_a_pause_ends_what_is_held(tmp_path: Path, store: FakeStore) -> None:
+    async with scene(tmp_path, store=store) as it:
+        call = it.call()
+        await reserved(call, NEEDS, hold=True)
+        assert isinstance(await answer(call), Fetched)
+        it.worker.pause.begin(end_leases=True)
+        lost = await answer(call)
+        assert isinstance(lost, Lost) and lost.code == PAUSED
+        await until(lambda: nothing_is_left(it))
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_nothing_to_fetch(tmp_path: Path, store: FakeStore, kept: bool) -> None:
-    async def main() -> None:
-        async with scene(tmp_path, store=store if kept else None) as it:
-            call = it.call()
-            await reserved(call, replace(NEEDS, tensors=(HERE,)), Begin())
-            why = "nothing is missing" if kept else "no downloaded weights are kept here"
-            assert await answer(call) == Fetched(0, why)
-            assert isinstance(await answer(call), Grant) and not it.bench.members.asked
-
-    run(main())
+async def test_nothing_to_fetch(tmp_path: Path, store: FakeStore, kept: bool) -> None:
+    async with scene(tmp_path, store=store if kept else None) as it:
+        call = it.call()
+        await reserved(call, replace(NEEDS, tensors=(HERE,)), Begin())
+        why = "nothing is missing" if kept else "no downloaded weights are kept here"
+        assert await answer(call) == Fetched(0, why)
+        assert isinstance(await answer(call), Grant) and not it.bench.members.asked
 
 
-def test_a_head_that_goes_ends_the_fetch(tmp_path: Path, store: FakeStore) -> None:
-    async def main() -> None:
-        async with fetching(tmp_path, store) as (it, call):
-            await call.release()
-            await it.until(lambda: nothing_is_left(it))
-            assert store.lease_caches[0].happened[-1] == "closed" and not it.bench.children
-
-    run(main())
+async def test_a_head_that_goes_ends_the_fetch(tmp_path: Path, store: FakeStore) -> None:
+    async with fetching(tmp_path, store) as (it, call):
+        await call.release()
+        await until(lambda: nothing_is_left(it))
+        assert store.lease_caches[0].happened[-1] == "closed" and not it.bench.children
 
 
-def test_a_pause_ends_the_fetch(tmp_path: Path, store: FakeStore) -> None:
-    async def main() -> None:
-        async with fetching(tmp_path, store) as (it, call):
-            it.worker.pause.begin(end_leases=True)
-            lost = await answer(call)
-            assert isinstance(lost, Lost) and lost.code == PAUSED
-            await it.until(lambda: nothing_is_left(it))
-
-    run(main())
+async def test_a_pause_ends_the_fetch(tmp_path: Path, store: FakeStore) -> None:
+    async with fetching(tmp_path, store) as (it, call):
+        it.worker.pause.begin(end_leases=True)
+        lost = await answer(call)
+        assert isinstance(lost, Lost) and lost.code == PAUSED
+        await until(lambda: nothing_is_left(it))
 
 
 @pytest.mark.parametrize(
@@ -253,43 +223,33 @@ def test_a_pause_ends_the_fetch(tmp_path: Path, store: FakeStore) -> None:
     ],
     ids=["too much", "no such type", "no needs"],
 )
-def test_a_head_that_makes_no_sense(tmp_path: Path, store: FakeStore, message: LeaseMessage) -> None:
+async def test_a_head_that_makes_no_sense(tmp_path: Path, store: FakeStore, message: LeaseMessage) -> None:
     """More than it has reserved: one MiB, and 4 bytes beside it."""
+    async with scene(tmp_path, store=store) as it:
+        call = it.call()
+        await reserved(call, replace(NEEDS, tensors=(HERE,), last=False), message, mib=1)
+        await call.is_over()
+        await until(lambda: nothing_is_left(it))
+        assert not it.bench.members.asked and not it.bench.children
 
-    async def main() -> None:
-        async with scene(tmp_path, store=store) as it:
+
+async def test_a_head_that_says_nothing_more(tmp_path: Path, store: FakeStore) -> None:
+    async with scene(tmp_path, store=store) as it:
+        call = it.call()
+        await reserved(call, replace(NEEDS, last=False))
+        lost = await answer(call)
+        assert isinstance(lost, Lost) and lost.code == "timeout"
+        await until(lambda: nothing_is_left(it))
+
+
+async def test_a_head_cannot_make_it_fetch_for_ever(tmp_path: Path, store: FakeStore) -> None:
+    async with scene(tmp_path, store=store) as it:
+        told: list[LeaseMessage] = []
+        for _ in range(int(FETCHES_ASKED.burst) + 1):
             call = it.call()
-            await reserved(call, replace(NEEDS, tensors=(HERE,), last=False), message, mib=1)
-            await call.is_over()
-            await it.until(lambda: nothing_is_left(it))
-            assert not it.bench.members.asked and not it.bench.children
-
-    run(main())
-
-
-def test_a_head_that_says_nothing_more(tmp_path: Path, store: FakeStore) -> None:
-    async def main() -> None:
-        async with scene(tmp_path, store=store) as it:
-            call = it.call()
-            await reserved(call, replace(NEEDS, last=False))
-            lost = await answer(call)
-            assert isinstance(lost, Lost) and lost.code == "timeout"
-            await it.until(lambda: nothing_is_left(it))
-
-    run(main())
-
-
-def test_a_head_cannot_make_it_fetch_for_ever(tmp_path: Path, store: FakeStore) -> None:
-    async def main() -> None:
-        async with scene(tmp_path, store=store) as it:
-            told: list[LeaseMessage] = []
-            for _ in range(int(FETCHES_ASKED.burst) + 1):
-                call = it.call()
-                await reserved(call, NEEDS)
-                told.append(await answer(call))
-                await call.release()
-                await it.until(lambda: nothing_is_left(it))
-            assert told[-1] == Fetched(0, "this head has asked for weights too often")
-            assert len(it.bench.members.asked) == FETCHES_ASKED.burst
-
-    run(main())
+            await reserved(call, NEEDS)
+            told.append(await answer(call))
+            await call.release()
+            await until(lambda: nothing_is_left(it))
+        assert told[-1] == Fetched(0, "this head has asked for weights too often")
+        assert len(it.bench.members.asked) == FETCHES_ASKED.burst

@@ -70,24 +70,21 @@ def test_without_any_it_is_complete_at_once() -> None:
     assert told.heard == [(COMPLETE, 0)]
 
 
-def test_it_is_complete_once_each_has_come_or_is_not_coming() -> None:
+@pytest.mark.virtual
+async def test_it_is_complete_once_each_has_come_or_is_not_coming() -> None:
     told = Told()
     made = arrivals(told, named=1)
-
-    async def main() -> None:
-        assert hands_over(made, 0), "one may come before the others are named"
-        made.name(1)
-        made.name(2)
-        made.all_named()
-        settling = asyncio.ensure_future(settled(made))
-        await asyncio.sleep(1)
-        made.not_coming(1)
-        await asyncio.sleep(1)
-        assert not settling.done() and [made.awaits(number) for number in range(3)] == [False, False, True]
-        assert hands_over(made, 2)
-        assert await settling == (frozenset(), 2.0)
-
-    run(main())
+    assert hands_over(made, 0), "one may come before the others are named"
+    made.name(1)
+    made.name(2)
+    made.all_named()
+    settling = asyncio.ensure_future(settled(made))
+    await asyncio.sleep(1)
+    made.not_coming(1)
+    await asyncio.sleep(1)
+    assert not settling.done() and [made.awaits(number) for number in range(3)] == [False, False, True]
+    assert hands_over(made, 2)
+    assert await settling == (frozenset(), 2.0)
     assert told.heard == [(ARRIVAL, 0), (ARRIVAL, 2), (COMPLETE, 0)]
 
 

@@ -82,10 +82,12 @@ class Scene:
 
     def pull(self, name: str, *, rate: float | None = None, own: Sequence[StoredModel] = ()) -> ModelPull:
         """`own`: the models that the taker's machine has."""
+        return ModelPull(self.taker, parse_model_name(name), self.place(own), rate=rate)
+
+    def place(self, own: Sequence[StoredModel] = ()) -> PullPlace:
         cache = self.folder / "taker"
         hashes = HashCache(cache / "weights")
-        place = PullPlace(cache / "models", hashes, PieceCache(cache / "pieces", hashes), lambda: own)
-        return ModelPull(self.taker, parse_model_name(name), place, rate=rate)
+        return PullPlace(cache / "models", hashes, PieceCache(cache / "pieces", hashes), lambda: own)
 
 
 @asynccontextmanager

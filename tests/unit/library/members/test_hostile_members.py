@@ -10,7 +10,7 @@ from meshd.base.peer_limits import MODEL_HOLDERS
 from meshd.library.members import ask_models as asking
 from meshd.library.members.ask_models import ask_members, ask_models, ask_pieces
 from meshd.library.members.offers import MemberOffer
-from meshd.library.members.pull_model import ModelPull, NobodyHasIt
+from meshd.library.members.pull_model import ModelPull
 from meshd.model.piece_index import PIECE_BYTES, PieceIndex
 from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
@@ -27,8 +27,6 @@ from meshd.wire.models import (
 )
 from meshd.wire.pieces import GONE, HERE, PIECES_SERVICE
 
-from tests.conformance.run import run
-from tests.gguf_bytes import gguf, language_model
 from tests.unit.head.fake_mesh import FakeMesh
 from tests.unit.library.members.exchange_scene import NAME, big, scene
 from tests.unit.library.models import tiny
@@ -94,35 +92,29 @@ def told_of(data: bytes, *, fingerprint: bytes = b"") -> ToldModel:
     return ToldModel(bytes(16), (NAME,), len(data), fingerprint=fingerprint)
 
 
-def test_a_liar_is_not_asked_again_and_its_pieces_come_from_others(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            give, index = lies_about(big())
-            says(it.mute("liar"), told_of(big()), index, give)
-            alone = it.pull(NAME)
-            assert "no member gives" in (await failed(alone)).what
-            assert "piece 0 from it is wrong" in next(iter(alone.state.holders.values())).problem
-            it.giver("honest").has(big())
-            pull = it.pull(NAME)
-            await pull.run()
-            assert taken(pull) == {"liar": 0, "honest": len(big())}
-            assert pull.state.paths[0].read_bytes() == big()
-
-    run(main())
+async def test_a_liar_is_not_asked_again_and_its_pieces_come_from_others(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        give, index = lies_about(big())
+        says(it.mute("liar"), told_of(big()), index, give)
+        alone = it.pull(NAME)
+        assert "no member gives" in (await failed(alone)).what
+        assert "piece 0 from it is wrong" in next(iter(alone.state.holders.values())).problem
+        it.giver("honest").has(big())
+        pull = it.pull(NAME)
+        await pull.run()
+        assert taken(pull) == {"liar": 0, "honest": len(big())}
+        assert pull.state.paths[0].read_bytes() == big()
 
 
-def test_more_liars_than_are_asked_at_once_keep_nobody_from_it(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            give, index = lies_about(big())
-            for number in range(MODEL_HOLDERS.most):
-                says(it.mute(f"liar {number}"), told_of(big()), index, give)
-            it.giver("honest").has(big())
-            pull = it.pull(NAME)
-            await pull.run()
-            assert taken(pull) == {"honest": len(big())}
-
-    run(main())
+async def test_more_liars_than_are_asked_at_once_keep_nobody_from_it(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        give, index = lies_about(big())
+        for number in range(MODEL_HOLDERS.most):
+            says(it.mute(f"liar {number}"), told_of(big()), index, give)
+        it.giver("honest").has(big())
+        pull = it.pull(NAME)
+        await pull.run()
+        assert taken(pull) == {"honest": len(big())}
 
 
 def _stalls() -> Serve:
@@ -162,79 +154,29 @@ def _babbles() -> Serve:
 
 
 @pytest.mark.parametrize("serve", [_stalls, _says_gone, _floods, _resets, _babbles])
-def test_holders_that_give_nothing_delay_nobody(tmp_path: Path, serve: Callable[[], Serve]) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            give, index = lies_about(big(), serve())
-            says(it.mute("other"), told_of(big()), index, give)
-            it.giver("honest").has(big())
-            pull = it.pull(NAME)
-            await pull.run()
-            assert taken(pull)["honest"] == len(big()) and pull.state.paths[0].read_bytes() == big()
-
-    run(main())
+async def test_holders_that_give_nothing_delay_nobody(tmp_path: Path, serve: Callable[[], Serve]) -> None:
+    async with scene(tmp_path) as it:
+        give, index = lies_about(big(), serve())
+        says(it.mute("other"), told_of(big()), index, give)
+        it.giver("honest").has(big())
+        pull = it.pull(NAME)
+        await pull.run()
+        assert taken(pull)["honest"] == len(big()) and pull.state.paths[0].read_bytes() == big()
 
 
-def test_a_wrong_fingerprint_is_found_out_and_others_are_asked(tmp_path: Path) -> None:
-    """The liar has pieces that fit each other, of another model than it says."""
+async def test_what_is_no_model_is_not_kept(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        data = b"GGUF of nothing"
 
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            honest = it.giver("honest")
-            honest.has(big())
-            first = it.pull(NAME)
-            await first.run()
-            wanted = first.state.fingerprint
-            for path in first.state.paths:
-                path.unlink()
-            liar = it.giver("liar")
-            liar.has(gguf(*language_model(width=512, vocabulary=5000, fill=7)))
-            [real] = liar.offered.listed()
-            index = await ask_pieces(
-                it.taker, MemberOffer(liar.mesh.key.peer, "liar", real.told), lambda _: None
-            )
-            _, give = liar.mesh.services[MODELS_SERVICE][0], liar.mesh.services[PIECES_SERVICE][0]
-            says(liar.mesh, told_of(big(), fingerprint=bytes.fromhex(wanted)), index, give)
-            pull = it.pull(f"mesh:{wanted}")
-            error = await failed(pull)
-            assert isinstance(error, NobodyHasIt) and "was something else" in error.what
-            assert not list((tmp_path / "taker/models").glob("mesh-*/*.gguf"))
-            await _hashed(honest.folder)
-            honest.offered.changed()
-            again = it.pull(f"mesh:{wanted}")
-            await again.run()
-            assert again.state.fingerprint == wanted and again.state.paths[0].read_bytes() == big()
+        async def give(stream: Stream) -> None:
+            await stream.read()
+            await stream.write(HERE + data)
+            await asyncio.Event().wait()
 
-    run(main())
-
-
-async def _hashed(folder: Path) -> None:
-    """As when its node has used the model."""
-    from meshd.store.hash_cache import HashCache
-    from meshd.store.model_file import ModelFile
-
-    path = folder / f"cache/models/{NAME}.gguf"
-    file = await ModelFile.open(path, cache=HashCache(folder / "cache/weights"))
-    await file.index()
-    file.close()
-
-
-def test_what_is_no_model_is_not_kept(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            data = b"GGUF of nothing"
-
-            async def give(stream: Stream) -> None:
-                await stream.read()
-                await stream.write(HERE + data)
-                await asyncio.Event().wait()
-
-            _, index = lies_about(data)
-            says(it.mute("liar"), told_of(data), index, give)
-            assert "was something else" in (await failed(it.pull(NAME))).what
-            assert not list((tmp_path / "taker/models").rglob("*.gguf"))
-
-    run(main())
+        _, index = lies_about(data)
+        says(it.mute("liar"), told_of(data), index, give)
+        assert "was something else" in (await failed(it.pull(NAME))).what
+        assert not list((tmp_path / "taker/models").rglob("*.gguf"))
 
 
 def _answers(*messages: ModelsMessage) -> Serve:
@@ -259,15 +201,12 @@ MODEL = told_of(b"x" * 10)
         ((ModelsTold((MODEL,) * 32, last=False),) * 17, "more of them"),
     ],
 )
-def test_lists_that_are_none(tmp_path: Path, messages: tuple[ModelsMessage, ...], words: str) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            other = it.mute("other")
-            other.handle(MODELS_SERVICE, _answers(*messages), allow=lambda _member, _metadata: None)
-            with pytest.raises(MeshdError, match=words):
-                await ask_models(it.taker, other.key.peer)
-
-    run(main())
+async def test_lists_that_are_none(tmp_path: Path, messages: tuple[ModelsMessage, ...], words: str) -> None:
+    async with scene(tmp_path) as it:
+        other = it.mute("other")
+        other.handle(MODELS_SERVICE, _answers(*messages), allow=lambda _member, _metadata: None)
+        with pytest.raises(MeshdError, match=words):
+            await ask_models(it.taker, other.key.peer)
 
 
 @pytest.mark.parametrize(
@@ -281,39 +220,32 @@ def test_lists_that_are_none(tmp_path: Path, messages: tuple[ModelsMessage, ...]
         ((PiecesTold((10,)), PieceHashes(bytes(64))), "more hashes"),
     ],
 )
-def test_pieces_that_are_none(tmp_path: Path, messages: tuple[ModelsMessage, ...], words: str) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            other = it.mute("other")
-            other.handle(MODELS_SERVICE, _answers(*messages), allow=lambda _member, _metadata: None)
-            with pytest.raises(MeshdError, match=words):
-                await ask_pieces(it.taker, MemberOffer(other.key.peer, "other", MODEL), lambda _: None)
-
-    run(main())
+async def test_pieces_that_are_none(tmp_path: Path, messages: tuple[ModelsMessage, ...], words: str) -> None:
+    async with scene(tmp_path) as it:
+        other = it.mute("other")
+        other.handle(MODELS_SERVICE, _answers(*messages), allow=lambda _member, _metadata: None)
+        with pytest.raises(MeshdError, match=words):
+            await ask_pieces(it.taker, MemberOffer(other.key.peer, "other", MODEL), lambda _: None)
 
 
-def test_one_that_says_nothing_keeps_nobody_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_says_nothing_keeps_nobody_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(asking, "LIST_SECONDS", 0.5)
 
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            it.mute("silent").handle(MODELS_SERVICE, _answers(), allow=lambda _member, _metadata: None)
-            it.giver("a").has(tiny())
-            found = {one.node: one for one in await ask_members(it.taker)}
-            assert found["silent"].why_not == "it does not answer" and len(found["a"].offers) == 1
-
-    run(main())
+    async with scene(tmp_path) as it:
+        it.mute("silent").handle(MODELS_SERVICE, _answers(), allow=lambda _member, _metadata: None)
+        it.giver("a").has(tiny())
+        found = {one.node: one for one in await ask_members(it.taker)}
+        assert found["silent"].why_not == "it does not answer" and len(found["a"].offers) == 1
 
 
-def test_something_else_than_a_question_ends_the_stream_alone(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            giver = it.giver("a")
-            giver.has(tiny())
-            stream = it.taker.open_stream(giver.mesh.key.peer, MODELS_SERVICE, metadata={})
-            await MessageStream(stream).send(NoPieces("x").encode())
-            with pytest.raises((Broken, Refused)):
-                await MessageStream(stream).receive()
-            assert len((await ask_models(it.taker, giver.mesh.key.peer)).models) == 1
-
-    run(main())
+async def test_something_else_than_a_question_ends_the_stream_alone(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        giver = it.giver("a")
+        giver.has(tiny())
+        stream = it.taker.open_stream(giver.mesh.key.peer, MODELS_SERVICE, metadata={})
+        await MessageStream(stream).send(NoPieces("x").encode())
+        with pytest.raises((Broken, Refused)):
+            await MessageStream(stream).receive()
+        assert len((await ask_models(it.taker, giver.mesh.key.peer)).models) == 1

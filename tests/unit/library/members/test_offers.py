@@ -64,10 +64,7 @@ def test_one_model_in_two_layouts() -> None:
 
 
 def test_two_models_of_one_name() -> None:
-    for other in (
-        offer("b", "x-Q4_0", size=101),
-        offer("b", "x-Q4_0", fingerprint=TWO),
-    ):
+    for other in (offer("b", "x-Q4_0", size=101), offer("b", "x-Q4_0", fingerprint=TWO)):
         with pytest.raises(
             UserError, match=r"means different models of members: `x-Q4_0` of a .* of b"
         ) as caught:

@@ -121,21 +121,13 @@ def test_a_file_that_is_too_long_is_cut(tmp_path: Path) -> None:
     assert not files.part_paths[0].exists()
 
 
-def test_a_link_in_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
-    files = PartFiles(tmp_path, INDEX, NAMES)
-    files.part_paths[0].parent.mkdir(parents=True)
-    files.part_paths[0].symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UserError, match="cannot write"):
-        files.open()
-    files.close()
-    assert not (tmp_path / "elsewhere").exists()
-
-
-def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_lock", [False, True])
+def test_a_link_in_place_of_a_file_or_the_lock_is_not_followed(tmp_path: Path, is_lock: bool) -> None:
     files = PartFiles(tmp_path, INDEX, NAMES)
     part = files.part_paths[0].parent
     part.mkdir(parents=True)
-    part.with_name(f"{part.name}.lock").symlink_to(tmp_path / "elsewhere")
+    link = part.with_name(f"{part.name}.lock") if is_lock else files.part_paths[0]
+    link.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UserError, match="cannot write"):
         files.open()
     files.close()

@@ -17,14 +17,7 @@ from meshd.model.piece_index import HASH_BYTES, PIECE_BYTES, PieceIndex
 from tests.conformance.run import run
 from tests.unit.library.members.exchange_scene import NAME, Scene, scene
 from tests.unit.library.members.test_pull_trust import WANTED, other
-from tests.unit.library.members.told_member import (
-    Member,
-    failed,
-    fingerprint_of,
-    index_of,
-    large,
-    pull_of,
-)
+from tests.unit.library.members.told_member import Member, failed, fingerprint_of, index_of, large, pull_of
 from tests.unit.store.header_files import hashes_of
 
 Usage = namedtuple("Usage", "total used free")
@@ -68,17 +61,14 @@ def speaking(it: Scene, liar: Member, *, first: bool, honest: Member = HONEST) -
 @pytest.mark.parametrize("header", [False, True], ids=["whole", "header"])
 @pytest.mark.parametrize("first", [True, False], ids=["liar first", "honest first"])
 @pytest.mark.parametrize("liar", LIARS)
-def test_a_liar_keeps_nobody_from_it(tmp_path: Path, liar: str, first: bool, header: bool) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            speaking(it, LIARS[liar], first=first)
-            pull = pull_of(it, BY_DIGITS) if header else it.pull(BY_DIGITS)
-            await pull.run()
-            assert pull.state.fingerprint == WANTED.hex()
-            if not header:
-                assert pull.state.paths[0].read_bytes() == large()
-
-    run(main())
+async def test_a_liar_keeps_nobody_from_it(tmp_path: Path, liar: str, first: bool, header: bool) -> None:
+    async with scene(tmp_path) as it:
+        speaking(it, LIARS[liar], first=first)
+        pull = pull_of(it, BY_DIGITS) if header else it.pull(BY_DIGITS)
+        await pull.run()
+        assert pull.state.fingerprint == WANTED.hex()
+        if not header:
+            assert pull.state.paths[0].read_bytes() == large()
 
 
 @settings(max_examples=25, deadline=None)
@@ -101,74 +91,62 @@ def test_no_mix_of_liars_does(liars: list[str], before: int, header: bool) -> No
 
 @pytest.mark.parametrize("header", [False, True], ids=["whole", "header"])
 @pytest.mark.parametrize("first", [True, False], ids=["liar first", "honest first"])
-def test_a_name_with_another_number_of_files(tmp_path: Path, first: bool, header: bool) -> None:
+async def test_a_name_with_another_number_of_files(tmp_path: Path, first: bool, header: bool) -> None:
     """It is no other content for which to ask the user: the member does not give any."""
-
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            index = PieceIndex((SIZE - 5, 5), bytes(HASH_BYTES * 6))
-            liar = Member(large(), (), index=index, why_no_pieces="not now")
-            speaking(it, liar, first=first)
-            pull = pull_of(it) if header else it.pull(NAME)
-            await pull.run()
-            assert pull.state.fingerprint == WANTED.hex()
-
-    run(main())
+    async with scene(tmp_path) as it:
+        index = PieceIndex((SIZE - 5, 5), bytes(HASH_BYTES * 6))
+        liar = Member(large(), (), index=index, why_no_pieces="not now")
+        speaking(it, liar, first=first)
+        pull = pull_of(it) if header else it.pull(NAME)
+        await pull.run()
+        assert pull.state.fingerprint == WANTED.hex()
 
 
 @pytest.mark.parametrize("header", [False, True], ids=["whole", "header"])
-def test_a_wrong_fingerprint_of_right_bytes_harms_its_teller_alone(tmp_path: Path, header: bool) -> None:
+async def test_a_wrong_fingerprint_of_right_bytes_harms_its_teller_alone(
+    tmp_path: Path, header: bool
+) -> None:
     """The other member has not read its model yet, and tells none."""
-
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            Member(large(), hashes_of(large()), b"x" * 32).speaks_for(it.mute("liar"))
-            Member(large(), hashes_of(large())).speaks_for(it.mute("honest"))
-            pull = pull_of(it) if header else it.pull(NAME)
-            await pull.run()
-            assert pull.state.fingerprint == WANTED.hex()
-
-    run(main())
+    async with scene(tmp_path) as it:
+        Member(large(), hashes_of(large()), b"x" * 32).speaks_for(it.mute("liar"))
+        Member(large(), hashes_of(large())).speaks_for(it.mute("honest"))
+        pull = pull_of(it) if header else it.pull(NAME)
+        await pull.run()
+        assert pull.state.fingerprint == WANTED.hex()
 
 
-def test_other_pieces_than_were_told_of_are_not_fetched(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            Member(other(), hashes_of(other()), content=WANTED).speaks_for(it.mute("liar"))
-            pull = it.pull(BY_DIGITS)
-            error = await failed(pull)
-            assert isinstance(error, HoldersLost) and "other pieces than were told of" in error.what
-            assert not list((tmp_path / "taker/models").glob(".parts/*"))
-
-    run(main())
+async def test_other_pieces_than_were_told_of_are_not_fetched(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        Member(other(), hashes_of(other()), content=WANTED).speaks_for(it.mute("liar"))
+        pull = it.pull(BY_DIGITS)
+        error = await failed(pull)
+        assert isinstance(error, HoldersLost) and "other pieces than were told of" in error.what
+        assert not list((tmp_path / "taker/models").glob(".parts/*"))
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["liar first", "honest first"])
-def test_a_model_for_which_there_is_no_room(
+async def test_a_model_for_which_there_is_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
 ) -> None:
     free = disk.RESERVED_BYTES + 2 * SIZE
     monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(0, 0, free))
 
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            liar = Member(large(), (), WANTED, gives=False, index=of_zeros(10 * SIZE))
-            liar.speaks_for(it.mute("alone"))
-            error = await failed(it.pull(BY_DIGITS))
-            assert "not enough space" in error.what, "for all that there is"
-        async with scene(tmp_path) as it:
-            speaking(it, liar, first=first)
-            pull = it.pull(BY_DIGITS)
-            await pull.run()
-            assert pull.state.fingerprint == WANTED.hex()
-
-    run(main())
+    async with scene(tmp_path) as it:
+        liar = Member(large(), (), WANTED, gives=False, index=of_zeros(10 * SIZE))
+        liar.speaks_for(it.mute("alone"))
+        error = await failed(it.pull(BY_DIGITS))
+        assert "not enough space" in error.what, "for all that there is"
+    async with scene(tmp_path) as it:
+        speaking(it, liar, first=first)
+        pull = it.pull(BY_DIGITS)
+        await pull.run()
+        assert pull.state.fingerprint == WANTED.hex()
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["liar first", "honest first"])
 @pytest.mark.parametrize("name", [NAME, BY_DIGITS])
 @pytest.mark.parametrize("slow", [0, 3])
-def test_one_that_stalls_keeps_no_header_back(
+async def test_one_that_stalls_keeps_no_header_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, first: bool, slow: int
 ) -> None:
     """It always says something before its time is over: it gives a byte, or reads on. The honest one reads
@@ -178,72 +156,58 @@ def test_one_that_stalls_keeps_no_header_back(
     monkeypatch.setattr(ask_models, "_WORDLESS_SECONDS", 1e6)
     monkeypatch.setattr(pull_header, "_READY_SECONDS", 0.1)
 
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            speaking(it, replace(HONEST, stalls=True), first=first, honest=replace(HONEST, slow=slow))
-            pull = pull_of(it, name)
-            await pull.run()
-            assert pull.state.fingerprint == WANTED.hex()
-
-    run(main())
+    async with scene(tmp_path) as it:
+        speaking(it, replace(HONEST, stalls=True), first=first, honest=replace(HONEST, slow=slow))
+        pull = pull_of(it, name)
+        await pull.run()
+        assert pull.state.fingerprint == WANTED.hex()
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_those_that_read_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+async def test_those_that_read_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
     """If none knows the hashes at once."""
     monkeypatch.setattr(pull_header, "_READY_SECONDS", 1e-4)
 
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            for number in range(count):
-                HONEST.speaks_for(it.mute(str(number)))
-            pull = pull_of(it)
-            await pull.run()
-            assert pull.state.fingerprint == WANTED.hex()
-
-    run(main())
+    async with scene(tmp_path) as it:
+        for number in range(count):
+            HONEST.speaks_for(it.mute(str(number)))
+        pull = pull_of(it)
+        await pull.run()
+        assert pull.state.fingerprint == WANTED.hex()
 
 
-def test_a_disk_that_is_full_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_that_is_full_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others are not asked for what there is no room for, and what they lack does not hide it."""
     monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(0, 0, disk.RESERVED_BYTES))
 
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            HONEST.speaks_for(it.mute("honest"))
-            Member(large(), (), WANTED, gives=False, index=of_zeros(1)).speaks_for(it.mute("smaller"))
-            error = await failed(it.pull(BY_DIGITS))
-            assert isinstance(error, UserError) and "not enough space" in error.what
-
-    run(main())
+    async with scene(tmp_path) as it:
+        HONEST.speaks_for(it.mute("honest"))
+        Member(large(), (), WANTED, gives=False, index=of_zeros(1)).speaks_for(it.mute("smaller"))
+        error = await failed(it.pull(BY_DIGITS))
+        assert isinstance(error, UserError) and "not enough space" in error.what
 
 
-def test_when_all_lie_it_is_said(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            for number in range(3):
-                Member(other(), hashes_of(other()), WANTED).speaks_for(it.mute(f"liar {number}"))
-            error = await failed(it.pull(BY_DIGITS))
-            assert isinstance(error, NobodyHasIt) and "was something else" in error.what
-
-    run(main())
+async def test_when_all_lie_it_is_said(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        for number in range(3):
+            Member(other(), hashes_of(other()), WANTED).speaks_for(it.mute(f"liar {number}"))
+        error = await failed(it.pull(BY_DIGITS))
+        assert isinstance(error, NobodyHasIt) and "was something else" in error.what
 
 
-def test_a_header_comes_from_the_member_that_gives_it(tmp_path: Path) -> None:
+async def test_a_header_comes_from_the_member_that_gives_it(tmp_path: Path) -> None:
     """More members say that they have it, in two files, and give none."""
-
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            for number in range(2):
-                Member(large(), (), WANTED, gives=False, index=of_zeros(SIZE, 5)).speaks_for(
-                    it.mute(f"two {number}")
-                )
-            alone = await failed(pull_of(it, BY_DIGITS))
-            assert "no member gives" in alone.what and "two 0: " in alone.what and "two 1: " in alone.what
-            HONEST.speaks_for(it.mute("one"))
-            pull = pull_of(it, BY_DIGITS)
-            await pull.run()
-            assert pull.state.fingerprint == WANTED.hex()
-            assert index_of(large()).content.hex().startswith(pull.state.paths[0].parent.name[7:])
-
-    run(main())
+    async with scene(tmp_path) as it:
+        for number in range(2):
+            Member(large(), (), WANTED, gives=False, index=of_zeros(SIZE, 5)).speaks_for(
+                it.mute(f"two {number}")
+            )
+        alone = await failed(pull_of(it, BY_DIGITS))
+        assert "no member gives" in alone.what and "two 0: " in alone.what and "two 1: " in alone.what
+        HONEST.speaks_for(it.mute("one"))
+        pull = pull_of(it, BY_DIGITS)
+        await pull.run()
+        assert pull.state.fingerprint == WANTED.hex()
+        assert index_of(large()).content.hex().startswith(pull.state.paths[0].parent.name[7:])

@@ -11,7 +11,6 @@ from meshd.model.model_name import parse_model_name
 from meshd.store.hash_cache import FileState, HashCache
 from meshd.store.piece_cache import PieceCache
 
-from tests.conformance.run import run
 from tests.gguf_bytes import parse
 from tests.unit.library.members.exchange_scene import NAME, Scene, scene
 from tests.unit.library.members.test_pull_trust import WANTED, other
@@ -58,67 +57,53 @@ def has_not_fetched(pull: ModelPull, model: StoredModel) -> bool:
         ("content", "fingerprint", f"mesh:{NAME}", False),
     ],
 )
-def test_the_same_content_is_used_where_it_is(
+async def test_the_same_content_is_used_where_it_is(
     tmp_path: Path, known: str, told: str, name: str, used: bool
 ) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            fingerprint = WANTED if told == "fingerprint" else b""
-            content = CONTENT if told == "content" else b""
-            Member(large(), hashes_of(large()), fingerprint, content, NAMES).speaks_for(it.mute("a"))
-            model = mine(it, large(), known)
-            pull = it.pull(name, own=[model])
-            await pull.run()
-            assert has_not_fetched(pull, model) is used
-            assert used is not (tmp_path / "taker/models").exists()
-
-    run(main())
+    async with scene(tmp_path) as it:
+        fingerprint = WANTED if told == "fingerprint" else b""
+        content = CONTENT if told == "content" else b""
+        Member(large(), hashes_of(large()), fingerprint, content, NAMES).speaks_for(it.mute("a"))
+        model = mine(it, large(), known)
+        pull = it.pull(name, own=[model])
+        await pull.run()
+        assert has_not_fetched(pull, model) is used
+        assert used is not (tmp_path / "taker/models").exists()
 
 
 @pytest.mark.parametrize("name", [f"mesh:{NAME}", f"mesh:{WANTED.hex()}"])
-def test_another_model_of_that_size_is_not_used(tmp_path: Path, name: str) -> None:
+async def test_another_model_of_that_size_is_not_used(tmp_path: Path, name: str) -> None:
     """Nor is it if a member says of what was asked for by digits that it is this one, too."""
-
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            lie = index_of(other()).content if name.startswith(f"mesh:{WANTED.hex()}") else b""
-            Member(large(), hashes_of(large()), WANTED, lie).speaks_for(it.mute("liar"))
-            Member(large(), hashes_of(large()), WANTED).speaks_for(it.mute("a"))
-            model = mine(it, other(), "fingerprint", "content")
-            pull = it.pull(name, own=[model])
-            await pull.run()
-            assert not has_not_fetched(pull, model) and pull.state.fingerprint == WANTED.hex()
-
-    run(main())
+    async with scene(tmp_path) as it:
+        lie = index_of(other()).content if name.startswith(f"mesh:{WANTED.hex()}") else b""
+        Member(large(), hashes_of(large()), WANTED, lie).speaks_for(it.mute("liar"))
+        Member(large(), hashes_of(large()), WANTED).speaks_for(it.mute("a"))
+        model = mine(it, other(), "fingerprint", "content")
+        pull = it.pull(name, own=[model])
+        await pull.run()
+        assert not has_not_fetched(pull, model) and pull.state.fingerprint == WANTED.hex()
 
 
-def test_of_a_model_that_is_here_no_header_is_taken(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            Member(large(), hashes_of(large()), WANTED).speaks_for(it.mute("a"))
-            model = mine(it, large(), "fingerprint")
-            place = it.pull(NAME, own=[model])._place
-            pull = HeaderPull(it.taker, parse_model_name(f"mesh:{NAME}"), place)
-            await pull.run()
-            assert has_not_fetched(pull, model)
-
-    run(main())
+async def test_of_a_model_that_is_here_no_header_is_taken(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        Member(large(), hashes_of(large()), WANTED).speaks_for(it.mute("a"))
+        model = mine(it, large(), "fingerprint")
+        place = it.place([model])
+        pull = HeaderPull(it.taker, parse_model_name(f"mesh:{NAME}"), place)
+        await pull.run()
+        assert has_not_fetched(pull, model)
 
 
-def test_one_member_alone_cannot_say_that_a_name_means_a_model_of_this_machine(tmp_path: Path) -> None:
+async def test_one_member_alone_cannot_say_that_a_name_means_a_model_of_this_machine(tmp_path: Path) -> None:
     """Another one has it, and has not hashed its tensors yet."""
-
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            lie = bytes.fromhex(fingerprint_of(other()))
-            Member(large(), (), lie).speaks_for(it.mute("liar"))
-            Member(large(), hashes_of(large()), b"", CONTENT).speaks_for(it.mute("honest"))
-            model = mine(it, other(), "fingerprint", "content")
-            pull = it.pull(f"mesh:{NAME}", own=[model])
-            await pull.run()
-            assert not has_not_fetched(pull, model) and pull.state.fingerprint == WANTED.hex()
-
-    run(main())
+    async with scene(tmp_path) as it:
+        lie = bytes.fromhex(fingerprint_of(other()))
+        Member(large(), (), lie).speaks_for(it.mute("liar"))
+        Member(large(), hashes_of(large()), b"", CONTENT).speaks_for(it.mute("honest"))
+        model = mine(it, other(), "fingerprint", "content")
+        pull = it.pull(f"mesh:{NAME}", own=[model])
+        await pull.run()
+        assert not has_not_fetched(pull, model) and pull.state.fingerprint == WANTED.hex()
 
 
 @pytest.mark.parametrize("text", ["glm", "glm.gguf", "GLM.GGUF", "qwen3.gguf", "hf:me/Big-GGUF:Q8_0"])

@@ -55,8 +55,7 @@ def large_shards(count: int, stem: str = "large-Q4_K_M") -> dict[str, bytes]:
 
 
 def pull_of(it: Scene, name: str = NAME) -> HeaderPull:
-    whole = it.pull(name)
-    return HeaderPull(it.taker, parse_model_name(name), whole._place)
+    return HeaderPull(it.taker, parse_model_name(name), it.place())
 
 
 async def failed(pull: ModelPull) -> MeshdError:

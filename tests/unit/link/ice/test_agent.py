@@ -24,39 +24,38 @@ LOOPBACK = "127.0.0.1"
 OUTER = Candidate("203.0.113.9", 4242, "udp", "srflx")
 
 
-def test_every_stun_server_is_asked_and_a_silent_one_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_stun_server_is_asked_and_a_silent_one_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(agent, "_STUN_SECONDS", 30.0)
 
-    async def work() -> None:
-        loop = asyncio.get_running_loop()
-        with socket.socket(type=socket.SOCK_DGRAM) as silent, socket.socket(type=socket.SOCK_DGRAM) as good:
-            for sock in (silent, good):
-                sock.setblocking(False)
-                sock.bind((LOOPBACK, 0))
+    loop = asyncio.get_running_loop()
+    with socket.socket(type=socket.SOCK_DGRAM) as silent, socket.socket(type=socket.SOCK_DGRAM) as good:
+        for sock in (silent, good):
+            sock.setblocking(False)
+            sock.bind((LOOPBACK, 0))
 
-            def answer() -> None:
-                data, source = good.recvfrom(2048)
-                reply = answer_to(data, Endpoint(OUTER.host, OUTER.port))
-                assert reply is not None
-                good.sendto(reply, source)
+        def answer() -> None:
+            data, source = good.recvfrom(2048)
+            reply = answer_to(data, Endpoint(OUTER.host, OUTER.port))
+            assert reply is not None
+            good.sendto(reply, source)
 
-            loop.add_reader(good, answer)
-            found: asyncio.Queue[Candidate] = asyncio.Queue(4)
-            ice = IcePath(controlling=True, user="abcd", password="p" * 22)
-            ice.open([LOOPBACK], UdpSocket)
-            servers = [(LOOPBACK, silent.getsockname()[1]), (LOOPBACK, good.getsockname()[1])]
-            servers.append(("no-such-name.invalid", 3478))
-            async with Owner() as owner:
-                asking = owner.start(ice.reflexive(servers, found.put_nowait), name="ask")
-                assert await found.get() == OUTER
-                assert not asking.done()  # nobody had to wait for the silent one
-                await loop.sock_recv(silent, 2048)
-                asking.cancel()
-            assert found.empty()
-            loop.remove_reader(good)
-            ice.shut()
-
-    run(work())
+        loop.add_reader(good, answer)
+        found: asyncio.Queue[Candidate] = asyncio.Queue(4)
+        ice = IcePath(controlling=True, user="abcd", password="p" * 22)
+        ice.open([LOOPBACK], UdpSocket)
+        servers = [(LOOPBACK, silent.getsockname()[1]), (LOOPBACK, good.getsockname()[1])]
+        servers.append(("no-such-name.invalid", 3478))
+        async with Owner() as owner:
+            asking = owner.start(ice.reflexive(servers, found.put_nowait), name="ask")
+            assert await found.get() == OUTER
+            assert not asking.done()  # nobody had to wait for the silent one
+            await loop.sock_recv(silent, 2048)
+            asking.cancel()
+        assert found.empty()
+        loop.remove_reader(good)
+        ice.shut()
 
 
 def test_checks_keep_their_pace() -> None:
@@ -67,18 +66,15 @@ def test_checks_keep_their_pace() -> None:
     assert pace.wait(99.0) == 0.0
 
 
-def test_what_nobody_reads_is_bounded() -> None:
-    async def work() -> None:
-        ice = IcePath(controlling=True, user="abcd", password="p" * 22)
-        for number in range(10 * MAX_EARLY):
-            ice.data_received(b"\x16%d" % number, 1)
-        assert ice._queue.qsize() == MAX_EARLY
-        got: list[bytes] = []
-        ice.take_over(got.append)
-        assert len(got) == MAX_EARLY
-        ice.shut()
-
-    run(work())
+async def test_what_nobody_reads_is_bounded() -> None:
+    ice = IcePath(controlling=True, user="abcd", password="p" * 22)
+    for number in range(10 * MAX_EARLY):
+        ice.data_received(b"\x16%d" % number, 1)
+    assert ice._queue.qsize() == MAX_EARLY
+    got: list[bytes] = []
+    ice.take_over(got.append)
+    assert len(got) == MAX_EARLY
+    ice.shut()
 
 
 @given(st.lists(st.tuples(st.integers(0, 70), st.binary(max_size=80)), max_size=20), st.booleans())
@@ -99,20 +95,17 @@ def test_packets_of_strangers_end_nothing(packets: list[tuple[int, bytes]], like
     run(work())
 
 
-def test_a_path_gives_way_to_a_better_one_only() -> None:
-    async def work() -> None:
-        ice = IcePath(controlling=False, user="abcd", password="p" * 22)
-        ice.open([LOOPBACK], UdpSocket)
-        ice.add(trusted(map(Candidate.parse, ("10.0.0.1:7/udp", "198.51.100.7:7/udp/srflx"))))
-        near, around = (CandidatePair(ice._protocols[0], one) for one in ice._remote_candidates)
-        ice._check_list[:] = [near, around]
-        chosen = []
-        for pair in (near, around):
-            pair.state, pair.nominated = CandidatePair.State.SUCCEEDED, True
-        for pair in (around, near, around):
-            ice.check_complete(pair)
-            chosen.append(ice._nominated[1])
-        assert chosen == [around, near, near]
-        ice.shut()
-
-    run(work())
+async def test_a_path_gives_way_to_a_better_one_only() -> None:
+    ice = IcePath(controlling=False, user="abcd", password="p" * 22)
+    ice.open([LOOPBACK], UdpSocket)
+    ice.add(trusted(map(Candidate.parse, ("10.0.0.1:7/udp", "198.51.100.7:7/udp/srflx"))))
+    near, around = (CandidatePair(ice._protocols[0], one) for one in ice._remote_candidates)
+    ice._check_list[:] = [near, around]
+    chosen = []
+    for pair in (near, around):
+        pair.state, pair.nominated = CandidatePair.State.SUCCEEDED, True
+    for pair in (around, near, around):
+        ice.check_complete(pair)
+        chosen.append(ice._nominated[1])
+    assert chosen == [around, near, near]
+    ice.shut()

@@ -15,7 +15,6 @@ from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
 
 from tests.conformance.nodes import TestMesh
-from tests.conformance.run import run
 from tests.unit.link.watched_pipe import Watched
 
 NETWORKS = ("10.0.0.0/8", "8.0.0.0/8", "127.0.0.0/8", "fd00::/8", "2001:db8::/32")
@@ -128,32 +127,29 @@ def test_every_kind_of_failure_can_be_told(failure: DialFailure) -> None:
     assert told.failure is failure
 
 
-def test_a_race_that_is_cancelled_with_a_winner_in_hand_drops_it() -> None:
-    async def work() -> None:
-        winner, loser = Watched(), Watched()
-        stubborn = asyncio.Event()
-        proven = Proven(TestMesh().root.peer, Purpose.JOIN, None, None, b"")
+async def test_a_race_that_is_cancelled_with_a_winner_in_hand_drops_it() -> None:
+    winner, loser = Watched(), Watched()
+    stubborn = asyncio.Event()
+    proven = Proven(TestMesh().root.peer, Purpose.JOIN, None, None, b"")
 
-        async def attempt(made: list[TcpPipe], candidate: Candidate) -> tuple[TcpPipe, Proven]:
-            if candidate.port == 2:
-                made.append(winner)
-                return winner, proven
-            made.append(loser)
-            try:
-                await asyncio.Event().wait()
-            finally:
-                await stubborn.wait()
-            raise AssertionError
+    async def attempt(made: list[TcpPipe], candidate: Candidate) -> tuple[TcpPipe, Proven]:
+        if candidate.port == 2:
+            made.append(winner)
+            return winner, proven
+        made.append(loser)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await stubborn.wait()
+        raise AssertionError
 
-        places = [Candidate("10.0.0.1", 1), Candidate("10.0.0.2", 2)]
-        racing = asyncio.get_running_loop().create_task(race(trusted(places), attempt, kind=LinkKind.TCP))
-        await asyncio.sleep(2 * STAGGER_SECONDS)  # the winner is there, the loser does not let go
-        assert not racing.done()
-        racing.cancel()
-        stubborn.set()
-        with pytest.raises(asyncio.CancelledError):
-            await racing
-        assert winner.aborted
-        assert loser.aborted
-
-    run(work())
+    places = [Candidate("10.0.0.1", 1), Candidate("10.0.0.2", 2)]
+    racing = asyncio.get_running_loop().create_task(race(trusted(places), attempt, kind=LinkKind.TCP))
+    await asyncio.sleep(2 * STAGGER_SECONDS)  # the winner is there, the loser does not let go
+    assert not racing.done()
+    racing.cancel()
+    stubborn.set()
+    with pytest.raises(asyncio.CancelledError):
+        await racing
+    assert winner.aborted
+    assert loser.aborted

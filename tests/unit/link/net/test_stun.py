@@ -14,7 +14,7 @@ from meshd.wire.stun_answer import answer_to
 
 from tests.conformance.links import has_ipv6, serving
 from tests.conformance.nodes import TestMesh
-from tests.conformance.run import run, until
+from tests.conformance.run import until
 
 HOSTS = [
     pytest.param("127.0.0.1", id="v4"),
@@ -61,172 +61,139 @@ async def udp_server(host: str = "127.0.0.1") -> AsyncIterator[UdpServer]:
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_all_are_asked_and_a_lost_request_is_sent_again(host: str) -> None:
-    async def work() -> None:
-        async with udp_server(host) as first, udp_server(host) as second:
-            second.deaf = 2
-            with bound_socket(family_of(host), socket.SOCK_DGRAM, host=host) as sock:
-                own = Endpoint(host, sock.getsockname()[1])
-                asked = [Question(server=server.endpoint) for server in (first, second)]
-                answers = await ask_udp(sock, asked, seconds=20)
-            assert [answer and answer.mapped for answer in answers] == [own, own]
-            assert [answer and answer.source for answer in answers] == [first.endpoint, second.endpoint]
-            assert len({request.transaction for request in second.requests}) == 1
-
-    run(work())
+async def test_all_are_asked_and_a_lost_request_is_sent_again(host: str) -> None:
+    async with udp_server(host) as first, udp_server(host) as second:
+        second.deaf = 2
+        with bound_socket(family_of(host), socket.SOCK_DGRAM, host=host) as sock:
+            own = Endpoint(host, sock.getsockname()[1])
+            asked = [Question(server=server.endpoint) for server in (first, second)]
+            answers = await ask_udp(sock, asked, seconds=20)
+        assert [answer and answer.mapped for answer in answers] == [own, own]
+        assert [answer and answer.source for answer in answers] == [first.endpoint, second.endpoint]
+        assert len({request.transaction for request in second.requests}) == 1
 
 
-def test_a_silent_server_costs_only_its_own_answer() -> None:
-    async def work() -> None:
-        async with udp_server() as good, udp_server() as silent:
-            silent.deaf = 1000
-            asked = [Question(server=silent.endpoint), Question(server=good.endpoint)]
-            with bound_socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-                answers = await ask_udp(sock, asked, seconds=20, grace=0.01)
-                assert answers[0] is None
-                assert answers[1] is not None
-                assert await ask_udp(sock, asked[:1], seconds=0.01) == [None]
-                assert await ask_udp(sock, [], seconds=20) == []
-
-    run(work())
+async def test_a_silent_server_costs_only_its_own_answer() -> None:
+    async with udp_server() as good, udp_server() as silent:
+        silent.deaf = 1000
+        asked = [Question(server=silent.endpoint), Question(server=good.endpoint)]
+        with bound_socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            answers = await ask_udp(sock, asked, seconds=20, grace=0.01)
+            assert answers[0] is None
+            assert answers[1] is not None
+            assert await ask_udp(sock, asked[:1], seconds=0.01) == [None]
+            assert await ask_udp(sock, [], seconds=20) == []
 
 
-def test_a_server_with_one_address_does_not_change_it() -> None:
-    async def work() -> None:
-        async with udp_server() as server:
-            question = Question(server=server.endpoint, change_ip=True, change_port=True)
-            with bound_socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-                assert await ask_udp(sock, [question], seconds=0.05) == [None]
-            assert (server.requests[0].change_ip, server.requests[0].change_port) == (True, True)
-
-    run(work())
+async def test_a_server_with_one_address_does_not_change_it() -> None:
+    async with udp_server() as server:
+        question = Question(server=server.endpoint, change_ip=True, change_port=True)
+        with bound_socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            assert await ask_udp(sock, [question], seconds=0.05) == [None]
+        assert (server.requests[0].change_ip, server.requests[0].change_port) == (True, True)
 
 
-def test_what_else_comes_is_handed_on() -> None:
-    async def work() -> None:
-        async with udp_server() as server:
-            server.before = b"hello"
-            seen: list[tuple[bytes, Endpoint]] = []
-            with bound_socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-                answers = await ask_udp(
-                    sock,
-                    [Question(server=server.endpoint)],
-                    seconds=20,
-                    other=lambda data, source: seen.append((data, source)),
-                )
-            assert answers[0] is not None
-            assert seen == [(b"hello", server.endpoint)]
-
-    run(work())
-
-
-def test_an_answer_to_another_question_is_none() -> None:
-    async def work() -> None:
-        async with udp_server() as server:
-            mapped = Endpoint("203.0.113.1", 1)
-            server.before = encode(
-                StunMessage(kind=StunKind.SUCCESS, transaction=b"guessed this", mapped=mapped)
+async def test_what_else_comes_is_handed_on() -> None:
+    async with udp_server() as server:
+        server.before = b"hello"
+        seen: list[tuple[bytes, Endpoint]] = []
+        with bound_socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            answers = await ask_udp(
+                sock,
+                [Question(server=server.endpoint)],
+                seconds=20,
+                other=lambda data, source: seen.append((data, source)),
             )
-            with bound_socket(socket.AF_INET, socket.SOCK_DGRAM, host="127.0.0.1") as sock:
-                own = sock.getsockname()[1]
-                answers = await ask_udp(sock, [Question(server=server.endpoint)], seconds=20)
+        assert answers[0] is not None
+        assert seen == [(b"hello", server.endpoint)]
+
+
+async def test_an_answer_to_another_question_is_none() -> None:
+    async with udp_server() as server:
+        mapped = Endpoint("203.0.113.1", 1)
+        server.before = encode(StunMessage(kind=StunKind.SUCCESS, transaction=b"guessed this", mapped=mapped))
+        with bound_socket(socket.AF_INET, socket.SOCK_DGRAM, host="127.0.0.1") as sock:
+            own = sock.getsockname()[1]
+            answers = await ask_udp(sock, [Question(server=server.endpoint)], seconds=20)
+        assert answers[0] is not None
+        assert answers[0].mapped == Endpoint("127.0.0.1", own)
+
+
+async def test_cancelled_anywhere_it_leaves_the_socket_alone() -> None:
+    async with udp_server() as silent:
+        silent.deaf = 1000
+        with bound_socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.02):
+                    await ask_udp(sock, [Question(server=silent.endpoint)], seconds=20)
+            silent.deaf = 0
+            answers = await ask_udp(sock, [Question(server=silent.endpoint)], seconds=20)
             assert answers[0] is not None
-            assert answers[0].mapped == Endpoint("127.0.0.1", own)
-
-    run(work())
-
-
-def test_cancelled_anywhere_it_leaves_the_socket_alone() -> None:
-    async def work() -> None:
-        async with udp_server() as silent:
-            silent.deaf = 1000
-            with bound_socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-                with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(0.02):
-                        await ask_udp(sock, [Question(server=silent.endpoint)], seconds=20)
-                silent.deaf = 0
-                answers = await ask_udp(sock, [Question(server=silent.endpoint)], seconds=20)
-                assert answers[0] is not None
-
-    run(work())
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_a_member_tells_over_tcp_where_one_comes_from(host: str) -> None:
+async def test_a_member_tells_over_tcp_where_one_comes_from(host: str) -> None:
     """From one port, to two listeners of the mesh, beside the links that those take in."""
-
-    async def work() -> None:
-        mesh = TestMesh()
-        listeners = [TcpListener(mesh.node().now, host=host) for _ in range(2)]
-        for listener in listeners:
-            listener.open()
-        async with serving(listeners[0]), serving(listeners[1]):
-            servers = [Endpoint(host, listener.port) for listener in listeners]
-            with bound_socket(family_of(host), socket.SOCK_STREAM) as held:
-                port = held.getsockname()[1]
-                async with tcp_mapping(port, servers, family=family_of(host), seconds=20, grace=20) as seen:
-                    assert {answer.server for answer in seen.answers} == set(servers)
-                    assert {answer.mapped for answer in seen.answers} == {Endpoint(host, port)}
-                await until(lambda: not any(listener.unproven for listener in listeners))
-
-    run(work())
+    mesh = TestMesh()
+    listeners = [TcpListener(mesh.node().now, host=host) for _ in range(2)]
+    for listener in listeners:
+        listener.open()
+    async with serving(listeners[0]), serving(listeners[1]):
+        servers = [Endpoint(host, listener.port) for listener in listeners]
+        with bound_socket(family_of(host), socket.SOCK_STREAM) as held:
+            port = held.getsockname()[1]
+            async with tcp_mapping(port, servers, family=family_of(host), seconds=20, grace=20) as seen:
+                assert {answer.server for answer in seen.answers} == set(servers)
+                assert {answer.mapped for answer in seen.answers} == {Endpoint(host, port)}
+            await until(lambda: not any(listener.unproven for listener in listeners))
 
 
-def test_tcp_servers_that_are_dead_silent_or_strange() -> None:
+async def test_tcp_servers_that_are_dead_silent_or_strange() -> None:
     async def strange(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         writer.close()
 
-    async def work() -> None:
-        with bound_socket(socket.AF_INET, socket.SOCK_STREAM) as dead:
-            server = await asyncio.start_server(strange, "127.0.0.1", 0)
-            silent = socket.create_server(("127.0.0.1", 0))
-            async with server:
-                ports = [one.getsockname()[1] for one in (dead, silent, server.sockets[0])]
-                servers = [Endpoint("127.0.0.1", port) for port in ports]
-                async with tcp_mapping(0, servers, family=socket.AF_INET, seconds=0.3) as seen:
-                    assert seen.answers == []
-                async with tcp_mapping(0, [], family=socket.AF_INET, seconds=20) as seen:
-                    assert seen.answers == []
-            silent.close()
-
-    run(work())
+    with bound_socket(socket.AF_INET, socket.SOCK_STREAM) as dead:
+        server = await asyncio.start_server(strange, "127.0.0.1", 0)
+        silent = socket.create_server(("127.0.0.1", 0))
+        async with server:
+            ports = [one.getsockname()[1] for one in (dead, silent, server.sockets[0])]
+            servers = [Endpoint("127.0.0.1", port) for port in ports]
+            async with tcp_mapping(0, servers, family=socket.AF_INET, seconds=0.3) as seen:
+                assert seen.answers == []
+            async with tcp_mapping(0, [], family=socket.AF_INET, seconds=20) as seen:
+                assert seen.answers == []
+        silent.close()
 
 
 @pytest.mark.parametrize("number", range(12))
-def test_a_mapping_that_is_cancelled_closes_its_sockets(number: int) -> None:
-    async def work() -> None:
-        listener = TcpListener(TestMesh().node().now, host="127.0.0.1")
-        listener.open()
-        async with serving(listener):
-            server = [Endpoint("127.0.0.1", listener.port)]
+async def test_a_mapping_that_is_cancelled_closes_its_sockets(number: int) -> None:
+    listener = TcpListener(TestMesh().node().now, host="127.0.0.1")
+    listener.open()
+    async with serving(listener):
+        server = [Endpoint("127.0.0.1", listener.port)]
 
-            async def ask() -> None:
-                async with tcp_mapping(0, server, family=socket.AF_INET, seconds=20):
-                    pass
+        async def ask() -> None:
+            async with tcp_mapping(0, server, family=socket.AF_INET, seconds=20):
+                pass
 
-            task = asyncio.get_running_loop().create_task(ask())
-            for _ in range(number):
-                await asyncio.sleep(0)
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-
-    run(work())
+        task = asyncio.get_running_loop().create_task(ask())
+        for _ in range(number):
+            await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
 
-def test_names_are_looked_up() -> None:
-    async def work() -> None:
-        texts = ["127.0.0.1:5", "[::1]:6", "::1", "127.0.0.2", "no such name.invalid:7", "127.0.0.1:5"]
-        found = await resolve(texts, seconds=20)
-        assert Endpoint("127.0.0.1", 5) in found
-        assert Endpoint("127.0.0.2", 3478) in found
-        assert len(found) == len(set(found))
-        if has_ipv6():
-            assert Endpoint("::1", 6) in found
-            assert Endpoint("::1", 3478) in found
-
-    run(work())
+async def test_names_are_looked_up() -> None:
+    texts = ["127.0.0.1:5", "[::1]:6", "::1", "127.0.0.2", "no such name.invalid:7", "127.0.0.1:5"]
+    found = await resolve(texts, seconds=20)
+    assert Endpoint("127.0.0.1", 5) in found
+    assert Endpoint("127.0.0.2", 3478) in found
+    assert len(found) == len(set(found))
+    if has_ipv6():
+        assert Endpoint("::1", 6) in found
+        assert Endpoint("::1", 3478) in found
 
 
 @pytest.mark.parametrize(

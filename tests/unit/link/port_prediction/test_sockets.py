@@ -15,8 +15,6 @@ from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, trusted
 from meshd.wire.stun import Endpoint, StunKind, StunMessage, decode, encode
 
-from tests.conformance.run import run
-
 LOOPBACK = "127.0.0.1"
 SEAL = Seal(b"attempt".ljust(16), b"k" * 32)
 OTHER = Seal(b"attempt".ljust(16), b"x" * 32)
@@ -59,105 +57,86 @@ async def openings(sock: socket.socket) -> list[Endpoint]:
     return list(found)
 
 
-def test_a_port_that_is_hit_answers_and_both_sides_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work() -> None:
-        with one_port() as (sock, here):
-            async with searching(here) as (ports, task):
-                there = await openings(sock)
-                dead = [1025, 1026, 1027]
-                found = await probe(sock, dialled(Endpoint(LOOPBACK, 1)), iter([*dead, there[3].port]), SEAL)
-                assert found == there[3]
-                chosen = ports.keep(await task)
-                assert Endpoint(LOOPBACK, chosen.getsockname()[1]) == found
-                with chosen:
-                    await asyncio.get_running_loop().sock_sendto(chosen, b"first word", (LOOPBACK, here.port))
-                    data = b""
-                    while data != b"first word":  # behind answers to the last words of the search
-                        data = await asyncio.get_running_loop().sock_recv(sock, 2000)
-
-    run(work())
+async def test_a_port_that_is_hit_answers_and_both_sides_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    with one_port() as (sock, here):
+        async with searching(here) as (ports, task):
+            there = await openings(sock)
+            dead = [1025, 1026, 1027]
+            found = await probe(sock, dialled(Endpoint(LOOPBACK, 1)), iter([*dead, there[3].port]), SEAL)
+            assert found == there[3]
+            chosen = ports.keep(await task)
+            assert Endpoint(LOOPBACK, chosen.getsockname()[1]) == found
+            with chosen:
+                await asyncio.get_running_loop().sock_sendto(chosen, b"first word", (LOOPBACK, here.port))
+                data = b""
+                while data != b"first word":  # behind answers to the last words of the search
+                    data = await asyncio.get_running_loop().sock_recv(sock, 2000)
 
 
-def test_an_opening_that_comes_through_is_as_good_as_an_answer() -> None:
-    async def work() -> None:
-        with one_port() as (sock, here):
-            async with searching(here) as (ports, task):
-                found = await probe(sock, dialled(Endpoint(LOOPBACK, 1)), iter([1025] * 50), SEAL)
-                with ports.keep(await task) as chosen:
-                    assert chosen.getsockname()[1] == found.port
-
-    run(work())
+async def test_an_opening_that_comes_through_is_as_good_as_an_answer() -> None:
+    with one_port() as (sock, here):
+        async with searching(here) as (ports, task):
+            found = await probe(sock, dialled(Endpoint(LOOPBACK, 1)), iter([1025] * 50), SEAL)
+            with ports.keep(await task) as chosen:
+                assert chosen.getsockname()[1] == found.port
 
 
-def test_the_first_word_of_the_link_says_that_the_choice_was_made() -> None:
+async def test_the_first_word_of_the_link_says_that_the_choice_was_made() -> None:
     """The word that ends the search may be lost: what follows it is left for the link."""
-
-    async def work() -> None:
-        with one_port() as (sock, here):
-            async with searching(here) as (ports, task):
-                there = await openings(sock)
-                sock.sendto(b"\xc0 not stun", (LOOPBACK, there[5].port))
-                with ports.keep(await task) as chosen:
-                    assert chosen.getsockname()[1] == there[5].port
-                    assert chosen.recv(100) == b"\xc0 not stun"
-
-    run(work())
+    with one_port() as (sock, here):
+        async with searching(here) as (ports, task):
+            there = await openings(sock)
+            sock.sendto(b"\xc0 not stun", (LOOPBACK, there[5].port))
+            with ports.keep(await task) as chosen:
+                assert chosen.getsockname()[1] == there[5].port
+                assert chosen.recv(100) == b"\xc0 not stun"
 
 
-def test_nobody_else_ends_a_search() -> None:
-    async def work() -> None:
-        loop = asyncio.get_running_loop()
-        with one_port() as (sock, here), one_port() as (stranger, _):
-            async with searching(here) as (ports, task):
-                there = await openings(sock)
-                place = (LOOPBACK, there[0].port)
-                stranger.sendto(SEAL.request(b"c"), place)  # right, but from elsewhere
-                stranger.sendto(b"\xc0 noise", place)
-                sock.sendto(OTHER.request(b"c"), place)  # from the right place, with another key
-                plain = StunMessage(kind=StunKind.REQUEST, transaction=bytes(12), username=b"c" + bytes(16))
-                sock.sendto(encode(plain), place)
-                other_attempt = Seal(bytes(16), b"k" * 32)
-                sock.sendto(other_attempt.request(b"c"), place)
-                sock.sendto(SEAL.request(b"p"), place)  # the last one is answered: the others have been read
+async def test_nobody_else_ends_a_search() -> None:
+    loop = asyncio.get_running_loop()
+    with one_port() as (sock, here), one_port() as (stranger, _):
+        async with searching(here) as (ports, task):
+            there = await openings(sock)
+            place = (LOOPBACK, there[0].port)
+            stranger.sendto(SEAL.request(b"c"), place)  # right, but from elsewhere
+            stranger.sendto(b"\xc0 noise", place)
+            sock.sendto(OTHER.request(b"c"), place)  # from the right place, with another key
+            plain = StunMessage(kind=StunKind.REQUEST, transaction=bytes(12), username=b"c" + bytes(16))
+            sock.sendto(encode(plain), place)
+            other_attempt = Seal(bytes(16), b"k" * 32)
+            sock.sendto(other_attempt.request(b"c"), place)
+            sock.sendto(SEAL.request(b"p"), place)  # the last one is answered: the others have been read
+            data = await loop.sock_recv(sock, 2000)
+            while decode(data).kind is not StunKind.SUCCESS:
                 data = await loop.sock_recv(sock, 2000)
-                while decode(data).kind is not StunKind.SUCCESS:
-                    data = await loop.sock_recv(sock, 2000)
-                assert not task.done()
-                sock.sendto(SEAL.request(b"c"), place)
-                ports.keep(await task).close()
-                with pytest.raises(BlockingIOError):
-                    stranger.recv(2000)
-
-    run(work())
+            assert not task.done()
+            sock.sendto(SEAL.request(b"c"), place)
+            ports.keep(await task).close()
+            with pytest.raises(BlockingIOError):
+                stranger.recv(2000)
 
 
-def test_answers_of_strangers_are_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answers_of_strangers_are_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "LINGER_SECONDS", 0.02)
 
-    async def work() -> None:
-        with one_port() as (sock, here), one_port() as (stranger, place):
-            request = StunMessage(kind=StunKind.REQUEST, transaction=bytes(12))
-            stranger.sendto(OTHER.answer(request, here), (LOOPBACK, here.port))
-            stranger.sendto(OTHER.request(b"o"), (LOOPBACK, here.port))
-            stranger.sendto(b"\xc0 noise", (LOOPBACK, here.port))
-            with pytest.raises(Broken, match=r"2 ports of `127\.0\.0\.1` were tried; none answered"):
-                await probe(sock, dialled(Endpoint(LOOPBACK, 1)), iter([place.port, 1025]), SEAL)
-
-    run(work())
+    with one_port() as (sock, here), one_port() as (stranger, place):
+        request = StunMessage(kind=StunKind.REQUEST, transaction=bytes(12))
+        stranger.sendto(OTHER.answer(request, here), (LOOPBACK, here.port))
+        stranger.sendto(OTHER.request(b"o"), (LOOPBACK, here.port))
+        stranger.sendto(b"\xc0 noise", (LOOPBACK, here.port))
+        with pytest.raises(Broken, match=r"2 ports of `127\.0\.0\.1` were tried; none answered"):
+            await probe(sock, dialled(Endpoint(LOOPBACK, 1)), iter([place.port, 1025]), SEAL)
 
 
-def test_a_search_has_its_time() -> None:
-    async def work() -> None:
-        with one_port() as (_, here):
-            ports = OpenPorts(host=LOOPBACK)
-            with pytest.raises(TimeoutError):
-                await ports.search(dialled(here), COUNT, SEAL, 0.02)
-            ports.close()
-
-    run(work())
+async def test_a_search_has_its_time() -> None:
+    with one_port() as (_, here):
+        ports = OpenPorts(host=LOOPBACK)
+        with pytest.raises(TimeoutError):
+            await ports.search(dialled(here), COUNT, SEAL, 0.02)
+        ports.close()
 
 
-def test_too_few_files_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_few_files_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     made = 0
 
     def scarce(*given: int, host: str) -> socket.socket:
@@ -169,39 +148,30 @@ def test_too_few_files_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(sockets, "bound_socket", scarce)
 
-    async def work() -> None:
-        with one_port() as (_, here):
-            ports = OpenPorts(host=LOOPBACK)
-            with pytest.raises(Broken, match="only 20 sockets"):
-                await ports.search(dialled(here), 256, SEAL, 1.0)
-            ports.close()
-
-    run(work())
+    with one_port() as (_, here):
+        ports = OpenPorts(host=LOOPBACK)
+        with pytest.raises(Broken, match="only 20 sockets"):
+            await ports.search(dialled(here), 256, SEAL, 1.0)
+        ports.close()
 
 
 @pytest.mark.parametrize("turns", range(8))
-def test_cancelled_anywhere_it_leaves_nothing(turns: int) -> None:
-    async def work() -> None:
-        with one_port() as (sock, here):
-            async with searching(here) as (_, task):
-                trying = asyncio.get_running_loop().create_task(
-                    probe(sock, dialled(Endpoint(LOOPBACK, 1)), iter(range(2000, 9000)), OTHER)
-                )
-                for _ in range(turns):
-                    await asyncio.sleep(0)
-                trying.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await trying
-                task.cancel()
-
-    run(work())
+async def test_cancelled_anywhere_it_leaves_nothing(turns: int) -> None:
+    with one_port() as (sock, here):
+        async with searching(here) as (_, task):
+            trying = asyncio.get_running_loop().create_task(
+                probe(sock, dialled(Endpoint(LOOPBACK, 1)), iter(range(2000, 9000)), OTHER)
+            )
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            trying.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await trying
+            task.cancel()
 
 
-def test_without_a_server_nothing_is_learned() -> None:
-    async def work() -> None:
-        ports = OpenPorts(host=LOOPBACK)
-        with pytest.raises(Broken, match="no STUN server"):
-            await ports.learn([])
-        ports.close()
-
-    run(work())
+async def test_without_a_server_nothing_is_learned() -> None:
+    ports = OpenPorts(host=LOOPBACK)
+    with pytest.raises(Broken, match="no STUN server"):
+        await ports.learn([])
+    ports.close()

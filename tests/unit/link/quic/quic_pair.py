@@ -38,14 +38,14 @@ class Pair:
         """Carry what both have to send, once; false when there was nothing."""
         self.now += 0.001
         moved = False
-        for data, _ in self._due(self.dialler):
+        for data, _ in self.due(self.dialler):
             moved = True
             self.sent_up += len(data)
             if self.passes(data):
-                self._to_listener(data)
+                self.to_listener(data)
         if self.listener is not None:
             self.listener.poll()
-            for data, origin in self._due(self.listener):
+            for data, origin in self.due(self.listener):
                 moved = True
                 self.sent_down += len(data)
                 if self.passes(data) and origin == self.near:
@@ -53,7 +53,7 @@ class Pair:
         self.dialler.poll()
         return moved
 
-    def _due(self, engine: QuicEngine) -> list[tuple[bytes, Origin]]:
+    def due(self, engine: QuicEngine) -> list[tuple[bytes, Origin]]:
         at = engine.get_timer()
         if at is not None and at <= self.now:
             engine.handle_timer(self.now)
@@ -66,7 +66,7 @@ class Pair:
             due.append((probe, origin))
         return due
 
-    def _to_listener(self, data: bytes) -> None:
+    def to_listener(self, data: bytes) -> None:
         if self.listener is not None:
             self.listener.receive_datagram(data, self.near, self.now)
             return

@@ -230,11 +230,11 @@ def test_a_member_that_moves_to_the_address_of_another_sends_it_little() -> None
     asked = sent = 0
     for _ in range(2000):
         pair.now += 0.005
-        for data, _ in pair._due(pair.dialler):
+        for data, _ in pair.due(pair.dialler):
             asked += len(data)
             pair.far.receive_datagram(data, VICTIM, pair.now)
         pair.far.poll()
-        for data, origin in pair._due(pair.far):
+        for data, origin in pair.due(pair.far):
             sent += len(data) if origin == VICTIM else 0
             pair.dialler.receive_datagram(data, FAR, pair.now)
         pair.dialler._network_paths[0].remote_challenges.clear()
@@ -256,11 +256,11 @@ def test_a_member_that_never_stops_moving_costs_little_and_floods_nobody() -> No
         pair.now += 0.005
         victim = Origin((f"203.0.113.{number % 250}", 1024 + number))
         pair.dialler.send_ping(number)
-        for data, _ in pair._due(pair.dialler):
+        for data, _ in pair.due(pair.dialler):
             asked[victim] += len(data)
             pair.far.receive_datagram(data, victim, pair.now)
         pair.far.poll()
-        for data, origin in pair._due(pair.far):
+        for data, origin in pair.due(pair.far):
             sent[origin] += len(data)
         assert len(pair.far._network_paths) <= 16
     assert len(asked) > 500
@@ -276,7 +276,7 @@ def test_before_the_address_is_known_little_is_sent() -> None:
     pair = Pair()
     pair.dialler.poll()
     hello = pair.dialler.datagrams_to_send(pair.now)[0][0]
-    pair._to_listener(hello)
+    pair.to_listener(hello)
     for _ in range(3000):
         pair.now += 0.01
         at = pair.far.get_timer()

@@ -8,15 +8,10 @@ from collections.abc import Sequence
 import pytest
 from meshd.base.errors import Broken, Closed, EndOfStream, LocalProtocolError, RemoteProtocolError
 from meshd.link.buffered_pipe import MAX_SEND_BYTES, SEND_HIGH_BYTES
-from meshd.link.quic.pipe import (
-    MAX_HELD_BYTES,
-    RECEIVE_BYTES,
-    SEND_LOW_BYTES,
-    QuicPipe,
-)
+from meshd.link.quic.pipe import MAX_HELD_BYTES, RECEIVE_BYTES, SEND_LOW_BYTES, QuicPipe
 from meshd.link.udp.batch_socket import Origin
 
-from tests.conformance.run import run, ticks, until
+from tests.conformance.run import ticks, until
 
 FAR = Origin(("192.0.2.1", 1000))
 
@@ -122,201 +117,162 @@ def made(*, idle_seconds: float = 1000.0) -> tuple[QuicPipe, StubEngine, StubPor
     ("name", "full", "room"),
     [("unsent", SEND_HIGH_BYTES, SEND_LOW_BYTES), ("held", MAX_HELD_BYTES, MAX_HELD_BYTES - 1)],
 )
-def test_a_sender_waits_while_too_much_is_held(name: str, full: int, room: int) -> None:
-    async def work() -> None:
-        pipe, engine, _ = made()
-        setattr(engine, name, full)
-        sending = asyncio.get_running_loop().create_task(pipe.send([b"first"]))
-        await ticks(5)
-        assert engine.written == [b"first"]
-        assert not sending.done()
-        assert not pipe.try_send([b"second"])
-        setattr(engine, name, room)
-        pipe.advance()
-        await sending
-        assert pipe.try_send([b"second"])
-        pipe.abort()
-
-    run(work())
+async def test_a_sender_waits_while_too_much_is_held(name: str, full: int, room: int) -> None:
+    pipe, engine, _ = made()
+    setattr(engine, name, full)
+    sending = asyncio.get_running_loop().create_task(pipe.send([b"first"]))
+    await ticks(5)
+    assert engine.written == [b"first"]
+    assert not sending.done()
+    assert not pipe.try_send([b"second"])
+    setattr(engine, name, room)
+    pipe.advance()
+    await sending
+    assert pipe.try_send([b"second"])
+    pipe.abort()
 
 
-def test_one_send_has_a_limit() -> None:
-    async def work() -> None:
-        pipe, engine, _ = made()
-        with pytest.raises(LocalProtocolError):
-            await pipe.send([bytes(MAX_SEND_BYTES), b"x"])
-        assert engine.written == []
-        pipe.abort()
-
-    run(work())
+async def test_one_send_has_a_limit() -> None:
+    pipe, engine, _ = made()
+    with pytest.raises(LocalProtocolError):
+        await pipe.send([bytes(MAX_SEND_BYTES), b"x"])
+    assert engine.written == []
+    pipe.abort()
 
 
-def test_small_pieces_go_together() -> None:
-    async def work() -> None:
-        pipe, engine, _ = made()
-        await pipe.send([b"a", b"b", b"c"])
-        await pipe.send([b"x", bytes(100_000)])
-        assert list(map(len, engine.written)) == [3, 1, 100_000]
-        pipe.abort()
-
-    run(work())
+async def test_small_pieces_go_together() -> None:
+    pipe, engine, _ = made()
+    await pipe.send([b"a", b"b", b"c"])
+    await pipe.send([b"x", bytes(100_000)])
+    assert list(map(len, engine.written)) == [3, 1, 100_000]
+    pipe.abort()
 
 
-def test_credit_is_given_for_what_was_read_alone() -> None:
-    async def work() -> None:
-        pipe, engine, port = made()
-        pipe.datagram(bytes(RECEIVE_BYTES + 10), FAR, 1.0)
-        pipe.advance()
-        assert engine.consumed == 0
-        assert len(await pipe.receive()) == RECEIVE_BYTES
-        assert engine.consumed == RECEIVE_BYTES
-        engine.credit_due, engine.due = True, [(b"credit", FAR)]
-        assert len(await pipe.receive()) == 10
-        assert port.sent == [b"credit"], "at once: the other side may be waiting for it"
-        pipe.abort()
-
-    run(work())
+async def test_credit_is_given_for_what_was_read_alone() -> None:
+    pipe, engine, port = made()
+    pipe.datagram(bytes(RECEIVE_BYTES + 10), FAR, 1.0)
+    pipe.advance()
+    assert engine.consumed == 0
+    assert len(await pipe.receive()) == RECEIVE_BYTES
+    assert engine.consumed == RECEIVE_BYTES
+    engine.credit_due, engine.due = True, [(b"credit", FAR)]
+    assert len(await pipe.receive()) == 10
+    assert port.sent == [b"credit"], "at once: the other side may be waiting for it"
+    pipe.abort()
 
 
-def test_what_is_taken_on_the_way_is_never_waiting() -> None:
-    async def work() -> None:
-        pipe, engine, _ = made()
-        taken: list[bytes | memoryview] = []
-        refuse = [False]
+async def test_what_is_taken_on_the_way_is_never_waiting() -> None:
+    pipe, engine, _ = made()
+    taken: list[bytes | memoryview] = []
+    refuse = [False]
 
-        def take(data: bytes | memoryview) -> bool:
-            if not refuse[0]:
-                taken.append(data)
-            return not refuse[0]
+    def take(data: bytes | memoryview) -> bool:
+        if not refuse[0]:
+            taken.append(data)
+        return not refuse[0]
 
-        pipe.divert(take)
-        pipe.datagram(b"one", FAR, 1.0)
-        pipe.advance()
-        assert (taken, engine.consumed, pipe.unread_bytes) == ([b"one"], 3, 0)
-        refuse[0] = True
-        pipe.datagram(b"two", FAR, 1.0)
-        pipe.advance()
-        refuse[0] = False
-        pipe.datagram(b"three", FAR, 1.0)
-        pipe.advance()
-        assert taken == [b"one"], "nothing overtakes what waits"
-        assert await pipe.receive() == b"twothree"
-        pipe.abort()
-
-    run(work())
+    pipe.divert(take)
+    pipe.datagram(b"one", FAR, 1.0)
+    pipe.advance()
+    assert (taken, engine.consumed, pipe.unread_bytes) == ([b"one"], 3, 0)
+    refuse[0] = True
+    pipe.datagram(b"two", FAR, 1.0)
+    pipe.advance()
+    refuse[0] = False
+    pipe.datagram(b"three", FAR, 1.0)
+    pipe.advance()
+    assert taken == [b"one"], "nothing overtakes what waits"
+    assert await pipe.receive() == b"twothree"
+    pipe.abort()
 
 
-def test_a_full_port_is_left_alone() -> None:
-    async def work() -> None:
-        pipe, engine, port = made()
-        port.full, engine.due = True, [(b"later", FAR)]
-        pipe.advance()
-        assert port.sent == []
-        port.full = False
-        pipe.transmit()
-        assert port.sent == [b"later"]
-        pipe.abort()
-
-    run(work())
+async def test_a_full_port_is_left_alone() -> None:
+    pipe, engine, port = made()
+    port.full, engine.due = True, [(b"later", FAR)]
+    pipe.advance()
+    assert port.sent == []
+    port.full = False
+    pipe.transmit()
+    assert port.sent == [b"later"]
+    pipe.abort()
 
 
-def test_a_silent_link_asks_for_a_sign_of_life() -> None:
-    async def work() -> None:
-        pipe, engine, _ = made(idle_seconds=0.05)
-        pipe.advance()
-        await until(lambda: engine.pings >= 3)
-        pipe.abort()
-        pings = engine.pings
-        await asyncio.sleep(0.1)
-        assert engine.pings == pings
-
-    run(work())
+async def test_a_silent_link_asks_for_a_sign_of_life() -> None:
+    pipe, engine, _ = made(idle_seconds=0.05)
+    pipe.advance()
+    await until(lambda: engine.pings >= 3)
+    pipe.abort()
+    pings = engine.pings
+    await asyncio.sleep(0.1)
+    assert engine.pings == pings
 
 
-def test_timers_of_the_engine_are_kept() -> None:
-    async def work() -> None:
-        pipe, engine, _ = made()
-        engine.timer = asyncio.get_running_loop().time() + 0.02
-        pipe.advance()
-        await until(lambda: engine.timers == 1)
-        pipe.abort()
-
-    run(work())
+async def test_timers_of_the_engine_are_kept() -> None:
+    pipe, engine, _ = made()
+    engine.timer = asyncio.get_running_loop().time() + 0.02
+    pipe.advance()
+    await until(lambda: engine.timers == 1)
+    pipe.abort()
 
 
 @pytest.mark.parametrize("secured", [True, False])
-def test_a_connection_that_is_gone_breaks_the_pipe(secured: bool) -> None:
-    async def work() -> None:
-        pipe, engine, port = made()
-        engine.secured, engine.gone = secured, "idle timeout"
-        pipe.datagram(b"last", FAR, 1.0)
-        pipe.advance()
-        assert port.forgotten == 1
-        assert await pipe.receive() == b"last"
-        with pytest.raises(Broken if secured else RemoteProtocolError, match="idle timeout"):
-            await pipe.receive()
-        with pytest.raises(Broken if secured else RemoteProtocolError):
-            await pipe.send([b"x"])
-
-    run(work())
+async def test_a_connection_that_is_gone_breaks_the_pipe(secured: bool) -> None:
+    pipe, engine, port = made()
+    engine.secured, engine.gone = secured, "idle timeout"
+    pipe.datagram(b"last", FAR, 1.0)
+    pipe.advance()
+    assert port.forgotten == 1
+    assert await pipe.receive() == b"last"
+    with pytest.raises(Broken if secured else RemoteProtocolError, match="idle timeout"):
+        await pipe.receive()
+    with pytest.raises(Broken if secured else RemoteProtocolError):
+        await pipe.send([b"x"])
 
 
-def test_an_end_comes_after_what_was_unread() -> None:
-    async def work() -> None:
-        pipe, engine, port = made()
-        pipe.datagram(b"last", FAR, 1.0)
-        engine.ended = True
-        pipe.advance()
-        assert (engine.closed, port.forgotten) == (1, 1)
-        assert await pipe.receive() == b"last"
-        with pytest.raises(EndOfStream):
-            await pipe.receive()
-        with pytest.raises(Broken):
-            pipe.try_send([b"x"])
-
-    run(work())
+async def test_an_end_comes_after_what_was_unread() -> None:
+    pipe, engine, port = made()
+    pipe.datagram(b"last", FAR, 1.0)
+    engine.ended = True
+    pipe.advance()
+    assert (engine.closed, port.forgotten) == (1, 1)
+    assert await pipe.receive() == b"last"
+    with pytest.raises(EndOfStream):
+        await pipe.receive()
+    with pytest.raises(Broken):
+        pipe.try_send([b"x"])
 
 
-def test_closing_waits_for_what_was_sent() -> None:
-    async def work() -> None:
-        pipe, engine, port = made()
-        closing = asyncio.get_running_loop().create_task(pipe.aclose())
-        await ticks(5)
-        assert engine.fins == 1
-        assert not closing.done()
-        engine.finished = True
-        pipe.advance()
-        await closing
-        assert (engine.closed, port.forgotten) == (1, 1)
-        with pytest.raises(Closed):
-            await pipe.receive()
-
-    run(work())
+async def test_closing_waits_for_what_was_sent() -> None:
+    pipe, engine, port = made()
+    closing = asyncio.get_running_loop().create_task(pipe.aclose())
+    await ticks(5)
+    assert engine.fins == 1
+    assert not closing.done()
+    engine.finished = True
+    pipe.advance()
+    await closing
+    assert (engine.closed, port.forgotten) == (1, 1)
+    with pytest.raises(Closed):
+        await pipe.receive()
 
 
-def test_a_defect_of_the_library_ends_this_link_and_is_seen() -> None:
-    async def work() -> None:
-        pipe, engine, port = made()
-        engine.fails = True
-        with pytest.raises(IndexError):
-            pipe.datagram(b"x", FAR, 1.0)
-        assert port.forgotten == 1
-        with pytest.raises(Broken):
-            await pipe.receive()
-
-    run(work())
+async def test_a_defect_of_the_library_ends_this_link_and_is_seen() -> None:
+    pipe, engine, port = made()
+    engine.fails = True
+    with pytest.raises(IndexError):
+        pipe.datagram(b"x", FAR, 1.0)
+    assert port.forgotten == 1
+    with pytest.raises(Broken):
+        await pipe.receive()
 
 
-def test_new_names_are_told_to_the_port() -> None:
-    async def work() -> None:
-        pipe, engine, port = made()
-        engine.new_ids = [b"one"]
-        pipe.advance()
-        pipe.advance()
-        assert port.names == [b"one"]
-        pipe.abort()
-
-    run(work())
+async def test_new_names_are_told_to_the_port() -> None:
+    pipe, engine, port = made()
+    engine.new_ids = [b"one"]
+    pipe.advance()
+    pipe.advance()
+    assert port.names == [b"one"]
+    pipe.abort()
 
 
 def test_the_library_is_loaded_when_somebody_comes() -> None:

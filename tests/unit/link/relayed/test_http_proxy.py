@@ -12,8 +12,6 @@ from meshd.link.relayed.http_proxy import HttpProxy, connect, proxy_for, read_re
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, Here, Source, dialable, trusted
 
-from tests.conformance.run import run
-
 LOOPBACK = "127.0.0.1"
 
 
@@ -102,26 +100,23 @@ async def proxy(reply: bytes, heard: list[bytes]) -> AsyncIterator[int]:
         await server.wait_closed()
 
 
-def test_a_connection_through_a_proxy() -> None:
-    async def work() -> None:
-        heard: list[bytes] = []
-        async with proxy(b"HTTP/1.1 200 OK\r\n\r\n", heard) as port:
-            environ = {"https_proxy": f"http://me:secret@{LOOPBACK}:{port}"}
-            sock = await connect("relay.example.org:443", environ, trusted)
-            loop = asyncio.get_running_loop()
-            await loop.sock_sendall(sock, b"hello")
-            assert await loop.sock_recv(sock, 100) == b"hello"
-            sock.close()
-        (request,) = heard
-        assert request.startswith(b"CONNECT relay.example.org:443 HTTP/1.1\r\n")
-        assert b"\r\nHost: relay.example.org:443\r\n" in request
-        assert b"Proxy-Authorization: Basic " in request
-
-    run(work())
+async def test_a_connection_through_a_proxy() -> None:
+    heard: list[bytes] = []
+    async with proxy(b"HTTP/1.1 200 OK\r\n\r\n", heard) as port:
+        environ = {"https_proxy": f"http://me:secret@{LOOPBACK}:{port}"}
+        sock = await connect("relay.example.org:443", environ, trusted)
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(sock, b"hello")
+        assert await loop.sock_recv(sock, 100) == b"hello"
+        sock.close()
+    (request,) = heard
+    assert request.startswith(b"CONNECT relay.example.org:443 HTTP/1.1\r\n")
+    assert b"\r\nHost: relay.example.org:443\r\n" in request
+    assert b"Proxy-Authorization: Basic " in request
 
 
 @pytest.mark.parametrize("place", ["169.254.169.254:80", "10.0.0.5:22", "[fd00:ec2::254]:80"])
-def test_a_proxy_is_not_asked_for_what_may_not_be_dialled(place: str) -> None:
+async def test_a_proxy_is_not_asked_for_what_may_not_be_dialled(place: str) -> None:
     """What it reaches need not be in reach of the peer whose record names it."""
 
     def may_dial(candidates: Sequence[Candidate]) -> Sequence[Dialable]:
@@ -129,35 +124,26 @@ def test_a_proxy_is_not_asked_for_what_may_not_be_dialled(place: str) -> None:
             candidates, source=Source.RECORD, here=Here(outside=frozenset({ip_address("203.0.113.1")}))
         )
 
-    async def work() -> None:
-        heard: list[bytes] = []
-        async with proxy(b"HTTP/1.1 200 OK\r\n\r\n", heard) as port:
-            environ = {"https_proxy": f"http://{LOOPBACK}:{port}"}
-            with pytest.raises(OSError, match="may be dialled"):
-                await connect(place, environ, may_dial)
-            assert heard == []
-            sock = await connect("198.51.100.7:443", environ, lambda candidates: trusted(candidates))  # noqa: PLW0108
-            sock.close()
-        assert heard[0].startswith(b"CONNECT 198.51.100.7:443 HTTP/1.1\r\n")
-
-    run(work())
+    heard: list[bytes] = []
+    async with proxy(b"HTTP/1.1 200 OK\r\n\r\n", heard) as port:
+        environ = {"https_proxy": f"http://{LOOPBACK}:{port}"}
+        with pytest.raises(OSError, match="may be dialled"):
+            await connect(place, environ, may_dial)
+        assert heard == []
+        sock = await connect("198.51.100.7:443", environ, lambda candidates: trusted(candidates))  # noqa: PLW0108
+        sock.close()
+    assert heard[0].startswith(b"CONNECT 198.51.100.7:443 HTTP/1.1\r\n")
 
 
 @pytest.mark.parametrize("reply", [b"HTTP/1.1 403 Forbidden\r\n\r\n", b"", b"x" * 9000])
-def test_a_proxy_that_does_not_want_to(reply: bytes) -> None:
-    async def work() -> None:
-        async with proxy(reply, []) as port:
-            with pytest.raises(Broken):
-                environ = {"https_proxy": f"http://{LOOPBACK}:{port}"}
-                await connect("relay.example.org:443", environ, trusted)
-
-    run(work())
+async def test_a_proxy_that_does_not_want_to(reply: bytes) -> None:
+    async with proxy(reply, []) as port:
+        with pytest.raises(Broken):
+            environ = {"https_proxy": f"http://{LOOPBACK}:{port}"}
+            await connect("relay.example.org:443", environ, trusted)
 
 
-def test_a_name_is_looked_up_and_every_address_tried() -> None:
-    async def work() -> None:
-        async with proxy(b"HTTP/1.1 200 OK\r\n\r\n", []) as port:
-            sock = await connect(f"localhost:{port}", {}, trusted)
-            sock.close()
-
-    run(work())
+async def test_a_name_is_looked_up_and_every_address_tried() -> None:
+    async with proxy(b"HTTP/1.1 200 OK\r\n\r\n", []) as port:
+        sock = await connect(f"localhost:{port}", {}, trusted)
+        sock.close()

@@ -16,7 +16,8 @@ from meshd.link.secure.handshake import prove_dialled
 
 from tests.conformance.memory_link import MemoryPipe, MemoryWire
 from tests.conformance.nodes import Node, TestMesh
-from tests.sim.loop import run
+
+pytestmark = pytest.mark.virtual
 
 HOST, PORT, SECONDS = "192.0.2.7", 40000, 5.0
 
@@ -99,21 +100,18 @@ class Scene:
         await asyncio.sleep(60)
 
 
-def test_a_member_is_handed_up_as_a_link_and_closed_when_that_is_over() -> None:
-    async def main() -> None:
-        scene = Scene()
-        async with Owner() as owner:
-            pipe = scene.come(owner)
-            assert len(scene.entrance.unproven) == 1
-            await scene.prove(scene.caller)
-            await asyncio.sleep(1)
-            assert [proven.peer for proven in scene.links] == [scene.caller.peer]
-            assert pipe.wide and pipe.ended == [] and len(scene.entrance.unproven) == 0
-            await asyncio.sleep(60)
-            assert "close" in pipe.ended
-        assert scene.callers.charged == []
-
-    run(main())
+async def test_a_member_is_handed_up_as_a_link_and_closed_when_that_is_over() -> None:
+    scene = Scene()
+    async with Owner() as owner:
+        pipe = scene.come(owner)
+        assert len(scene.entrance.unproven) == 1
+        await scene.prove(scene.caller)
+        await asyncio.sleep(1)
+        assert [proven.peer for proven in scene.links] == [scene.caller.peer]
+        assert pipe.wide and pipe.ended == [] and len(scene.entrance.unproven) == 0
+        await asyncio.sleep(60)
+        assert "close" in pipe.ended
+    assert scene.callers.charged == []
 
 
 @pytest.mark.parametrize(
@@ -124,63 +122,51 @@ def test_a_member_is_handed_up_as_a_link_and_closed_when_that_is_over() -> None:
         (None, True, []),  # it may be anywhere
     ],
 )
-def test_who_proves_nothing_is_closed_in_time_and_its_address_pays_if_it_was_there(
+async def test_who_proves_nothing_is_closed_in_time_and_its_address_pays_if_it_was_there(
     secured_after: float | None, blames: bool, charged: Sequence[tuple[str, int]]
 ) -> None:
-    async def main() -> None:
-        scene = Scene()
+    scene = Scene()
+    async with Owner() as owner:
+        pipe = scene.come(owner, secured_after=secured_after, blames=blames)
+        await asyncio.sleep(SECONDS - 0.5)
+        assert pipe.ended == []
+        await asyncio.sleep(1)
+        assert "close" in pipe.ended and len(scene.entrance.unproven) == 0
+    assert scene.links == [] and not pipe.wide
+    assert scene.callers.charged == charged
+
+
+async def test_a_node_that_is_no_member_yet_proves_nothing_and_lets_nobody_in() -> None:
+    scene = Scene(member=False)
+    async with Owner() as owner:
+        pipe = scene.come(owner)
+        with pytest.raises(MeshdError):
+            await scene.prove(scene.caller)
+        assert "close" in pipe.ended
+    assert scene.links == [] and scene.callers.charged == []
+
+
+async def test_who_comes_while_all_ends_is_dropped() -> None:
+    scene = Scene()
+    pipes: list[DoorPipe] = []
+
+    async def listening(owner: Owner) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            pipes.append(scene.come(owner))
+
+    with pytest.raises(ExceptionGroup):
         async with Owner() as owner:
-            pipe = scene.come(owner, secured_after=secured_after, blames=blames)
-            await asyncio.sleep(SECONDS - 0.5)
-            assert pipe.ended == []
+            owner.start(listening(owner), name="listening")
             await asyncio.sleep(1)
-            assert "close" in pipe.ended and len(scene.entrance.unproven) == 0
-        assert scene.links == [] and not pipe.wide
-        assert scene.callers.charged == charged
-
-    run(main())
+            raise Broken("the node ends")
+    assert [pipe.ended for pipe in pipes] == [["abort"]] and len(scene.entrance.unproven) == 0
 
 
-def test_a_node_that_is_no_member_yet_proves_nothing_and_lets_nobody_in() -> None:
-    async def main() -> None:
-        scene = Scene(member=False)
-        async with Owner() as owner:
-            pipe = scene.come(owner)
-            with pytest.raises(MeshdError):
-                await scene.prove(scene.caller)
-            assert "close" in pipe.ended
-        assert scene.links == [] and scene.callers.charged == []
-
-    run(main())
-
-
-def test_who_comes_while_all_ends_is_dropped() -> None:
-    async def main() -> None:
-        scene = Scene()
-        pipes: list[DoorPipe] = []
-
-        async def listening(owner: Owner) -> None:
-            try:
-                await asyncio.sleep(60)
-            finally:
-                pipes.append(scene.come(owner))
-
-        with pytest.raises(ExceptionGroup):
-            async with Owner() as owner:
-                owner.start(listening(owner), name="listening")
-                await asyncio.sleep(1)
-                raise Broken("the node ends")
-        assert [pipe.ended for pipe in pipes] == [["abort"]] and len(scene.entrance.unproven) == 0
-
-    run(main())
-
-
-def test_what_is_cancelled_before_its_first_step_is_dropped_too() -> None:
-    async def main() -> None:
-        scene = Scene()
-        async with Owner() as owner:
-            pipe = scene.come(owner)
-            owner.cancel()
-        assert "abort" in pipe.ended and len(scene.entrance.unproven) == 0
-
-    run(main())
+async def test_what_is_cancelled_before_its_first_step_is_dropped_too() -> None:
+    scene = Scene()
+    async with Owner() as owner:
+        pipe = scene.come(owner)
+        owner.cancel()
+    assert "abort" in pipe.ended and len(scene.entrance.unproven) == 0

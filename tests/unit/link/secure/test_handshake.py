@@ -21,7 +21,6 @@ from meshd.link.secure.handshake import (
 
 from tests.conformance.memory_link import MemoryPipe, MemoryWire
 from tests.conformance.nodes import Node, TestMesh
-from tests.conformance.run import run
 
 BINDING = b"b" * 32
 MAGIC = b"MESHD"
@@ -80,114 +79,89 @@ async def meet(
 
 
 @pytest.mark.parametrize("crumbs", [False, True])
-def test_both_sides_prove_themselves(crumbs: bool) -> None:
-    async def work() -> None:
-        mesh = TestMesh()
-        near, far = mesh.node(), mesh.node()
-        dialled, accepted = await meet(near, far, crumbs=crumbs)
-        assert isinstance(dialled, Proven)
-        assert isinstance(accepted, Proven)
-        assert (dialled.peer, accepted.peer) == (far.peer, near.peer)
-        assert member_of(dialled).peer == far.peer
-
-    run(work())
+async def test_both_sides_prove_themselves(crumbs: bool) -> None:
+    mesh = TestMesh()
+    near, far = mesh.node(), mesh.node()
+    dialled, accepted = await meet(near, far, crumbs=crumbs)
+    assert isinstance(dialled, Proven)
+    assert isinstance(accepted, Proven)
+    assert (dialled.peer, accepted.peer) == (far.peer, near.peer)
+    assert member_of(dialled).peer == far.peer
 
 
 @pytest.mark.parametrize("crumbs", [False, True])
-def test_another_binding_is_refused_on_both_sides(crumbs: bool) -> None:
-    async def work() -> None:
-        mesh = TestMesh()
-        dialled, accepted = await meet(mesh.node(), mesh.node(), crumbs=crumbs, binding=b"x" * 32)
-        assert isinstance(dialled, Refused)
-        assert isinstance(accepted, ProofFailed)
-        assert dialled.code == accepted.code == "signature"
-
-    run(work())
+async def test_another_binding_is_refused_on_both_sides(crumbs: bool) -> None:
+    mesh = TestMesh()
+    dialled, accepted = await meet(mesh.node(), mesh.node(), crumbs=crumbs, binding=b"x" * 32)
+    assert isinstance(dialled, Refused)
+    assert isinstance(accepted, ProofFailed)
+    assert dialled.code == accepted.code == "signature"
 
 
-def test_a_ban_on_either_side_is_told_to_the_other() -> None:
-    async def work() -> None:
-        mesh = TestMesh()
-        near, far = mesh.node(), mesh.node()
-        near.ban(far.peer)
-        dialled, accepted = await meet(near, far)
-        assert isinstance(dialled, ProofFailed)
-        assert isinstance(accepted, Refused)
-        assert dialled.code == accepted.code == "banned"
-
-    run(work())
+async def test_a_ban_on_either_side_is_told_to_the_other() -> None:
+    mesh = TestMesh()
+    near, far = mesh.node(), mesh.node()
+    near.ban(far.peer)
+    dialled, accepted = await meet(near, far)
+    assert isinstance(dialled, ProofFailed)
+    assert isinstance(accepted, Refused)
+    assert dialled.code == accepted.code == "banned"
 
 
-def test_silence_times_out_on_both_sides() -> None:
-    async def work() -> None:
-        mesh = TestMesh()
-        near, far = mesh.node(), mesh.node()
-        here, there = MemoryWire().pipes()
-        with pytest.raises(TimeoutError):
-            await prove_accepted(there, handshake=far.handshake, binding=BINDING, seconds=0.01)
-        with pytest.raises(TimeoutError):
-            await prove_dialled(
-                here,
-                handshake=near.handshake,
-                expect=far.peer,
-                purpose=Purpose.MEMBER,
-                binding=BINDING,
-                seconds=0.01,
-            )
-
-    run(work())
+async def test_silence_times_out_on_both_sides() -> None:
+    mesh = TestMesh()
+    near, far = mesh.node(), mesh.node()
+    here, there = MemoryWire().pipes()
+    with pytest.raises(TimeoutError):
+        await prove_accepted(there, handshake=far.handshake, binding=BINDING, seconds=0.01)
+    with pytest.raises(TimeoutError):
+        await prove_dialled(
+            here,
+            handshake=near.handshake,
+            expect=far.peer,
+            purpose=Purpose.MEMBER,
+            binding=BINDING,
+            seconds=0.01,
+        )
 
 
 @pytest.mark.parametrize(
     "words", [b"x" * 6000, MAGIC + b"\x0f\xff" + b"x" * 6000, MAGIC + b"\x00\x02\x80\x80" * 1500]
 )
-def test_the_listener_takes_four_kibibytes(words: bytes) -> None:
-    async def work() -> None:
-        here, there = MemoryWire().pipes()
-        await here.send([words])
-        with pytest.raises(RemoteProtocolError):
-            await prove_accepted(there, handshake=TestMesh().node().handshake, binding=BINDING)
-
-    run(work())
+async def test_the_listener_takes_four_kibibytes(words: bytes) -> None:
+    here, there = MemoryWire().pipes()
+    await here.send([words])
+    with pytest.raises(RemoteProtocolError):
+        await prove_accepted(there, handshake=TestMesh().node().handshake, binding=BINDING)
 
 
-def test_a_message_without_end_is_cut_at_four_kibibytes() -> None:
+async def test_a_message_without_end_is_cut_at_four_kibibytes() -> None:
     """A frame within its own limit that never becomes whole, in crumbs."""
-
-    async def work() -> None:
-        here, there = MemoryWire().pipes()
-        await here.send([MAGIC + b"\x10\x00" + b"x" * 4095])
-        with pytest.raises(RemoteProtocolError):
-            await prove_accepted(Crumbs(there), handshake=TestMesh().node().handshake, binding=BINDING)
-
-    run(work())
+    here, there = MemoryWire().pipes()
+    await here.send([MAGIC + b"\x10\x00" + b"x" * 4095])
+    with pytest.raises(RemoteProtocolError):
+        await prove_accepted(Crumbs(there), handshake=TestMesh().node().handshake, binding=BINDING)
 
 
-def test_leaving_in_the_middle_is_broken() -> None:
-    async def work() -> None:
-        here, there = MemoryWire().pipes()
-        await here.send([MAGIC])
-        await here.aclose()
-        with pytest.raises(Broken):
-            await prove_accepted(there, handshake=TestMesh().node().handshake, binding=BINDING)
-
-    run(work())
+async def test_leaving_in_the_middle_is_broken() -> None:
+    here, there = MemoryWire().pipes()
+    await here.send([MAGIC])
+    await here.aclose()
+    with pytest.raises(Broken):
+        await prove_accepted(there, handshake=TestMesh().node().handshake, binding=BINDING)
 
 
-def test_leftover_comes_first() -> None:
-    async def work() -> None:
-        here, there = MemoryWire().pipes()
-        await here.send([b"later"])
-        pipe = ProvenPipe(there, b"first")
-        assert [await pipe.receive(), await pipe.receive()] == [b"first", b"later"]
-        await here.aclose()
-        with pytest.raises(EndOfStream):
-            await pipe.receive()
-        await pipe.aclose()
-        with pytest.raises(Closed):
-            await pipe.send([b"x"])
-
-    run(work())
+async def test_leftover_comes_first() -> None:
+    here, there = MemoryWire().pipes()
+    await here.send([b"later"])
+    pipe = ProvenPipe(there, b"first")
+    assert [await pipe.receive(), await pipe.receive()] == [b"first", b"later"]
+    await here.aclose()
+    with pytest.raises(EndOfStream):
+        await pipe.receive()
+    await pipe.aclose()
+    with pytest.raises(Closed):
+        await pipe.send([b"x"])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from meshd.link.tcp import bind
 from meshd.link.tcp.bind import accept_from, listen
 
 from tests.conformance.links import has_ipv6
-from tests.conformance.run import run
 
 
 def places(sockets: list[socket.socket]) -> list[tuple[str, int]]:
@@ -93,23 +92,20 @@ class Greeted(asyncio.Protocol):
         transport.close()
 
 
-def test_accepting_goes_on_after_descriptors_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_accepting_goes_on_after_descriptors_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bind, "NO_ROOM_SECONDS", 0.001)
 
-    async def work() -> None:
-        server = Exhausted()
-        server.setblocking(False)
-        server.bind(("127.0.0.1", 0))
-        server.listen()
-        came = asyncio.Event()
-        async with Owner() as owner:
-            owner.start(accept_from(server, lambda: Greeted(came)), name="accept")
-            with socket.socket() as guest:
-                guest.setblocking(False)
-                await asyncio.get_running_loop().sock_connect(guest, server.getsockname())
-                await came.wait()
-                assert server.failures == 0
-            owner.cancel()
-        assert server.fileno() == -1
-
-    run(work())
+    server = Exhausted()
+    server.setblocking(False)
+    server.bind(("127.0.0.1", 0))
+    server.listen()
+    came = asyncio.Event()
+    async with Owner() as owner:
+        owner.start(accept_from(server, lambda: Greeted(came)), name="accept")
+        with socket.socket() as guest:
+            guest.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(guest, server.getsockname())
+            await came.wait()
+            assert server.failures == 0
+        owner.cancel()
+    assert server.fileno() == -1

@@ -1,6 +1,5 @@
 """Segments that pass every path, asked for by the dialer."""
 
-import asyncio
 import socket
 
 import pytest
@@ -31,16 +30,13 @@ def test_segments_at_home_are_left(host: str) -> None:
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) == before
 
 
-def test_a_connection_is_made_or_its_socket_closed() -> None:
-    async def check() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            place = server.getsockname()
-            to = trusted([Candidate(*place)])[0]
-            sock = await connect(to)
-            with sock:
-                assert sock.getpeername() == place
-                assert not sock.getblocking()
-        with pytest.raises(ConnectionRefusedError):
-            await connect(to)
-
-    asyncio.run(check())
+async def test_a_connection_is_made_or_its_socket_closed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = server.getsockname()
+        to = trusted([Candidate(*place)])[0]
+        sock = await connect(to)
+        with sock:
+            assert sock.getpeername() == place
+            assert not sock.getblocking()
+    with pytest.raises(ConnectionRefusedError):
+        await connect(to)

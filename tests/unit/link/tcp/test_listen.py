@@ -9,26 +9,22 @@ from meshd.link.tcp.listen import TcpListener
 from meshd.link.tcp.pipe import TcpPipe
 
 from tests.conformance.nodes import TestMesh
-from tests.conformance.run import run
 from tests.unit.link.watched_pipe import Watched
 
 
-def test_a_guest_whose_task_is_cancelled_before_its_first_step_is_hung_up_on() -> None:
-    async def work() -> None:
-        listener = TcpListener(TestMesh().node().now)
-        guest = Watched()
+async def test_a_guest_whose_task_is_cancelled_before_its_first_step_is_hung_up_on() -> None:
+    listener = TcpListener(TestMesh().node().now)
+    guest = Watched()
 
-        async def accept(link: Link) -> None:
-            raise AssertionError
+    async def accept(link: Link) -> None:
+        raise AssertionError
 
-        async with Owner() as owner:
-            listener._arrive(guest, accept, owner)
-            assert listener.unproven == 1
-            owner.cancel()
-        assert guest.aborted
-        assert listener.unproven == 0
-
-    run(work())
+    async with Owner() as owner:
+        listener._arrive(guest, accept, owner)
+        assert listener.unproven == 1
+        owner.cancel()
+    assert guest.aborted
+    assert listener.unproven == 0
 
 
 def test_the_types_fit() -> None:

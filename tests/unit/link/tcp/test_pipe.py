@@ -11,8 +11,6 @@ from meshd.identity.tls_certificate import make_link_certificate
 from meshd.link.secure.tls import TlsEngine, dialer_context, listener_context
 from meshd.link.tcp.pipe import RECEIVE_HIGH_BYTES, TcpPipe
 
-from tests.conformance.run import run
-
 
 @functools.cache
 def server_context() -> ssl.SSLContext:
@@ -92,82 +90,67 @@ async def secured() -> tuple[TcpPipe, FakeTransport, TlsEngine]:
     return pipe, transport, other
 
 
-def test_its_places_are_as_people_write_them() -> None:
-    async def work() -> None:
-        pipe, _, _ = await secured()
-        assert (pipe.local, pipe.remote) == ("10.0.0.1:1", "[fd00::2]:2")
-
-    run(work())
+async def test_its_places_are_as_people_write_them() -> None:
+    pipe, _, _ = await secured()
+    assert (pipe.local, pipe.remote) == ("10.0.0.1:1", "[fd00::2]:2")
 
 
-def test_before_the_proof_it_buffers_four_kibibytes() -> None:
-    async def work() -> None:
-        pipe, transport, other = await secured()
-        deliver(pipe, other.seal([bytes(3000)]))
-        before = transport.paused
-        deliver(pipe, other.seal([bytes(2000)]))
-        assert (before, transport.paused) == (False, True)
-        assert len(pipe.get_buffer(-1)) == 4096
-        assert len(await pipe.receive()) == 3000
-        assert transport.paused is False
-        assert len(await pipe.receive()) == 2000
-
-    run(work())
+async def test_before_the_proof_it_buffers_four_kibibytes() -> None:
+    pipe, transport, other = await secured()
+    deliver(pipe, other.seal([bytes(3000)]))
+    before = transport.paused
+    deliver(pipe, other.seal([bytes(2000)]))
+    assert (before, transport.paused) == (False, True)
+    assert len(pipe.get_buffer(-1)) == 4096
+    assert len(await pipe.receive()) == 3000
+    assert transport.paused is False
+    assert len(await pipe.receive()) == 2000
 
 
-def test_tiny_chunks_are_bounded_like_large_ones() -> None:
-    async def work() -> None:
-        pipe, transport, other = await secured()
-        pipe.widen()
-        count = 0
-        while not transport.paused and count < RECEIVE_HIGH_BYTES:
-            deliver(pipe, other.seal([b"x"]))
-            count += 1
-        assert count < RECEIVE_HIGH_BYTES // 64
-        while transport.paused:
-            assert await pipe.receive() == b"x"
-            count -= 1
-        assert count > 0  # reading goes on before all is read
-
-    run(work())
+async def test_tiny_chunks_are_bounded_like_large_ones() -> None:
+    pipe, transport, other = await secured()
+    pipe.widen()
+    count = 0
+    while not transport.paused and count < RECEIVE_HIGH_BYTES:
+        deliver(pipe, other.seal([b"x"]))
+        count += 1
+    assert count < RECEIVE_HIGH_BYTES // 64
+    while transport.paused:
+        assert await pipe.receive() == b"x"
+        count -= 1
+    assert count > 0  # reading goes on before all is read
 
 
-def test_the_buffer_grows_only_for_who_is_proven_and_busy() -> None:
-    async def work() -> None:
-        pipe, _, other = await secured()
-        pipe.widen()
-        first = len(pipe.get_buffer(-1))
-        deliver(pipe, other.seal([b"small"]))
-        assert len(pipe.get_buffer(-1)) == first
-        for _ in range(4):
-            deliver(pipe, other.seal([bytes(100_000)]))
-        assert len(pipe.get_buffer(-1)) == 256 << 10
-        for _ in range(3):
-            deliver(pipe, other.seal([bytes(600_000)]))
-        assert len(pipe.get_buffer(-1)) == 512 << 10
-        assert len(await pipe.receive()) == 5
-
-    run(work())
-
-
-def test_the_buffer_is_given_back_when_little_comes_for_long() -> None:
-    async def work() -> None:
-        pipe, _, other = await secured()
-        pipe.widen()
-        pipe.divert(lambda _data: True)
-        first = len(pipe.get_buffer(-1))
+async def test_the_buffer_grows_only_for_who_is_proven_and_busy() -> None:
+    pipe, _, other = await secured()
+    pipe.widen()
+    first = len(pipe.get_buffer(-1))
+    deliver(pipe, other.seal([b"small"]))
+    assert len(pipe.get_buffer(-1)) == first
+    for _ in range(4):
         deliver(pipe, other.seal([bytes(100_000)]))
-        grown = len(pipe.get_buffer(-1))
-        for _ in range(999):
-            deliver(pipe, other.seal([b"small"]))
-        deliver(pipe, other.seal([bytes(20_000)]))  # not so little
-        for _ in range(999):
-            deliver(pipe, other.seal([b"small"]))
-        assert len(pipe.get_buffer(-1)) == grown > first
-        deliver(pipe, other.seal([b"small"]))
-        assert len(pipe.get_buffer(-1)) == first
+    assert len(pipe.get_buffer(-1)) == 256 << 10
+    for _ in range(3):
+        deliver(pipe, other.seal([bytes(600_000)]))
+    assert len(pipe.get_buffer(-1)) == 512 << 10
+    assert len(await pipe.receive()) == 5
 
-    run(work())
+
+async def test_the_buffer_is_given_back_when_little_comes_for_long() -> None:
+    pipe, _, other = await secured()
+    pipe.widen()
+    pipe.divert(lambda _data: True)
+    first = len(pipe.get_buffer(-1))
+    deliver(pipe, other.seal([bytes(100_000)]))
+    grown = len(pipe.get_buffer(-1))
+    for _ in range(999):
+        deliver(pipe, other.seal([b"small"]))
+    deliver(pipe, other.seal([bytes(20_000)]))  # not so little
+    for _ in range(999):
+        deliver(pipe, other.seal([b"small"]))
+    assert len(pipe.get_buffer(-1)) == grown > first
+    deliver(pipe, other.seal([b"small"]))
+    assert len(pipe.get_buffer(-1)) == first
 
 
 async def diverted(*sizes: int) -> list[bytes | memoryview]:
@@ -188,127 +171,100 @@ async def diverted(*sizes: int) -> list[bytes | memoryview]:
     return kept
 
 
-def test_what_a_taker_keeps_is_not_written_over() -> None:
-    async def work() -> None:
-        kept = await diverted(70_000, 70_000, 70_000)
-        assert [bytes(chunk) for chunk in kept] == [letter * 70_000 for letter in (b"a", b"b", b"c")]
-
-    run(work())
+async def test_what_a_taker_keeps_is_not_written_over() -> None:
+    kept = await diverted(70_000, 70_000, 70_000)
+    assert [bytes(chunk) for chunk in kept] == [letter * 70_000 for letter in (b"a", b"b", b"c")]
 
 
-def test_a_taker_gets_much_as_a_view_that_it_cannot_change_and_little_as_its_own() -> None:
-    async def work() -> None:
-        much, little = await diverted(70_000, 10)
-        assert isinstance(much, memoryview)
-        assert much.readonly
-        assert isinstance(little, bytes)
-
-    run(work())
+async def test_a_taker_gets_much_as_a_view_that_it_cannot_change_and_little_as_its_own() -> None:
+    much, little = await diverted(70_000, 10)
+    assert isinstance(much, memoryview)
+    assert much.readonly
+    assert isinstance(little, bytes)
 
 
-def test_what_a_taker_leaves_waits_as_it_was() -> None:
-    async def work() -> None:
-        pipe, _, other = await secured()
-        pipe.widen()
-        deliver(pipe, other.seal([bytes(100_000)]))
-        while pipe.unread_bytes:
-            await pipe.receive()
-        pipe.divert(lambda _data: False)
-        for letter in (b"a", b"b"):
-            deliver(pipe, other.seal([letter * 70_000]))
-        assert [await pipe.receive() for _ in range(2)] == [b"a" * 70_000, b"b" * 70_000]
-
-    run(work())
+async def test_what_a_taker_leaves_waits_as_it_was() -> None:
+    pipe, _, other = await secured()
+    pipe.widen()
+    deliver(pipe, other.seal([bytes(100_000)]))
+    while pipe.unread_bytes:
+        await pipe.receive()
+    pipe.divert(lambda _data: False)
+    for letter in (b"a", b"b"):
+        deliver(pipe, other.seal([letter * 70_000]))
+    assert [await pipe.receive() for _ in range(2)] == [b"a" * 70_000, b"b" * 70_000]
 
 
-def test_tcp_ending_without_a_goodbye_is_broken() -> None:
-    async def work() -> None:
-        pipe, _, other = await secured()
-        deliver(pipe, other.seal([b"last words"]))
-        assert not pipe.eof_received()
-        assert await pipe.receive() == b"last words"
-        with pytest.raises(Broken):
-            await pipe.receive()
-        with pytest.raises(Broken):
-            await pipe.send([b"x"])
-
-    run(work())
+async def test_tcp_ending_without_a_goodbye_is_broken() -> None:
+    pipe, _, other = await secured()
+    deliver(pipe, other.seal([b"last words"]))
+    assert not pipe.eof_received()
+    assert await pipe.receive() == b"last words"
+    with pytest.raises(Broken):
+        await pipe.receive()
+    with pytest.raises(Broken):
+        await pipe.send([b"x"])
 
 
-def test_a_goodbye_is_answered_and_the_socket_closed() -> None:
-    async def work() -> None:
-        pipe, transport, other = await secured()
-        taken(transport)
-        other.finish()
-        deliver(pipe, other.outgoing())
-        assert transport.closed
-        other.feed(taken(transport))
-        with pytest.raises(EndOfStream):
-            other.unseal(memoryview(bytearray(10)))
-        with pytest.raises(EndOfStream):
-            await pipe.receive()
-
-    run(work())
+async def test_a_goodbye_is_answered_and_the_socket_closed() -> None:
+    pipe, transport, other = await secured()
+    taken(transport)
+    other.finish()
+    deliver(pipe, other.outgoing())
+    assert transport.closed
+    other.feed(taken(transport))
+    with pytest.raises(EndOfStream):
+        other.unseal(memoryview(bytearray(10)))
+    with pytest.raises(EndOfStream):
+        await pipe.receive()
 
 
-def test_a_forged_record_is_broken() -> None:
-    async def work() -> None:
-        pipe, transport, other = await secured()
-        record = bytearray(other.seal([b"pay 10"]))
-        record[-1] ^= 1
-        deliver(pipe, bytes(record))
-        assert transport.closed
-        with pytest.raises(Broken):
-            await pipe.receive()
-
-    run(work())
+async def test_a_forged_record_is_broken() -> None:
+    pipe, transport, other = await secured()
+    record = bytearray(other.seal([b"pay 10"]))
+    record[-1] ^= 1
+    deliver(pipe, bytes(record))
+    assert transport.closed
+    with pytest.raises(Broken):
+        await pipe.receive()
 
 
-def test_who_never_reads_what_it_asks_for_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work() -> None:
-        pipe, transport, other = await secured()
-        transport.backlog = 100 << 20
-        asking = other.seal([b"one more"])
-        monkeypatch.setattr(TlsEngine, "outgoing", lambda _engine: b"the answer to a key update")
-        deliver(pipe, asking)
-        assert await pipe.receive() == b"one more"
-        assert transport.closed
-        with pytest.raises(Broken):
-            await pipe.receive()
-
-    run(work())
+async def test_who_never_reads_what_it_asks_for_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe, transport, other = await secured()
+    transport.backlog = 100 << 20
+    asking = other.seal([b"one more"])
+    monkeypatch.setattr(TlsEngine, "outgoing", lambda _engine: b"the answer to a key update")
+    deliver(pipe, asking)
+    assert await pipe.receive() == b"one more"
+    assert transport.closed
+    with pytest.raises(Broken):
+        await pipe.receive()
 
 
-def test_what_would_have_to_wait_is_not_taken() -> None:
-    async def work() -> None:
-        pipe, transport, other = await secured()
-        taken(transport)
-        pipe.pause_writing()
-        assert not pipe.try_send([b"more"])
-        assert not transport.written
-        pipe.resume_writing()
-        assert pipe.try_send([b"more"])
-        other.feed(taken(transport))
-        space = memoryview(bytearray(10))
-        assert bytes(space[: other.unseal(space)]) == b"more"
-
-    run(work())
+async def test_what_would_have_to_wait_is_not_taken() -> None:
+    pipe, transport, other = await secured()
+    taken(transport)
+    pipe.pause_writing()
+    assert not pipe.try_send([b"more"])
+    assert not transport.written
+    pipe.resume_writing()
+    assert pipe.try_send([b"more"])
+    other.feed(taken(transport))
+    space = memoryview(bytearray(10))
+    assert bytes(space[: other.unseal(space)]) == b"more"
 
 
-def test_another_language_is_told_from_a_break() -> None:
-    async def work() -> None:
-        pipe, transport = TcpPipe(server_context(), server_side=True), FakeTransport()
-        pipe.connection_made(transport)
-        deliver(pipe, b"GET / HTTP/1.1\r\n\r\n")
-        with pytest.raises(RemoteProtocolError) as caught:
-            await pipe.secure()
-        assert caught.value.code == "tls"
-        assert transport.closed
-        gone = TcpPipe(server_context(), server_side=True)
-        gone.connection_made(FakeTransport())
-        gone.connection_lost(ConnectionResetError(104, "Connection reset by peer"))
-        with pytest.raises(Broken) as broken:
-            await gone.secure()
-        assert "connection reset by peer" in broken.value.what
-
-    run(work())
+async def test_another_language_is_told_from_a_break() -> None:
+    pipe, transport = TcpPipe(server_context(), server_side=True), FakeTransport()
+    pipe.connection_made(transport)
+    deliver(pipe, b"GET / HTTP/1.1\r\n\r\n")
+    with pytest.raises(RemoteProtocolError) as caught:
+        await pipe.secure()
+    assert caught.value.code == "tls"
+    assert transport.closed
+    gone = TcpPipe(server_context(), server_side=True)
+    gone.connection_made(FakeTransport())
+    gone.connection_lost(ConnectionResetError(104, "Connection reset by peer"))
+    with pytest.raises(Broken) as broken:
+        await gone.secure()
+    assert "connection reset by peer" in broken.value.what

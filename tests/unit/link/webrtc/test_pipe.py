@@ -11,7 +11,7 @@ from meshd.link.buffered_pipe import SEND_HIGH_BYTES
 from meshd.link.webrtc.pipe import WebRtcPipe
 from meshd.link.webrtc.session import WebRtcSession
 
-from tests.conformance.run import run, ticks
+from tests.conformance.run import ticks
 
 
 class StubAssociation:
@@ -55,79 +55,67 @@ def made() -> tuple[WebRtcPipe, StubSession, StubAssociation]:
     return WebRtcPipe(cast(WebRtcSession, session)), session, session.association
 
 
-def test_who_tries_has_room_below_the_high_mark_and_who_waits_below_the_low_one() -> None:
-    async def work() -> None:
-        pipe, _, association = made()
-        assert pipe.try_send([bytes(SEND_HIGH_BYTES)])
-        assert not pipe.try_send([b"x"])
-        association.backlog_bytes = SEND_HIGH_BYTES - 1  # of which the association says nothing
-        assert pipe.try_send([b"x"])
-        assert not pipe.try_send([b"x"])
-        async with Owner() as owner:
-            sending = owner.start(pipe.send([b"y"]), name="send")
-            await ticks(3)
-            association.backlog_bytes = 0
-            await ticks(3)
-            assert not sending.done()
-            association.on_drained()
-            await sending
-        assert association.backlog_bytes == 1
-
-    run(work())
+async def test_who_tries_has_room_below_the_high_mark_and_who_waits_below_the_low_one() -> None:
+    pipe, _, association = made()
+    assert pipe.try_send([bytes(SEND_HIGH_BYTES)])
+    assert not pipe.try_send([b"x"])
+    association.backlog_bytes = SEND_HIGH_BYTES - 1  # of which the association says nothing
+    assert pipe.try_send([b"x"])
+    assert not pipe.try_send([b"x"])
+    async with Owner() as owner:
+        sending = owner.start(pipe.send([b"y"]), name="send")
+        await ticks(3)
+        association.backlog_bytes = 0
+        await ticks(3)
+        assert not sending.done()
+        association.on_drained()
+        await sending
+    assert association.backlog_bytes == 1
 
 
-def test_many_small_chunks_are_fetched_as_one() -> None:
-    async def work() -> None:
-        pipe, _, association = made()
-        for data in (b"a", b"b", bytes(256 << 10)):
-            association.on_bytes(data)
-        assert association.unread() == 2 + (256 << 10)
-        assert await pipe.receive() == b"ab"
-        assert len(await pipe.receive()) == 256 << 10
-        assert (association.unread(), association.reads) == (0, 2)
-
-    run(work())
+async def test_many_small_chunks_are_fetched_as_one() -> None:
+    pipe, _, association = made()
+    for data in (b"a", b"b", bytes(256 << 10)):
+        association.on_bytes(data)
+    assert association.unread() == 2 + (256 << 10)
+    assert await pipe.receive() == b"ab"
+    assert len(await pipe.receive()) == 256 << 10
+    assert (association.unread(), association.reads) == (0, 2)
 
 
-def test_a_farewell_is_waited_for_and_so_are_the_tasks_of_the_session() -> None:
-    async def work() -> None:
-        pipe, session, association = made()
-        goes_on = asyncio.Event()
+async def test_a_farewell_is_waited_for_and_so_are_the_tasks_of_the_session() -> None:
+    pipe, session, association = made()
+    goes_on = asyncio.Event()
 
-        async def ending() -> None:
-            await goes_on.wait()
+    async def ending() -> None:
+        await goes_on.wait()
 
-        async with Owner() as owner:
-            session.tasks = [owner.start(ending(), name="session")]
-            closing = owner.start(pipe.aclose(), name="close")
-            await ticks(3)
-            assert (association.farewells, session.shuts) == (1, 0)
-            with pytest.raises(Closed):  # at once, although the farewell is under way
-                pipe.try_send([b"x"])
-            association.is_done = True
-            association.on_drained()
-            await ticks(3)
-            assert session.shuts == 1
-            assert not closing.done()
-            goes_on.set()
-            await closing
-
-    run(work())
+    async with Owner() as owner:
+        session.tasks = [owner.start(ending(), name="session")]
+        closing = owner.start(pipe.aclose(), name="close")
+        await ticks(3)
+        assert (association.farewells, session.shuts) == (1, 0)
+        with pytest.raises(Closed):  # at once, although the farewell is under way
+            pipe.try_send([b"x"])
+        association.is_done = True
+        association.on_drained()
+        await ticks(3)
+        assert session.shuts == 1
+        assert not closing.done()
+        goes_on.set()
+        await closing
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_who_has_heard_the_end_says_no_farewell(clean: bool) -> None:
-    async def work() -> None:
-        pipe, session, association = made()
-        association.on_bytes(b"last")
-        association.on_end(clean)
-        assert await pipe.receive() == b"last"
-        with pytest.raises(EndOfStream if clean else Broken):
-            await pipe.receive()
-        with pytest.raises(Broken):
-            pipe.try_send([b"x"])
-        await pipe.aclose()
-        assert association.farewells == 0
-        assert session.shuts >= 1
-
-    run(work())
+async def test_who_has_heard_the_end_says_no_farewell(clean: bool) -> None:
+    pipe, session, association = made()
+    association.on_bytes(b"last")
+    association.on_end(clean)
+    assert await pipe.receive() == b"last"
+    with pytest.raises(EndOfStream if clean else Broken):
+        await pipe.receive()
+    with pytest.raises(Broken):
+        pipe.try_send([b"x"])
+    await pipe.aclose()
+    assert association.farewells == 0
+    assert session.shuts >= 1

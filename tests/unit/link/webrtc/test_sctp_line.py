@@ -49,8 +49,7 @@ def seconds_for_bulk(line: SlowLine) -> float:
 
 
 @pytest.mark.parametrize(
-    ("rtt", "loss", "least"),
-    [(0.02, 0.0, 10.5), (0.05, 0.005, 9.5), (0.1, 0.0, 7.5), (0.1, 0.005, 7.5)],
+    ("rtt", "loss", "least"), [(0.02, 0.0, 10.5), (0.05, 0.005, 9.5), (0.1, 0.0, 7.5), (0.1, 0.005, 7.5)]
 )
 def test_fills_the_line(rtt: float, loss: float, least: float) -> None:
     line = SlowLine(3, loss=loss, delay=rtt / 2)

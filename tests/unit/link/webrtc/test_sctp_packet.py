@@ -56,18 +56,6 @@ def test_we_read_aiortc(tsn: int, payload: bytes) -> None:
     assert wire.open_sack(body) == wire.SackBody(tsn, 77, ((2, 3), (9, 9)))
 
 
-@given(st.binary(max_size=200))
-def test_nothing_but_the_declared_error(junk: bytes) -> None:
-    for packet in (junk, wire.seal(1, junk)):
-        try:
-            _, chunks = wire.open_packet(packet)
-            for _, _, body in chunks:
-                wire.open_data(body)
-                wire.open_sack(body)
-        except RemoteProtocolError:
-            continue
-
-
 def test_a_flipped_bit_is_seen() -> None:
     packet = bytearray(wire.seal(1, wire.data_chunk(1, 1, wire.BINARY, b"hello")))
     packet[-1] ^= 1

@@ -7,7 +7,7 @@ from aiortc import RTCDtlsFingerprint, RTCDtlsParameters
 from meshd.base.tasks import cancel_and_wait
 from meshd.link.webrtc.session import Dtls, Identity
 
-from tests.conformance.run import run, ticks
+from tests.conformance.run import ticks
 
 
 class _Wire:
@@ -31,21 +31,18 @@ class _Wire:
 
 
 @pytest.mark.parametrize("turns", range(4))
-def test_a_handshake_is_cancelled_in_the_turn_in_which_a_datagram_comes(turns: int) -> None:
-    async def work() -> None:
-        wire, identity = _Wire(), Identity()
-        dtls = Dtls(wire, [identity.certificate])  # type: ignore[arg-type]
-        dtls._set_role("client")
-        told = RTCDtlsFingerprint(algorithm="sha-256", value=identity.fingerprint.hex(":"))
-        task = asyncio.get_running_loop().create_task(dtls.start(RTCDtlsParameters(fingerprints=[told])))
-        await wire.waiting.wait()
-        wire.arrived.set_result(b"\x16 no record")
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        task.cancel()
-        await ticks(10)
-        ended = task.cancelled()
-        await cancel_and_wait(task)
-        assert ended
-
-    run(work())
+async def test_a_handshake_is_cancelled_in_the_turn_in_which_a_datagram_comes(turns: int) -> None:
+    wire, identity = _Wire(), Identity()
+    dtls = Dtls(wire, [identity.certificate])  # type: ignore[arg-type]
+    dtls._set_role("client")
+    told = RTCDtlsFingerprint(algorithm="sha-256", value=identity.fingerprint.hex(":"))
+    task = asyncio.get_running_loop().create_task(dtls.start(RTCDtlsParameters(fingerprints=[told])))
+    await wire.waiting.wait()
+    wire.arrived.set_result(b"\x16 no record")
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    await ticks(10)
+    ended = task.cancelled()
+    await cancel_and_wait(task)
+    assert ended
