@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from meshd.base.log_events import EVENTS
 from meshd.process.interface import ChildState
 
+from tests.reference.log_events import EVENTS
 from tests.rules.source import Source, dotted, sources
 from tests.unit.admin.codes import warning_codes
 
