@@ -363,7 +363,7 @@ async def _made(make: "Callable[[], Gateway]") -> "Gateway":
     """Make a gateway once a thread has imported its modules; clients that connect before wait at its port."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(_IMPORT_SECONDS)
-    gc.disable()  # as daemon_import.py does
+    gc.disable()  # as cli/roles.py does
     try:
         await asyncio.to_thread(import_gateway)
     finally:

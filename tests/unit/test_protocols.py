@@ -126,8 +126,8 @@ def test_every_protocol_of_an_interface_is_spoken_for() -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=[verb.name for verb in VERBS])
-def test_a_verb_is_a_module_with_two_functions(verb: Verb) -> None:
-    module = verb.load()
-    assert callable(module.add_arguments)
-    assert callable(module.run)
-    assert module.__doc__, "its help is its docstring"
+def test_a_verb_has_two_functions_and_a_help_text(verb: Verb) -> None:
+    code = verb.load()
+    assert callable(code.add_arguments)
+    assert callable(code.run)
+    assert code.__doc__, "its help is its docstring"

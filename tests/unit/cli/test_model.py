@@ -176,8 +176,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
 
         return run
 
-    for verb in ("serve", "worker"):
-        monkeypatch.setattr(f"meshd.cli.{verb}.import_daemon", import_daemon)
+    monkeypatch.setattr("meshd.cli.roles.import_daemon", import_daemon)
     monkeypatch.setattr("meshd.daemon.role_runtime.find_native", lambda paths, head: None)
     return configs
 
