@@ -3,6 +3,8 @@
 A view declares what programs read. What a part calls the same is taken as it is (`_view`); the functions here
 give the rest: ids as text with the names of nodes, dates for loop times. Times are rounded when they are
 written (status.py). `wall` is Unix time now, `now` loop time now.
+
+Presents the network facts as `meshd netcheck` shows them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,17 +13,24 @@ from types import MappingProxyType
 from typing import TypeVar, cast, get_args
 
 from meshd.admin.api import ExposedView
+from meshd.admin.net_api import NatView, NetcheckReply, PortMappingView, ProblemView
 from meshd.admin.status import ChildView, DeviceView, LinkView, PathName, PeerView, TunnelView
 from meshd.identity.keys import PeerId
 from meshd.model.reference_layer import ReferenceRates
 from meshd.model.status import LentMemory
+from meshd.netcheck.advice import advise, nat_class, outlook
+from meshd.netcheck.interface import NetReport
 from meshd.peer.interface import PathStatus, PeerStatus
+from meshd.portmap.interface import MapState, MapStatus
 from meshd.process.interface import ChildStatus
 from meshd.tunnel.interface import ExposedStatus, TunnelStatus
 from meshd.wire.lease import OfferedDevice
+from meshd.wire.netfacts import Mapped, NetFacts
+from meshd.wire.netfacts import Mapping as NatMapping
 
 T = TypeVar("T")
 _PATHS = frozenset(get_args(PathName))
+NOT_ASKED = MapStatus(state=MapState.OFF)
 
 
 def _view(view: type[T], value: object, /, **others: object) -> T:
@@ -116,3 +125,77 @@ def device_view(device: OfferedDevice, rates: ReferenceRates, *, age: float) -> 
 def child_views(children: Iterable[ChildStatus]) -> tuple[ChildView, ...]:
     """Show child processes in the order given."""
     return tuple(_view(ChildView, child, state=str(child.state)) for child in children)
+
+
+def netcheck_reply(report: NetReport, router: MapStatus, *, now: float, daemon: bool) -> NetcheckReply:
+    """Return the reply of netcheck. `now` in loop seconds, as `report.at`."""
+    # Names of RFC 5780 in lower case; empty values as null.
+    facts = report.facts
+    return NetcheckReply(
+        udp=facts.udp.name.lower(),
+        tcp=facts.tcp.name.lower(),
+        nat=NatView(
+            kind=nat_class(facts),
+            mapping=facts.mapping.name.lower(),
+            filtering=facts.filtering.name.lower(),
+            ports=facts.ports.name.lower(),
+            step=facts.udp_step,
+        ),
+        tcp_nat=NatView(
+            kind=_tcp_class(facts),
+            mapping=facts.tcp_mapping.name.lower(),
+            filtering="unknown",
+            ports=facts.tcp_ports.name.lower(),
+            step=facts.tcp_step,
+        ),
+        ipv6=facts.ipv6.name.lower(),
+        hairpin=facts.hairpin.name.lower(),
+        public_v4=facts.public_v4 or None,
+        public_v6=report.seen_v6 or None,
+        carrier_nat=facts.carrier_nat,
+        port_mapping=_port_mapping(router),
+        direct=outlook(facts, servers=report.servers, unresolved=report.unresolved),
+        problems=tuple(
+            ProblemView(code=problem.code, severity=problem.severity, what=problem.what, hint=problem.hint)
+            for problem in advise(facts, servers=report.servers, unresolved=report.unresolved)
+        ),
+        servers=report.servers,
+        age_s=round(max(0.0, now - report.at), 1),
+        daemon=daemon,
+    )
+
+
+def mapped(router: MapStatus) -> tuple[Mapped, str]:
+    """Return the state of port mapping for netcheck, and the router's outer address or nothing."""
+    states = {
+        MapState.MAPPED: Mapped.YES,
+        MapState.OFFERED: Mapped.YES,  # a daemon would ask for it
+        MapState.BEHIND_NAT: Mapped.BEHIND_NAT,
+        MapState.SILENT: Mapped.NO,
+        MapState.REFUSED: Mapped.NO,
+        MapState.NO_GATEWAY: Mapped.NO,
+    }
+    state = states.get(router.state, Mapped.UNKNOWN)
+    if router.verified is False:
+        state = Mapped.BEHIND_NAT
+    return state, router.external or ""
+
+
+def _port_mapping(router: MapStatus) -> PortMappingView:
+    return PortMappingView(
+        state=str(router.state),
+        language=None if router.language is None else str(router.language),
+        gateway=router.gateway,
+        external=router.external,
+        mappings=tuple(map(str, router.mappings)),
+        verified=router.verified,
+        why=router.why,
+    )
+
+
+def _tcp_class(facts: NetFacts) -> str:
+    return {
+        NatMapping.UNKNOWN: "unknown",
+        NatMapping.NONE: "none",
+        NatMapping.INDEPENDENT: "endpoint-independent",
+    }.get(facts.tcp_mapping, "symmetric")

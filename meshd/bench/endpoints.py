@@ -21,8 +21,7 @@ from meshd.identity.keystore import Home
 from meshd.identity.tls_certificate import make_link_certificate
 from meshd.link.secure.tls import dialer_context, listener_context
 from meshd.peer.interface import PeerState, Stream
-from meshd.tunnel.expose import connect_through
-from meshd.tunnel.forward import Forward
+from meshd.tunnel.forward import Forward, connect_through
 from meshd.tunnel.pump import Counter
 from meshd.wire.native import NativeVersion
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from meshd.base.tasks import Owner
+from meshd.fleet.proxy import listening_socket
 from meshd.process.child import OwnedChild
 from meshd.process.interface import ChildSpec
-from meshd.process.ports import listening_socket
 from meshd.process.ready import port_open
 
 _ROUND_TRIPS = 25

@@ -15,10 +15,9 @@ from meshd.bench.llama import changed, clock, first_token, started_at
 from meshd.bench.memory import give_back, take_memory
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER, NativeInfo
 from meshd.devices.command_lines import CALM_THREADS, LARGE_PAGES, NO_WARMUP
-from meshd.fleet.proxy import Counts, DelayingProxy, ProxyRules, connect_to
+from meshd.fleet.proxy import Counts, DelayingProxy, ProxyRules, connect_to, listening_socket
 from meshd.process.child import OwnedChild
 from meshd.process.interface import ChildSpec
-from meshd.process.ports import listening_socket
 from meshd.process.ready import port_open
 
 _NOT_STOCK = ("-ot", "-lm")  # of meshd's plan: where the output is, how the file is read

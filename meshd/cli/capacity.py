@@ -17,7 +17,7 @@ from meshd.admin.plan_api import (
     PathCapacity,
     StorageCapacity,
 )
-from meshd.base.byte_format import in_bytes, in_memory
+from meshd.base.units import in_bytes, in_memory
 from meshd.cli.list_models import MEMBERS_SECONDS
 from meshd.cli.options import Arguments
 from meshd.cli.output import Output

@@ -5,9 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshd.base.byte_format import in_bytes
 from meshd.base.errors import MeshdError, UserError
-from meshd.base.time_format import in_time
+from meshd.base.units import in_bytes, in_time
 from meshd.cli.output import Output
 from meshd.config import Config, ServeConfig
 from meshd.identity.folder import MEMBERSHIP

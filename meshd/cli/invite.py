@@ -20,7 +20,7 @@ from meshd.admin.api import (
 )
 from meshd.admin.codec import to_json
 from meshd.base.errors import UsageError, UserError
-from meshd.base.time_format import in_time
+from meshd.base.units import in_time
 from meshd.cli.offline import ask_or_use_files
 from meshd.cli.options import Arguments, Parser, duration, number
 from meshd.cli.output import Output

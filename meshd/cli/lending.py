@@ -5,8 +5,8 @@ import time
 
 from meshd.admin.api import PauseRequest, ResumeRequest, StatusRequest
 from meshd.admin.client import Client, ask
-from meshd.base.byte_format import in_number
 from meshd.base.errors import UserError
+from meshd.base.units import in_number
 from meshd.cli.options import Arguments, number
 from meshd.cli.output import Output
 from meshd.config import home_here

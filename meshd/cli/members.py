@@ -18,7 +18,7 @@ from meshd.admin.client import Client, NotRunning, ask
 from meshd.admin.codec import to_json
 from meshd.base.errors import UserError
 from meshd.base.home_folder import expanded
-from meshd.base.time_format import in_time
+from meshd.base.units import in_time
 from meshd.cli.offline import ask_or_use_files, home_locked
 from meshd.cli.options import Arguments, Parser, read_text
 from meshd.cli.output import Output

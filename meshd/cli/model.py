@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 from meshd.admin.client import Client, NotRunning
 from meshd.admin.codec import to_json
 from meshd.admin.models_api import FilesInUseRequest
-from meshd.base.byte_format import in_bytes
 from meshd.base.errors import UserError
+from meshd.base.units import in_bytes
 from meshd.cli.find_models import as_given, check_no_file, reporter
 from meshd.cli.list_models import ListedModel, list_models, meant_views, members_models
 from meshd.cli.options import Arguments, Parser, add_config_file, load_role, rate

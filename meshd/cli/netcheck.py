@@ -45,7 +45,7 @@ def _reply(args: Arguments, out: Output) -> NetcheckReply:
         except NotRunning:
             pass
     config = load_role(args, "worker").config
-    from meshd.daemon.netcheck import check_alone, servers_of
+    from meshd.daemon.network_state import check_alone, servers_of
 
     servers = servers_of(config)
     out.note("checking without a running node; this takes some seconds")

@@ -15,8 +15,7 @@ from meshd.config import LoadedConfig, load
 from meshd.config.forms import RATE, parse_duration, parse_rate, whole
 from meshd.config.given import unknown_variables
 from meshd.config.removed import removed_key
-from meshd.config.setting import Setting
-from meshd.config.shown import help_of
+from meshd.config.setting import Setting, help_of
 from meshd.config.tree import SETTINGS
 
 Arguments = argparse.Namespace

@@ -20,8 +20,8 @@ from meshd.admin.client import Client
 from meshd.admin.codec import to_fields
 from meshd.admin.models_api import NO_MEMBER_HAS_IT, PullRequest
 from meshd.admin.plan_api import MemoryLimit, PlanReply, PlanRequest, PlanSpeculation, PlanView
-from meshd.base.byte_format import in_bytes, in_memory, in_number
 from meshd.base.errors import UsageError, UserError
+from meshd.base.units import in_bytes, in_memory, in_number
 from meshd.cli.capacity import MEASURE_SECONDS
 from meshd.cli.find_models import check_no_file, local_model, reporter
 from meshd.cli.options import Arguments

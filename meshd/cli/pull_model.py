@@ -12,9 +12,8 @@ from meshd.admin.models_api import (
     PullRequest,
     PullStopRequest,
 )
-from meshd.base.byte_format import in_bytes
 from meshd.base.errors import MeshdError, UserError
-from meshd.base.time_format import in_time
+from meshd.base.units import in_bytes, in_time
 from meshd.cli.output import Output
 from meshd.model.model_name import MESH
 

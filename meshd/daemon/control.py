@@ -48,7 +48,7 @@ from meshd.admin.models_api import (
     PullStopRequest,
 )
 from meshd.admin.net_api import NetcheckReply, NetcheckRequest
-from meshd.admin.plan_api import CapacityReply, CapacityRequest, PlanReply, PlanRequest
+from meshd.admin.plan_api import CapacityReply, CapacityRequest, PlanReply, PlanRequest, WhyReply, WhyRequest
 from meshd.admin.snapshot import (
     child_views,
     device_view,
@@ -58,7 +58,6 @@ from meshd.admin.snapshot import (
     tunnel_views,
 )
 from meshd.admin.status import DeviceView, MeshView, NodeView, Status
-from meshd.admin.why_api import WhyReply, WhyRequest
 from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.daemon.models import ModelExchange
@@ -69,10 +68,9 @@ from meshd.daemon.storage import Storage
 from meshd.daemon.tunnels import TunnelAnswers
 from meshd.devices.interface import ListedDevices
 from meshd.gateway.interface import GatewayStatus
-from meshd.identity.invite import RelayHint
+from meshd.identity.invite import RelayHint, Reply
 from meshd.identity.keys import PeerId
 from meshd.identity.keystore import Home, Membership
-from meshd.identity.reply_code import Reply
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.reference_layer import REFERENCE_LAYERS, reference_rates
 from meshd.peer.mesh import PeerMesh, UnknownPeer
@@ -289,7 +287,7 @@ class DaemonControl(TunnelAnswers):
             raise UserError(
                 "nothing was answered yet since the model was loaded", hint="ask it something first"
             )
-        from meshd.daemon.why_view import why_reply  # most workers never need this module
+        from meshd.daemon.plan_view import why_reply  # most workers never need this module
 
         return why_reply(model.name, found)
 

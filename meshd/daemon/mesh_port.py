@@ -23,8 +23,7 @@ from meshd.link.secure.joining import Joining
 from meshd.link.tcp.listen import TcpListener
 from meshd.link.udp.batch_socket import Origin
 from meshd.wire.dialable import Dialable
-from meshd.wire.stun import Endpoint
-from meshd.wire.stun_answer import AnswerRates, answer_to
+from meshd.wire.stun import AnswerRates, Endpoint, answer_to
 
 _KEPT_HINT = (
     "this node has used that port before, and others know it: stop that program, or start once with "

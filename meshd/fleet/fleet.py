@@ -1,16 +1,20 @@
 """A head and its workers on this machine, as far apart as asked."""
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from meshd.admin.status import Status
+from meshd.base.errors import UserError
 from meshd.base.tasks import Owner
-from meshd.fleet.distance import apart
-from meshd.fleet.networks import API_PORT, FleetPlace, listen_address
+from meshd.fleet.networks import API_PORT, FleetPlace, NetworkOrders, listen_address, need_namespaces
 from meshd.fleet.node import LocalNode, NodeSpec, start_all
 from meshd.model.output import NEAR_SECONDS
+from meshd.process.child import OwnedChild
+from meshd.process.interface import ChildFailed, ChildSpec
+from meshd.process.ready import LineSeen
 
 HEAD_NAME = "head"
 # Runs the program behind it on the processors that it names: not every system has `taskset`
@@ -21,12 +25,41 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
+async def apart(
+    owner: Owner, round_trips: Sequence[float], folder: Path, *, wire: bool = False, stepped: bool = False
+) -> FleetPlace:
+    """Create networks for a head and as many workers, so far from the head in seconds. Raises UserError."""
+    need_namespaces()
+    seen = LineSeen(r"^\{")
+    orders = json.dumps(asdict(NetworkOrders(tuple(round_trips), wire, stepped)))
+    child = OwnedChild(
+        ChildSpec(
+            name="networks",
+            argv=(sys.executable, "-m", "meshd.fleet.networks", orders),
+            log=folder / "networks.log",
+            stamped=False,
+            probe=seen,
+            on_line=seen.see,
+        )
+    )
+    owner.start(child.serve(), name="networks")
+    try:
+        await child.ensure_ready()
+    except ChildFailed as error:
+        reason = error.tail[-1] if error.tail else error.what
+        raise UserError(
+            f"cannot create networks: {reason}", hint="run this as root, or allow user namespaces"
+        ) from None
+    found = json.loads(seen.line)
+    return FleetPlace(int(found["pid"]), tuple(map(int, found["networks"])), int(found["api_port"]), wire)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSpec:
     """`round_trips`: one worker for each, so many seconds from the head; nothing is put between if all are 0.
 
     `wire`: packets are delayed between the nodes and not connections (networks.py), also where all are 0.
-    `stepped`: distance in rounds (stepped_clock.py).
+    `stepped`: distance in rounds (networks.py).
     `worker_model` is the workers' file, None: they have none. The head waits for all of them.
     `worker_options`: what else each worker is told, where anything.
     `environments`: variables of nodes, by their names (HEAD_NAME, worker_names).

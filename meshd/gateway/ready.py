@@ -8,7 +8,7 @@ from pathlib import Path
 
 import aiohttp
 
-from meshd.base.unix_connect import connect_unix
+from meshd.base.sockets import connect_unix
 from meshd.gateway.events import answer_timings
 from meshd.gateway.interface import AnswerTimings, FindSampling, ReadyReport
 from meshd.gateway.upstream import open_session

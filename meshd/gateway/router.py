@@ -10,8 +10,8 @@ from functools import partial
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
+from meshd.base.admission import Slots
 from meshd.base.tasks import Owner, in_thread
-from meshd.base.work_slots import Slots
 from meshd.gateway.access import (
     FORM_TYPE,
     JSON_TYPE,

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 
 from aiohttp import web
 
-from meshd.base.accepted_socket import adopt
+from meshd.base.admission import Slots
 from meshd.base.errors import Broken
 from meshd.base.log import get
 from meshd.base.peer_limits import Share
+from meshd.base.sockets import adopt
 from meshd.base.tasks import Owner
-from meshd.base.work_slots import Slots
 from meshd.gateway.access import ApiPort
 from meshd.gateway.answer import AnswerContext
 from meshd.gateway.client_connections import ApiServer, ConnectionLimits

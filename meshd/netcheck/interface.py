@@ -1,6 +1,6 @@
 """Netcheck finds out what kind of network this node is in: observations, and the probes that make them.
 
-`classify.py` turns observations into `NetFacts` (wire/netfacts.py), `reasons.py` turns facts into words and
+`classify.py` turns observations into `NetFacts` (wire/netfacts.py), `advice.py` turns facts into words and
 into what two nodes may try; both are pure. `probe.py` asks the servers that the user configured, and nobody
 else. `watch.py` repeats it politely.
 """

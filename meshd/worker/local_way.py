@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from socket import AF_UNIX, SHUT_RDWR, SO_RCVBUF, SO_SNDBUF, SOCK_STREAM, SOL_SOCKET, socket
 
-from meshd.base.unix_peer import peer_of
+from meshd.base.other_process import peer_of
 from meshd.identity.keys import PeerId
 from meshd.tunnel.interface import TunnelStatus
 from meshd.wire.lease import PUSH_SERVICE

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from meshd.base import log
 from meshd.base.errors import MeshdError
-from meshd.base.freed_memory import keep_freed_memory
+from meshd.base.own_process import keep_freed_memory
 from meshd.base.tasks import Owner
 from meshd.base.wakeful_loop import WakefulLoop
 from meshd.bench.endpoints import BENCH_SERVICE, member_at, print_line

@@ -16,10 +16,9 @@ from meshd.wire.capacity import CAPACITY_SERVICE
 from meshd.wire.hello import Go
 from meshd.wire.lease import LEASE_SERVICE, PUSH_SERVICE, RPC_SERVICE, Acquire, Grant, Reserve
 from meshd.wire.lease import decode as decode_lease
-from meshd.wire.lengths import LengthParser, framed
-from meshd.wire.models import MODELS_SERVICE
+from meshd.wire.message import LengthParser, framed
+from meshd.wire.models import MODELS_SERVICE, PIECES_SERVICE
 from meshd.wire.news import MAX_PRESENCES, NEWS_SERVICE, BanNews, PresenceNews, RecordNews
-from meshd.wire.pieces import PIECES_SERVICE
 from meshd.wire.serving import API_SERVICE, SERVING_SERVICE
 from meshd.wire.signal import SIGNAL_SERVICE
 from meshd.worker.local_way import OFFERED_BYTES

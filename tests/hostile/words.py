@@ -20,8 +20,7 @@ from functools import partial
 import meshd.wire
 from meshd.base.errors import LocalProtocolError, MeshdError
 from meshd.wire.address import ScopedCandidate
-from meshd.wire.frame import FrameParser, data_header
-from meshd.wire.frame_types import Data
+from meshd.wire.frame import Data, FrameParser, data_header
 
 from tests.fuzz.mutate import either
 from tests.hostile.draw import Draw, hints_of

@@ -57,10 +57,10 @@ PROCESS_MAKERS = frozenset(
 )
 PROCESSES_ALLOWED = frozenset(
     {
-        "meshd/process/group.py",  # children of the daemon
+        "meshd/process/run.py",  # children of the daemon
         "meshd/process/orphans.py",  # the guard that outlives a killed daemon
         "meshd/base/port_holder.py",  # lsof names who holds a port
-        "meshd/base/stopped_process.py",  # ps tells on macOS whether a process is suspended
+        "meshd/base/other_process.py",  # ps tells on macOS whether a process is suspended
         "meshd/build/run.py",  # compilers, in the foreground
         "meshd/bench/tunnel.py",  # the far end of a measured pump
         "tests/bench/hop.py",  # both daemons of a measured step, and what stands for a mesh-server

@@ -20,8 +20,7 @@ from meshd.model.piece_index import PIECE_BYTES, PieceIndex
 from meshd.model.status import FetchStatus
 from meshd.peer.interface import PeerState, Stream
 from meshd.peer.messages import MessageStream
-from meshd.wire.models import NoPieces, ReadingModel, ToldModel
-from meshd.wire.pieces import GONE
+from meshd.wire.models import GONE, NoPieces, ReadingModel, ToldModel
 
 from tests.conformance.run import run, until
 from tests.hub_server import Hub, taken_for_hub

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from meshd.admin.interface import SOCKET_NAME
+from meshd.admin.socket_path import SOCKET_NAME
 from meshd.base import log
 from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.tasks import Owner

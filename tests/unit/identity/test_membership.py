@@ -13,11 +13,11 @@ from meshd.identity.membership import (
     Certificate,
     Chain,
     Role,
+    Statement,
     check_chain,
     issue,
     may_give,
 )
-from meshd.identity.signed import Statement
 from meshd.wire.limits import MAX_CHAIN_BYTES
 from meshd.wire.message import Value, pack
 
@@ -39,6 +39,8 @@ from tests.unit.identity.cast import (
     damaged,
     thorough,
 )
+
+GOOD = Statement.make(FOUNDER, "test", pack({"a": 1, "from a later version": [2]}))
 
 
 def edited(certificate: Certificate, signer: KeyPair, **changes: Value) -> Statement:
@@ -197,3 +199,37 @@ def test_noise_raises_only_the_declared_error(raw: bytes) -> None:
     for decode in (Certificate.decode, Chain.decode):
         with pytest.raises(RemoteProtocolError):
             decode(raw)
+
+
+def test_a_statement_is_read_back_with_fields_it_does_not_know() -> None:
+    found = Statement.decode(GOOD.encode(), limit=1000)
+    assert found == GOOD
+    assert found.holds(FOUNDER.peer, "test")
+    assert found.fields().number("a", low=0, high=9) == 1
+
+
+def test_it_holds_for_its_signer_and_context_only() -> None:
+    assert not GOOD.holds(GUEST.peer, "test")
+    assert not GOOD.holds(FOUNDER.peer, "other")
+
+
+def test_a_second_encoding_is_refused() -> None:
+    other = pack({"s": GOOD.signature, "b": GOOD.body})
+    with pytest.raises(RemoteProtocolError, match="canonical encoding"):
+        Statement.decode(other, limit=1000)
+
+
+def test_the_limit_holds() -> None:
+    with pytest.raises(RemoteProtocolError):
+        Statement.decode(GOOD.encode(), limit=len(GOOD.encode()) - 1)
+
+
+@given(st.data())
+@thorough
+def test_a_damaged_statement_is_refused_or_does_not_hold(data: st.DataObject) -> None:
+    raw = data.draw(damaged(GOOD.encode()))
+    try:
+        found = Statement.decode(raw, limit=1000)
+    except RemoteProtocolError:
+        return
+    assert not found.holds(FOUNDER.peer, "test")

@@ -5,12 +5,11 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from meshd.base.admission import TokenBuckets
 from meshd.base.peer_limits import AWAY_OF_ISSUER, AWAY_OF_ONE, AWAY_OF_SUBJECT, REFUTATIONS
-from meshd.base.rate_by_key import TokenBuckets
-from meshd.identity.away import Away
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.membership import Chain
-from meshd.identity.presence import Presence
+from meshd.identity.presence import Away, Presence
 from meshd.identity.record import PeerRecord
 from meshd.identity.revocation import RevocationSet
 from meshd.peer.news_ledger import LifeItem, NewsLedger

@@ -22,10 +22,13 @@ from meshd.model.piece_index import PIECE_BYTES, count_pieces
 from meshd.peer.interface import Stream
 from meshd.wire.limits import MAX_MODEL_ROWS
 from meshd.wire.models import (
+    GONE,
+    HERE,
     MODELS_SERVICE,
+    PIECES_SERVICE,
     ToldDisk,
+    piece_request,
 )
-from meshd.wire.pieces import GONE, HERE, PIECES_SERVICE, piece_request
 
 from tests.conformance.run import run
 from tests.unit.library.members.exchange_scene import NAME, big, scene
