@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import types
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from pathlib import Path
 
 from meshd.base.errors import MeshdError
@@ -101,8 +101,6 @@ def test_an_owner_cancelled_at_every_wait(tmp_path: Path) -> None:
     async def start_and_stop(child: OwnedChild) -> None:
         with contextlib.suppress(MeshdError):  # Closed, when the owner was cancelled meanwhile
             await child.ensure_ready()
-            await child.stop()
-            await child.ensure_ready()
 
     async def scene() -> None:
         most = 0
@@ -122,28 +120,18 @@ def test_an_owner_cancelled_at_every_wait(tmp_path: Path) -> None:
             most = max(most, cancelling.waits)
             if cancelling.waits < n:
                 break
-        assert most >= 6
+        assert most >= 5
 
     play(scene)
 
 
-def test_callers_cancelled_at_every_wait_leave_the_child_usable(tmp_path: Path) -> None:
+def test_a_caller_cancelled_at_its_wait_leaves_the_child_usable(tmp_path: Path) -> None:
     async def scene() -> None:
         child = OwnedChild(Maker(tmp_path))
         owner = asyncio.ensure_future(child.serve())
-        calls: tuple[tuple[Callable[[], Awaitable[None]], ChildState], ...] = (
-            (child.ensure_ready, ChildState.READY),
-            (child.stop, ChildState.STOPPED),
-        )
-        for _ in range(3):
-            for call, state in calls:
-
-                async def once(call: Callable[[], Awaitable[None]] = call) -> None:
-                    await call()
-
-                await Cancelling(once(), 1).run()
-                await until(child, state)
-                await call()
+        await Cancelling(child.ensure_ready(), 1).run()
+        await until(child, ChildState.READY)
+        await child.ensure_ready()
         owner.cancel()
         await asyncio.wait([owner])
 

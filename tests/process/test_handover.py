@@ -57,10 +57,9 @@ def test_a_child_reads_what_it_was_handed_at_each_start(tmp_path: Path) -> None:
             starts.append(maker)
             return maker()
 
-        async with owned(make) as child:
-            for _ in range(2):
+        for _ in range(2):
+            async with owned(make) as child:
                 await child.ensure_ready()
-                await child.stop()
         assert len(starts) == 2
         assert all("read 1234 bytes" in maker.lines for maker in starts)
 

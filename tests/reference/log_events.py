@@ -62,7 +62,6 @@ EVENTS: Mapping[str, str] = {
     "child_log_lost": "a child's output could not be logged",
     "child_ready": "a child process is ready",
     "child_starting": "a child process is being started",
-    "child_stopped": "a child process has exited",
     "child_stopping": "a child process is asked to exit",
     "connection_owner_unreadable": "/proc could not be read, so a local connection to a tunnel was refused",
     "context_shortened": "the context asked for is longer than the model was trained for",
