@@ -28,7 +28,7 @@ from pathlib import Path
 
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
-from meshd.bench.distant_run import until_head_serves
+from meshd.bench.distance import until_head_serves
 from meshd.bench.llama import measure_api
 from meshd.build.demo_model import demo_model
 from meshd.config import load

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from meshd.admin.status import Status
 from meshd.base.tasks import Owner
-from meshd.bench.distant_run import until_head_serves
+from meshd.bench.distance import until_head_serves
 from meshd.bench.llama import arguments_of, measure
 from meshd.build.demo_model import demo_model
 from meshd.config import load

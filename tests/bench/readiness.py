@@ -20,12 +20,12 @@ from pathlib import Path
 from meshd.base import log
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, first_error
+from meshd.bench.cells import programs_and_model
 from meshd.bench.distance import machine
 from meshd.bench.figures import count_of
-from meshd.bench.inputs import programs_and_model
 from meshd.bench.interface import BenchOutput
 from meshd.bench.llama import until_served
-from meshd.bench.memory import give_back, take_memory
+from meshd.bench.stock_run import give_back, take_memory
 from meshd.config import load
 from meshd.fleet.fleet import Fleet, FleetSpec
 from meshd.fleet.networks import need_namespaces

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from meshd.base.tasks import Owner
-from meshd.bench.distant_run import until_head_serves
+from meshd.bench.distance import until_head_serves
 from meshd.bench.llama import ChatAnswer, api_connection, completed
 from meshd.build.demo_model import demo_model
 from meshd.config import load

@@ -34,8 +34,8 @@ from meshd.base import log
 from meshd.base.errors import MeshdError
 from meshd.base.other_process import work_of
 from meshd.base.tasks import Owner
+from meshd.bench.cells import programs_and_model
 from meshd.bench.distance import machine
-from meshd.bench.inputs import programs_and_model
 from meshd.bench.interface import BenchOutput
 from meshd.bench.llama import api_connection
 from meshd.config import load

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
-from meshd.bench.distant_run import crossed, until_head_serves
+from meshd.bench.distance import crossed, until_head_serves
 from meshd.bench.llama import api_connection, completion
 from meshd.build.demo_model import demo_model
 from meshd.config import load

@@ -17,10 +17,9 @@ from pathlib import Path
 from meshd.base import log
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, first_error
-from meshd.bench.distance import machine
-from meshd.bench.distant_run import WARM_TOKENS, until_head_serves
+from meshd.bench.cells import programs_and_model
+from meshd.bench.distance import WARM_TOKENS, machine, until_head_serves
 from meshd.bench.figures import count_of
-from meshd.bench.inputs import programs_and_model
 from meshd.bench.interface import BenchOutput
 from meshd.bench.llama import arguments_of, measure
 from meshd.config import load

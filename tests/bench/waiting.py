@@ -28,7 +28,7 @@ from meshd.base.errors import MeshdError
 from meshd.base.resource_limits import usable_processors
 from meshd.base.tasks import Owner, first_error
 from meshd.base.wakeful_loop import Waiting
-from meshd.bench.distant_run import until_head_serves
+from meshd.bench.distance import until_head_serves
 from meshd.bench.llama import completion
 from meshd.build import native
 from meshd.build.interface import LLAMA_SERVER, MESH_PROGRAM

@@ -26,7 +26,7 @@ from typing import IO, TypeVar
 
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, first_error
-from meshd.bench.distant_run import until_head_serves
+from meshd.bench.distance import until_head_serves
 from meshd.bench.llama import ChatAnswer, completion
 from meshd.config import load
 from meshd.fleet.fleet import Fleet, FleetSpec

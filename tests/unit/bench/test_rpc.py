@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from meshd.bench import rpc
 from meshd.bench.llama import ChatAnswer
-from meshd.bench.rig import Trio
-from meshd.bench.rpc import _row, _tunnel_rows, as_table
+from meshd.bench.rpc import Trio, _row, _tunnel_rows, as_table
 from meshd.bench.tunnel import TunnelPath, TunnelResult
 from meshd.cli.output import Output
 
