@@ -28,7 +28,7 @@ from meshd.base.tasks import Owner, first_error
 from meshd.base.wakeful_loop import WakefulLoop, loop_waiting
 from meshd.build.pin import read_pin
 from meshd.config import Config
-from meshd.daemon.control import DaemonControl, Parts
+from meshd.daemon.control import DaemonControl
 from meshd.daemon.join_dialers import enter
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.mesh_port import MeshPort
@@ -404,32 +404,17 @@ class Daemon:
         await self._built.role.serve()
 
     def _control(self, live: "_Live", tunnels: OwnTunnels, pausing: Pausing) -> DaemonControl:
-        member = live.member
-        mdns = member.transports.mdns
         return DaemonControl(
-            Parts(
-                home=self._home,
-                home_path=self._config.paths.home,
-                membership=member.membership,
-                authority=member.authority,
-                mesh=member.mesh,
-                node=member.node,
-                built=lambda: self._built,
-                tunnels=tunnels,
-                mdns=lambda: mdns.status if mdns is not None else None,
-                candidates=member.local.token_candidates,
-                relays=member.transports.relays,
-                accept=member.transports.joiners.accept,
-                network_state=member.transports.network_state,
-                planning=lambda: self._planning_now(member, live.runtime),
-                pausing=pausing,
-                models=live.models,
-                storage=live.storage,
-                gateway=lambda: self._gateway.status if self._gateway is not None else None,
-                bans_changed=member.mesh.bans_changed,
-                leave=member.local.leave,
-                stop=self._stop,
-            )
+            live.member,
+            self._home,
+            built=lambda: self._built,
+            planning=lambda: self._planning_now(live.member, live.runtime),
+            gateway=lambda: self._gateway.status if self._gateway is not None else None,
+            stop=self._stop,
+            tunnels=tunnels,
+            pausing=pausing,
+            models=live.models,
+            storage=live.storage,
         )
 
     def _print_token(self, member: MemberNode) -> None:
