@@ -22,9 +22,10 @@ from meshd.bench.distance import crossed, until_head_serves
 from meshd.bench.llama import api_connection, completion
 from meshd.build.demo_model import demo_model
 from meshd.config import load
-from meshd.fleet.fleet import Fleet, workers_alike
+from meshd.fleet.fleet import Fleet
 from meshd.fleet.node import LocalNode, model_ready
 
+from tests.bench.networks import workers_alike
 from tests.bench.program import run_program
 
 _PROMPT_TOKENS = 8

@@ -23,11 +23,12 @@ from meshd.bench.figures import count_of
 from meshd.bench.interface import BenchOutput
 from meshd.bench.llama import arguments_of, measure
 from meshd.config import load
-from meshd.fleet.fleet import HEAD_NAME, Fleet, worker_names, workers_alike
+from meshd.fleet.fleet import HEAD_NAME, Fleet, worker_names
 from meshd.fleet.networks import need_namespaces
 from meshd.fleet.proxy import run_loop
 from meshd.model.cache import ContextShape
 
+from tests.bench.networks import workers_alike
 from tests.bench.program import run_bench
 from tests.bench.timeline import Span, micro_batches, read_spans
 from tests.bench.timeline_picture import draw_timeline

@@ -1,10 +1,22 @@
 """Packets between networks: each arrives where it is meant for, as late as the distance says, in order."""
 
+import asyncio
 import socket
 
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.fleet.wire import MOST_UNDER_WAY, Packets, host_of
+from meshd.base.tasks import Owner
+
+from tests.bench.networks import (
+    LONG_SECONDS,
+    LOOK_SECONDS,
+    MOST_UNDER_WAY,
+    QUIET_LOOKS,
+    Packets,
+    SteppedClock,
+    host_of,
+)
+from tests.sim.loop import run
 
 HEADER = 20
 
@@ -76,3 +88,57 @@ def test_no_packet_is_too_odd(data: bytes, source: int) -> None:
     packets = Packets(2, far)
     packets.put(source, data, 0.0)
     assert all(there == 1 - source for there, _ in packets.take(1.0))
+
+
+class Machine:
+    """Nodes that compute or sleep; `steps` are what the clock told, and when."""
+
+    def __init__(self) -> None:
+        self.busy = False
+        self.steps: list[tuple[int, bool]] = []
+        self.clock = SteppedClock(lambda: not self.busy, lambda now, quiet: self.steps.append((now, quiet)))
+
+
+def test_it_stands_still_where_nobody_waits() -> None:
+    async def main() -> None:
+        machine = Machine()
+        async with Owner() as owner:
+            owner.start(machine.clock.serve(), name="clock")
+            await asyncio.sleep(60)
+            assert machine.steps == []
+            owner.cancel()
+
+    run(main())
+
+
+def test_it_moves_step_by_step_to_what_is_waited_for() -> None:
+    async def main() -> None:
+        machine = Machine()
+        async with Owner() as owner:
+            owner.start(machine.clock.serve(), name="clock")
+            await machine.clock.until(3.0)
+            assert machine.clock.time() == 3.0
+            await asyncio.sleep(60)
+            assert machine.steps == [(1, True), (2, True), (3, True)]
+            owner.cancel()
+
+    run(main())
+
+
+def test_it_waits_for_who_computes_but_not_for_ever() -> None:
+    async def main() -> None:
+        machine = Machine()
+        machine.busy = True
+        async with Owner() as owner:
+            owner.start(machine.clock.serve(), name="clock")
+            owner.start(machine.clock.until(2.0), name="who waits")
+            await asyncio.sleep(LONG_SECONDS / 2)
+            assert machine.steps == []
+            await asyncio.sleep(LONG_SECONDS)
+            assert machine.steps == [(1, False)]
+            machine.busy = False
+            await asyncio.sleep((QUIET_LOOKS + 1) * LOOK_SECONDS)
+            assert machine.steps == [(1, False), (2, True)]
+            owner.cancel()
+
+    run(main())
