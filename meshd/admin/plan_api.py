@@ -4,9 +4,21 @@ The request for where the time of a model's tokens went, and its reply; see api.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from meshd.admin.request import Request
 from meshd.model.time_account import TimeAccount
+from meshd.wire.bounds import As
+
+
+def _rounded(digits: int) -> As:
+    """Write a number without what is below these digits."""
+    return As(float, lambda value: round(value, digits), float)
+
+
+Rate = Annotated[float, _rounded(2)]  # tokens a second
+Seconds = Share = Annotated[float, _rounded(4)]
+PartSeconds = Annotated[float, _rounded(6)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +41,7 @@ class PathCapacity:
     # `from` is a word of Python
     source: str
     to: str
-    rtt_ms: float
+    rtt_ms: Seconds
     bytes_s: float | None
 
 
@@ -106,11 +118,11 @@ class PlanSpeculation:
 
     free_tokens: int
     model_tokens: int
-    free_acceptance: float
-    model_acceptance: float
+    free_acceptance: Share
+    model_acceptance: Share
     measured: bool
-    repetitive_tok_s: float
-    prose_tok_s: float
+    repetitive_tok_s: Rate
+    prose_tok_s: Rate
     why: str = ""
     why_no_model: str = ""
 
@@ -120,8 +132,8 @@ class PlanPart:
     """A device, a path or the rest, and the predicted seconds of a token and of a prompt that it takes."""
 
     part: str
-    token_s: float
-    prompt_s: float
+    token_s: PartSeconds
+    prompt_s: PartSeconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,11 +147,11 @@ class PlanView:
     """
 
     nodes: tuple[PlannedNode, ...]
-    prompt_tok_s: float
-    generate_tok_s: float
-    streams_tok_s: float
-    first_token_s: float
-    load_s: float
+    prompt_tok_s: Rate
+    generate_tok_s: Rate
+    streams_tok_s: Rate
+    first_token_s: Seconds
+    load_s: Seconds
     load_bytes: int | None
     bytes_per_token: int
     ctx_size: int
@@ -148,7 +160,7 @@ class PlanView:
     output_on: str
     measured: bool
     why: str
-    answer_s: float = 0.0
+    answer_s: Seconds = 0.0
     prompt_tokens: int = 0
     answer_tokens: int = 0
     parts: tuple[PlanPart, ...] = ()
@@ -205,8 +217,8 @@ class AnswerTime:
 
     running: bool
     alone: bool
-    ended_s_ago: float
-    queue_s: float
+    ended_s_ago: Seconds
+    queue_s: Seconds
     prompt_tokens: int
     prompt_s: float
     generated_tokens: int
@@ -222,10 +234,10 @@ class AdviceView:
     """
 
     change: str
-    gain: float
+    gain: Share
     why: str
-    generate_tok_s: float
-    generate_tok_s_then: float
+    generate_tok_s: Rate
+    generate_tok_s_then: Rate
     measured: bool
 
 
@@ -249,7 +261,7 @@ class WhyReply:
     advice: AdviceView
     round: TimeAccount | None = None
     why_no_round: str = ""
-    generate_tok_s_at_load: float | None = None
+    generate_tok_s_at_load: Rate | None = None
     since_load: tuple[str, ...] = ()
 
 

@@ -1,7 +1,7 @@
 """Status values of each part to the views that the control socket shows. Pure.
 
-A view declares what programs read. What a part calls the same is taken as it is (`_view`); the functions here
-give the rest: ids as text with the names of nodes, dates for loop times. Times are rounded when they are
+A view declares what programs read. What a part calls the same is taken as it is (`view_of`); the functions
+here give the rest: ids as text with the names of nodes, dates for loop times. Times are rounded when they are
 written (status.py). `wall` is Unix time now, `now` loop time now.
 
 Presents the network facts as `meshd netcheck` shows them.
@@ -33,7 +33,7 @@ _PATHS = frozenset(get_args(PathName))
 NOT_ASKED = MapStatus(state=MapState.OFF)
 
 
-def _view(view: type[T], value: object, /, **others: object) -> T:
+def view_of(view: type[T], value: object, /, **others: object) -> T:
     """Make a view of `value`: `others`, and each other field that `value` has under the same name."""
     names = [field.name for field in fields(view) if field.name not in others]  # type: ignore[arg-type]
     return view(**{name: getattr(value, name) for name in names if hasattr(value, name)}, **others)
@@ -46,7 +46,7 @@ def link_path(path: str) -> PathName:
 
 def link_view(path: PathStatus, *, now: float, wall: float) -> LinkView:
     """Show one path of a peer."""
-    return _view(
+    return view_of(
         LinkView,
         path,
         kind=path.link.kind,
@@ -63,7 +63,7 @@ def peer_view(peer: PeerStatus, *, now: float, wall: float) -> PeerView:
     native = peer.native
     links = [link_view(path, now=now, wall=wall) for path in peer.paths if path.selected]
     spare = [link_view(path, now=now, wall=wall) for path in peer.paths if not path.selected]
-    return _view(
+    return view_of(
         PeerView,
         peer,
         id=str(peer.peer),
@@ -95,14 +95,14 @@ def tunnel_views(
 ) -> tuple[TunnelView, ...]:
     """Show forwards in the order given; `names` are those of the peers that are known by one."""
     return tuple(
-        _view(TunnelView, one, peer=str(one.peer), peer_name=names.get(one.peer, "")) for one in tunnels
+        view_of(TunnelView, one, peer=str(one.peer), peer_name=names.get(one.peer, "")) for one in tunnels
     )
 
 
 def exposed_view(service: ExposedStatus, names: Mapping[PeerId, str]) -> ExposedView:
     """Show a service of this node."""
     host = f"[{service.host}]" if ":" in service.host else service.host
-    return _view(
+    return view_of(
         ExposedView,
         service,
         target=f"{host}:{service.port}",
@@ -113,7 +113,7 @@ def exposed_view(service: ExposedStatus, names: Mapping[PeerId, str]) -> Exposed
 
 def device_view(device: OfferedDevice, rates: ReferenceRates, *, age: float) -> DeviceView:
     """Show a device that was listed `age` seconds ago."""
-    return _view(
+    return view_of(
         DeviceView,
         device,
         listed_s=max(0.0, age),
@@ -124,7 +124,7 @@ def device_view(device: OfferedDevice, rates: ReferenceRates, *, age: float) -> 
 
 def child_views(children: Iterable[ChildStatus]) -> tuple[ChildView, ...]:
     """Show child processes in the order given."""
-    return tuple(_view(ChildView, child, state=str(child.state)) for child in children)
+    return tuple(view_of(ChildView, child, state=str(child.state)) for child in children)
 
 
 def netcheck_reply(report: NetReport, router: MapStatus, *, now: float, daemon: bool) -> NetcheckReply:
@@ -156,7 +156,7 @@ def netcheck_reply(report: NetReport, router: MapStatus, *, now: float, daemon: 
         port_mapping=_port_mapping(router),
         direct=outlook(facts, servers=report.servers, unresolved=report.unresolved),
         problems=tuple(
-            ProblemView(code=problem.code, severity=problem.severity, what=problem.what, hint=problem.hint)
+            view_of(ProblemView, problem)
             for problem in advise(facts, servers=report.servers, unresolved=report.unresolved)
         ),
         servers=report.servers,
@@ -182,14 +182,12 @@ def mapped(router: MapStatus) -> tuple[Mapped, str]:
 
 
 def _port_mapping(router: MapStatus) -> PortMappingView:
-    return PortMappingView(
+    return view_of(
+        PortMappingView,
+        router,
         state=str(router.state),
         language=None if router.language is None else str(router.language),
-        gateway=router.gateway,
-        external=router.external,
         mappings=tuple(map(str, router.mappings)),
-        verified=router.verified,
-        why=router.why,
     )
 
 

@@ -23,6 +23,7 @@ from meshd.admin.plan_api import (
     PlanView,
     WhyReply,
 )
+from meshd.admin.snapshot import view_of
 from meshd.base.errors import UserError
 from meshd.head.draft_forecast import DraftForecast
 from meshd.head.explain import Explained
@@ -58,23 +59,19 @@ def _plan_view(choice: SplitChoice, drafts: DraftForecast) -> PlanView:
     plan, predicted = choice.plan, choice.prediction
     shares = [share for share in plan.shares if share.layers]
     worker = plan.output_worker
-    return PlanView(
+    return view_of(
+        PlanView,
+        predicted,
         nodes=tuple(
-            PlannedNode(
+            view_of(
+                PlannedNode,
+                share,
                 node=share.device.node,
                 device=share.device.name,
-                layers=share.layers,
                 memory_bytes=share.total,
             )
             for share in shares
         ),
-        prompt_tok_s=round(predicted.prompt_tok_s, 2),
-        generate_tok_s=round(predicted.generate_tok_s, 2),
-        streams_tok_s=round(predicted.streams_tok_s, 2),
-        first_token_s=round(predicted.first_token_s, 4),
-        load_s=round(predicted.load_s, 3),
-        load_bytes=predicted.load_bytes,
-        bytes_per_token=predicted.bytes_per_token,
         ctx_size=plan.answers.tokens if plan.answers is not None else plan.shape.cells,
         ctx_note=plan.answers.note if plan.answers is not None else "",
         slots=plan.shape.parallel,
@@ -82,28 +79,11 @@ def _plan_view(choice: SplitChoice, drafts: DraftForecast) -> PlanView:
         output_on=worker.label if worker is not None else "head",
         measured=predicted.is_measured,
         why=in_words(choice.reasons or plan.reasons),
-        answer_s=round(choice.seconds, 3),
+        answer_s=choice.seconds,
         prompt_tokens=ASSUMED_PROMPT,
         answer_tokens=ASSUMED_ANSWER,
-        parts=tuple(
-            PlanPart(
-                part=part.name,
-                token_s=round(part.token_s, 6),
-                prompt_s=round(part.prompt_s, 6),
-            )
-            for part in choice.outcome.parts
-        ),
-        speculation=PlanSpeculation(
-            free_tokens=drafts.free,
-            model_tokens=drafts.model,
-            free_acceptance=round(drafts.free_acceptance, 3),
-            model_acceptance=round(drafts.model_acceptance, 3),
-            measured=drafts.measured,
-            repetitive_tok_s=round(drafts.repetitive_tok_s, 2),
-            prose_tok_s=round(drafts.prose_tok_s, 2),
-            why=drafts.why,
-            why_no_model=drafts.why_no_model,
-        ),
+        parts=tuple(view_of(PlanPart, part, part=part.name) for part in choice.outcome.parts),
+        speculation=view_of(PlanSpeculation, drafts, free_tokens=drafts.free, model_tokens=drafts.model),
     )
 
 
@@ -129,18 +109,18 @@ def capacity_reply(machines: Machines, me: str, left_out: LeftOut, unmeasured: L
 
 def _device(node: str, device: OfferedDevice, speed: DeviceSpeed | None) -> DeviceCapacity:
     rates = reference_rates(speed)
-    return DeviceCapacity(
+    return view_of(
+        DeviceCapacity,
+        device,
         node=node,
         device=device.name,
-        free_bytes=device.free_bytes,
-        total_bytes=device.total_bytes,
         weight_bytes_s=rates.weight_bytes_s,
         flops=rates.flops,
     )
 
 
 def _path(source: str, to: str, path: DevicePath) -> PathCapacity:
-    return PathCapacity(source=source, to=to, rtt_ms=round(path.rtt * 1000, 3), bytes_s=path.rate)
+    return PathCapacity(source=source, to=to, rtt_ms=path.rtt * 1000, bytes_s=path.rate)
 
 
 def why_reply(model: str, found: Explained) -> WhyReply:
@@ -150,25 +130,23 @@ def why_reply(model: str, found: Explained) -> WhyReply:
         answers.append(_running(found.running))
     advice, at_load = found.advice, found.facts.at_load
     now = advice.now.prediction
-    return WhyReply(
+    return view_of(
+        WhyReply,
+        found,
         model=model,
         split=" → ".join(f"{part.node} {part.device}: {part.layers}" for part in found.split if part.layers),
         requests=found.active,
         answers=tuple(answers),
-        token=found.token,
-        prompt=found.prompt,
-        round=found.round,
-        why_no_round=found.why_no_round,
         advice=AdviceView(
             change=change_in_words(advice.change) if advice.change is not None else "",
-            gain=round(advice.gain, 4),
+            gain=advice.gain,
             why=basis_in_words(advice.basis),
-            generate_tok_s=round(now.generate_tok_s, 2),
-            generate_tok_s_then=round(advice.then_tok_s, 2),
+            generate_tok_s=now.generate_tok_s,
+            generate_tok_s_then=advice.then_tok_s,
             measured=now.is_measured,
         ),
         generate_tok_s_at_load=(
-            round(at_load.prediction.generate_tok_s, 2) if at_load.prediction.is_measured else None
+            at_load.prediction.generate_tok_s if at_load.prediction.is_measured else None
         ),
         since_load=tuple(map(part_in_words, advice.now.changes_since(at_load))),
     )
@@ -178,8 +156,8 @@ def _answer(one: TimedAnswer, now: float) -> AnswerTime:
     return AnswerTime(
         running=False,
         alone=one.alone,
-        ended_s_ago=round(max(0.0, now - one.ended), 3),
-        queue_s=round(one.queue, 4),
+        ended_s_ago=max(0.0, now - one.ended),
+        queue_s=one.queue,
         prompt_tokens=one.timings.prompt_tokens,
         prompt_s=one.timings.prompt_seconds,
         generated_tokens=one.timings.generated_tokens,
