@@ -17,7 +17,8 @@ def _rounded(digits: int) -> As:
 
 
 Rate = Annotated[float, _rounded(2)]  # tokens a second
-Seconds = Share = Annotated[float, _rounded(4)]
+Seconds = Annotated[float, _rounded(4)]
+Share = Annotated[float, _rounded(4)]
 PartSeconds = Annotated[float, _rounded(6)]
 
 
