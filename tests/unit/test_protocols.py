@@ -28,8 +28,6 @@ from meshd.library.members.fetch_weights import MemberWeights
 from meshd.link.interface import Dialer, Link, Listener, Signals
 from meshd.link.tcp.dial import TcpDialer, TcpLink
 from meshd.link.tcp.listen import TcpListener
-from meshd.netcheck.interface import NetCheck
-from meshd.netcheck.watch import NetWatch
 from meshd.peer.interface import Book, Mesh, Stream
 from meshd.peer.mesh import PeerMesh
 from meshd.peer.signals import SignalService
@@ -83,7 +81,6 @@ serve_role: Callable[[Model], RunningRole] = same
 dialect: Callable[[ChatDialect], Dialect] = same
 answering: Callable[[ResponsesAnswering], Answering] = same
 router: Callable[[PcpRouter], HomeRouter] = same
-net_check: Callable[[NetWatch], NetCheck] = same
 lease_cache: Callable[[store_lease_cache.DiskLeaseCache], LeaseCache] = same
 content_store: Callable[[content_store_module.DiskContentStore], ContentStore] = same
 inspector: Callable[[MeshLeaseView], Inspector] = same
