@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshd.base.errors import MeshdError
-from meshd.bench.endpoints import print_line
-from meshd.bench.tunnel import BULK_BYTES
 from meshd.rpc import mesh_protocol as wire
 
+from tests.bench.endpoints import print_line
 from tests.bench.hop_ends import BUFFER_BYTES, message
+from tests.bench.tunnel import BULK_BYTES
 
 SIZES = (64, 4 << 10, 16 << 10)  # bytes of a small message: there, and back
 _PIECE_BYTES = 1 << 20

@@ -51,8 +51,7 @@ llama.cpp, and with bytes that go back and forth through the same delay. The tar
 
 ## Compared with a direct connection
 
-No distance; stock llama.cpp of the same build over its own RPC (`meshd bench rpc`). The bare TLS pump shows
-what any two hops in Python cost:
+No distance; stock llama.cpp of the same build over its own RPC (`meshd bench rpc`):
 
 {rpc}
 

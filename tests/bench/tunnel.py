@@ -1,5 +1,9 @@
-"""Compare the tunnel on loopback with a bare two-hop TLS pump: bytes per second, and small round trips."""
+"""Compare the tunnel on loopback with a bare two-hop TLS pump: bytes per second, and small round trips.
 
+`python -m tests.bench.tunnel --pairs 3`. The pump (endpoints.py) shows what any two hops in Python cost.
+"""
+
+import argparse
 import asyncio
 import statistics
 import sys
@@ -10,12 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshd.base.errors import MeshdError
+from meshd.bench.figures import with_spread
 
 BULK_BYTES = 512 << 20
 CHUNK_BYTES = 256 << 10
 _ROUND_TRIPS = 2000
 SMALL_BYTES = 64
 _START_SECONDS = 30.0
+LEAST_RATE, MOST_ADDED = 0.6, 1.5  # targets, relative to the pump
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +139,7 @@ async def program(*arguments: str) -> AsyncIterator[str]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "meshd.bench.endpoints",
+        "tests.bench.endpoints",
         *arguments,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -149,3 +155,22 @@ async def program(*arguments: str) -> AsyncIterator[str]:
     finally:
         process.stdin.close()
         await process.wait()
+
+
+def lines(result: TunnelResult) -> list[str]:
+    """Return what was measured, for people."""
+    rates = [[path.rate / 1e6 for path in paths] for paths in (result.meshd, result.bare)]
+    added = [[seconds * 1e6 for seconds in path] for path in result.added]
+    return [
+        f"bytes: {with_spread(rates[0])} MB/s, bare TLS pump {with_spread(rates[1])} MB/s, "
+        f"ratio {with_spread(result.rate_ratios, '.3f')}, target ≥ {LEAST_RATE}",
+        f"added round trip: {with_spread(added[0])} µs, bare TLS pump {with_spread(added[1])} µs, "
+        f"ratio {with_spread(result.added_ratios, '.3f')}, target ≤ {MOST_ADDED}",
+    ]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=3)
+    for line in lines(asyncio.run(measure(parser.parse_args().pairs))):
+        sys.stdout.write(line + "\n")

@@ -1,4 +1,4 @@
-"""The programs with which `bench rpc` measures the tunnel, each a separate process (`python -m` this).
+"""The programs with which tunnel.py measures the tunnel, each a separate process (`python -m` this).
 
 `tls-near`/`tls-far`: a bare pump, client → TCP → here → TLS → there → TCP → server, without meshd.
 `mesh-near`/`mesh-far`: the same path through meshd's session, link and tunnel, as the daemon builds them.
