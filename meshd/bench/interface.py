@@ -31,7 +31,7 @@ class RpcBenchArgs:
     as_json: bool = False
 
 
-BENCH_TRANSPORTS = ("udp", "tcp", "quic", "webrtc", "tls", "aioquic", "aiortc", "iroh")
+BENCH_TRANSPORTS = ("udp", "tcp", "quic", "webrtc", "tls")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,15 +1,26 @@
-"""The libraries below meshd's links and iroh, unmodified, for comparison."""
+"""The libraries below meshd's links and iroh, unmodified: `python -m tests.bench.transport --ways iroh`.
 
+To be compared with `meshd bench transport` of the same machine. With orders as its one argument it is one
+side of a measurement (meshd/bench/transport_end.py).
+"""
+
+import argparse
 import asyncio
 import ssl
+import sys
 import tempfile
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from meshd.base.errors import MeshdError
-from meshd.bench.transport_kinds import BenchPipe, BenchPlace
+from meshd.bench import transport_end
+from meshd.bench.interface import TransportBenchArgs
+from meshd.bench.transport import measure_all, show
+from meshd.bench.transport_kinds import BenchPipe, BenchPlace, BenchTransport
+from meshd.cli.output import standard
 from meshd.identity.tls_certificate import make_link_certificate
 
 MESSAGE_BYTES = 16 << 10
@@ -171,3 +182,32 @@ async def iroh(place: BenchPlace) -> AsyncIterator[BenchPipe]:
 
     yield StockStream()
     await endpoint.close()
+
+
+STOCK: Mapping[str, BenchTransport] = {"aiortc": aiortc, "aioquic": aioquic, "iroh": iroh}
+END = "tests.bench.transport"
+_CONTROL = {"aiortc": "RFC 9260", "aioquic": "Reno", "iroh": "Cubic"}  # congestion control
+
+
+def main(argv: Sequence[str]) -> None:
+    """Measure the stock transports, and print tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ways", default=",".join(STOCK))
+    parser.add_argument("--only", choices=("loopback", "lines"))
+    given = parser.parse_args(argv)
+    args = TransportBenchArgs(
+        transports=tuple(given.ways.split(",")),
+        loopback=given.only in (None, "loopback"),
+        lines=given.only in (None, "lines"),
+        beside=False,
+    )
+    out = standard()
+    figures = asyncio.run(measure_all(END, args, out))
+    show([replace(figure, control=_CONTROL[figure.transport]) for figure in figures], out)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] and sys.argv[1].startswith("{"):
+        transport_end.main(sys.argv[1], STOCK)
+    else:
+        main(sys.argv[1:])
