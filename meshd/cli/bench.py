@@ -13,7 +13,7 @@ from meshd.base.errors import UsageError, UserError
 from meshd.base.home_folder import expanded
 from meshd.cli.options import Arguments, milliseconds, number
 from meshd.cli.output import Output
-from meshd.config import load
+from meshd.config.load import load
 
 WHAT = "load|nodes|latency|rpc|transport"
 _HOST = r"(\[[^\[\]]+\]|[^:\[\]]*[^:\[\]0-9][^:\[\]]*)"  # a host of digits only would be a port

@@ -56,7 +56,7 @@ def _verdict(findings: "Sequence[Finding]") -> str:
 def _daemon() -> "list[Finding]":
     from meshd.admin.api import StatusRequest
     from meshd.admin.client import NotRunning, ask
-    from meshd.config import home_here
+    from meshd.config.tree import home_here
     from meshd.daemon.doctor import Finding
 
     try:

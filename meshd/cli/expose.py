@@ -23,7 +23,7 @@ from meshd.base.hosts import is_loopback
 from meshd.base.units import in_bytes
 from meshd.cli.options import Arguments
 from meshd.cli.output import Output
-from meshd.config import home_here
+from meshd.config.tree import home_here
 
 USE = "`meshd expose NAME HOST:PORT --to PEER`, `meshd expose ls` or `meshd expose rm NAME`"
 _USAGE = """\

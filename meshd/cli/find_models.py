@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from meshd.base.errors import MeshdError, UserError
 from meshd.base.units import in_bytes, in_time
 from meshd.cli.output import Output
-from meshd.config import Config, ServeConfig
+from meshd.config.serve_settings import ServeConfig
+from meshd.config.tree import Config
 from meshd.identity.folder import MEMBERSHIP
 from meshd.model.gguf_names import GGUF_SUFFIX
 from meshd.model.model_name import MESH, BareName, parse_model_name

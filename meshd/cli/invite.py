@@ -24,7 +24,7 @@ from meshd.base.units import in_time
 from meshd.cli.offline import ask_or_use_files
 from meshd.cli.options import Arguments, Parser, duration, number
 from meshd.cli.output import Output
-from meshd.config import home_here
+from meshd.config.tree import home_here
 
 if TYPE_CHECKING:  # cryptography, which a running daemon spares this verb
     from meshd.admin.authority import Authority

@@ -9,7 +9,7 @@ from meshd.base.errors import UserError
 from meshd.base.units import in_number
 from meshd.cli.options import Arguments, number
 from meshd.cli.output import Output
-from meshd.config import home_here
+from meshd.config.tree import home_here
 
 LENT_SECONDS = 600
 _LOOK_SECONDS = 0.5

@@ -23,7 +23,7 @@ from meshd.cli.offline import ask_or_use_files, home_locked
 from meshd.cli.options import Arguments, Parser, read_text
 from meshd.cli.output import Output
 from meshd.cli.stop import DEFAULT_SECONDS, end_daemon
-from meshd.config import home_here
+from meshd.config.tree import home_here
 
 MAX_BACKUP_CHARS = 16 << 10
 

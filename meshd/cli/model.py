@@ -28,7 +28,7 @@ from meshd.cli.list_models import ListedModel, list_models, meant_views, members
 from meshd.cli.options import Arguments, Parser, add_config_file, load_role, rate
 from meshd.cli.output import Json, Output
 from meshd.cli.pull_model import begin_pull, pull_from_members
-from meshd.config import Config
+from meshd.config.tree import Config
 from meshd.model.model_name import MESH, is_digits
 
 if TYPE_CHECKING:  # they cost time to import, and `--help` needs none of them

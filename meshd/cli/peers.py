@@ -10,7 +10,7 @@ from meshd.admin.status import PeerView, Status
 from meshd.base.units import in_bytes, in_number, in_time
 from meshd.cli.options import Arguments
 from meshd.cli.output import Output
-from meshd.config import home_here
+from meshd.config.tree import home_here
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

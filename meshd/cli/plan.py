@@ -27,8 +27,8 @@ from meshd.cli.find_models import check_no_file, local_model, reporter
 from meshd.cli.options import Arguments
 from meshd.cli.output import Output
 from meshd.cli.pull_model import watched
-from meshd.config import Config, home_here
 from meshd.config.forms import SIZE, WEIGHT, WORD, Form, listed, parse_size
+from meshd.config.tree import Config, home_here
 from meshd.model.layer_range import parse_layer_range
 from meshd.model.model_name import MESH, OLLAMA
 

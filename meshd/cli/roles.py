@@ -9,7 +9,7 @@ from meshd.cli.find_models import find_served_model, find_worker_models
 from meshd.cli.options import Arguments, add_role_options, load_role
 from meshd.cli.output import Output
 from meshd.cli.role_checks import check_node, check_serve, check_worker, read_join
-from meshd.config import Config
+from meshd.config.tree import Config
 
 
 class RoleVerb:

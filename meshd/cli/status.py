@@ -12,7 +12,7 @@ from meshd.base.units import in_bytes, in_memory, in_number, in_time
 from meshd.cli.options import Arguments
 from meshd.cli.output import Output, bar
 from meshd.cli.peers import print_peers
-from meshd.config import home_here
+from meshd.config.tree import home_here
 from meshd.gateway.interface import GatewayStatus
 from meshd.identity.naming import WORKER_ROLE
 from meshd.model.status import (

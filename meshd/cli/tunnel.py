@@ -20,7 +20,7 @@ from meshd.base.hosts import is_loopback
 from meshd.base.units import in_bytes
 from meshd.cli.options import Arguments, Parser
 from meshd.cli.output import Output
-from meshd.config import home_here
+from meshd.config.tree import home_here
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,7 +15,7 @@ from meshd.base.units import in_bytes, in_memory
 from meshd.build.machine import GPU_PAGE, has_nvidia_gpu, need_compiler, need_tools
 from meshd.build.pin import read_pin
 from meshd.build.wheel import installed_wheel
-from meshd.config import Config
+from meshd.config.tree import Config
 from meshd.daemon.native_check import check_native
 from meshd.daemon.role_runtime import find_native
 from meshd.devices.device_trial import DeviceTrials

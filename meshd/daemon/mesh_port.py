@@ -13,7 +13,8 @@ from typing import Protocol
 from meshd.base import log
 from meshd.base.errors import LocalProtocolError, UserError
 from meshd.base.hosts import is_loopback
-from meshd.config import DEFAULT_MESH_PORT, MESH_PORT_TRIES, HostPort
+from meshd.config.forms import HostPort
+from meshd.config.tree import DEFAULT_MESH_PORT, MESH_PORT_TRIES
 from meshd.identity.keystore import PORT_BLOB, Home
 from meshd.link.net.one_port import PortTaken
 from meshd.link.quic.listen import QuicListener

@@ -12,7 +12,7 @@ from meshd.admin.snapshot import NOT_ASKED, mapped, netcheck_reply
 from meshd.base.errors import UserError
 from meshd.base.fault_boundary import kept_up
 from meshd.base.tasks import Owner
-from meshd.config import Config
+from meshd.config.tree import Config
 from meshd.identity.keystore import Home
 from meshd.identity.relay_url import parse_relay_url
 from meshd.link.interface import Link

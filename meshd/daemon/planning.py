@@ -9,7 +9,7 @@ from pathlib import Path
 from meshd.admin.plan_api import CapacityReply, PlanReply, PlanRequest
 from meshd.base import log
 from meshd.base.errors import Refused, UserError
-from meshd.config import Config
+from meshd.config.tree import Config
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.plan_view import asked_memory, asked_options, capacity_reply, plan_reply
 from meshd.daemon.role_kind import BuiltRole, RoleKind

@@ -18,7 +18,7 @@ from meshd.base.wakeful_loop import AUTO
 from meshd.build import native as native_build
 from meshd.build.interface import LLAMA_SERVER, MESH_MODULE, MESH_PROGRAM
 from meshd.build.pin import read_pin
-from meshd.config import Config, Paths
+from meshd.config.tree import Config, Paths
 from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.interface import (
     NativeBuild,

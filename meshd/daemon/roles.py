@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshd.config import Config
+from meshd.config.tree import Config
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.role_kind import BuiltRole, FetchingRole, RoleKind, Wanted
 from meshd.daemon.role_runtime import device_speeds, machine_id

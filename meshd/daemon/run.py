@@ -27,7 +27,7 @@ from meshd.base.own_process import keep_freed_memory, raise_limit
 from meshd.base.tasks import Owner, first_error
 from meshd.base.wakeful_loop import WakefulLoop, loop_waiting
 from meshd.build.pin import read_pin
-from meshd.config import Config
+from meshd.config.tree import Config
 from meshd.daemon.control import DaemonControl
 from meshd.daemon.join_dialers import enter
 from meshd.daemon.member_node import MemberNode

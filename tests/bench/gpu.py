@@ -31,7 +31,7 @@ from meshd.bench.figures import MESHD
 from meshd.build.demo_model import demo_model
 from meshd.build.interface import MESH_PROGRAM, BuildProgress, NativeInfo
 from meshd.build.native import build
-from meshd.config import load
+from meshd.config.load import load
 from meshd.devices.devices import list_devices, pick
 from meshd.fleet.proxy import run_loop
 from meshd.process.run import run_to_end

@@ -26,7 +26,7 @@ from meshd.bench.figures import count_of
 from meshd.bench.interface import BenchOutput
 from meshd.bench.llama import until_served
 from meshd.bench.stock_run import give_back, take_memory
-from meshd.config import load
+from meshd.config.load import load
 from meshd.fleet.fleet import Fleet, FleetSpec
 from meshd.fleet.networks import need_namespaces
 from meshd.fleet.node import LocalNode

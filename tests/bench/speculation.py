@@ -27,7 +27,7 @@ from meshd.base.tasks import Owner
 from meshd.bench.distance import until_head_serves
 from meshd.bench.llama import ChatAnswer, api_connection, completed
 from meshd.build.demo_model import demo_model
-from meshd.config import load
+from meshd.config.load import load
 from meshd.fleet.fleet import Fleet
 from meshd.fleet.node import LocalNode, model_ready
 

@@ -38,7 +38,7 @@ from meshd.bench.cells import programs_and_model
 from meshd.bench.distance import machine
 from meshd.bench.interface import BenchOutput
 from meshd.bench.llama import api_connection
-from meshd.config import load
+from meshd.config.load import load
 from meshd.fleet.fleet import worker_names
 from meshd.fleet.node import LocalNode, NodeSpec, model_ready, start_all
 from meshd.fleet.proxy import run_loop

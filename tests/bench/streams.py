@@ -21,7 +21,7 @@ from meshd.base.tasks import Owner
 from meshd.bench.distance import crossed, until_head_serves
 from meshd.bench.llama import api_connection, completion
 from meshd.build.demo_model import demo_model
-from meshd.config import load
+from meshd.config.load import load
 from meshd.fleet.fleet import Fleet
 from meshd.fleet.node import LocalNode, model_ready
 

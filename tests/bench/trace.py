@@ -22,7 +22,7 @@ from meshd.bench.distance import WARM_TOKENS, machine, until_head_serves
 from meshd.bench.figures import count_of
 from meshd.bench.interface import BenchOutput
 from meshd.bench.llama import arguments_of, measure
-from meshd.config import load
+from meshd.config.load import load
 from meshd.fleet.fleet import HEAD_NAME, Fleet, worker_names
 from meshd.fleet.networks import need_namespaces
 from meshd.fleet.proxy import run_loop

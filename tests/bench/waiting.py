@@ -32,7 +32,7 @@ from meshd.bench.distance import until_head_serves
 from meshd.bench.llama import completion
 from meshd.build import native
 from meshd.build.interface import LLAMA_SERVER, MESH_PROGRAM
-from meshd.config import load
+from meshd.config.load import load
 from meshd.fleet.fleet import Fleet, FleetSpec, worker_names
 from meshd.fleet.node import LocalNode, model_ready
 from meshd.fleet.proxy import run_loop

@@ -9,7 +9,8 @@ import pytest
 from meshd.base.errors import UserError
 from meshd.cli import find_models as finding
 from meshd.cli.output import Output
-from meshd.config import Config, ModelConfig, NodeConfig, Paths, ServeConfig, WorkerConfig
+from meshd.config.serve_settings import ModelConfig, ServeConfig
+from meshd.config.tree import Config, NodeConfig, Paths, WorkerConfig
 from meshd.library.interface import TransferProgress
 
 from tests.unit.admin.fake import FakeControl

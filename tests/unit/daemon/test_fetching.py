@@ -10,7 +10,8 @@ import pytest
 from meshd.admin.models_api import PullRequest
 from meshd.base.errors import UserError
 from meshd.base.tasks import cancel_and_wait
-from meshd.config import Config, ModelConfig, NodeConfig, Paths, ServeConfig, WorkerConfig
+from meshd.config.serve_settings import ModelConfig, ServeConfig
+from meshd.config.tree import Config, NodeConfig, Paths, WorkerConfig
 from meshd.daemon import fetching
 from meshd.daemon.fetching import Fetching, with_paths
 from meshd.daemon.role_kind import Wanted

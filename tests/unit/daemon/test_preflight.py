@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.config import Config, HostPort, LinksConfig, ModelConfig, Paths, ServeConfig, WorkerConfig
+from meshd.config.forms import HostPort
+from meshd.config.serve_settings import ModelConfig, ServeConfig
+from meshd.config.tree import Config, LinksConfig, Paths, WorkerConfig
 from meshd.daemon.roles import ROLES, ClaimedWorker
 from meshd.daemon.run import Preflight
 from meshd.daemon.serve_role import ClaimedServe

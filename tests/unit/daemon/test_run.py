@@ -13,7 +13,9 @@ from meshd.admin.client import ask
 from meshd.admin.socket_path import SOCKET_NAME
 from meshd.base.errors import UserError
 from meshd.base.tasks import Owner, first_error
-from meshd.config import ClientConfig, Config, HostPort, LinksConfig, Paths, WorkerConfig
+from meshd.config.forms import HostPort
+from meshd.config.serve_settings import ClientConfig
+from meshd.config.tree import Config, LinksConfig, Paths, WorkerConfig
 from meshd.daemon.fetching import Fetching
 from meshd.daemon.run import Daemon, watch_names
 from meshd.daemon.tunnels import TunnelAnswers

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from meshd.config import Config, Paths, ServeConfig
+from meshd.config.serve_settings import ServeConfig
+from meshd.config.tree import Config, Paths
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.serve_role import head_options
 from meshd.plan.wishes import DraftModel, HeadOptions
