@@ -1,15 +1,12 @@
-"""The diagrams of docs/architecture.md, made from what they show: import contracts, and tables of states.
+"""The diagram of docs/architecture.md, made from the import contracts.
 
 `make reference` brings them up to date.
 """
 
 import re
 import tomllib
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import product
-
-from meshd.peer.send_turn import TURNS, FeedState, SendAct, SendEvent, SendState, step
+from itertools import pairwise
 
 from tests.rules.source import ROOT
 
@@ -29,13 +26,10 @@ def layers(of: Sequence[Contract]) -> str:
     (rows,) = (_rows(one) for one in of if one["type"] == "layers")
     pure = {name.removeprefix("meshd.") for one in of if one["type"] == "forbidden" for name in _pure(one)}
     lines = ["flowchart TB"]
-    for number, row in enumerate(rows):
-        lines.append(f'    subgraph layer{number} [" "]')
-        lines += [f'        {name}["{name}"]{":::pure" if name in pure else ""}' for name in row]
-        lines.append("    end")
-    lines += [f"    layer{number} --> layer{number + 1}" for number in range(len(rows) - 1)]
+    lines += [f"    {' & '.join(above)} --> {' & '.join(below)}" for above, below in pairwise(rows)]
     lines += [f"    {package} -.- {library}([{library}])" for library, package in _libraries(of)]
-    return "\n".join([*lines, "    classDef pure stroke-width:3px"]) + "\n"
+    shown = ",".join(name for row in rows for name in row if name in pure)
+    return "\n".join([*lines, f"    class {shown} pure", "    classDef pure stroke-width:3px"]) + "\n"
 
 
 def _rows(contract: Contract) -> list[list[str]]:
@@ -65,36 +59,8 @@ def _libraries(of: Sequence[Contract]) -> Iterator[tuple[str, str]]:
                 yield from ((library, package) for package in packages)
 
 
-def who_sends() -> str:
-    """Of peer/send_turn.py: the sending side; in brackets the feeding state that a transition needs."""
-    found: dict[tuple[str, str, str], set[FeedState]] = defaultdict(set)
-    for turn, event in product(TURNS, SendEvent):
-        after, act = step(turn, event)
-        if after.sends is not turn.sends or act is not SendAct.NOTHING:
-            label = event.value + ("" if act is SendAct.NOTHING else f", {act.value}")
-            found[turn.sends.value, after.sends.value, label].add(turn.feeds)
-    lines = ["stateDiagram-v2", f"    [*] --> {SendState.WORKING.value}"]
-    for (state, target, label), feeds in found.items():
-        needs = "" if len(feeds) == len(FeedState) else f" [{' or '.join(one.value for one in feeds)}]"
-        lines.append(f"    {state} --> {target}: {label}{needs}")
-    return "\n".join(lines) + "\n"
-
-
-def who_feeds() -> str:
-    """Of peer/send_turn.py: the receiving side, which does not depend on the other."""
-    found = {
-        (turn.feeds.value, after.feeds.value, event.value): None
-        for turn, event in product(TURNS, SendEvent)
-        if (after := step(turn, event)[0]).feeds is not turn.feeds
-    }
-    lines = [f"    {state} --> {target}: {event}" for state, target, event in found]
-    return "\n".join(["stateDiagram-v2", f"    [*] --> {FeedState.NO.value}", *lines]) + "\n"
-
-
 DIAGRAMS: Mapping[str, Callable[[], str]] = {
     "layers": lambda: layers(contracts()),
-    "who sends over a link": who_sends,
-    "who feeds the session": who_feeds,
 }
 
 

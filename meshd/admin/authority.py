@@ -23,7 +23,7 @@ PRINTED_ROLES = frozenset({Role.USE, Role.WORK})
 PRINTED_SECONDS = 24 * 3600
 PRINTED_USES = 10
 MAX_LISTED = 32  # of those who joined by an invite, in a list of all invites
-ADDRESSES_BLOB = "addresses"  # where this node was last reached: what a token made without a daemon says
+ADDRESSES_BLOB = "addresses"  # where this node was last reached: what an invite made without a daemon says
 BANNED_NAMES_BLOB = "banned-names"  # what nodes were called when this one banned them
 
 
@@ -59,7 +59,7 @@ class Authority:
         if membership is None:
             raise UserError(
                 f"the node of `{home.path}` is not in a mesh",
-                hint="start `meshd worker` or `meshd serve`; to join an existing mesh, add `--join TOKEN`",
+                hint="start `meshd worker` or `meshd serve`; to join an existing mesh, add `--join INVITE`",
             )
         return cls(
             home=home,
@@ -93,20 +93,20 @@ class Authority:
         if not may:
             raise UserError(
                 "this node is not allowed to invite others",
-                hint="run `meshd invite` on the node that founded the mesh, or on one with the role `invite`",
+                hint="run `meshd invite` on the node that founded the mesh, or on one with that role",
             )
         if not wanted <= may:
             names = ", ".join(sorted(wanted - may))
             raise UserError(
                 f"this node cannot grant the role {names}", hint=f"choose from {', '.join(sorted(may))}"
             )
-        # Create it, and save it before anybody gets the token.
+        # Create it, and save it before anybody gets the invite.
         entry = self._invites.create(
             secret=secret, roles=wanted, now=now, expires_at=now + expires_s, uses=uses, printed=printed
         )
         try:
             self._home.save_invites(self._invites)
-        except UserError:  # a token that a restart forgets would be worth nothing
+        except UserError:  # an invite that a restart forgets would be worth nothing
             self._invites.forget(entry.invite_id)
             raise
         return self._reply(entry, candidates, relays)
@@ -119,7 +119,7 @@ class Authority:
         candidates: Sequence[Candidate],
         relays: Sequence[RelayHint] = (),
     ) -> InviteReply | None:
-        """Return the token that `worker` and `serve` print: unchanged while valid; None: not allowed."""
+        """Return the invite that `worker` and `serve` print: unchanged while valid; None: not allowed."""
         if not self.gives >= PRINTED_ROLES:
             return None
         entry = self._invites.current(roles=PRINTED_ROLES, now=now)

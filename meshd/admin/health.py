@@ -111,7 +111,7 @@ def _waits_hint(model: ModelStatus, status: Status) -> str:
         its = "its model" if len(fetching) == 1 else "their models"
         return f"wait until {' and '.join(fetching)} {'has' if len(fetching) == 1 else 'have'} {its}{alone}"
     if not workers:
-        return f"run `meshd worker --join TOKEN` on another machine: `meshd invite` prints a token{alone}"
+        return f"run `meshd worker --join INVITE` on another machine: `meshd invite` prints an invite{alone}"
     return f"start the workers that it waits for, or others{alone}"
 
 
@@ -203,7 +203,7 @@ def _mesh(status: Status) -> Iterator[HealthWarning]:
             severity="warning",
             what="this node is not in a mesh",
             hint="run `meshd invite` on the node that founded the mesh, and restart this node with "
-            "`--join TOKEN`",
+            "`--join INVITE`",
         )
 
 
@@ -277,7 +277,7 @@ def _peer(
             code="peer_lost",
             severity="error",
             what=f"{who} has been gone for longer than the grace time{_because(peer.last_error)}",
-            hint="start it again; it needs no token",
+            hint="start it again; it needs no invite",
         )
     unseen = peer.state in ("known", "connecting") and not peer.says_banned and not is_away(peer)
     if unseen and not peer.present and peer.last_error and long >= SUSPENDED_SECONDS:
@@ -307,7 +307,7 @@ def _peer(
             code="clock_off",
             severity="warning",
             what=f"the clock of {who} is {abs(offset):.0f} s {side} of this node's",
-            hint="set both clocks (NTP): the expiry of tokens depends on them",
+            hint="set both clocks (NTP): the expiry of invites depends on them",
         )
     # The path to it.
     if peer.link is not None and peer.link.path == "relayed":
@@ -326,10 +326,10 @@ def _suspended(peer: PeerView, who: str, long: float, status: Status) -> Iterato
         yield HealthWarning(
             code="peer_suspended",
             severity="warning",
-            what=f"answers have waited {long:.0f} s for a link to {who}{_because(peer.last_error)}; "
+            what=f"requests have waited {long:.0f} s for a link to {who}{_because(peer.last_error)}; "
             f"without one {_then(status, left)}",
-            hint="check its network, power and sleep; answers resume when a link is back. If it has crashed, "
-            "start it again: they do not wait that long then",
+            hint="check its network, power and sleep; requests continue when a link is back. If it crashed, "
+            "start it again to shorten the wait",
         )
     elif long >= SUSPENDED_SECONDS:
         yield HealthWarning(
@@ -345,8 +345,8 @@ def _then(status: Status, left: float) -> str:
     if status.api is None or not status.api.continue_s:
         return f"they fail in {left:.0f} s"
     ready = [f"`{standby.node}`" for model in _served(status) for standby in model.standby if standby.ready]
-    how = f"with standby worker {ready[0]} in its place" if ready else "without it, or when it is back"
-    return f"it counts as lost in {left:.0f} s: the model is loaded again then, {how}, and they go on"
+    how = f"with standby worker {ready[0]}" if ready else "without it, or when it is back"
+    return f"it counts as lost in {left:.0f} s; then the model is reloaded {how}, and they continue"
 
 
 def _is_used(peer: PeerView, status: Status) -> bool:

@@ -13,6 +13,7 @@ from meshd.gateway.interface import GatewayStatus
 from meshd.link.transport import LinkKind
 from meshd.model.status import FetchStatus, LentMemory, ModelStatus, StoreStatus
 from meshd.rendezvous.interface import MdnsStatus
+from meshd.tunnel.interface import LISTEN_LOCAL
 from meshd.wire.bounds import As
 
 SCHEMA = 1
@@ -30,11 +31,11 @@ class NodeView:
     name: str
     role: str  # worker, serve or client
     version: str
-    pid: int  # process id of the daemon
+    pid: int
     uptime_s: Time
-    rss_bytes: int  # memory of that process
-    listen: tuple[str, ...] = ()  # addresses at which other nodes reach it
-    home: str = ""  # directory of its state
+    rss_bytes: int  # memory of this process
+    listen: tuple[str, ...] = ()  # its addresses
+    home: str = ""  # state directory
     paused: bool = False  # it lends nothing until `meshd resume`
 
 
@@ -43,8 +44,8 @@ class MeshView:
     """The mesh."""
 
     id: str
-    members: int  # those that this node knows, itself included
-    roles: tuple[str, ...] = ()  # what this node's certificate allows
+    members: int  # known nodes, this one included
+    roles: tuple[str, ...] = ()  # of this node's certificate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +55,11 @@ class LinkView:
     kind: LinkKind
     path: PathName
     remote: str  # host:port of the other end
-    rtt_ms: Time | None  # null until it is measured
+    rtt_ms: Time | None
     since: Time  # date when it came up
     sent_bytes: int
     received_bytes: int
-    bytes_s: float | None = None  # what it carried a second when it was full; null until it was
+    bytes_s: float | None = None  # rate when it was full
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,24 +69,24 @@ class PeerView:
     id: str
     name: str
     role: str
-    state: PeerStateName  # a node that was stopped, or unseen for long, keeps its state here
-    link: LinkView | None  # carries data now
-    standby_links: tuple[LinkView, ...] = ()  # alive, but without data
+    state: PeerStateName
+    link: LinkView | None  # the link that carries data
+    standby_links: tuple[LinkView, ...] = ()
     why_not_direct: str | None = None  # why data goes through a relay or another member
     resumes: int = 0  # how often the session continued on a new link
-    version: str = ""  # of meshd there; empty until it was connected since this daemon started
-    native: str = ""  # pin + hash of our sources, to recognise different builds
-    native_protocol: str = ""  # what its llama.cpp processes speak
+    version: str = ""  # of meshd; empty until connected
+    native: str = ""  # llama.cpp's commit + hash of meshd's native sources
+    native_protocol: str = ""
     state_s: Time | None = None  # time in this state
     last_error: str = ""
-    says_banned: str = ""  # the peer's message if it considers this node banned
+    says_banned: str = ""  # its message if it considers this node banned
     grace_s: float = 0.0  # how long streams wait for a link to it
-    stopped: str = ""  # its message when it was stopped; empty once it is back
-    present: bool = False  # running, though not connected: beyond nine members links are made on demand
-    faults: int = 0  # protocol violations and unexpected failures it caused here, in the last hour
-    last_fault: str = ""  # the latest of them
-    paused: bool = False  # it lends nothing for now: its user wants that, or it is fetching a model
-    fetching: bool = False  # it lends nothing before its models are there
+    stopped: str = ""  # its message when it was stopped
+    present: bool = False  # running, even if not connected (meshes of more than nine)
+    faults: int = 0  # protocol violations and failures it caused here in the last hour
+    last_fault: str = ""
+    paused: bool = False  # it lends nothing: its user paused it, or it is fetching a model
+    fetching: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,23 +111,22 @@ class ChildView:
     name: str
     pid: int | None
     state: str
-    restarts: int  # since the daemon's start
-    reason: str = ""  # why it is in this state
+    restarts: int
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceView:
-    """A device that this node's role uses, as it was listed last: when a worker starts or is asked for
-    devices, when a head loads. `meshd capacity` measures how fast devices are."""
+    """A device that this node uses, as it was last listed."""
 
     name: str
     kind: str  # cpu, gpu or accel
     description: str
-    free_bytes: int  # of a worker: that it could lend
+    free_bytes: int  # on a worker: lendable
     total_bytes: int
-    listed_s: Time  # time since then
-    weight_bytes_s: float | None = None  # how fast it reads weights for a token; null until it was measured
-    flops: float | None = None  # how fast it computes a prompt, in operations a second; null as above
+    listed_s: Time  # time since it was listed
+    weight_bytes_s: float | None = None  # speed of reading weights for a token
+    flops: float | None = None  # speed of computing a prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,20 +134,20 @@ class StorageView:
     """The disk of this node's cache, and the model files of this machine."""
 
     path: str  # the cache
-    free_bytes: int | None  # on that disk; null if it cannot be found out
-    cache_room_bytes: int | None  # weights from the network that may still be kept; null: the role keeps none
-    models: int | None  # in all stores, counted once a minute at most; null until then
-    models_bytes: int | None  # all of them together
+    free_bytes: int | None  # on that disk
+    cache_room_bytes: int | None  # for downloaded weights; null: this node keeps none
+    models: int | None  # in all stores
+    models_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthWarning:
     """A condition that needs attention."""
 
-    code: str  # stable; listed in errors.md
+    code: str  # listed in errors.md
     severity: Severity
     what: str
-    hint: str  # what to do
+    hint: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,9 +164,16 @@ class Status:
     mdns: MdnsStatus | None = None
     store: StoreStatus | None = None
     warnings: tuple[HealthWarning, ...] = ()
-    models: tuple[ModelStatus, ...] = ()  # of a node that serves several; `model` is the last used of them
-    devices: tuple[DeviceView, ...] = ()  # of this machine, as far as they are known
+    models: tuple[ModelStatus, ...] = ()  # if several; `model` is the last used one
+    devices: tuple[DeviceView, ...] = ()
     storage: StorageView | None = None
-    lent: tuple[LentMemory, ...] = ()  # by a worker, to heads
-    fetching: FetchStatus | None = None  # a model that this node takes before its role begins
-    schema: int = SCHEMA  # version of this document's format
+    lent: tuple[LentMemory, ...] = ()
+    fetching: FetchStatus | None = None
+    schema: int = SCHEMA  # version of this format
+
+    @property
+    def crossed_bytes(self) -> int:
+        """Count the bytes between this node and others, over links and direct connections."""
+        links: list[LinkView | TunnelView] = [peer.link for peer in self.peers if peer.link is not None]
+        past_links = [tunnel for tunnel in self.tunnels if tunnel.listen == LISTEN_LOCAL]
+        return sum(one.sent_bytes + one.received_bytes for one in links + past_links)

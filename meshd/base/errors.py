@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 
 BANNED_HINT = (  # for the node that is out
     "to return with its old key, ask the founder to run `meshd unban`; to join with a new key "
-    "and a new token, run `meshd stop` and `meshd leave --new-identity`, then start it with --join TOKEN"
+    "and a new invite, run `meshd stop` and `meshd leave --new-identity`, then start it with --join INVITE"
 )
 
 

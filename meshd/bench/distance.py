@@ -24,7 +24,6 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from meshd.admin.status import Status
 from meshd.base import log
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, first_error
@@ -86,7 +85,7 @@ async def _meshd(rig: Rig, cell: Cell, folder: Path) -> AsyncIterator[LoadedCell
         place = head.spec.home / "llama.sock"
         owner.start(give_back(held, place), name="memory")
         ready_at = await until_head_serves(fleet, head)
-        sent = crossed(await head.status())
+        sent = (await head.status()).crossed_bytes
         status = await head.until(ready_or_raise)
         pid = next(child.pid or 0 for child in status.children if child.name == "llama-server")
         yield LoadedCell(place, arguments_of(pid), ready_at - started_at(pid), sent)
@@ -105,11 +104,6 @@ async def until_head_serves(fleet: Fleet, head: LocalNode) -> float:
             raise MeshdError(f"the model was not loaded within {LOAD_SECONDS:.0f} s")
         failed.cancel()
     return ready_at
-
-
-def crossed(status: Status) -> int:
-    """Return the bytes on the links of a node, in both directions."""
-    return sum(peer.link.sent_bytes + peer.link.received_bytes for peer in status.peers if peer.link)
 
 
 async def run_meshd(rig: Rig, cell: Cell) -> tuple[BenchRun, list[str]]:

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
         metavar=WHAT,
-        help="load: time to the first answer; nodes: speed by number of workers; latency: speed by distance; "
+        help="load: time to the first token; nodes: speed by number of workers; latency: speed by distance; "
         "rpc: tokens per second beside a direct connection; transport: bytes per second of links",
     )
     parser.add_argument("--model", metavar="FILE", help="GGUF file (default: SmolLM2)")
@@ -124,7 +124,7 @@ def _refuse_options_of_others(args: Arguments) -> None:
         option = f"--{name.replace('_', '-')}"
         if name in _PROXY_ALONE:
             raise UsageError(
-                f"`{option}` is for the proxy alone",
+                f"`{option}` is only for the proxy",
                 hint="for example `meshd bench latency --proxy 6001:5001 --ms 20`",
             )
         what = "the proxy" if is_proxy else f"`meshd bench {args.what}`"

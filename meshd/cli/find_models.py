@@ -98,7 +98,7 @@ def as_given(text: str) -> Path | str:
 def check_no_file(given: Path | str, error: MeshdError) -> None:
     """Raise UserError for a name that ends in `.gguf`: it means a file here, most likely mistyped.
 
-    So nobody else is asked, and a token keeps its place.
+    So nobody else is asked, and an invite keeps its place.
     """
     if not isinstance(given, str) or not given.lower().endswith(GGUF_SUFFIX):
         return
@@ -151,7 +151,7 @@ def _say_asked(given: str, config: Config, out: Output, *, head: bool) -> None:
         if not _has_mesh(config):
             raise UserError(
                 f"`{given}` comes from members, and this node is in no mesh yet",
-                hint="join one with `--join TOKEN`, or give the model's path, or another name of it",
+                hint="join one with `--join INVITE`, or give the model's path, or another name of it",
             )
         out.note(f"{missing}: asking the members of the mesh, for {FOUND_SECONDS:.0f} s at most")
         return

@@ -1,6 +1,6 @@
-"""Create an invite token, list the invites, or revoke one.
+"""Create an invite, list the invites, or revoke one.
 
-The token is the only line on standard output. Anyone who has it can join until it expires or is used up.
+The invite is the only line on standard output. Anyone who has it can join until it expires or is used up.
 """
 
 import argparse

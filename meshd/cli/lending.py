@@ -16,10 +16,10 @@ _LOOK_SECONDS = 0.5
 
 
 class Pause:
-    """Lend nothing from now on, also after a restart; `meshd resume` ends that.
+    """Lend nothing from now on, even after a restart, until `meshd resume`.
 
-    What is lent comes back at once: models that use this worker are loaded again without it, or wait for it,
-    and their open answers go on then. `meshd drain` waits until no answer is open.
+    Models that use this worker are reloaded without it, or wait for it; running requests then continue.
+    `meshd drain` lets running requests finish first.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -33,10 +33,10 @@ class Pause:
 
 
 class Drain:
-    """Lend nothing new, and return when nothing is lent any more: before an update or a shutdown.
+    """Let running requests finish, then lend nothing: before an update or a shutdown.
 
-    Models that use this worker are loaded again without it as soon as no answer is open. Like `meshd pause`
-    it holds until `meshd resume`, also after a restart.
+    Models that use this worker are reloaded without it once their running requests have finished. Like
+    `meshd pause`, this lasts until `meshd resume`, even after a restart.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -57,7 +57,7 @@ class Drain:
                 if time.monotonic() >= deadline:
                     raise UserError(
                         f"{in_number(lent, 'model')} still in use here",
-                        hint="run `meshd drain` again to go on waiting, or `meshd pause` to end the use now",
+                        hint="run `meshd drain` again to keep waiting, or `meshd pause` to end the use now",
                     )
                 out.progress(f"waiting for the head of {in_number(lent, 'model')} to let go of this node")
                 time.sleep(_LOOK_SECONDS)
@@ -68,7 +68,7 @@ class Drain:
 class Resume:
     """Lend devices again after `meshd pause` or `meshd drain`.
 
-    A model that used this worker before takes it in when nobody has asked for 15 s.
+    A model that used this worker uses it again after 15 s without requests.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

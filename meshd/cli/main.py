@@ -73,7 +73,7 @@ VERBS: tuple[Verb, ...] = (
     ),
     Verb("relay", GROUPS[1], "forward traffic between nodes that cannot connect directly"),
     Verb("pause", GROUPS[1], "lend nothing until resume", module="lending"),
-    Verb("drain", GROUPS[1], "lend nothing new, and wait until nothing is lent", module="lending"),
+    Verb("drain", GROUPS[1], "let running requests finish, then lend nothing", module="lending"),
     Verb("resume", GROUPS[1], "lend again after pause or drain", module="lending"),
     Verb("stop", GROUPS[1], "stop the node that runs on this machine"),
     Verb("status", GROUPS[2], "show what this node does, and what needs attention"),
@@ -89,7 +89,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("why", GROUPS[2], "show where the time of a token goes, and what would save most"),
     Verb("plan", GROUPS[2], "predict how fast a model would run, and choose machines and split"),
     Verb("bench", GROUPS[2], "run benchmarks"),
-    Verb("invite", GROUPS[3], "create, list and revoke invite tokens"),
+    Verb("invite", GROUPS[3], "create, list and revoke invites"),
     Verb("accept", GROUPS[3], "let in a node that printed a reply code", module="members"),
     Verb("forget", GROUPS[3], "remove a node that is gone from this node's list", module="members"),
     Verb("revoke", GROUPS[3], "ban a node from the mesh", module="members"),
@@ -180,15 +180,15 @@ def _help() -> str:
         "usage: meshd COMMAND [OPTIONS]",
         "",
         "examples:",
-        "  meshd worker                                  lend this machine; prints an invite token",
-        "  meshd serve --model model.gguf --join TOKEN   serve the model at http://127.0.0.1:8090/v1",
+        "  meshd worker                                  lend this machine; prints an invite",
+        "  meshd serve --model model.gguf --join INVITE  serve the model at http://127.0.0.1:8090/v1",
         "",
     ]
     for group in GROUPS:
         verbs = [f"  {verb.name:<8}  {verb.help}" for verb in VERBS if verb.group == group]
         lines += [f"{group}:", *verbs, ""]
     lines += [
-        "A running `meshd worker`, `serve` or `client` is a node, or daemon; one that serves is a head.",
+        "A running `meshd worker`, `serve` or `client` is called a node; a node that serves, a head.",
         "A node keeps its state in $MESHD_HOME",
         "(default: ~/.local/state/meshd; on macOS: ~/Library/Application Support/meshd).",
         "",

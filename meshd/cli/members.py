@@ -31,7 +31,7 @@ MAX_BACKUP_CHARS = 16 << 10
 class Accept:
     """Admit a node that could not reach this one, by the reply code that it printed.
 
-    For two machines behind NAT without a relay: the token goes one way, the reply code the other.
+    For two machines behind NAT without a relay: the invite goes one way, the reply code the other.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -66,7 +66,8 @@ class Forget:
 class Revoke:
     """Ban a node from the mesh: its sessions close, and the ban spreads from node to node.
 
-    The founder can undo this with `meshd unban`. Otherwise the node can return only with a new key and token.
+    The founder can undo this with `meshd unban`. Otherwise the node can return only with a new key and
+    invite.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -92,7 +93,7 @@ class Unban:
     """Lift the bans of a node or an invite; without ID, list all bans.
 
     A node returns with its old key and membership. To readmit the nodes that joined with a revoked
-    invite, give the invite's id; its token stays revoked. Only the founder can lift a ban.
+    invite, give the invite's id; it stays revoked. Only the founder can lift a ban.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -150,7 +151,7 @@ def _named(name: str, node: str) -> str:
 
 
 class Leave:
-    """Leave the mesh, and stop the daemon if it runs. To join a mesh again, use a new token."""
+    """Leave the mesh, and stop the daemon if it runs. To join a mesh again, use a new invite."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add --force, --new-identity."""

@@ -1,10 +1,10 @@
 """List, download, check and remove models.
 
 NAME is what `--model` takes: hf:ORG/REPO:QUANT (Hugging Face), ollama:NAME, a short name (glm, qwen3,
-smollm2), a file's name, or a path. `ls` shows every model of every store: Hugging Face's cache, Ollama, LM
-Studio, ~/.models and meshd's cache, and while a node runs here, who else of its mesh has which. `pull` takes
-a model from members of the mesh that have it, and downloads it into Hugging Face's cache if none has.
-`mesh:NAME` and `mesh:FINGERPRINT` are models of members.
+smollm2), a file's name, or a path. `ls` lists the models in Hugging Face's cache, Ollama, LM Studio,
+~/.models and meshd's cache, and while a node runs here, those of other machines in the mesh. `pull` copies a
+model from machines in the mesh that have it; if none has it, it downloads it into Hugging Face's cache.
+`mesh:NAME` and `mesh:FINGERPRINT` are models of other machines.
 
 examples:
   meshd model ls
@@ -40,9 +40,9 @@ if TYPE_CHECKING:  # they cost time to import, and `--help` needs none of them
     from meshd.library.stores import Stores
 
 _ACTIONS = {
-    "pull": "Take a model from members of the mesh, or download it, unless it is on this machine.",
+    "pull": "Copy a model from other machines in the mesh, or download it, unless it is on this machine.",
     "show": "Show what a model's files say about it.",
-    "verify": "Read all bytes of a model, and compare them with the hash that its store promises.",
+    "verify": "Read the whole model, and compare it with the published hash.",
     "rm": "Remove a model that was downloaded; those of other programs stay.",
 }
 _GET_AGAIN = "the download or copy is not complete: download the file again"
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             action_parser.add_argument(
                 "--rate",
                 metavar="RATE",
-                help="take at most so much a second from members, such as 20MB or 100Mbit",
+                help="limit for copying from other machines, per second, such as 20MB or 100Mbit",
             )
             action_parser.add_argument(
                 "--background", action="store_true", help="leave it to the daemon, and return at once"
@@ -302,7 +302,7 @@ def _verify(model: "StoredModel", config: Config, args: Arguments, out: Output) 
         out.line(f"of `{model.name}`, the header and the tensors outside the layers are here; they are right")
         out.line(f"fingerprint {done.fingerprint}")
         return 0
-    against = "its bytes have the hash that its store promises" if done.compared else _NO_HASH
+    against = "its bytes have the published hash" if done.compared else _NO_HASH
     out.line(f"`{model.name}` is complete; {against}")
     out.line(f"fingerprint {done.fingerprint}")
     return 0

@@ -36,7 +36,7 @@ _LARGEST_CONTEXT = 1 << 24
 _LONGEST = "max"
 _MOST_STREAMS = 64
 _SHOWN = 5
-_COLUMNS = ("SPLIT", "ANSWER", "GENERATION", "AT ONCE", "PROMPT", "LOAD", "A TOKEN")
+_COLUMNS = ("SPLIT", "REQUEST", "GENERATION", "AT ONCE", "PROMPT", "LOAD", "A TOKEN")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,17 +45,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         metavar="MODEL",
         required=True,
-        help="GGUF file, or the name of a model; of one that is not on this machine only the header comes",
+        help="GGUF file, or the name of a model; if it is not on this machine, only its header is downloaded",
     )
     parser.add_argument(
         "--ctx-size",
         metavar="N|max",
         default="",
-        help="context in tokens; max: the longest that fits, up to what the model was trained for",
+        help="context length per request, in tokens; max: the longest that fits, up to the length the model "
+        "was trained for",
     )
     add_split_options(parser)
     parser.add_argument(
-        "--streams", metavar="S", type=int, default=0, help="answers generated at once (default: up to 4)"
+        "--streams", metavar="S", type=int, default=0, help="concurrent requests (default: up to 4)"
     )
     parser.add_argument(
         "--draft-model",
@@ -104,9 +105,9 @@ def _show(reply: PlanReply, out: Output) -> None:
     # The choice, in sentences.
     best = reply.plans[reply.choice]
     out.line(f"{reply.model}: {best.why}")
-    answers = f" for each of {best.slots} answers at once" if best.slots != 1 else ", one answer at a time"
+    slots = f" for each of {best.slots} requests at once" if best.slots != 1 else ", one request at a time"
     out.line(
-        f"served by `{reply.head}`: context {best.ctx_size} tokens{answers}, "
+        f"served by `{reply.head}`: context {best.ctx_size} tokens{slots}, "
         f"prompts in steps of {best.ubatch}, output on {best.output_on}"
     )
     if best.ctx_note:
@@ -127,15 +128,15 @@ def _show(reply: PlanReply, out: Output) -> None:
     out.line()
     # The words used, and what is missing.
     out.line(
-        f"ANSWER: time for a prompt of {best.prompt_tokens} tokens and an answer of {best.answer_tokens}; "
+        f"REQUEST: time for a prompt of {best.prompt_tokens} tokens and {best.answer_tokens} generated ones; "
         "splits are compared by it"
     )
     out.line(
-        f"AT ONCE: {in_number(best.slots, 'answer')} together. A TOKEN: bytes on the network for each token"
+        f"AT ONCE: {in_number(best.slots, 'request')} together. A TOKEN: bytes on the network for each token"
     )
     out.line(_load_note(shown))
     if not all(plan.measured for plan in shown):
-        out.note("some speeds are estimated: those devices could not be measured, or compute for somebody")
+        out.note("some speeds are estimated: those devices could not be measured, or were busy")
     for left in reply.left_out:
         out.note(f"left out: {left.why}" if left.node in left.why else f"{left.node}: left out: {left.why}")
 
@@ -237,28 +238,28 @@ def add_split_options(parser: argparse.ArgumentParser) -> None:
         metavar="NODE=FIRST-LAST",
         action="append",
         default=[],
-        help="which layers a node holds, counted from 0; repeat it until all layers of the model are given",
+        help="layers of one node, counted from 0; repeat until every layer has a node",
     )
     parser.add_argument(
         "--tensor-split",
         metavar="A,B,…",
         default="",
-        help="share of the layers per device: the workers' by their names, then this node's GPUs (its CPU if "
-        "it has none)",
+        help="share of the layers per device: the workers' by their names, then this node's GPUs (without "
+        "one, its CPU)",
     )
     parser.add_argument(
         "--device",
         metavar="DEV",
         action="append",
         default=[],
-        help="devices of this node to compute on; `none`: all layers go to the workers",
+        help="devices of this node to compute on; `none` leaves all layers to the workers",
     )
     parser.add_argument(
         "--memory",
         metavar="[NODE=]SIZE",
         action="append",
         default=[],
-        help="as if a node, or each, lent no more of a device, such as garage=8G",
+        help="assume that a node (or every node) lends at most SIZE per device, such as garage=8G",
     )
 
 

@@ -124,7 +124,7 @@ def _check_served(serve: ServeConfig, node: str) -> None:
         raise UserError("`--layers` cannot be combined with `--tensor-split`", hint="give one of them")
     if serve.standby and serve.layers:
         raise UserError(
-            "`--standby` cannot be combined with `--layers`, which says who computes",
+            "`--standby` cannot be combined with `--layers`, which already names the workers",
             hint="give one of them",
         )
     if both := sorted(set(serve.standby) & set(serve.workers)):
@@ -155,8 +155,8 @@ def _check_header_only(serve: ServeConfig, node: str) -> None:
     for option, is_given in (*combined, *((f"-- {word}", True) for word in read)):
         if is_given:
             raise UserError(
-                f"`--header-only` cannot be combined with `{option}`, by which this node reads layers",
-                hint="omit one of them; without `--header-only` all of the model comes from members first",
+                f"`--header-only` cannot be combined with `{option}`, which makes this node read layers",
+                hint="omit one of them; without `--header-only`, the whole model is copied first",
             )
 
 
@@ -176,7 +176,7 @@ def _check_file(path: Path, what: str, hint: str = "check the path and its permi
 
 
 def read_join(config: Config) -> Config:
-    """Return the tree with `node.join` replaced by the token itself: `@FILE` and `-` are read here.
+    """Return the tree with `node.join` replaced by the invite itself: `@FILE` and `-` are read here.
 
     Not done when loading, so that `config show` neither waits for standard input nor reads a secret.
     """
@@ -190,21 +190,19 @@ def read_join(config: Config) -> Config:
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "not text"
             raise UserError(
-                f"cannot read the invite token from `{file}`: {why}", hint="put only the token into that file"
+                f"cannot read the invite from `{file}`: {why}", hint="put only the invite into that file"
             ) from None
     else:
         token = given
     if given and not token.strip():
-        raise UserError(
-            "the invite token is empty", hint="run `meshd invite` on the node that founded the mesh"
-        )
+        raise UserError("the invite is empty", hint="run `meshd invite` on the node that founded the mesh")
     if given:
         _check_token(token, given)
     return replace(config, node=replace(config.node, join=token.strip()))
 
 
 def _check_token(token: str, given: str) -> None:
-    """Check the token's form before a model is downloaded or a port is bound for nothing. Raises
+    """Check the invite's form before a model is downloaded or a port is bound for nothing. Raises
     UserError.
     """
     from meshd.identity.invite import parse_token  # cryptography, which `--help` does without
@@ -212,14 +210,14 @@ def _check_token(token: str, given: str) -> None:
     try:
         parse_token(token)
     except UserError:
-        if given.upper() == "TOKEN":
+        if given.upper() in ("INVITE", "TOKEN"):
             raise UserError(
-                "put the invite token in place of TOKEN",
+                f"put the invite in place of `{given}`",
                 hint="it is the line that `meshd worker` or `meshd serve` printed on the other machine",
             ) from None
         if _is_file(given):
             raise UserError(
-                f"`{given}` is a file, not an invite token", hint=f"did you mean `--join @{given}`?"
+                f"`{given}` is a file, not an invite", hint=f"did you mean `--join @{given}`?"
             ) from None
         raise
 

@@ -37,13 +37,13 @@ class RoleVerb:
 class Worker(RoleVerb):
     """Lend this machine's GPUs or CPU to a mesh, until you stop it.
 
-    Without --join, the first start creates a mesh and prints an invite token on standard output; the log goes
-    to standard error. A restart needs no token.
+    Without --join, the first start creates a mesh and prints an invite on standard output; the log goes to
+    standard error. A restart needs no invite.
 
     examples:
       meshd worker                                  create a mesh; download layers from the head
       meshd worker --model model.gguf               use this machine's copy of the model file
-      meshd worker --join @token.txt --memory 8G    join a mesh, and lend at most 8 GiB per device
+      meshd worker --join @invite.txt --memory 8G    join a mesh, and lend at most 8 GiB per device
       meshd worker --device CUDA0 CUDA1             lend two of this machine's GPUs
     """
 
@@ -59,10 +59,10 @@ class Serve(RoleVerb):
     """Serve a model across a mesh, through an OpenAI-compatible API, until you stop it.
 
     If a worker already runs, join its mesh with --join. Otherwise the first start creates a mesh and prints
-    an invite token for workers. A restart needs no token. Arguments after `--` go to llama-server unchanged.
+    an invite for workers. A restart needs no invite. Arguments after `--` go to llama-server unchanged.
 
     examples:
-      meshd serve --model model.gguf --join @token.txt
+      meshd serve --model model.gguf --join @invite.txt
       meshd serve --model model.gguf --min-workers 2
       meshd serve --model hf:unsloth/Qwen3-4B-GGUF:Q4_K_M
       meshd serve --model model.gguf --host 0.0.0.0 --api-key-file key
@@ -78,14 +78,13 @@ class Serve(RoleVerb):
 
 
 class Client(RoleVerb):
-    """The API of the mesh's serving nodes, on this machine, until you stop it; no model, no GPU and no
-    llama.cpp.
+    """Offer the API of the mesh's serving nodes on this machine, until you stop it.
 
-    Requests go to the node that serves their model, to the least busy one if there are several. A restart
-    needs no token.
+    It needs no model, no GPU and no llama.cpp. A request goes to a node that serves its model; of several, to
+    the least busy one. A restart needs no invite.
 
     examples:
-      meshd client --join @token.txt                the API at http://127.0.0.1:8090/v1
+      meshd client --join @invite.txt               the API at http://127.0.0.1:8090/v1
       meshd client --port 8091 --set client.heads=desk,attic   use only these two nodes
     """
 

@@ -10,13 +10,13 @@ from meshd.base.errors import UsageError, UserError
 from meshd.config.removed import IS_GONE, instead_of_option
 
 _LEAST_BEGINNING = 5  # letters of an option, with its dashes, to be taken for the beginning of a longer one
-# an argument that begins like a token or a reply code, its option included where `=` joins them
+# an argument that begins like an invite or a reply code, its option included where `=` joins them
 _PASTED = re.compile(r"(?:--[a-z-]+=)?[\"'`<]*(meshd(?:reply)?[0-9].*)", re.IGNORECASE | re.DOTALL)
 NOT_HERE = "not in this version"
 # verbs of other programs for models, and what does the same here
 LIKE_OTHERS = {
     "chat": "serve",
-    "join": "worker --join TOKEN",
+    "join": "worker --join INVITE",
     "list": "model ls",
     "ls": "model ls",
     "ps": "status",
@@ -29,7 +29,7 @@ LIKE_OTHERS = {
 
 
 # options of a later version, by verb and option, and what to do until then
-LATER_OPTIONS = {("meshd invite", "--qr"): "copy the token, or send it as a file for `--join @FILE`"}
+LATER_OPTIONS = {("meshd invite", "--qr"): "copy the invite, or send it as a file for `--join @FILE`"}
 
 
 def unknown_verb(name: str, verbs: Collection[str], later: Collection[str]) -> UsageError:
@@ -84,7 +84,7 @@ def _is_token(text: str) -> bool:
 def _misplaced_paste(
     verb: str, argv: Sequence[str], unknown: Sequence[str], options: Collection[str]
 ) -> UsageError | None:
-    """Return the error for a token or reply code in pieces, or without its option. It shows no part of it."""
+    """Return the error for an invite or reply code in pieces or without its option, none of it shown."""
     has_join = "--join" in options
     for at, word in enumerate(argv):
         if (begun := _PASTED.fullmatch(word)) is None:
@@ -92,13 +92,13 @@ def _misplaced_paste(
         stray = [text for text in argv[at + 1 : at + 2] if text in unknown and not text.startswith("-")]
         if stray and not _is_token(begun[1]):
             in_file = ", or in a file: `--join @FILE`" if has_join else ""
-            what = "token" if has_join else "code"
+            what = "invite" if has_join else "code"
             return UsageError(
                 f"the {what} was split at a space or line break", hint=f"put it in quotes{in_file}"
             )
         if word in unknown:
-            hint = "give it with `--join TOKEN`, or in a file: `--join @FILE`" if has_join else ""
-            return UsageError(f"`{verb}` takes no invite token as an argument", hint=hint)
+            hint = "give it with `--join INVITE`, or in a file: `--join @FILE`" if has_join else ""
+            return UsageError(f"`{verb}` takes no invite as an argument", hint=hint)
     return None
 
 

@@ -43,7 +43,7 @@ def _show(reply: WhyReply, out: Output) -> None:
     out.line(f"{reply.model}: {reply.split}")
     out.line()
     out.table(
-        ("ANSWER", "QUEUE", "PROMPT", "GENERATED"),
+        ("REQUEST", "QUEUE", "PROMPT", "GENERATED"),
         [_answer_row(answer) for answer in reversed(reply.answers[-_SHOWN_ANSWERS:])],
     )
     # Where the time of a token, a round and a prompt goes.
@@ -58,13 +58,13 @@ def _show(reply: WhyReply, out: Output) -> None:
         _show_account("A ROUND", reply.round, of, out)
         out.line()
         out.line(
-            "A ROUND: llama-server computes one for all answers that run, or for a step of a prompt; "
-            "this is of the newest half minute of streamed answers"
+            "A ROUND: llama-server computes one for all running requests, or for a step of a prompt; "
+            "mean of the last half minute of streamed requests"
         )
     if reply.prompt is not None:
         _show_account("A PROMPT", reply.prompt, "to the first token", out)
     if reply.token is None and reply.prompt is None:
-        out.note("no whole answer had the machines to itself, so its time cannot be divided by tokens")
+        out.note("no request ran alone from start to end, so its time cannot be divided by tokens")
         if reply.round is None:
             out.note(f"it cannot be divided by rounds: {reply.why_no_round}")
     # Speeds, and the change that would gain most.
@@ -75,7 +75,7 @@ def _show(reply: WhyReply, out: Output) -> None:
     advice = reply.advice
     if advice.change:
         speeds = f"predicted {advice.generate_tok_s:.1f} → {advice.generate_tok_s_then:.1f} tok/s"
-        longer = f"as it runs, an answer takes {1 / max(1e-4, 1 - advice.gain):.2f} times as long"
+        longer = f"as it runs, a request takes {1 / max(1e-4, 1 - advice.gain):.2f} times as long"
         out.line(f"change: {advice.change} ({speeds}; {longer})")
     else:
         out.line(f"change: nothing: {advice.why}")

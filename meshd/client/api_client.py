@@ -112,8 +112,8 @@ def check_may_use(roles: frozenset[Role]) -> None:
     if Role.USE not in roles:
         raise UserError(
             "this node cannot call the API of others: its certificate lacks the role `use`",
-            hint="get a token with that role (`meshd invite --role use` on a member that can grant it), run "
-            "`meshd leave` here, then start again with `--join TOKEN`",
+            hint="get an invite with that role (`meshd invite --role use` on a member that can grant it), "
+            "run `meshd leave` here, then start again with `--join INVITE`",
         )
 
 

@@ -294,7 +294,7 @@ ADDRESS = Form(parse_address, "HOST:PORT such as 0.0.0.0:17430, [::]:17430 or :0
 PEER_ADDRESS = Form(_peer_address, "HOST:PORT such as 192.168.1.7:50052")
 STUN = Form(_stun, "HOST:PORT such as stun.example.org:3478")
 TEXT = Form(_text, "a line of text")
-JOIN = Form(_token, "an invite token, @FILE or - (standard input)")
+JOIN = Form(_token, "an invite, @FILE or - (standard input)")
 WORD = Form(_word, "one word")
 NODE_NAME = Form(
     _node_name, f"1 to {naming.MAX_NAME_CHARS} letters (a to z, A to Z), digits, dots, hyphens or underscores"

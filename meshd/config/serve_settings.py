@@ -21,7 +21,7 @@ AllowedOrigins = Annotated[
         option="--allowed-origin",
         metavar="ORIGIN",
         repeat=True,
-        help="websites and programs that may call the API, such as https://chat.example or capacitor://*",
+        help="websites and programs that may call the API, such as https://chat.example",
         more="Scheme, host and port, as the browser shows them. `https://*.example.com` means every name "
         "below example.com, `http://box.lan:*` any port, `app://*` every origin of that scheme.",
     ),
@@ -43,12 +43,12 @@ class ModelSettings:
             form=forms.MODEL,
             option="--model",
             metavar="FILE|NAME",
-            help="model to serve: a GGUF file (any part of a model in several), its directory, or a name "
-            "such as hf:ORG/REPO:QUANT, ollama:NAME or glm",
+            help="model to serve: a GGUF file (if split, any part), its directory, or a name such as "
+            "hf:ORG/REPO:QUANT, ollama:NAME or glm",
             needed=True,
             example='"models/SmolLM2.gguf"',
-            more="`meshd serve` needs one. What is not on this machine comes from members of the mesh, or is "
-            "downloaded from Hugging Face, first; docs/models.md has the names.",
+            more="`meshd serve` needs one. A model that is not on this machine is copied from a member, or "
+            "downloaded from Hugging Face. Names: docs/models.md.",
             names_models=True,
         ),
     ] = None
@@ -57,9 +57,8 @@ class ModelSettings:
         Setting(
             form=forms.BOOLEAN,
             option="--header-only",
-            help="download only the header of `--model mesh:NAME` and the tensors outside the layers; "
-            "workers have the rest",
-            more="This node computes no layers then: docs/models.md.",
+            help="download only the header of `--model mesh:NAME`, and the tensors outside the layers",
+            more="Workers have the rest, and this node computes no layers: docs/models.md.",
         ),
     ] = False
     mmproj: Annotated[
@@ -68,10 +67,10 @@ class ModelSettings:
             form=forms.PATH,
             option="--mmproj",
             metavar="FILE",
-            help="the part of a multimodal model that sees images or hears audio (its mmproj file)",
+            help="a multimodal model's mmproj file, for images or audio",
             default="none: text only",
             example='"models/mmproj-SmolVLM2.gguf"',
-            more="This node alone needs it and computes it, on its CPU; `-- -mmdev DEV` names a GPU of this "
+            more="Only this node needs it, and computes it on its CPU; `-- -mmdev DEV` selects a GPU of this "
             "node. Its memory is not part of the plan.",
         ),
     ] = None
@@ -105,10 +104,9 @@ class ModelSettings:
             option="--standby",
             metavar="PEER",
             repeat=True,
-            help="a worker, by name or the beginning of an id, that holds weights ready and computes nothing "
-            "until another one is lost",
+            help="a worker that holds weights in memory, and computes nothing until another is lost",
             example='["barn"]',
-            more="It is used as well where the model does not fit without it.",
+            more="By name or the beginning of an id. It computes too if the model does not fit without it.",
         ),
     ] = ()
     tensor_split: Annotated[
@@ -118,7 +116,7 @@ class ModelSettings:
             option="--tensor-split",
             metavar="A,B,…",
             help="share of the layers per device: the workers' in the order of `meshd status`, then this "
-            "node's GPUs (its CPU if it has none)",
+            "node's",
             default="as --split decides",
         ),
     ] = ()
@@ -128,9 +126,9 @@ class ModelSettings:
             form=choice("auto", "always"),
             option="--split",
             metavar="auto|always",
-            help="which workers to use: auto, those with which the model is fastest, as predicted, and at "
-            "least --min-workers; or always, all of them, with layers by free memory",
-            more="`meshd plan` shows the prediction. --tensor-split decides instead of it.",
+            help="workers to use: auto, those predicted to be fastest, at least --min-workers; or always, "
+            "all, with layers by free memory",
+            more="`meshd plan` shows the prediction. --tensor-split replaces it.",
         ),
     ] = "auto"
     layers: Annotated[
@@ -140,12 +138,11 @@ class ModelSettings:
             option="--layers",
             metavar="NODE=FIRST-LAST",
             repeat=True,
-            help="which layers a node holds, counted from 0; repeat it until all layers of the model are "
-            "given",
+            help="layers of one node, counted from 0; repeat until every layer has a node",
             default="as --split decides",
             example='["desk=0-9", "garage=10-29"]',
-            more="The CPU of the serving node computes the first layers, its GPUs the last. The model waits "
-            "for all workers that are named, and no others take part.",
+            more="The serving node's CPU computes the first layers, its GPUs the last. The model waits for "
+            "all named workers, and no others take part.",
         ),
     ] = ()
     ctx_size: Annotated[
@@ -154,12 +151,11 @@ class ModelSettings:
             form=whole_or("max", 1, 1 << 24),
             option="--ctx-size",
             metavar="N|max",
-            help="context in tokens, of each answer at once; max: the longest that fits, up to what the "
+            help="context length per request, in tokens; max: the longest that fits, up to the length the "
             "model was trained for",
-            default="8192, or the model's if less; more, up to the model's, where memory is plentiful",
+            default="8192 or the model's, whichever is less; more where memory is plentiful",
             example="8192",
-            more="With a larger context the KV cache may not fit; with max there may be fewer answers at "
-            "once.",
+            more="With a larger context the KV cache may not fit; with max there may be fewer slots.",
         ),
     ] = None
     slots: Annotated[
@@ -168,8 +164,8 @@ class ModelSettings:
             form=whole(1, 64),
             option="--slots",
             metavar="N",
-            help="answers at once, each with its context, or as many as memory allows; further requests wait",
-            more="`-- -np N` demands them.",
+            help="how many requests to process at once, or fewer if memory is short; further requests wait",
+            more="`-- -np N` demands N.",
         ),
     ] = 4
     devices: Annotated[
@@ -179,10 +175,9 @@ class ModelSettings:
             option="--device",
             metavar="DEV",
             repeat=True,
-            help="devices of this node to compute on; `none`: all layers go to the workers",
-            default="all GPUs, and the CPU for layers that fit nowhere else; the CPU alone if no node has a "
-            "GPU",
-            more='["none"] leaves all layers to the workers.',
+            help="devices of this node to compute on; `none` leaves all layers to the workers",
+            default="all GPUs; the CPU if no node has one, or for layers that fit nowhere else",
+            more="The names are those of `meshd doctor`.",
         ),
     ] = ()
     load_mode: Annotated[
@@ -200,7 +195,7 @@ class ModelSettings:
         Setting(
             form=forms.BOOLEAN,
             env="MESHD_NO_PUSH",
-            help="send all activations through this node, never straight from worker to worker",
+            help="send all activations through this node, never directly between workers",
             more="This is slower over a distance.",
         ),
     ] = False
@@ -209,8 +204,8 @@ class ModelSettings:
         Setting(
             form=choice("f32", "f16"),
             env="MESHD_ACTIVATIONS",
-            help="format of activations on the network; f16 halves the traffic, at a small loss of precision",
-            more="With f16 answers may differ.",
+            help="format of activations on the network; f16 halves them, and rounds",
+            more="With f16 the text may differ.",
         ),
     ] = "f32"
     output: Annotated[
@@ -219,7 +214,7 @@ class ModelSettings:
             form=choice("auto", "head", "worker"),
             env="MESHD_OUTPUT_ON",
             help="where to compute the output layer: head, worker, or auto, whichever is faster",
-            more='"auto" estimates it from the path; "worker" is the last one.',
+            more='"auto" estimates this from the path; "worker" is the last worker.',
         ),
     ] = "auto"
     speculate: Annotated[
@@ -228,9 +223,8 @@ class ModelSettings:
             form=choice("auto", "off"),
             option="--speculate",
             metavar="auto|off",
-            help="whether llama-server drafts several tokens and checks them in one round: auto, while that "
-            "is faster; or off",
-            more="Each token is the model's own. Options of llama-server for it, after `--`, decide instead.",
+            help="draft several tokens and check them in one round: auto, while that is faster; or off",
+            more="The model checks each token. llama-server's own draft options, after `--`, replace this.",
         ),
     ] = "auto"
     draft_model: Annotated[
@@ -239,7 +233,7 @@ class ModelSettings:
             form=forms.MODEL,
             option="--draft-model",
             metavar="FILE|NAME",
-            help="a small model with the same vocabulary, which drafts tokens on this node's CPU if that is "
+            help="a small model with the same vocabulary that drafts tokens on this node's CPU if that is "
             "faster",
             example='"models/SmolLM2.gguf"',
             names_models=True,
@@ -250,12 +244,10 @@ class ModelSettings:
         Setting(
             form=listed(forms.MODEL, comma=False),
             env="MESHD_FALLBACK_MODEL",
-            help="a smaller quantisation of the model, which takes its place when it does not fit any more "
-            "after the loss of a worker",
-            default="none: the lost worker is waited for",
+            help="smaller quantisations to load when the model no longer fits after the loss of a worker",
+            default="none: wait for the lost worker",
             example='["models/SmolLM2-Q2_K.gguf"]',
-            more="Of several, the first that fits. It is served under the model's name until the worker is "
-            "back.",
+            more="The first that fits is served, under the model's name, until the worker is back.",
             names_models=True,
         ),
     ] = ()
@@ -264,8 +256,8 @@ class ModelSettings:
         Setting(
             form=listed(forms.TEXT, comma=False),
             help="further arguments for llama-server (after -- on the command line)",
-            more="They are passed on unchanged, but for relative paths of files that exist: llama-server "
-            "runs in another directory, so these become absolute.",
+            more="Passed on unchanged, except that relative paths of existing files become absolute, because "
+            "llama-server runs in another directory.",
             names_files=True,
         ),
     ] = ()
@@ -281,7 +273,7 @@ class ServeConfig(ModelSettings):
             form=forms.WORD,
             option="--host",
             metavar="HOST",
-            help="address of the API; any other than loopback needs --api-key-file",
+            help="address of the API; beyond loopback, --api-key-file is required",
         ),
     ] = "127.0.0.1"
     port: Annotated[
@@ -297,7 +289,7 @@ class ServeConfig(ModelSettings):
             option="--rpc",
             metavar="HOST:PORT",
             repeat=True,
-            help="plain llama.cpp rpc-servers to use as well, neither encrypted nor authenticated",
+            help="plain llama.cpp rpc-servers to add: neither encrypted nor authenticated",
             more="Only for networks that you trust.",
         ),
     ] = ()
@@ -307,9 +299,9 @@ class ServeConfig(ModelSettings):
             form=forms.PATH,
             option="--api-key-file",
             metavar="FILE",
-            help="file of accepted API keys, one per line; without it, the API needs no key",
+            help="file of API keys, one per line; without it, the API needs no key",
             example='"api-keys.txt"',
-            more="Requests then need one of them as a bearer token.",
+            more="Requests send one of them as a bearer token.",
         ),
     ] = None
     no_members: Annotated[
@@ -317,8 +309,8 @@ class ServeConfig(ModelSettings):
         Setting(
             form=forms.BOOLEAN,
             env="MESHD_NO_MEMBERS",
-            help="do not let other members of the mesh call the API (`meshd client`)",
-            more="Otherwise those with the role `use` may; if there are API keys, with one of them.",
+            help="do not let other members call the API (`meshd client`)",
+            more="Otherwise members with the role `use` may; if there are API keys, they need one.",
         ),
     ] = False
     allowed_hosts: Annotated[
@@ -336,9 +328,9 @@ class ServeConfig(ModelSettings):
         Setting(
             form=whole(0, MAX_CONTINUE),
             env="MESHD_CONTINUE_ANSWERS",
-            help="how long an interrupted answer waits for the model to be ready again before it ends with "
-            "an error; 0: it ends at once",
-            more="An answer is interrupted when a worker, or llama-server, is lost while it is generated.",
+            help="how long an interrupted request waits for the model before it ends with an error; 0: it "
+            "ends at once",
+            more="A request is interrupted when a worker or llama-server is lost while it runs.",
         ),
     ] = 300
 
@@ -353,7 +345,7 @@ class ClientConfig:
             form=whole(0, 65535),
             option="--port",
             metavar="PORT",
-            help="port of the API, on 127.0.0.1 alone; 0 picks a free one",
+            help="port of the API, on 127.0.0.1 only; 0 picks a free one",
         ),
     ] = DEFAULT_API_PORT
     heads: Annotated[
@@ -362,10 +354,9 @@ class ClientConfig:
             form=listed(forms.WORD),
             env="MESHD_HEADS",
             help="use only these serving nodes, by name or the beginning of an id",
-            default="all of the mesh",
+            default="all",
             example='["desk", "attic"]',
-            more="Without it, any member with the role `use` may say that it serves a model, and get "
-            "requests.",
+            more="Without it, any member with the role `use` may claim to serve a model, and get requests.",
         ),
     ] = ()
     allowed_origins: AllowedOrigins = ()
@@ -374,8 +365,8 @@ class ClientConfig:
         Setting(
             form=whole(0, MAX_CONTINUE),
             env="MESHD_CONTINUE_ANSWERS",
-            help="how long an answer whose serving node was lost waits for another node to load the model "
-            "and continue it; 0: it continues only where the model is ready",
+            help="how long a request whose serving node was lost waits for another node to load the model; "
+            "0: it continues only where the model is ready",
         ),
     ] = 300  # seconds
 
@@ -400,7 +391,7 @@ class ModelConfig:
         int,
         Setting(
             form=whole(0, MAX_TTL),
-            help="seconds without a request after which the model is unloaded; 0: never",
+            help="seconds without requests until the model is unloaded; 0: never",
             example="600",
         ),
     ] = 0
@@ -408,8 +399,7 @@ class ModelConfig:
         str,
         Setting(
             form=forms.NODE_NAME,
-            help="models of one group may be loaded at the same time, as far as memory allows; others take "
-            "turns",
+            help="models of one group stay loaded together if they fit; others take turns",
             default="none: the model is loaded alone",
             example='"small"',
         ),
@@ -417,7 +407,7 @@ class ModelConfig:
     preload: Annotated[
         bool,
         Setting(
-            form=forms.BOOLEAN, help="load the model at the start, not with its first request", example="true"
+            form=forms.BOOLEAN, help="load the model at the start, not at its first request", example="true"
         ),
     ] = False
     serve: ServeConfig = field(default_factory=ServeConfig)

@@ -37,7 +37,7 @@ def host_name() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """The identity of this node. `join` is the invite token itself once the verb has read it, else empty."""
+    """The identity of this node. `join` is the invite itself once the verb has read it, else empty."""
 
     name: Annotated[
         str,
@@ -56,12 +56,11 @@ class NodeConfig:
         Setting(
             form=forms.JOIN,
             option="--join",
-            metavar="TOKEN",
+            metavar="INVITE",
             secret=True,
-            help="join a mesh with an invite token: the token, @FILE, or - for standard input; needed once",
-            example='"@token.txt"',
-            more="The membership is kept, and a restart needs no token. A secret: better in a file that only "
-            "you can read.",
+            help="join a mesh: the invite, @FILE, or - for standard input; needed once",
+            example='"@invite.txt"',
+            more="A restart needs no invite. It is a secret: keep it in a file that only you can read.",
         ),
     ] = field(default="", repr=False)
     give_models: Annotated[
@@ -69,9 +68,9 @@ class NodeConfig:
         Setting(
             form=choice("own", "off"),
             env="MESHD_GIVE_MODELS",
-            help="which of this machine's models members may list and take: own or off",
-            more="`own`: those that this node was started with, and those of meshd's own folder. Only "
-            "members with the role `use`.",
+            help="models that members may list and copy: own or off",
+            more="`own`: the models this node was started with, and those in meshd's own folder. Members "
+            "need the role `use`.",
         ),
     ] = "own"
     waiting: Annotated[
@@ -79,11 +78,11 @@ class NodeConfig:
         Setting(
             form=choice("auto", "timed", "poll", "sleep"),
             env="MESHD_WAITING",
-            help="how to wait for the next message of a token: timed (sleep until shortly before it is due), "
-            "poll, sleep, or auto",
+            help="how threads wait for the next message: timed (sleep until shortly before it is due), poll, "
+            "sleep, or auto",
             more="`auto`: `timed`, but `sleep` with fewer than four processors, and in llama.cpp's programs "
             "with fewer than eight. `poll` is a little faster, and keeps several processors of each node "
-            "busy while an answer is generated. A mesh-server that lends a CPU sleeps with `auto`.",
+            "busy while it generates. A mesh-server that lends a CPU sleeps with `auto`.",
         ),
     ] = "auto"
 
@@ -98,7 +97,7 @@ class LogConfig:
             form=choice("text", "json"),
             option="--log-format",
             metavar="text|json",
-            help="format of log lines: text, for people, or json, for programs",
+            help="format of log lines: text or json",
         ),
     ] = "text"
     level: Annotated[
@@ -108,7 +107,7 @@ class LogConfig:
             option="--log-level",
             metavar="LEVEL",
             help="lowest level to log: debug, info, warning or error",
-            more="Lines of that level and above are written.",
+            more="That level and above are written.",
         ),
     ] = "info"
 
@@ -151,7 +150,7 @@ class LinksConfig:
             option="--stun",
             metavar="HOST:PORT",
             repeat=True,
-            help="STUN servers, which tell this node its public address; `none` disables STUN",
+            help="STUN servers, which report this node's public address; `none` disables STUN",
             more="Needed for hole punching. [] disables STUN; relays and other members are then asked "
             "instead.",
         ),
@@ -184,7 +183,7 @@ class LinksConfig:
             form=whole(MIN_GRACE, MAX_GRACE),
             option="--grace",
             metavar="SECONDS",
-            help="how long answers wait for an unreachable worker; the lower of both nodes' values applies",
+            help="how long requests wait for an unreachable worker; the lower of both nodes' values applies",
             more="In seconds, 10 to 140.",
         ),
     ] = 120
@@ -193,7 +192,7 @@ class LinksConfig:
         Setting(
             form=forms.BOOLEAN,
             option="--no-mdns",
-            help="disable mDNS: neither announce this node on the local network nor look for others there",
+            help="disable mDNS (finding nodes on the local network)",
         ),
     ] = False
     no_portmap: Annotated[
@@ -210,14 +209,22 @@ class LinksConfig:
             form=forms.BOOLEAN, env="MESHD_NO_RELAYING", help="do not forward traffic between other members"
         ),
     ] = False
+    no_local: Annotated[
+        bool,
+        Setting(
+            form=forms.BOOLEAN,
+            env="MESHD_NO_LOCAL",
+            help="send traffic to and from workers on this machine over the encrypted link as well",
+        ),
+    ] = False
     compress: Annotated[
         str,
         Setting(
             form=choice("auto", "on", "off"),
             env="MESHD_COMPRESS",
-            help="compress traffic to and from workers; auto: what pays on the connection",
-            more="On a slow or relayed path that is everything, on a fast one over a distance what repeats "
-            'itself, within a machine or a wired network nothing. With "off", a worker accepts no '
+            help="compress traffic to and from workers; auto: where that is faster",
+            more="`auto` compresses everything on a slow or relayed path, only repetitions on a fast path "
+            'over a distance, and nothing on one machine or a wired network. With "off", a worker accepts no '
             "compressed traffic.",
         ),
     ] = "auto"
@@ -238,10 +245,9 @@ class WorkerConfig:
             option="--model",
             metavar="FILE|NAME",
             repeat=True,
-            help="local copies of models that heads serve, so that nothing comes from a head: GGUF files, or "
-            "names as for `meshd serve`",
-            default="download layers from the head",
-            more="The worker finds its share of a model's weights there, by content.",
+            help="use this machine's own copies of models instead of downloading layers: GGUF files or names",
+            default="download layers",
+            more="Weights are found there by content, whatever the file is called.",
             names_models=True,
         ),
     ] = ()
@@ -276,11 +282,11 @@ class WorkerConfig:
             form=whole(1, 1024),
             option="--threads",
             metavar="N",
-            help="number of CPU threads to compute with",
-            default="half of the processors, within what the node may use",
+            help="CPU threads to compute with",
+            default="half of the processors that the node may use",
             example="8",
-            more="Half is right if each core counts as two processors, else too few (Apple's, ARM's, many "
-            "virtual machines).",
+            more="Half is right with hyper-threading, and too few without (Apple, ARM, many virtual "
+            "machines).",
         ),
     ] = None
     keep_weights: Annotated[
@@ -289,11 +295,11 @@ class WorkerConfig:
             form=forms.SIZE_OR_NONE,
             option="--keep-weights",
             metavar="SIZE",
-            help="how much of the downloaded weights to keep on disk for later loads; 0 keeps none",
+            help="downloaded weights to keep on disk for later loads; 0 keeps none",
             default="20G",
             example='"20G"',
-            more="They are in the cache (`tensors`); the least recently used go first, and half of the free "
-            "disk is left free in any case. With 0, what other nodes of this user keep there stays.",
+            more="They are in the cache (`tensors`); the least recently used are evicted first, and half of "
+            "the free disk always stays free. With 0, weights kept by this user's other nodes stay.",
         ),
     ] = 20 << 30
 
@@ -318,7 +324,7 @@ class Paths:
             form=forms.PATH,
             env="MESHD_CACHE",
             in_file=False,
-            help="what can be recreated: native builds, downloads, hashes of model files, downloaded weights",
+            help="native builds, downloads, hashes of model files, downloaded weights; all can be recreated",
             default="see Folders",
         ),
     ] = field(default_factory=lambda: find_cache(os.environ))
@@ -331,7 +337,7 @@ class Paths:
             help="directory with llama.cpp's binaries",
             default="meshd's own build",
             example='"/opt/llama.cpp/bin"',
-            more="`meshd native build` makes the one in the cache.",
+            more="`meshd native build` builds them into the cache.",
         ),
     ] = None
 

@@ -156,7 +156,7 @@ class MemberNode:
         )
 
     def printed_token(self) -> str | None:
-        """Return the token of `printed_invite`."""
+        """Return the invite of `printed_invite`."""
         reply = self.printed_invite()
         return reply.token if reply is not None else None
 

@@ -221,7 +221,7 @@ def _with_layers(options: HeadOptions, request: PlanRequest) -> HeadOptions:
     if request.workers and (others := [node for node in workers if node not in request.workers]):
         raise UserError(
             f"`--layers` gives layers to `{others[0]}`, which `--workers` does not name",
-            hint="name it there as well, or leave out `--workers`: `--layers` says who the workers are",
+            hint="name it there as well, or leave out `--workers`: `--layers` already names the workers",
         )
     return replace(options, layers=ranges, tensor_split=(), workers=workers)
 

@@ -18,7 +18,7 @@ from meshd.base.wakeful_loop import AUTO
 from meshd.build import native as native_build
 from meshd.build.interface import LLAMA_SERVER, MESH_MODULE, MESH_PROGRAM
 from meshd.build.pin import read_pin
-from meshd.config.tree import Config, Paths
+from meshd.config.tree import Config, LinksConfig, Paths
 from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.interface import (
     NativeBuild,
@@ -124,11 +124,12 @@ def make_runtime(
         native=native,
         processes=make_processes(config.node.waiting),
         tunnels=Tunnels(
-            open=functools.partial(open_tunnel, config.links.compress, mesh),
+            open=functools.partial(open_tunnel, config.links, mesh),
             join=join,
             random=secrets.token_bytes,
             compressed=0 if config.links.compress == "off" else COMPRESSED_VERSION,
             always_compressed=config.links.compress == "on",
+            local=_goes_locally(config.links),
         ),
         paths=RolePaths(
             logs=config.paths.logs,
@@ -161,12 +162,20 @@ def make_processes(waiting: str = AUTO) -> Processes:
     )
 
 
-def open_tunnel(setting: str, mesh: Mesh, asked: TunnelRequest) -> Tunnel:
-    """Open the requested tunnel; `setting`: `links.compress`."""
+def _goes_locally(links: LinksConfig) -> bool:
+    return not links.no_local and links.compress != "on"
+
+
+def open_tunnel(links: LinksConfig, mesh: Mesh, asked: TunnelRequest) -> Tunnel:
+    """Open the requested tunnel."""
     takes = asked.compressed == COMPRESSED_VERSION
 
     def compresses() -> Compression:
-        return _compresses(setting, mesh, asked.peer, always=asked.always) if takes else Compression.NOTHING
+        return (
+            _compresses(links.compress, mesh, asked.peer, always=asked.always)
+            if takes
+            else Compression.NOTHING
+        )
 
     return JoinedTunnel(
         mesh=mesh,
@@ -180,7 +189,12 @@ def open_tunnel(setting: str, mesh: Mesh, asked: TunnelRequest) -> Tunnel:
         compresses=compresses,
         flow=asked.flow,
         asks=asked.asks,
+        is_here=lambda: asked.local and _goes_locally(links) and _is_here(mesh, asked.peer),
     )
+
+
+def _is_here(mesh: Mesh, peer: PeerId) -> bool:
+    return any(status.is_here for status in mesh.peers() if status.peer == peer)
 
 
 def _make_child(spec: Callable[[], ChildSpec], name: str) -> Child:

@@ -40,7 +40,7 @@ class WorkerRole:
     needs_native = True
     runs_llama_server = False
     founds_mesh = True
-    token_use = "where you want the API, run `meshd serve --model FILE --join TOKEN`, with this token"
+    token_use = "where you want the API, run `meshd serve --model FILE --join INVITE`, with this invite"
     what_now = "this node is in the mesh, and lends its devices to each node that runs `meshd serve`"
 
     def check_certified(self, roles: frozenset[Role]) -> None:

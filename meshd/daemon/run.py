@@ -163,7 +163,7 @@ async def watch_names(mesh: Mesh, me: PeerId, name: str) -> None:
 
 
 def run(config: Config, role: str, out: Callable[[str], None]) -> int:
-    """Run a node until it is stopped; `out` gets the token line. Returns the exit code. Raises MeshdError."""
+    """Run a node until it is stopped; `out` gets the invite. Returns the exit code. Raises MeshdError."""
     log.set_up(level=config.log.level, form=config.log.format, file=config.paths.logs / "meshd.log")
     raise_limit()
     keep_freed_memory()
@@ -377,9 +377,9 @@ class Daemon:
                         work.start(self._say_when_ready(lambda: gateway.status), name="ready")
                     gc.collect()
                     gc.freeze()  # existing objects stay: later collections need not walk them each time
-                    # The token.
+                    # The invite.
                     await member.transports.network_state.first_look()
-                    await member.transports.known_outside()  # a token names the outer address, too
+                    await member.transports.known_outside()  # an invite names the outer address, too
                     self._print_token(member)
             finally:
                 if member.local.has_left:
@@ -424,10 +424,10 @@ class Daemon:
             invite = member.printed_invite()
         except UserError as error:  # the disk cannot take a new invite
             LOG.warning("no_invite", why=error.what)
-            self._note(f"no invite token: {error.what}; fix that, then run `meshd invite`")
+            self._note(f"no invite: {error.what}; fix that, then run `meshd invite`")
             return
         if invite is None:
-            self._remark(ROLES[self._role].what_now)  # it joined with a token, and may not invite
+            self._remark(ROLES[self._role].what_now)  # it joined with an invite, and may not invite
             return
         self._out(invite.token)
         self._remark(f"{invite.validity(member.node.wall_clock())}\n{use}")

@@ -44,7 +44,9 @@ class ServeRole:
     needs_native = True
     runs_llama_server = True
     founds_mesh = True
-    token_use = "on each machine that lends its GPU or CPU, run `meshd worker --join TOKEN`, with this token"
+    token_use = (
+        "on each machine that lends its GPU or CPU, run `meshd worker --join INVITE`, with this invite"
+    )
     what_now = ""
 
     def check_certified(self, roles: frozenset[Role]) -> None:

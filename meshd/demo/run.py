@@ -130,12 +130,8 @@ async def _chat(url: str, prompt: str, out: DemoOutput) -> int:
 
 
 def _show_wire(before: Status, after: Status, tokens: int, out: DemoOutput) -> None:
-    loading = in_bytes(_crossed(before))
-    asking = in_bytes(_crossed(after) - _crossed(before))
+    loading = in_bytes(before.crossed_bytes)
+    asking = in_bytes(after.crossed_bytes - before.crossed_bytes)
     out.line(f"network  {loading} to load, {asking} for the prompt and {tokens} tokens")
     if after.model is not None and after.model.bytes_per_token is not None:
         out.line(f"         {in_bytes(after.model.bytes_per_token)} per generated token, both directions")
-
-
-def _crossed(status: Status) -> int:
-    return sum(peer.link.sent_bytes + peer.link.received_bytes for peer in status.peers if peer.link)

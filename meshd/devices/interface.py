@@ -78,6 +78,8 @@ class TunnelRequest:
     """An observer that is told which side waits."""
     asks: bool = False
     """The peer asks, or sends unasked-for data (base.wakeful_loop.Conversation)."""
+    local: bool = False
+    """Offer a direct connection if the peer is on this machine (tunnel/local_way.py)."""
 
 
 class Join(Protocol):
@@ -92,6 +94,7 @@ class Join(Protocol):
         on_broken: Callable[[MeshdError], None],
         flow: Flow | None = None,
         asks: bool = False,
+        direct: socket | None = None,
     ) -> None: ...
 
 
@@ -172,6 +175,8 @@ class Tunnels:
     """The version of compressed streams that this node accepts, 0 for none."""
     always_compressed: bool = False
     """Compress on any path, because the user asks for it."""
+    local: bool = False
+    """Connect directly to nodes on this machine (tunnel/local_way.py)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ class LocalNode:
             await cancel_and_wait(self._run)
 
     async def token(self) -> str:
-        """Return the invite token that it prints. Raises ChildFailed when it ends before."""
+        """Return the invite that it prints. Raises ChildFailed when it ends before."""
         while not self._token:
             self._check_alive()
             await asyncio.sleep(_POLL_SECONDS)
@@ -134,13 +134,13 @@ class LocalNode:
 
 
 def is_token(line: str) -> bool:
-    """Return True if a line of output is an invite token."""
+    """Return True if a line of output is an invite."""
     return line.startswith(TOKEN_PREFIX) and " " not in line
 
 
 def without_token(line: str) -> str:
-    """Return a line as the log may contain it: without the token, which would admit any reader."""
-    return "[the invite token]" if is_token(line) else line
+    """Return a line as the log may contain it: without the invite, which would admit any reader."""
+    return "[the invite]" if is_token(line) else line
 
 
 def model_ready(status: Status) -> bool:

@@ -271,11 +271,11 @@ class KeyStatus:
     """The use of one API key since the daemon's start."""
 
     name: str  # as in the key file
-    active: int  # requests now, with those that wait for their turn
-    answers: int
-    prompt_tokens: int  # with those from the cache
+    active: int  # requests now, waiting ones included
+    answers: int  # requests answered
+    prompt_tokens: int  # cached ones included
     generated_tokens: int
-    tokens_today: int  # both together, since midnight UTC
+    tokens_today: int  # of both, since midnight UTC
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,13 +284,13 @@ class GatewayStatus:
 
     url: str
     ready: bool  # a real token has been generated
-    requests: int  # since the daemon's start
-    tokens: int  # generated since the daemon's start
-    running: int = 0  # answers under way
-    waiting: int = 0  # requests that wait for their turn
+    requests: int  # since the start
+    tokens: int  # generated since the start
+    running: int = 0  # requests
+    waiting: int = 0  # requests without a slot
     keys: tuple[KeyStatus, ...] = ()  # empty if no key is required
-    reason: str = ""  # why it is not ready; the models that a client offers
-    continue_s: float = 0.0  # how long answers wait for a model that is lost under them; 0: they end
+    reason: str = ""  # why it is not ready; on a client: the models it offers
+    continue_s: float = 0.0  # how long interrupted requests wait for the model; 0: they end
 
 
 FindSampling = Callable[[Mapping[str, object]], DeviceSampling | None]

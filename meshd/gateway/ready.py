@@ -27,6 +27,7 @@ _REQUEST = {
     "cache_prompt": False,
     "stream": False,
 }
+_ANY_LENGTH = {**_REQUEST, "n_predict": -1}  # sampled as answers of clients are, which are not so short
 
 
 async def one_token(socket_path: Path, sampling: FindSampling) -> ReadyReport:
@@ -44,7 +45,7 @@ async def one_token(socket_path: Path, sampling: FindSampling) -> ReadyReport:
             props = await _props(session)
             if props is not None:
                 chosen = sampling(_settings(props))
-                added = chosen.added_to(_REQUEST) if chosen is not None else {}
+                added = chosen.added_to(_ANY_LENGTH) if chosen is not None else {}
                 report = await _ask(session, {**_REQUEST, **added}, props)
                 if report is not None:
                     return report
@@ -74,7 +75,7 @@ async def _timings(
     socket_path: Path, sampling: DeviceSampling | None, tokens: int, tries: int
 ) -> list[AnswerTimings]:
     """Generate the same answer several times, and return the timings of each."""
-    added = sampling.added_to(_REQUEST) if sampling is not None else {}
+    added = sampling.added_to(_ANY_LENGTH) if sampling is not None else {}
     request = {**_REQUEST, **added, "n_predict": tokens, "ignore_eos": True}
     taken: list[AnswerTimings] = []
     async with open_session(partial(connect_unix, socket_path)) as session:

@@ -448,8 +448,8 @@ class AnswerLog:
                 continue
             except OSError as error:
                 raise UserError(
-                    f"cannot read the log of answers `{path}`: {error.strerror}",
-                    hint="make it readable, or move it away: limits per day then count anew",
+                    f"cannot read the request log `{path}`: {error.strerror}",
+                    hint="make it readable, or move it away: limits per day then start again at 0",
                 ) from error
 
     def _lost(self, error: OSError) -> None:

@@ -165,6 +165,7 @@ class Lease:
                 on_broken=self._tunnel_broken,
                 compressed=offer.compressed,
                 flow=self.mesh_end.away,
+                local=True,
             )
         )
 

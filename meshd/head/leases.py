@@ -32,7 +32,7 @@ from meshd.plan.over_offers import reservations
 from meshd.plan.reasons import Reported
 from meshd.plan.split import Plan
 from meshd.plan.words import why_idle
-from meshd.tunnel.interface import TunnelStatus
+from meshd.tunnel.interface import LISTEN_LOCAL, TunnelStatus
 from meshd.wire.lease import HEAD_ENDED, Acquire, Lost
 from meshd.wire.native import NativeVersion
 from meshd.wire.needs import Needs
@@ -173,10 +173,12 @@ class Leases:
         return sum(one.sent_bytes + one.received_bytes for one in self.tunnels)
 
     def crossed(self) -> int:
-        """Count the bytes on the links to all workers so far, both directions."""
+        """Count the bytes to and from all workers so far, over links and direct connections."""
         used = set(self.peers)
         paths = (path for peer in self._runtime.mesh.peers() if peer.peer in used for path in peer.paths)
-        return sum(path.sent_bytes + path.received_bytes for path in paths)
+        on_links = sum(path.sent_bytes + path.received_bytes for path in paths)
+        past_links = (one for one in self.tunnels if one.listen == LISTEN_LOCAL)
+        return on_links + sum(one.sent_bytes + one.received_bytes for one in past_links)
 
     def release(self) -> None:
         """Give all back: each worker ends its mesh-server."""

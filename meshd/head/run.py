@@ -25,7 +25,7 @@ from meshd.head.survey import MachineSpeeds, OwnDevices, Surveyor, own_timed
 from meshd.head.worker_choice import Roster
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
-from meshd.model.device_sampling import DeviceSampling
+from meshd.model.device_sampling import FEW_TOKENS, DeviceSampling
 from meshd.model.drafts import Drafts
 from meshd.model.layer_work import layer_work
 from meshd.model.operations import operations
@@ -457,14 +457,16 @@ class Run:
 
     def _sampling(self, plan: Plan, settings: Mapping[str, object]) -> DeviceSampling | None:
         """Derive which requests sample on a worker from llama-server's own settings; None: no worker can."""
-        if plan.output_worker is None:
+        worker = plan.output_worker
+        if worker is None:
             return None
         # Of drafts that the user configures it is not known whether this release supports them.
-        adds = (
-            plan.output_worker.has_top_k and not read_llama_args(self._model.options.llama_args).speculation
-        )
+        adds = worker.has_top_k and not read_llama_args(self._model.options.llama_args).speculation
         drafts = self._history.speculation.drafts.longest > 0
-        return DeviceSampling(settings, self._model.layers.widths.vocabulary, adds=adds, drafts=drafts)
+        is_here = any(lease.is_here for lease in self._leases.held if lease.name == worker.node)
+        least = FEW_TOKENS if is_here else 0
+        vocabulary = self._model.layers.widths.vocabulary
+        return DeviceSampling(settings, vocabulary, adds=adds, drafts=drafts, least=least)
 
     async def _try_drafts(self, sampling: DeviceSampling | None, load_seconds: float) -> str:
         """Time drafts; return why the model is to be loaded again before anybody asks, as they would lose."""

@@ -33,7 +33,7 @@ async def ask_plain(endpoints: Sequence[str], *, protocol: str) -> tuple[PlainRp
         except (OSError, asyncio.IncompleteReadError) as error:
             raise MeshdError(
                 f"cannot use the rpc-server `{endpoint}`: {_in_words(error)}",
-                hint="check that it is running, and the port",
+                hint="check that it is running, and its port",
             ) from None
         except RemoteProtocolError as error:
             raise MeshdError(

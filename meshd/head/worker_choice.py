@@ -110,7 +110,7 @@ class Roster:
         names = ", ".join(sorted(peer.name for peer in self._mesh.peers() if peer.peer in missed))
         waits = f"waiting for {names} to come back" if names else "waiting for workers or memory"
         if not names and not self.connected():
-            waits = "waiting for a worker (run `meshd worker --join TOKEN` on another machine)"
+            waits = "waiting for a worker (run `meshd worker --join INVITE` on another machine)"
         return "; ".join([f"{waits}: {why}", *self.left_out()])
 
     def workers(self) -> list[PeerStatus]:

@@ -1,14 +1,14 @@
-"""Invites: the token that is pasted, and the keys that its secret gives. Pure.
+"""Invites: the text that is pasted, and the keys that its secret gives. Pure.
 
-A token is a list of fields (tag, length, value) in one word of base32 (armour.py). The top bit of a tag
+An invite is a list of fields (tag, length, value) in one word of base32 (armour.py). The top bit of a tag
 says that a reader who does not know the field must not go on. Addresses in it are hints only: the node
-that answers there proves itself by the inviter's key. The inviter counts how often a token is used.
+that answers there proves itself by the inviter's key. The inviter counts how often an invite is used.
 
 Reply codes: the second half of a two-way paste, if only two people can carry messages.
 
-A joiner that cannot reach the node of its token prints one; `meshd accept CODE` there makes that node send
+A joiner that cannot reach the node of its invite prints one; `meshd accept CODE` there makes that node send
 to the addresses in it, which opens its own NAT for the joiner. The code is no secret: its MAC shows that
-its maker holds the token, and what it leads to is nothing but datagrams to those addresses.
+its maker holds the invite, and what it leads to is nothing but datagrams to those addresses.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ _MESH, _INVITER, _SECRET, _EXPIRES = (_CRITICAL_TAG | tag for tag in (1, 2, 3, 4
 _CANDIDATES, _RELAY = 5, 6
 _TIME_BYTES = 5
 TOKEN = Armour(
-    what="invite token",
+    what="invite",
     stem="meshd",
     version=1,
     remedy="copy the whole line that `meshd worker` or `meshd serve` printed, "
@@ -46,7 +46,7 @@ REPLY = Armour(
     what="reply code",
     stem="meshdreply",
     version=1,
-    remedy="copy the whole line that `meshd serve --join TOKEN` printed on the other machine",
+    remedy="copy the whole line that `meshd serve --join INVITE` printed on the other machine",
 )
 
 
@@ -60,7 +60,7 @@ class RelayHint:
 
 @dataclass(frozen=True, slots=True)
 class Invite:
-    """The content of a token. `expires_at` is unix seconds, `secret` 16 bytes."""
+    """The content of an invite. `expires_at` is unix seconds, `secret` 16 bytes."""
 
     mesh: MeshId
     inviter: PeerId
@@ -143,7 +143,7 @@ def _field(tag: int, value: bytes) -> bytes:
 
 
 def parse_token(text: str) -> Invite:
-    """Read a token as people paste it. Raises UserError saying which part is wrong.
+    """Read an invite as people paste it. Raises UserError saying which part is wrong.
 
     Expiry is not looked at here (`Invite.expired`).
     """
@@ -193,7 +193,7 @@ def _exact(found: dict[int, bytes], tag: int, size: int, what: str) -> bytes:
 
 
 def _relay(value: bytes) -> list[RelayHint]:
-    """Decode a relay hint; one that cannot be used is left out instead of refusing the token."""
+    """Decode a relay hint; one that cannot be used is left out instead of refusing the invite."""
     try:
         place = value[KEY_BYTES:].decode("ascii")
     except UnicodeDecodeError:
@@ -216,13 +216,13 @@ def expired_text(expires_at: int, now: int) -> str:
 
 
 def refuse_expired(invite: Invite, now: int) -> None:
-    """Raise UserError when the token has expired by this node's clock by more than a day.
+    """Raise UserError when the invite has expired by this node's clock by more than a day.
 
     Within a day the inviter is asked: one of the two clocks may lie.
     """
     if now >= invite.expires_at + 86400:
         raise UserError(
-            f"this invite token {expired_text(invite.expires_at, now)}",
+            f"this invite {expired_text(invite.expires_at, now)}",
             hint="run `meshd invite` on the node that founded the mesh, or set this machine's clock",
         )
 
@@ -257,8 +257,8 @@ def parse_reply(text: str, invites: Callable[[bytes], JoinKeys | None]) -> Reply
     keys = invites(invite_id)
     if keys is None or not hmac.compare_digest(mac, _mac(body, keys)):
         raise UserError(
-            "this reply code was made with another node's token",
-            hint="run `meshd accept` on the node that made the token",
+            "this reply code was made with another node's invite",
+            hint="run `meshd accept` on the node that made the invite",
         )
     good = tuple(c for c in candidates if c.proto == "udp" and not c.is_loopback and not c.is_link_local)
     if not 1 <= len(candidates) <= MAX_REPLY_CANDIDATES or not good:

@@ -285,7 +285,7 @@ class Home:
         return found
 
     def save_membership(self, membership: Membership) -> None:
-        """Store the membership; from now on a restart needs no token."""
+        """Store the membership; from now on a restart needs no invite."""
         inviter = membership.inviter.raw if membership.inviter is not None else b""
         fields = {
             "mesh": membership.mesh.raw,

@@ -449,7 +449,7 @@ class ListenProof(Exchange):
             raise RemoteProtocolError(
                 "this node is in another mesh",
                 code="mesh",
-                hint="a node can be in one mesh only: get a new token from the mesh that it is in now",
+                hint="a node can be in one mesh only: get a new invite from the mesh that it is in now",
             )
         return mesh
 
@@ -459,7 +459,7 @@ class ListenProof(Exchange):
             raise RemoteProtocolError(
                 "a node cannot link to itself",
                 code="self",
-                hint="this token or address is the node's own; if its state was copied, run `meshd "
+                hint="this invite or address is the node's own; if its state was copied, run `meshd "
                 "leave --new-identity` and join again",
             )
         if purpose is Purpose.MEMBER and self._refusal_reason is not None:

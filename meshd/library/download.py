@@ -96,7 +96,7 @@ def adopt_files(name: HubName, paths: Sequence[Path], cache: Path, report: Repor
         if not store.are_the_same(wanted, paths, report):
             raise NotTheSame(
                 f"what members have as `{name}` is not the file that Hugging Face has under that name",
-                hint="ask whose file that is: `meshd model ls`",
+                hint="`meshd model ls` shows whose file it is",
             )
         adopted = [store.adopt(file, path, listing.commit) for file, path in zip(wanted, paths, strict=True)]
         store.set_main(listing.commit)

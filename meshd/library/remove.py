@@ -42,7 +42,7 @@ def plan_removal(given: Path | str, resolver: Resolver, stores: Stores) -> Remov
     if isinstance(name, HubName) and not name.choice:
         rows = hub_cache.of_repository(stores.hub, name)
         if not rows:
-            raise UserError(f"`{name}` is not on this machine", hint="list what there is: `meshd model ls`")
+            raise UserError(f"`{name}` is not on this machine", hint="run `meshd model ls` for a list")
         return _of_hub(rows, hub_cache.folder_of(stores.hub, name))
     # One model.
     model = resolver.local(given)

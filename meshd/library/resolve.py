@@ -121,7 +121,7 @@ class Resolver:
         near = self._near(str(name))
         raise NotHere(
             f"Ollama has no model `{name.short}` on this machine" + near,
-            hint=f"run `ollama pull {name.short}`, or list what there is: `meshd model ls`",
+            hint=f"run `ollama pull {name.short}`, or `meshd model ls` for a list",
         )
 
     def _mesh(self, name: MeshName) -> StoredModel:
@@ -157,7 +157,7 @@ class Resolver:
             raise UserError(f"`{text}` is a directory here, and no model", hint=f"give its path: `./{text}/`")
         raise NotHere(
             f"there is no model `{text}` on this machine{self._near(text)}",
-            hint=f"list what there is with `meshd model ls`, or {_FORMS}",
+            hint=f"run `meshd model ls` for a list, or {_FORMS}",
         )
 
     def _short(self, name: HubName, download: bool) -> StoredModel:

@@ -21,6 +21,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+# For a chain of samplers llama-server reserves its graphs anew with each request, which takes some
+# milliseconds (decision 0038). On one machine that is what as many tokens save.
+FEW_TOKENS = 24
 MOST_CANDIDATES = 256  # 2 kB per token; with more candidates, all logits may be smaller
 MOST_PENALIZED = 256  # tokens that penalties look back at: their ids are sent for each token
 EXCLUDES_NOTHING = 1e30  # deviations below the largest logit
@@ -40,6 +43,7 @@ _ALL_LOGITS = (
     "top_logprobs",
 )
 _COPIES = ("n", "n_cmpl")  # several answers to one prompt
+_LENGTHS = ("max_completion_tokens", "max_tokens", "n_predict")
 _NUMBERS = (
     "dry_multiplier",
     "frequency_penalty",
@@ -64,7 +68,7 @@ def has_top_k(device: str) -> bool:
 
 def sampling_fields(request: Mapping[str, object]) -> dict[str, object]:
     """Return the fields that `DeviceSampling` needs of this request: a few hundred bytes for any request."""
-    looked_at = ("backend_sampling", "samplers", *_COPIES, *_NUMBERS)
+    looked_at = ("backend_sampling", "samplers", *_COPIES, *_LENGTHS, *_NUMBERS)
     found = {name: _small(request[name]) for name in looked_at if name in request}
     return found | {name: _is_on(request[name]) for name in _ALL_LOGITS if name in request}
 
@@ -86,13 +90,15 @@ class DeviceSampling:
     """The choice for one llama-server.
 
     `settings`: llama-server's own, named as in a request. `adds`: make requests take candidates; otherwise
-    only clients' own fields are checked. `drafts`: meshd told llama-server to speculate.
+    only clients' own fields are checked. `drafts`: meshd told llama-server to speculate. `least`: requests
+    for fewer tokens take all logits, as candidates would not pay.
     """
 
     settings: Mapping[str, object]
     vocabulary: int
     adds: bool = True
     drafts: bool = False
+    least: int = 0
 
     def is_refused(self, request: Mapping[str, object]) -> bool:
         """Say whether to refuse a client's own chain of samplers.
@@ -107,6 +113,9 @@ class DeviceSampling:
         own = self.settings
         if not self.adds or "backend_sampling" in request or own.get("backend_sampling") is not False:
             return {}  # the request or the options decide
+        values = _Values(own, request)
+        if any(0 <= values.number(name) < self.least for name in _LENGTHS):
+            return {}
         # Its properties say "none" whatever it was started with: only a release that says more is believed.
         speculates = self.drafts or own.get("speculative.types") != "none"
         if (speculates and not self.drafts) or any(_is_on(request.get(name)) for name in _ALL_LOGITS):
@@ -114,7 +123,6 @@ class DeviceSampling:
         if any(request.get(name, 1) not in (1, None) for name in _COPIES):
             return {}
         # The values must be exact on a device.
-        values = _Values(own, request)
         if not _is_exact(values) or (speculates and _penalizes(values)):
             return {}
         if not 1 <= values.number("top_k") <= min(MOST_CANDIDATES, self.vocabulary):

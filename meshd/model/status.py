@@ -30,9 +30,9 @@ class SplitPart:
 
     node: str
     device: str
-    layers: int  # number of layers
+    layers: int
     bytes: int  # of weights
-    push: bool | None = None  # straight from the previous worker, not through the head; null: no previous one
+    push: bool | None = None  # activations come directly from the previous worker; null: there is none
     why_no_push: str = ""  # why activations go through the head
 
 
@@ -42,7 +42,7 @@ NOT_HELD = "no such hash"
 
 @dataclass(frozen=True, slots=True)
 class NetworkTensor:
-    """A tensor that had to come over the network, and why."""
+    """A tensor that came over the network, and why."""
 
     name: str
     bytes: int
@@ -55,7 +55,7 @@ class WorkerWeights:
     """One worker's weights, in bytes."""
 
     node: str
-    total_bytes: int  # all weights of its layers
+    total_bytes: int
     local_bytes: int  # read from its own files
     missing_bytes: int  # not in its files
     sent_bytes: int  # sent so far, of the missing ones
@@ -75,26 +75,26 @@ class WorkerWeights:
 
 @dataclass(frozen=True, slots=True)
 class AnswersAtOnce:
-    """The number of simultaneous answers, and the length limit of each; further requests wait."""
+    """The slots, and the context of each."""
 
     slots: int
-    tokens: int  # per answer, with its prompt; of all answers together if they share the context
-    shared: bool = False  # llama-server ends all answers when the shared context is full
-    note: str = ""  # why answers are shorter than requested; empty if they are not
+    tokens: int  # per slot, or of all slots if they share the context
+    shared: bool = False  # llama-server ends all requests when the shared context is full
+    note: str = ""  # why this is less than configured
 
     @property
     def text(self) -> str:
         """The limits for people."""
         if self.slots == 1:
-            return f"1 answer at once, {self.tokens} tokens"
+            return f"1 request at once, {self.tokens} tokens"
         if self.shared:
-            return f"{self.slots} answers at once that share {self.tokens} tokens"
-        return f"{self.slots} answers at once, {self.tokens} tokens each"
+            return f"{self.slots} requests at once that share {self.tokens} tokens"
+        return f"{self.slots} requests at once, {self.tokens} tokens each"
 
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Tokens per second of one answer at a time."""
+    """Tokens per second of one request at a time."""
 
     prompt_tok_s: float | None
     generate_tok_s: float | None
@@ -102,26 +102,26 @@ class Speeds:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationStatus:
-    """The drafts of llama-server, and their gain in answers that were made alone."""
+    """llama-server's drafts, and their gain in requests that ran alone."""
 
-    free: int  # most tokens drafted in a round from repeated text; 0: none
-    model: int  # most tokens drafted in a round by the draft model; 0: none
-    drafted: int  # tokens drafted since the model was loaded
-    accepted: int  # drafted tokens that were accepted
-    gain: float | None  # speed relative to no drafts (1.00 = the same); null until it is known
+    free: int  # most tokens per round drafted from repeated text; 0: none
+    model: int  # the same, by the draft model
+    drafted: int  # tokens since the load
+    accepted: int  # of these
+    gain: float | None  # speed relative to no drafts (1.00 = the same)
     why: str
-    why_no_model: str = ""  # why the draft model is not used; empty: it is used, or there is none
+    why_no_model: str = ""  # why the draft model is not used
 
 
 @dataclass(frozen=True, slots=True)
 class StandbyStatus:
-    """A worker that holds weights ready for the loss of another one."""
+    """A worker that holds weights for the loss of another one."""
 
     node: str
-    ready: bool  # it holds all requested weights
-    held_bytes: int  # weights in its memory
-    wanted_bytes: int  # requested weights
-    why: str  # the losses that it covers, or why it is not ready
+    ready: bool
+    held_bytes: int  # in its memory
+    wanted_bytes: int
+    why: str  # losses that it covers, or why it is not ready
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,55 +129,55 @@ class ModelStatus:
     """The model of a head."""
 
     name: str
-    fingerprint: str  # hash of the model's content
+    fingerprint: str
     state: ModelState
     reason: str
     load_seconds: float | None
     weights_local_bytes: int  # read by workers from their own files
     weights_network_bytes: int  # sent over the network
     tensors_from_network: tuple[NetworkTensor, ...]
-    bytes_per_token: float | None  # both directions, all links of the head; null until measured
+    bytes_per_token: float | None  # on all links of the head, both ways
     split: tuple[SplitPart, ...]
     progress: float | None = None  # 0 to 1 while loading
-    workers: tuple[WorkerWeights, ...] = ()  # while the model is loading, and afterwards
-    answers: AnswersAtOnce | None = None  # null until it is loaded
-    predicted: Speeds | None = None  # of the split in use, at load; null if a device was never measured
-    measured: Speeds | None = None  # of answers made alone; null before the first
-    aliases: tuple[str, ...] = ()  # other names in requests, if several models are served
-    group: str = ""  # models of one group may be loaded together
-    ttl_s: int = 0  # time without requests until the model is unloaded; 0: never
-    running: int = 0  # requests under way, if several models are served
-    waiting: int = 0  # requests waiting for the model
-    speculation: SpeculationStatus | None = None  # null while no model is loaded
-    standby: tuple[StandbyStatus, ...] = ()  # the workers of `--standby`
-    fallbacks: tuple[str, ...] = ()  # the files of `fallback_models`, in the order of their use
-    measuring_seconds: float = 0.0  # time spent measuring devices after that load: once per kind of model
-    estimated: tuple[str, ...] = ()  # nodes whose speed was estimated for the split, to be measured later
-    split_why: str = ""  # all reasons for the split; `reason` of a ready model begins with a short form
-    fallback: str = ""  # the fallback file in use, because the model's own no longer fits; empty: its own
+    workers: tuple[WorkerWeights, ...] = ()
+    answers: AnswersAtOnce | None = None
+    predicted: Speeds | None = None  # at load; null if a device was never measured
+    measured: Speeds | None = None  # of requests that ran alone
+    aliases: tuple[str, ...] = ()  # further names in requests
+    group: str = ""  # models of one group stay loaded together
+    ttl_s: int = 0  # time without requests until it is unloaded; 0: never
+    running: int = 0  # requests, if several models are served
+    waiting: int = 0  # requests
+    speculation: SpeculationStatus | None = None
+    standby: tuple[StandbyStatus, ...] = ()
+    fallbacks: tuple[str, ...] = ()  # files of `fallback_models`
+    measuring_seconds: float = 0.0  # spent on measuring devices after that load
+    estimated: tuple[str, ...] = ()  # nodes whose speed was not measured yet
+    split_why: str = ""  # all reasons for the split
+    fallback: str = ""  # the fallback file in use
 
 
 @dataclass(frozen=True, slots=True)
 class FetchSource:
-    """A member that has a model that is fetched."""
+    """A member that has the model."""
 
     node: str
-    bytes: int  # bytes from this member
-    problem: str = ""  # why it gives no more; empty while it gives
+    bytes: int  # from this member
+    problem: str = ""  # why it gives no more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchStatus:
-    """A model that this node was given by name and lacks; its role begins when all of them are here."""
+    """A model that this node copies or downloads before its role begins."""
 
     name: str  # as the user gave it
-    step: str  # asking, looking (for data from an earlier fetch), fetching, checking or done
-    activity: str  # the step in words
+    step: str  # asking, looking (for data of an earlier fetch), fetching, checking or done
+    activity: str  # the step, for people
     source: str = ""  # members or download; empty until known
     done_bytes: int = 0
     total_bytes: int = 0  # 0 until known
     bytes_s: float = 0.0  # mean rate; 0 until known
-    sources: tuple[FetchSource, ...] = ()  # the members that have the model
+    sources: tuple[FetchSource, ...] = ()
 
     @property
     def share(self) -> float | None:
@@ -211,21 +211,21 @@ class LentState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LentMemory:
-    """Memory of this worker that a head has. `standby`: it holds weights for the loss of another worker."""
+    """Memory of this worker that a head uses."""
 
     head: str  # id of the head
     model: str  # the head's name for the model
-    bytes: int  # of the lease's buffers; reserved bytes until there are buffers
+    bytes: int  # of buffers; until there are any, reserved
     state: LentState
     head_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """Weights that this worker received over the network and keeps for the next load."""
+    """Downloaded weights that this worker keeps for later loads."""
 
     path: str
-    bytes: int  # kept now
+    bytes: int  # kept
     limit: int  # maximum
-    tensors: int  # complete tensors
-    problem: str = ""  # why the last received tensors could not be kept; empty if they were
+    tensors: int
+    problem: str = ""  # why the last tensors could not be kept

@@ -373,7 +373,7 @@ class PeerMesh:
             LOG.info("link_refused", peer=link.info.peer.short, why=error.what)
 
     def expect(self, peer: PeerId) -> None:
-        """Begin to connect to a peer that is known by address only (from a token)."""
+        """Begin to connect to a peer that is known by address only (from an invite)."""
         self.presence.tick(self.reachable())
         self.table.wish(peer)
 

@@ -63,7 +63,7 @@ def plan_split(model: ModelLayers, devices: Sequence[Device], options: SplitOpti
     largest = planner.largest_context()
     if largest:
         answers = options.shape.parallel
-        fewer = f" for {answers} answers at once, ask for fewer (`-- -np N`)" if answers > 1 else ""
+        fewer = f" for {answers} requests at once, ask for fewer (`-- -np N`)" if answers > 1 else ""
         hint = f"use `--ctx-size {largest}`, the longest context that fits{fewer}, or add a worker"
     else:
         hint = "not even the shortest context fits: add a worker, free memory or use a smaller quantisation"

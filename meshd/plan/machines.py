@@ -325,7 +325,8 @@ def _own_counts(own: LayerRange, machines: Machines, options: HeadOptions, layer
     """Count the layers of the head's devices: llama.cpp computes its CPU's first, and its GPUs' last."""
     if options.devices == ("none",):
         raise UserError(
-            f"`--layers {own}` gives layers to this node", hint="omit `--device none`, which keeps all away"
+            f"`--layers {own}` gives layers to this node",
+            hint="omit `--device none`, which keeps all layers off this node",
         )
     able = [one for one in machines.own if one.name not in machines.own_excluded]
     gpus = [one for one in able if one.kind == "gpu"]

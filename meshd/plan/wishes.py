@@ -44,7 +44,7 @@ _RESERVED = {
     "--rpc": "use `--rpc HOST:PORT` of meshd, before `--`",
     "-dev": "use `--device` of meshd, before `--`",
     "--device": "use `--device` of meshd, before `--`",
-    "--kv-unified-per-slot": "use `--ctx-size` of meshd, before `--`: each answer has so many tokens",
+    "--kv-unified-per-slot": "use `--ctx-size` of meshd, before `--`: each request has so many tokens",
     "-ngl": _SPLIT,
     "--gpu-layers": _SPLIT,
     "--n-gpu-layers": _SPLIT,

@@ -118,9 +118,9 @@ def change_in_words(change: Change) -> str:
     """Word an advice, with the options that follow it."""
     match change:
         case LetHeadCompute():
-            return f"omit `--device none`, so that `{change.head}` computes, too"
+            return f"omit `--device none`, so that `{change.head}` also computes"
         case OneAtOnce():
-            return f"one answer at a time (`-- -np 1`): {_split_change(change.change)}"
+            return f"one request at a time (`-- -np 1`): {_split_change(change.change)}"
         case HalfFloats():
             return "send activations as half floats (`--set serve.activations=f16`)"
         case _:
@@ -131,7 +131,7 @@ def basis_in_words(basis: AdviceBasis) -> str:
     """Word what an advice rests on."""
     comparison = _compared(basis.comparison) if basis.comparison is not None else "no split is faster"
     drafts = "without drafts " if basis.drafts else ""
-    answer = f"a prompt of {basis.prompt} tokens and an answer of {basis.answer}, with the best layers"
+    answer = f"a prompt of {basis.prompt} tokens and {basis.answer} generated ones, with the best layers"
     text = f"{comparison}; predicted {drafts}for {answer}"
     if basis.estimated:
         text += "; some devices were never measured (`meshd capacity` does that while nothing is served)"
@@ -145,7 +145,7 @@ def part_in_words(part: ChangedPart) -> str:
 
 def faster_in_words(split: RatedSplit, times: float) -> str:
     """Word that measurements show a split to be so many times as fast as the one that runs."""
-    return f"as measured, answers are {times:.1f} times as fast over {_nodes(split)}"
+    return f"as measured, requests are {times:.1f} times as fast over {_nodes(split)}"
 
 
 def _worded(reason: Reason) -> str:
@@ -177,7 +177,7 @@ def _worded(reason: Reason) -> str:
         case FullWindows():
             return "windows keep the whole context, so no checkpoints"
         case Answers():
-            return f"{reason.at_once.text}{', for more of them memory is short' * reason.lacks_memory}"
+            return f"{reason.at_once.text}{', limited by memory' * reason.lacks_memory}"
         case Shortage():
             return _shortage(reason)
         case _:
@@ -282,7 +282,7 @@ def _split_change(change: SplitChange) -> str:
         case Reorder():
             return f"another order: {_in_order(change.nodes)} (layers: {_layers(change.layers)})"
         case Divide():
-            return f"divide the layers otherwise: {_layers(change.layers)}"
+            return f"divide the layers differently: {_layers(change.layers)}"
 
 
 def _names(nodes: Sequence[str]) -> str:

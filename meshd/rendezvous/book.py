@@ -1,7 +1,7 @@
 """The address book: signed records of members, and addresses that are known to work.
 
 Of two records of one node the higher sequence number wins (clocks lie). The book is kept on disk, so that
-a restarted node finds its mesh without a token.
+a restarted node finds its mesh without an invite.
 
 The book is bounded. A node that admits members fills its own share of it: an inviter has a fixed one, and of
 a full book the largest share gives way. Which record goes is decided by its node's place, which none can
@@ -27,7 +27,7 @@ from meshd.wire.message import Fields, Value, pack, unpack
 MAX_BOOK_PEERS = BOOK_RECORDS.most
 MAX_HINTS = (
     HINTS.most
-)  # addresses of a peer that are not in its record: from the token, or where it called from
+)  # addresses of a peer that are not in its record: from the invite, or where it called from
 MAX_ADDRESS_BOOK_BYTES = 16 << 20
 LOG = log.get("rendezvous")
 
@@ -71,7 +71,7 @@ class AddressBook:
         except RemoteProtocolError as error:
             raise UserError(
                 f"the address book `{file}` cannot be read: {error.what}",
-                hint="move that file away; peers are found again with a token, or when they connect",
+                hint="move that file away; peers are found again with an invite, or when they connect",
             ) from error
 
     def _load_record(self, raw: bytes) -> None:
@@ -210,9 +210,9 @@ class AddressBook:
             del self._admitted[record.chain.admitter]
 
     def hint(self, peer: PeerId, candidates: Sequence[Candidate]) -> None:
-        """Add addresses from a token: tried after those of the record.
+        """Add addresses from an invite: tried after those of the record.
 
-        A token given again at a restart, with the same command line, does not bring back a peer that was
+        An invite given again at a restart, with the same command line, does not bring back a peer that was
         forgotten since.
         """
         if peer == self._me or peer in self._forgotten:

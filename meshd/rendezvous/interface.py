@@ -11,6 +11,6 @@ class MdnsStatus:
     """Multicast DNS: `off`, `looking` (no member heard yet), `silent` (none heard in time), `heard`."""
 
     state: MdnsState
-    networks: tuple[str, ...] = ()  # interfaces on which this node is announced
-    members: int = 0  # of this mesh, seen there
+    networks: tuple[str, ...] = ()  # interfaces where this node is announced
+    members: int = 0  # seen there
     why: str = ""

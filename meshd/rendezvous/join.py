@@ -173,7 +173,7 @@ def _not_kept() -> NotAdmitted:
     return NotAdmitted(
         "disk",
         "the inviter cannot save who joins",
-        "free space on the inviter's disk (see `meshd status` there), then try again with the same token",
+        "free space on the inviter's disk (see `meshd status` there), then try again with the same invite",
     )
 
 

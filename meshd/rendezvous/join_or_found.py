@@ -1,4 +1,4 @@
-"""Brings this node into a mesh: as it was, by a token, or as the founder of a new one.
+"""Brings this node into a mesh: as it was, by an invite, or as the founder of a new one.
 
 The transports to the inviter are given (`JoinTransports`). This module decides whether to join at all, what
 is tried and when, what a failure means, and what is stored.
@@ -34,7 +34,7 @@ from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, trusted
 
 QUIC_AFTER = 0.3  # seconds: TCP is ten times cheaper, and tells sooner that nobody is there
-NEARBY_AFTER = 0.5  # for a token whose addresses are those of yesterday
+NEARBY_AFTER = 0.5  # for an invite whose addresses are those of yesterday
 LOOKING_AFTER, LOOKING_EVERY = 1.0, 3.0  # seconds until a person is told what is waited for, and again
 LOG = log.get("rendezvous")
 
@@ -50,7 +50,7 @@ P_co = TypeVar("P_co", bound=InviterPipe, covariant=True)
 
 
 class JoinTransports(Protocol[P_co]):
-    """The transports to the inviter of one token. Those that dial raise DialError, Refused."""
+    """The transports to the inviter of one invite. Those that dial raise DialError, Refused."""
 
     async def tcp(self, places: Sequence[Dialable]) -> P_co: ...
     async def quic(self, places: Sequence[Dialable]) -> P_co: ...
@@ -66,7 +66,7 @@ class JoinTransports(Protocol[P_co]):
 class JoinOptions:
     """The means by which this node may join. `has_udp`: the UDP port of the mesh is its own.
 
-    `founds_mesh`: without a token it founds one, if it is in none.
+    `founds_mesh`: without an invite it founds one, if it is in none.
     """
 
     name: str
@@ -83,7 +83,7 @@ class JoinOptions:
 class Entered(Generic[P]):
     """A membership; of a node that has just joined also what the inviter told, and the pipe to it.
 
-    `invite`: the token that this node was given, if it is for this mesh.
+    `invite`: the invite that this node was given, if it is for this mesh.
     """
 
     membership: Membership
@@ -127,20 +127,20 @@ class Enrolment(Generic[P]):
     async def enter(self, token: str) -> Entered[P]:
         """Find the membership, join if need be. Raises MeshdError. The caller closes the pipe, if it
         gets one."""
-        # Without a token: stay as we are, or found a mesh.
+        # Without an invite: stay as we are, or found a mesh.
         present = self._home.load_membership()
         if not token:
             if present is None and not self._options.founds_mesh:
                 raise UserError(
                     "this node is not in a mesh yet",
-                    hint=f"run `meshd {self._options.role} --join TOKEN`, with the token that `meshd worker` "
-                    "or `meshd serve` printed",
+                    hint=f"run `meshd {self._options.role} --join INVITE`, with the invite that "
+                    "`meshd worker` or `meshd serve` printed",
                 )
             if present is None:
                 present = self._home.found_mesh(now=self._wall_clock(), random=self._random)
                 LOG.info("mesh_founded", mesh=present.mesh.short)
             return Entered(present)
-        # With the token of our own mesh: stay as well.
+        # With the invite of our own mesh: stay as well.
         invite = parse_token(token)
         if present is not None and present.mesh == invite.mesh:
             # mostly a restart with the same command line: the membership stands
@@ -151,7 +151,7 @@ class Enrolment(Generic[P]):
             leave = "meshd leave --force" if present.is_founder else "meshd leave"
             raise UserError(
                 f"this node is in mesh `{present.mesh.short}`, "
-                f"but the token is for mesh `{invite.mesh.short}`",
+                f"but the invite is for mesh `{invite.mesh.short}`",
                 hint=f"run `{leave}`, then repeat this command; or use another MESHD_HOME"
                 + ("; back up the root key first: `meshd mesh export FILE`" if present.is_founder else ""),
             )
@@ -255,26 +255,26 @@ class Enrolment(Generic[P]):
             places.append("mDNS")
         if relays:
             places.append(in_number(relays, "relay"))
-        return f"looking for the node that made this token ({', '.join(places)})…"
+        return f"looking for the node that made this invite ({', '.join(places)})…"
 
     def _unreachable(self, invite: Invite, error: DialError, no_code: str) -> MeshdError:
         """Return the error for an inviter out of reach. `no_code`: why a reply code cannot help, if so."""
         now = self._wall_clock()
         if invite.expired(now):  # by our clock, which may be the wrong one: the inviter could not be asked
             return MeshdError(
-                f"cannot reach the node that made the token, which {expired_text(invite.expires_at, now)} "
+                f"cannot reach the node that made the invite, which {expired_text(invite.expires_at, now)} "
                 f"by this machine's clock: {error.what}",
                 hint="run `meshd invite` on the node that founded the mesh, and check this machine's clock",
             )
         hint = error.hint or "check that it is running and that its firewall allows its mesh port"
         return MeshdError(
-            f"cannot reach the node that made the token: {error.what}",
+            f"cannot reach the node that made the invite: {error.what}",
             hint=f"{hint}; no reply code is possible: {no_code}" if no_code else hint,
         )
 
 
 def remember(entered: Entered[P], kept: KeptBook, bans: RevocationSet, home: Home) -> None:
-    """Store what the token and the inviter said, also on disk: a node that is killed in a moment finds its
+    """Store what the invite and the inviter said, also on disk: a node that is killed in a moment finds its
     mesh again.
     """
     invite, admitted = entered.invite, entered.admitted
@@ -296,7 +296,7 @@ def remember(entered: Entered[P], kept: KeptBook, bans: RevocationSet, home: Hom
 
 
 def with_udp(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Add UDP twins: a node's UDP port has the number of its TCP port, which a token names for both."""
+    """Add UDP twins: a node's UDP port has the number of its TCP port, which an invite names for both."""
     twins = [replace(c, proto="udp") for c in candidates if c.proto == "tcp" and c.kind == "host"]
     return tuple(dict.fromkeys([*candidates, *twins]))
 

@@ -1,6 +1,6 @@
 """Joining by a two-way paste: no relay, both behind NAT, and two people who can carry a word each way.
 
-The token says where the inviter's UDP port is seen from outside. This side finds out the same of a port of
+The invite says where the inviter's UDP port is seen from outside. This side finds out the same of a port of
 its own, puts it in a reply code for the inviter's owner (`meshd accept CODE`), and dials from that port until
 the datagrams that the code has the inviter send have opened its NAT.
 """
@@ -60,7 +60,7 @@ def why_no_code(invite: Invite, *, quic: bool, local_only: bool, bound: bool) ->
         return "another program is using this node's UDP port"
     if not targets(invite):
         return (
-            "the token contains no public UDP address, because no STUN server answered the node that made it"
+            "the invite contains no public UDP address, because no STUN server answered the node that made it"
         )
     return ""
 
@@ -103,7 +103,7 @@ async def _say_and_dial(
     public = tuple(place for place in port.candidates() if not place.is_loopback and not place.is_v6)
     code = encode_reply(Reply(keys.invite_id, me, public[:MAX_REPLY_CANDIDATES]), keys)
     note(
-        "cannot reach the node that made the token. To admit this node, keep this running, and run "
+        "cannot reach the node that made the invite. To admit this node, keep this running, and run "
         f"there within {WAIT_SECONDS / 60:.0f} minutes:\n\nmeshd accept {code}\n"
     )
     return await _dial(targets(invite), dial)

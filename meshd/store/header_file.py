@@ -231,5 +231,5 @@ def _bad(path: Path, what: str) -> UserError:
     """
     return UserError(
         f"cannot use `{path.name}`: {what}",
-        hint=f"remove it with `meshd model rm {shlex.quote(str(path))}`: it comes from members again",
+        hint=f"remove it with `meshd model rm {shlex.quote(str(path))}`: it is copied from members again",
     )

@@ -8,14 +8,16 @@ import socket
 from collections.abc import Callable, Mapping
 
 from meshd.base.errors import Broken, MeshdError
+from meshd.base.local_way import LOCAL, offered
 from meshd.base.sockets import adopt
 from meshd.base.wakeful_loop import WakefulLoop
 from meshd.identity.keys import PeerId
 from meshd.mux.events import Code
 from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.tunnel.compressed import METADATA, as_agreed
-from meshd.tunnel.interface import Flow, Inspector, TunnelStatus
+from meshd.tunnel.interface import LISTEN_LOCAL, Flow, Inspector, TunnelStatus
 from meshd.tunnel.local import LocalSocket
+from meshd.tunnel.local_stream import carried
 from meshd.tunnel.on_demand import open_on_demand
 from meshd.tunnel.pump import Counter, pump
 from meshd.wire.compressed import Compression
@@ -40,11 +42,13 @@ class JoinedTunnel:
         compresses: Callable[[], Compression] = lambda: Compression.NOTHING,
         flow: Flow | None = None,
         asks: bool = False,
+        is_here: Callable[[], bool] = lambda: False,
     ) -> None:
         """Set up without a stream. `endpoint`: the child's name for it.
 
         `compresses` is called before the stream is opened; the peer must be known to take compressed ones.
-        `flow` is told who waits. `asks` as for `join`.
+        `flow` is told who waits. `asks` as for `join`. `is_here`: whether the peer is on this machine, and
+        takes an offer of a direct connection, which is then made unless the stream is compressed.
         """
         self._mesh = mesh
         self._peer = peer
@@ -57,6 +61,8 @@ class JoinedTunnel:
         self._compresses = compresses
         self._flow = flow
         self._asks = asks
+        self._is_here = is_here
+        self._listen = LISTEN
         self._counter = Counter()
         self._streams = 0
 
@@ -70,7 +76,7 @@ class JoinedTunnel:
         return TunnelStatus(
             peer=self._peer,
             service=self._service,
-            listen=LISTEN,
+            listen=self._listen,
             streams=self._streams,
             sent_bytes=self._counter.sent,
             received_bytes=self._counter.received,
@@ -82,36 +88,57 @@ class JoinedTunnel:
             return  # it was closed before it began
         end, self._end = self._end, None
         try:
-            stream = await self._open(end)
+            try:
+                opened, direct = await self._open()
+            except BaseException:
+                end.close()
+                raise
             self._streams = 1
-            await _carry(
-                end,
-                stream,
-                self._inspector,
-                self._counter,
-                self._on_broken,
-                flow=self._flow,
-                asks=self._asks,
-            )
+            async with carried(opened, direct) as stream:
+                await _carry(
+                    end,
+                    stream,
+                    self._inspector,
+                    self._counter,
+                    self._on_broken,
+                    flow=self._flow,
+                    asks=self._asks,
+                )
         except MeshdError as error:
             self._on_broken(error)
         finally:
             self._streams = 0
 
-    async def _open(self, end: socket.socket) -> Stream:
-        metadata = {**self._metadata, **METADATA[self._compresses()]}
-        try:
+    async def _open(self) -> tuple[Stream, socket.socket | None]:
+        """Open the stream, and a direct connection beside it if the peer is on this machine."""
+        compression = self._compresses()
+        metadata: Mapping[str, MetadataValue] = {**self._metadata, **METADATA[compression]}
+        wanted = compression is Compression.NOTHING and self._is_here()
+        with offered(wanted=wanted) as offer:
+            if offer is not None:
+                metadata = {**metadata, LOCAL: offer.offered}
             stream = await open_on_demand(self._mesh, self._peer, self._service, metadata=metadata)
-        except BaseException:
-            end.close()
-            raise
-        return as_agreed(stream)
+            if offer is None:
+                return as_agreed(stream), None
+            await _accepted(stream)
+            direct = offer.take()
+        if direct is not None:
+            self._listen = LISTEN_LOCAL
+        return stream, direct
 
     def close(self) -> None:
         """Release `end` if `serve` was never run. Idempotent."""
         if self._end is not None:
             self._end.close()
             self._end = None
+
+
+async def _accepted(stream: Stream) -> None:
+    try:
+        await stream.accepted()
+    except BaseException:
+        stream.reset(Code.CANCELLED, "not accepted in time")
+        raise
 
 
 async def join(
@@ -122,11 +149,13 @@ async def join(
     on_broken: Callable[[MeshdError], None],
     flow: Flow | None = None,
     asks: bool = False,
+    direct: socket.socket | None = None,
 ) -> None:
     """Connect a stream that came with `end`, which is ours from now on, past `inspector`, if there is one.
 
     `flow` is told who waits. `asks`: it is the child that answers, and the peer that asks (see
-    base.wakeful_loop.Conversation).
+    base.wakeful_loop.Conversation). `direct`: the connection with a peer on this machine that carries the
+    bytes of the stream, ours from now on as well.
 
     Returns when both ways have ended. Raises RemoteProtocolError for a stream that is compressed in an
     unknown way, Broken.
@@ -135,8 +164,11 @@ async def join(
         agreed = as_agreed(stream)
     except BaseException:
         end.close()
+        if direct is not None:
+            direct.close()
         raise
-    await _carry(end, agreed, inspector, Counter(), on_broken, flow=flow, asks=asks)
+    async with carried(agreed, direct) as bytes_of:
+        await _carry(end, bytes_of, inspector, Counter(), on_broken, flow=flow, asks=asks)
 
 
 async def _carry(

@@ -173,7 +173,7 @@ def _kind(text: str) -> CandidateKind:
 
 
 def pack_candidates(candidates: Iterable[Candidate]) -> bytes:
-    """Concatenate candidates in compact form, for the invite token."""
+    """Concatenate candidates in compact form, for the invite."""
     return b"".join(candidate.to_bytes() for candidate in candidates)
 
 

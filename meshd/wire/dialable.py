@@ -24,7 +24,7 @@ LEAST_PORT = 1024  # on this machine: no mesh port is below, but the system's ow
 class Source(StrEnum):
     """The party that named an address."""
 
-    GIVEN = "given"  # a person (a token, a setting), or a link to this very peer was proven there
+    GIVEN = "given"  # a person (an invite, a setting), or a link to this very peer was proven there
     NEARBY = "nearby"  # mDNS: anybody in the LAN
     RECORD = "record"  # the peer's signed record
     SIGNAL = "signal"  # the peer, for one attempt
@@ -142,7 +142,7 @@ def dialable(
 
 
 def trusted(candidates: Iterable[Candidate]) -> list[Dialable]:
-    """Return addresses that a person gave (a token, a reply code, a setting) as dialable."""
+    """Return addresses that a person gave (an invite, a reply code, a setting) as dialable."""
     return dialable(candidates, source=Source.GIVEN, here=Here())
 
 

@@ -95,7 +95,7 @@ class Worker:
         self._trials_asked = Rates(TRIALS_ASKED)
         self._ledger = Ledger(limit=options.memory)
         self._running: dict[bytes, MeshServer] = {}
-        self._streams = LentStreams(runtime.mesh)
+        self._streams = LentStreams(runtime.mesh, local=runtime.tunnels.local)
         self._ending: dict[bytes, PeerId] = {}  # leases that are over, but whose processes still hold memory
         self._given_back = asyncio.Event()  # set when the next of these leases has given its memory back
         self._asking: Counter[PeerId] = Counter()

@@ -5,10 +5,12 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from socket import socket
 
-from meshd.base import log
+from meshd.base import local_way, log
 from meshd.base.admission import Release, Slots
 from meshd.base.errors import Broken, MeshdError, Refused, RemoteProtocolError
+from meshd.base.local_way import LOCAL
 from meshd.base.peer_limits import EARLY_STREAMS, LENT, PUSHED, PUSHED_OF_PEER
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member, Role
@@ -33,6 +35,8 @@ class Lending:
         self.server: MeshServer | None = None  # once the head has reserved
         self.lent = Slots(LENT)  # streams of its head
         self.pushed = Slots(PUSHED, PUSHED_OF_PEER)  # streams of other workers
+        self._direct: socket | None = None  # to a head on this machine, until its stream is served
+        self._has_come = False
         self._is_up = False
         self._settled = asyncio.Event()
         self._ends_at: float | None = None  # deadline of the streams that are still served
@@ -47,6 +51,8 @@ class Lending:
         """Note that the lease has ended, or that there will be none. Idempotent."""
         self._is_up = False
         self._settled.set()
+        if (direct := self.take_direct()) is not None:
+            direct.close()
         if self._ends_at is None:
             self._ends_at = asyncio.get_running_loop().time() + CLOSING_SECONDS
             for limit in self._served:
@@ -70,6 +76,20 @@ class Lending:
                 raise
             raise Broken(OVER) from None
 
+    def come(self, offered: MetadataValue | None) -> None:
+        """Connect to what a head on this machine offers. Its stream is accepted only after this.
+
+        The first stream counts, as only one is served.
+        """
+        if not self._has_come:
+            self._has_come = True
+            self._direct = local_way.come(offered) if isinstance(offered, bytes) else None
+
+    def take_direct(self) -> socket | None:
+        """Return the direct connection to the head, if there is one; the caller owns it from here on."""
+        direct, self._direct = self._direct, None
+        return direct
+
     @property
     def must_wait(self) -> bool:
         """True until the server is up or the lease has ended."""
@@ -89,7 +109,9 @@ class Lending:
 class LentStreams:
     """Serve the streams of the services `rpc` and `push`."""
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: Mesh, *, local: bool = True) -> None:
+        """Serve from now on. `local`: connect to heads on this machine directly."""
+        self._local = local
         self._lendings: dict[bytes, Lending] = {}
         self._waiting: Counter[PeerId] = Counter()
         self._refused: deque[tuple[str, str]] = deque(maxlen=SHOWN_REFUSED)
@@ -117,7 +139,10 @@ class LentStreams:
         lending = self._find(member.peer, metadata)
         if lending is None:
             return "no live lease with this id"
-        return lending.lent.take(member.peer) or TOO_MANY
+        place = lending.lent.take(member.peer)
+        if place is not None and self._local:
+            lending.come(metadata.get(LOCAL))
+        return place or TOO_MANY
 
     def _may_push(self, member: Member, metadata: Mapping[str, MetadataValue]) -> str | Release:
         lending = self._find_admitting(member.peer, metadata)
@@ -164,7 +189,8 @@ class LentStreams:
         if lending is None:
             raise Broken(OVER)
         server = await self._up(lending, stream.peer)
-        await lending.serve(server.serve_head(stream, partial(self._refuse, stream.peer)))
+        on_broken = partial(self._refuse, stream.peer)
+        await lending.serve(server.serve_head(stream, lending.take_direct(), on_broken))
 
     async def _serve_push(self, stream: Stream) -> None:
         lending = self._find_admitting(stream.peer, stream.metadata)

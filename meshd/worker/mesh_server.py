@@ -224,9 +224,15 @@ class MeshServer:
 
     # Streams.
 
-    async def serve_head(self, stream: Stream, on_broken: OnBroken) -> None:
-        """Connect the only stream of the head; the server ends with that stream. Raises Refused, Broken."""
+    async def serve_head(self, stream: Stream, direct: socket | None, on_broken: OnBroken) -> None:
+        """Connect the only stream of the head; the server ends with that stream. Raises Refused, Broken.
+
+        `direct`: a connection with a head on this machine, which carries the bytes of the stream. It is ours
+        from here on.
+        """
         if self._end is None:
+            if direct is not None:
+                direct.close()
             raise Refused("this lease has its connection already", code="busy")
         end, self._end = self._end, None
         lease_cache = self.agreed.lease_cache
@@ -244,6 +250,7 @@ class MeshServer:
                 flow=self._silence,
                 on_broken=on_broken,
                 asks=True,
+                direct=direct,
             )
         finally:
             self._view = None  # the server has nobody to report to, and ends

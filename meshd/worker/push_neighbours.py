@@ -16,9 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from socket import socket
 
-from meshd.base import log
+from meshd.base import local_way, log
 from meshd.base.backoff import Backoff
 from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused
+from meshd.base.local_way import LOCAL, LocalOffer
 from meshd.base.tasks import Owner
 from meshd.devices.interface import DescriptorSocket, Tunnel, TunnelRequest, Tunnels
 from meshd.identity.keys import PeerId
@@ -30,8 +31,7 @@ from meshd.rpc.mesh_push_filter import MeshPushFilter
 from meshd.rpc.reading_budget import NodeReading
 from meshd.tunnel.interface import TunnelStatus
 from meshd.wire.lease import PUSH_SERVICE, Admit, Neighbour, Reached
-from meshd.worker import local_way
-from meshd.worker.local_way import LocalOffer, LocalWay
+from meshd.worker.local_way import LocalWay, way_over
 from meshd.worker.neighbour_arrivals import NeighbourArrivals
 from meshd.worker.turn_times import TurnTimes
 
@@ -41,7 +41,6 @@ GONE_SECONDS = 20.0  # a neighbour without a session for this long, though both 
 GONE_REACH_SECONDS = 1.0
 _RETRY = Backoff(first=0.1, factor=1.5, most=1.0)
 ASK = "ask"  # in the metadata of a stream: asks whether other streams would be accepted
-LOCAL = "local"  # likewise: offers a direct connection, in case both workers are on one machine
 TAKEN = b"\x01"  # the only message on such a stream: the connection is in use
 LOG = log.get("worker")
 
@@ -128,14 +127,14 @@ class PushNeighbours:
     async def keep(self, neighbour: Neighbour) -> None:
         """Open a tunnel to the neighbour, report it, and keep it until it or the lease ends."""
         peer = PeerId(neighbour.peer)
-        compresses = neighbour.always or self._tunnels.always_compressed  # which a user has asked for
-        with local_way.offered(wanted=not compresses) as offer:
+        wanted = self._tunnels.local and not neighbour.always  # compressed, which a user has asked for
+        with local_way.offered(wanted=wanted) as offer:
             try:
                 asked = await self._ask(peer, neighbour.lease_id, offer)
             except MeshdError as error:
                 await self._none(peer, neighbour.number, error.what)
                 return
-            way = None if offer is None else offer.take(peer)
+            way = None if offer is None else way_over(peer, offer.take())
         try:
             if way is None:
                 await self._lead(peer, neighbour, asked)
@@ -242,8 +241,8 @@ class PushNeighbours:
         if before is not None:
             before.cut()
         offered = metadata.get(LOCAL)
-        if isinstance(offered, bytes) and not self._tunnels.always_compressed:
-            way = local_way.come(peer, offered)
+        if isinstance(offered, bytes) and self._tunnels.local:
+            way = way_over(peer, local_way.come(offered))
             if way is not None:
                 self._offered[peer] = way
 

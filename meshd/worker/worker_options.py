@@ -34,7 +34,7 @@ def check_may_work(roles: frozenset[Role]) -> None:
     if Role.WORK not in roles:
         raise UserError(
             "this node cannot lend its devices: its certificate lacks the role `work`",
-            hint="get a token with that role (`meshd invite --role work` on a member that can grant "
+            hint="get an invite with that role (`meshd invite --role work` on a member that can grant "
             "it), run `meshd "
-            "leave` here, then start again with `--join TOKEN`",
+            "leave` here, then start again with `--join INVITE`",
         )

@@ -228,7 +228,9 @@ void executor::graph(uint64_t id, reader & in) {
     if (body.device >= devices.size()) {
         throw bad_message("GRAPH names a device that there is not");
     }
+    traced reading("in", body.device);
     auto made = std::make_unique<stored_graph>(body, in, memory, devices[body.device]);
+    reading.end();
     const stored_graph & kept = shelves[body.device].put(std::move(made));
     check_kept(shelves, devices);
     compute(id, kept, body.device);

@@ -65,6 +65,9 @@ static void check_node(const ggml_tensor * node, ggml_backend_t backend) {
     }
 }
 
+// A device may prepare for a graph of so few tokens to come again. With more, computing takes longer than launching
+static constexpr int64_t CAPTURED_TOKENS = 128;
+
 // What any head may have for graphs that are kept, enough for eight of 10,000 tensors, and which part of what is lent
 static constexpr uint64_t LEAST_KEPT = 48 << 20;
 static constexpr uint64_t LENT_TO_KEPT = 16;
@@ -138,6 +141,18 @@ void stored_graph::link(uint32_t own, const wire_tensor & from) {
     tensor->flags = static_cast<int32_t>(from.flags & FLAGS);
 }
 
+// How many tokens pass it at least: the columns of what is multiplied with weights
+static int64_t tokens_of(const ggml_cgraph * graph) {
+    int64_t most = 0;
+    for (int i = 0; i < graph->n_nodes; i++) {
+        const ggml_tensor * node = graph->nodes[i];
+        if (node->op == GGML_OP_MUL_MAT && node->ne[2] == 1 && node->ne[3] == 1) {
+            most = std::max(most, node->ne[1]);
+        }
+    }
+    return most;
+}
+
 stored_graph::stored_graph(const graph_body & head, reader & in, const buffers & memory, const lent_device & device) :
     number(head.uid) {
     if (head.node_count == 0 || head.node_count > head.tensor_count || head.tensor_count > GRAPH_TENSORS) {
@@ -159,15 +174,18 @@ stored_graph::stored_graph(const graph_body & head, reader & in, const buffers &
         uses.push_back(from.uses);
     }
     made = ggml_new_graph_custom(context.get(), head.node_count, false);
-    // a device may take a graph with a number that it knows for the one that it has seen: this one is new
-    static std::atomic<uint64_t> last_made{ 0 };
-    made->uid = ++last_made;
     const std::vector<uint32_t> places = take_nodes(nodes, head.node_count);
     for (const uint32_t index : places) {
         check_node(tensors[index], device.backend);
         add_node(tensors[index], uses[index]);
     }
     check_work(made, device);
+    is_small = tokens_of(made) <= CAPTURED_TOKENS;
+    if (is_small) {
+        // a device may take a graph with a number that it knows for the one that it has seen: this one is new
+        static std::atomic<uint64_t> last_made{ 0 };
+        made->uid = ++last_made;
+    }
     correct_uses(made);
     note_results();
     guard = std::make_unique<graph_guard>(made);

@@ -21,7 +21,7 @@ public:
     size_t bytes() const;
     uint32_t nodes() const { return static_cast<uint32_t>(ggml_graph_n_nodes(made)); }
     ggml_status compute(ggml_backend_t backend, const recent_writes & known) const {
-        return guard->compute(backend, made, known);
+        return guard->compute(backend, made, known, is_small);
     }
     // Nothing of what it writes is known any more
     void forget_results(recent_writes & known) const;
@@ -37,6 +37,7 @@ private:
     ggml_context_ptr context;
     std::vector<ggml_tensor *> tensors;
     ggml_cgraph * made = nullptr;
+    bool is_small = true; // so few tokens that launching its kernels takes longer than computing them may
     struct range {
         place first;
         uint64_t size;

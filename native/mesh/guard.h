@@ -17,8 +17,10 @@ public:
     explicit graph_guard(const ggml_cgraph * graph);
 
     // Gives the device the graph that this was made for; one that works by itself may not have done it yet. What is
-    // known of its memory is not asked for. Throws bad_message where an index leads nowhere
-    ggml_status compute(ggml_backend_t backend, ggml_cgraph * graph, const recent_writes & known = {}) const;
+    // known of its memory is not asked for. Throws bad_message where an index leads nowhere.
+    // `repeats`: false: the device must not prepare for the same graph again
+    ggml_status compute(
+        ggml_backend_t backend, ggml_cgraph * graph, const recent_writes & known = {}, bool repeats = true) const;
 
     // Into how many parts the graph is cut
     size_t parts() const;

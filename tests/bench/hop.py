@@ -1,10 +1,11 @@
 """What two daemons add between a head and a lent mesh-server: `python -m tests.bench.hop`.
 
-Two members on this machine's loopback, TLS between them, a socketpair at each end: a client that writes and
-reads as a head does, and a server that only waits `--pause` milliseconds before each answer, busily. In turn
-with it, the same client and server over a bare loopback connection. Shows what the daemons add to a round
-trip (a request there, its answer back, through both daemons each time), the CPU time of each daemon for it,
-and bytes a second of long writes and reads.
+Two members on this machine's loopback with TLS between them (`links`) and a socketpair at each end: a client
+that writes and reads as a head does, and a server that only waits `--pause` milliseconds before each answer,
+busily. In turn with it, the same with a direct connection between the two daemons, as on one machine
+(`local`), and the same client and server over a bare loopback connection. Shows what the daemons add to a
+round trip (a request there, its answer back, through both daemons each time), the CPU time of each daemon for
+it, and bytes a second of long writes and reads.
 """
 
 import argparse
@@ -21,12 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshd.base.errors import MeshdError
+from meshd.base.local_way import LOCAL
 from meshd.rpc import mesh_protocol as wire
 
 from tests.bench.endpoints import print_line
 from tests.bench.hop_ends import BUFFER_BYTES, message
 from tests.bench.tunnel import BULK_BYTES
 
+LINKS, BARE = "links", "bare"
 SIZES = (64, 4 << 10, 16 << 10)  # bytes of a small message: there, and back
 _PIECE_BYTES = 1 << 20
 _BUFFER = 1
@@ -172,14 +175,14 @@ async def _program(end: socket.socket, *arguments: str) -> AsyncIterator[Process
         await process.wait()
 
 
-async def _meshd_path(stack: AsyncExitStack, pause: float) -> _HopPath:
+async def _meshd_path(stack: AsyncExitStack, pause: float, way: str) -> _HopPath:
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="meshd-bench-")))
     client, near = socket.socketpair()
     far, server = socket.socketpair()
     await stack.enter_async_context(_program(server, "server", str(pause)))
     far_daemon = await stack.enter_async_context(_program(far, "far", str(folder / "far")))
     token = await _line(far_daemon)
-    near_daemon = await stack.enter_async_context(_program(near, "near", str(folder / "near"), token))
+    near_daemon = await stack.enter_async_context(_program(near, "near", str(folder / "near"), token, way))
     await _line(near_daemon)
     return _HopPath(_connected(stack, client), [near_daemon, far_daemon])
 
@@ -221,17 +224,16 @@ def _us(seconds: Sequence[float]) -> str:
     return " ".join(f"{1e6 * one:.0f}" for one in seconds)
 
 
-async def _measure(
-    pairs: int, pause: float, count: int, bulk: bool
-) -> tuple[list[HopFigures], list[HopFigures]]:
-    """Both paths in turn. The client blocks: nothing else goes on here meanwhile."""
+async def _measure(pairs: int, pause: float, count: int, bulk: bool) -> dict[str, list[HopFigures]]:
+    """All paths in turn. The client blocks: nothing else goes on here meanwhile."""
     async with AsyncExitStack() as stack:
-        meshd, bare = await _meshd_path(stack, pause), await _bare_path(stack, pause)
-        ours, plain = [], []
+        paths = {way: await _meshd_path(stack, pause, way) for way in (LINKS, LOCAL)}
+        paths[BARE] = await _bare_path(stack, pause)
+        figures: dict[str, list[HopFigures]] = {name: [] for name in paths}
         for _ in range(pairs):
-            ours.append(await meshd.measure(count, bulk))
-            plain.append(await bare.measure(count, bulk))
-    return ours, plain
+            for name, path in paths.items():
+                figures[name].append(await path.measure(count, bulk))
+    return figures
 
 
 def main(argv: Sequence[str]) -> int:
@@ -249,11 +251,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--no-bulk", action="store_true", help="small messages only")
     args = parser.parse_args(argv)
     try:
-        ours, plain = asyncio.run(_measure(args.pairs, args.pause / 1000, args.count, not args.no_bulk))
+        found = asyncio.run(_measure(args.pairs, args.pause / 1000, args.count, not args.no_bulk))
     except (MeshdError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
-    _show("meshd", ours, plain)
-    _show("bare ", plain, plain)
+    for name, figures in found.items():
+        _show(f"{name:5}", figures, found[BARE])
     return 0
 
 

@@ -1,6 +1,7 @@
 """The processes of `python -m tests.bench.hop`; it starts this module once for each.
 
-`near`: a member whose tunnel leads from an inherited socket to the other member. `far`: that member, which
+`near`: a member whose tunnel leads from an inherited socket to the other member, over their link or, with
+`local`, over a direct connection. `far`: that member, which
 joins the tunnel's stream to its own inherited socket, and reads along as it does for a lent mesh-server.
 `server`: what sits there in place of a mesh-server and computes nothing: it keeps no data, and answers READ
 with zeros. Near and far answer each line of their standard input with the CPU time they have used.
@@ -10,15 +11,17 @@ import asyncio
 import socket
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 
 from meshd.base import log
 from meshd.base.errors import MeshdError
+from meshd.base.local_way import LOCAL, come
 from meshd.base.own_process import keep_freed_memory
 from meshd.base.tasks import Owner
 from meshd.base.wakeful_loop import WakefulLoop
-from meshd.peer.interface import PeerState, Stream
+from meshd.identity.membership import Member
+from meshd.peer.interface import MetadataValue, PeerState, Stream
 from meshd.rpc import mesh_protocol as wire
 from meshd.rpc.mesh_lease_view import MeshLeaseView
 from meshd.tunnel.joined import JoinedTunnel, join
@@ -30,7 +33,7 @@ BUFFER_BYTES = 64 << 20
 _READ_BYTES = 1 << 20
 
 
-async def _near(folder: Path, token: str, end: socket.socket) -> None:
+async def _near(folder: Path, token: str, way: str, end: socket.socket) -> None:
     member = await member_at(folder, "near", token)
     async with Owner() as owner:
         owner.start(member.serve(), name="peers")
@@ -47,6 +50,7 @@ async def _near(folder: Path, token: str, end: socket.socket) -> None:
             endpoint="bench",
             inspector=Unwatched(),
             on_broken=_say,
+            is_here=lambda: way == LOCAL,
         )
         owner.start(tunnel.serve(), name="tunnel")
         print_line("ready")
@@ -56,11 +60,17 @@ async def _near(folder: Path, token: str, end: socket.socket) -> None:
 
 async def _far(folder: Path, end: socket.socket) -> None:
     member = await member_at(folder, "far", "")
+    direct: list[socket.socket | None] = [None]
+
+    def allow(_near: Member, metadata: Mapping[str, MetadataValue]) -> None:
+        if isinstance(offered := metadata.get(LOCAL), bytes):
+            direct.append(come(offered))
 
     async def handler(stream: Stream) -> None:
-        await join(stream, end, inspector=MeshLeaseView(), on_broken=_say, asks=True)
+        inspector = MeshLeaseView()
+        await join(stream, end, inspector=inspector, on_broken=_say, asks=True, direct=direct.pop())
 
-    member.mesh.handle(BENCH_SERVICE, handler, allow=lambda _member, _metadata: None)
+    member.mesh.handle(BENCH_SERVICE, handler, allow=allow)
     async with Owner() as owner:
         owner.start(member.serve(), name="peers")
         print_line(member.printed_token() or "")
@@ -140,12 +150,12 @@ def _run(work: Coroutine[object, object, None]) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """`near FOLDER TOKEN FD`, `far FOLDER FD`, `server SECONDS FD`; FD is an inherited socket."""
+    """`near FOLDER TOKEN WAY FD`, `far FOLDER FD`, `server SECONDS FD`; FD is an inherited socket."""
     log.set_up(level="error")
     end = socket.socket(fileno=int(argv[-1]))
     match argv:
-        case ["near", folder, token, _]:
-            _run(_near(Path(folder), token, end))
+        case ["near", folder, token, way, _]:
+            _run(_near(Path(folder), token, way, end))
         case ["far", folder, _]:
             _run(_far(Path(folder), end))
         case ["server", pause, _]:

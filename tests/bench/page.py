@@ -26,26 +26,23 @@ _PAGE = """\
 # Performance
 
 Made by {command} on {when}: {machine}; {pin}; SmolLM2-135M (Q4_1), {pairs} runs per cell: the median, with
-minimum and maximum in brackets. All nodes share this machine and its cores, so ratios are more meaningful
-than seconds. Method: [benchmarks.md](benchmarks.md). Meshes of up to 1000 members:
-[scale.md](../scale.md).
+minimum and maximum in brackets. All nodes share this machine, so ratios are more meaningful than seconds.
+Method: [benchmarks.md](benchmarks.md).
 
 {ready}
 
 ## Over a distance
 
-Stock llama.cpp behind a delaying proxy for each worker, compared with meshd with the same delay between its
-daemons, in turns (`meshd bench latency --workers {workers} --rtt {round_trips}{without}`). Both have the same
-environment and the same llama-server options, and a load ends with the first token. The first row is one node
-alone.
+Stock llama.cpp behind a delaying proxy for each worker, and meshd with the same delay between its daemons, in
+turns (`meshd bench latency --workers {workers} --rtt {round_trips}{without}`). A load ends with the first
+token. The first row is one node alone.
 {texts}
 
 {cells}
 
 ![time per token, by round trip]({picture})
 
-Targets: {verdict}. "One node alone" and a one-way delay ("way") are measured without meshd: with stock
-llama.cpp, and with bytes that go back and forth through the same delay. The targets that are missed:
+Targets: {verdict}. "One node alone" and a one-way delay ("way") are measured without meshd. Missed targets:
 
 {promises}
 
@@ -57,9 +54,8 @@ No distance; stock llama.cpp of the same build over its own RPC (`meshd bench rp
 
 ## Compared with reports of others
 
-Tokens per second by delay: theirs held back each request to compute for so long, ours is the round trip
-between the nodes; {pairs} starts of each, as above. Theirs: GLM-4.7-Flash on an Apple M4 Max. Ours: SmolLM2
-here, so compare how each declines (SHARE).
+Tokens per second by delay: theirs of each request to compute, with GLM-4.7-Flash on an Apple M4 Max; ours of
+a round trip, with SmolLM2 here, {pairs} starts each. Compare how each declines (SHARE).
 Their model on their machine, {not_here}: {delayed_command}.
 
 {delayed}
@@ -72,9 +68,8 @@ _READY = """\
 Seconds from the moment a head asks its connected workers until its `/health` is 200,
 which is after the first real token.
 llama-server was killed {runs} times for each cell, and that of one machine alone after each (first row).
-Packets between the nodes are delayed, so TCP notices the distance. ROUND TRIPS is the additional time
-compared with RTT 0, in round trips. FIRST is the start of `meshd serve` itself, while its links are still
-being established: one for each cell.
+ROUND TRIPS is the additional time compared with RTT 0. FIRST is the start of `meshd serve` itself, while its
+links are still being established.
 {verdict}. Bounds apply to READY, not to FIRST:
 
 {table}

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
-from meshd.bench.distance import crossed, until_head_serves
+from meshd.bench.distance import until_head_serves
 from meshd.bench.llama import api_connection, completion
 from meshd.build.demo_model import demo_model
 from meshd.config.load import load
@@ -90,11 +90,11 @@ async def _measure(args: argparse.Namespace, fleet: Fleet, head: LocalNode, coun
         await _answers(url, streams, args.tokens // _SHORT_SHARE)
         rates, costs = [], []
         for _ in range(args.tries):
-            sent = crossed(await head.status())
+            sent = (await head.status()).crossed_bytes
             await _answers(url, streams, args.tokens // _SHORT_SHARE)
-            short = crossed(await head.status())
+            short = (await head.status()).crossed_bytes
             seconds = await _answers(url, streams, args.tokens)
-            long = crossed(await head.status())
+            long = (await head.status()).crossed_bytes
             rates.append(streams * args.tokens / seconds)
             more = streams * (args.tokens - args.tokens // _SHORT_SHARE)
             costs.append(((long - short) - (short - sent)) / more)

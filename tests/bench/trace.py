@@ -1,8 +1,8 @@
 """Show who computes, copies and waits while a mesh answers one prompt, and a picture of it.
 
-Real daemons on this machine; each worker computes with one thread, and the head has
-no layers. The programs of native/mesh write down what they do (GGML_MESH_TRACE), by the clock of the machine:
-all nodes share it, also where a distance is put between them.
+Real daemons on this machine; each worker computes with one thread, or on the device that `--devices` gives
+it, and the head has no layers. The programs of native/mesh write down what they do (GGML_MESH_TRACE), by the
+clock of the machine: all nodes share it, also where a distance is put between them.
 """
 
 import argparse
@@ -41,7 +41,8 @@ _VARIABLE = "GGML_MESH_TRACE"
 class TraceArgs:
     """One prompt of `prompt` tokens, answered with `tokens`, over `workers` at `rtt_ms`.
 
-    `model` None: SmolLM2. `svg`: where a picture is written.
+    It is asked `times` times, and the last is shown. `model` None: SmolLM2. `svg`: where a picture goes.
+    `devices`: one for each worker, or none: CPUs.
     """
 
     model: Path | None
@@ -50,6 +51,8 @@ class TraceArgs:
     rtt_ms: float = 0.0
     prompt: int = 1024
     tokens: int = 8
+    times: int = 2
+    devices: tuple[str, ...] = ()
     svg: Path | None = None
     as_json: bool = False
 
@@ -62,6 +65,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--rtt", type=float, default=0.0, metavar="MS")
     parser.add_argument("--prompt", type=int, default=1024, metavar="N", help="tokens of the prompt")
     parser.add_argument("--tokens", type=int, default=8, metavar="N", help="tokens to generate")
+    parser.add_argument("--times", type=int, default=2, metavar="N", help="ask so often, and show the last")
+    parser.add_argument("--devices", default="", metavar="LIST", help="of each worker, such as CUDA0,CUDA1")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="write a picture")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(argv)
@@ -72,6 +77,8 @@ def main(argv: Sequence[str]) -> int:
         rtt_ms=given.rtt,
         prompt=given.prompt,
         tokens=given.tokens,
+        times=given.times,
+        devices=tuple(filter(None, given.devices.split(","))),
         svg=given.svg,
         as_json=given.json,
     )
@@ -111,23 +118,25 @@ async def _trace(args: TraceArgs, out: BenchOutput) -> Trace:
 
 
 async def _measured(args: TraceArgs, model: Path, folder: Path, owner: Owner, out: BenchOutput) -> Trace:
-    """The second time that the prompt is asked: graphs are known then, and the links' windows have grown."""
+    """The last time that the prompt is asked: from the second on graphs are known, and windows have grown."""
     names = worker_names(args.workers)
     written = {name: folder / "traces" / name for name in (HEAD_NAME, *names)}
     for place in written.values():
         place.mkdir(parents=True)
     context = args.prompt + args.tokens
+    alike = workers_alike(
+        folder,
+        args.cache,
+        model,
+        count=args.workers,
+        round_trip=args.rtt_ms / 1000,
+        threads=1,
+        head_options=("--device", "none", "--ctx-size", str(context)),
+    )
     fleet = Fleet(
         replace(
-            workers_alike(
-                folder,
-                args.cache,
-                model,
-                count=args.workers,
-                round_trip=args.rtt_ms / 1000,
-                threads=1,
-                head_options=("--device", "none", "--ctx-size", str(context)),
-            ),
+            alike,
+            worker_options=[("--device", one) for one in args.devices] or alike.worker_options,
             environments={name: {_VARIABLE: str(place)} for name, place in written.items()},
         )
     )
@@ -139,7 +148,8 @@ async def _measured(args: TraceArgs, model: Path, folder: Path, owner: Owner, ou
     argv = arguments_of(next(child.pid or 0 for child in status.children if child.name == "llama-server"))
     place = head.spec.home / "llama.sock"
     out.progress("measuring")
-    await measure(place, prompt_tokens=args.prompt, tokens=WARM_TOKENS)
+    for _ in range(args.times - 1):
+        await measure(place, prompt_tokens=args.prompt, tokens=WARM_TOKENS)
     begin = time.monotonic_ns()
     await measure(place, prompt_tokens=args.prompt, tokens=args.tokens)
     end = time.monotonic_ns()

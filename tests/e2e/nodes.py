@@ -48,6 +48,9 @@ def play(work: Coroutine[object, object, T], *, seconds: float = TEST_SECONDS) -
         raise first_error(group) from group
 
 
+LOCALLY = ("--set", "links.no_local=false")  # which Fleet.spec sets otherwise
+
+
 class Fleet:
     """Async context manager: the nodes of one test, in `folder`; all are gone when it is left."""
 
@@ -84,9 +87,11 @@ class Fleet:
         """Of a node in this fleet's folder; `home` names its state where that is not its own name.
 
         All workers take part, however fast the model would be without them, an answer that is interrupted
-        ends with an error, and each round makes one token, unless its options say otherwise.
+        ends with an error, each round makes one token, and all traffic crosses the links, as between
+        machines, unless its options say otherwise.
         """
         environment = {"MESHD_SPLIT": "always", "MESHD_CONTINUE_ANSWERS": "0", "MESHD_SPECULATE": "off"}
+        environment["MESHD_NO_LOCAL"] = "1"
         environment |= {"MESHD_JOIN": token} if token else {}
         if self._cache is None:
             environment["MESHD_KEEP_WEIGHTS"] = "0"

@@ -206,7 +206,7 @@ def test_members_without_the_role_and_banned_ones_are_refused(tmp_path: Path) ->
             refused = await cli(tmp_path / "lends", *start, MESHD_JOIN=lends_only)
             assert refused.returncode == 1 and "lacks the role `use`" in refused.stderr
             homeless = await cli(tmp_path / "homeless", *start)
-            assert homeless.returncode == 1 and "meshd client --join TOKEN" in homeless.stderr
+            assert homeless.returncode == 1 and "meshd client --join INVITE" in homeless.stderr
             async with bare_node(tmp_path / "lends", name="lends") as member:
                 peer = await connected(member, "desk")
                 for service in (API_SERVICE, SERVING_SERVICE):

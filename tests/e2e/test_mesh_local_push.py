@@ -17,7 +17,7 @@ from meshd.worker.mesh_server import CHILD_NAME
 from tests.e2e.bare_node import bare_node
 from tests.e2e.hostile_stage import message
 from tests.e2e.lent_pair import BUFFER, LentServer, lent_pair, push, take
-from tests.e2e.nodes import Fleet, child_pid, cli, play
+from tests.e2e.nodes import LOCALLY, Fleet, child_pid, cli, play
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
@@ -30,9 +30,9 @@ NAMES = ("worker-0", "worker-1")
 async def pair(folder: Path, *options: str) -> AsyncIterator[tuple[list[LocalNode], list[LentServer]]]:
     """Two workers with a mesh-server each, which know each other."""
     async with Fleet(folder) as fleet:
-        first = await fleet.worker(NAMES[0], *options)
+        first = await fleet.worker(NAMES[0], *LOCALLY, *options)
         token = await first.token()
-        workers = [first, await fleet.worker(NAMES[1], *options, token=token)]
+        workers = [first, await fleet.worker(NAMES[1], *LOCALLY, *options, token=token)]
         async with (
             bare_node(folder / "head", token=token, name="head") as head,
             lent_pair(head, NAMES, room=ROOM) as servers,

@@ -20,13 +20,14 @@ from pathlib import Path
 import pytest
 from meshd.admin.status import Status
 from meshd.fleet.node import LocalNode, model_ready
+from meshd.tunnel.interface import LISTEN_LOCAL
 from meshd.worker.mesh_server import CHILD_NAME
 
 from tests.e2e import shut_socket, spaces
 from tests.e2e.homes import connected
 from tests.e2e.mesh_losses import again_within, crashes
 from tests.e2e.models import smollm2, stock_text
-from tests.e2e.nodes import SAME_BATCHES, Fleet, api_of, child_pid, model_of, play
+from tests.e2e.nodes import LOCALLY, SAME_BATCHES, Fleet, api_of, child_pid, model_of, play
 from tests.e2e.open_answers import REPEATING, Interruption, answers_under, interruption
 from tests.e2e.trio import Trio, trio
 from tests.soak import SEED, SOAK, counts, drawn
@@ -50,7 +51,7 @@ FOUND_SECONDS = 10.0  # until a process is known to be lost, or another path is 
 EXPLAINED_SECONDS = 15.5  # a stream that stands still for longer says why
 RETURN_SECONDS = 30.0  # until a path that works again is taken
 ONE_THREAD = ("-t", "1")  # many of these meshes run side by side
-DEFAULTS = ("--split", "auto", "--speculate", "auto")  # which Fleet.spec sets otherwise
+DEFAULTS = (*LOCALLY, "--split", "auto", "--speculate", "auto")  # which Fleet.spec sets otherwise
 HEAD_OPTIONS = (
     "--grace",
     str(GRACE),
@@ -292,7 +293,9 @@ def test_what_crashes_with_the_defaults(tmp_path: Path, crash: Crash, standby: b
             workers: dict[str, LocalNode] = {}
             token = ""
             for name in names:
-                workers[name] = await fleet.worker(name, "--threads", "1", model=smollm2(), token=token)
+                workers[name] = await fleet.worker(
+                    name, *LOCALLY, "--threads", "1", model=smollm2(), token=token
+                )
                 token = token or await workers[name].token()
             await connected(workers["worker-0"], len(names) - 1)
             options = (*DEFAULTS, "--set", "serve.continue_answers=300", "--device", "none", *given)
@@ -300,6 +303,7 @@ def test_what_crashes_with_the_defaults(tmp_path: Path, crash: Crash, standby: b
             status = await head.until(
                 lambda now: model_ready(now) and all(one.ready for one in model_of(now).standby)
             )
+            assert {tunnel.listen for tunnel in status.tunnels} == {LISTEN_LOCAL}
             used = min(part.node for part in model_of(status).split if part.layers)
             pid = await crash.pid(workers[used], head)
             assert pid is not None
@@ -322,7 +326,10 @@ def test_what_crashes_with_the_defaults(tmp_path: Path, crash: Crash, standby: b
 
 def _check(folder: Path, kind: Kind) -> None:
     texts = [stock_text(smollm2(), TOKENS, prompt, ("-c", "8192", *ONE_THREAD)) for prompt in kind.prompts]
-    options = () if kind.relayed else ("--set", "links.no_relaying=true")
+    options = (
+        *(() if kind.relayed else ("--set", "links.no_relaying=true")),
+        *(LOCALLY if kind.defaults else ()),
+    )
 
     async def check() -> None:
         began = time.monotonic()

@@ -68,7 +68,7 @@ def test_four_long_answers_all_come_to_their_own_end(tmp_path: Path) -> None:
             assert [answer.status for answer in answers] == [200] * SLOTS, answers
             assert [answer.body["tokens_predicted"] for answer in answers] == [LONG] * SLOTS
             assert model_of(status).answers == AnswersAtOnce(SLOTS, CONTEXT)
-            assert f"4 answers at once, {CONTEXT} tokens each" in model_of(status).split_why
+            assert f"4 requests at once, {CONTEXT} tokens each" in model_of(status).split_why
 
     play(check())
 

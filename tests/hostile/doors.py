@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 
 from meshd.base.errors import MeshdError
+from meshd.base.local_way import LOCAL, OFFERED_BYTES
 from meshd.base.tasks import Owner
 from meshd.devices.path_probe import PATH_PROBE_SERVICE
 from meshd.link.interface import Link
@@ -21,8 +22,6 @@ from meshd.wire.models import MODELS_SERVICE, PIECES_SERVICE
 from meshd.wire.news import MAX_PRESENCES, NEWS_SERVICE, BanNews, PresenceNews, RecordNews
 from meshd.wire.serving import API_SERVICE, SERVING_SERVICE
 from meshd.wire.signal import SIGNAL_SERVICE
-from meshd.worker.local_way import OFFERED_BYTES
-from meshd.worker.push_neighbours import LOCAL
 
 from tests.hostile.approach import EXPOSED, VIRTUAL, VOLLEY, Metadata, NotHeard, Pace, Said
 from tests.hostile.asking import Asking, answered_sign

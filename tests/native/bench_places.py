@@ -58,7 +58,7 @@ def here(devices: Sequence[str]) -> Iterator[Place]:
 
 
 @contextmanager
-def stock_workers(programs: Programs, devices: Sequence[str], log: IO[bytes]) -> Iterator[Place]:
+def stock_workers(programs: Programs, devices: Sequence[str], log: IO[bytes] | int) -> Iterator[Place]:
     """An unmodified ggml-rpc-server for each device, reached through loopback."""
     with ExitStack() as stack:
         endpoints = []
@@ -142,7 +142,7 @@ def _mesh_server(
 
 @contextmanager
 def _running(
-    argv: Sequence[str], env: Mapping[str, str], descriptors: Sequence[int], log: IO[bytes]
+    argv: Sequence[str], env: Mapping[str, str], descriptors: Sequence[int], log: IO[bytes] | int
 ) -> Iterator[None]:
     process = subprocess.Popen(
         argv,

@@ -28,7 +28,7 @@ MARKS = {
 }
 NAME_COLUMNS = 20  # of the matrix
 LIST_COLUMNS = (38, 6, 7, 13, 12, 5, 0)  # widths of the list of pairs
-SLOW_SECONDS = 1.0  # to a direct path; pairs that take longer are listed one by one
+SLOW_SECONDS = 5.0  # to a direct path; pairs that take longer are listed one by one
 
 
 def write(results: "Sequence[Result]", *, seconds: float, rtt: float, loss: float) -> str:
@@ -49,9 +49,8 @@ def _head(results: "Sequence[Result]", *, seconds: float, rtt: float, loss: floa
         f"Round trip between two sites {rtt:g} ms, loss {loss:g} %.",
         "Made by `make nat-grid`. How each kind of NAT is built: [tests/netns](../../tests/netns/README.md).",
         "",
-        "In each run a founder creates a mesh and prints an invite, and a joiner starts with it. Seconds",
-        "count from the joiner's start to the first byte there and back, joining included. Both nodes know a",
-        "relay and a STUN server.",
+        "In each run a founder prints an invite, and a joiner starts with it. Seconds count from its start",
+        "to the first byte there and back, joining included. Both nodes know a relay and a STUN server.",
         "",
         f"{len(joined)} of {len(results)} connected, {len(direct)} of them directly. "
         f"{len(missed)} pairs that could connect directly were still relayed at the end.",

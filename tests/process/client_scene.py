@@ -12,6 +12,7 @@ import aiohttp
 from meshd.base.tasks import Owner
 from meshd.client.api_client import ApiClient
 from meshd.client.follow_heads import HeadFollower
+from meshd.config.tree import LinksConfig
 from meshd.daemon.role_runtime import open_tunnel
 from meshd.devices.interface import Tunnel, TunnelRequest
 from meshd.gateway.interface import ApiKey, GatewayConfig
@@ -162,7 +163,7 @@ async def scene(*, roles: frozenset[Role] = ALL, only: Sequence[str] = ()) -> As
 
             def shows(asked: TunnelRequest) -> Tunnel:
                 shown.append(asked.metadata)
-                return open_tunnel("off", mesh, asked)
+                return open_tunnel(LinksConfig(compress="off"), mesh, asked)
 
             heads = HeadFollower(mesh, partial(open_on_demand, mesh, metadata={}), only)
             api = ApiClient(heads, shows, mesh.key.peer, PlainModel)

@@ -31,11 +31,18 @@ class Logged:
 
 
 def events() -> str:
-    """Return the meanings of events that may be warnings or errors, but for warnings of `meshd status`."""
+    """Return the meanings of events that may be warnings or errors, except warnings of `meshd status`.
+
+    Events with one meaning share a line.
+    """
     found, codes = logged(), warning_codes()
     serious = [name for name in EVENTS if found[name].levels & SERIOUS and name not in _OF_CHILDREN]
     explained = ", ".join(f"`{name}`" for name in serious if name in codes)
-    lines = [f"- `{name}`: {EVENTS[name]}" for name in serious if name not in codes]
+    alike: dict[str, list[str]] = defaultdict(list)
+    for name in serious:
+        if name not in codes:
+            alike[EVENTS[name]].append(f"`{name}`")
+    lines = [f"- {', '.join(names)}: {meaning}" for meaning, names in alike.items()]
     return "\n".join([f"- [as in `meshd status`](errors.md#warnings-of-meshd-status): {explained}", *lines])
 
 

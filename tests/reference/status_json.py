@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from meshd.admin.status import Status
 
+NUMBERS = ("bytes", "_s", "_ms", "seconds", "tokens")
 PLAIN = {str: "", int: "integer", float: "number", bool: "boolean"}  # text is what has no type on the page
 
 
@@ -47,11 +48,17 @@ def _chapter(kind: type, place: str, places: Mapping[type, str]) -> str:
     head = f"## {place or 'The document'}\n\n{inspect.cleandoc(kind.__doc__ or '')}\n\n"
     lines = []
     for (form, note), same in groupby(
-        fields(kind), key=lambda one: (_form(hints[one.name], places), notes.get(one.name, ""))
+        fields(kind), key=lambda one: (_shown(one.name, hints[one.name], places), notes.get(one.name, ""))
     ):
         names = ", ".join(f"`{field.name}`" for field in same)
         lines.append(f"- {names}" + (f" ({form})" if form else "") + (f": {note}" if note else ""))
     return head + "\n".join(lines)
+
+
+def _shown(name: str, hint: object, places: Mapping[type, str]) -> str:
+    """Return the form; empty for plain numbers whose names say that they are some."""
+    form = _form(hint, places)
+    return "" if form in ("integer", "number") and name.endswith(NUMBERS) else form
 
 
 def _form(hint: object, places: Mapping[type, str]) -> str:

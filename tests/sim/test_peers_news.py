@@ -158,7 +158,7 @@ def test_the_log_says_once_that_this_node_is_banned() -> None:
     finally:
         log.set_up(level="warning")
     [line] = [line for line in said.getvalue().splitlines() if "key is banned in this mesh" in line]
-    assert line.index("meshd unban") < line.index("meshd leave --new-identity") < line.index("--join TOKEN")
+    assert line.index("meshd unban") < line.index("meshd leave --new-identity") < line.index("--join INVITE")
     assert "peer_refuses" not in said.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""The service files: the invite token on stdout must end up in no journal and no log."""
+"""The service files: the invite on stdout must end up in no journal and no log."""
 
 import configparser
 import plistlib

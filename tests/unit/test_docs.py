@@ -68,7 +68,7 @@ def test_every_warning_is_in_errors_md() -> None:
     text = page("errors.md")
     codes = warning_codes()
     assert "peer_lost" in codes
-    assert [code for code in sorted(codes) if f"| `{code}` |" not in text] == []
+    assert [code for code in sorted(codes) if f"\n- `{code}`: " not in text] == []
 
 
 def calls() -> Iterator[tuple[str, ast.Call]]:

@@ -179,7 +179,7 @@ def test_a_synopsis_has_every_way_to_call_a_verb() -> None:
     ]
     assert made["meshd logs"] == "    meshd logs [CHILD] [-f | --follow] [--lines N] [--since TIME] [--json]"
     assert made["meshd plan"].startswith("    meshd plan --model MODEL [--ctx-size N|max]")
-    assert made["meshd serve"].startswith("    meshd serve --model FILE|NAME [--join TOKEN] ")
+    assert made["meshd serve"].startswith("    meshd serve --model FILE|NAME [--join INVITE] ")
     assert " ".join(made["meshd serve"].split()).endswith(" [OPTIONS] [-- LLAMA_SERVER_ARGS...]")
 
 

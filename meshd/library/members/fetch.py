@@ -241,7 +241,7 @@ class PieceFetcher:
                 await self._take(peer, number, piece)
             stream.consumed(len(data))
             if inbox.is_gone:
-                raise Broken("its file is not what it was")
+                raise Broken("its file has changed")
 
     async def _ask(self, peer: PeerId, stream: Stream, inbox: PieceInbox) -> None:
         now = asyncio.get_running_loop().time

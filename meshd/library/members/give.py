@@ -480,7 +480,7 @@ class PieceGiver:
             if at == 0 and giving.model.states != giving.offered.states:
                 return False
             if len(data) != length:
-                raise Broken("the file has become shorter")
+                raise Broken("the file was truncated")
             if self._is_serving():
                 await asyncio.sleep(self._pace.take(length, asyncio.get_running_loop().time()))
             async with asyncio.timeout(_WRITE_SECONDS):

@@ -393,5 +393,5 @@ class ModelPull:
         why = "; ".join(f"{one.node}: {one.problem}" for one in self.state.holders.values() if one.problem)
         return HoldersLost(
             f"no member gives `{self._name}` any more ({why})",
-            hint="run it again later: what is there is not fetched again",
+            hint="run it again later: it continues where it stopped",
         )

@@ -236,7 +236,7 @@ async def dial_join(
     join: JoinKeys,
     environ: Mapping[str, str],
 ) -> Joining:
-    """Reach the inviter of a token through its mailbox at a relay, and prove that we hold the token.
+    """Reach the inviter of an invite through its mailbox at a relay, and prove that we hold the invite.
 
     As `tcp.dial_join`: the caller closes the pipe, or stays. A relay gives such a circuit few bytes and
     little time, so as a link it is one to begin with.
@@ -247,7 +247,7 @@ async def dial_join(
         for at, relay in enumerate(tuple(dict.fromkeys(relays))[:MAX_RELAYS])
     ]
     if not starts:
-        raise DialError("the token names no relay", kind=LinkKind.RELAY, failure=DialFailure.UNREACHABLE)
+        raise DialError("the invite names no relay", kind=LinkKind.RELAY, failure=DialFailure.UNREACHABLE)
     try:
         pipe, proven, relay = await first_success(starts, discard=_discard)
     except ExceptionGroup as failures:
@@ -336,7 +336,7 @@ async def _call(
 async def _ticket(control: ControlConnection, to: bytes, *, pauses: Sequence[float]) -> bytes:
     """Return the relay's ticket to meet `to`. Raises RelayTrouble.
 
-    Retries after `pauses`: a mailbox may be about to be opened, as a node prints its token before its relay
+    Retries after `pauses`: a mailbox may be about to be opened, as a node prints its invite before its relay
     has answered.
     """
     for pause in (*pauses, None):

@@ -38,6 +38,10 @@ public:
         return thrown_by([&] { CHECK(guard.compute(cpu.get(), graph) == GGML_STATUS_SUCCESS); });
     }
 
+    void compute(bool repeats) const {
+        CHECK(graph_guard(graph).compute(cpu.get(), graph, {}, repeats) == GGML_STATUS_SUCCESS);
+    }
+
     size_t parts() const { return graph_guard(graph).parts(); }
 
     ggml_context * ctx() { return context.get(); }

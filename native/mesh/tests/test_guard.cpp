@@ -2,6 +2,7 @@
 #include "stage.h"
 
 #include <cmath>
+#include <cstring>
 
 using namespace mesh;
 
@@ -14,6 +15,21 @@ TEST(indices_of_a_node_that_is_not_computed_are_nobodys_concern) {
     CHECK(s.why() == "wrong value: index 3 of 3");
     got->flags &= ~GGML_TENSOR_FLAG_COMPUTE;
     CHECK(s.why() == "");
+}
+
+// As CUDA compares: by all bytes of a node
+static bool is_unlike_before(const stage & s, bool repeats) {
+    const ggml_tensor before = *s.graph->nodes[0];
+    s.compute(repeats);
+    CHECK(std::strcmp(before.name, s.graph->nodes[0]->name) == 0);
+    return std::memcmp(&before, s.graph->nodes[0], sizeof before) != 0;
+}
+
+TEST(a_graph_that_does_not_repeat_is_unlike_the_one_before) {
+    stage s;
+    s.ready(ggml_add(s.ctx(), s.make(GGML_TYPE_F32, 4), s.make(GGML_TYPE_F32, 4)));
+    CHECK(is_unlike_before(s, false) && is_unlike_before(s, false));
+    CHECK(!is_unlike_before(s, true) && !is_unlike_before(s, true));
 }
 
 TEST(places_that_are_not_computed_are_looked_at) {

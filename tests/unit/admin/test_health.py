@@ -121,10 +121,10 @@ def test_what_is_waited_for_decides_what_is_to_be_done() -> None:
     fetching = hint(peer(paused=True, fetching=True), f"{few}; garage is fetching a model")
     assert fetching.startswith("wait until garage has its model")
     alone = hint(lambda status: replace(status, peers=()), few)
-    for word in ("`meshd worker --join TOKEN`", "`meshd invite`", "`--min-workers 0`"):
+    for word in ("`meshd worker --join INVITE`", "`meshd invite`", "`--min-workers 0`"):
         assert word in alone
     lacking = hint(lambda status: replace(status, peers=()), "waiting for a worker: it does not fit")
-    assert "`meshd worker --join TOKEN`" in lacking and "--min-workers" not in lacking
+    assert "`meshd worker --join INVITE`" in lacking and "--min-workers" not in lacking
 
 
 @pytest.mark.parametrize(
@@ -158,16 +158,13 @@ def test_answers_that_wait_for_a_worker_are_told_at_once() -> None:
         return warning.what
 
     who = f"a link to `garage` ({PEER.id[:10]})"
-    assert told(4.0) == f"answers have waited 4 s for {who}; without one they fail in 116 s"
-    assert told(70.0) == f"answers have waited 70 s for {who}; without one they fail in 50 s"
-    again = f"answers have waited 70 s for {who}; without one it counts as lost in 50 s: the model is loaded "
-    assert (
-        told(70.0, continue_s=300.0)
-        == f"{again}again then, with standby worker `barn` in its place, and they go on"
-    )
+    assert told(4.0) == f"requests have waited 4 s for {who}; without one they fail in 116 s"
+    assert told(70.0) == f"requests have waited 70 s for {who}; without one they fail in 50 s"
+    again = f"requests have waited 70 s for {who}; without one it counts as lost in 50 s; then the model is "
+    assert told(70.0, continue_s=300.0) == f"{again}reloaded with standby worker `barn`, and they continue"
     assert (
         told(70.0, model(standby=MODEL.standby[1:]), continue_s=300.0)
-        == f"{again}again then, without it, or when it is back, and they go on"
+        == f"{again}reloaded without it, or when it is back, and they continue"
     )
     loading = peer(state="suspended", state_s=4.0, link=None)(model(state="loading")(calm()))
     assert codes(loading) == []

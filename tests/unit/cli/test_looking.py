@@ -53,7 +53,7 @@ def test_status_for_a_person_shows_every_part(daemon: FakeControl) -> None:
         "SmolLM2",
         "ready",
         "workers' weights: 96.7 MB from their files",
-        "4 answers at once, 8192 tokens each",
+        "4 requests at once, 8192 tokens each",
         "drafts: up to 16 repeated ones, 75% of 400 accepted, 2.50 times as fast as without",
         "standby barn: 96.0 MB of weights held ready: for the loss of any worker",
         "standby loft: not ready: it is not connected",

@@ -98,10 +98,10 @@ def test_what_verbs_of_this_version_will_learn_later(line: str) -> None:
         (["bench", "everything"], "unknown measurement `everything`"),
         (["bench", "rpc", "--pairs", "0"], "from 1 to 100"),
         (["bench", "nodes", "--without", "push,electricity"], "cannot measure without `electricity`"),
-        (["bench", "latency", "--compute-only"], "`--compute-only` is for the proxy alone"),
-        (["bench", "load", "--count-rpc"], "`--count-rpc` is for the proxy alone"),
-        (["bench", "nodes", "--proxy", "6001:5001"], "`--proxy` is for the proxy alone"),
-        (["bench", "latency", "--ms", "20"], "`--ms` is for the proxy alone"),
+        (["bench", "latency", "--compute-only"], "`--compute-only` is only for the proxy"),
+        (["bench", "load", "--count-rpc"], "`--count-rpc` is only for the proxy"),
+        (["bench", "nodes", "--proxy", "6001:5001"], "`--proxy` is only for the proxy"),
+        (["bench", "latency", "--ms", "20"], "`--ms` is only for the proxy"),
         (["bench", "rpc", "--workers", "4"], "`meshd bench rpc` has no option `--workers`"),
         (["bench", "trace"], "unknown measurement `trace`"),
         (["bench", "transport", "--pairs", "2"], "`meshd bench transport` has no option `--pairs`"),
@@ -162,7 +162,7 @@ def test_no_part_of_a_token_in_pieces_is_shown(verb: str, form: str) -> None:
     whole = token()
     pieces = whole[:60], whole[60:120], whole[120:]
     ran = meshd(*verb.split(), *form.format(*pieces).split())
-    refused(ran, 2, "the token was split at a space or line break", "put it in quotes", "`--join @FILE`")
+    refused(ran, 2, "the invite was split at a space or line break", "put it in quotes", "`--join @FILE`")
     assert not any(piece[:8] in ran.err for piece in pieces)
 
 
@@ -178,7 +178,7 @@ def test_a_token_without_its_option_is_not_shown() -> None:
         refused(ran, 2, "hint: ", "`--join @FILE`")
         assert token()[:60] not in ran.err and token()[60:90] not in ran.err
     ran = meshd("status", token())
-    refused(ran, 2, "takes no invite token")
+    refused(ran, 2, "takes no invite")
     assert token()[:60] not in ran.err
     refused(meshd("accept", "meshdreply1ab", "cd"), 2, "the code was split at a space or line break")
 
@@ -190,7 +190,7 @@ def test_a_token_without_its_option_is_not_shown() -> None:
         (["serve", "--model", "nonsuch"], "there is no model `nonsuch` on this machine"),
         (["serve", "--model", __file__, "--host", "0.0.0.0"], "would answer anyone"),
         (["worker", "--name", "raspberrypi"], "`raspberrypi` cannot be a node's name"),
-        (["worker", "--join", "@/nonexistent/token"], "cannot read the invite token"),
+        (["worker", "--join", "@/nonexistent/token"], "cannot read the invite"),
         (["worker", "--config", "/nonexistent.toml"], "cannot read configuration"),
         (["status"], "no daemon is running for"),
         (["peers"], "no daemon is running for"),

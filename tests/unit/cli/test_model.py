@@ -119,7 +119,7 @@ def test_command_lines_that_do_not_parse(argv: tuple[str, ...], words: str) -> N
 
 def test_verify_tells_what_is_wrong(models: Path) -> None:
     ran = meshd("model", "verify", "t-Q8_0")
-    assert ran.code == 0 and "is complete; its bytes have the hash" in ran.out
+    assert ran.code == 0 and "is complete; its bytes have the published hash" in ran.out
     refused(meshd("model", "verify", "cut-Q4_0"), 1, "short by 10 bytes")
 
 

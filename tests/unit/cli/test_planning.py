@@ -30,7 +30,7 @@ def test_a_plan_of_one_answer_at_a_time(
     [best, other] = fake.PLAN.plans
     monkeypatch.setattr(fake, "PLAN", replace(fake.PLAN, plans=(replace(best, slots=1), other)))
     assert (
-        "\nserved by `desk`: context 8192 tokens, one answer at a time, prompts"
+        "\nserved by `desk`: context 8192 tokens, one request at a time, prompts"
         in meshd("plan", "--model", str(file)).out
     )
 
@@ -40,15 +40,15 @@ def test_a_plan_for_a_person(daemon: FakeControl, file: Path) -> None:
     assert ran.code == 0
     for word in (
         "SmolLM2.gguf: not split: it fits on `garage`, a split costs 27 %",
-        "context 8192 tokens for each of 4 answers at once",
+        "context 8192 tokens for each of 4 requests at once",
         "output on garage CPU",
         "garage:30",
         "desk:12 garage:18",
-        "ANSWER",
+        "REQUEST",
         "15.1 s",
         "20.7 s",
-        "ANSWER: time for a prompt of 512 tokens and an answer of 256; splits are compared by it",
-        "AT ONCE: 4 answers together",
+        "REQUEST: time for a prompt of 512 tokens and 256 generated ones; splits are compared by it",
+        "AT ONCE: 4 requests together",
         "23.4 tok/s",
         "61.0 tok/s",
         "123 tok/s",

@@ -150,23 +150,23 @@ def test_a_token_is_read_from_a_file_or_standard_input(
     assert joined("") == ""
 
 
-@pytest.mark.parametrize("word", ["TOKEN", "token"])
+@pytest.mark.parametrize("word", ["INVITE", "TOKEN", "token"])
 def test_the_word_of_the_examples_is_no_token(word: str) -> None:
-    with pytest.raises(UserError, match="in place of TOKEN"):
+    with pytest.raises(UserError, match=f"in place of `{word}`"):
         joined(word)
 
 
 def test_a_file_without_its_sign_is_recognized(tmp_path: Path) -> None:
     file = tmp_path / "token.txt"
     file.write_text(token())
-    with pytest.raises(UserError, match="is a file, not an invite token") as caught:
+    with pytest.raises(UserError, match="is a file, not an invite") as caught:
         joined(str(file))
     assert caught.value.hint == f"did you mean `--join @{file}`?"
 
 
 @pytest.mark.parametrize("text", ["meshd1abc", "nonsense", "n" * 5000, "~nobody-of-this-name/x"])
 def test_the_form_of_a_token_is_checked_before_anything_starts(text: str) -> None:
-    with pytest.raises(UserError, match="cannot read the invite token"):
+    with pytest.raises(UserError, match="cannot read the invite"):
         joined(text)
 
 
@@ -185,7 +185,7 @@ def test_a_token_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     binary.write_bytes(b"\xff\xff")
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     for join, words in (
-        (f"@{tmp_path / 'none'}", "cannot read the invite token"),
+        (f"@{tmp_path / 'none'}", "cannot read the invite"),
         (f"@{binary}", "not text"),
         (f"@{empty}", "is empty"),
         ("-", "is empty"),

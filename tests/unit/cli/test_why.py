@@ -27,7 +27,7 @@ def test_the_parts_of_a_token_for_a_person(daemon: FakeControl) -> None:
         ", 21.4 tok/s predicted at load\n",
         "\nsince the load: `desk ↔ garage` takes 12.1 ms of a token (4.1 ms then)\n",
         "change: drop `garage` (predicted 19.2 → 33.1 tok/s; ",
-        "; as it runs, an answer takes 1.72 times as long)",
+        "; as it runs, a request takes 1.72 times as long)",
     ):
         assert word in ran.out, word
 
@@ -46,7 +46,7 @@ def test_a_round_of_several_answers(daemon: FakeControl) -> None:
         "A ROUND ",
         "garage → desk",
         "mean of 100 rounds, 3.8 tokens each",
-        "A ROUND: llama-server computes one for all answers that run, or for a step of a prompt; ",
+        "A ROUND: llama-server computes one for all running requests, or for a step of a prompt; ",
     ):
         assert word in ran.out, word
     assert "A TOKEN" not in ran.out and "cannot be divided by rounds" not in ran.err

@@ -181,7 +181,7 @@ def test_who_made_the_token_is_not_there(tmp_path: Path) -> None:
         founder, guest = Machine(tmp_path, "founder"), Machine(tmp_path, "guest")
         async with founder.live() as first:
             token = token_of(first)
-        with pytest.raises(MeshdError, match="cannot reach the node that made the token") as caught:
+        with pytest.raises(MeshdError, match="cannot reach the node that made the invite") as caught:
             await guest.enter(token)
         assert caught.value.hint
         assert guest.home.load_membership() is None

@@ -68,13 +68,13 @@ def test_the_address_for_other_devices(host: str, reachable: tuple[str, ...], ur
 
 @pytest.mark.parametrize(
     ("role", "command"),
-    [("worker", "meshd serve --model FILE --join TOKEN"), ("serve", "meshd worker --join TOKEN")],
+    [("worker", "meshd serve --model FILE --join INVITE"), ("serve", "meshd worker --join INVITE")],
 )
 def test_what_it_is_for_and_how_long_is_told_beside_it(tmp_path: Path, role: str, command: str) -> None:
     out, (validity, use) = printed(tmp_path, role)
     assert out == ["meshd1x"]
     assert validity == "invite 00ff: valid for 10 nodes and 24 h 0 min; keep it secret"
-    assert f"run `{command}`, with this token" in use
+    assert f"run `{command}`, with this invite" in use
 
 
 def test_a_log_for_programs_has_no_other_lines(tmp_path: Path) -> None:

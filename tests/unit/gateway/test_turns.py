@@ -492,7 +492,7 @@ def test_without_files_nothing_was_used(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
     (tmp_path / "answers.jsonl").mkdir()
-    with pytest.raises(UserError, match="cannot read the log of answers"):
+    with pytest.raises(UserError, match="cannot read the request log"):
         AnswerLog(tmp_path / "answers.jsonl").tokens_by_key(DAY)
 
 

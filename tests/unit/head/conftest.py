@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from meshd.worker import local_way
+from meshd.base import local_way
 
 
 @pytest.fixture(autouse=True)

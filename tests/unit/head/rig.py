@@ -112,6 +112,7 @@ class Bench:
                 random=self._random,
                 compressed=compressed,
                 always_compressed=always_compressed,
+                local=not always_compressed,
             ),
             paths=RolePaths(logs=folder, sockets=folder),
             from_members=self.members,

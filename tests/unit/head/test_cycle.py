@@ -252,7 +252,7 @@ def test_a_model_that_does_not_fit_here_waits_for_a_worker_and_says_what_to_do(t
             it.head(file=FakeFile(layers=400))
             it.bench.device_lines = cpu_lines(free_mib=60)  # enough for the output alone
             it.start()
-            await it.until(ModelState.WAITING, "waiting for a worker (run `meshd worker --join TOKEN`")
+            await it.until(ModelState.WAITING, "waiting for a worker (run `meshd worker --join INVITE`")
             assert "does not fit" in it.serve.readiness.reason and "MiB" in it.serve.readiness.reason
             assert it.bench.children == []
             it.worker("anna")

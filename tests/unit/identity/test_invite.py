@@ -250,13 +250,13 @@ def test_a_code_is_read_back() -> None:
 
 
 def test_only_who_holds_the_token_can_make_one() -> None:
-    with pytest.raises(UserError, match="another node's token"):
+    with pytest.raises(UserError, match="another node's invite"):
         parse_reply(encode_reply(reply(OUTSIDE), derive(bytes(16))), known)
-    with pytest.raises(UserError, match="another node's token"):
+    with pytest.raises(UserError, match="another node's invite"):
         parse_reply(encode_reply(reply(OUTSIDE), KEYS), lambda _invite: None)
     payload = bytearray(REPLY.read(encode_reply(reply(OUTSIDE), KEYS)))
     payload[-1] ^= 1  # another port, with a checksum that fits
-    with pytest.raises(UserError, match="another node's token"):
+    with pytest.raises(UserError, match="another node's invite"):
         parse_reply(REPLY.write(bytes(payload)), known)
 
 

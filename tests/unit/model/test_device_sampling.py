@@ -128,6 +128,18 @@ def test_requests_that_speculate_take_candidates_without_penalties() -> None:
     assert sampling.added_to({"tools": [{"type": "function"}]}) == {}
 
 
+@pytest.mark.parametrize("name", ["max_completion_tokens", "max_tokens", "n_predict"])
+def test_short_answers_take_all_logits_where_candidates_would_not_pay(name: str) -> None:
+    sampling = DeviceSampling(SETTINGS, 50_000, least=24)
+    for length, taken in ((0, False), (1, False), (23, False), (24, True), (4000, True), (-1, True)):
+        asked = {"prompt": "Hello", name: length}
+        assert bool(sampling.added_to(asked)) is taken
+        assert sampling.added_to(sampling_fields(asked)) == sampling.added_to(asked)
+        assert DeviceSampling(SETTINGS, 50_000).added_to(asked)
+    assert sampling.added_to({"prompt": "Hello", name: None})
+    assert sampling.added_to({"prompt": "Hello"})
+
+
 def test_only_devices_that_are_known_to_sort_a_vocabulary_are_asked() -> None:
     assert all(map(has_top_k, ("CPU", "CUDA0", "CUDA12", "ROCm1")))
     assert not any(map(has_top_k, ("Vulkan0", "Metal", "SYCL0", "BLAS", "CUDA0x", "")))

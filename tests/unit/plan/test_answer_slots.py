@@ -144,7 +144,7 @@ def test_too_many_are_refused_with_what_fits() -> None:
     with pytest.raises(NotEnoughMemory) as caught:
         plan(keeping(WHOLE), 1.5, "-np", "4")
     assert "cache of 4 x 4096 tokens" in caught.value.what
-    assert "for 4 answers at once" in caught.value.hint
+    assert "for 4 requests at once" in caught.value.hint
     largest = caught.value.largest_context
     assert 0 < largest < TRAINED
     fits = replace(USUAL, ctx_size=largest)
@@ -184,6 +184,6 @@ def test_more_answers_take_the_output_off_no_worker() -> None:
 
 
 def test_a_person_reads_what_there_is() -> None:
-    assert AnswersAtOnce(1, 8192).text == "1 answer at once, 8192 tokens"
-    assert AnswersAtOnce(4, 8192).text == "4 answers at once, 8192 tokens each"
-    assert AnswersAtOnce(4, 8192, shared=True).text == "4 answers at once that share 8192 tokens"
+    assert AnswersAtOnce(1, 8192).text == "1 request at once, 8192 tokens"
+    assert AnswersAtOnce(4, 8192).text == "4 requests at once, 8192 tokens each"
+    assert AnswersAtOnce(4, 8192, shared=True).text == "4 requests at once that share 8192 tokens"

@@ -104,10 +104,10 @@ REASONS: list[tuple[r.Reason, str]] = [
     (r.MicroBatch(128, 0, 2), "micro batches of 128 tokens: fastest for 2 CPUs in turn, estimated"),
     (r.MicroBatch(256, 1, 2), "micro batches of 256 tokens: fastest for 3 CPUs and GPUs in turn, estimated"),
     (r.FullWindows(), "windows keep the whole context, so no checkpoints"),
-    (r.Answers(AnswersAtOnce(4, 8192)), "4 answers at once, 8192 tokens each"),
+    (r.Answers(AnswersAtOnce(4, 8192)), "4 requests at once, 8192 tokens each"),
     (
         r.Answers(AnswersAtOnce(1, 8192), lacks_memory=True),
-        "1 answer at once, 8192 tokens, for more of them memory is short",
+        "1 request at once, 8192 tokens, limited by memory",
     ),
     (
         SHORTAGE,
@@ -130,11 +130,11 @@ CHANGES: list[tuple[r.Change, str]] = [
     (r.Use(("b",), (), LAYERS), "use `b` (layers: `a` 10, `b` 20)"),
     (r.Use(("b",), ("c", "d"), LAYERS), "use `b` instead of `c` and `d` (layers: `a` 10, `b` 20)"),
     (r.Reorder(("a", "b"), LAYERS), "another order: `a` → `b` (layers: `a` 10, `b` 20)"),
-    (r.Divide(LAYERS), "divide the layers otherwise: `a` 10, `b` 20"),
-    (r.LetHeadCompute("head"), "omit `--device none`, so that `head` computes, too"),
+    (r.Divide(LAYERS), "divide the layers differently: `a` 10, `b` 20"),
+    (r.LetHeadCompute("head"), "omit `--device none`, so that `head` also computes"),
     (
         r.OneAtOnce(r.RunOn("a", is_head=False)),
-        "one answer at a time (`-- -np 1`): do not split: run it on `a` alone",
+        "one request at a time (`-- -np 1`): do not split: run it on `a` alone",
     ),
     (r.HalfFloats(), "send activations as half floats (`--set serve.activations=f16`)"),
 ]
@@ -195,13 +195,13 @@ def test_an_idle_worker_hears_why() -> None:
 
 def test_an_advice_says_what_it_rests_on() -> None:
     basis = r.AdviceBasis(r.SplitComparison(HERE), 512, 256, drafts=False, estimated=False)
-    answer = "a prompt of 512 tokens and an answer of 256, with the best layers"
+    answer = "a prompt of 512 tokens and 256 generated ones, with the best layers"
     assert basis_in_words(basis) == f"not split: it runs on `head` alone; predicted for {answer}"
     unsure = r.AdviceBasis(None, 512, 256, drafts=True, estimated=True)
     assert basis_in_words(unsure) == (
         f"no split is faster; predicted without drafts for {answer}; "
         "some devices were never measured (`meshd capacity` does that while nothing is served)"
     )
-    assert faster_in_words(SLOWER, 1.234) == "as measured, answers are 1.2 times as fast over `a` → `b`"
+    assert faster_in_words(SLOWER, 1.234) == "as measured, requests are 1.2 times as fast over `a` → `b`"
     changed = r.ChangedPart("head ↔ a", 0.1002, 0.0102)
     assert part_in_words(changed) == "`head ↔ a` takes 100.2 ms of a token (10.2 ms then)"

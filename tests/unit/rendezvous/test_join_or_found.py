@@ -125,7 +125,7 @@ def test_a_person_is_told_what_is_waited_for(tmp_path: Path) -> None:
         assert start.notes == [], "it was there at once"
         start.home.leave(drop_root=False)
         await start.enter(FakeInviter({"tcp": 8.0}), invite(HOST, OUTER))
-        looking = "looking for the node that made this token (2 addresses, mDNS, 2 relays)…"
+        looking = "looking for the node that made this invite (2 addresses, mDNS, 2 relays)…"
         assert start.notes == [looking, f"{looking} 4 s", f"{looking} 7 s"]
 
     run(main())
@@ -135,7 +135,7 @@ def test_only_what_is_tried_is_told(tmp_path: Path) -> None:
     async def main() -> None:
         start = Start(tmp_path, replace(OPTIONS, kinds=("quic",)))
         await start.enter(FakeInviter({"quic": 2.0}))
-        assert start.notes == ["looking for the node that made this token (1 address)…"]
+        assert start.notes == ["looking for the node that made this invite (1 address)…"]
 
     run(main())
 
@@ -169,7 +169,7 @@ def test_only_what_the_settings_allow_is_tried(
 ) -> None:
     async def main() -> None:
         reach = FakeInviter(ALL_FAIL, nearby=[NEAR])
-        with pytest.raises(MeshdError, match="cannot reach the node that made the token"):
+        with pytest.raises(MeshdError, match="cannot reach the node that made the invite"):
             await Start(tmp_path, options).enter(reach)
         assert [transport for transport, _, _ in reach.tried] == tried
 
@@ -229,7 +229,7 @@ def test_a_founder_that_is_not_alone_is_told_how_to_leave(tmp_path: Path, has: s
         start.home.save_invites(book)
         if has == "peers":
             start.home.write_blob("book", b"x")
-        with pytest.raises(UserError, match="but the token is for mesh") as caught:
+        with pytest.raises(UserError, match="but the invite is for mesh") as caught:
             await start.enter(FakeInviter({"tcp": 0.0}))
         assert "run `meshd leave --force`, then repeat this command" in caught.value.hint
         assert "meshd mesh export" in caught.value.hint
@@ -283,7 +283,7 @@ def test_a_failure_says_why_what_to_do_and_why_there_is_no_code(
     async def main() -> None:
         options = replace(OPTIONS, kinds=("tcp",), mdns=False)
         start = Start(tmp_path, options)
-        with pytest.raises(MeshdError, match="cannot reach the node that made the token: t") as caught:
+        with pytest.raises(MeshdError, match="cannot reach the node that made the invite: t") as caught:
             await start.enter(FakeInviter({"tcp": error}))
         assert caught.value.hint.startswith(hint)
         assert start.home.load_membership() is None

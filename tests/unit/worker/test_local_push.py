@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from meshd.base import local_way
+from meshd.base.local_way import LOCAL, OFFERED_BYTES, LocalOffer
 from meshd.identity.membership import Member
 from meshd.peer.interface import MetadataValue, Stream
 from meshd.wire.lease import PUSH_SERVICE, Admit, Grant, Introduced, Reached
-from meshd.worker import local_way
-from meshd.worker.local_way import OFFERED_BYTES, LocalOffer, LocalWay
+from meshd.worker.local_way import LocalWay, way_over
 from meshd.worker.neighbour_arrivals import ARRIVAL, COMPLETE, LOCAL_ARRIVAL
-from meshd.worker.push_neighbours import LOCAL, TAKEN
+from meshd.worker.push_neighbours import TAKEN
 
 from tests.sim.loop import run
 from tests.unit.head.calls import Call, Scene, scene
@@ -31,7 +32,7 @@ class OtherHere(Other):
 
     def _comes(self, member: Member, metadata: Mapping[str, MetadataValue]) -> None:
         offered = metadata.get(LOCAL)
-        if isinstance(offered, bytes) and (way := local_way.come(member.peer, offered)) is not None:
+        if isinstance(offered, bytes) and (way := way_over(member.peer, local_way.come(offered))) is not None:
             self.ways.append(way)
 
 
@@ -100,7 +101,7 @@ def test_what_an_admitted_neighbour_offers_is_used_when_it_says_so(tmp_path: Pat
         with closing(LocalOffer()) as offer:
             async with lent(tmp_path) as (it, call, grant, server):
                 neighbour, stream = await _lent_with_offer(it, call, grant, offer.offered)
-                way = offer.take(neighbour.peer)
+                way = way_over(neighbour.peer, offer.take())
                 assert way is not None, "it has come before its stream was accepted"
                 await asyncio.sleep(1)
                 assert server.told() == [], "not before the neighbour says so"
@@ -155,7 +156,7 @@ def test_who_offers_what_leads_nowhere_pushes_through_the_daemons(
         with closing(LocalOffer()) as offer:
             async with lent(tmp_path) as (it, call, grant, server):
                 neighbour, stream = await _lent_with_offer(it, call, grant, change(offer.offered))
-                assert offer.take(neighbour.peer) is None
+                assert offer.take() is None
                 await stream.write(TAKEN)
                 await asyncio.sleep(1)
                 assert server.told() == []
@@ -175,7 +176,7 @@ def test_who_was_not_admitted_is_not_connected(tmp_path: Path) -> None:
                 await says(call, Admit(Other(it).peer.raw, 2))
                 stranger.push(it, grant, ask=1, local=offer.offered)
                 await asyncio.sleep(0.1)
-                assert offer.take(stranger.peer) is None
+                assert offer.take() is None
 
     run(main())
 
@@ -185,7 +186,7 @@ def test_who_has_a_stream_gets_no_local_connection_as_well(tmp_path: Path) -> No
         with closing(LocalOffer()) as offer:
             async with lent(tmp_path) as (it, call, grant, server):
                 neighbour, stream = await _lent_with_offer(it, call, grant, offer.offered)
-                way = offer.take(neighbour.peer)
+                way = way_over(neighbour.peer, offer.take())
                 assert way is not None
                 neighbour.push(it, grant)
                 await asyncio.sleep(1)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import Broken, EndOfStream, RemoteProtocolError
+from meshd.base.local_way import LOCAL
 from meshd.process.interface import ChildState
 from meshd.rpc import mesh_protocol as wire
 from meshd.wire.lease import (
@@ -21,7 +22,7 @@ from meshd.wire.lease import (
 )
 from meshd.worker.lent_streams import CLOSING_SECONDS
 from meshd.worker.neighbour_arrivals import ARRIVAL, COMPLETE
-from meshd.worker.push_neighbours import LOCAL, NEIGHBOURS_SECONDS, REACH_SECONDS
+from meshd.worker.push_neighbours import NEIGHBOURS_SECONDS, REACH_SECONDS
 
 from tests.sim.loop import run
 from tests.unit.head.calls import ACQUIRE, MIB, scene
