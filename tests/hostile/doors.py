@@ -278,7 +278,7 @@ class Visit(Asking):
         """Raw frames in the middle of a good session: most end it."""
         victim = self._target()
         talk = await self._talk(victim)
-        words = [name for name in self.speech.words if name.startswith("frame_types.")]
+        words = [name for name in self.speech.words if name.startswith("frame.")]
         count = self._rng.choice((1, 3, VOLLEY))
         names = self._rng.choices(words, k=count)
         said = [self.speech.say(name) for name in names]

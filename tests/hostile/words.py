@@ -123,7 +123,7 @@ def catalogue() -> tuple[Word, ...]:
         if write is None or kind is ScopedCandidate:  # which is never said
             continue
         read = _method(kind, "decode", "from_bytes")
-        if read is None and kind.__module__.endswith(".frame_types"):
+        if read is None and kind.__module__.endswith(".frame"):
             read = _read_frame
         elif read is None:
             read = next((value for value, hint in readers if kind in members(hint)), None)
