@@ -9,8 +9,8 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from meshd.gateway.dialects.dialect import RequestFacts
 from meshd.gateway.dialects.fields import ENDPOINTS, Endpoint
-from meshd.gateway.dialects.interface import RequestFacts
 from meshd.gateway.failure import HttpRefusal
 from meshd.gateway.paths import ROUTES
 from meshd.gateway.request import upstream_request

@@ -13,7 +13,6 @@ from meshd.gateway.interface import GatewayStatus
 from meshd.link.transport import LinkKind
 from meshd.model.status import FetchStatus, LentMemory, ModelStatus, StoreStatus
 from meshd.rendezvous.interface import MdnsStatus
-from meshd.tunnel.interface import LISTEN_LOCAL
 from meshd.wire.bounds import As
 
 SCHEMA = 1
@@ -170,10 +169,3 @@ class Status:
     lent: tuple[LentMemory, ...] = ()
     fetching: FetchStatus | None = None
     schema: int = SCHEMA  # version of this format
-
-    @property
-    def crossed_bytes(self) -> int:
-        """Count the bytes between this node and others, over links and direct connections."""
-        links: list[LinkView | TunnelView] = [peer.link for peer in self.peers if peer.link is not None]
-        past_links = [tunnel for tunnel in self.tunnels if tunnel.listen == LISTEN_LOCAL]
-        return sum(one.sent_bytes + one.received_bytes for one in links + past_links)

@@ -53,7 +53,7 @@ from meshd.bench.stock_run import give_back, plain, take_memory
 from meshd.build.pin import read_pin
 from meshd.fleet.fleet import Fleet, FleetSpec
 from meshd.fleet.networks import need_namespaces
-from meshd.fleet.node import LocalNode, ready_or_raise
+from meshd.fleet.node import LocalNode, crossed_bytes, ready_or_raise
 from meshd.fleet.proxy import listening_socket, run_loop
 from meshd.process.child import OwnedChild
 from meshd.process.interface import ChildSpec
@@ -85,7 +85,7 @@ async def _meshd(rig: Rig, cell: Cell, folder: Path) -> AsyncIterator[LoadedCell
         place = head.spec.home / "llama.sock"
         owner.start(give_back(held, place), name="memory")
         ready_at = await until_head_serves(fleet, head)
-        sent = (await head.status()).crossed_bytes
+        sent = crossed_bytes(await head.status())
         status = await head.until(ready_or_raise)
         pid = next(child.pid or 0 for child in status.children if child.name == "llama-server")
         yield LoadedCell(place, arguments_of(pid), ready_at - started_at(pid), sent)

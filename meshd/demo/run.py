@@ -16,7 +16,7 @@ from meshd.build.native import build, find
 from meshd.demo.chat import chat
 from meshd.demo.interface import DemoArgs, DemoOutput
 from meshd.fleet.fleet import Fleet, FleetSpec
-from meshd.fleet.node import ready_or_raise
+from meshd.fleet.node import crossed_bytes, ready_or_raise
 
 PROMPT = "Write three sentences about the sea."
 MAX_TOKENS = 96
@@ -130,8 +130,8 @@ async def _chat(url: str, prompt: str, out: DemoOutput) -> int:
 
 
 def _show_wire(before: Status, after: Status, tokens: int, out: DemoOutput) -> None:
-    loading = in_bytes(before.crossed_bytes)
-    asking = in_bytes(after.crossed_bytes - before.crossed_bytes)
+    loading = in_bytes(crossed_bytes(before))
+    asking = in_bytes(crossed_bytes(after) - crossed_bytes(before))
     out.line(f"network  {loading} to load, {asking} for the prompt and {tokens} tokens")
     if after.model is not None and after.model.bytes_per_token is not None:
         out.line(f"         {in_bytes(after.model.bytes_per_token)} per generated token, both directions")

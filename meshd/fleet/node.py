@@ -12,12 +12,13 @@ from pathlib import Path
 
 from meshd.admin.api import StatusRequest
 from meshd.admin.client import NotAnswering, NotRunning, ask
-from meshd.admin.status import Status
+from meshd.admin.status import LinkView, Status, TunnelView
 from meshd.base.errors import Broken, MeshdError
 from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.model.status import ModelState
 from meshd.process.child import OwnedChild
 from meshd.process.interface import ChildFailed, ChildSpec
+from meshd.tunnel.interface import LISTEN_LOCAL
 
 TOKEN_PREFIX = "meshd1"
 _POLL_SECONDS = 0.1
@@ -163,3 +164,10 @@ async def start_all(owner: Owner, *nodes: LocalNode) -> None:
         owner.start(node.serve(), name=f"node {node.spec.name}")
     for node in nodes:
         await node.start()
+
+
+def crossed_bytes(status: Status) -> int:
+    """Count the bytes between this node and others, over links and direct connections."""
+    ways: list[LinkView | TunnelView] = [peer.link for peer in status.peers if peer.link is not None]
+    ways += [tunnel for tunnel in status.tunnels if tunnel.listen == LISTEN_LOCAL]
+    return sum(way.sent_bytes + way.received_bytes for way in ways)

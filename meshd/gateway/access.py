@@ -22,8 +22,9 @@ import os
 import re
 import socket
 import stat
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Self
 
@@ -40,18 +41,19 @@ from meshd.identity.key_proof import key_digest
 
 _NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,252}[a-z0-9_])?")
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]{0,31})://([^/@\s]{1,260})")
+_AUTHORITY = re.compile(r"(?:\[([^\]]*)\]|([^:\[]*))(?::([0-9]{0,5}))?")
 _WEB_PORTS = {"http": 80, "https": 443}  # browsers omit these in Origin
 
 # Who may call an API on loopback: Ollama's list (envconfig.AllowedOrigins), with `tauri.localhost`, and with
 # browser extensions, which the user has installed as well.
+_LOCAL_HOSTS = ("localhost", "*.localhost", "127.0.0.1", "[::1]")
+_LOCAL_SCHEMES = (
+    *("app", "file", "tauri", "vscode-webview", "vscode-file"),
+    *("chrome-extension", "moz-extension", "safari-web-extension"),
+)
 _LOCAL_ORIGINS = (
-    *(
-        f"{scheme}://{host}:*"
-        for scheme in _WEB_PORTS
-        for host in ("localhost", "*.localhost", "127.0.0.1", "[::1]")
-    ),
-    *(f"{scheme}://*" for scheme in ("app", "file", "tauri", "vscode-webview", "vscode-file")),
-    *(f"{scheme}://*" for scheme in ("chrome-extension", "moz-extension", "safari-web-extension")),
+    *(f"{scheme}://{host}:*" for scheme in _WEB_PORTS for host in _LOCAL_HOSTS),
+    *(f"{scheme}://*" for scheme in _LOCAL_SCHEMES),
 )
 
 # Names of headers that a preflight may ask for; the OpenAI client sends about ten `x-stainless-*`.
@@ -72,23 +74,11 @@ class HttpAuthority:
 
 def parse_authority(text: str) -> HttpAuthority | None:
     """Read `name`, `name:port`, `address:port` or `[v6]:port`, else None (RFC 9110, 7.2)."""
-    host, port_text = text.strip().lower(), ""
-    if host.startswith("["):
-        host, bracket, after = host[1:].partition("]")
-        if not bracket or (after and not after.startswith(":")):
-            return None
-        port_text = after[1:]
-        address = _address(host)
-        if not isinstance(address, ipaddress.IPv6Address):
-            return None
-    elif ":" in host:
-        host, _, port_text = host.partition(":")
-    if port_text and not (port_text.isascii() and port_text.isdigit() and len(port_text) <= 5):
+    found = _AUTHORITY.fullmatch(text.strip().lower())
+    if found is None or (found[1] is not None and not isinstance(_address(found[1]), ipaddress.IPv6Address)):
         return None
-    host = normal_host(host)
-    if not host:
-        return None
-    return HttpAuthority(host, int(port_text) if port_text else None)
+    host = normal_host(found[1] or found[2] or "")
+    return HttpAuthority(host, int(found[3]) if found[3] else None) if host else None
 
 
 def normal_host(host: str) -> str:
@@ -107,67 +97,49 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class OriginPattern:
-    """The origins that one entry of `--allowed-origin` names.
+def origin_pattern(text: str) -> re.Pattern[str]:
+    """Return what the `normal_origin` of an origin matches that one entry of `--allowed-origin` names.
 
-    For web pages, `host` is a host, or `*.` and a name: every name below that one; `port` is None for the
-    scheme's own and `*` for any. Other schemes have no ports: `host` is all that follows `://`, or `*`.
+    The entry is a whole origin, or a pattern such as `https://*.example.com:*` (each name below that one, on
+    any port) or `app://*`. Raises UserError for anything that no Origin header could match, and for every web
+    site at once.
     """
-
-    scheme: str
-    host: str
-    port: int | str | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> "OriginPattern":
-        """Read a whole origin, or a pattern such as `https://*.example.com:*` or `app://*`.
-
-        Raises UserError for anything that no Origin header could match, and for every web site at once.
-        """
-        found = _ORIGIN.fullmatch(text.strip().lower().removesuffix("/"))
-        if found is None:
+    found = _ORIGIN.fullmatch(text.strip().lower().removesuffix("/"))
+    if found is None:
+        raise _no_origin(text)
+    scheme, rest = found.groups()
+    if scheme not in _WEB_PORTS:
+        if "*" in rest.removesuffix("*"):
             raise _no_origin(text)
-        scheme, rest = found.groups()
-        if scheme not in _WEB_PORTS:
-            if "*" in rest.removesuffix("*"):
-                raise _no_origin(text)
-            return cls(scheme, rest)
-        any_port = rest.endswith(":*")
-        below = rest.startswith("*.")
-        authority = parse_authority(rest.removesuffix(":*").removeprefix("*."))
-        if authority is None or (any_port and authority.port is not None):
-            raise _no_origin(text)
-        host = f"*.{authority.host}" if below else authority.host
-        return cls(scheme, host, "*" if any_port else _port(scheme, authority.port))
-
-    def matches(self, origin: str) -> bool:
-        """Return True if this Origin header, in lower case, matches the pattern."""
-        scheme, separator, rest = origin.partition("://")
-        if not separator or scheme != self.scheme:
-            return False
-        if scheme not in _WEB_PORTS:
-            if self.host.endswith("*"):
-                return rest.startswith(self.host[:-1])
-            return rest.removesuffix("/") == self.host
-        authority = parse_authority(rest)
-        if authority is None or self.port not in ("*", _port(scheme, authority.port)):
-            return False
-        if self.host.startswith("*."):
-            return authority.host.endswith(self.host[1:])
-        return authority.host == self.host
+        return re.compile(re.escape(f"{scheme}://{rest}").replace(r"\*", ".*"), re.DOTALL)
+    any_port, below = rest.endswith(":*"), rest.startswith("*.")
+    name = rest.removesuffix(":*").removeprefix("*.")
+    authority = parse_authority(name)
+    if authority is None or (any_port and authority.port is not None):
+        raise _no_origin(text)
+    host, _, port = normal_origin(f"{scheme}://{name}").rpartition(":")
+    before = re.escape(host).replace("://", r"://[^:]+\.") if below else re.escape(host)
+    return re.compile(f"{before}:{r'[0-9]+' if any_port else port}")
 
 
-def _port(scheme: str, port: int | None) -> int | None:
-    return None if port == _WEB_PORTS[scheme] else port
+def normal_origin(origin: str) -> str:
+    """Return an origin as patterns know it: in lower case, that of a web page with its port.
+
+    Empty if a web page cannot have it.
+    """
+    scheme, _, rest = (origin := origin.strip().lower()).partition("://")
+    if (port := _WEB_PORTS.get(scheme)) is None:
+        return origin.removesuffix("/") if rest.removesuffix("/") else origin
+    authority = parse_authority(rest)
+    if authority is None:
+        return ""
+    return f"{scheme}://{authority.host}:{port if authority.port is None else authority.port}"
 
 
 def _no_origin(text: str) -> UserError:
-    return UserError(
-        f"`{text}` is not an origin",
-        hint="give scheme, host and port as a browser sends them, such as `http://box.lan:3000`, or a "
-        "pattern: `https://*.example.com`, `http://box.lan:*`, `app://*`",
-    )
+    pattern = "a pattern: `https://*.example.com`, `http://box.lan:*`, `app://*`"
+    hint = f"give scheme, host and port as a browser sends them, such as `http://box.lan:3000`, or {pattern}"
+    return UserError(f"`{text}` is not an origin", hint=hint)
 
 
 class BrowserGuard:
@@ -182,7 +154,7 @@ class BrowserGuard:
         self._names = {normal_host(bound_host), *_checked_names(names)} - {""}
         self._any_address = not is_loopback(normal_host(bound_host))
         local = () if self._any_address else _LOCAL_ORIGINS
-        self._origins = tuple(map(OriginPattern.parse, (*origins, *local)))
+        self._origins = tuple(map(origin_pattern, (*origins, *local)))
 
     def check(self, headers: CIMultiDictProxy[str], *, opens_page: bool) -> None:
         """Refuse a request that a foreign page may have made. Raises HttpRefusal.
@@ -227,30 +199,22 @@ class BrowserGuard:
 
     def is_foreign_but_allowed(self, origin: str | None) -> bool:
         """Return True if `origin` is allowed: answers then carry the CORS headers."""
-        return origin is not None and any(
-            pattern.matches(origin.strip().lower()) for pattern in self._origins
-        )
+        normal = normal_origin(origin or "")
+        return any(pattern.fullmatch(normal) for pattern in self._origins)
 
 
 def _same(origin: str, host: str) -> bool:
     scheme, separator, rest = origin.strip().lower().partition("://")
-    if not separator or scheme not in ("http", "https"):
-        return False
-    theirs, ours = parse_authority(rest), parse_authority(host)
-    return theirs is not None and theirs == ours
+    theirs = parse_authority(rest) if separator and scheme in _WEB_PORTS else None
+    return theirs is not None and theirs == parse_authority(host)
 
 
 def _checked_names(names: Sequence[str]) -> set[str]:
-    checked = set()
     for name in names:
-        normal = normal_host(name)
-        if not normal:
-            raise UserError(
-                f"`{name}` is not a host name for the API",
-                hint="give a name or an address without scheme and port, such as `box.lan`",
-            )
-        checked.add(normal)
-    return checked
+        if not normal_host(name):
+            hint = "give a name or an address without scheme and port, such as `box.lan`"
+            raise UserError(f"`{name}` is not a host name for the API", hint=hint)
+    return set(map(normal_host, names))
 
 
 def _forbidden(message: str, code: str) -> HttpRefusal:
@@ -323,57 +287,40 @@ def parse_keys(text: str, *, label: str) -> tuple[ApiKey, ...]:
     second key is `key-2`. `label` names the file in errors. Raises UserError, which never repeats what a line
     holds.
     """
-    keys: list[ApiKey] = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        words = line.split()
-        if words and not words[0].startswith("#"):
-            keys.append(
-                _parsed_line(words, where=f"line {number} of the key file `{label}`", nth=len(keys) + 1)
-            )
-    names = [key.name for key in keys]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    lines = [(number, line.split()) for number, line in enumerate(text.splitlines(), start=1)]
+    given = [(number, words) for number, words in lines if words and not words[0].startswith("#")]
+    keys = tuple(
+        _parsed_line(words, where=f"line {number} of the key file `{label}`", nth=nth)
+        for nth, (number, words) in enumerate(given, start=1)
+    )
+    names = Counter(key.name for key in keys)
+    if twice := sorted(name for name, count in names.items() if count > 1):
         raise UserError(f"two keys of `{label}` are named `{twice[0]}`", hint="give each key its own name")
-    return tuple(keys)
+    return keys
 
 
 def _parsed_line(words: list[str], *, where: str, nth: int) -> ApiKey:
     secret, *options = words
     if len(secret) < MIN_KEY_CHARS or not all("!" <= char <= "~" for char in secret):
-        raise UserError(
-            f"{where} is not a key",
-            hint=f"a key has {MIN_KEY_CHARS} or more printable ASCII characters and no spaces",
-        )
-    key = ApiKey(secret, f"key-{nth}")
-    seen: set[str] = set()
+        hint = f"a key has {MIN_KEY_CHARS} or more printable ASCII characters and no spaces"
+        raise UserError(f"{where} is not a key", hint=hint)
+    given: dict[str, str] = {}
     for option in options:
         name, _, value = option.partition("=")
-        if name not in OPTION_NAMES or name in seen:
-            raise UserError(
-                f"{where} has something else behind the key than its name and limits",
-                hint=f"write `KEY name=NAME` and at most one each of {', '.join(LIMIT_NAMES)}, as in "
-                "`requests_per_minute=60`",
-            )
-        seen.add(name)
-        key = _with_name(key, value, where) if name == "name" else _with_limit(key, name, value, where)
-    return key
-
-
-def _with_name(key: ApiKey, name: str, where: str) -> ApiKey:
+        if name not in OPTION_NAMES or name in given:
+            limits = f"at most one each of {', '.join(LIMIT_NAMES)}, as in `requests_per_minute=60`"
+            what = f"{where} has something else behind the key than its name and limits"
+            raise UserError(what, hint=f"write `KEY name=NAME` and {limits}")
+        given[name] = value
+    name = given.pop("name", f"key-{nth}")
     if not _KEY_NAME.fullmatch(name):
-        raise UserError(
-            f"`name=` on {where} is not a name",
-            hint=f"use 1 to {KEY_NAME_CHARS} letters, digits, dots, hyphens or underscores",
-        )
-    return replace(key, name=name)
-
-
-def _with_limit(key: ApiKey, name: str, value: str, where: str) -> ApiKey:
-    if not (value.isascii() and value.isdigit() and len(value) < 14 and 0 < int(value) <= LARGEST_LIMIT):
-        raise UserError(
-            f"`{name}=` on {where} is not a number", hint=f"give a whole number of at least 1: `{name}=100`"
-        )
-    limits = {limit: getattr(key.limits, limit) for limit in LIMIT_NAMES} | {name: int(value)}
-    return replace(key, limits=KeyLimits(**limits))
+        hint = f"use 1 to {KEY_NAME_CHARS} letters, digits, dots, hyphens or underscores"
+        raise UserError(f"`name=` on {where} is not a name", hint=hint)
+    for limit, value in given.items():
+        if not (value.isascii() and value.isdigit() and len(value) < 14 and 0 < int(value) <= LARGEST_LIMIT):
+            hint = f"give a whole number of at least 1: `{limit}=100`"
+            raise UserError(f"`{limit}=` on {where} is not a number", hint=hint)
+    return ApiKey(secret, name, KeyLimits(**{limit: int(value) for limit, value in given.items()}))
 
 
 MAX_KEY_FILE_BYTES = 1 << 20
@@ -387,50 +334,33 @@ def load_keys(path: Path) -> tuple[ApiKey, ...]:
     """
     keys = parse_keys(_read_private(path), label=str(path))
     if not keys:
-        raise UserError(
-            f"the key file `{path}` contains no key",
-            hint=f"put one key on each line, for example: `openssl rand -hex 24 > {path}`",
-        )
+        hint = f"put one key on each line, for example: `openssl rand -hex 24 > {path}`"
+        raise UserError(f"the key file `{path}` contains no key", hint=hint)
     return keys
 
 
 def _read_private(path: Path) -> str:
+    file, text = f"the key file `{path}`", "name a text file with one key per line"
     try:
         descriptor = open_regular(path)
     except OSError as error:
-        raise UserError(
-            f"cannot read the key file `{path}`: {_reason(error)}",
-            hint="give the path of a text file with one key per line",
-        ) from error
-    try:
-        _check_private(path, os.fstat(descriptor))
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            data = file.read(MAX_KEY_FILE_BYTES + 1)
-    finally:
-        os.close(descriptor)
+        hint = "give the path of a text file with one key per line"
+        raise UserError(f"cannot read {file}: {_reason(error)}", hint=hint) from error
+    with os.fdopen(descriptor, "rb") as opened:
+        found = os.fstat(descriptor)
+        if found.st_mode & 0o077:
+            mode = f"mode {stat.S_IMODE(found.st_mode):04o}"
+            raise UserError(f"{file} is accessible to others ({mode})", hint=f"run `chmod 600 {path}`")
+        if found.st_uid not in (os.geteuid(), 0):
+            whose = f"belongs to another user (uid {found.st_uid})"
+            raise UserError(f"{file} {whose}", hint="make your own copy, with mode 0600")
+        data = opened.read(MAX_KEY_FILE_BYTES + 1)
     if len(data) > MAX_KEY_FILE_BYTES:
-        raise UserError(
-            f"the key file `{path}` is larger than 1 MiB", hint="name a text file with one key per line"
-        )
+        raise UserError(f"{file} is larger than 1 MiB", hint=text)
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"the key file `{path}` is not text", hint="name a text file with one key per line"
-        ) from error
-
-
-def _check_private(path: Path, found: os.stat_result) -> None:
-    if found.st_mode & 0o077:
-        raise UserError(
-            f"the key file `{path}` is accessible to others (mode {stat.S_IMODE(found.st_mode):04o})",
-            hint=f"run `chmod 600 {path}`",
-        )
-    if found.st_uid not in (os.geteuid(), 0):
-        raise UserError(
-            f"the key file `{path}` belongs to another user (uid {found.st_uid})",
-            hint="make your own copy, with mode 0600",
-        )
+        raise UserError(f"{file} is not text", hint=text) from error
 
 
 def _reason(error: OSError) -> str:
@@ -501,10 +431,8 @@ class ApiPort:
         loopback_only = all_loopback(addresses)
         keys = KeyRing(config.api_keys)
         if not loopback_only and not keys:
-            raise UserError(
-                f"the API on `{config.host}` would be open to everyone in the network",
-                hint="give API keys with `--api-key-file FILE`, or listen on 127.0.0.1",
-            )
+            hint = "give API keys with `--api-key-file FILE`, or listen on 127.0.0.1"
+            raise UserError(f"the API on `{config.host}` would be open to everyone in the network", hint=hint)
         guard = BrowserGuard(
             bound_host=config.host,
             names=(*config.allowed_hosts, *(() if loopback_only else _own_names())),
@@ -531,10 +459,8 @@ async def resolve(host: str) -> list[tuple[socket.AddressFamily, str]]:
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
-        raise UserError(
-            f"cannot find an address for `{host}` to listen on",
-            hint="use 127.0.0.1 for this machine only, 0.0.0.0 for all networks",
-        ) from error
+        hint = "use 127.0.0.1 for this machine only, 0.0.0.0 for all networks"
+        raise UserError(f"cannot find an address for `{host}` to listen on", hint=hint) from error
     families = (socket.AF_INET, socket.AF_INET6)
     return list(dict.fromkeys((item[0], str(item[4][0])) for item in found if item[0] in families))
 
@@ -575,21 +501,15 @@ def bind(addresses: list[tuple[socket.AddressFamily, str]], port: int) -> list[s
 def _bind_error(error: OSError, address: str, port: int) -> UserError:
     if error.errno == errno.EADDRINUSE:
         who = port_holder(address, port)
-        by = f" by {who}" if who else ""
-        return UserError(
-            f"port `{port}` on `{address}` is taken{by}",
-            hint="choose another with `--port N`, or `--port 0` for any free one",
-        )
-    if error.errno == errno.EACCES:
-        return UserError(
-            f"port `{port}` on `{address}` needs privileges that this user lacks",
-            hint="choose a port above 1023",
-        )
-    if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-        return UserError(
-            f"this machine has no address `{address}`", hint="use 127.0.0.1, 0.0.0.0 or one of its addresses"
-        )
-    what = (error.strerror or "unknown reason").lower()
-    return UserError(
-        f"cannot listen on `{address}` port `{port}`: {what}", hint="check `--host` and `--port`"
-    )
+        what = f"port `{port}` on `{address}` is taken" + (f" by {who}" if who else "")
+        hint = "choose another with `--port N`, or `--port 0` for any free one"
+    elif error.errno == errno.EACCES:
+        what = f"port `{port}` on `{address}` needs privileges that this user lacks"
+        hint = "choose a port above 1023"
+    elif error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+        what = f"this machine has no address `{address}`"
+        hint = "use 127.0.0.1, 0.0.0.0 or one of its addresses"
+    else:
+        what = f"cannot listen on `{address}` port `{port}`: {(error.strerror or 'unknown reason').lower()}"
+        hint = "check `--host` and `--port`"
+    return UserError(what, hint=hint)

@@ -8,11 +8,12 @@ is lost, the request waits for the next one and is sent again; the client gets n
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
     asynccontextmanager,
+    contextmanager,
     nullcontext,
 )
 from dataclasses import replace
@@ -22,20 +23,26 @@ from aiohttp import web
 
 from meshd.base.log import get
 from meshd.gateway.client_connections import ClientGone, StreamReply, left_out, member_of
-from meshd.gateway.continuation import OtherAnswer
+from meshd.gateway.continuation import Asking, OtherAnswer
+from meshd.gateway.dialects.chat import PassedOn
 from meshd.gateway.dialects.fields import with_fields
-from meshd.gateway.dialects.openai import PassedOn
 from meshd.gateway.events import (
     AnswerMeter,
     EventSplitter,
     SentEvents,
-    TokenCount,
     answer_timings,
-    exact_tokens,
     hide_model_path,
+    parsed,
     without_cache,
 )
-from meshd.gateway.failure import UPSTREAM_ERROR, Failure, HttpRefusal, plain_failure, read_failure
+from meshd.gateway.failure import (
+    UPSTREAM_ERROR,
+    Failure,
+    HttpRefusal,
+    plain_failure,
+    read_failure,
+    unavailable,
+)
 from meshd.gateway.interface import GatewayConfig, ModelTurn, NamedModel, Readiness, Upstream
 from meshd.gateway.paths import PROPS_PATH, Route
 from meshd.gateway.request import UpstreamRequest, not_ready
@@ -43,9 +50,8 @@ from meshd.gateway.turns import Turn
 from meshd.gateway.upstream import (
     HELD_ANSWER_BYTES,
     MOST_JOINED_BYTES,
+    AllServed,
     GatedRequest,
-    TemplateFits,
-    TrialGates,
     UpstreamLost,
     answer_headers,
     failure_in,
@@ -59,14 +65,6 @@ from meshd.model.status import ModelState
 
 _log = get("gateway")
 COMPUTED_AGAIN = "computing the answer again up to where it stopped"
-UNREADABLE = Failure(502, "llama-server's answer cannot be read", type=UPSTREAM_ERROR, code="upstream_error")
-_DIFFERS = Failure(
-    502,
-    "another run of the request says something else: ask again from the beginning",
-    type=UPSTREAM_ERROR,
-    code="upstream_lost",
-)
-_TOO_LONG = Failure(502, "one of the answers is too large to be joined with the others", code="too_long")
 _FIGURE_BYTES = 1024  # a name, its figure and the object around it are shorter
 _SEEDS = 1 << 31
 _RETRIES = 3  # of a request: one that ends llama-server shall not end it forever
@@ -74,13 +72,24 @@ _READY_SECONDS = 0.05  # between two looks at whether the model is ready
 BEGIN_SECONDS = 15.0  # a request waits for workers before it is refused: clients may ask six times
 
 
-class AnswerContext:
-    """The state that all answers of a gateway share: settings, running answers, crash trials, templates."""
+def _broken(message: str, code: str = "upstream_error") -> Failure:
+    return Failure(502, message, type=UPSTREAM_ERROR, code=code)
 
-    def __init__(
-        self, config: GatewayConfig, *, on_demand: bool, count_tokens: Callable[[int], None]
-    ) -> None:
-        """Take settings from `config`; `count_tokens` is called with the number of tokens generated.
+
+UNREADABLE = _broken("llama-server's answer cannot be read")
+_ANOTHER = "another run of the request says something else: ask again from the beginning"
+_DIFFERS = _broken(_ANOTHER, "upstream_lost")
+_TOO_LONG = Failure(502, "one of the answers is too large to be joined with the others", code="too_long")
+
+
+class AnswerContext:
+    """The state that all answers of a gateway share: settings, running answers, llama-servers.
+
+    `tokens`: those generated since the start.
+    """
+
+    def __init__(self, config: GatewayConfig, *, on_demand: bool) -> None:
+        """Take settings from `config`.
 
         `on_demand`: requests load models, so they do not wait for one that cannot be loaded.
         """
@@ -90,62 +99,46 @@ class AnswerContext:
         self.on_demand = on_demand
         # a client may not see what was computed for another one
         self.hides_cache = len(config.api_keys) > 1
-        self.count_tokens = count_tokens
-        self.running = RunningAnswers()
-        self.waiting = RunningAnswers()  # for their turns
-        self.trials = TrialGates()
-        self.templates = TemplateFits()
-
-    @property
-    def retries(self) -> bool:
-        """Return True if requests are retried after a loss: with a seed, so that they get the same answer."""
-        return self.continue_seconds > 0 or self.fails_over
-
-    def end_all(self, why: str) -> None:
-        """End all answers, running or waiting, with an error that says `why`; refuse later ones."""
-        for answers in (self.waiting, self.running):
-            answers.end_all(why)
-
-
-class RunningAnswers:
-    """Count the answers under way, and end all of them when this node stops."""
-
-    def __init__(self) -> None:
-        self._limits: set[asyncio.Timeout] = set()
-        self._why = ""
-
-    def __len__(self) -> int:
-        return len(self._limits)
+        # requests are retried after a loss: with a seed, so that they get the same answer
+        self.retries = self.continue_seconds > 0 or self.fails_over
+        self.tokens = 0
+        self.served = AllServed()
+        self._asking = 0
+        self._limits: set[asyncio.Timeout] = set()  # of all answers, running or waiting
+        self._stopping = ""
 
     @property
     def is_alone(self) -> bool:
         """Return True if exactly one answer is running."""
-        return len(self._limits) == 1
+        return self._asking == 1
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count an answer as running until the block is left."""
+        self._asking += 1
+        try:
+            yield
+        finally:
+            self._asking -= 1
 
     def end_all(self, why: str) -> None:
-        """End every answer with an error that says `why`, and refuse later ones."""
-        self._why = why
-        now = asyncio.get_running_loop().time()
+        """End all answers, running or waiting, with an error that says `why`; refuse later ones."""
+        self._stopping = why
         for limit in tuple(self._limits):
-            limit.reschedule(now)
+            limit.reschedule(_now())
 
     @asynccontextmanager
     async def until_stopped(self) -> AsyncIterator[None]:
         """Run until `end_all`, which turns into HttpRefusal."""
-        if self._why:
-            raise HttpRefusal(self._failure())
         try:
-            async with asyncio.timeout(None) as limit:
+            async with asyncio.timeout(0 if self._stopping else None) as limit:
                 self._limits.add(limit)
                 try:
                     yield
                 finally:
                     self._limits.discard(limit)
         except TimeoutError as error:
-            raise HttpRefusal(self._failure()) from error
-
-    def _failure(self) -> Failure:
-        return Failure(503, self._why, type="unavailable_error", code="stopping", retry_after=5)
+            raise unavailable(self._stopping, "stopping", 5) from error
 
 
 class Answer:
@@ -173,9 +166,10 @@ class Answer:
         """
         self.asked = asked
         self.upstream = upstream = model.upstream
+        self.served = context.served.of(upstream)
         self.request = request
         self.headers = headers
-        self.meter = AnswerMeter()
+        self.meter = AnswerMeter(is_transcript=route.is_form)
         self._context = context
         self._route = route
         self._model = model
@@ -185,26 +179,22 @@ class Answer:
         self._can_add_fields = route.counts and asked.can_grow
         self._own_seed = context.retries and self._can_add_fields and not asked.has_seed
         # before it is asked: the turn in the queue, the use of the model, and the body as this model takes it
-        self._began = asyncio.get_running_loop().time()
+        self._began = _now()
         self._came_before_ready = upstream.readiness.state is not ModelState.READY
         self._turn: Turn | None = None
         self._model_turn: ModelTurn | None = None
         self._body = asked.body
         self._notes = asked.notes
         # while it is asked, perhaps several times
-        seconds = context.continue_seconds if asked.body is not None else 0.0
-        self._retries = _Retries(upstream, seconds, at_once=context.fails_over)
+        self._patience = context.continue_seconds if asked.body is not None else 0.0
+        self._retries = _RETRIES if self._patience or context.fails_over else 0  # that are left
         self._trial: GatedRequest | None = None
         self._attempt_body = asked.body  # of this attempt
-        self._count = TokenCount(route.form)
         # what the client gets
         self._streams = asked.stream
         self._sent = SentEvents(asked.path, own_seed=self._own_seed)
         self._reply = StreamReply(
-            request,
-            silence=context.silence,
-            headers=headers,
-            answering=asked.answering,
+            request, silence=context.silence, headers=headers, answering=asked.answering
         )
 
     async def run(self, turn: Turn | None = None) -> web.StreamResponse:
@@ -215,12 +205,12 @@ class Answer:
         context, reply, self._turn = self._context, self._reply, turn
         failure = _DIFFERS  # of the last attempt
         try:
-            async with AsyncExitStack() as held:
+            async with context.until_stopped(), AsyncExitStack() as held:
                 # 1. Refuse a caller whose requests end llama-server. A request without a body computes
                 #    nothing, so it ends none.
-                if self._body is not None:
+                if self._body is not None and self.served is not None:
                     caller = self._caller or self.request.remote
-                    self._trial = held.enter_context(context.trials.request(self.upstream, caller))
+                    self._trial = held.enter_context(self.served.request(caller))
 
                 # 2. Keep a stream alive from now on: llama-server sends its headers after it has read the
                 #    prompt, which may take minutes, and the wait for a turn comes before that.
@@ -235,7 +225,7 @@ class Answer:
                 while True:
                     # 4. Ask llama-server, and pass on its answer: whole, or event by event as it comes.
                     try:
-                        async with context.running.until_stopped(), self._ask() as answer:
+                        async with self._ask() as answer:
                             if not is_event_stream(answer):
                                 return await self._pass_whole(answer)
                             if not self._streams:  # although no stream was asked for
@@ -291,23 +281,44 @@ class Answer:
     async def _admit(self, held: AsyncExitStack) -> None:
         """Wait for the turn, then for the model, which is kept until `held` closes. Raises HttpRefusal."""
         context = self._context
-        async with context.waiting.until_stopped():
-            if self._turn is not None:
-                await self._turn.come()
-            self._model_turn = self._model.turn()
-            held.callback(self._model_turn.end)
-            async with self._not_computing():
-                refused = await self._model_turn.begin()
+        if self._turn is not None:
+            await self._turn.come()
+        self._model_turn = self._model.turn()
+        held.callback(self._model_turn.end)
+        async with self._not_computing():
+            refused = await self._model_turn.begin()
         if refused is None:
             return
         # wait for a model that was lost, or is about to be ready; one on demand has been waited for
         waits = self._turn is not None and not context.on_demand
         if waits:
-            async with self._not_computing(), context.waiting.until_stopped():
-                if await (self._retries.first() if self._came_before_ready else self._retries.next()):
+            async with self._not_computing():
+                if await (self._model_comes() if self._came_before_ready else self._model_returns()):
                     return
         now = self.upstream.readiness if waits else refused
         raise HttpRefusal(not_ready(now, has_waited=waits and context.continue_seconds > 0))
+
+    async def _model_returns(self) -> bool:
+        """Wait until a lost model is ready. Returns False if it takes too long, or was lost too often."""
+        self._retries -= 1
+        return self._retries >= 0 and await _becomes_ready(self.upstream, self._patience)
+
+    async def _model_comes(self) -> bool:
+        """Wait for the model of a request that came before it was ready.
+
+        It waits as for a lost model while the model loads, but only BEGIN_SECONDS for workers, which may
+        never come.
+        """
+        began = _now()
+        while self._retries and (
+            self.upstream.readiness.state is ModelState.LOADING or _now() - began < BEGIN_SECONDS
+        ):
+            left = self._patience - (_now() - began)
+            if left <= 0 or _is_hopeless(self.upstream.readiness):
+                return False
+            if await _becomes_ready(self.upstream, min(left, BEGIN_SECONDS)):
+                return True
+        return False
 
     async def _begin_stream(self, held: AsyncExitStack) -> None:
         """Make the answer a stream, with comments during silence until `held` closes."""
@@ -325,13 +336,12 @@ class Answer:
             return
         fields = self._added_fields()
         if asked.parts is not None and self._part is not None:
-            body = asked.parts.body(body, self._part)
+            body = asked.parts.body(self._part)
         if fields and body:
             body = with_fields(body, fields)
         self.meter.asked = body
-        if asked.needs_fit:
-            async with self._context.running.until_stopped():
-                body, notes = await self._context.templates.fit(self.upstream, body)
+        if asked.needs_fit and self.served is not None:  # another node fits it itself
+            body, notes = await self.served.fit(body)
             self._notes = (*self._notes, *notes)
         if self._streams:
             await self._reply.note(self._notes)
@@ -361,14 +371,15 @@ class Answer:
             method, headers["Content-Type"] = "POST", self.asked.content_type
         upstream = self.upstream
         at_server = nullcontext() if self._trial is None else self._trial.at_server(upstream)
-        async with at_server, open_session(upstream.connect) as session:
-            answer = await send_call(session, method, self.asked.path, self._attempt_body, headers)
-            try:
-                if upstream.is_refusal(answer.status):
-                    raise UpstreamLost((await failure_in(answer)).message, taken=False)
-                yield answer
-            finally:
-                answer.close()
+        with self._context.counted():
+            async with at_server, open_session(upstream.connect) as session:
+                answer = await send_call(session, method, self.asked.path, self._attempt_body, headers)
+                try:
+                    if upstream.is_refusal(answer.status):
+                        raise UpstreamLost((await failure_in(answer)).message, taken=False)
+                    yield answer
+                finally:
+                    answer.close()
 
     async def _note_loss(self, lost: UpstreamLost) -> Failure:
         """Report a loss; return the failure for the client, in case no retry succeeds.
@@ -376,18 +387,17 @@ class Answer:
         The reason comes from the upstream: the head knows better than a connection which worker was lost.
         """
         context, upstream = self._context, self.upstream
-        context.templates.forget(upstream)
+        if self.served is not None:
+            self.served.traits = None  # another model may take its place
         why = await upstream.upstream_broke(lost.what)
         _log.warning("upstream_lost", why=why)
-        if self._trial is not None:
-            repeats = context.continue_seconds > 0
-            final = self._trial.lost(upstream.crashes, taken=lost.taken, repeats=repeats)
-            if final is not None:
-                return final
-        retry = upstream.readiness.retry_after
-        if not lost.taken:  # nothing was generated
-            return Failure(503, why, type="unavailable_error", code="upstream_away", retry_after=retry)
-        return Failure(502, why, type=UPSTREAM_ERROR, code="upstream_lost", retry_after=retry)
+        repeats, retry = context.continue_seconds > 0, upstream.readiness.retry_after
+        trial, taken = self._trial, lost.taken
+        if trial and (final := trial.lost(upstream.crashes, taken=taken, repeats=repeats)) is not None:
+            return final
+        if not taken:  # nothing was generated
+            return unavailable(why, "upstream_away", retry).failure
+        return replace(_broken(why, "upstream_lost"), retry_after=retry)
 
     async def _prepare_retry(self) -> bool:
         """Wait until the model is ready again; then write the body that asks for what the client lacks.
@@ -395,27 +405,26 @@ class Answer:
         Returns False if the model is not ready in time or was lost too often, or if the answer cannot be
         continued. Raises HttpRefusal, ClientGone.
         """
-        context = self._context
         if self._streams and self._body is None:
             return False  # there is no body that could ask for the rest
 
         # Wait for the model.
-        async with self._not_computing(), context.running.until_stopped():
-            if not await self._retries.next():
+        async with self._not_computing():
+            if not await self._model_returns():
                 return False
         if not self._streams or self._body is None:
             return True  # the client has nothing yet, so the same body asks again
         if note := self.upstream.readiness.note:
             await self._reply.say(note)
 
-        # Ask the template how it writes calls of tools that have begun, then write the body for the rest.
-        sent, body = self._sent, self._body
-        async with context.running.until_stopped():
-            while (question := await asyncio.to_thread(sent.template_question, body)) is not None:
-                prompt = await template_prompt(self.upstream.connect, question) or ""
-                await asyncio.to_thread(sent.template_says, prompt)
-            self._attempt_body = await asyncio.to_thread(sent.next_request, body)
-        return self._attempt_body is not None
+        # Write the body for the rest; for that the template may be asked how it writes calls of tools.
+        asking = self._sent.next_request(self._body)
+        is_over, body = await asyncio.to_thread(_resumed, asking, None)
+        while not is_over and body is not None:
+            prompt = await template_prompt(self.upstream.connect, body) or ""
+            is_over, body = await asyncio.to_thread(_resumed, asking, prompt)
+        self._attempt_body = body
+        return body is not None
 
     async def _pass_events(self, answer: aiohttp.ClientResponse) -> web.StreamResponse:
         """Send what the client lacks of a stream, event by event.
@@ -447,7 +456,7 @@ class Answer:
         if context.retries:
             if not are_whole:
                 self._sent.in_pieces()
-            events = self._sent.unsent(events, asyncio.get_running_loop().time())
+            events = self._sent.unsent(events, _now())
         # what was generated counts, whether or not the client is still there
         if self._route.counts:
             self._count_events(events)
@@ -460,20 +469,18 @@ class Answer:
 
     def _count_events(self, events: bytes) -> None:
         """Count the tokens in these events, for the status, the key and the model."""
-        count, is_alone = self._count, self._context.running.is_alone
-        grown = count.feed(events)
-        self.meter.generated = count.total
-        self.meter.see_events(events)
-        self._context.count_tokens(grown)
-        count.alone = count.alone and is_alone
+        meter, is_alone = self.meter, self._context.is_alone
+        grown = meter.see_events(events)
+        self._context.tokens += grown
+        meter.alone = meter.alone and is_alone
         if grown:
-            self.upstream.generated(count.total, grown, alone=is_alone)
-        self._note_timings(events, alone=count.alone)
+            self.upstream.generated(meter.generated, grown, alone=is_alone)
+        self._note_timings(events, alone=meter.alone)
 
     def _note_timings(self, answer: bytes | bytearray, *, alone: bool) -> None:
         """Pass the timings in `answer`, if any, to the upstream."""
         if (timings := answer_timings(answer)) is not None:
-            seconds = asyncio.get_running_loop().time() - self._began
+            seconds = _now() - self._began
             self.upstream.answered(timings, alone=alone, seconds=seconds)
 
     async def _end_stream(self, failure: Failure) -> web.StreamResponse:
@@ -498,8 +505,7 @@ class Answer:
             self._sent.rest_is_refused(failure.message)
             raise HttpRefusal(failure)
         await self._reply.stop_comments()
-        held, is_part, running = bytearray(), self._part is not None, self._context.running
-        alone = running.is_alone
+        held, is_part, alone = bytearray(), self._part is not None, self._context.is_alone
         while data := await read_some(answer):
             held += data
             if is_part and len(held) > MOST_JOINED_BYTES:
@@ -510,7 +516,7 @@ class Answer:
                 return await self._pass_long(answer, bytes(held))
         self._see_figures(held)
         if self._route.counts:
-            self._note_timings(held, alone=alone and running.is_alone)
+            self._note_timings(held, alone=alone and self._context.is_alone)
         if answer.status >= 400:
             body = bytes(held)
             refusal = read_failure(body, answer.status, self.asked.path)
@@ -525,18 +531,20 @@ class Answer:
             return hide_model_path(answer, self.upstream.model_name)
         if self.asked.answering.passes_on:
             return bytes(answer)
-        try:
-            found: object = json.loads(answer)
-        except (ValueError, RecursionError):
-            found = None
-        return json.dumps(self.translated(found)).encode()
+        return json.dumps(self.translated(parsed(answer))).encode()
 
-    async def _pass_long(self, answer: aiohttp.ClientResponse, held: bytes) -> web.StreamResponse:
-        """Pass on an answer too long to buffer, as it comes. A loss then cuts the connection."""
+    async def _pass_long(self, answer: aiohttp.ClientResponse, data: bytes) -> web.StreamResponse:
+        """Pass on an answer too long to buffer, which begins with `data`. A loss then cuts the connection."""
         response = web.StreamResponse(status=answer.status, headers=answer_headers(answer, self.headers))
+        seen = b""
         try:
             await response.prepare(self.request)
-            await self._pass_rest(answer, held, response.write)
+            while data:
+                seen += data
+                self._see_figures(seen)
+                seen = seen[-_FIGURE_BYTES:]
+                await response.write(data)
+                data = await read_some(answer)
         except UpstreamLost as lost:
             await self._note_loss(lost)
             if self.request.transport is not None:
@@ -545,25 +553,10 @@ class Answer:
             pass  # the client disconnected
         return response
 
-    async def _pass_rest(
-        self, answer: aiohttp.ClientResponse, held: bytes, write: Callable[[bytes], Awaitable[None]]
-    ) -> None:
-        """Write `held` and the rest of the answer. Raises UpstreamLost, and whatever `write` raises."""
-        self._see_figures(held)
-        seen = held[-_FIGURE_BYTES:]
-        await write(held)
-        while data := await read_some(answer):
-            seen += data
-            self._see_figures(seen)
-            seen = seen[-_FIGURE_BYTES:]
-            await write(data)
-
     def _see_figures(self, answer: bytes | bytearray) -> None:
         """Count the tokens that this part of a whole answer reports."""
-        self.meter.see(answer)
-        if self._route.counts and (grown := exact_tokens(answer) - self.meter.generated) > 0:
-            self.meter.generated += grown
-            self._context.count_tokens(grown)
+        grown = self.meter.see(answer)
+        self._context.tokens += grown if self._route.counts else 0
 
     def _notice(self) -> str:
         """Return the text of a comment that says what the request waits for; empty if it does not wait."""
@@ -580,55 +573,31 @@ class Answer:
         return waits_for or (COMPUTED_AGAIN if self._sent.is_catching_up else "")
 
 
-class _Retries:
-    """The retries of one request: three at most, each waiting up to `seconds` for the model.
+def _resumed(asking: Asking[bytes | None], prompt: str | None) -> tuple[bool, bytes | None]:
+    """Give `asking` the prompt that it asked for, if any. Returns whether it is over, and its word."""
+    try:
+        return False, next(asking) if prompt is None else asking.send(prompt)
+    except StopIteration as end:
+        return True, end.value
 
-    `at_once`: retry also if `seconds` is 0, because another upstream may answer.
-    """
 
-    def __init__(self, upstream: Upstream, seconds: float, *, at_once: bool) -> None:
-        self._upstream = upstream
-        self._seconds = seconds
-        self._left = _RETRIES if seconds > 0 or at_once else 0
-
-    async def next(self) -> bool:
-        """Wait until the model is ready. Returns False on timeout, or if no retries are left."""
-        if self._left == 0:
-            return False
-        self._left -= 1
-        return await self._is_ready(self._seconds)
-
-    async def first(self) -> bool:
-        """Wait as `next` does, for a request that came before the model was ready.
-
-        It waits up to `seconds` while the model loads, but only BEGIN_SECONDS for workers, which may never
-        come.
-        """
-        if self._left == 0:
-            return False
-        began = asyncio.get_running_loop().time()
-        while self._upstream.readiness.state is ModelState.LOADING or (
-            asyncio.get_running_loop().time() - began < BEGIN_SECONDS
-        ):
-            left = self._seconds - (asyncio.get_running_loop().time() - began)
-            if left <= 0 or _is_hopeless(self._upstream.readiness):
-                return False
-            if await self._is_ready(min(left, BEGIN_SECONDS)):
-                return True
+async def _becomes_ready(upstream: Upstream, seconds: float) -> bool:
+    """Wait until the model is ready. Returns False after `seconds`, or once that is useless."""
+    try:
+        async with asyncio.timeout(seconds):
+            while upstream.readiness.state is not ModelState.READY:
+                if _is_hopeless(upstream.readiness):
+                    return False
+                await asyncio.sleep(_READY_SECONDS)  # polled: states change rarely
+    except TimeoutError:
         return False
-
-    async def _is_ready(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                while (now := self._upstream.readiness).state is not ModelState.READY:
-                    if _is_hopeless(now):
-                        return False
-                    await asyncio.sleep(_READY_SECONDS)  # polled: states change rarely
-        except TimeoutError:
-            return False
-        return True
+    return True
 
 
 def _is_hopeless(now: Readiness) -> bool:
     """Return True if waiting is useless: the model was unloaded, or failed for another reason than memory."""
     return now.state is ModelState.UNLOADED or (now.state is ModelState.FAILED and not now.no_room)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

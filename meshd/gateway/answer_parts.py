@@ -9,7 +9,6 @@ turns in groups.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from meshd.gateway.dialects.fields import (
     CHOICE_FIELDS,
@@ -17,6 +16,7 @@ from meshd.gateway.dialects.fields import (
     choices_of,
     encoded,
     is_number,
+    object_of,
     objects_of,
     prompts_of,
 )
@@ -32,87 +32,66 @@ class PartsError(ValueError):
     """The answer to a part does not have the expected form."""
 
 
-class _Span(NamedTuple):
-    """One prompt or group of a request: the place of its first prompt, and its bytes in the body."""
-
-    first: int
-    begin: int
-    end: int
-
-
 @dataclass(frozen=True, slots=True)
 class Parts:
     """The division of a request's body into several: of each prompt all its choices, or groups of prompts.
 
-    A request may wait for long, so only its body is kept. The first `head` bytes have the fields of every
-    part, followed by the list called `name`, if any. `seed`: the seed of the first choice.
+    `common`: the fields of every part, as JSON without braces. `groups`: the values of the field `name`, if
+    any, as JSON, each with the place of its first prompt. `seed`: the seed of the first choice.
     """
 
     endpoint: Endpoint
+    common: bytes
     name: str
-    head: int
-    spans: tuple[_Span, ...]
+    groups: tuple[tuple[int, bytes], ...]
     choices: int
     seed: int | None
     top_n: object
 
     def __len__(self) -> int:
-        return max(1, len(self.spans)) * self.choices
+        return max(1, len(self.groups)) * self.choices
 
     @property
     def is_grouped(self) -> bool:
         """Return True if llama-server computes the prompts of one part together."""
         return self.endpoint in GROUPED
 
-    def body(self, whole: bytes, number: int) -> bytes:
-        """Return the body of part number `number`. `whole`: the body that `split_request` returned."""
-        fields = [whole[1 : self.head]] if self.head > 1 else []
-        if self.spans:
-            _, begin, end = self.spans[number // self.choices]
-            value = whole[begin:end]
-            fields.append(encoded(self.name) + b":" + (b"[%b]" % value if self.is_grouped else value))
+    def body(self, number: int) -> bytes:
+        """Return the body of part number `number`."""
+        fields = [self.common] if self.common else []
+        if self.groups:
+            fields.append(encoded(self.name) + b":" + self.groups[number // self.choices][1])
         if self.seed is not None:  # as llama-server does it: else all choices would be the same
             fields.append(b'"seed":%d' % ((self.seed + number % self.choices) % _SEEDS))
         return b"{%b}" % b",".join(fields)
 
 
-def split_request(asked: Mapping[str, object], endpoint: Endpoint) -> tuple[bytes, Parts | None]:
-    """Return the whole body and its parts; None if it has only one. Raises HttpRefusal as `encoded` does."""
+def split_request(asked: Mapping[str, object], endpoint: Endpoint) -> Parts | None:
+    """Return the parts of a request; None if it has only one."""
     name, prompts = prompts_of(asked, endpoint)
-    choices = choices_of(asked, endpoint)
-    seed = asked.get("seed")
+    choices, seed = choices_of(asked, endpoint), asked.get("seed")
     first_seed = seed if choices > 1 and is_number(seed) else None
-    own = {
-        *(CHOICE_FIELDS if choices > 1 else ()),
-        "top_n" if prompts else "",
-        "seed" if first_seed is not None else "",
-    }
-    head = encoded({field: value for field, value in asked.items() if field not in {*own, name}})[:-1]
-    listed = encoded({name: prompts})[1:-1] if prompts else b""
-    # where the first prompt begins: behind a comma, if other fields come before it, and the list's name
-    begin = len(head) + (len(head) > 1) + len(encoded(name)) + len(b":[")
-    spans = _spans(prompts, begin, grouped=endpoint in GROUPED) if prompts else ()
-    parts = Parts(endpoint, name, len(head), spans, choices, first_seed, asked.get("top_n"))
-    if len(parts) == 1:
-        return encoded(asked), None
-    rest = encoded({field: value for field, value in asked.items() if field in own})[1:-1]
-    return b"{%b}" % b",".join(filter(None, (head[1:], listed, rest))), parts
+    own = {name, "top_n"} if prompts else set()
+    own |= {*CHOICE_FIELDS} if choices > 1 else set()
+    own |= {"seed"} if first_seed is not None else set()
+    common = encoded({field: value for field, value in asked.items() if field not in own})[1:-1]
+    groups = _groups(prompts, are_grouped=endpoint in GROUPED)
+    parts = Parts(endpoint, common, name, groups, choices, first_seed, asked.get("top_n"))
+    return parts if len(parts) > 1 else None
 
 
-def _spans(prompts: list[object], begin: int, *, grouped: bool) -> tuple[_Span, ...]:
-    """Return the spans of a list's prompts, or of groups of them; a prompt too long for a group is alone."""
-    spans: list[_Span] = []
-    room = count = 0
-    for at, prompt in enumerate(prompts):
-        size = len(encoded(prompt))
-        if grouped and spans and size <= room and count < GROUP_INPUTS:
-            spans[-1] = spans[-1]._replace(end=begin + size)
+def _groups(prompts: list[object], *, are_grouped: bool) -> tuple[tuple[int, bytes], ...]:
+    """Return the prompts of a list, or groups of them; a prompt too long for a group is alone."""
+    groups: list[tuple[int, list[bytes]]] = []
+    room = 0
+    for at, value in enumerate(map(encoded, prompts)):
+        if are_grouped and groups and len(value) <= room and len(groups[-1][1]) < GROUP_INPUTS:
+            groups[-1][1].append(value)
         else:
-            spans.append(_Span(at, begin, begin + size))
-            room, count = GROUP_BYTES, 0
-        room, count = room - size, count + 1
-        begin += size + 1
-    return tuple(spans)
+            groups.append((at, [value]))
+            room = GROUP_BYTES
+        room -= len(value)
+    return tuple((first, b"[%b]" % b",".join(of) if are_grouped else of[0]) for first, of in groups)
 
 
 def joined_answer(asked: Parts, answers: Sequence[bytes]) -> object:
@@ -148,16 +127,11 @@ def _listed(parts: list[dict[str, object]], choices: int) -> dict[str, object]:
 
 def _usage(usages: Sequence[Mapping[str, object]], choices: int) -> dict[str, object]:
     prompts = usages[::choices]
-    usage: dict[str, object] = {"prompt_tokens": _sum(prompts, "prompt_tokens")}
-    total = _sum(prompts, "prompt_tokens")
+    counts = {"prompt_tokens": _sum(prompts, "prompt_tokens")}
     if any("completion_tokens" in counted for counted in usages):
-        usage["completion_tokens"] = _sum(usages, "completion_tokens")
-        total += _sum(usages, "completion_tokens")
-    usage["total_tokens"] = total
-    details = [
-        found for counted in prompts if isinstance(found := counted.get("prompt_tokens_details"), dict)
-    ]
-    if details:
+        counts["completion_tokens"] = _sum(usages, "completion_tokens")
+    usage: dict[str, object] = {**counts, "total_tokens": sum(counts.values())}
+    if details := [found for counted in prompts if (found := object_of(counted, "prompt_tokens_details"))]:
         usage["prompt_tokens_details"] = {"cached_tokens": _sum(details, "cached_tokens")}
     return usage
 
@@ -169,10 +143,10 @@ def _sum(of: Sequence[Mapping[str, object]], name: str) -> int:
 def _ranked(asked: Parts, parts: Sequence[object]) -> object:
     """Join rankings as format_response_rerank of the pin writes them, in both forms."""
     found: list[dict[str, object]] = []
-    for span, part in zip(asked.spans, parts, strict=True):
+    for (first, _), part in zip(asked.groups, parts, strict=True):
         for ranked in objects_of(part.get("results") if isinstance(part, dict) else part):
             within = ranked.get("index")
-            found.append({**ranked, "index": span.first + (within if is_number(within) else 0)})
+            found.append({**ranked, "index": first + (within if is_number(within) else 0)})
     found.sort(key=_score, reverse=True)
     most = asked.top_n
     found = found[: int(most)] if isinstance(most, int | float) else found

@@ -39,7 +39,7 @@ from meshd.base.peer_limits import (
 from meshd.base.tasks import Owner
 from meshd.base.units import without_numbers
 from meshd.base.unproven_connections import UnprovenConnections, origin
-from meshd.gateway.dialects.interface import Answering, Dialect
+from meshd.gateway.dialects.dialect import Answering, Dialect
 from meshd.gateway.failure import ANSWER_HEADERS, Failure
 from meshd.gateway.interface import MemberCaller
 from meshd.gateway.paths import error_dialect
@@ -75,9 +75,8 @@ class AnswerBacklog:
 STRANGER_SECONDS = 10.0  # for a whole request head
 SWEEP_SECONDS = 1.0
 HEADER_LINE_BYTES = 32 << 10  # of a request line, or one header other than Cookie
-REQUEST_HEAD_BYTES = (
-    256 << 10
-)  # of a whole request head; browsers send the cookies of all programs on localhost
+# of a whole request head; browsers send the cookies of all programs on localhost
+REQUEST_HEAD_BYTES = 256 << 10
 MAX_HEADERS = 256
 _READ_BYTES = 64 << 10  # of a body that nobody reads yet
 _LINGER_SECONDS = 2.0  # for the rest of a body that nobody wants
@@ -98,7 +97,6 @@ class ConnectionLimits:
         self._strangers = UnprovenConnections(
             most=API_STRANGERS.most, most_of_one=API_STRANGERS_OF_ADDRESS.most
         )
-        self._since: dict[ClientConnection, float] = {}
         self._connections: set[ClientConnection] = set()
         self._places = Slots(API_CLIENTS, API_CLIENTS_OF_ADDRESS, API_CLIENTS_OF_KEY)
 
@@ -109,7 +107,7 @@ class ConnectionLimits:
         place = f"{host} {port}" if is_loopback(host) else host
         connection.address = origin(place)
         self._connections.add(connection)
-        self._since[connection] = asyncio.get_running_loop().time()
+        connection.stranger_since = _now()
         if connection.member is None:  # the mesh knows its members, and has counted this one
             self._strangers.arrive(connection, host=place, send_away=connection.send_away)
 
@@ -127,8 +125,7 @@ class ConnectionLimits:
                 connection.release = self._places.take(client, key)
             if connection.release is None:
                 return False
-            connection.client = client
-            self._since.pop(connection, None)
+            connection.client, connection.stranger_since = client, None
             self._strangers.leave(connection)
         return True
 
@@ -138,28 +135,23 @@ class ConnectionLimits:
         The narrowest limit that is reached decides the candidates: the newcomer's own connections, those with
         its key, or all. Of these, the client with most connections loses the one idle for longest.
         """
-        known = [connection for connection in self._connections if connection.client is not None]
-        held = Counter(connection.client for connection in known)
-        idle = [connection for connection in known if connection.idle_since is not None]
+        held_by = [(connection, client) for connection in self._connections if (client := connection.client)]
+        held = Counter(client for _, client in held_by)
+        of_key = [connection for connection, client in held_by if client[0] == newcomer[0]]
+        among = [connection for connection, _ in held_by]
         if held[newcomer] >= API_CLIENTS_OF_ADDRESS.most:
-            idle = [connection for connection in idle if connection.client == newcomer]
-        elif (
-            sum(connection.client[0] == newcomer[0] for connection in known if connection.client)
-            >= API_CLIENTS_OF_KEY.most
-        ):
-            idle = [
-                connection for connection in idle if connection.client and connection.client[0] == newcomer[0]
-            ]
+            among = [connection for connection, client in held_by if client == newcomer]
+        elif len(of_key) >= API_CLIENTS_OF_KEY.most:
+            among = of_key
         return min(
-            idle,
-            key=lambda connection: (-held[connection.client], connection.idle_since or 0.0),
+            (connection for connection in among if connection.idle_since is not None),
+            key=lambda connection: (-held[connection.client or newcomer], connection.idle_since or 0.0),
             default=None,
         )
 
     def leave(self, connection: "ClientConnection") -> None:
         """Forget a connection that is gone, and free its place."""
         self._connections.discard(connection)
-        self._since.pop(connection, None)
         self._strangers.leave(connection)
         connection.client = None
         if connection.release is not None:
@@ -169,11 +161,11 @@ class ConnectionLimits:
         """Disconnect slow strangers and clients that do not read, until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
-            late = asyncio.get_running_loop().time() - STRANGER_SECONDS
-            for connection in [stranger for stranger, since in self._since.items() if since < late]:
-                connection.send_away()
-            for connection in [stuck for stuck in self._connections if stuck.is_stuck()]:
-                connection.send_away()
+            for connection in tuple(self._connections):
+                since = connection.stranger_since
+                is_late = since is not None and since < _now() - STRANGER_SECONDS
+                if connection.is_stuck() or is_late:
+                    connection.send_away()
 
 
 class ClientConnection(web.RequestHandler):
@@ -206,6 +198,7 @@ class ClientConnection(web.RequestHandler):
         self.member = member
         self.address = ""
         self.client: tuple[bytes, str] | None = None  # key and address, once a request was let in
+        self.stranger_since: float | None = None
         # whether it is used, and how fast the client reads
         self._busy = 0
         self._rested: float | None = None
@@ -279,7 +272,7 @@ class ClientConnection(web.RequestHandler):
             yield
         finally:
             self._busy -= 1
-            self._rested = asyncio.get_running_loop().time()
+            self._rested = _now()
 
     def is_stuck(self) -> bool:
         """Return True if the client does not read what waits for it; call once a second."""
@@ -321,20 +314,13 @@ class _WholeHeadLimit:
         return getattr(self._parser, name)
 
 
-_BROKEN = Failure(
-    500,
-    "meshd failed at this request: its log says where (`meshd logs`)",
-    type="server_error",
-    code="internal_error",
-)
-
-
-HEAD_TOO_LONG = Failure(
-    431,
+_FAILED = "meshd failed at this request: its log says where (`meshd logs`)"
+_BROKEN = Failure(500, _FAILED, type="server_error", code="internal_error")
+_TOO_LONG = (
     f"the request line or a header is longer than {HEADER_LINE_BYTES} bytes, or all together have more than "
-    f"{REQUEST_HEAD_BYTES}",
-    code="headers_too_large",
+    f"{REQUEST_HEAD_BYTES}"
 )
+HEAD_TOO_LONG = Failure(431, _TOO_LONG, code="headers_too_large")
 
 
 def has_long_header(headers: Mapping[str, str]) -> bool:
@@ -388,6 +374,10 @@ def member_of(request: web.BaseRequest) -> MemberCaller | None:
     return request.protocol.member if isinstance(request.protocol, ClientConnection) else None
 
 
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
 def _address(transport: asyncio.BaseTransport) -> tuple[str, int]:
     name = transport.get_extra_info("peername")
     return (str(name[0]), int(name[1])) if isinstance(name, tuple) else ("", 0)
@@ -431,7 +421,7 @@ class StreamReply:
         self._silence = silence
         self._comment = answering.comment
         self._lock = asyncio.Lock()
-        self._last = asyncio.get_running_loop().time()
+        self._last = _now()
         self._quiet = False
         self._look = asyncio.Event()
         self.response = web.StreamResponse(
@@ -517,26 +507,25 @@ class StreamReply:
 
         Returns when the client is gone.
         """
-        loop = asyncio.get_running_loop()
         pause = min(_LOOK_SECONDS, self._silence)
-        looked, shown = loop.time(), ""
+        looked, shown = _now(), ""
         while True:
             due = min(self._last + self._silence, max(self._last, looked) + pause)
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(due):
                     await self._look.wait()
-            looked, is_asked = loop.time(), self._look.is_set()
+            looked, is_asked = _now(), self._look.is_set()
             self._look.clear()
             if looked < self._last + pause and not is_asked:
                 continue  # an answer that comes waits for nothing
             async with self._lock:
-                text, is_due = notice(), loop.time() >= self._last + self._silence
+                text, is_due = notice(), _now() >= self._last + self._silence
                 subject = without_numbers(text)
                 if not is_due and (not text or subject == shown):
                     shown = subject
                     continue
                 if self._quiet:
-                    self._last = loop.time() if is_due else self._last
+                    self._last = _now() if is_due else self._last
                     continue
                 try:
                     await self._write(self._comment(text or KEEP_ALIVE))
@@ -553,4 +542,4 @@ class StreamReply:
         except ConnectionError as error:
             raise ClientGone("the client disconnected") from error
         finally:
-            self._last = asyncio.get_running_loop().time()
+            self._last = _now()

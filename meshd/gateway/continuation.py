@@ -16,20 +16,22 @@ is written as well, such as a closing tag.
 import json
 import re
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from io import StringIO
 from itertools import takewhile
+from typing import NamedTuple, TypeVar
 
 from meshd.base.errors import MeshdError
-from meshd.gateway.dialects.fields import is_number, objects_of, text_of
+from meshd.gateway.dialects.fields import is_number, object_of, objects_of, text_of
 
 # possessive, else each letter would be remembered, to go back to
 _WHOLE_LETTERS = re.compile(r'(?:[^\\"]+|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*+')
 _NUMBER = re.compile(r"[-+.0-9eE]+")  # as far as it came: `0.` is none yet
 _SPACE = re.compile(r"\s*")
 _decoder = json.JSONDecoder(strict=False)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,83 +217,76 @@ class SentCall:
 # Another node may answer that serves several models, each with its own template.
 _TEMPLATE_FIELDS = ("model", "tools", "chat_template_kwargs", "reasoning_effort", "reasoning_format")
 
+Asking = Generator[bytes, str, T]
+"""Yields bodies for `/apply-template`, each of which is answered by the prompt; empty if there is none."""
 
-class CallTemplate:
-    """Finds out how the template writes calls: alternate `question` and `answer`, then read `written`.
 
-    There is one question at a time, because a peer decides how much memory calls and their tools take.
+def written_calls(
+    asked: Mapping[str, object], calls: Sequence[SentCall], *, after_text: bool
+) -> Asking[str | None]:
+    """Return what the model wrote for its calls so far; None if that cannot be determined.
+
+    `asked`: the fields of the chat. `after_text`: the client has text before the calls. There is one question
+    at a time, because a peer decides how much memory calls and their tools take.
     """
+    fields = {name: asked[name] for name in _TEMPLATE_FIELDS if name in asked}
+    # what was said before does not matter for how a call is written
+    user: dict[str, object] = {"role": "user", "content": "-"}
 
-    def __init__(self, asked: Mapping[str, object], calls: Sequence[SentCall], *, after_text: bool) -> None:
-        """Take a chat's fields and its calls so far. `after_text`: the client has text before the calls."""
-        self._asked = {name: asked[name] for name in _TEMPLATE_FIELDS if name in asked}
-        self._calls = calls
-        self._after_text = after_text
-        self._begun: list[BegunArguments] = []
-        self._arguments = [[_marked(number) for number, _ in enumerate(calls)]]  # to be shown, in turn
-        self._before = ""  # the prompt without the calls
-        self._behind: list[str] = []  # of each prompt with them, what follows the text
-        self._has_content = False
-        self._is_over = False
-        self.written: str | None = None  # by the model, up to the last of the arguments that the client has
+    def question(arguments: Sequence[str]) -> bytes:
+        made = _made(calls, arguments) if arguments else []
+        return json.dumps({**fields, "messages": [user, *made]}).encode()
 
-    def question(self) -> bytes | None:
-        """Return the next body for `/apply-template`: a chat before the calls were made, then with them."""
-        if self._is_over:
+    # 1. A chat before the calls were made.
+    before = yield question(())
+    if not before:
+        return None
+
+    # 2. The calls with arguments that are easy to find, wherever the template writes them as JSON.
+    marks = [_marked(number) for number, _ in enumerate(calls)]
+    shown = _behind_text((yield question(marks)), before)
+    if shown is None:
+        return None
+    text = _written_as_json(shown.text, calls)
+    if text is None:
+        # 3. Marks in place of the values: it writes each argument by itself.
+        begun = [part for call in calls if (part := begun_arguments(call.text)) is not None]
+        if len(begun) < len(calls):
             return None
-        # what was said before does not matter for how a call is written
-        messages: list[Mapping[str, object]] = [{"role": "user", "content": "-"}]
-        if self._before:
-            messages += self._made(self._arguments[len(self._behind)])
-        return json.dumps({**self._asked, "messages": messages}).encode()
+        tagged = []
+        for arguments in tagged_arguments(begun):
+            if (found := _behind_text((yield question(arguments)), before)) is None:
+                return None
+            tagged.append(found)
+        text = written_tagged(tagged[0].text, tagged[1].text, begun)
 
-    def answer(self, prompt: str) -> None:
-        """Take the prompt that answers the last question; empty if the template made none."""
-        if prompt and not self._before:
-            self._before = prompt
-            return
-        behind = self._behind_text(prompt)
-        if behind is None:
-            self._is_over = True
-            return
-        self._behind.append(behind)
-        if len(self._behind) == 1 and (text := _written_as_json(behind, self._calls)) is not None:
-            self._write(text)
-        elif len(self._behind) == 1:
-            self._show_tagged()
-        elif len(self._behind) == len(self._arguments):
-            self._write(written_tagged(self._behind[1], self._behind[2], self._begun))
+    # where the client has no text, the whitespace that follows it in the template was not written either
+    strips = shown.has_content and not after_text
+    return text.lstrip() if text is not None and strips else text
 
-    def _show_tagged(self) -> None:
-        begun = [begun_arguments(call.text) for call in self._calls]
-        self._begun = [call for call in begun if call is not None]
-        self._is_over = len(self._begun) < len(begun)
-        if not self._is_over:
-            self._arguments += tagged_arguments(self._begun)
 
-    def _write(self, text: str | None) -> None:
-        self._is_over = True
-        # where the client has no text, the whitespace that follows it in the template was not written either
-        strips = text is not None and self._has_content and not self._after_text
-        self.written = text.lstrip() if text is not None and strips else text
+def _made(calls: Sequence[SentCall], arguments: Sequence[str]) -> list[dict[str, object]]:
+    """Return the message with the calls, and a result of each: what ends with calls would be continued."""
+    made: list[dict[str, object]] = []
+    results: list[dict[str, object]] = []
+    for call, text in zip(calls, arguments, strict=True):
+        function = {"name": call.name, "arguments": text}
+        made.append({"id": call.id, "type": "function", "function": function})
+        results.append({"role": "tool", "tool_call_id": call.id, "name": call.name, "content": "-"})
+    return [{"role": "assistant", "content": _CONTENT, "tool_calls": made}, *results]
 
-    def _made(self, arguments: Sequence[str]) -> list[Mapping[str, object]]:
-        made, answers = [], []
-        for call, text in zip(self._calls, arguments, strict=True):
-            function = {"name": call.name, "arguments": text}
-            made.append({"id": call.id, "type": "function", "function": function})
-            answers.append({"role": "tool", "tool_call_id": call.id, "name": call.name, "content": "-"})
-        # an answer of each tool behind it: a message that ends with calls would be continued
-        return [{"role": "assistant", "content": _CONTENT, "tool_calls": made}, *answers]
 
-    def _behind_text(self, prompt: str) -> str | None:
-        """Return the part of a prompt that follows the message's text; None if it cannot be found."""
-        _, found, behind = prompt.rpartition(_CONTENT)
-        if found:
-            self._has_content = True
-            return behind
-        # some templates write no text beside calls
-        return prompt[len(self._before) :] if self._before and prompt.startswith(self._before) else None
+class _Behind(NamedTuple):
+    text: str  # that follows the text of the message with the calls
+    has_content: bool  # the template has written that, which some do not beside calls
+
+
+def _behind_text(prompt: str, before: str) -> _Behind | None:
+    """Find what a prompt has behind the message's text; None if it cannot be found."""
+    _, found, behind = prompt.rpartition(_CONTENT)
+    if found:
+        return _Behind(behind, True)
+    return _Behind(prompt[len(before) :], False) if prompt.startswith(before) else None
 
 
 def _marked(number: int) -> str:
@@ -346,28 +341,18 @@ class Echo:
         """Return what the client lacks of a chat's delta. Raises OtherAnswer."""
         fresh = dict(delta)
         for name, left in (("content", self.text), ("reasoning_content", self.reasoning)):
-            if isinstance(text := delta.get(name), str) and text:
+            if text := text_of(delta, name):
                 fresh[name] = left.without(text)
-                if not fresh[name]:
-                    del fresh[name]
-        calls = delta.get("tool_calls")
-        if isinstance(calls, list):
+        if isinstance(calls := delta.get("tool_calls"), list):
             fresh["tool_calls"] = [piece for call in calls for piece in self._fresh_call(call)]
-            if not fresh["tool_calls"]:
-                del fresh["tool_calls"]
-        return fresh
-
-    def fresh_arguments(self, number: int, added: str) -> str:
-        """Return what the client lacks of these arguments of a call. Raises OtherAnswer."""
-        return self._calls[number].without(added) if 0 <= number < len(self._calls) else added
+        empty = {name for name, value in fresh.items() if not value and value != delta[name]}
+        return {name: value for name, value in fresh.items() if name not in empty}
 
     def _fresh_call(self, call: object) -> list[object]:
         number = call.get("index") if isinstance(call, dict) else None
-        if not isinstance(call, dict) or type(number) is not int or not 0 <= number < len(self._calls):
+        if type(number) is not int or not 0 <= number < len(self._calls):
             return [call]
-        function = call.get("function")
-        added = function.get("arguments") if isinstance(function, dict) else None
-        fresh = self.fresh_arguments(number, added) if isinstance(added, str) else ""
+        fresh = self._calls[number].without(text_of(object_of(call, "function"), "arguments"))
         return [{"index": number, "function": {"arguments": fresh}}] if fresh else []
 
 
@@ -405,14 +390,12 @@ class SentText:
     is_text: bool = True
     is_over: bool = False
     calls: list[SentCall] = field(default_factory=list)
-    written: str | None = None  # what the model wrote for them
     # not lists: of short pieces those would hold many times their letters
     _said: StringIO = field(default_factory=StringIO)
     _thought: StringIO = field(default_factory=StringIO)
     _kept: int = 0
-    echo: Echo = field(
-        default_factory=lambda: Echo("", "", [])
-    )  # of a run that continues what the client has
+    # of a run that continues what the client has
+    echo: Echo = field(default_factory=lambda: Echo("", "", []))
 
     @property
     def text(self) -> str:
@@ -426,11 +409,10 @@ class SentText:
         """Add one event, by its JSON."""
         if not self.is_text:
             return
-        match self.form:
-            case SentForm.NATIVE:
-                self._native(event)
-            case _:
-                self._choices(event)
+        if self.form is SentForm.NATIVE:
+            self._native(event)
+        else:
+            self._choices(event)
         if self._kept > _MOST_KEPT:
             self.is_text = False
         if not self.is_text:
@@ -462,8 +444,7 @@ class SentText:
         for choice in objects_of(event.get("choices")):
             self.is_text &= choice.get("index", 0) == 0
             self.is_over |= choice.get("finish_reason") is not None
-            delta = choice.get("delta")
-            of = delta if isinstance(delta, dict) else choice
+            of = object_of(choice, "delta") or choice
             self._add(text_of(of, "content") + text_of(of, "text"), text_of(of, "reasoning_content"))
             for call in objects_of(of.get("tool_calls")):
                 self._called(call.get("index"), text_of(call, "id"), call.get("function"))
@@ -498,45 +479,36 @@ _SEVERAL = ("n", "n_cmpl", "best_of")
 _LENGTHS = ("max_completion_tokens", "max_tokens", "n_predict")
 
 
-def continued(asked: Mapping[str, object], sent: SentText) -> dict[str, object] | None:
+def continued(asked: Mapping[str, object], sent: SentText) -> Asking[dict[str, object] | None]:
     """Return the request for the rest of the answer; None if it cannot be continued."""
-    if not _can_go_on(asked, sent) or (sent.calls and sent.written is None):
+    if not _can_go_on(asked, sent):
         return None
-    request = _with_text(asked, sent)
+    written: str | None = ""
+    if sent.calls:
+        written = yield from written_calls(asked, sent.calls, after_text=bool(sent.text))
+    if written is None:
+        return None
+    request = _with_text(asked, sent, written) if sent.form is SentForm.CHAT else _with_prompt(asked, sent)
     return request if request is not None and _shorten(request, sent.count) else None
 
 
 def _can_go_on(asked: Mapping[str, object], sent: SentText) -> bool:
     if not sent.is_text or sent.is_over or not (sent.text or sent.reasoning or sent.calls):
         return False
-    if any(asked.get(name) for name in _STATE) or any(
-        asked.get(name, 1) not in (1, None) for name in _SEVERAL
-    ):
-        return False
+    has_state = any(asked.get(name) for name in _STATE)
+    is_one = all(asked.get(name, 1) in (1, None) for name in _SEVERAL)
     forms = {name for name in _FORMS if asked.get(name)}
-    return forms <= _CONTINUED_FORMS[sent.form]
+    return is_one and not has_state and forms <= _CONTINUED_FORMS[sent.form]
 
 
-def unwritten_calls(asked: Mapping[str, object], sent: SentText) -> CallTemplate | None:
-    """Return the questions to the template that must come before `continued`; None if there are none."""
-    if not sent.calls or not _can_go_on(asked, sent):
-        return None
-    return CallTemplate(asked, sent.calls, after_text=bool(sent.text))
-
-
-def is_sampled(asked: Mapping[str, object]) -> bool:
-    """Return True if the answer depends on the seed."""
-    return asked.get("temperature") != 0
-
-
-def _with_text(asked: Mapping[str, object], sent: SentText) -> dict[str, object] | None:
-    if sent.form is not SentForm.CHAT:
-        return _with_prompt(asked, sent)
+def _with_text(asked: Mapping[str, object], sent: SentText, written: str) -> dict[str, object] | None:
     messages = objects_of(asked.get("messages"))
     if not messages or messages[-1].get("role") == "assistant":
         return None
-    request: dict[str, object] = {**asked, "messages": [*messages, _begun_message(sent)]}
-    request["add_generation_prompt"] = False
+    begun: dict[str, object] = {"role": "assistant", "content": sent.text + written}
+    if sent.reasoning:
+        begun["reasoning_content"] = sent.reasoning
+    request: dict[str, object] = {**asked, "messages": [*messages, begun], "add_generation_prompt": False}
     request["continue_final_message"] = "content" if sent.text or sent.calls else "reasoning_content"
     if sent.calls:
         # what the parser makes of the beginning may be less than was sent: all is told, and compared
@@ -566,12 +538,6 @@ def _with_prompt(asked: Mapping[str, object], sent: SentText) -> dict[str, objec
     else:
         request["prompt"] = prompt + sent.text if isinstance(prompt, str) else [*parts, sent.text]
     return request
-
-
-def _begun_message(sent: SentText) -> dict[str, object]:
-    content = sent.text + (sent.written or "")
-    begun: dict[str, object] = {"role": "assistant", "content": content}
-    return {**begun, "reasoning_content": sent.reasoning} if sent.reasoning else begun
 
 
 def _is_free(asked: Mapping[str, object]) -> bool:

@@ -83,6 +83,11 @@ def invalid(message: str, param: str | None = None, *, code: str = "") -> HttpRe
     return HttpRefusal(Failure(400, message, code=code, param=param))
 
 
+def unavailable(message: str, code: str = "busy", retry_after: int = 2) -> HttpRefusal:
+    """Return the refusal of a request for which there is no room now."""
+    return HttpRefusal(Failure(503, message, type="unavailable_error", code=code, retry_after=retry_after))
+
+
 def context_exceeded(prompt: int, most: int) -> Failure:
     """Return the failure of a prompt of `prompt` tokens if `most` fit; 0 and 0 if unknown.
 

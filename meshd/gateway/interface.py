@@ -92,12 +92,10 @@ class Upstream(Protocol):
     @property
     def model_name(self) -> str:
         """Return the model's name; empty if a request leaves the choice to another node."""
-        ...
 
     @property
     def facts(self) -> ServedFacts:
         """Return the facts about the model that clients see; all unknown for another node's model."""
-        ...
 
     @property
     def slots(self) -> int | None:
@@ -105,22 +103,18 @@ class Upstream(Protocol):
 
         None: requests do not queue here, because the node that answers them has a queue.
         """
-        ...
 
     async def connect(self) -> socket:
         """Open a connection for HTTP, which the caller owns. Raises OSError, MeshdError."""
-        ...
 
     def is_refusal(self, status: int) -> bool:
         """Return True if an answer with this status means that another upstream may take the request."""
-        ...
 
     async def upstream_broke(self, why: str) -> str:
         """Note that a request found the upstream gone or useless. Returns why, as far as it is known.
 
         New requests are refused from the call on; the reason may take a second.
         """
-        ...
 
     @property
     def crashes(self) -> int:
@@ -128,36 +122,29 @@ class Upstream(Protocol):
 
         The last one counts once `upstream_broke` has returned.
         """
-        ...
 
     @property
     def device_sampling(self) -> DeviceSampling | None:
         """Return the rule for requests that sample on a worker; None if there is none."""
-        ...
 
     @property
     def holds_turns(self) -> str:
         """Return why no more answers may begin until the running ones have ended; empty if they may."""
-        ...
 
     def queued(self, waiting: int) -> None:
         """Note how many requests wait for their turn; called when that has changed."""
-        ...
 
     def requested(self, active: int) -> None:
         """Note how many requests are under way; called when that has changed."""
-        ...
 
     def generated(self, total: int, grown: int, *, alone: bool) -> None:
         """Note the progress of a stream: `total` tokens by now, `grown` of them new.
 
         `alone`: no other answer is running.
         """
-        ...
 
     def answered(self, timings: AnswerTimings, *, alone: bool, seconds: float) -> None:
         """Note the end of an answer, `seconds` after its request came. `alone`: no other ran meanwhile."""
-        ...
 
 
 class ModelTurn(Protocol):
@@ -166,15 +153,12 @@ class ModelTurn(Protocol):
     @property
     def notice(self) -> str:
         """Return what the request waits for, in words; empty if it does not wait."""
-        ...
 
     async def begin(self) -> Readiness | None:
         """Wait until the model may be asked. Returns its state if it cannot be used, else None."""
-        ...
 
     def end(self) -> None:
         """End the use, whether or not the request was made. Idempotent."""
-        ...
 
 
 class NamedModel(Protocol):
@@ -185,7 +169,6 @@ class NamedModel(Protocol):
 
     def turn(self) -> ModelTurn:
         """Return a turn for a new request."""
-        ...
 
 
 class Models(Protocol):
@@ -194,12 +177,10 @@ class Models(Protocol):
     @property
     def all(self) -> Sequence[NamedModel]:
         """Return the models that can be requested now; those of other nodes change."""
-        ...
 
     @property
     def only(self) -> NamedModel | None:
         """Return the model of a gateway with a single one, which is loaded without a request; else None."""
-        ...
 
     @property
     def on_demand(self) -> bool:
@@ -207,21 +188,17 @@ class Models(Protocol):
 
         Requests then do not wait for a model that cannot be loaded.
         """
-        ...
 
     @property
     def readiness(self) -> Readiness:
         """Return the readiness of all together: READY while any model can be used."""
-        ...
 
     def find(self, wish: ModelWish) -> NamedModel | None:
         """Find the model for one request, by name or alias; the default for an empty name."""
-        ...
 
     @property
     def statuses(self) -> Sequence[ModelStatus]:
         """Return the statuses of models on demand, in the order of `all`."""
-        ...
 
 
 class MemberGate(Protocol):
@@ -229,16 +206,13 @@ class MemberGate(Protocol):
 
     def requests_of(self, model: str) -> int:
         """Count the requests for a model that are under way, or wait for their turn."""
-        ...
 
     @property
     def key_digests(self) -> Sequence[bytes]:
         """Return the digests of the accepted API keys; empty if no key is required."""
-        ...
 
     async def take(self, connection: socket, member: MemberCaller) -> None:
         """Answer on a connection that a member has opened; the gate owns it from now on. Raises Broken."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

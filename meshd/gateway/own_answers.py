@@ -8,15 +8,16 @@ from aiohttp import web
 
 from meshd.gateway.dialects.ollama import VERSION, ListedModel, running, shown, tags
 from meshd.gateway.failure import HttpRefusal
-from meshd.gateway.interface import Models, Readiness
+from meshd.gateway.interface import Models
 from meshd.gateway.request import check_ready, find_model, model_names, not_ready, unknown_model
 from meshd.model.served_facts import ServedFacts
-from meshd.model.status import ModelState, ModelStatus
+from meshd.model.status import ModelState
 
 HEALTH_PATHS = frozenset({"/health", "/v1/health"})
 MODELS_PATHS = frozenset({"/v1/models", "/models"})
 MODEL_PREFIX = "/v1/models/"
 TAGS_PATH, RUNNING_PATH, VERSION_PATH = "/api/tags", "/api/ps", "/api/version"
+_OWN_PATHS = MODELS_PATHS | {TAGS_PATH, RUNNING_PATH, VERSION_PATH}
 
 Headers = Mapping[str, str]
 
@@ -29,87 +30,66 @@ class OwnAnswers:
 
     def health(self, asked: str, extra: Headers) -> web.Response:
         """Report the health of the only model, of the one called `asked`, or of all together."""
+        now, names = self._models.readiness, model_names(self._models)
+        fields: dict[str, object] = {"model": names[0] if len(names) == 1 else ""}
         if asked and self._models.only is None:
             upstream = find_model(self._models, asked).upstream
-            return _health(upstream.readiness, {"model": upstream.model_name}, extra)
-        states = {status.name: str(status.state) for status in self._models.statuses}
-        fields: Mapping[str, object] = {"models": states} if self._models.on_demand else {"model": self._name}
-        return _health(self._models.readiness, fields, extra)
+            now, fields = upstream.readiness, {"model": upstream.model_name}
+        elif self._models.on_demand:
+            fields = {"models": {status.name: str(status.state) for status in self._models.statuses}}
+        if now.state is ModelState.READY:
+            return web.json_response({"status": "ok", **fields}, headers=extra)
+        failure = not_ready(now)
+        body = {"status": str(now.state), "reason": now.reason, "progress": now.progress, **fields}
+        body |= {"workers": [asdict(worker) for worker in now.workers], "error": failure.error()}
+        return web.json_response(body, status=503, headers={**failure.headers(), **extra})
 
     def answers(self, path: str) -> bool:
         """Return True if `path` asks about one model or all."""
-        if path in (TAGS_PATH, RUNNING_PATH, VERSION_PATH):
-            return True
-        return path in MODELS_PATHS or path.startswith(MODEL_PREFIX)
+        return path in _OWN_PATHS or path.startswith(MODEL_PREFIX)
 
     def about(self, path: str, extra: Headers) -> web.Response:
         """Describe one model, or all. Raises HttpRefusal."""
+        return web.json_response(self._about(path), headers=extra)
+
+    def _about(self, path: str) -> dict[str, object]:
         if path == VERSION_PATH:
-            return web.json_response({"version": VERSION}, headers=extra)
+            return {"version": VERSION}
         if path == RUNNING_PATH:
-            return web.json_response(running(self._listed), headers=extra)
+            return running(self._listed)
         if not self._models.on_demand:  # their rows tell the state of each
             check_ready(self._models.readiness)  # a client takes a model that is listed for one that answers
         if path == TAGS_PATH:
-            return web.json_response(tags(self._listed), headers=extra)
+            return tags(self._listed)
         facts = {model.upstream.model_name: model.upstream.facts for model in self._models.all}
-        rows = [
-            ((status.name, *status.aliases), _described(status, facts.get(status.name, ServedFacts())))
-            for status in self._models.statuses
-        ]
+        rows: list[tuple[tuple[str, ...], dict[str, object]]] = []
         if not self._models.on_demand:
             rows = [((name,), model_object(name, known)) for name, known in facts.items() if name]
+        for status in self._models.statuses:
+            more = {"aliases": [*status.aliases], "state": str(status.state), "reason": status.reason}
+            row = model_object(status.name, facts.get(status.name, ServedFacts())) | more
+            rows.append(((status.name, *status.aliases), row))
         if path in MODELS_PATHS:
-            data = [row for _names, row in rows]
-            return web.json_response({"object": "list", "data": data}, headers=extra)
+            return {"object": "list", "data": [row for _names, row in rows]}
         asked = path.removeprefix(MODEL_PREFIX)
         found = next((row for names, row in rows if asked in names), None)
         if found is None:
             raise HttpRefusal(unknown_model(self._models, asked))
-        return web.json_response(found, headers=extra)
+        return found
 
     def show(self, asked: Mapping[str, object], extra: Headers) -> web.Response:
         """Answer `POST /api/show`; older clients name the model in `name`. Raises HttpRefusal."""
         upstream = find_model(self._models, asked.get("model") or asked.get("name")).upstream
-        model = ListedModel(upstream.model_name, upstream.facts)
-        return web.json_response(shown(model), headers=extra)
+        return web.json_response(shown(upstream.model_name, upstream.facts), headers=extra)
 
     @property
     def _listed(self) -> list[ListedModel]:
-        found = [model.upstream for model in self._models.all]
         states = {status.name: status.state for status in self._models.statuses}
         return [
-            ListedModel(
-                upstream.model_name,
-                upstream.facts,
-                states.get(upstream.model_name, upstream.readiness.state),
-            )
-            for upstream in found
-            if upstream.model_name
+            ListedModel(name, upstream.facts, states.get(name, upstream.readiness.state))
+            for upstream in (model.upstream for model in self._models.all)
+            if (name := upstream.model_name)
         ]
-
-    @property
-    def _name(self) -> str:
-        """Return the name of the only model; empty when there is none, or more than one."""
-        names = model_names(self._models)
-        return names[0] if len(names) == 1 else ""
-
-
-def _health(now: Readiness, fields: Mapping[str, object], extra: Headers) -> web.Response:
-    if now.state is ModelState.READY:
-        return web.json_response({"status": "ok", **fields}, headers=extra)
-    failure = not_ready(now)
-    whole = {"status": str(now.state), "reason": now.reason, "progress": now.progress, **fields}
-    workers = [asdict(worker) for worker in now.workers]
-    headers = {**failure.headers(), **extra}
-    return web.json_response(
-        {**whole, "workers": workers, "error": failure.error()}, status=503, headers=headers
-    )
-
-
-def _described(status: ModelStatus, facts: ServedFacts) -> dict[str, object]:
-    more = {"aliases": list(status.aliases), "state": str(status.state), "reason": status.reason}
-    return {**model_object(status.name, facts), **more}
 
 
 def model_object(name: str, facts: ServedFacts) -> dict[str, object]:
@@ -118,7 +98,6 @@ def model_object(name: str, facts: ServedFacts) -> dict[str, object]:
     The context has the names of vLLM (`max_model_len`), OpenRouter (`context_length`), Groq
     (`context_window`) and llama-server (`meta.n_ctx`).
     """
-    known = {"max_model_len": facts.context, "context_length": facts.context, "context_window": facts.context}
     meta = {
         "n_ctx": facts.context,
         "n_ctx_train": facts.trained_context,
@@ -127,12 +106,13 @@ def model_object(name: str, facts: ServedFacts) -> dict[str, object]:
         "ftype": facts.quantization,
         "architecture": facts.architecture,
     }
+    contexts = ("max_model_len", "context_length", "context_window") if facts.context else ()
     return {
         "id": name,
         "object": "model",
         "created": facts.created,  # OpenAI's clients demand a number
         "owned_by": "meshd",
-        **{field: value for field, value in known.items() if value},
+        **dict.fromkeys(contexts, facts.context),
         "capabilities": list(facts.capabilities),
         "meta": {field: value for field, value in meta.items() if value},
     }

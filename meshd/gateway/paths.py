@@ -5,14 +5,13 @@ users' prompts or fetches from elsewhere.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from meshd.gateway.dialects.interface import Dialect
+from meshd.gateway.dialects.chat import ChatDialect, PlainDialect
+from meshd.gateway.dialects.dialect import Dialect
 from meshd.gateway.dialects.messages import MessagesDialect
 from meshd.gateway.dialects.ollama import OllamaChat, OllamaDialect, OllamaEmbed, OllamaGenerate
-from meshd.gateway.dialects.openai import ChatDialect, PlainDialect
 from meshd.gateway.dialects.responses import ResponsesDialect
-from meshd.gateway.events import StreamForm
 
 OLLAMA_PREFIX = "/api/"
 LM_STUDIO_PREFIX = "/api/v0/"
@@ -25,8 +24,7 @@ class Route:
     """A path that is passed on.
 
     `counts`: its answers have generated tokens. `computes`: its requests take a slot of llama-server, for
-    which they wait. `is_form`: its body is a form, which may hold a file. `form`: the form in which
-    llama-server's streams carry text.
+    which they wait. `is_form`: its body is a form, which may hold a file.
     """
 
     method: str
@@ -34,77 +32,49 @@ class Route:
     counts: bool = False
     computes: bool = False
     is_form: bool = False
-    form: StreamForm = StreamForm.OPENAI
 
 
 # Ollama's paths that change what is stored.
 _OLLAMA_STORE = frozenset({f"{OLLAMA_PREFIX}{verb}" for verb in ("pull", "push", "create", "copy", "delete")})
-
-
-def _generate(dialect: Dialect) -> Route:
-    return Route("POST", dialect, counts=True, computes=True)
-
-
-def _plain(path: str) -> Route:
-    return _generate(PlainDialect(path))
-
-
-def _compute(path: str) -> Route:
-    return Route("POST", PlainDialect(path), computes=True)
-
-
-def _ask(path: str) -> Route:
-    return Route("POST", PlainDialect(path))
-
-
-def _look(path: str) -> Route:
-    return Route("GET", PlainDialect(path))
-
-
-def _transcribe(path: str) -> Route:
-    dialect, form = PlainDialect(path), StreamForm.TRANSCRIPT
-    return Route("POST", dialect, counts=True, computes=True, is_form=True, form=form)
-
-
 _CHAT = "/v1/chat/completions"
 _COUNT = "/v1/chat/completions/input_tokens"
-_RESPOND, _COUNT_RESPONSE = _generate(ResponsesDialect()), Route("POST", ResponsesDialect(counts=True))
+
+
+def _asks(dialect: Dialect | None, *paths: str, method: str = "POST") -> dict[str, Route]:
+    """Return the routes of paths that share a dialect; None: each has llama-server's own form."""
+    return {path: Route(method, dialect or PlainDialect(path)) for path in paths}
+
+
+def _computes(dialect: Dialect | None, *paths: str) -> dict[str, Route]:
+    return {path: replace(route, computes=True) for path, route in _asks(dialect, *paths).items()}
+
+
+def _generates(dialect: Dialect | None, *paths: str, is_form: bool = False) -> dict[str, Route]:
+    routes = _computes(dialect, *paths)
+    return {path: replace(route, counts=True, is_form=is_form) for path, route in routes.items()}
+
 
 ROUTES: Mapping[str, Route] = {
-    _CHAT: _generate(ChatDialect(_CHAT)),
-    "/v1/completions": _plain("/v1/completions"),
-    "/v1/responses": _RESPOND,
-    "/v1/messages": _generate(MessagesDialect()),
-    _COUNT: Route("POST", ChatDialect(_COUNT)),
-    "/v1/responses/input_tokens": _COUNT_RESPONSE,
-    "/v1/messages/count_tokens": Route("POST", MessagesDialect(counts=True)),
-    "/v1/audio/transcriptions": _transcribe("/v1/audio/transcriptions"),
-    "/v1/embeddings": _compute("/v1/embeddings"),
-    "/v1/rerank": _compute("/v1/rerank"),
-    "/v1/reranking": _compute("/v1/reranking"),
-    SHOW_PATH: Route("POST", OllamaDialect()),
-    "/api/chat": _generate(OllamaChat()),
-    "/api/generate": _generate(OllamaGenerate()),
-    "/api/embed": Route("POST", OllamaEmbed(), computes=True),
-    "/api/embeddings": Route("POST", OllamaEmbed(single=True), computes=True),
-    # llama.cpp's own
-    "/chat/completions": _generate(ChatDialect(_CHAT)),
-    "/chat/completions/input_tokens": Route("POST", ChatDialect(_COUNT)),
-    "/responses": _RESPOND,
-    "/responses/input_tokens": _COUNT_RESPONSE,
-    "/completion": _plain("/completion"),
-    "/completions": _plain("/completions"),
-    "/infill": _plain("/infill"),
-    "/audio/transcriptions": _transcribe("/audio/transcriptions"),
-    "/embedding": _compute("/embedding"),
-    "/embeddings": _compute("/embeddings"),
-    "/rerank": _compute("/rerank"),
-    "/reranking": _compute("/reranking"),
-    "/tokenize": _ask("/tokenize"),
-    "/detokenize": _ask("/detokenize"),
-    "/apply-template": Route("POST", ChatDialect("/apply-template")),
-    PROPS_PATH: _look(PROPS_PATH),
-    "/metrics": _look("/metrics"),
+    **_generates(ChatDialect(_CHAT), _CHAT, "/chat/completions"),
+    **_asks(ChatDialect(_COUNT), _COUNT, "/chat/completions/input_tokens"),
+    **_generates(ResponsesDialect(), "/v1/responses", "/responses"),
+    **_asks(ResponsesDialect(counts=True), "/v1/responses/input_tokens", "/responses/input_tokens"),
+    **_generates(MessagesDialect(), "/v1/messages"),
+    **_asks(MessagesDialect(counts=True), "/v1/messages/count_tokens"),
+    # Ollama's
+    **_generates(OllamaChat(), "/api/chat"),
+    **_generates(OllamaGenerate(), "/api/generate"),
+    **_computes(OllamaEmbed(), "/api/embed"),
+    **_computes(OllamaEmbed(single=True), "/api/embeddings"),
+    **_asks(OllamaDialect(), SHOW_PATH),
+    # in llama-server's own form
+    **_generates(None, "/v1/completions", "/completion", "/completions", "/infill"),
+    **_generates(None, "/v1/audio/transcriptions", "/audio/transcriptions", is_form=True),
+    **_computes(None, "/v1/embeddings", "/embedding", "/embeddings"),
+    **_computes(None, "/v1/rerank", "/v1/reranking", "/rerank", "/reranking"),
+    **_asks(None, "/tokenize", "/detokenize"),
+    **_asks(ChatDialect("/apply-template"), "/apply-template"),
+    **_asks(None, PROPS_PATH, "/metrics", method="GET"),
 }
 
 
@@ -136,5 +106,4 @@ def error_dialect(path: str) -> Dialect:
         return route.dialect
     if path.startswith(OLLAMA_PREFIX) and not path.startswith(LM_STUDIO_PREFIX):
         return OllamaDialect()
-    near = next((prefix for prefix in ("/v1/messages",) if path.startswith(prefix)), _CHAT)
-    return ROUTES[near].dialect
+    return ROUTES["/v1/messages" if path.startswith("/v1/messages") else _CHAT].dialect

@@ -5,10 +5,12 @@ import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import aiohttp
 
 from meshd.base.sockets import connect_unix
+from meshd.gateway.dialects.fields import object_of
 from meshd.gateway.events import answer_timings
 from meshd.gateway.interface import AnswerTimings, FindSampling, ReadyReport
 from meshd.gateway.upstream import open_session
@@ -42,11 +44,8 @@ async def one_token(socket_path: Path, sampling: FindSampling) -> ReadyReport:
     """
     async with open_session(partial(connect_unix, socket_path)) as session:
         while True:
-            props = await _props(session)
-            if props is not None:
-                chosen = sampling(_settings(props))
-                added = chosen.added_to(_ANY_LENGTH) if chosen is not None else {}
-                report = await _ask(session, {**_REQUEST, **added}, props)
+            if (props := await _call(session, "/props")) is not None:
+                report = await _ask(session, sampling, _parsed(props.body))
                 if report is not None:
                     return report
             await asyncio.sleep(_POLL_SECONDS)
@@ -80,63 +79,58 @@ async def _timings(
     taken: list[AnswerTimings] = []
     async with open_session(partial(connect_unix, socket_path)) as session:
         for _ in range(tries):
-            try:
-                async with session.post(f"{_HOST}/completion", json=request) as answer:
-                    timings = answer_timings(await _body(answer))
-            except (aiohttp.ClientError, OSError):
+            answer = await _call(session, "/completion", request)
+            if answer is None or not answer.status:
                 return []
-            if timings is not None:
+            if (timings := answer_timings(answer.body)) is not None:
                 taken.append(timings)
     return taken
 
 
-async def _props(session: aiohttp.ClientSession) -> Mapping[str, object] | None:
-    """Return llama-server's properties; {} if it gives none, None if it is not ready."""
+class _Reply(NamedTuple):
+    status: int  # 0: it broke off
+    body: bytes = b""
+
+
+async def _call(
+    session: aiohttp.ClientSession, path: str, request: Mapping[str, object] | None = None
+) -> _Reply | None:
+    """Ask llama-server; return its answer, cut at the length that it can have. None: it is not ready."""
+    body = bytearray()
     try:
-        async with session.get(f"{_HOST}/props") as answer:
-            body = await _body(answer)
+        method = "GET" if request is None else "POST"
+        async with session.request(method, f"{_HOST}{path}", json=request) as answer:
+            while len(body) < _ANSWER_BYTES and (data := await answer.content.read(_ANSWER_BYTES)):
+                body += data
     except aiohttp.ClientConnectorError:
         return None
     except (aiohttp.ClientError, OSError):
-        return {}  # what has become of it is told below
-    return None if answer.status == 503 else _parsed(body)
-
-
-def _settings(props: Mapping[str, object]) -> Mapping[str, object]:
-    """Return llama-server's defaults for requests; {} if it gives none."""
-    found = props.get("default_generation_settings")
-    settings = found.get("params") if isinstance(found, dict) else None
-    return settings if isinstance(settings, dict) else {}
+        return _Reply(0)
+    return None if answer.status == 503 else _Reply(answer.status, bytes(body))
 
 
 async def _ask(
-    session: aiohttp.ClientSession, request: Mapping[str, object], props: Mapping[str, object]
+    session: aiohttp.ClientSession, sampling: FindSampling, props: dict[str, object]
 ) -> ReadyReport | None:
-    """Ask once; None if llama-server is not ready."""
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    try:
-        async with session.post(f"{_HOST}/completion", json=request) as answer:
-            body = await _body(answer)
-    except aiohttp.ClientConnectorError:
+    """Ask for a token; None if llama-server is not ready. `props`: what it says of itself."""
+    settings = object_of(object_of(props, "default_generation_settings"), "params")
+    chosen = sampling(settings)
+    added = chosen.added_to(_ANY_LENGTH) if chosen is not None else {}
+    began = asyncio.get_running_loop().time()
+    answer = await _call(session, "/completion", {**_REQUEST, **added})
+    if answer is None:
         return None
-    except (aiohttp.ClientError, OSError):
+    if not answer.status:
         return ReadyReport(False, "llama-server exited while it generated the first token")
-    if answer.status == 503:
-        return None
+    found = _parsed(answer.body)
     if answer.status != 200:
-        return ReadyReport(False, f"the first token failed: {_error_text(answer.status, body)}")
-    if not _has_token(body):
+        why = object_of(found, "error").get("message") or f"llama-server answered {answer.status}"
+        return ReadyReport(False, f"the first token failed: {str(why)[:300]}")
+    counts = (found.get("tokens_predicted"), object_of(found, "timings").get("predicted_n"))
+    if not any(isinstance(count, int) and count > 0 for count in counts):
         return ReadyReport(False, "llama-server answered without a token")
-    return ReadyReport(True, "", seconds=loop.time() - began, settings=_settings(props), props=props)
-
-
-async def _body(answer: aiohttp.ClientResponse) -> bytes:
-    """Read the whole body, cut at the length that an answer can have."""
-    body = await answer.content.read(_ANSWER_BYTES)
-    while not answer.content.at_eof() and len(body) < _ANSWER_BYTES:
-        body += await answer.content.read(_ANSWER_BYTES)
-    return body
+    seconds = asyncio.get_running_loop().time() - began
+    return ReadyReport(True, "", seconds=seconds, settings=settings, props=props)
 
 
 def _parsed(body: bytes) -> dict[str, object]:
@@ -145,19 +139,3 @@ def _parsed(body: bytes) -> dict[str, object]:
     except (ValueError, RecursionError):
         return {}
     return parsed if isinstance(parsed, dict) else {}
-
-
-def _error_text(status: int, body: bytes) -> str:
-    error = _parsed(body).get("error")
-    message = error.get("message") if isinstance(error, dict) else None
-    return str(message)[:300] if message else f"llama-server answered {status}"
-
-
-def _has_token(body: bytes) -> bool:
-    answer = _parsed(body)
-    timings = answer.get("timings")
-    counts = [
-        answer.get("tokens_predicted"),
-        timings.get("predicted_n") if isinstance(timings, dict) else None,
-    ]
-    return any(isinstance(count, int) and count > 0 for count in counts)

@@ -9,35 +9,35 @@ head's network.
 
 import asyncio
 import json
-import warnings
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from email.parser import BytesHeaderParser
+from itertools import islice
+from typing import NamedTuple, Self
 
-import aiohttp
 from aiohttp import web
-from aiohttp.base_protocol import BaseProtocol
 from aiohttp.helpers import parse_mimetype
-from aiohttp.http_exceptions import HttpProcessingError
 
 from meshd.base.peer_limits import API_BODY_BARE_MIB, API_BODY_PARTS, API_BODY_VALUES
 from meshd.gateway.access import JSON_TYPE
 from meshd.gateway.answer_parts import Parts, split_request
 from meshd.gateway.client_connections import member_of
+from meshd.gateway.dialects.chat import PassedOn
+from meshd.gateway.dialects.dialect import Answering, Translation
 from meshd.gateway.dialects.fields import (
     ENDPOINTS,
+    Endpoint,
     count_answers,
     encoded,
     judged,
+    levels,
     not_enforced,
     objects_of,
     text_of,
 )
-from meshd.gateway.dialects.interface import Answering, Translation
-from meshd.gateway.dialects.openai import PassedOn
-from meshd.gateway.failure import Failure, HttpRefusal
+from meshd.gateway.failure import Failure, HttpRefusal, invalid, unavailable
 from meshd.gateway.interface import Models, ModelWish, NamedModel, Readiness, Upstream
 from meshd.model.device_sampling import sampling_fields
 from meshd.model.status import ModelState, ModelStatus
@@ -89,7 +89,7 @@ class Bodies:
                 if asyncio.get_running_loop().time() - began > BODY_SILENCE_SECONDS + _longest(counted):
                     raise HttpRefusal(Failure(408, "the body arrives too slowly", code="body_stalled"))
                 if not self.take(len(chunk), caller):
-                    raise HttpRefusal(_too_much())
+                    raise unavailable("too many large requests are in progress")
                 counted += len(chunk)
                 held += chunk
             whole = [bytes(held)]
@@ -122,13 +122,11 @@ class Bodies:
             async with asyncio.timeout(BODY_SILENCE_SECONDS):
                 return await request.content.readany()
         except TimeoutError as error:
-            failure = Failure(
-                408, f"received no byte of the body for {BODY_SILENCE_SECONDS:.0f} s", code="body_stalled"
-            )
-            raise HttpRefusal(failure) from error
+            message = f"received no byte of the body for {BODY_SILENCE_SECONDS:.0f} s"
+            raise HttpRefusal(Failure(408, message, code="body_stalled")) from error
         except web.RequestPayloadError as error:
             message = "the body ends early, or its chunks are not valid HTTP/1.1"
-            raise HttpRefusal(Failure(400, message, code="invalid_body")) from error
+            raise invalid(message, code="invalid_body") from error
 
     def _too_long(self) -> Failure:
         return Failure(413, f"the body is larger than {self._most_each} bytes", code="body_too_large")
@@ -138,11 +136,6 @@ def _longest(counted: int) -> float:
     """Return the seconds that a body of this size may take."""
     large = max(0, counted - LARGE_BODY)
     return (counted - large) / LEAST_RATE + large / LEAST_RATE_OF_LARGE
-
-
-def _too_much() -> Failure:
-    message = "too many large requests are in progress"
-    return Failure(503, message, type="unavailable_error", code="busy", retry_after=2)
 
 
 async def _continue(request: web.BaseRequest) -> None:
@@ -165,32 +158,15 @@ def parse_object(body: bytes) -> dict[str, object]:
         # the encoding is given: json would guess UTF-16 and UTF-32
         parsed: object = json.loads(body.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise HttpRefusal(Failure(400, "the body is not valid JSON", code="invalid_json")) from error
+        raise invalid("the body is not valid JSON", code="invalid_json") from error
     if not isinstance(parsed, dict):
-        raise HttpRefusal(Failure(400, "the body is not a JSON object", code="invalid_json"))
-    if _is_deep(parsed):
+        raise invalid("the body is not a JSON object", code="invalid_json")
+    # fields are sent back, and writing JSON is recursive
+    too_deep = next(islice(levels(parsed), _MOST_DEPTH, None), ())
+    if any(isinstance(value, dict | list) for value in too_deep):
         message = f"the body nests lists and objects more than {_MOST_DEPTH} deep"
-        raise HttpRefusal(Failure(400, message, code="invalid_json"))
+        raise invalid(message, code="invalid_json")
     return parsed
-
-
-def _is_deep(value: object) -> bool:
-    """Return True if a value is nested too deeply: fields are sent back, and writing JSON is recursive."""
-    level = [value]
-    for _ in range(_MOST_DEPTH):
-        inner: list[object] = []
-        for member in level:
-            parts = (
-                member.values() if isinstance(member, dict) else member if isinstance(member, list) else ()
-            )
-            if not {dict, list}.isdisjoint(
-                map(type, parts)
-            ):  # of a long prompt the tokens are left out at once
-                inner += [part for part in parts if isinstance(part, dict | list)]
-        if not inner:
-            return False
-        level = inner
-    return True
 
 
 def beyond_parsing(body: bytes) -> str | None:
@@ -216,9 +192,8 @@ def beyond_parsing(body: bytes) -> str | None:
 def _too_many(bare: bytes, strings: int) -> str | None:
     parts = strings + bare.count(b"[") + bare.count(b"{")
     if parts > API_BODY_PARTS.most:
-        return (
-            f"more than {API_BODY_PARTS.most} strings, names, lists and objects: send fewer, or longer ones"
-        )
+        what = f"{API_BODY_PARTS.most} strings, names, lists and objects"
+        return f"more than {what}: send fewer, or longer ones"
     # a comma before each value but the first one of a list or object
     if parts - strings + bare.count(b",") > API_BODY_VALUES.most:
         return f"more than {API_BODY_VALUES.most} values: send long prompts as text"
@@ -226,12 +201,11 @@ def _too_many(bare: bytes, strings: int) -> str | None:
 
 
 ANY_SEED = -1  # llama-server takes another one each time
-_CHATS = ("/v1/chat/completions", "/v1/chat/completions/input_tokens", "/apply-template")
 _MOST_ANSWERS = 2048  # to one request: all choices of all prompts
 _MOST_FORM_PARTS = 64  # of a form; clients send about six
 _MOST_FORM_VALUE = 4096  # bytes of one that is looked at
 _MOST_FORM_TYPE = 256  # characters of a form's type, with its boundary (RFC 2046: 70)
-_PIECE = 64 << 10
+_MOST_FORM_HEAD = 16 << 10  # bytes of the headers of a part
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,43 +225,43 @@ class UpstreamRequest:
     needs_fit: bool = False
     notes: tuple[str, ...] = ()
     answers: int = 1  # that it asks for
-    parts: Parts | None = None  # requests that it is sent as, if they are several
+    parts: Parts | None = None  # requests that it is sent as, if they are several; then `body` is empty
     content_type: str = JSON_TYPE
 
 
 def upstream_request(translation: Translation) -> UpstreamRequest:
     """Check the fields of a request that its dialect has translated. Raises HttpRefusal."""
-    endpoint = ENDPOINTS[translation.path]
+    path, stream = translation.path, translation.stream
+    endpoint = ENDPOINTS[path]
     fields = judged(translation.fields, endpoint)
     if has_remote_media(fields):
         message = "nothing is fetched for a request: send images and sounds as data URLs (`data:…`)"
-        raise HttpRefusal(Failure(400, message, code="remote_media_not_allowed"))
+        raise invalid(message, code="remote_media_not_allowed")
     answers = count_answers(fields, endpoint)
     if answers > _MOST_ANSWERS:
-        message = (
-            f"`n`: {answers} answers, all prompts together; allowed: at most {_MOST_ANSWERS} in one request"
-        )
-        raise HttpRefusal(Failure(400, message, code="invalid_value", param="n"))
-    if translation.stream and answers > 1 and isinstance(fields.get("prompt"), list):
+        which = f"{answers} answers, all prompts together"
+        message = f"`n`: {which}; allowed: at most {_MOST_ANSWERS} in one request"
+        raise invalid(message, "n", code="invalid_value")
+    if stream and answers > 1 and isinstance(fields.get("prompt"), list):
         message = "several prompts cannot be streamed: omit `stream`, or send one request per prompt"
-        raise HttpRefusal(Failure(400, message, code="invalid_value", param="prompt"))
-    body, parts = (encoded(fields), None) if translation.stream else split_request(fields, endpoint)
+        raise invalid(message, "prompt", code="invalid_value")
+    body, parts = encoded(fields), None if stream else split_request(fields, endpoint)
     return UpstreamRequest(
-        translation.path,
-        body,
-        translation.stream,
+        path,
+        body if parts is None else b"",
+        stream,
         translation.answering,
-        fields.get("seed") not in (None, ANY_SEED),
-        sampling_fields(fields),
-        bool(fields) and len(body) <= LARGEST_COPY,
-        "messages" in fields and translation.path in _CHATS and needs_fit(fields),
-        (*translation.notes, *not_enforced(fields)),
-        answers,
-        parts,
+        has_seed=fields.get("seed") not in (None, ANY_SEED),
+        sampling=sampling_fields(fields),
+        can_grow=bool(fields) and len(body) <= LARGEST_COPY,
+        needs_fit=endpoint is Endpoint.CHAT and needs_fit(fields),
+        notes=(*translation.notes, *not_enforced(fields)),
+        answers=answers,
+        parts=parts,
     )
 
 
-async def read_form(path: str, body: bytes, content_type: str) -> tuple[UpstreamRequest, object]:
+def read_form(path: str, body: bytes, content_type: str) -> tuple[UpstreamRequest, object]:
     """Read multipart/form-data (RFC 7578), and the model that it names. Raises HttpRefusal.
 
     The values are text, which llama-server converts to numbers. No fields are added, because llama-server
@@ -295,72 +269,40 @@ async def read_form(path: str, body: bytes, content_type: str) -> tuple[Upstream
     """
     if len(content_type) > _MOST_FORM_TYPE:
         raise _bad_form(f"its type is longer than {_MOST_FORM_TYPE} characters")
-    try:
-        values = await _form_values(body, content_type, ("model", "stream"))
-    except (ValueError, AssertionError, RuntimeError, HttpProcessingError) as error:
-        # aiohttp has no error of its own for a form that cannot be read
-        raise _bad_form("one of its parts is broken, or it ends early") from error
-    stream = values.get("stream") == "true"
-    return UpstreamRequest(path, body, stream, PassedOn(), content_type=content_type), values.get("model")
-
-
-async def _form_values(body: bytes, content_type: str, names: tuple[str, ...]) -> dict[str, str]:
-    """Return the values of the parts with these names; the others are skipped."""
-    found: dict[str, str] = {}
-    boundary = parse_mimetype(content_type).parameters.get("boundary", "")
-    if not body.startswith(f"--{boundary}\r\n".encode()):
-        # what comes before it would be read line by line, and nothing else would run meanwhile
+    boundary = parse_mimetype(content_type).parameters.get("boundary", "").encode(errors="replace")
+    if not boundary or not body.startswith(b"--" + boundary + b"\r\n"):
         raise _bad_form("it does not begin with its boundary")
-    reader = aiohttp.MultipartReader({"Content-Type": content_type}, _as_stream(body))
-    for _ in range(_MOST_FORM_PARTS):
-        part, name = await _next_part(reader)
-        if part is None:
-            return found
+    found: dict[str, str] = {}
+    for name, value in _form_parts(body, b"\r\n--" + boundary):
         if name in found:
             raise _bad_form(f"it has `{name}` twice")
-        value = await _part_value(part, name, kept=_MOST_FORM_VALUE if name in names else 0)
-        if name in names:
-            found[name] = value.decode()
+        if name in ("model", "stream"):
+            if len(value) > _MOST_FORM_VALUE:
+                raise _bad_form(f"`{name}` is longer than {_MOST_FORM_VALUE} bytes")
+            found[name] = value.tobytes().decode(errors="replace")
+    asked = UpstreamRequest(path, body, found.get("stream") == "true", PassedOn(), content_type=content_type)
+    return asked, found.get("model")
+
+
+def _form_parts(body: bytes, mark: bytes) -> Iterator[tuple[str, memoryview]]:
+    """Yield name and value of each part of a form, between two marks. Raises HttpRefusal."""
+    at = len(mark)  # behind the first one, which lacks its line break, and the line break behind it
+    for _ in range(_MOST_FORM_PARTS):
+        head_end = body.find(b"\r\n\r\n", at - 2, at + _MOST_FORM_HEAD)
+        end = body.find(mark, head_end + 4)
+        if head_end < 0 or end < 0:
+            raise _bad_form("one of its parts is broken, or it ends early")
+        head = BytesHeaderParser().parsebytes(body[at:head_end])
+        name = head.get_param("name", "", "content-disposition")
+        yield name if isinstance(name, str) else "", memoryview(body)[head_end + 4 : end]
+        at = end + len(mark) + 2
+        if body.startswith(b"--", at - 2):
+            return
     raise _bad_form(f"it has more than {_MOST_FORM_PARTS} parts")
 
 
-async def _next_part(reader: aiohttp.MultipartReader) -> tuple[aiohttp.BodyPartReader | None, str]:
-    """Return the next part and its name; None and "" at the end."""
-    # all bytes are there, so nothing else runs meanwhile
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", RuntimeWarning
-        )  # of headers that make no sense: any client may send them
-        part = await reader.next()
-        if isinstance(part, aiohttp.MultipartReader):
-            raise _bad_form("one of its parts is a form")
-        return part, (part and part.name) or ""
-
-
-async def _part_value(part: aiohttp.BodyPartReader, name: str, *, kept: int) -> bytes:
-    """Read a part to its end; return its value, of at most `kept` bytes, if any is wanted."""
-    value = b""
-    while not part.at_eof():
-        chunk = await part.read_chunk(_PIECE)
-        if kept:
-            value += chunk
-            if len(value) > kept:
-                raise _bad_form(f"`{name}` is longer than {kept} bytes")
-        await asyncio.sleep(0)  # a part may be all of the largest body: others get their turn
-    return value
-
-
-def _as_stream(body: bytes) -> aiohttp.StreamReader:
-    loop = asyncio.get_running_loop()
-    stream = aiohttp.StreamReader(BaseProtocol(loop), limit=len(body) + 1, loop=loop)
-    for at in range(0, len(body), _PIECE):
-        stream.feed_data(body[at : at + _PIECE])
-    stream.feed_eof()
-    return stream
-
-
 def _bad_form(what: str) -> HttpRefusal:
-    return HttpRefusal(Failure(400, f"the form cannot be read: {what}", code="invalid_form"))
+    return invalid(f"the form cannot be read: {what}", code="invalid_form")
 
 
 # Parts of messages, in the dialects of OpenAI, its Responses API, llama.cpp and Anthropic; and where each may
@@ -372,18 +314,9 @@ _MEDIA_ADDRESSES = ("url", "data")
 
 def has_remote_media(asked: Mapping[str, object]) -> bool:
     """Return True if a part of this request is media that is neither a data URL nor base64."""
-    unseen: list[list[object] | dict[str, object]] = [dict(asked)]
-    while unseen:
-        value = unseen.pop()
-        if isinstance(value, dict):
-            if value.get("type") in _MEDIA_PARTS and any(
-                _is_remote(value.get(name)) for name in _MEDIA_HOLDERS
-            ):
-                return True
-            value = list(value.values())
-        # the tokens of a long prompt are left out at once
-        unseen += [inner for inner in value if isinstance(inner, list | dict)]
-    return False
+    parts = (value for level in levels(asked) for value in level if isinstance(value, dict))
+    media = (part for part in parts if part.get("type") in _MEDIA_PARTS)
+    return any(_is_remote(part.get(name)) for part in media for name in _MEDIA_HOLDERS)
 
 
 def _is_remote(holder: object) -> bool:
@@ -421,32 +354,25 @@ _LATEST = ":latest"  # which Ollama's clients add to names
 _SHOWN_NAMES = 32  # of models, in an error
 
 
-class TurnAtOnce:
-    """Implements ModelTurn for a model that needs no preparation."""
+class PlainModel:
+    """Implements NamedModel, and ModelTurn, for a model that is always loaded or loading."""
 
     notice = ""
 
     def __init__(self, upstream: Upstream) -> None:
-        self._upstream = upstream
+        self.upstream = upstream
+
+    def turn(self) -> Self:
+        """Return a turn that begins at once."""
+        return self
 
     async def begin(self) -> Readiness | None:
         """Return the model's state if it is not ready."""
-        now = self._upstream.readiness
+        now = self.upstream.readiness
         return None if now.state is ModelState.READY else now
 
     def end(self) -> None:
         """Do nothing."""
-
-
-class PlainModel:
-    """Implements NamedModel for a model that is always loaded or loading."""
-
-    def __init__(self, upstream: Upstream) -> None:
-        self.upstream = upstream
-
-    def turn(self) -> TurnAtOnce:
-        """Return a turn that begins at once."""
-        return TurnAtOnce(self.upstream)
 
 
 class OneModel:
@@ -478,7 +404,7 @@ def find_model(models: Models, asked: object, keys: tuple[bytes, ...] = ()) -> N
     if models.only is not None:
         return models.only  # whatever a client calls it
     if asked is not None and not isinstance(asked, str):
-        raise HttpRefusal(Failure(400, "`model` must be the name of a model", code="invalid_model"))
+        raise invalid("`model` must be the name of a model", code="invalid_model")
     name = asked or ""
     found = models.find(ModelWish(name, keys))
     if found is None and name.endswith(_LATEST):

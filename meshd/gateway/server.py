@@ -1,28 +1,68 @@
-"""The API's server: it serves until cancelled, and then ends running answers with a reason."""
+"""The API of a node: it serves until cancelled, and takes each request past the guards to what answers it."""
 
 import asyncio
 import ipaddress
+import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from aiohttp import web
+from multidict import CIMultiDictProxy
 
 from meshd.base.admission import Slots
 from meshd.base.errors import Broken
 from meshd.base.log import get
 from meshd.base.peer_limits import Share
 from meshd.base.sockets import adopt
-from meshd.base.tasks import Owner
-from meshd.gateway.access import ApiPort
-from meshd.gateway.answer import AnswerContext
-from meshd.gateway.client_connections import ApiServer, ConnectionLimits
-from meshd.gateway.interface import GatewayStatus, MemberCaller, Models
-from meshd.gateway.own_answers import load_page
-from meshd.gateway.request import Bodies
-from meshd.gateway.router import RequestCounts, Router
-from meshd.gateway.turns import Accounts, AllTurns, AnswerLog
+from meshd.base.tasks import Owner, in_thread
+from meshd.gateway.access import (
+    FORM_TYPE,
+    JSON_TYPE,
+    ApiPort,
+    foreign_headers,
+    given_keys,
+    is_form,
+    may_be_json,
+    preflight_headers,
+)
+from meshd.gateway.answer import Answer, AnswerContext
+from meshd.gateway.answer_parts import Parts, PartsError, joined_answer
+from meshd.gateway.client_connections import (
+    HEAD_TOO_LONG,
+    ApiServer,
+    ClientConnection,
+    ConnectionLimits,
+    error_response,
+    has_long_header,
+    member_of,
+)
+from meshd.gateway.dialects.chat import PassedOn
+from meshd.gateway.dialects.dialect import RequestFacts
+from meshd.gateway.dialects.fields import encoded_in_pieces, text_of
+from meshd.gateway.failure import ANSWER_HEADERS, Failure, HttpRefusal, unavailable
+from meshd.gateway.interface import GatewayStatus, MemberCaller, Models, NamedModel, Upstream
+from meshd.gateway.own_answers import HEALTH_PATHS, OwnAnswers, load_page
+from meshd.gateway.paths import ROUTES, SHOW_PATH, Route, error_dialect, unknown_path
+from meshd.gateway.request import (
+    Bodies,
+    PlainModel,
+    UpstreamRequest,
+    check_ready,
+    find_model,
+    parse_object,
+    read_form,
+    upstream_request,
+)
+from meshd.gateway.turns import Accounts, AnswerLog, Turns
+from meshd.gateway.upstream import MOST_JOINED_BYTES
 from meshd.model.status import ModelState
 
+_ID_BYTES = 12
+_READ_AT_ONCE = 32 << 10  # bytes of a body
+IDENTITY = "identity"  # the coding that changes nothing
 IDLE_CONNECTION_SECONDS = 75.0
 SHUTDOWN_SECONDS = 1.0  # for clients to take the last event; those that do not read are cut off
 
@@ -30,7 +70,10 @@ _log = get("gateway")
 
 
 class Gateway:
-    """The API of one node, and its chat page; implements MemberGate."""
+    """The API of one node, and its chat page; implements MemberGate.
+
+    A request passes the guards first. Then it is answered here, or by llama-server.
+    """
 
     def __init__(
         self, api: ApiPort, models: Models, *, wall: Callable[[], float], log: AnswerLog | None = None
@@ -41,25 +84,32 @@ class Gateway:
         """
         config = api.config
         self._api = api
-        self._config = config
-        self._accounts = Accounts(config.api_keys, log=log, wall=wall)
-        self._models = models
         self._wall = wall
-        self._turns = AllTurns()
-        self._counts = RequestCounts()
-        self._answers = AnswerContext(
-            config, on_demand=models.on_demand, count_tokens=self._counts.add_tokens
-        )
-        self._page = load_page()
         self._server: ApiServer | None = None
+        self.started = asyncio.Event()
+        # what answers requests
+        self._models = models
+        self._answers = AnswerContext(config, on_demand=models.on_demand)
+        self._own = OwnAnswers(models)
+        self._page = load_page()
+        # requests wait for a model that is about to be ready
+        self._holds = config.continue_seconds > 0 and not config.fails_over
+        # how much a caller may use
+        self._connections = ConnectionLimits()
         of_key = Share("", api.keys.share_of(config.max_requests), "key", "")
         self._places = Slots(Share("", config.max_requests, "node", ""), of_key)
-        self.started = asyncio.Event()
+        self._accounts = Accounts(config.api_keys, log=log, wall=wall)
+        self._bodies = Bodies(most_each=config.max_body_bytes, most_together=config.max_bodies_bytes)
+        # counts of requests, since the start and by model
+        self._requests = 0
+        self._uses: Counter[Upstream] = Counter()
+        # work on the event loop and in threads, in turns of the callers
+        self._small_bodies, self._large_bodies, self._joining = Turns(), Turns(), Turns()
 
     @property
     def url(self) -> str:
         """Return the base URL for a client on this machine."""
-        host, port = self._config.host, self._api.port
+        host, port = self._api.config.host, self._api.port
         try:
             address = ipaddress.ip_address(host)
         except ValueError:
@@ -74,18 +124,14 @@ class Gateway:
         return GatewayStatus(
             url=self.url,
             ready=any(model.upstream.readiness.state is ModelState.READY for model in self._models.all),
-            requests=self._counts.requests,
-            tokens=self._counts.tokens,
-            running=self._turns.running,
-            waiting=self._turns.waiting,
+            requests=self._requests,
+            tokens=self._answers.tokens,
+            running=self._answers.served.running,
+            waiting=self._answers.served.waiting,
             keys=self._accounts.status,
             reason=self._models.readiness.reason,
-            continue_s=self._config.continue_seconds,
+            continue_s=self._answers.continue_seconds,
         )
-
-    def requests_of(self, model: str) -> int:
-        """Count the requests for a model that are under way."""
-        return self._counts.requests_of(model)
 
     @property
     def key_digests(self) -> Sequence[bytes]:
@@ -105,33 +151,16 @@ class Gateway:
 
         Raises UserError if the log of answers cannot be read.
         """
-        config = self._config
-        bodies = Bodies(most_each=config.max_body_bytes, most_together=config.max_bodies_bytes)
-        limits = ConnectionLimits()
-        router = Router(
-            models=self._models,
-            answers=self._answers,
-            turns=self._turns,
-            accounts=self._accounts,
-            guard=self._api.guard,
-            keys=self._api.keys,
-            bodies=bodies,
-            counts=self._counts,
-            places=self._places,
-            limits=limits,
-            page=self._page,
-            holds=config.continue_seconds > 0 and not config.fails_over,
-            wall=self._wall,
-        )
         try:
             await self._accounts.open()
-            await self._run(router, limits)
+            await self._run()
         finally:
             self._accounts.close()
             self._api.close()
 
-    async def _run(self, router: Router, limits: ConnectionLimits) -> None:
-        server = ApiServer(limits, router.handle, idle=IDLE_CONNECTION_SECONDS)
+    async def _run(self) -> None:
+        limits = self._connections
+        server = ApiServer(limits, self._handle, idle=IDLE_CONNECTION_SECONDS)
         runner = web.ServerRunner(server, shutdown_timeout=SHUTDOWN_SECONDS)
         await runner.setup()
         self._server = server
@@ -154,3 +183,274 @@ class Gateway:
                 for transport in transports:
                     if transport is not None:
                         transport.abort()  # bytes that a client never took would keep it open
+
+    def requests_of(self, model: str) -> int:
+        """Count the requests for a model that are under way."""
+        return sum(count for upstream, count in self._uses.items() if upstream.model_name == model)
+
+    @contextmanager
+    def _use_of(self, upstream: Upstream) -> Iterator[None]:
+        """Count a request to `upstream` until the block is left, and report the count to it."""
+        self._uses[upstream] += 1
+        upstream.requested(self._uses[upstream])
+        try:
+            yield
+        finally:
+            self._uses[upstream] -= 1
+            upstream.requested(self._uses[upstream])
+            if not self._uses[upstream]:
+                del self._uses[upstream]  # another node's API may be one for each request
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request; write every refusal in its dialect."""
+        origin = request.headers.get("Origin")
+        # only for an allowed origin: no other page may read an answer, not even a refusal
+        foreign = origin is not None and self._api.guard.is_foreign_but_allowed(origin)
+        extra = {**ANSWER_HEADERS, **(foreign_headers(origin) if origin and foreign else {})}
+        try:
+            _check_framing(request.headers)
+            self._api.guard.check(request.headers, opens_page=request.path in self._page)
+            if request.method == "OPTIONS":
+                return _preflight(request, extra, allowed=foreign)
+            return await self._answer(request, extra)
+        except HttpRefusal as refusal:
+            response = error_response(refusal.failure, error_dialect(request.path))
+            response.headers.update(extra)
+            if not request.content.is_eof():
+                response.force_close()  # the client need not send the rest of its body
+            return response
+
+    async def _answer(self, request: web.BaseRequest, extra: dict[str, str]) -> web.StreamResponse:
+        """Answer without llama-server if possible, else pass the request on. Raises HttpRefusal."""
+        method = "GET" if request.method == "HEAD" else request.method
+        path = request.path
+
+        # 1. The page and health need no key.
+        page_file = self._page.get(path)
+        if page_file is not None or path in HEALTH_PATHS:
+            _demand_method(method, "GET")
+            if not self._api.keys:
+                self._check_key(request)  # lets the connection stay
+            if page_file is not None:
+                return page_file.response(extra)
+            return self._own.health(request.query.get("model", ""), extra)
+
+        # 2. With a key: what is known of the models here, or one of the paths that are passed on.
+        key = self._check_key(request)
+        route = ROUTES.get(path)
+        if route is None and self._own.answers(path):
+            _demand_method(method, "GET")
+            return self._own.about(path, extra)
+        if route is None:
+            raise HttpRefusal(Failure(404, unknown_path(path), code="unknown_path"))
+        _demand_method(method, route.method)
+        if method == "POST":
+            _demand_type(request.headers, route)
+        if path == SHOW_PATH:
+            async with self._bodies.read(request, key) as body:
+                return self._own.show(parse_object(body), extra)
+        return await self._pass_on(request, path, route, extra, key)
+
+    def _check_key(self, request: web.BaseRequest) -> bytes:
+        """Return the key's digest; empty if no key is required. Raises HttpRefusal."""
+        member = member_of(request)
+        key = self._api.keys.match(request.headers) if member is None else member.key
+        if key is None:
+            given = "Authorization" in request.headers or "x-api-key" in request.headers
+            wrong = "this is not a key of this API: send" if given else "this API needs a key: send"
+            message = f"{wrong} `Authorization: Bearer KEY`"
+            raise HttpRefusal(Failure(401, message, type="authentication_error", code="invalid_api_key"))
+        if isinstance(request.protocol, ClientConnection) and not self._connections.admit(
+            request.protocol, key
+        ):
+            raise unavailable("too many connections are open with this key")
+        return key
+
+    async def _pass_on(
+        self, request: web.BaseRequest, path: str, route: Route, extra: dict[str, str], key: bytes
+    ) -> web.StreamResponse:
+        """Have a model answer, within the limits of the node and of the key. Raises HttpRefusal."""
+        if not self._models.on_demand and not (route.computes and self._holds):
+            check_ready(self._models.readiness)  # models on demand say it themselves
+        with ExitStack() as held:
+            # 1. Take a place among the requests under way; the model is told how many are for it.
+            held.enter_context(self._place(key))
+            if (only := self._models.only) is not None:
+                held.enter_context(self._use_of(only.upstream))
+
+            # 2. What a llama-server tells of itself needs no body, and nothing is loaded for it.
+            if route.method == "GET":
+                model = find_model(self._models, request.query.get("model"), given_keys(request.headers))
+                self._requests += 1
+                asked = UpstreamRequest(path, None, False, PassedOn())
+                at_once = PlainModel(model.upstream)
+                return await Answer(self._answers, request, asked, route, at_once, headers=extra).run()
+
+            # 3. Begin a request of the key, unless its quota is used up.
+            if route.computes:
+                held.enter_context(self._accounts.request(key))
+
+            # 4. Read and translate the body, and find its model; the body's memory counts until the end.
+            async with self._bodies.read(request, key) as body:
+                asked, model = await self._read(request, path, route, body, key)
+                del body
+                if route.computes:
+                    self._accounts.add_answers(key, asked.answers)
+                if only is None or only.upstream is not model.upstream:  # the models came meanwhile
+                    held.enter_context(self._use_of(model.upstream))
+                if not self._models.on_demand and not (self._holds and route.computes):
+                    check_ready(model.upstream.readiness)  # a slow body may have outlived the model
+                self._requests += 1
+
+                # 5. Answer it; what takes a slot of llama-server waits for its turn.
+                answer = Answer(self._answers, request, asked, route, model, headers=extra, caller=key)
+                if not route.computes:
+                    return await answer.run()
+                if answer.served is None:  # who answers has a queue
+                    return await answer.run()
+                turns = answer.served.turns
+                if asked.parts is not None:
+                    return await self._answer_parts(answer, asked.parts, turns, key)
+                return await self._answer_in_turn(answer, turns, key)
+
+    @contextmanager
+    def _place(self, key: bytes) -> Iterator[None]:
+        """Hold a place among the requests under way. Raises HttpRefusal if there is none."""
+        release = self._places.take(key)
+        if release is None:
+            raise unavailable(f"{len(self._places)} requests are already in progress")
+        try:
+            yield
+        finally:
+            release()
+
+    async def _read(
+        self, request: web.BaseRequest, path: str, route: Route, body: bytes, key: bytes
+    ) -> tuple[UpstreamRequest, NamedModel]:
+        """Return the request in llama-server's form, and its model. Raises HttpRefusal."""
+        keys = given_keys(request.headers)
+        if route.is_form:
+            asked, named = read_form(path, body, request.headers["Content-Type"])
+            return asked, find_model(self._models, named, keys)
+        # a large one may take a second: links and answers continue meanwhile, and no small one waits for it
+        is_large = len(body) > _READ_AT_ONCE
+        turns = self._large_bodies if is_large else self._small_bodies
+        async with turns.turn(key or request.remote):
+            await asyncio.sleep(0)  # however many bodies are there: the loop goes on between two
+            fields = await in_thread(partial(parse_object, body)) if is_large else parse_object(body)
+            model = find_model(self._models, fields.get("model"), keys)
+            name = model.upstream.model_name or text_of(fields, "model")
+            facts = RequestFacts(secrets.token_hex(_ID_BYTES), int(self._wall()), name)
+            judge = partial(_judged, route, fields, facts)
+            return (await in_thread(judge) if is_large else judge()), model
+
+    async def _answer_in_turn(self, answer: Answer, turns: Turns, key: bytes) -> web.StreamResponse:
+        """Run `answer` when its turn has come; account for it, also if it fails."""
+        path, meter = answer.request.path, answer.meter
+        with (
+            turns.enter(key) as turn,
+            self._accounts.answer(key, answer.upstream.model_name, path, meter, turn),
+        ):
+            response = await answer.run(turn)
+            meter.status = meter.status or response.status
+            return response
+
+    async def _answer_parts(
+        self, answer: Answer, parts: Parts, turns: Turns, key: bytes
+    ) -> web.StreamResponse:
+        """Answer each part in its own turn, and join the answers. Raises HttpRefusal.
+
+        As many parts run at a time as there are slots; a part that is a group fills them all.
+        """
+        bodies, ended = [b""] * len(parts), list[web.StreamResponse | HttpRefusal]()
+        numbers = iter(range(len(parts)))  # shared: each task takes the next part
+
+        async def some() -> None:
+            for number in numbers:
+                try:
+                    self._accounts.check_tokens(key)
+                    response = await self._answer_in_turn(answer.part(number), turns, key)
+                    body = response.body if isinstance(response, web.Response) else None
+                    if response.status != 200 or not isinstance(body, bytes | bytearray):
+                        ended.append(response)
+                        break
+                    bodies[number] = bytes(body)
+                    if sum(map(len, bodies)) > MOST_JOINED_BYTES:
+                        message = f"the answers together have more than {MOST_JOINED_BYTES >> 20} MiB"
+                        raise HttpRefusal(Failure(413, f"{message}: ask for fewer", code="answers_too_large"))
+                except HttpRefusal as refusal:
+                    ended.append(refusal)
+                    break
+            if ended:
+                owner.cancel()  # nobody needs the others
+
+        # run the tasks until all parts are answered, or one has failed
+        at_once = 1 if parts.is_grouped else answer.upstream.slots or 1
+        async with Owner() as owner:
+            for _ in range(min(len(parts), at_once)):
+                owner.start(some(), name="answers of a request")
+        for end in ended:
+            if isinstance(end, HttpRefusal):
+                raise end
+            return end
+        # thousands of embeddings take seconds: links and answers continue meanwhile
+        async with self._joining.turn(key or answer.request.remote):
+            joined = await in_thread(partial(_joined, answer, parts, bodies))
+        return web.Response(body=joined, headers={"Content-Type": JSON_TYPE, **answer.headers})
+
+
+def _joined(answer: Answer, parts: Parts, bodies: Sequence[bytes]) -> bytes:
+    """Join the answers to the parts, and translate the result for the client. Raises HttpRefusal."""
+    try:
+        whole = joined_answer(parts, bodies)
+    except PartsError as error:
+        raise HttpRefusal(Failure(502, f"llama-server: {error}", code="upstream_error")) from error
+    return encoded_in_pieces(answer.translated(whole))
+
+
+def _judged(route: Route, fields: dict[str, object], facts: RequestFacts) -> UpstreamRequest:
+    """Translate and check the fields of a body. Raises HttpRefusal."""
+    return upstream_request(route.dialect.read(fields, facts))
+
+
+def _check_framing(headers: CIMultiDictProxy[str]) -> None:
+    """Refuse a header that is too long, and any transfer coding but `chunked` (RFC 9112, 6.1).
+
+    Raises HttpRefusal.
+    """
+    if has_long_header(headers):
+        raise HttpRefusal(HEAD_TOO_LONG)
+    codings = headers.getall("Transfer-Encoding", [])
+    if codings and [coding.strip().lower() for coding in codings] != ["chunked"]:
+        message = f"`Transfer-Encoding: {', '.join(codings)[:50]}` is not supported: send `chunked` alone"
+        raise HttpRefusal(Failure(501, message, code="unsupported_transfer_encoding"))
+
+
+def _demand_method(method: str, wanted: str) -> None:
+    if method != wanted:
+        message = f"use {wanted} for this path"
+        raise HttpRefusal(Failure(405, message, code="method_not_allowed", allow=(wanted,)))
+
+
+def _demand_type(headers: Mapping[str, str], route: Route) -> None:
+    """Refuse a body of a type that the path does not take, or a compressed one. Raises HttpRefusal."""
+    coding = headers.get("Content-Encoding", IDENTITY)
+    if coding.strip().lower() != IDENTITY:
+        message = f"the body must not be compressed (`{coding[:50]}`): leave `Content-Encoding` out"
+        raise HttpRefusal(Failure(415, message, code="unsupported_encoding"))
+    if not (is_form(headers.get("Content-Type")) if route.is_form else may_be_json(headers)):
+        wanted, kind = ("a form", FORM_TYPE) if route.is_form else ("JSON", JSON_TYPE)
+        message = f"the body must be {wanted}: send `Content-Type: {kind}`"
+        raise HttpRefusal(Failure(415, message, code="unsupported_media_type"))
+
+
+def _preflight(request: web.BaseRequest, extra: Mapping[str, str], *, allowed: bool) -> web.Response:
+    if not allowed:
+        message = "this origin is not allowed to call the API"
+        raise HttpRefusal(Failure(403, message, type="permission_error", code="cors_denied"))
+    headers = preflight_headers(
+        request.headers["Origin"],
+        asked=request.headers.get("Access-Control-Request-Headers"),
+        private_network=request.headers.get("Access-Control-Request-Private-Network") == "true",
+    )
+    return web.Response(status=204, headers={**extra, **headers})

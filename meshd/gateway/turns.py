@@ -11,7 +11,7 @@ one slot, a user without recent use waits for at most one answer of each other u
 its own time, for each other user (`USE_BOUND_SECONDS`).
 
 `AnswerQueue` decides the order, without a clock; `Turns` adds the clock and the waiting tasks of one
-llama-server; `AllTurns` has those of the gateway.
+llama-server.
 
 A key may have limits: requests at a time, requests per minute, tokens per day. An answer that has begun is
 always finished: its tokens are known only at its end, when they are counted for the status, the daily limit
@@ -24,7 +24,7 @@ import json
 import math
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,8 +35,8 @@ from meshd.base.peer_limits import API_USERS_KNOWN
 from meshd.base.rotated_file import RotatedFile
 from meshd.base.token_bucket import TokenBucket
 from meshd.base.units import in_number, in_time
-from meshd.gateway.events import AnswerMeter
-from meshd.gateway.failure import Failure, HttpRefusal
+from meshd.gateway.events import AnswerMeter, parsed
+from meshd.gateway.failure import Failure, HttpRefusal, unavailable
 from meshd.gateway.interface import ApiKey, KeyStatus, Upstream
 from meshd.identity.key_proof import key_digest
 from meshd.model.status import ModelState
@@ -185,26 +185,45 @@ class Turn:
     def __init__(self, turns: "Turns", ticket: Ticket) -> None:
         self._turns = turns
         self._ticket = ticket
+        self.has_come = asyncio.Event()
 
     async def come(self) -> None:
-        """Wait for the turn, unless it has come already. Raises HttpRefusal if it takes too long."""
-        await self._turns.wait_for(self._ticket)
+        """Wait for the turn, unless it has come already. Raises HttpRefusal if it takes too long.
+
+        Time does not count while the model is loading, because the first request waits for that without
+        limit, nor while turns are held.
+        """
+        turns = self._turns
+        left, seen = turns.max_wait, _now()
+        while not self.has_come.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(_SHORTEST_SECONDS, min(_LOOK_SECONDS, left))):
+                    await self.has_come.wait()
+            turns.begin()
+            since, seen = seen, _now()
+            left -= 0.0 if turns.is_loading or turns.held else seen - since
+            if left <= 0 and not self.has_come.is_set():
+                message = (
+                    f"no turn within {in_time(turns.max_wait)}: {in_number(turns.running, 'request')} under "
+                    f"way, {in_number(turns.waiting, 'request')} waiting"
+                )
+                raise unavailable(message, "queue_timeout", _RETRY_SECONDS)
 
     @asynccontextmanager
     async def for_model(self) -> AsyncIterator[None]:
         """Count no use within the block, because the request waits for its model."""
         before = self._ticket.computes
-        self._turns.compute(self._ticket, False)
+        self._turns.queue.compute(self._ticket, False, _now())
         try:
             yield
         finally:
-            self._turns.compute(self._ticket, before)
+            self._turns.queue.compute(self._ticket, before, _now())
 
     def notice(self, silence: float) -> str:
         """Return the request's place in the queue, in words; empty before it has waited `silence` seconds."""
         if self._ticket.began is not None or self.waited < silence:
             return ""
-        before, held = self._turns.before(self._ticket), self._turns.held
+        before, held = self._turns.queue.place(self._ticket, _now()), self._turns.held
         place = f"{before} before this one" if before else "next"
         return f"waiting for a turn: {place}" + (f"; {held}" if held else "")
 
@@ -212,74 +231,58 @@ class Turn:
     def waited(self) -> float:
         """Return the seconds until its turn came, or until now."""
         began = self._ticket.began
-        return (self._turns.now if began is None else began) - self._ticket.entered
+        return (_now() if began is None else began) - self._ticket.entered
 
     @property
     def computed(self) -> float:
         """Return the seconds since its turn came."""
-        return 0.0 if self._ticket.began is None else self._turns.now - self._ticket.began
+        return 0.0 if self._ticket.began is None else _now() - self._ticket.began
 
 
 class Turns:
-    """The queue of one llama-server, which generates `slots()` answers at a time."""
+    """The queue of one llama-server; without `upstream`, of the gateway's own work.
 
-    def __init__(
-        self,
-        slots: Callable[[], int],
-        *,
-        max_wait: float,
-        is_loading: Callable[[], bool],
-        held: Callable[[], str] = str,
-        on_waiting: Callable[[int], object] = lambda _waiting: None,
-        clock: Callable[[], float],
-    ) -> None:
-        """Take `max_wait`: the most seconds that a request waits.
+    Its own work runs one at a time, and may wait without limit.
+    """
 
-        Time does not count while the model `is_loading`, because the first request waits for that without
-        limit, nor while `held` returns a reason to begin no turns. `on_waiting` gets the number of waiting
-        requests.
-        """
-        self._queue = AnswerQueue()
-        self._slots = slots
-        self._max_wait = max_wait
-        self._is_loading = is_loading
-        self._held = held
-        self._on_waiting = on_waiting
-        self._clock = clock
-        self._come: dict[Ticket, asyncio.Event] = {}  # of those that wait
-
-    @property
-    def now(self) -> float:
-        """Return the time of the queue's clock."""
-        return self._clock()
+    def __init__(self, upstream: Upstream | None = None) -> None:
+        self.queue = AnswerQueue()
+        self.max_wait = math.inf if upstream is None else TURN_SECONDS
+        self._upstream = upstream
+        self._waiting: dict[Ticket, Turn] = {}
 
     @property
     def running(self) -> int:
         """Count the requests whose turn has come."""
-        return self._queue.running
+        return self.queue.running
 
     @property
     def waiting(self) -> int:
         """Count the requests whose turn has not come."""
-        return self._queue.waiting
+        return self.queue.waiting
+
+    @property
+    def is_loading(self) -> bool:
+        """Return True while the model is loading."""
+        return self._upstream is not None and self._upstream.readiness.state is ModelState.LOADING
 
     @property
     def held(self) -> str:
         """Return why no turn begins now; empty if turns begin."""
-        return self._held()
+        return self._upstream.holds_turns if self._upstream is not None else ""
 
     @contextmanager
     def enter(self, user: Hashable) -> Iterator[Turn]:
         """Hold a place in the queue, and then one of llama-server's slots, until the block is left."""
-        ticket = self._queue.enter(user, self.now)
-        self._come[ticket] = asyncio.Event()
+        ticket = self.queue.enter(user, _now())
+        turn = self._waiting[ticket] = Turn(self, ticket)
         try:
-            self._begin()
-            yield Turn(self, ticket)
+            self.begin()
+            yield turn
         finally:
-            self._come.pop(ticket, None)
-            self._queue.leave(ticket, self.now)
-            self._begin()
+            self._waiting.pop(ticket, None)
+            self.queue.leave(ticket, _now())
+            self.begin()
 
     @asynccontextmanager
     async def turn(self, user: Hashable) -> AsyncIterator[None]:
@@ -288,94 +291,17 @@ class Turns:
             await turn.come()
             yield
 
-    def compute(self, ticket: Ticket, computes: bool) -> None:
-        """Set whether a request computes from now on, as AnswerQueue.compute does."""
-        self._queue.compute(ticket, computes, self.now)
-
-    async def wait_for(self, ticket: Ticket) -> None:
-        """Wait for a turn, as Turn.come does."""
-        event = self._come.get(ticket)
-        if event is None:
-            return
-        left, seen = self._max_wait, self.now
-        while not event.is_set():
-            await _wait(event, max(_SHORTEST_SECONDS, min(_LOOK_SECONDS, left)))
-            self._begin()
-            since, seen = seen, self.now
-            left -= 0.0 if self._is_loading() or self.held else seen - since
-            if left <= 0 and not event.is_set():
-                raise HttpRefusal(self._too_late())
-
-    def _too_late(self) -> Failure:
-        message = (
-            f"no turn within {in_time(self._max_wait)}: {in_number(self.running, 'request')} under way, "
-            f"{in_number(self.waiting, 'request')} waiting"
-        )
-        return Failure(
-            503, message, type="unavailable_error", code="queue_timeout", retry_after=_RETRY_SECONDS
-        )
-
-    def before(self, ticket: Ticket) -> int:
-        """Count the waiting requests that are now ahead of this one."""
-        return self._queue.place(ticket, self.now)
-
-    def _begin(self) -> None:
-        for ticket in self._queue.begin(0 if self.held else max(1, self._slots()), self.now):
-            self._come.pop(ticket).set()
-        self._on_waiting(self.waiting)
+    def begin(self) -> None:
+        """Begin the turns that are due."""
+        slots = 1 if self._upstream is None else max(1, self._upstream.slots or 1)
+        for ticket in self.queue.begin(0 if self.held else slots, _now()):
+            self._waiting.pop(ticket).has_come.set()
+        if self._upstream is not None:
+            self._upstream.queued(self.waiting)
 
 
-class AllTurns:
-    """The queues of a gateway: one for each llama-server, made at its first request."""
-
-    def __init__(self) -> None:
-        self._of: dict[Upstream, Turns] = {}
-
-    def of(self, upstream: Upstream) -> Turns | None:
-        """Return the queue of `upstream`; None if its requests do not wait here.
-
-        Such an upstream may exist for a single request, so nothing is kept for it.
-        """
-        if upstream.slots is None:
-            return None
-        if (turns := self._of.get(upstream)) is None:
-            turns = self._of[upstream] = Turns(
-                lambda: upstream.slots or 1,
-                max_wait=TURN_SECONDS,
-                is_loading=lambda: upstream.readiness.state is ModelState.LOADING,
-                held=lambda: upstream.holds_turns,
-                on_waiting=upstream.queued,
-                clock=asyncio.get_running_loop().time,
-            )
-        return turns
-
-    @property
-    def running(self) -> int:
-        """Count the requests whose turn has come."""
-        return sum(turns.running for turns in self._of.values())
-
-    @property
-    def waiting(self) -> int:
-        """Count the requests whose turn has not come."""
-        return sum(turns.waiting for turns in self._of.values())
-
-
-def one_at_a_time() -> Turns:
-    """Return a queue for the gateway's own work, which runs one at a time and may wait without limit."""
-    return Turns(
-        lambda: 1,
-        max_wait=math.inf,
-        is_loading=lambda: False,
-        clock=lambda: asyncio.get_running_loop().time(),
-    )
-
-
-async def _wait(event: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        pass
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 ANSWER_LOG_NAME = "answers.jsonl"
@@ -430,10 +356,7 @@ class AnswerLog:
         for line in self._lines():
             if not line.startswith(f'{{"time": "{day}'):
                 continue
-            try:
-                fields: object = json.loads(line)
-            except ValueError:
-                continue  # half a line
+            fields = parsed(line)  # None: half a line
             if isinstance(fields, dict) and isinstance(key := fields.get("key"), str):
                 figures = (fields.get("prompt_tokens"), fields.get("generated_tokens"))
                 found[key] += sum(figure for figure in figures if isinstance(figure, int) and figure > 0)
@@ -447,10 +370,9 @@ class AnswerLog:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                raise UserError(
-                    f"cannot read the request log `{path}`: {error.strerror}",
-                    hint="make it readable, or move it away: limits per day then start again at 0",
-                ) from error
+                hint = "make it readable, or move it away: limits per day then start again at 0"
+                what = f"cannot read the request log `{path}`: {error.strerror}"
+                raise UserError(what, hint=hint) from error
 
     def _lost(self, error: OSError) -> None:
         _log.warning("answer_log_lost", path=str(self._path), why=error.strerror or type(error).__name__)
@@ -463,31 +385,26 @@ def utc_text(wall: float) -> str:
 
 DAY_SECONDS = 86400
 _ANOTHER_SECONDS = 2  # before a client whose requests are too many at a time tries again
+_ANYBODY = ApiKey("", "")  # for all callers, if no key is required
 
 
-@dataclass(frozen=True, slots=True)
-class Excess:
-    """The reason to refuse a request. `is_quota`: the daily quota, not the rate. `retry_after`: seconds."""
-
-    message: str
-    retry_after: int
-    is_quota: bool = False
-
-
-class KeyQuota:
+class Account:
     """The limits of one key and its use.
 
     `now` is a clock in seconds that never goes back, `wall` unix seconds.
     """
 
     def __init__(self, key: ApiKey, now: float) -> None:
+        self.name = key.name
         self._limits = key.limits
-        self._name = key.name
         minute = key.limits.requests_per_minute
         self._bucket = None if minute is None else TokenBucket(rate=minute / 60, burst=minute, now=now)
         self._day = 0
         self._tokens = 0
         self.active = 0
+        self.answers = 0
+        self.prompt_tokens = 0
+        self.generated_tokens = 0
 
     def tokens_today(self, wall: float) -> int:
         """Return the tokens counted since midnight UTC."""
@@ -498,33 +415,30 @@ class KeyQuota:
         self._tokens = self.tokens_today(wall) + tokens
         self._day = int(wall // DAY_SECONDS)
 
-    def spent(self, wall: float) -> Excess | None:
+    def spent(self, wall: float) -> Failure | None:
         """Return a refusal if the tokens of today are used up, else None."""
         most = self._limits.tokens_per_day
         if most is None or self.tokens_today(wall) < most:
             return None
-        rest = math.ceil(DAY_SECONDS - wall % DAY_SECONDS)
-        spent = f"the key `{self._name}` has used up its {most} tokens per day"
-        return Excess(f"{spent}: more in {in_time(rest)}", max(1, rest), is_quota=True)
+        rest, name = max(1, math.ceil(DAY_SECONDS - wall % DAY_SECONDS)), "insufficient_quota"
+        spent = f"the key `{self.name}` has used up its {most} tokens per day: more in {in_time(rest)}"
+        return Failure(429, spent, type=name, code=name, retry_after=rest)
 
-    def begin(self, now: float, wall: float) -> Excess | None:
+    def begin(self, now: float, wall: float) -> Failure | None:
         """Count a request until `end`, or return why it is refused."""
-        limits, of = self._limits, f"of the key `{self._name}`"
+        minute, most = self._limits.requests_per_minute, self._limits.concurrent
+        of = f"of the key `{self.name}`"
         if (spent := self.spent(wall)) is not None:
             return spent
-        if limits.concurrent is not None and self.active >= limits.concurrent:
+        if most is not None and self.active >= most:
             are = "is" if self.active == 1 else "are"
             what = f"{in_number(self.active, 'request')} {of} {are} already in progress"
-            return Excess(what, _ANOTHER_SECONDS)
-        if self._bucket is not None and not self._bucket.spend(1, now):
-            minute = limits.requests_per_minute
-            assert minute is not None
+            return _too_many(what, _ANOTHER_SECONDS)
+        if minute is not None and self._bucket is not None and not self._bucket.spend(1, now):
             # what a request with many answers has taken in advance comes first
             rest = max(1, math.ceil(self._bucket.take(0, now) + 60 / minute))
-            what = (
-                f"more than {in_number(minute, 'request')} per minute {of}: the next one in {in_time(rest)}"
-            )
-            return Excess(what, rest)
+            what = f"more than {in_number(minute, 'request')} per minute {of}"
+            return _too_many(f"{what}: the next one in {in_time(rest)}", rest)
         self.active += 1
         return None
 
@@ -538,17 +452,12 @@ class KeyQuota:
         self.active -= 1
 
 
-class _Account:
-    def __init__(self, name: str | None, quota: KeyQuota) -> None:
-        self.name = name
-        self.quota = quota
-        self.answers = 0
-        self.prompt_tokens = 0
-        self.generated_tokens = 0
+def _too_many(what: str, retry_after: int) -> Failure:
+    return Failure(429, what, type="requests", code="rate_limit_exceeded", retry_after=retry_after)
 
 
 class Accounts:
-    """The keys of one gateway with their use.
+    """The accounts of one gateway.
 
     `wall` gives unix seconds; without a `log` nothing is written.
     """
@@ -557,8 +466,8 @@ class Accounts:
         self._log = log
         self._wall = wall
         self._is_limited = any(key.limits.tokens_per_day is not None for key in keys)
-        self._of = {key_digest(key.secret): _Account(key.name, KeyQuota(key, 0.0)) for key in keys}
-        self._anybody = _Account(None, KeyQuota(ApiKey(""), 0.0))  # if no key is required
+        self._of = {key_digest(key.secret): Account(key, 0.0) for key in keys}
+        self._anybody = Account(_ANYBODY, 0.0)
 
     async def open(self) -> None:
         """Load the tokens used today before a restart. Raises UserError if the log cannot be read."""
@@ -567,8 +476,7 @@ class Accounts:
         wall = self._wall()
         used = await asyncio.to_thread(self._log.tokens_by_key, utc_text(wall)[:10])
         for account in self._of.values():
-            if account.name is not None and account.name in used:
-                account.quota.add_tokens(used[account.name], wall)
+            account.add_tokens(used.get(account.name, 0), wall)
 
     def close(self) -> None:
         """Close the log. Idempotent."""
@@ -582,17 +490,16 @@ class Accounts:
         return tuple(
             KeyStatus(
                 name=account.name,
-                active=account.quota.active,
+                active=account.active,
                 answers=account.answers,
                 prompt_tokens=account.prompt_tokens,
                 generated_tokens=account.generated_tokens,
-                tokens_today=account.quota.tokens_today(wall),
+                tokens_today=account.tokens_today(wall),
             )
             for account in self._of.values()
-            if account.name is not None
         )
 
-    def _account(self, key: bytes) -> _Account:
+    def _account(self, key: bytes) -> Account:
         """Return the account of a key; without keys, the one that all callers share."""
         return self._of[key] if self._of else self._anybody
 
@@ -602,27 +509,22 @@ class Accounts:
 
         Raises HttpRefusal if the key may have no more.
         """
-        quota = self._account(key).quota
-        excess = quota.begin(asyncio.get_running_loop().time(), self._wall())
-        if excess is not None:
-            raise HttpRefusal(_over_quota(excess))
+        account = self._account(key)
+        if (excess := account.begin(_now(), self._wall())) is not None:
+            raise HttpRefusal(excess)
         try:
             yield
         finally:
-            quota.end()
+            account.end()
 
     def add_answers(self, key: bytes, answers: int) -> None:
         """Count the number of answers that a running request asks for."""
-        self._account(key).quota.add_answers(answers, asyncio.get_running_loop().time())
-
-    def check_tokens(self, key: bytes) -> None:
-        """Refuse more answers if the tokens of today are used up. Raises HttpRefusal."""
-        if (excess := self._account(key).quota.spent(self._wall())) is not None:
-            raise HttpRefusal(_over_quota(excess))
+        self._account(key).add_answers(answers, _now())
 
     @contextmanager
     def answer(self, key: bytes, model: str, path: str, meter: AnswerMeter, turn: Turn) -> Iterator[None]:
         """Count and log an answer of `model` when the block ends or fails. `path`: the client's."""
+        account = self._account(key)
         try:
             yield
         except HttpRefusal as refusal:
@@ -632,21 +534,16 @@ class Accounts:
             meter.hung_up()
             raise
         finally:
-            self._answered(key, model, path, meter, turn)
-
-    def _answered(self, key: bytes, model: str, path: str, meter: AnswerMeter, turn: Turn) -> None:
-        account, wall = self._account(key), self._wall()
-        account.answers += 1
-        estimated = meter.estimated_prompt
-        prompt = meter.prompt if estimated is None else estimated
-        account.prompt_tokens += prompt or 0
-        account.generated_tokens += meter.generated
-        account.quota.add_tokens((prompt or 0) + meter.generated, wall)
-        if self._log is not None:
-            self._log.write(
-                LoggedAnswer(
+            wall, estimated = self._wall(), meter.estimated_prompt
+            prompt = meter.prompt if estimated is None else estimated
+            account.answers += 1
+            account.prompt_tokens += prompt or 0
+            account.generated_tokens += meter.generated
+            account.add_tokens((prompt or 0) + meter.generated, wall)
+            if self._log is not None:
+                line = LoggedAnswer(
                     time=utc_text(wall),
-                    key=account.name,
+                    key=account.name or None,
                     model=model,
                     path=path,
                     prompt_tokens=prompt,
@@ -657,16 +554,12 @@ class Accounts:
                     status=meter.status,
                     prompt_estimated=estimated is not None,
                 )
-            )
+                self._log.write(line)
 
-
-def _over_quota(excess: Excess) -> Failure:
-    if excess.is_quota:
-        name = "insufficient_quota"
-        return Failure(429, excess.message, type=name, code=name, retry_after=excess.retry_after)
-    return Failure(
-        429, excess.message, type="requests", code="rate_limit_exceeded", retry_after=excess.retry_after
-    )
+    def check_tokens(self, key: bytes) -> None:
+        """Refuse more answers if the tokens of today are used up. Raises HttpRefusal."""
+        if (excess := self._account(key).spent(self._wall())) is not None:
+            raise HttpRefusal(excess)
 
 
 _log = get("gateway")

@@ -22,7 +22,7 @@ If nothing is retried, a request that was alone is blamed at its first crash, an
 
 A request whose client hangs up is never blamed, so hang-ups are counted by caller: see `Trials.refusal`.
 
-`Trials` and `Culprits` decide, without a clock; `TrialGates` admits the requests of a gateway accordingly.
+`Trials` and `Culprits` decide, without a clock; `Served` admits the requests of a llama-server accordingly.
 """
 
 import asyncio
@@ -31,10 +31,9 @@ import math
 import socket
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
@@ -42,10 +41,12 @@ from aiohttp.client_proto import ResponseHandler
 from meshd.base.errors import MeshdError
 from meshd.base.peer_limits import API_CULPRITS, API_CULPRITS_GONE, API_USERS_KNOWN, INTERIM_ANSWERS
 from meshd.base.units import in_number, in_time
-from meshd.gateway.dialects.fields import encoded
+from meshd.gateway.dialects.fields import encoded, text_of
 from meshd.gateway.dialects.template_fit import TemplateTraits, fitted, template_questions, traits_of
+from meshd.gateway.events import parsed
 from meshd.gateway.failure import MOST_REFUSAL_BYTES, Failure, HttpRefusal, plain_failure, read_failure
 from meshd.gateway.interface import Upstream
+from meshd.gateway.turns import Turns
 
 if TYPE_CHECKING:
     from aiohttp.client_reqrep import ClientRequest
@@ -161,15 +162,18 @@ def answer_headers(answer: aiohttp.ClientResponse, more: Mapping[str, str]) -> d
     return {"Content-Type": kind, **more}
 
 
+async def read_up_to(most: int, answer: aiohttp.ClientResponse, held: bytearray) -> None:
+    """Read an answer into `held`; of a long one somewhat more than `most` bytes. Raises UpstreamLost."""
+    while len(held) <= most and (data := await read_some(answer)):
+        held += data
+
+
 async def failure_in(answer: aiohttp.ClientResponse) -> Failure:
     """Read the failure in an answer that is not a stream. Raises UpstreamLost."""
     held = bytearray()
-    try:
+    with suppress(TimeoutError):  # what has come must do
         async with asyncio.timeout(_REFUSAL_SECONDS):
-            while len(held) <= MOST_REFUSAL_BYTES and (data := await read_some(answer)):
-                held += data
-    except TimeoutError:
-        pass  # what has come must do
+            await read_up_to(MOST_REFUSAL_BYTES, answer, held)
     return read_failure(bytes(held), answer.status) or plain_failure(answer.status, bytes(held))
 
 
@@ -184,46 +188,10 @@ async def template_prompt(connect: Connect, body: bytes) -> str | None:
     try:
         async with asyncio.timeout(_TEMPLATE_SECONDS), open_session(connect) as session:
             answer = await send_call(session, "POST", "/apply-template", body, _TEMPLATE_HEADERS)
-            while len(held) <= _PROMPT_BYTES and (data := await read_some(answer)):
-                held += data
-            parsed: object = json.loads(held) if len(held) <= _PROMPT_BYTES else None
+            await read_up_to(_PROMPT_BYTES, answer, held)
     except (UpstreamLost, TimeoutError):
         return None
-    except (ValueError, RecursionError):
-        return ""
-    prompt = parsed.get("prompt") if isinstance(parsed, dict) else None
-    return prompt if isinstance(prompt, str) else ""
-
-
-class TemplateFits:
-    """The known traits of chat templates, by upstream, until its model is lost."""
-
-    def __init__(self) -> None:
-        self._known: WeakKeyDictionary[Upstream, TemplateTraits] = WeakKeyDictionary()
-
-    def forget(self, upstream: Upstream) -> None:
-        """Forget the template: another model may take its place."""
-        self._known.pop(upstream, None)
-
-    async def fit(self, upstream: Upstream, body: bytes) -> tuple[bytes, tuple[str, ...]]:
-        """Return the body of a chat as the template accepts it, and notes of what was omitted.
-
-        Bodies for another node's API stay unchanged, since that node fits them. Raises HttpRefusal.
-        """
-        if upstream.slots is None:
-            return body, ()
-        traits = self._known.get(upstream)
-        if traits is None:
-            prompts = [await template_prompt(upstream.connect, question) for question in template_questions()]
-            traits = traits_of([prompt or "" for prompt in prompts])
-            if any(prompts) and None not in prompts:  # else it is asked again for the next request
-                self._known[upstream] = traits
-        return await asyncio.to_thread(_fit, body, traits)
-
-
-def _fit(body: bytes, traits: TemplateTraits) -> tuple[bytes, tuple[str, ...]]:
-    fields, notes = fitted(json.loads(body), traits)
-    return encoded(fields), notes
+    return text_of(parsed(held), "prompt") if len(held) <= _PROMPT_BYTES else ""
 
 
 PASSED_PIECES = 16  # that were sent and are new: with drafts a piece may come with several others
@@ -495,30 +463,30 @@ _LOOK_SECONDS = 0.5
 class GatedRequest:
     """One request that computes, while it is under way."""
 
-    def __init__(self, gate: "_Gate", caller: Hashable, culprits: Culprits) -> None:
-        self._gate = gate
-        self._culprits = culprits
+    def __init__(self, served: "Served", caller: Hashable) -> None:
+        self._served = served
         self._was_let_in = False
-        self.standing: Standing = gate.trials.come(caller)
+        self.standing: Standing = served.trials.come(caller)
 
     def check(self) -> None:
         """Refuse a caller that has ended llama-server too often. Raises HttpRefusal."""
-        caller, now = self.standing.caller, _now()
-        failure = self._culprits.refusal(caller, now) or self._gate.trials.refusal(caller, now)
+        caller, now, served = self.standing.caller, _now(), self._served
+        failure = served.culprits.refusal(caller, now) or served.trials.refusal(caller, now)
         if failure is not None:
             raise HttpRefusal(failure)
 
     def sent(self) -> None:
         """Note that the client got a new piece of the answer."""
         if self.standing.sent(_now()):
-            self._gate.wake()
+            self._served.wake()
 
     def lost(self, crashes: int, *, taken: bool, repeats: bool) -> Failure | None:
         """Note that llama-server is gone, as Trials.lost does; count the caller if its request is blamed."""
-        failure = self._gate.trials.lost(self.standing, crashes, _now(), taken=taken, repeats=repeats)
+        served = self._served
+        failure = served.trials.lost(self.standing, crashes, _now(), taken=taken, repeats=repeats)
         if failure is not None:
-            self._culprits.named(self.standing.caller, _now())
-        self._gate.wake()
+            served.culprits.named(self.standing.caller, _now())
+        served.wake()
         return failure
 
     @asynccontextmanager
@@ -527,83 +495,117 @@ class GatedRequest:
 
         Raises HttpRefusal.
         """
-        await self._gate.entry(self.standing)
+        trials, standing = self._served.trials, self.standing
+        await self._served.entry(standing)
         if not self._was_let_in:
             self.check()  # it may have waited since the last one was named
         self._was_let_in = True
-        self._gate.trials.enter(self.standing, upstream.crashes, _now())
+        trials.enter(standing, upstream.crashes, _now())
         try:
             yield
         except UpstreamLost:
             raise  # `lost` comes next, or the client leaves before: `go`
         except HttpRefusal:
-            self._gate.trials.answered(self.standing)
+            trials.answered(standing)
             raise
         except BaseException:
-            self._gate.trials.gave_up(self.standing, _now())
+            trials.gave_up(standing, _now())
             raise
         else:
-            self._gate.trials.answered(self.standing)
+            trials.answered(standing)
         finally:
-            self._gate.wake()
+            self._served.wake()
 
 
-class _Gate:
-    """The gate of one llama-server, at which its requests wait for trials."""
+class Served:
+    """All that the gateway keeps of a llama-server and its successors: queue, trials, and template.
 
-    def __init__(self) -> None:
+    Requests wait for trials at a gate.
+    """
+
+    def __init__(self, upstream: Upstream, culprits: Culprits) -> None:
+        self.turns = Turns(upstream)
         self.trials = Trials()
-        self._waiting: set[Standing] = set()
-        self._changed: set[asyncio.Event] = set()
-
-    def wake(self) -> None:
-        """Make all waiting requests check again."""
-        for event in self._changed:
-            event.set()
-
-    async def entry(self, who: Standing) -> None:
-        """Wait until `who` may be sent."""
-        event, came = asyncio.Event(), _now()
-        self._changed.add(event)
-        self._waiting.add(who)
-        try:
-            while not self.trials.may_enter(who, self._waiting, _now() - came, _now()):
-                event.clear()
-                try:
-                    async with asyncio.timeout(_LOOK_SECONDS):
-                        await event.wait()
-                except TimeoutError:
-                    pass  # a trial may be over by now
-        finally:
-            self._changed.discard(event)
-            self._waiting.discard(who)
-            self.wake()
-
-
-class TrialGates:
-    """The trials of a gateway: one gate for each llama-server, made at its first request."""
-
-    def __init__(self) -> None:
-        self._of: dict[Upstream, _Gate] = {}
-        self._culprits = Culprits()
+        self.culprits = culprits
+        self.traits: TemplateTraits | None = None  # of its template, until its model is lost
+        self._upstream = upstream
+        self._at_gate: dict[Standing, asyncio.Event] = {}
 
     @contextmanager
-    def request(self, upstream: Upstream, caller: Hashable) -> Iterator[GatedRequest | None]:
-        """Count a request of `caller` as under way until the block is left. Raises HttpRefusal.
-
-        Yields None for another node's API, whose gateway has its own trials.
-        """
-        if upstream.slots is None:  # may be of one request, and is not kept
-            yield None
-            return
-        gate = self._of.setdefault(upstream, _Gate())
-        request = GatedRequest(gate, caller, self._culprits)
+    def request(self, caller: Hashable) -> Iterator[GatedRequest]:
+        """Count a request of `caller` as under way until the block is left. Raises HttpRefusal."""
+        request = GatedRequest(self, caller)
         try:
             request.check()
             yield request
         finally:
-            gate.trials.go(request.standing, _now())
-            gate.wake()
+            self.trials.go(request.standing, _now())
+            self.wake()
+
+    def wake(self) -> None:
+        """Make all requests at the gate check again."""
+        for event in self._at_gate.values():
+            event.set()
+
+    async def entry(self, who: Standing) -> None:
+        """Wait at the gate until `who` may be sent."""
+        event, came = asyncio.Event(), _now()
+        self._at_gate[who] = event
+        try:
+            while not self.trials.may_enter(who, set(self._at_gate), _now() - came, _now()):
+                event.clear()
+                with suppress(TimeoutError):  # a trial may be over by then
+                    async with asyncio.timeout(_LOOK_SECONDS):
+                        await event.wait()
+        finally:
+            del self._at_gate[who]
+            self.wake()
+
+    async def fit(self, body: bytes) -> tuple[bytes, tuple[str, ...]]:
+        """Return the body of a chat as the template accepts it, and notes of what was omitted.
+
+        Raises HttpRefusal.
+        """
+        traits = self.traits
+        if traits is None:
+            connect = self._upstream.connect
+            prompts = [await template_prompt(connect, question) for question in template_questions()]
+            traits = traits_of([prompt or "" for prompt in prompts])
+            if any(prompts) and None not in prompts:  # else it is asked again for the next request
+                self.traits = traits
+        return await asyncio.to_thread(_fit, body, traits)
+
+
+def _fit(body: bytes, traits: TemplateTraits) -> tuple[bytes, tuple[str, ...]]:
+    fields, notes = fitted(json.loads(body), traits)
+    return encoded(fields), notes
+
+
+class AllServed:
+    """The llama-servers of a gateway, each from its first request on."""
+
+    def __init__(self) -> None:
+        self._of: dict[Upstream, Served] = {}
+        self._culprits = Culprits()
+
+    def of(self, upstream: Upstream) -> Served | None:
+        """Return what is kept of `upstream`; None for another node's API, whose gateway keeps that itself.
+
+        Such an upstream may exist for a single request.
+        """
+        if upstream.slots is not None and upstream not in self._of:
+            self._of[upstream] = Served(upstream, self._culprits)
+        return self._of.get(upstream)
+
+    @property
+    def running(self) -> int:
+        """Count the requests whose turn has come."""
+        return sum(served.turns.running for served in self._of.values())
+
+    @property
+    def waiting(self) -> int:
+        """Count the requests whose turn has not come."""
+        return sum(served.turns.waiting for served in self._of.values())
 
 
 def _now() -> float:

@@ -23,7 +23,7 @@ from meshd.bench.llama import api_connection, completion
 from meshd.build.demo_model import demo_model
 from meshd.config.load import load
 from meshd.fleet.fleet import Fleet
-from meshd.fleet.node import LocalNode, model_ready
+from meshd.fleet.node import LocalNode, crossed_bytes, model_ready
 
 from tests.bench.networks import workers_alike
 from tests.bench.program import run_program
@@ -90,11 +90,11 @@ async def _measure(args: argparse.Namespace, fleet: Fleet, head: LocalNode, coun
         await _answers(url, streams, args.tokens // _SHORT_SHARE)
         rates, costs = [], []
         for _ in range(args.tries):
-            sent = (await head.status()).crossed_bytes
+            sent = crossed_bytes(await head.status())
             await _answers(url, streams, args.tokens // _SHORT_SHARE)
-            short = (await head.status()).crossed_bytes
+            short = crossed_bytes(await head.status())
             seconds = await _answers(url, streams, args.tokens)
-            long = (await head.status()).crossed_bytes
+            long = crossed_bytes(await head.status())
             rates.append(streams * args.tokens / seconds)
             more = streams * (args.tokens - args.tokens // _SHORT_SHARE)
             costs.append(((long - short) - (short - sent)) / more)

@@ -9,8 +9,8 @@ from typing import Any
 import anthropic
 import pytest
 from aiohttp import web
-from meshd.gateway import answer, router
-from meshd.gateway.dialects.interface import Translation
+from meshd.gateway import answer, server
+from meshd.gateway.dialects.dialect import Translation
 from meshd.gateway.dialects.template_fit import template_questions
 from meshd.gateway.interface import ApiKey, GatewayConfig, Readiness
 from meshd.gateway.request import UpstreamRequest, upstream_request
@@ -304,6 +304,6 @@ def test_a_large_body_is_judged_beside_the_loop(
             async with here.http.post(f"{here.url}/v1/embeddings", json=asked) as reply:
                 assert reply.status == 200
 
-    monkeypatch.setattr(router, "upstream_request", noted)
+    monkeypatch.setattr(server, "upstream_request", noted)
     asyncio.run(scenario())
     assert [one == threading.get_ident() for one in threads] == [at_once]

@@ -41,10 +41,9 @@ def run(
 JSON = {"Content-Type": "application/json"}
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1:PORT", "box.lan"])
-def test_hosts_of_this_machine_pass(host: str) -> None:
+def test_an_allowed_host_passes() -> None:
     config = GatewayConfig(port=0, allowed_hosts=("box.lan",))
-    assert run({**JSON, "Host": host}, config=config)[0] == 200
+    assert run({**JSON, "Host": "box.lan"}, config=config)[0] == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/health"])
@@ -90,14 +89,7 @@ def test_a_request_has_exactly_one_host() -> None:
 
 @pytest.mark.parametrize(
     "origin",
-    [
-        "http://127.0.0.1:PORT",
-        ORIGIN,
-        ORIGIN.upper(),
-        "http://localhost:3000",
-        "app://obsidian.md",
-        "file://",
-    ],
+    ["http://127.0.0.1:PORT", ORIGIN, "app://obsidian.md"],
 )
 def test_allowed_origins_pass_and_may_read_the_answer(origin: str) -> None:
     config = GatewayConfig(port=0, allowed_origins=(ORIGIN,))
@@ -106,9 +98,8 @@ def test_allowed_origins_pass_and_may_read_the_answer(origin: str) -> None:
     assert headers["Access-Control-Allow-Origin"].startswith(origin.removesuffix("PORT"))
 
 
-@pytest.mark.parametrize("origin", ["app://obsidian.md", "http://localhost:3000"])
-def test_a_rebound_name_is_refused_whatever_the_origin(origin: str) -> None:
-    status, _headers, code = run({**JSON, "Origin": origin, "Host": "evil.example"})
+def test_a_rebound_name_is_refused_whatever_the_origin() -> None:
+    status, _headers, code = run({**JSON, "Origin": "app://obsidian.md", "Host": "evil.example"})
     assert (status, code) == (403, "host_not_allowed")
 
 

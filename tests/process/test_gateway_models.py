@@ -3,7 +3,9 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 
+import aiohttp
 from meshd.gateway.interface import GatewayConfig, Readiness
 from meshd.model.served_facts import ServedFacts
 from meshd.model.status import ModelState
@@ -165,12 +167,12 @@ def test_a_client_that_goes_while_it_waits_gives_its_turn_up() -> None:
 
 def test_those_who_wait_hear_that_meshd_stops() -> None:
     async def scenario() -> None:
-        async with many_world(ANSWERS, config=CONFIG) as here:
-            asked = asyncio.create_task(here.chat("b"))
-            await until_asked(here.models["b"])
-            here.gateway._answers.end_all("meshd is stopping")
-            answer = await asked
-            assert (answer.status, (await answer.json())["error"]["code"]) == (503, "stopping")
+        async with aiohttp.ClientSession() as http:
+            async with many_world(ANSWERS, config=CONFIG) as here:
+                asked = asyncio.create_task(replace(here, http=http).chat("b"))
+                await until_asked(here.models["b"])
+            async with await asked as answer:
+                assert (answer.status, (await answer.json())["error"]["code"]) == (503, "stopping")
 
     asyncio.run(scenario())
 

@@ -9,18 +9,14 @@ from meshd.gateway.interface import ApiKey, GatewayConfig, Readiness
 from meshd.model.status import ModelState
 
 from tests.process.gateway_fake import (
-    DONE,
     FakeServer,
     World,
     begin_stream,
     chunk,
     die,
-    last_chunk,
     says,
-    streams,
     world,
 )
-from tests.process.test_gateway_answers import COMPLETION
 
 KEY = "sk-0123456789"
 
@@ -29,27 +25,12 @@ def client(here: World, *, key: str = KEY) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{here.url}/v1", api_key=key, max_retries=0, timeout=20)
 
 
-def test_it_lists_models_chats_and_streams() -> None:
-    async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
-        if b'"stream": true' in server.seen[-1][3] or b'"stream":true' in server.seen[-1][3]:
-            return await streams(chunk("hel"), chunk("lo"), last_chunk(2), DONE)(server, request)
-        return await says(200, COMPLETION)(server, request)
-
+def test_it_lists_models() -> None:
     async def scenario() -> None:
-        async with world(answer, config=GatewayConfig(port=0, api_keys=(ApiKey(KEY),))) as here:
+        async with world(says(200, {}), config=GatewayConfig(port=0, api_keys=(ApiKey(KEY),))) as here:
             async with client(here) as ai:
                 assert [model.id async for model in ai.models.list()] == ["tiny"]
                 assert (await ai.models.retrieve("tiny")).owned_by == "meshd"
-                said = await ai.chat.completions.create(
-                    model="tiny", messages=[{"role": "user", "content": "hi"}]
-                )
-                assert said.choices[0].message.content == "hello"
-                stream = await ai.chat.completions.create(
-                    model="tiny", messages=[{"role": "user", "content": "hi"}], stream=True
-                )
-                text = [part.choices[0].delta.content or "" async for part in stream]
-                assert "".join(text) == "hello"
-            assert here.gateway.status.tokens == 7
 
     asyncio.run(scenario())
 

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Hashable
 from contextlib import AbstractContextManager
 
 import pytest
-from meshd.gateway import router
-from meshd.gateway.dialects.interface import Translation
+from meshd.gateway import server
+from meshd.gateway.dialects.dialect import Translation
 from meshd.gateway.interface import ApiKey, GatewayConfig
 from meshd.gateway.request import UpstreamRequest, parse_object, upstream_request
 from meshd.gateway.turns import Turn, Turns
@@ -31,7 +31,7 @@ def test_others_have_a_turn_between_two_bodies(path: str, monkeypatch: pytest.Mo
 
     async def scenario() -> None:
         async with world(says(200, {"usage": {}})) as here:
-            monkeypatch.setattr(router, "parse_object", parse)
+            monkeypatch.setattr(server, "parse_object", parse)
             counting = asyncio.get_running_loop().create_task(count_turns())
             answers = await asyncio.gather(*(here.http.post(here.url + path, json={}) for _ in range(24)))
             assert {answer.status for answer in answers} == {200}
@@ -67,7 +67,7 @@ class HeldJudging:
             self.queued += 1
             return enter(turns, user)
 
-        monkeypatch.setattr(router, "upstream_request", judge)
+        monkeypatch.setattr(server, "upstream_request", judge)
         monkeypatch.setattr(Turns, "enter", counted)
 
     def play(self, check: Callable[[World], Awaitable[None]]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 from aiohttp import web
-from meshd.gateway import router
+from meshd.gateway import server
 from meshd.gateway.answer_parts import GROUP_INPUTS, Parts, joined_answer
 from meshd.gateway.interface import ApiKey, GatewayConfig, KeyLimits
 
@@ -225,7 +225,7 @@ def test_answers_are_joined_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> 
         let_go.set()
         assert (await many)[0] == 200
 
-    monkeypatch.setattr(router, "joined_answer", held)
+    monkeypatch.setattr(server, "joined_answer", held)
     try:
         play(check)
     finally:

@@ -341,14 +341,14 @@ def test_who_waits_for_a_load_after_a_loss_uses_nothing(stream: bool) -> None:
         config = GatewayConfig(port=0, api_keys=KEYS, continue_seconds=20.0)
         async with world(answer, config=config) as here:
             here.upstream.slots = 1
-            turns = here.gateway._turns.of(here.upstream)
-            assert turns is not None
+            served = here.gateway._answers.served.of(here.upstream)
+            assert served is not None
             body, headers = {**HI, "stream": stream}, {"Authorization": f"Bearer {AGENT}"}
             asking = asyncio.ensure_future(
                 here.http.post(f"{here.url}/v1/chat/completions", json=body, headers=headers)
             )
             await until(here, running=1, waiting=0)
-            (user,) = turns._queue._users.values()
+            (user,) = served.turns.queue._users.values()
             while here.upstream.readiness is not LOADING or user.computing:
                 await look(here)
             assert user.running == 1

@@ -55,5 +55,5 @@ def test_a_streamed_chat_passes_at_most_ten_files(tmp_path: Path) -> None:
                 assert here.upstream.under_way == 0
 
     asyncio.run(scenario())
-    assert {"client_connections.py", "router.py", "answer.py", "upstream.py"} <= walk.files.keys()
+    assert {"client_connections.py", "server.py", "answer.py", "upstream.py"} <= walk.files.keys()
     assert len(walk.files) <= MOST_FILES, f"it passes {', '.join(walk.files)}"

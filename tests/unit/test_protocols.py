@@ -16,11 +16,8 @@ from meshd.client.api_client import ApiClient
 from meshd.client.head_call import HeadCall
 from meshd.demo.interface import DemoOutput
 from meshd.devices.interface import DescriptorSocket, Report, RunningRole, Tunnel, WeightsFromMembers
-from meshd.gateway.dialects.interface import Answering, Dialect
-from meshd.gateway.dialects.openai import ChatDialect
-from meshd.gateway.dialects.responses import ResponsesAnswering
 from meshd.gateway.interface import MemberGate, Models, ModelTurn, NamedModel, Upstream
-from meshd.gateway.request import OneModel, PlainModel, TurnAtOnce
+from meshd.gateway.request import OneModel, PlainModel
 from meshd.gateway.server import Gateway
 from meshd.head.model import Model
 from meshd.head.model_pool import ModelOnDemand, ModelPool, PoolTurn
@@ -78,8 +75,6 @@ mesh_push_filter: Callable[[MeshPushFilter], Inspector] = same
 weights: Callable[[ModelFile], WeightsFile] = same
 worker_role: Callable[[Worker], RunningRole] = same
 serve_role: Callable[[Model], RunningRole] = same
-dialect: Callable[[ChatDialect], Dialect] = same
-answering: Callable[[ResponsesAnswering], Answering] = same
 router: Callable[[PcpRouter], HomeRouter] = same
 lease_cache: Callable[[store_lease_cache.DiskLeaseCache], LeaseCache] = same
 content_store: Callable[[content_store_module.DiskContentStore], ContentStore] = same
@@ -92,7 +87,7 @@ one_model: Callable[[OneModel], Models] = same
 several_models: Callable[[ModelPool], Models] = same
 one_of_several: Callable[[ModelOnDemand], NamedModel] = same
 plain_model: Callable[[PlainModel], NamedModel] = same
-turn_at_once: Callable[[TurnAtOnce], ModelTurn] = same
+plain_turn: Callable[[PlainModel], ModelTurn] = same
 turn_in_a_pool: Callable[[PoolTurn], ModelTurn] = same
 pool: Callable[[ModelPool], RunningRole] = same
 upstream: Callable[[Model], Upstream] = same

@@ -1,18 +1,31 @@
-"""A chat in llama-server's form, to which dialects translate requests and from which they read answers.
+"""OpenAI's chats, which are llama-server's form: other dialects translate requests to them and answers back.
+
+https://platform.openai.com/docs/api-reference/chat/create
 
 The pieces of a request come first, then the steps of an answer: a stream is read event by event, a whole
-answer at once, and both yield the same texts, thoughts and calls.
+answer at once, and both yield the same texts, thoughts and calls. At the end is the dialect itself: requests
+that OpenAI's servers refuse are refused, and llama-server's answers stay unchanged.
 """
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from itertools import takewhile
+from typing import NamedTuple
 
 from meshd.base.peer_limits import API_BODY_PARTS, API_BODY_VALUES
 from meshd.gateway.continuation import begun_arguments
-from meshd.gateway.dialects.fields import is_number, objects_of, text_of
-from meshd.gateway.events import whole_events
+from meshd.gateway.dialects.dialect import Answering, Dialect, RequestFacts, Translation, sse
+from meshd.gateway.dialects.fields import (
+    check_number,
+    is_number,
+    object_of,
+    objects_of,
+    optional,
+    text_of,
+    wants_stream,
+)
+from meshd.gateway.events import event_data, parsed, whole_events
 from meshd.gateway.failure import Failure, HttpRefusal, invalid, object_failure
 
 _MOST_NAMES = 8  # of tools, in an error
@@ -32,10 +45,7 @@ def image_part(url: str) -> Part:
 
 def content_of(parts: Sequence[Part]) -> str | list[Part]:
     """Return the content of a message: a plain string for a single text, since all templates take that."""
-    if not parts:
-        return ""
-    only = parts[0]
-    return str(only["text"]) if len(parts) == 1 and only["type"] == "text" else list(parts)
+    return result_of(parts) if len(parts) < 2 else list(parts)
 
 
 def result_of(parts: Sequence[Part]) -> str | list[Part]:
@@ -59,15 +69,12 @@ class Growing(list[object]):
     """Contents or texts to be joined at the end, because joining each would copy all before it."""
 
 
-def add_to_assistant(messages: list[Message], **fields: object) -> None:
+def add_to_assistant(messages: list[Message], fields: Mapping[str, object]) -> None:
     """Add to the assistant's message at the end of `messages`, or begin one; `grown` joins the pieces."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     for name, value in fields.items():
-        if name == "tool_calls" and isinstance(value, list):
-            grow(messages[-1], name, *value)
-        else:
-            grow(messages[-1], name, value)
+        grow(messages[-1], name, *(value if isinstance(value, list) and name == "tool_calls" else [value]))
 
 
 def grow(message: Message, name: str, *more: object) -> None:
@@ -75,40 +82,38 @@ def grow(message: Message, name: str, *more: object) -> None:
     held = message.get(name)
     if not isinstance(held, Growing):
         calls = held if name == "tool_calls" and isinstance(held, list) else [held]
-        held = message[name] = Growing(value for value in calls if value)
-    held += [value for value in more if value]
+        held = message[name] = Growing(filter(None, calls))
+    held += filter(None, more)
 
 
 def grown(messages: list[Message]) -> list[Message]:
     """Join all that has grown in these messages, in place, and return them."""
     for message in messages:
         for name, held in message.items():
-            if not isinstance(held, Growing):
-                continue
-            if name == "content":
-                message[name] = joined(*held)
-            elif name == "tool_calls":
-                message[name] = list(held)
-            else:
-                message[name] = "".join(map(str, held))
+            if isinstance(held, Growing):
+                message[name] = _grown(name, held)
     return messages
+
+
+def _grown(name: str, held: Growing) -> object:
+    match name:
+        case "content":
+            return joined(*held)
+        case "tool_calls":
+            return list(held)
+        case _:
+            return "".join(map(str, held))
 
 
 def joined(*contents: object) -> str | list[Part]:
     """Return the contents of messages as one."""
-    at = next(
-        (at for at, content in enumerate(contents) if not isinstance(content, str | None)), len(contents)
-    )
-    text = "\n\n".join(str(content) for content in contents[:at] if content)
-    if at == len(contents):
-        return text
-    return [part for content in (text, *contents[at:]) for part in _parts(content)]
+    texts = list(takewhile(lambda content: isinstance(content, str | None), contents))
+    text, rest = "\n\n".join(str(text) for text in texts if text), contents[len(texts) :]
+    return [part for content in (text, *rest) for part in _parts(content)] if rest else text
 
 
 def _parts(content: object) -> list[Part]:
-    if isinstance(content, list):
-        return [part for part in content if isinstance(part, dict)]
-    return [text_part(content)] if isinstance(content, str) and content else []
+    return [text_part(content)] if isinstance(content, str) and content else objects_of(content)
 
 
 def dumped(value: object) -> str:
@@ -122,12 +127,8 @@ def sound_calls(messages: list[Message]) -> list[Message]:
     They are JSON within a string, so they were not counted with the body; quotation marks and brackets in
     their texts count as well.
     """
-    functions = [
-        function
-        for message in messages
-        for call in objects_of(message.get("tool_calls"))
-        if isinstance(function := call.get("function"), dict)
-    ]
+    calls = [call for message in messages for call in objects_of(message.get("tool_calls"))]
+    functions = [function for call in calls if isinstance(function := call.get("function"), dict)]
     texts = [text_of(function, "arguments") for function in functions]
     parts = sum(text.count('"') // 2 + text.count("[") + text.count("{") for text in texts)
     if parts > API_BODY_PARTS.most or parts + sum(text.count(",") for text in texts) > API_BODY_VALUES.most:
@@ -161,17 +162,16 @@ def sound_arguments(text: str) -> str:
 
 def _cut_off(text: str) -> dict[str, object]:
     begun = begun_arguments(text)
-    if begun is None or not begun.arguments:
-        return {"input": text} if begun is None else {}
+    if begun is None:
+        return {"input": text}
     kept: dict[str, object] = {}
     for argument in begun.arguments:
-        if argument.is_text and not argument.is_whole:
-            kept[argument.name] = argument.text
-            continue
-        try:
-            kept[argument.name] = json.loads(argument.value, parse_constant=_no_constant)
-        except (ValueError, RecursionError):
-            kept[argument.name] = argument.value
+        kept[argument.name] = argument.text if argument.is_text else argument.value
+        if argument.is_whole or not argument.is_text:
+            try:
+                kept[argument.name] = json.loads(argument.value, parse_constant=_no_constant)
+            except (ValueError, RecursionError):
+                kept[argument.name] = argument.value
     return kept
 
 
@@ -184,37 +184,26 @@ def choose_tools(fields: dict[str, object], choice: str, names: Sequence[str] = 
 
     llama-server has no choice by name, so the other tools are omitted. Raises HttpRefusal.
     """
-    tools = fields.get("tools")
-    offered = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
-    known = {name_of_tool(tool): tool for tool in offered}
+    known = {name_of_tool(tool): tool for tool in objects_of(fields.get("tools"))}
     for name in names:
         if name not in known:
-            message = (
-                f"`tool_choice` names the tool `{name[:100]}`, which is not among `tools`{_shown(known)}"
-            )
+            shown = ", ".join(f"`{tool[:100]}`" for tool in list(known)[:_MOST_NAMES])
+            among = f"`tools`: {shown}" if shown else "`tools`"
+            message = f"`tool_choice` names the tool `{name[:100]}`, which is not among {among}"
             raise invalid(message, "tool_choice")
-    if choice == "required" and not offered:
-        raise invalid(
-            "`tool_choice` requires a tool, but `tools` has none that can be offered", "tool_choice"
-        )
+    if choice == "required" and not known:
+        message = "`tool_choice` requires a tool, but `tools` has none that can be offered"
+        raise invalid(message, "tool_choice")
     if names:
         fields["tools"] = [known[name] for name in dict.fromkeys(names)]
-    if offered:
+    fields.pop("tool_choice", None)
+    if known:
         fields["tool_choice"] = choice
-    else:
-        fields.pop("tool_choice", None)
 
 
 def name_of_tool(tool: Mapping[str, object]) -> str:
     """Return a function's name; empty if it has none."""
-    function = tool.get("function")
-    name = function.get("name") if isinstance(function, dict) else None
-    return name if isinstance(name, str) else ""
-
-
-def _shown(known: Mapping[str, object]) -> str:
-    names = [f"`{name[:100]}`" for name in known][:_MOST_NAMES]
-    return f": {', '.join(names)}" if names else ""
+    return text_of(object_of(tool, "function"), "name")
 
 
 def function_tool(name: str, description: object, parameters: object, **more: object) -> dict[str, object]:
@@ -231,19 +220,17 @@ def schema_format(schema: object, name: object = None) -> dict[str, object]:
     """Return the `response_format` that enforces a JSON schema. Raises HttpRefusal."""
     if not isinstance(schema, dict):
         raise invalid("the answer's format needs a JSON schema in `schema`", "format.schema")
-    return {
-        "type": "json_schema",
-        "json_schema": {"name": name if isinstance(name, str) and name else "answer", "schema": schema},
-    }
+    named = name if isinstance(name, str) and name else "answer"
+    return {"type": "json_schema", "json_schema": {"name": named, "schema": schema}}
 
 
 _EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}  # which templates do not know
 
 
 def effort_of(asked: Mapping[str, object]) -> str:
-    """Return the fields that set how much a model reasons, by `effort`; empty if it is not given."""
-    effort = asked.get("effort")
-    return _EFFORTS.get(effort, effort) if isinstance(effort, str) else ""
+    """Return how much a model is to reason, by `effort`; empty if it is not given."""
+    effort = text_of(asked, "effort")
+    return _EFFORTS.get(effort, effort)
 
 
 def stream_fields(stream: bool) -> dict[str, object]:
@@ -251,27 +238,23 @@ def stream_fields(stream: bool) -> dict[str, object]:
     return {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
 
 
-_DATA = re.compile(rb"^data:(.*?)\r?$", re.MULTILINE)
 _DONE = b"[DONE]"
 _MOST_CALLS = 128  # of tools, in one answer; another node may send it
 
 
-@dataclass(frozen=True, slots=True)
-class TextPiece:
+class TextPiece(NamedTuple):
     """More of the answer's text."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class ThoughtPiece:
+class ThoughtPiece(NamedTuple):
     """More of the model's reasoning."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallPiece:
+class CallPiece(NamedTuple):
     """More of the tool call with this `number`; `id` and `name` come with the first piece."""
 
     number: int
@@ -280,39 +263,34 @@ class CallPiece:
     arguments: str
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerEnd:
+class AnswerEnd(NamedTuple):
     """The end of the answer; only figures follow. `reason`: OpenAI's `finish_reason`."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerUsage:
+class AnswerUsage(NamedTuple):
     """Tokens of the prompt, how many of those were cached, and tokens generated."""
 
-    prompt: int
-    cached: int
-    generated: int
+    prompt: int = 0
+    cached: int = 0
+    generated: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerFailed:
+class AnswerFailed(NamedTuple):
     """An error event: llama-server broke off the answer."""
 
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
-class StreamDone:
+class StreamDone(NamedTuple):
     """The last event of the stream."""
 
 
 Step = TextPiece | ThoughtPiece | CallPiece | AnswerEnd | AnswerUsage | AnswerFailed | StreamDone
 
 
-@dataclass(frozen=True, slots=True)
-class ChatAnswer:
+class ChatAnswer(NamedTuple):
     """A whole answer. `calls`: with all of their arguments."""
 
     text: str
@@ -324,42 +302,28 @@ class ChatAnswer:
 
 def event_fields(events: bytes) -> Iterator[Mapping[str, object] | None]:
     """Yield the JSON objects of whole server-sent events, and None for the last; skip anything else."""
-    for event in whole_events(events):
-        data = b"\n".join(line.strip() for line in _DATA.findall(event))
-        if data == _DONE:
-            yield None
-            continue
-        try:
-            fields: object = json.loads(data) if data else None
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(fields, dict):
-            yield fields
+    for data in map(event_data, whole_events(events)):
+        fields = parsed(data)
+        if data == _DONE or isinstance(fields, dict):
+            yield fields if isinstance(fields, dict) else None
 
 
 def read_steps(events: bytes) -> Iterator[Step]:
     """Read whole server-sent events of a streamed chat; skip unknown events."""
     for fields in event_fields(events):
-        if fields is None:
-            yield StreamDone()
-        else:
-            yield from _steps_of(fields)
+        yield from (StreamDone(),) if fields is None else _steps_of(fields)
 
 
 def _steps_of(fields: Mapping[str, object]) -> Iterator[Step]:
-    error = fields.get("error")
+    error, usage = fields.get("error"), fields.get("usage")
     if isinstance(error, dict):
         yield AnswerFailed(object_failure(error, 500))
         return
     for choice in objects_of(fields.get("choices")):
-        if choice.get("index", 0) != 0:
-            continue
-        delta = choice.get("delta")
-        if isinstance(delta, dict):
-            yield from _pieces_of(delta)
-        if reason := text_of(choice, "finish_reason"):
-            yield AnswerEnd(reason)
-    usage = fields.get("usage")
+        if choice.get("index", 0) == 0:
+            yield from _pieces_of(object_of(choice, "delta"))
+            if reason := text_of(choice, "finish_reason"):
+                yield AnswerEnd(reason)
     if isinstance(usage, dict):
         yield usage_of(usage)
 
@@ -371,56 +335,121 @@ def _pieces_of(message: Mapping[str, object]) -> Iterator[TextPiece | ThoughtPie
     if text := text_of(message, "content"):
         yield TextPiece(text)
     for at, call in enumerate(objects_of(message.get("tool_calls"))[:_MOST_CALLS]):
-        number, function = call.get("index", at), call.get("function")
-        of = function if isinstance(function, dict) else {}
+        number, of = call.get("index", at), object_of(call, "function")
         if is_number(number) and number < _MOST_CALLS:
             yield CallPiece(number, text_of(call, "id"), text_of(of, "name"), text_of(of, "arguments"))
 
 
 def read_whole(answer: Mapping[str, object]) -> ChatAnswer:
     """Read a whole chat completion; missing parts are empty."""
-    choices = objects_of(answer.get("choices"))
-    first = choices[0] if choices else {}
-    message, usage = first.get("message"), answer.get("usage")
-    pieces = list(_pieces_of(message)) if isinstance(message, dict) else []
-    return ChatAnswer(
-        text="".join(piece.text for piece in pieces if isinstance(piece, TextPiece)),
-        thought="".join(piece.text for piece in pieces if isinstance(piece, ThoughtPiece)),
-        calls=tuple(piece for piece in pieces if isinstance(piece, CallPiece)),
-        reason=text_of(first, "finish_reason") or "stop",
-        usage=usage_of(usage if isinstance(usage, dict) else {}),
-    )
+    first = next(iter(objects_of(answer.get("choices"))), {})
+    reason = text_of(first, "finish_reason") or "stop"
+    return whole_of(_pieces_of(object_of(first, "message")), reason, usage_of(object_of(answer, "usage")))
+
+
+def whole_of(pieces: Iterator[Step], reason: str, usage: AnswerUsage) -> ChatAnswer:
+    """Put the pieces of an answer together."""
+    text, thought, calls = "", "", []
+    for piece in pieces:
+        match piece:
+            case TextPiece(more):
+                text += more
+            case ThoughtPiece(more):
+                thought += more
+            case CallPiece():
+                calls.append(piece)
+            case AnswerEnd():
+                reason = piece.reason
+            case AnswerUsage():
+                usage = piece
+    return ChatAnswer(text, thought, tuple(calls), reason, usage)
 
 
 def usage_of(usage: Mapping[str, object]) -> AnswerUsage:
     """Read OpenAI's `usage`; missing or invalid numbers are 0."""
-    details = usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else 0
-    found = [usage.get("prompt_tokens"), cached, usage.get("completion_tokens")]
+    cached = object_of(usage, "prompt_tokens_details").get("cached_tokens")
+    found = (usage.get("prompt_tokens"), cached, usage.get("completion_tokens"))
     prompt, from_cache, generated = (figure if is_number(figure) else 0 for figure in found)
     return AnswerUsage(prompt, min(from_cache, prompt), generated)
 
 
-class CountAnswering:
-    """Implements Answering for a count of tokens, which is never a stream. `head`: preceding fields."""
+class ChatAnswering(Answering):
+    """The base of what translates the answer to a chat: it reads a stream and calls a method for each step.
 
-    content_type = "application/json"
-    passes_on = False
+    `_reason` and `_usage` are known at the end. Each method returns the bytes for the client.
+    """
+
+    def __init__(self) -> None:
+        self._is_over = False
+        self._reason = ""
+        self._usage = AnswerUsage()
+        self._has_usage = False
+
+    def events(self, events: bytes) -> bytes:
+        """Translate whole events of llama-server."""
+        out = bytearray()
+        for step in self._steps(events):
+            if self._is_over:
+                break
+            match step:
+                case ThoughtPiece(text):
+                    out += self._thought(text)
+                case TextPiece(text):
+                    out += self._text(text)
+                case CallPiece():
+                    out += self._called(step)
+                case AnswerEnd(reason):
+                    self._reason = reason
+                case AnswerUsage():
+                    self._usage, self._has_usage = step, True
+                case AnswerFailed(failure):
+                    out += self.failed(failure)
+                case StreamDone():
+                    self._is_over = True
+                    out += self._end()
+        return bytes(out)
+
+    def failed(self, failure: Failure) -> bytes:
+        """Return the end of a stream that breaks off with this failure."""
+        self._is_over = True
+        return self._failed(failure)
+
+    def whole(self, answer: Mapping[str, object]) -> dict[str, object]:
+        """Translate a whole answer."""
+        whole = self._read(answer)
+        self._reason, self._usage, self._has_usage = whole.reason, whole.usage, True
+        return self._whole(whole)
+
+    def _steps(self, events: bytes) -> Iterator[Step]:
+        return read_steps(events)
+
+    def _read(self, answer: Mapping[str, object]) -> ChatAnswer:
+        return read_whole(answer)
+
+    def _thought(self, text: str) -> bytes:
+        raise NotImplementedError
+
+    def _text(self, text: str) -> bytes:
+        raise NotImplementedError
+
+    def _called(self, step: CallPiece) -> bytes:
+        raise NotImplementedError
+
+    def _failed(self, failure: Failure) -> bytes:
+        raise NotImplementedError
+
+    def _end(self) -> bytes:
+        raise NotImplementedError
+
+    def _whole(self, whole: ChatAnswer) -> dict[str, object]:
+        raise NotImplementedError
+
+
+class CountAnswering(Answering):
+    """The answering of a count of tokens, which is never a stream. `head`: preceding fields."""
 
     def __init__(self, **head: object) -> None:
         self._head = head
-
-    def events(self, events: bytes) -> bytes:
-        """Return nothing: there is no stream."""
-        return b""
-
-    def failed(self, failure: Failure) -> bytes:
-        """Return nothing: there is no stream."""
-        return b""
-
-    def comment(self, text: str) -> bytes:
-        """Return nothing: there is no stream."""
-        return b""
 
     def whole(self, answer: Mapping[str, object]) -> dict[str, object]:
         """Return the count as the client's dialect has it."""
@@ -428,12 +457,156 @@ class CountAnswering:
         return {**self._head, "input_tokens": counted if is_number(counted) else 0}
 
 
-def sse(data: Mapping[str, object], *, name: str = "") -> bytes:
-    """Write one server-sent event, named `name`."""
-    head = f"event: {name}\n" if name else ""
-    return f"{head}data: {json.dumps(data)}\n\n".encode()
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_PARTS = ("text", "image_url", "input_audio", "input_video", "video_url", "refusal")
+_ERROR = b'"error"'  # in an event: within generated text the quotation marks are escaped
+_NO_CHOICE = "`tool_choice` must be `auto`, `none`, `required` or name a function"
 
 
-def sse_comment(text: str) -> bytes:
-    """Write a comment of one line, which clients skip (WHATWG HTML, 9.2.6)."""
-    return f": {' '.join(text.split())}\n\n".encode("utf-8", "replace")
+class PassedOn(Answering):
+    """The answering that leaves all as llama-server sends it, but for errors."""
+
+    passes_on = True
+
+    def events(self, events: bytes) -> bytes:
+        """Return the events unchanged, or an error in OpenAI's form."""
+        steps = read_steps(events) if _ERROR in events else ()
+        failed = next((step for step in steps if isinstance(step, AnswerFailed)), None)
+        return events if failed is None else self.failed(failed.failure)
+
+    def failed(self, failure: Failure) -> bytes:
+        """Return the end of a stream that breaks off with this failure."""
+        return sse({"error": failure.error()})
+
+
+class PlainDialect(Dialect):
+    """The dialect of a `path` with llama-server's own fields and answers."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def read(self, asked: dict[str, object], facts: RequestFacts) -> Translation:
+        """Check and translate a body. Raises HttpRefusal."""
+        return Translation(self._path, asked, wants_stream(asked), PassedOn())
+
+
+class ChatDialect(PlainDialect):
+    """The dialect of chats; it rewrites messages in forms that no template takes."""
+
+    def read(self, asked: dict[str, object], facts: RequestFacts) -> Translation:
+        """Check and translate a body. Raises HttpRefusal."""
+        check_number(asked, "temperature", 0, 2)
+        check_number(asked, "top_p", 0, 1)
+        fields = {**asked, "messages": _messages(asked.get("messages"))}
+        _judge_tools(fields)
+        _judge_format(fields)
+        notes = ("web_search_options",) if fields.get("web_search_options") is not None else ()
+        return replace(super().read(fields, facts), notes=notes)
+
+
+def _messages(given: object) -> list[Message]:
+    if not isinstance(given, list):
+        raise invalid("`messages` must be a list of messages", "messages")
+    if not given:
+        raise invalid("`messages` is empty: at least one message is needed", "messages")
+    return sound_calls([_message(message, f"messages[{at}]") for at, message in enumerate(given)])
+
+
+def _message(given: object, where: str) -> Message:
+    if not isinstance(given, dict):
+        raise invalid(f"`{where}` must be an object", where)
+    # role
+    role, content = given.get("role"), given.get("content")
+    if role not in _ROLES:
+        message = f"`{where}.role` is `{str(role)[:50]}`: it must be one of {', '.join(_ROLES)}"
+        raise invalid(message, f"{where}.role")
+    made: Message = dict(given)
+    if role == "function":  # the older form of a tool's result
+        made["role"] = "tool"
+    # content
+    if content is None and role == "assistant":
+        made["content"] = ""
+    elif content is None:
+        raise invalid(f"`{where}.content` is missing", f"{where}.content")
+    elif isinstance(content, list):
+        made["content"] = [_part(part, f"{where}.content[{at}]") for at, part in enumerate(content)]
+    elif not isinstance(content, str):
+        raise invalid(f"`{where}.content` must be a string or a list of parts", f"{where}.content")
+    # calls of tools; the older form of a call has no id
+    calls, called = made.pop("tool_calls", None), made.pop("function_call", None)
+    calls = calls or ([{"id": "", "function": called}] if called is not None else [])
+    if not isinstance(calls, list):
+        raise invalid(f"`{where}.tool_calls` must be a list", f"{where}.tool_calls")
+    if calls:
+        made["tool_calls"] = [_call(call, f"{where}.tool_calls[{at}]") for at, call in enumerate(calls)]
+    # reasoning, which some clients send back in the field in which they have shown it
+    if made.get("reasoning_content") is None:
+        made.pop("reasoning_content", None)
+        thought = made.pop("reasoning", None)
+        if isinstance(thought, str) and thought and role == "assistant":
+            made["reasoning_content"] = thought
+    return made
+
+
+def _part(part: object, where: str) -> Part:
+    if not isinstance(part, dict) or not isinstance(kind := part.get("type"), str):
+        raise invalid(f"`{where}` must be an object with a `type`", where)
+    if kind not in _PARTS:
+        message = f"`{where}` has the type `{kind[:100]}`, which cannot be given to this model"
+        raise invalid(message, f"{where}.type")
+    if kind not in ("text", "refusal"):
+        return dict(part)
+    if not isinstance(text := part.get(kind), str):
+        raise invalid(f"`{where}.{kind}` must be a string", f"{where}.{kind}")
+    return text_part(text)
+
+
+def _call(call: object, where: str) -> dict[str, object]:
+    function = object_of(call, "function")
+    if not isinstance(call, dict) or not text_of(function, "name"):
+        raise invalid(f"`{where}.function.name` is missing", f"{where}.function.name")
+    return {**call, "type": "function", "function": dict(function)}
+
+
+def _judge_tools(fields: dict[str, object]) -> None:
+    for name, instead in (("functions", "tools"), ("function_call", "tool_choice")):
+        if fields.get(name) is not None:
+            raise invalid(f"`{name}` is OpenAI's older form of `{instead}`: send `{instead}`", name)
+    tools, choice = optional(fields, "tools", list, "`tools` must be a list"), fields.get("tool_choice")
+    if tools is None:
+        fields.pop("tools", None)
+    for at, tool in enumerate(tools or []):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if kind != "function":
+            message = f"`tools[{at}]` of type `{str(kind)[:100]}` cannot be offered: define a `function`"
+            raise invalid(message, f"tools[{at}].type")
+        if not name_of_tool(tool):
+            raise invalid(f"`tools[{at}].function.name` is missing", f"tools[{at}].function.name")
+    match choice:
+        case {"type": "function"} if isinstance(choice, dict):
+            choose_tools(fields, "required", [name_of_tool(choice)])
+        case {"type": "allowed_tools", "allowed_tools": {**allowed}}:
+            names = [name_of_tool(tool) for tool in objects_of(allowed.get("tools"))]
+            choose_tools(fields, "required" if allowed.get("mode") == "required" else "auto", names)
+        case "required":
+            choose_tools(fields, choice)
+        case "auto" | "none" if tools:
+            choose_tools(fields, str(choice))
+        case None:
+            fields.pop("tool_choice", None)
+        case _ if isinstance(choice, dict) or tools:
+            raise invalid(_NO_CHOICE, "tool_choice")
+        case _:
+            fields.pop("tool_choice", None)
+
+
+def _judge_format(fields: Mapping[str, object]) -> None:
+    if (wanted := fields.get("response_format")) is None:
+        return
+    kind = text_of(wanted, "type")
+    if kind not in ("text", "json_object", "json_schema"):
+        message = "`response_format.type` must be `text`, `json_object` or `json_schema`"
+        raise invalid(message, "response_format.type")
+    if kind == "json_schema" and not isinstance(object_of(wanted, "json_schema").get("schema"), dict):
+        message = "`response_format.json_schema.schema` must be a JSON schema"
+        raise invalid(message, "response_format.json_schema.schema")

@@ -12,15 +12,17 @@ except for hints whose loss no client notices.
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
-from typing import TypeGuard
+from typing import TypeGuard, TypeVar
 
 from meshd.gateway.dialects.grammar_bounds import BeyondBounds, SchemaBudget, check_grammar, unenforced
-from meshd.gateway.failure import Failure, HttpRefusal, invalid
+from meshd.gateway.failure import HttpRefusal, invalid
 
 _PIECES_DEEP = 2  # `data` of an answer, and each embedding of it
 _NUMBERS = 1 << 31  # of tokens, and tokens themselves: those of llama-server have 32 bits
+_PLAIN = frozenset({int, str, bool})  # types of values that need no further look
+_Kind = TypeVar("_Kind")
 
 
 def is_number(value: object) -> TypeGuard[int]:
@@ -31,15 +33,61 @@ def is_number(value: object) -> TypeGuard[int]:
     return type(value) is int and 0 <= value < _NUMBERS
 
 
-def text_of(of: Mapping[str, object], name: str) -> str:
-    """Return a text field; empty if it is missing or of another type."""
-    value = of.get(name)
+def text_of(of: object, name: str) -> str:
+    """Return a text field of an object; empty if it is missing or of another type."""
+    value = of.get(name) if isinstance(of, dict) else None
     return value if isinstance(value, str) else ""
+
+
+def object_of(of: object, name: str) -> dict[str, object]:
+    """Return a field of an object that is an object itself; empty if it is missing or of another type."""
+    value = of.get(name) if isinstance(of, dict) else None
+    return value if isinstance(value, dict) else {}
 
 
 def objects_of(value: object) -> list[dict[str, object]]:
     """Return the objects among the members of a list; empty if it is not a list."""
     return [member for member in value if isinstance(member, dict)] if isinstance(value, list) else []
+
+
+def optional(asked: Mapping[str, object], name: str, kind: type[_Kind], otherwise: str) -> _Kind | None:
+    """Return a field that may be missing. Raises HttpRefusal with the message `otherwise`."""
+    value = asked.get(name)
+    if value is not None and not isinstance(value, kind):
+        raise invalid(otherwise, name)
+    return value
+
+
+def check_number(
+    asked: Mapping[str, object], name: str, least: float, most: float, *, whole: bool = False
+) -> None:
+    """Check an optional number. Raises HttpRefusal."""
+    value = asked.get(name)
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+        raise invalid(f"{name}: expected {'a whole number' if whole else 'a number'}", name)
+    if not least <= value <= most:
+        bound = f"at least {least:g}" if value < least else f"at most {most:g}"
+        raise invalid(f"{name}: must be {bound if value == value else 'a finite number'}", name)
+
+
+def wants_stream(asked: Mapping[str, object]) -> bool:
+    """Check `stream` and return it; False if omitted. Raises HttpRefusal."""
+    return optional(asked, "stream", bool, "stream: expected true or false") is True
+
+
+def levels(value: object) -> Iterator[list[object]]:
+    """Yield the members of a JSON value level by level, beginning with itself.
+
+    Lists and objects with only texts and whole numbers are not entered: a prompt may have a million tokens.
+    """
+    level = [value]
+    while level:
+        yield level
+        parts = (list(of.values()) if isinstance(of, dict) else of for of in level)
+        lists = [part for part in parts if isinstance(part, list)]
+        level = [inner for part in lists if not _PLAIN.issuperset(map(type, part)) for inner in part]
 
 
 def encoded(fields: object) -> bytes:
@@ -48,7 +96,7 @@ def encoded(fields: object) -> bytes:
         return json.dumps(fields, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except (ValueError, RecursionError) as error:
         place, what = _unsound(fields)
-        raise HttpRefusal(Failure(400, what, code="invalid_json", param=place or None)) from error
+        raise invalid(what, place or None, code="invalid_json") from error
 
 
 def _unsound(fields: object) -> tuple[str, str]:
@@ -56,31 +104,23 @@ def _unsound(fields: object) -> tuple[str, str]:
     unseen: list[tuple[str, object]] = [("", fields)]
     while unseen:
         place, value = unseen.pop()
-        here = f"`{place[:200]}`"
         if isinstance(value, float) and not math.isfinite(value):
-            return place, f"{here} is not a number that JSON allows"
-        if isinstance(value, str) and not _is_unicode(value):
-            return (
-                place,
-                f"{here} has an unpaired surrogate (`\\ud800` to `\\udfff` alone), which is not valid text",
-            )
+            return place, f"`{place[:200]}` is not a number that JSON allows"
+        names = list(value) if isinstance(value, dict) else [value] if isinstance(value, str) else []
+        if not all(map(_is_unicode, names)):
+            where = f"`{place[:200]}`" if isinstance(value, str) else f"a name in `{place[:200]}`"
+            which = " (`\\ud800` to `\\udfff` alone)" if isinstance(value, str) else ""
+            return place, f"{where} has an unpaired surrogate{which}, which is not valid text"
         if isinstance(value, dict):
-            if any(not _is_unicode(name) for name in value):
-                return place, f"a name in {here} has an unpaired surrogate, which is not valid text"
-            unseen += [
-                (f"{place}.{name}" if place else name, inner) for name, inner in reversed(value.items())
-            ]
+            inner = [(f"{place}.{name}" if place else name, part) for name, part in value.items()]
+            unseen += reversed(inner)
         elif isinstance(value, list):
-            unseen += [(f"{place}[{at}]", inner) for at, inner in reversed(list(enumerate(value)))]
+            unseen += reversed([(f"{place}[{at}]", part) for at, part in enumerate(value)])
     return "", "the body is nested too deeply"
 
 
 def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def encoded_in_pieces(value: object, depth: int = _PIECES_DEEP) -> bytes:
@@ -105,9 +145,7 @@ def with_fields(body: bytes, fields: Mapping[str, object]) -> bytes:
 
 
 _MOST_PENALIZED = 1 << 17  # tokens that penalties look back at; llama-server keeps room for all of them
-_MOST_PROBABILITIES = 20  # of each token; as OpenAI's `top_logprobs`
 _MOST_CHOICES = 64  # answers to one prompt; llama-server takes as many as it has slots
-_MOST_STOPS = 64
 _MOST_STOP = 1024  # letters
 _MOST_BIASED = 1024
 _MOST_BIASED_TEXT = 64  # letters: each token of it counts
@@ -117,7 +155,6 @@ _MOST_DEPTH = 64  # of any field: templates and schemas are read by recursion
 _MOST_SAMPLERS = 32
 _SAMPLER_LETTERS = {"i": "infill", "k": "top_k"}  # of a chain that is written as text
 _MOST_FILLED = 256  # tokens that `infill` compares, each with each
-_MOST_BREAKERS = 32  # llama.cpp goes through its vocabulary for each
 _MOST_TEXT = 64 << 20
 _INT = (1 << 31) - 1
 _LONG = (1 << 63) - 1
@@ -138,14 +175,9 @@ class Endpoint(StrEnum):
     DETOKENIZE = "detokenize"
 
 
+_COUNT = "/chat/completions/input_tokens"
 _PATHS = {
-    Endpoint.CHAT: (
-        "/v1/chat/completions",
-        "/v1/chat/completions/input_tokens",
-        "/chat/completions",
-        "/chat/completions/input_tokens",
-        "/apply-template",
-    ),
+    Endpoint.CHAT: ("/v1/chat/completions", f"/v1{_COUNT}", "/chat/completions", _COUNT, "/apply-template"),
     Endpoint.COMPLETION: ("/v1/completions", "/completion", "/completions"),
     Endpoint.INFILL: ("/infill",),
     Endpoint.EMBEDDINGS: ("/v1/embeddings", "/embedding", "/embeddings"),
@@ -156,58 +188,41 @@ _PATHS = {
 ENDPOINTS: Mapping[str, Endpoint] = {path: endpoint for endpoint, paths in _PATHS.items() for path in paths}
 
 
+def _fits(allowed: str, test: Callable[[object], bool]) -> Check:
+    """Return the check that a value passes `test`; else `allowed` is what is allowed."""
+    return lambda value: "" if test(value) else allowed
+
+
+def _is_in(value: object, low: float, high: float) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+
+
 def _whole(low: int, high: int) -> Check:
     allowed = f"a whole number from {low} to {high}"
-
-    def check(value: object) -> str:
-        if isinstance(value, float) and math.isfinite(value) and value == int(value):
-            value = int(value)
-        fits = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-        return "" if fits else allowed
-
-    return check
+    return _fits(allowed, lambda value: _is_in(value, low, high) and value == int(value))
 
 
 def _number(low: float, high: float) -> Check:
-    allowed = f"a number from {low:g} to {high:g}"
-
-    def check(value: object) -> str:
-        fits = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
-        return "" if fits else allowed
-
-    return check
-
-
-def _flag(value: object) -> str:
-    return "" if isinstance(value, bool) else "true or false"
-
-
-def _any(_value: object) -> str:
-    """Accept any value, because it is checked elsewhere."""
-    return ""
+    return _fits(f"a number from {low:g} to {high:g}", lambda value: _is_in(value, low, high))
 
 
 def _text(most: int = _MOST_TEXT) -> Check:
     allowed = "a string" if most == _MOST_TEXT else f"a string of at most {most} characters"
-    return lambda value: "" if isinstance(value, str) and len(value) <= most else allowed
+    return _fits(allowed, lambda value: isinstance(value, str) and len(value) <= most)
 
 
 def _word(*words: str) -> Check:
     allowed = f"one of {', '.join(f'`{word}`' for word in words)}"
-    return lambda value: "" if isinstance(value, str) and value in words else allowed
+    return _fits(allowed, lambda value: isinstance(value, str) and value in words)
 
 
 def _list(of: Check, most: int, what: str, *, least: int = 0) -> Check:
-    def check(value: object) -> str:
-        if (
-            not isinstance(value, list)
-            or not least <= len(value) <= most
-            or any(of(member) for member in value)
-        ):
-            return f"a list of {'at least one and ' if least else ''}at most {most} {what}"
-        return ""
+    allowed = f"a list of {'at least one and ' if least else ''}at most {most} {what}"
 
-    return check
+    def fits(value: object) -> bool:
+        return isinstance(value, list) and least <= len(value) <= most and not any(map(of, value))
+
+    return _fits(allowed, fits)
 
 
 def _either(*checks: Check) -> Check:
@@ -218,8 +233,9 @@ def _either(*checks: Check) -> Check:
     return check
 
 
-def _object(value: object) -> str:
-    return "" if isinstance(value, dict) else "an object"
+_any = _fits("", lambda _value: True)  # checked elsewhere
+_flag = _fits("true or false", lambda value: isinstance(value, bool))
+_object = _fits("an object", lambda value: isinstance(value, dict))
 
 
 def _objects(most: int) -> Check:
@@ -234,37 +250,28 @@ class _Only:
 
     def __call__(self, value: object) -> str:
         """Return the description of the default if `value` differs from it, else an empty string."""
-        fits = value == self._default
-        return "" if fits else "only its default, because meshd decides this: omit the field"
+        is_default = value == self._default
+        return "" if is_default else "only its default, because meshd decides this: omit the field"
 
 
-def _logit_bias(value: object) -> str:
-    allowed = (
-        f"at most {_MOST_BIASED} tokens, or strings of at most {_MOST_BIASED_TEXT} characters, each with a "
-        "number from -1000 to 1000 or false: `{TOKEN: BIAS}` or `[[TOKEN, BIAS]]`"
+_BIASED, _BIAS = _either(_whole(-1, _INT), _text(_MOST_BIASED_TEXT)), _number(-1000, 1000)
+
+
+def _are_biases(value: object) -> bool:
+    pairs = [[*pair] for pair in value.items()] if isinstance(value, dict) else value
+    return (
+        isinstance(pairs, list)
+        and len(pairs) <= _MOST_BIASED
+        and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)
+        and not any(_BIASED(token) or (bias is not False and _BIAS(bias)) for token, bias in pairs)
     )
-    if isinstance(value, dict):
-        pairs: list[object] = [[name, bias] for name, bias in value.items()]
-    else:
-        pairs = value if isinstance(value, list) else [None]
-    if len(pairs) > _MOST_BIASED:
-        return allowed
-    token, bias = _either(_whole(-1, _INT), _text(_MOST_BIASED_TEXT)), _number(-1000, 1000)
-    for pair in pairs:
-        if not isinstance(pair, list) or len(pair) != 2 or token(pair[0]):
-            return allowed
-        if pair[1] is not False and bias(pair[1]):
-            return allowed
-    return ""
 
 
-def _samplers(value: object) -> str:
+def _are_samplers(value: object) -> bool:
     """Check a chain of samplers, each of which, even an unknown one, costs time for each token."""
-    names: object = list(value) if isinstance(value, str) else value
-    same = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    known = {str(name).replace("-", "_") for name in names} if same and isinstance(names, list) else set()
-    fits = isinstance(names, list) and same and len(known) == len(names) <= _MOST_SAMPLERS
-    return "" if fits else f"a list of at most {_MOST_SAMPLERS} names of samplers, without duplicates"
+    names = list(value) if isinstance(value, str | list) else [None]
+    known = {name.replace("-", "_") for name in names if isinstance(name, str)}
+    return len(known) == len(names) <= _MOST_SAMPLERS
 
 
 def _check_infill(sent: Mapping[str, object], *, has_form: bool) -> None:
@@ -280,17 +287,12 @@ def _check_infill(sent: Mapping[str, object], *, has_form: bool) -> None:
     if "infill" not in names:
         return
     if has_form:
-        raise _refused(
-            "samplers",
-            "`infill` may choose a token that a grammar forbids: use it outside chats, and without a grammar",
-        )
-    top_k = sent.get("top_k", 1)  # llama-server's default is 40
-    bounded = isinstance(top_k, int | float) and 1 <= top_k <= _MOST_FILLED
-    if "top_k" not in names[: names.index("infill")] or not bounded:
-        raise _refused(
-            "samplers",
-            f"`infill` compares each token with each other: put `top_k` before it, from 1 to {_MOST_FILLED}",
-        )
+        why = "may choose a token that a grammar forbids: use it outside chats, and without a grammar"
+        raise _refused("samplers", f"`infill` {why}")
+    # llama-server's default of `top_k` is 40
+    if "top_k" not in names[: names.index("infill")] or not _is_in(sent.get("top_k", 1), 1, _MOST_FILLED):
+        why = f"compares each token with each other: put `top_k` before it, from 1 to {_MOST_FILLED}"
+        raise _refused("samplers", f"`infill` {why}")
 
 
 def _grammar(value: object) -> str:
@@ -300,28 +302,21 @@ def _grammar(value: object) -> str:
     return ""
 
 
-def _is_prompt_object(value: object) -> str:
-    is_prompt = isinstance(value, dict) and isinstance(value.get("prompt_string"), str)
-    return "" if is_prompt else "`{prompt_string: TEXT}`"
-
-
-def _tokens(*, texts: bool) -> Check:
+def _tokens(*kinds: type) -> Check:
     """Return a check of a prompt of tokens, which is fast because it may have a million of them."""
-    types = {int, str} if texts else {int}
 
-    def check(value: object) -> str:
-        if isinstance(value, list) and len(value) <= _MOST_TOKENS and set(map(type, value)) <= types:
-            numbers = [token for token in value if isinstance(token, int)]
-            if not numbers or (min(numbers) >= 0 and max(numbers) <= _INT):
-                return ""
-        return f"a list of at most {_MOST_TOKENS} tokens{' or strings' if texts else ''}"
+    def are_tokens(value: object) -> bool:
+        if (
+            not isinstance(value, list)
+            or len(value) > _MOST_TOKENS
+            or not {*kinds}.issuperset(map(type, value))
+        ):
+            return False
+        numbers = [token for token in value if isinstance(token, int)]
+        return not numbers or (min(numbers) >= 0 and max(numbers) <= _INT)
 
-    return check
-
-
-_TOKENS = _tokens(texts=False)
-_MIXED = _tokens(texts=True)
-_PROMPT = _either(_text(), _MIXED, _is_prompt_object)
+    allowed = f"a list of at most {_MOST_TOKENS} tokens"
+    return _fits(f"{allowed} or strings" if str in kinds else allowed, are_tokens)
 
 
 def _several(check_prompt: Check) -> Check:
@@ -332,74 +327,73 @@ def _several(check_prompt: Check) -> Check:
     several = _list(check_prompt, _MOST_PROMPTS, "prompts, each a string or a list of tokens", least=1)
 
     def check(value: object) -> str:
-        if isinstance(value, list) and not any(isinstance(part, int) for part in value):
-            return several(value)
-        return check_prompt(value)
+        is_one = not isinstance(value, list) or any(isinstance(part, int) for part in value)
+        return check_prompt(value) if is_one else several(value)
 
     return check
 
 
-_STOP = _either(
-    _text(_MOST_STOP), _list(_text(_MOST_STOP), _MOST_STOPS, f"strings of at most {_MOST_STOP} characters")
+def _all(check: Check, *names: str) -> Mapping[str, Check]:
+    """Return the rows of fields that have the same check."""
+    return dict.fromkeys(names, check)
+
+
+_MIXED = _tokens(int, str)
+_PROMPT_STRING = "prompt_string"
+_PROMPT_OBJECT = _fits(
+    f"`{{{_PROMPT_STRING}: TEXT}}`",
+    lambda value: isinstance(value, dict) and isinstance(value.get(_PROMPT_STRING), str),
 )
-_LENGTH = _whole(-1, _INT)
-_LOGPROBS = _whole(0, _MOST_PROBABILITIES)
+_PROMPT = _either(_text(), _MIXED, _PROMPT_OBJECT)
+_TEXTS = _list(_text(), _MOST_PROMPTS, "strings", least=1)
+_STOPS = _list(_text(_MOST_STOP), 64, f"strings of at most {_MOST_STOP} characters")
+_LOGPROBS = _whole(0, 20)  # of each token; as OpenAI's `top_logprobs`
+# a default that the server decides: how it runs is not for a client to say
+_FALSE, _ZERO, _EMPTY, _NONE, _ONE = _Only(False), _Only(0), _Only(""), _Only([]), _Only(1)
 
 _OUTPUT: Mapping[str, Check] = {
     "model": _any,
     "user": _text(4096),
-    "stream": _flag,
+    **_all(_flag, "stream", "timings_per_token", "cache_prompt", "return_tokens", "return_progress"),
+    **_all(_flag, "ignore_eos", "post_sampling_probs"),
     "stream_options": _object,
-    "timings_per_token": _flag,
-    "cache_prompt": _flag,
-    "return_tokens": _flag,
-    "return_progress": _flag,
-    "sse_ping_interval": _whole(-1, _INT),
-    "n_predict": _LENGTH,
-    "max_tokens": _LENGTH,
-    "max_completion_tokens": _LENGTH,
+    **_all(
+        _whole(-1, _INT), "n_predict", "max_tokens", "max_completion_tokens", "n_keep", "sse_ping_interval"
+    ),
     "n_indent": _whole(0, 1 << 16),
-    "n_keep": _whole(-1, _INT),
-    "n_cmpl": _whole(1, _MOST_CHOICES),
-    "n": _whole(1, _MOST_CHOICES),
+    **_all(_whole(1, _MOST_CHOICES), "n_cmpl", "n"),
     "t_max_predict_ms": _whole(-1, _LONG),
     "response_fields": _list(_text(256), 64, "names of at most 256 characters"),
-    "stop": _STOP,
-    "logit_bias": _logit_bias,
-    "ignore_eos": _flag,
+    "stop": _either(_text(_MOST_STOP), _STOPS),
+    "logit_bias": _fits(
+        f"at most {_MOST_BIASED} tokens, or strings of at most {_MOST_BIASED_TEXT} characters, each with a "
+        "number from -1000 to 1000 or false: `{TOKEN: BIAS}` or `[[TOKEN, BIAS]]`",
+        _are_biases,
+    ),
     "n_probs": _LOGPROBS,
-    "post_sampling_probs": _flag,
-    # how llama-server runs is not for a client to say
-    "n_discard": _Only(0),
-    "n_cache_reuse": _Only(0),
-    "lora": _Only([]),
+    **_all(_ZERO, "n_discard", "n_cache_reuse"),
+    "lora": _NONE,
 }
 _SAMPLING: Mapping[str, Check] = {
     "seed": _whole(-(1 << 63), (1 << 64) - 1),
-    "samplers": _samplers,
+    "samplers": _fits(
+        f"a list of at most {_MOST_SAMPLERS} names of samplers, without duplicates", _are_samplers
+    ),
     "min_keep": _whole(0, 1000),
     "top_k": _whole(-1, _INT),
-    "top_p": _number(0, 1),
-    "min_p": _number(0, 1),
-    "typical_p": _number(0, 1),
+    **_all(_number(0, 1), "top_p", "min_p", "typical_p", "xtc_probability", "xtc_threshold"),
     "top_n_sigma": _number(-1e30, 1e30),
-    "xtc_probability": _number(0, 1),
-    "xtc_threshold": _number(0, 1),
-    "temperature": _number(0, 100),
-    "dynatemp_range": _number(0, 100),
-    "dynatemp_exponent": _number(0, 100),
-    "repeat_last_n": _whole(0, _MOST_PENALIZED),
+    **_all(
+        _number(0, 100), "temperature", "dynatemp_range", "dynatemp_exponent", "dry_multiplier", "dry_base"
+    ),
+    **_all(_whole(0, _MOST_PENALIZED), "repeat_last_n", "dry_penalty_last_n"),
     "repeat_penalty": _number(0.01, 100),
-    "frequency_penalty": _number(-100, 100),
-    "presence_penalty": _number(-100, 100),
-    "dry_multiplier": _number(0, 100),
-    "dry_base": _number(0, 100),
+    **_all(_number(-100, 100), "frequency_penalty", "presence_penalty"),
     "dry_allowed_length": _whole(0, _INT),
-    "dry_penalty_last_n": _whole(0, _MOST_PENALIZED),
-    "dry_sequence_breakers": _list(_text(64), _MOST_BREAKERS, "strings of at most 64 characters", least=1),
+    # llama.cpp goes through its vocabulary for each
+    "dry_sequence_breakers": _list(_text(64), 32, "strings of at most 64 characters", least=1),
     "mirostat": _whole(0, 2),
-    "mirostat_tau": _number(0, 1000),
-    "mirostat_eta": _number(0, 1000),
+    **_all(_number(0, 1000), "mirostat_tau", "mirostat_eta"),
     "adaptive_target": _number(-1, 1),
     "adaptive_decay": _number(0, 0.99),
     "backend_sampling": _flag,
@@ -411,78 +405,61 @@ _FORMS: Mapping[str, Check] = {
     "generation_prompt": _text(),
     "grammar_type": _word("tool_calls"),
     # with a grammar, these decide when llama-server begins to look at it: it makes them itself
-    "grammar_lazy": _Only(False),
-    "grammar_triggers": _Only([]),
-    "preserved_tokens": _Only([]),
-    "chat_parser": _Only(""),
-    "chat_format": _Only(0),
+    "grammar_lazy": _FALSE,
+    **_all(_NONE, "grammar_triggers", "preserved_tokens"),
+    "chat_parser": _EMPTY,
+    "chat_format": _ZERO,
     "parse_tool_calls": _flag,
 }
-_REASONING: Mapping[str, Check] = {
+_CHAT: Mapping[str, Check] = {
+    "messages": _objects(1 << 16),
+    "tools": _objects(1024),
+    "tool_choice": _either(_text(256), _object),
+    **_all(_flag, "parallel_tool_calls", "add_generation_prompt", "logprobs", "echo", "reasoning_control"),
+    **_all(_object, "chat_template_kwargs", "response_format"),
+    "continue_final_message": _either(_flag, _text(64)),
+    "top_logprobs": _LOGPROBS,
     "reasoning_format": _word("none", "auto", "deepseek", "deepseek-legacy"),
-    "reasoning_control": _flag,
-    "reasoning_budget_tokens": _whole(-1, _INT),
-    "thinking_budget_tokens": _whole(-1, _INT),
+    **_all(_whole(-1, _INT), "reasoning_budget_tokens", "thinking_budget_tokens"),
     "reasoning_budget_message": _text(4096),
     "reasoning_effort": _text(64),
 }
-_TURNS: Mapping[str, Check] = {
-    "tools": _objects(1024),
-    "tool_choice": _either(_text(256), _object),
-    "parallel_tool_calls": _flag,
-    "chat_template_kwargs": _object,
-    "add_generation_prompt": _flag,
-    "continue_final_message": _either(_flag, _text(64)),
-    "response_format": _object,
-    "logprobs": _flag,
-    "top_logprobs": _LOGPROBS,
-    "echo": _flag,
-}
+_GENERATED = {**_OUTPUT, **_SAMPLING, **_FORMS}
 _TABLE: Mapping[Endpoint, Mapping[str, Check]] = {
-    Endpoint.CHAT: {**_OUTPUT, **_SAMPLING, **_FORMS, **_REASONING, **_TURNS, "messages": _objects(1 << 16)},
+    Endpoint.CHAT: {**_GENERATED, **_CHAT},
     Endpoint.COMPLETION: {
-        **_OUTPUT,
-        **_SAMPLING,
-        **_FORMS,
+        **_GENERATED,
         "prompt": _several(_PROMPT),
         "logprobs": _LOGPROBS,
-        "echo": _Only(False),
-        "suffix": _Only(""),
-        "best_of": _Only(1),
+        "echo": _FALSE,
+        "suffix": _EMPTY,
+        "best_of": _ONE,
     },
     Endpoint.INFILL: {
-        **_OUTPUT,
-        **_SAMPLING,
-        **_FORMS,
-        "prompt": _text(),
-        "input_prefix": _text(),
-        "input_suffix": _text(),
+        **_GENERATED,
+        **_all(_text(), "prompt", "input_prefix", "input_suffix"),
         "input_extra": _objects(4096),
         "logprobs": _LOGPROBS,
     },
     Endpoint.EMBEDDINGS: {
         "model": _any,
-        "input": _several(_either(_PROMPT, _object)),
-        "content": _several(_either(_PROMPT, _object)),
+        **_all(_several(_either(_PROMPT, _object)), "input", "content"),
         "encoding_format": _word("float", "base64"),
         "embd_normalize": _whole(-1, 1000),
     },
     Endpoint.RERANK: {
         "model": _any,
         "query": _text(),
-        "documents": _list(_text(), _MOST_PROMPTS, "strings", least=1),
-        "texts": _list(_text(), _MOST_PROMPTS, "strings", least=1),
+        **_all(_TEXTS, "documents", "texts"),
         "top_n": _whole(0, _INT),
         "return_text": _flag,
     },
     Endpoint.TOKENIZE: {
         "model": _any,
         "content": _either(_text(), _MIXED),
-        "add_special": _flag,
-        "parse_special": _flag,
-        "with_pieces": _flag,
+        **_all(_flag, "add_special", "parse_special", "with_pieces"),
     },
-    Endpoint.DETOKENIZE: {"model": _any, "tokens": _TOKENS},
+    Endpoint.DETOKENIZE: {"model": _any, "tokens": _tokens(int)},
 }
 _COUNTED = ("tokens_predicted", "tokens_evaluated")
 # Of these llama-server takes the default where they are null, as of all that it reads by name and value.
@@ -510,11 +487,10 @@ def judged(asked: Mapping[str, object], endpoint: Endpoint) -> dict[str, object]
             allowed = _flaw(value) or check(value)
         except BeyondBounds as beyond:
             raise _refused(name, str(beyond)) from None
-        if isinstance(check, _Only) and not allowed:
-            continue
         if allowed:
             raise _refused(name, f"got {_shown(value)}; allowed: {allowed}")
-        sent[name] = value
+        if not isinstance(check, _Only):
+            sent[name] = value
     _check_schemas(sent)
     _check_infill(sent, has_form=endpoint is Endpoint.CHAT or not _FORMS.keys().isdisjoint(sent))
     if shaped := sent.get("response_fields"):  # what an answer takes is counted, however it is shaped
@@ -528,29 +504,20 @@ def not_enforced(sent: Mapping[str, object]) -> tuple[str, ...]:
     `sent`: as `judged` returned it. Schemas of tools are not reported, because they are also hints to the
     model.
     """
-    schemas = [*_schemas("json_schema", sent.get("json_schema")), *_schemas("", sent.get("response_format"))]
+    schemas = [*_schemas("json_schema", sent), *_schemas("response_format", sent)]
     found = dict.fromkeys(name for schema in schemas for name in unenforced(schema))
     return tuple(f"{name} in the schema" for name in found)
 
 
 def _flaw(value: object) -> str:
     """Return the flaw of a value: nested too deeply, or with a number that JSON cannot represent; else ""."""
-    level = [value]
-    for _ in range(_MOST_DEPTH + 1):
-        inner: list[object] = []
-        for member in level:
-            if not isinstance(member, dict | list):
-                if isinstance(member, int | float) and not abs(member) <= sys.float_info.max:
-                    return "finite numbers, at most 1.8e308"
-                continue
-            parts = list(member.values()) if isinstance(member, dict) else member
-            # of a long prompt the tokens are left out at once
-            if not {int, str, bool}.issuperset(map(type, parts)):
-                inner += parts
-        if not inner:
-            return ""
-        level = inner
-    return f"lists and objects nested at most {_MOST_DEPTH} deep"
+    for depth, level in enumerate(levels(value)):
+        if depth > _MOST_DEPTH:
+            return f"lists and objects nested at most {_MOST_DEPTH} deep"
+        numbers = (member for member in level if isinstance(member, int | float))
+        if any(not abs(number) <= sys.float_info.max for number in numbers):
+            return "finite numbers, at most 1.8e308"
+    return ""
 
 
 def _check_schemas(sent: Mapping[str, object]) -> None:
@@ -558,24 +525,21 @@ def _check_schemas(sent: Mapping[str, object]) -> None:
     budget = SchemaBudget()
     for name in ("json_schema", "response_format", "tools"):
         try:
-            for schema in _schemas(name, sent.get(name)):
+            for schema in _schemas(name, sent):
                 budget.check(schema)
         except BeyondBounds as beyond:
             raise _refused(name, str(beyond)) from None
 
 
-def _schemas(name: str, value: object) -> list[dict[str, object]]:
+def _schemas(name: str, sent: Mapping[str, object]) -> list[dict[str, object]]:
     """Return the schemas in a field."""
-    found: list[object]
+    value = sent.get(name)
     if name == "json_schema":
-        found = [value]
-    elif isinstance(value, dict):
-        wrapped = value.get("json_schema")
-        found = [value.get("schema"), wrapped.get("schema") if isinstance(wrapped, dict) else None]
-    else:
-        functions = [tool.get("function") for tool in objects_of(value)]
-        found = [function.get("parameters") for function in functions if isinstance(function, dict)]
-    return objects_of(found)
+        return objects_of([value])
+    if name == "response_format":
+        holders = (object_of(sent, name), object_of(value, "json_schema"))
+        return objects_of([holder.get("schema") for holder in holders])
+    return objects_of([object_of(tool, "function").get("parameters") for tool in objects_of(value)])
 
 
 def _shown(value: object) -> str:
@@ -588,7 +552,7 @@ def _shown(value: object) -> str:
 
 
 def _refused(name: str, why: str) -> HttpRefusal:
-    return HttpRefusal(Failure(400, f"`{name}`: {why}", code="invalid_value", param=name))
+    return invalid(f"`{name}`: {why}", name, code="invalid_value")
 
 
 _LISTS = {
@@ -617,31 +581,6 @@ def prompts_of(asked: Mapping[str, object], endpoint: Endpoint) -> tuple[str, li
 
 def choices_of(asked: Mapping[str, object], endpoint: Endpoint) -> int:
     """Return the number of answers per prompt that a request asks for."""
-    if endpoint not in _WITH_CHOICES:
-        return 1
-    count = next((asked[name] for name in CHOICE_FIELDS if name in asked), 1)
+    names = CHOICE_FIELDS if endpoint in _WITH_CHOICES else ()
+    count = next((asked[name] for name in names if name in asked), 1)
     return int(count) if isinstance(count, int | float) else 1
-
-
-def check_number(
-    asked: Mapping[str, object], name: str, least: float, most: float, *, whole: bool = False
-) -> None:
-    """Check an optional number. Raises HttpRefusal."""
-    value = asked.get(name)
-    if value is None:
-        return
-    kind = int if whole else int | float
-    if isinstance(value, bool) or not isinstance(value, kind):
-        raise invalid(f"{name}: expected {'a whole number' if whole else 'a number'}", name)
-    if not least <= value <= most:
-        bound = f"at least {least:g}" if value < least else f"at most {most:g}"
-        bound = bound if value == value else "a finite number"
-        raise invalid(f"{name}: must be {bound}", name)
-
-
-def wants_stream(asked: Mapping[str, object]) -> bool:
-    """Check `stream` and return it; False if omitted. Raises HttpRefusal."""
-    stream = asked.get("stream")
-    if stream is not None and not isinstance(stream, bool):
-        raise invalid("stream: expected true or false", "stream")
-    return stream is True

@@ -9,8 +9,9 @@ head notices (head/llama_server.py).
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 
 _MOST_GRAMMAR_BYTES = 64 << 10
 _MOST_NESTED = 48  # parentheses in parentheses, schemas in schemas
@@ -43,23 +44,11 @@ _COUNTS = ("minLength", "maxLength", "minItems", "maxItems")
 
 # What llama.cpp's converter reads past (common/json-schema.cpp of the pin), so that an answer may break it.
 _UNREAD = frozenset(
-    [
-        "not",
-        "if",
-        "then",
-        "else",
-        "patternProperties",
-        "dependentSchemas",
-        "dependentRequired",
-        "contains",
-        "propertyNames",
-        "uniqueItems",
-        "multipleOf",
-        "minProperties",
-        "maxProperties",
-        "unevaluatedProperties",
-        "unevaluatedItems",
-    ]
+    {
+        *("not", "if", "then", "else", "contains", "multipleOf", "uniqueItems", "propertyNames"),
+        *("patternProperties", "dependentSchemas", "dependentRequired", "minProperties", "maxProperties"),
+        *("unevaluatedProperties", "unevaluatedItems"),
+    }
 )
 _NUMBER_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")  # read of integers only
 _FORMATS = re.compile(r"date|time|date-time|uuid[1-5]?")
@@ -73,6 +62,9 @@ _CONVERTIBLE = re.compile(
 
 class BeyondBounds(ValueError):
     """A grammar or schema exceeds a bound, which the text names."""
+
+
+_TOO_CHAINED = f"more than {_MOST_CHAINED} references (`$ref`) in the schema lead one to the next"
 
 
 # Alternatives of a rule: of each the rules it refers to, "" for anything that is no rule.
@@ -95,7 +87,7 @@ class _Grammar:
             if kind != "name" or self._kind(self._at + 1) != "is":
                 raise BeyondBounds(f"it is not a grammar: expected `NAME ::= …`, not `{name[:40]}`")
             self._at += 2
-            self.rules[name] = self._alternatives(name, depth=0)
+            self.rules[name] = self._alternatives(depth=0)
 
     def _kind(self, at: int) -> str:
         return self._tokens[at][0] if at < len(self._tokens) else ""
@@ -108,11 +100,10 @@ class _Grammar:
     def _count(self, elements: int) -> None:
         self._elements += elements
         if self._elements > _MOST_ELEMENTS:
-            raise BeyondBounds(
-                f"its rules, with repetitions expanded, have more than {_MOST_ELEMENTS} elements"
-            )
+            what = f"more than {_MOST_ELEMENTS} elements"
+            raise BeyondBounds(f"its rules, with repetitions expanded, have {what}")
 
-    def _alternatives(self, name: str, *, depth: int) -> _Rule:
+    def _alternatives(self, *, depth: int) -> _Rule:
         if depth > _MOST_NESTED:
             raise BeyondBounds(f"its parentheses are nested more than {_MOST_NESTED} deep")
         rule: _Rule = [[]]
@@ -140,7 +131,7 @@ class _Grammar:
                 return rule
             elif text == "(":
                 last = len(sequence)
-                sequence.append(self._add(self._alternatives(name, depth=depth + 1)))
+                sequence.append(self._add(self._alternatives(depth=depth + 1)))
                 width = 1
             elif kind != "line":
                 last = len(sequence)
@@ -213,98 +204,73 @@ def check_grammar(text: str) -> None:
     if len(text.encode("utf-8", "replace")) > _MOST_GRAMMAR_BYTES:
         raise BeyondBounds(f"it is longer than {_MOST_GRAMMAR_BYTES >> 10} KiB")
     rules = _Grammar(text).rules
-    lacking = next(
-        (
-            symbol
-            for rule in rules.values()
-            for seq in rule
-            for symbol in seq
-            if symbol and symbol not in rules
-        ),
-        "",
-    )
-    if lacking:
+    symbols = (symbol for rule in rules.values() for sequence in rule for symbol in sequence)
+    if lacking := next((symbol for symbol in symbols if symbol and symbol not in rules), ""):
         raise BeyondBounds(f"it does not define the rule `{lacking[:40]}`")
-    ways = _Ways(rules)
-    if sum(ways.from_rule(name) for name in rules) > _MOST_STEPS:
+    if count_steps(rules) > _MOST_STEPS:
         raise BeyondBounds(f"following all of its rules takes more than {_MOST_STEPS} steps")
 
 
-class _Ways:
-    """The steps from the beginning of each rule to all letters that may come next."""
+def count_steps(rules: Mapping[str, _Rule]) -> int:
+    """Count the steps from the beginning of each rule to all letters that may come next.
 
-    def __init__(self, rules: Mapping[str, _Rule]) -> None:
-        self._rules = rules
-        self._known: dict[str, int] = {}
-        self._empty: set[str] = set()  # rules that may be empty, also by way of others
-        # of each sequence the rules in it that are not known to be empty: each is looked at once
-        lacking: list[tuple[str, int]] = []
-        users: dict[str, list[int]] = {}
-        empty: list[str] = []
-        for name, rule in rules.items():
-            for sequence in map(set, rule):
-                for symbol in sequence:
-                    users.setdefault(symbol, []).append(len(lacking))
-                lacking.append((name, len(sequence)))
-                if not sequence:
-                    empty.append(name)
-        while empty:
-            if (name := empty.pop()) in self._empty:
-                continue
-            self._empty.add(name)
-            for at in users.get(name, ()):
-                user, left = lacking[at]
-                lacking[at] = user, left - 1
-                if left == 1:
-                    empty.append(user)
+    Raises BeyondBounds for too many paths from one place, or for left recursion.
+    """
+    known: dict[str, int] = {}
+    empty = _empty_rules(rules)
+    order = TopologicalSorter({name: _first(rule, empty) for name, rule in rules.items()})
+    try:
+        for name in order.static_order():
+            known[name] = 1 + sum(_in_sequence(sequence, known, empty) for sequence in rules[name])
+    except CycleError as error:
+        raise BeyondBounds("one of its rules begins with itself (left recursion)") from error
+    return sum(known.values())
 
-    def from_rule(self, start: str) -> int:
-        """Count the steps of a rule. Raises BeyondBounds for too many, or for left recursion."""
-        pending, under_way = [start], set[str]()
-        while pending:
-            name = pending[-1]
-            if name in self._known:  # by way of another one
-                pending.pop()
-                continue
-            unknown = [rule for rule in self._first(name) if rule not in self._known]
-            if not unknown:
-                self._known[name] = self._count(name)
-                under_way.discard(name)
-                pending.pop()
-            elif name in under_way:
-                raise BeyondBounds("one of its rules begins with itself (left recursion)")
-            else:
-                under_way.add(name)
-                pending += unknown
-        return self._known[start]
 
-    def _first(self, name: str) -> Iterable[str]:
-        """Return the rules with which this one may begin, each once, including those after an empty rule."""
-        first: dict[str, None] = {}
-        for sequence in self._rules[name]:
+def _empty_rules(rules: Mapping[str, _Rule]) -> set[str]:
+    """Return the rules that may be empty, also by way of others."""
+    # of each sequence the rules in it that are not known to be empty: each is looked at once
+    lacking: list[tuple[str, int]] = []
+    users: dict[str, list[int]] = {}
+    for name, rule in rules.items():
+        for sequence in map(set, rule):
             for symbol in sequence:
-                if not symbol:
-                    break
-                first[symbol] = None
-                if symbol not in self._empty:
-                    break
-        return first
+                users.setdefault(symbol, []).append(len(lacking))
+            lacking.append((name, len(sequence)))
+    found, pending = set[str](), [name for name, count in lacking if not count]
+    while pending:
+        if (name := pending.pop()) in found:
+            continue
+        found.add(name)
+        for at in users.get(name, ()):
+            user, left = lacking[at]
+            lacking[at] = user, left - 1
+            if left == 1:
+                pending.append(user)
+    return found
 
-    def _count(self, name: str) -> int:
-        return 1 + sum(self._in_sequence(sequence) for sequence in self._rules[name])
 
-    def _in_sequence(self, sequence: list[str]) -> int:
-        """Count the steps from the beginning of a sequence; check the number at each of its places."""
-        behind = 1
-        for symbol in reversed(sequence):
-            # a rule further on may not be known yet: it is counted where it begins
-            here = self._known.get(symbol, 1) if symbol else 1
-            behind = here + (behind if symbol in self._empty else 0)
-            if behind > _MOST_WAYS:
-                raise BeyondBounds(
-                    f"more than {_MOST_WAYS} paths lead from one point in it to the next character"
-                )
-        return behind
+def _first(rule: _Rule, empty: set[str]) -> set[str]:
+    """Return the rules with which this one may begin, including those after an empty rule."""
+    first = set()
+    for sequence in rule:
+        for symbol in sequence:
+            first.add(symbol)
+            if symbol not in empty:
+                break
+    return first - {""}
+
+
+def _in_sequence(sequence: list[str], known: Mapping[str, int], empty: set[str]) -> int:
+    """Count the steps from the beginning of a sequence; check the number at each of its places."""
+    behind = 1
+    for symbol in reversed(sequence):
+        # a rule further on may not be known yet: it is counted where it begins
+        behind = known.get(symbol, 1) + (behind if symbol in empty else 0)
+        if behind > _MOST_WAYS:
+            what = f"more than {_MOST_WAYS} paths lead from one point in it to the next character"
+            raise BeyondBounds(what)
+    return behind
 
 
 @dataclass(slots=True)
@@ -470,21 +436,17 @@ def _branches(
         if reference in above:
             raise BeyondBounds(f"`{reference[:60]}` in the schema refers to itself")
         if len(above) > _MOST_CHAINED:
-            raise BeyondBounds(
-                f"more than {_MOST_CHAINED} references (`$ref`) in the schema lead one to the next"
-            )
+            raise BeyondBounds(_TOO_CHAINED)
         if reference not in walks:
             target = _target(root, reference)
-            walks[reference] = (
-                _branches(root, target, walks, above | {reference}) if isinstance(target, dict) else 1
-            )
+            beyond = above | {reference}
+            walks[reference] = _branches(root, target, walks, beyond) if isinstance(target, dict) else 1
         return min(_MOST_STEPS + 1, 1 + walks[reference])
     total = 1
     for name in _BRANCHES:
         if isinstance(listed := schema.get(name), list):
-            total += sum(
-                _branches(root, choice, walks, above) for choice in listed if isinstance(choice, dict)
-            )
+            choices = [choice for choice in listed if isinstance(choice, dict)]
+            total += sum(_branches(root, choice, walks, above) for choice in choices)
     return min(_MOST_STEPS + 1, total)
 
 
@@ -504,7 +466,7 @@ def _followed(root: Mapping[str, object], schema: object) -> object:
         if not isinstance(reference, str):
             return schema
         schema = _target(root, reference)
-    raise BeyondBounds(f"more than {_MOST_CHAINED} references (`$ref`) in the schema lead one to the next")
+    raise BeyondBounds(_TOO_CHAINED)
 
 
 def _depth(value: object, known: dict[int, int]) -> int:

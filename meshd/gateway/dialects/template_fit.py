@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from meshd.gateway.dialects import chat
-from meshd.gateway.dialects.fields import objects_of, text_of
+from meshd.gateway.dialects.fields import object_of, objects_of, text_of
 from meshd.gateway.failure import Failure, HttpRefusal
 
 _FIRST, _SECOND, _THIRD = "meshd-first", "meshd-second", "meshd-third"
@@ -69,21 +69,25 @@ def _tool_with(path: Mapping[str, object]) -> list[dict[str, object]]:
 def template_questions() -> list[bytes]:
     """Return the bodies for `/apply-template`; `traits_of` takes their answers in this order."""
     tools = _tool_with({"type": "string"})
-    system, late = ({"role": "system", "content": text} for text in (_FIRST, _SECOND))
-    asked: list[dict[str, object]] = [
-        {"messages": [_user(_FIRST)]},
-        {"messages": [system, _user("-"), {"role": "assistant", "content": "-"}, late, _user(_THIRD)]},
-        {"messages": [_user(_FIRST), _user(_SECOND)]},
-        {"messages": [_user(_FIRST)], "tools": tools},
-        {"messages": [_user(_FIRST), *_called(_CALL)], "tools": tools},
-        {"messages": [_user(_FIRST), *_called(_CALL), _user(_SECOND)], "tools": tools},
-        {"messages": [_user(_FIRST), *_called(_CALL, _OTHER_CALL)], "tools": tools},
-        {"messages": [_user(_FIRST), *_called(_LONG_ID)], "tools": tools},
-        {"messages": [_user(_FIRST)], "tools": _tool_with({"type": ["integer", "null"]})},
-        {"messages": [_user(_FIRST)], "tools": _tool_with({"anyOf": [{"type": "string"}]})},
-        {"messages": [_user(_FIRST)], "tools": _tool_with({"type": "array", "items": {"type": "string"}})},
+    system: chat.Message = {"role": "system", "content": _FIRST}
+    late = {**system, "content": _SECOND}
+    first, second = _user(_FIRST), _user(_SECOND)
+    single, double, long_id = _called(_CALL), _called(_CALL, _OTHER_CALL), _called(_LONG_ID)
+    asked: list[tuple[list[chat.Message], list[dict[str, object]] | None]] = [
+        ([first], None),
+        ([system, _user("-"), {"role": "assistant", "content": "-"}, late, _user(_THIRD)], None),
+        ([first, second], None),
+        ([first], tools),
+        ([first, *single], tools),
+        ([first, *single, second], tools),
+        ([first, *double], tools),
+        ([first, *long_id], tools),
+        ([first], _tool_with({"type": ["integer", "null"]})),
+        ([first], _tool_with({"anyOf": [{"type": "string"}]})),
+        ([first], _tool_with({"type": "array", "items": {"type": "string"}})),
     ]
-    return [json.dumps(body).encode() for body in asked]
+    bodies = ({"messages": sent} | ({"tools": offered} if offered else {}) for sent, offered in asked)
+    return [json.dumps(body).encode() for body in bodies]
 
 
 def traits_of(prompts: Sequence[str]) -> TemplateTraits:
@@ -92,16 +96,17 @@ def traits_of(prompts: Sequence[str]) -> TemplateTraits:
     if _FIRST not in plain:
         # nobody could be asked: one system message every template takes
         return TemplateTraits(late_systems=False)
+    argument, result = _ARGUMENT.format(0), _RESULT.format(0)
     type_lists, untyped, arrays = (_TOOL in prompt or _TOOL not in tools for prompt in schemas)
     return TemplateTraits(
-        late_systems=_FIRST in systems and _SECOND in systems and _THIRD in systems,
+        late_systems=all(mark in systems for mark in (_FIRST, _SECOND, _THIRD)),
         neighbours=_FIRST in neighbours and _SECOND in neighbours,
         tools=_TOOL in tools,
-        calls=_ARGUMENT.format(0) in called,
-        results=_RESULT.format(0) in called,
-        user_after_result=_RESULT.format(0) in after and _SECOND in after,
+        calls=argument in called,
+        results=result in called,
+        user_after_result=result in after and _SECOND in after,
         parallel_calls=all(mark.format(1) in parallel for mark in (_ARGUMENT, _RESULT)),
-        any_ids=_RESULT.format(0) in long_id or _RESULT.format(0) not in called,
+        any_ids=result in long_id or result not in called,
         type_lists=type_lists,
         untyped=untyped,
         arrays=arrays,
@@ -136,9 +141,8 @@ def fitted(fields: Mapping[str, object], traits: TemplateTraits) -> tuple[dict[s
 
 
 def _tool_for(tool: Mapping[str, object], traits: TemplateTraits) -> dict[str, object]:
-    function = tool.get("function")
-    schema = function.get("parameters") if isinstance(function, dict) else None
-    if not isinstance(function, dict) or not isinstance(schema, dict):
+    function = object_of(tool, "function")
+    if not isinstance(schema := function.get("parameters"), dict):
         return dict(tool)
     return {**tool, "function": {**function, "parameters": _inner_schemas(schema, traits)}}
 
@@ -146,9 +150,8 @@ def _tool_for(tool: Mapping[str, object], traits: TemplateTraits) -> dict[str, o
 def _inner_schemas(schema: Mapping[str, object], traits: TemplateTraits) -> dict[str, object]:
     """Return a schema whose inner schemas are fitted to the template."""
     made = dict(schema)
-    properties = schema.get("properties")
-    if isinstance(properties, dict):
-        made["properties"] = {name: _schema_for(inner, traits) for name, inner in properties.items()}
+    if isinstance(named := schema.get("properties"), dict):
+        made["properties"] = {name: _schema_for(inner, traits) for name, inner in named.items()}
     for name in ("items", "additionalProperties"):
         if name in schema:
             made[name] = _schema_for(schema[name], traits)
@@ -193,10 +196,8 @@ def _plain_type(schema: Mapping[str, object], traits: TemplateTraits) -> str:
 def _told_tools(fields: Mapping[str, object]) -> chat.Message:
     """Return a message that lists the tools, for a template with a form for calls but none for tools."""
     functions = [tool.get("function") for tool in objects_of(fields.get("tools"))]
-    return {
-        "role": "system",
-        "content": "\n".join(["You can call these functions:", *map(chat.dumped, functions)]),
-    }
+    lines = ["You can call these functions:", *map(chat.dumped, functions)]
+    return {"role": "system", "content": "\n".join(lines)}
 
 
 def _without_tools(fields: Mapping[str, object]) -> str:
@@ -220,16 +221,15 @@ def _paired(messages: list[chat.Message], traits: TemplateTraits) -> list[chat.M
         # a result: match it with its call, or make it a user's message
         role = message.get("role")
         if role == "tool":
-            id = open_calls.pop(text_of(message, "tool_call_id"), None)
-            orphan: chat.Message = {
-                "role": "user",
-                "content": chat.joined("Result of a tool:", message.get("content")),
-            }
-            made.append(orphan if id is None else {**message, "tool_call_id": id})
+            if (known := open_calls.pop(text_of(message, "tool_call_id"), None)) is not None:
+                made.append({**message, "tool_call_id": known})
+            else:
+                content = chat.joined("Result of a tool:", message.get("content"))
+                made.append({"role": "user", "content": content})
             continue
         # another message: complete the calls before it, and open its own
         if role not in _SYSTEM:
-            made += [_no_result(id) for id in open_calls.values()]
+            made += [chat.result_message(known, _NO_RESULT) for known in open_calls.values()]
             open_calls.clear()
         calls = objects_of(message.get("tool_calls"))
         for call in calls:
@@ -237,18 +237,12 @@ def _paired(messages: list[chat.Message], traits: TemplateTraits) -> list[chat.M
             id = text_of(call, "id")
             open_calls[id] = id if traits.any_ids else f"call{count:05d}"
         if calls:
-            message = {
-                **message,
-                "tool_calls": [{**call, "id": open_calls[text_of(call, "id")]} for call in calls],
-            }
+            named = [{**call, "id": open_calls[text_of(call, "id")]} for call in calls]
+            message = {**message, "tool_calls": named}
         made.append(message)
     if all(message.get("role") in _SYSTEM for message in made):
         made.append(_user("-"))
     return made
-
-
-def _no_result(id: str) -> chat.Message:
-    return {"role": "tool", "tool_call_id": id, "content": _NO_RESULT}
 
 
 def _one_system(messages: list[chat.Message]) -> list[chat.Message]:
@@ -263,16 +257,13 @@ def _one_system(messages: list[chat.Message]) -> list[chat.Message]:
 def _one_call_each(messages: list[chat.Message]) -> list[chat.Message]:
     """Split a message with several calls into one message for each call, followed by its result."""
     made: list[chat.Message] = []
-    results = {
-        text_of(message, "tool_call_id"): message for message in messages if message.get("role") == "tool"
-    }
+    results = {text_of(of, "tool_call_id"): of for of in messages if of.get("role") == "tool"}
     answered: set[str] = set()
     for message in messages:
         calls = objects_of(message.get("tool_calls"))
-        if message.get("role") == "tool" and text_of(message, "tool_call_id") in answered:
-            continue
         if len(calls) < 2:
-            made.append(message)
+            if message.get("role") != "tool" or text_of(message, "tool_call_id") not in answered:
+                made.append(message)
             continue
         for at, call in enumerate(calls):
             kept = message if not at else {"role": "assistant", "content": ""}
@@ -304,8 +295,7 @@ def _told_calls(messages: list[chat.Message], traits: TemplateTraits) -> list[ch
 
 
 def _told_call(call: Mapping[str, object]) -> str:
-    function = call.get("function")
-    of = function if isinstance(function, dict) else {}
+    of = object_of(call, "function")
     arguments = of.get("arguments")
     text = arguments if isinstance(arguments, str) else chat.dumped(arguments)
     return f'{{"name": {chat.dumped(of.get("name"))}, "arguments": {text}}}'

@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from meshd.base.peer_limits import (
     API_CLIENTS,
     API_CLIENTS_OF_ADDRESS,
-    API_STRANGERS,
-    API_STRANGERS_OF_ADDRESS,
 )
 from meshd.gateway.client_connections import (
     SWEEP_SECONDS,
@@ -24,7 +22,7 @@ from meshd.gateway.client_connections import (
     StreamReply,
     left_out,
 )
-from meshd.gateway.dialects.openai import PassedOn
+from meshd.gateway.dialects.chat import PassedOn
 
 from tests.sim.loop import run
 
@@ -96,10 +94,6 @@ def play(scene: Callable[[Street], Coroutine[None, None, Result]]) -> Result:
             await asyncio.sleep(1.0)  # in which their tasks end
 
     return run(main())
-
-
-def test_the_numbers_that_are_promised() -> None:
-    assert (API_STRANGERS.most, API_STRANGERS_OF_ADDRESS.most) == (64, 16)
 
 
 def test_one_address_cuts_its_own_older_ones_and_nobody_elses() -> None:

@@ -5,15 +5,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from io import StringIO
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.gateway.continuation import (
+    Asking,
     BegunArgument,
     BegunArguments,
-    CallTemplate,
     Echo,
     OtherAnswer,
     SentCall,
@@ -22,12 +22,19 @@ from meshd.gateway.continuation import (
     begun_arguments,
     continued,
     tagged_arguments,
-    unwritten_calls,
+    written_calls,
     written_tagged,
 )
 from meshd.gateway.events import as_the_rest
 
+T = TypeVar("T")
 CHAT: Mapping[str, object] = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+def rest_of(
+    asked: Mapping[str, object], sent: SentText, chat: Callable[[bytes], str] = lambda _: ""
+) -> dict[str, object] | None:
+    return ask_all(continued(asked, sent), chat)[0]
 
 
 def native(*pieces: tuple[str, int], form: SentForm = SentForm.NATIVE) -> SentText:
@@ -267,14 +274,16 @@ def test_very_many_arguments_take_a_second() -> None:
 TOOLS: Mapping[str, object] = {**CHAT, "tools": [{"type": "function"}], "stream": True, "max_tokens": 50}
 
 
-def ask_all(template: CallTemplate | None, chat: Callable[[bytes], str]) -> list[dict[str, Any]]:
-    """Ask it, until it knows; returns its questions."""
-    assert template is not None
-    asked = []
-    while (question := template.question()) is not None:
-        asked.append(json.loads(question))
-        template.answer(chat(question))
-    return asked
+def ask_all(asking: Asking[T], chat: Callable[[bytes], str]) -> tuple[T, list[dict[str, Any]]]:
+    """Answer its questions; returns its result, and them."""
+    asked: list[dict[str, Any]] = []
+    try:
+        question = next(asking)
+        while True:
+            asked.append(json.loads(question))
+            question = asking.send(chat(question))
+    except StopIteration as end:
+        return end.value, asked
 
 
 def chatml(body: bytes, *, with_text: bool = True, thinks: bool = False) -> str:
@@ -313,14 +322,10 @@ def test_a_call_goes_on_as_its_template_writes_it(
     calls: list[tuple[str, str]], with_text: bool, thinks: bool, text: str
 ) -> None:
     sent = called(*calls, text=text)
-    assert continued(TOOLS, sent) is None, "not before the template is known"
-    template = unwritten_calls(TOOLS, sent)
+    assert rest_of(TOOLS, sent) is None, "not if the template is unknown"
     write = partial(chatml, with_text=with_text, thinks=thinks and with_text)
-    assert len(ask_all(template, write)) == 2, "it writes JSON"
-    assert template is not None
-    sent.written = template.written
-    rest = continued(TOOLS, sent)
-    assert rest is not None
+    rest, questions = ask_all(continued(TOOLS, sent), write)
+    assert rest is not None and len(questions) == 2, "it writes JSON"
     wrote = "".join(f'<call>{{"name": "{name}", "arguments": {said}}}</call>' for name, said in calls)
     messages = rest["messages"]
     assert isinstance(messages, list)
@@ -336,19 +341,17 @@ def test_a_call_goes_on_as_its_template_writes_it(
 
 def test_whoever_has_to_call_still_has_to() -> None:
     sent = called(("f", '{"a'))
-    sent.written = "<call>"
     chosen = {"type": "function", "function": {"name": "f"}}
     for choice in ("required", chosen):
-        rest = continued({**TOOLS, "tool_choice": choice}, sent)
+        rest = rest_of({**TOOLS, "tool_choice": choice}, sent, chatml)
         assert rest is not None and rest["tool_choice"] == choice
 
 
 @pytest.mark.parametrize("text", ["", "So"])
 def test_a_call_goes_on_in_the_tags_of_its_template(text: str) -> None:
     sent = called(("f", '{"a": 1}'), ("g", '{"b": "x", "c": [1, '), text=text)
-    template = unwritten_calls(TOOLS, sent)
-    assert len(ask_all(template, tagged)) == 4
-    assert template is not None and template.written == "<f><a>1</a></f><g><b>x</b><c>[1, "
+    written, questions = ask_all(written_calls(TOOLS, sent.calls, after_text=bool(text)), tagged)
+    assert len(questions) == 4 and written == "<f><a>1</a></f><g><b>x</b><c>[1, "
 
 
 @pytest.mark.parametrize(
@@ -363,10 +366,9 @@ def test_a_call_goes_on_in_the_tags_of_its_template(text: str) -> None:
     ids=["no answer", "no second answer", "another beginning", "no third answer", "no call"],
 )
 def test_a_template_that_cannot_be_read(prompts: list[str], questions: int) -> None:
-    template = unwritten_calls(TOOLS, called(("f", '{"a')))
-    left = list(prompts)
-    assert len(ask_all(template, lambda _: left.pop(0))) == questions, "and no more"
-    assert template is not None and template.written is None
+    sent, left = called(("f", '{"a')), list(prompts)
+    written, asked = ask_all(written_calls(TOOLS, sent.calls, after_text=False), lambda _: left.pop(0))
+    assert (written, len(asked)) == (None, questions), "and no more"
 
 
 @pytest.mark.parametrize(
@@ -383,14 +385,12 @@ def test_arguments_that_are_no_json_are_written_as_far_as_they_are(
     arguments: str, written: str | None
 ) -> None:
     """Whoever answers may be another node, and send anything: what it goes on with is compared."""
-    template = unwritten_calls(TOOLS, called(("f", arguments)))
-    ask_all(template, tagged)
-    assert template is not None and template.written == written
+    sent = called(("f", arguments))
+    assert ask_all(written_calls(TOOLS, sent.calls, after_text=False), tagged)[0] == written
 
 
 def test_calls_come_again_and_only_their_rest_is_told() -> None:
     sent = called(("f", '{"a": 1}'), ("g", '{"b'), text="So")
-    sent.written = "-"
     sent.goes_on()
     events: list[dict[str, object]] = [
         {"choices": [{"index": 0, "delta": {"role": "assistant", "content": None}}]},
@@ -410,10 +410,11 @@ def test_calls_come_again_and_only_their_rest_is_told() -> None:
 def test_the_template_that_is_asked_is_the_one_of_the_same_model() -> None:
     """A head may serve several: without a name its default would answer, and be loaded for that."""
     for sent in (called(("f", '{"a')), called(("f", "{"))):
-        bodies = ask_all(unwritten_calls({**CHAT, "model": "qwen3"}, sent), tagged)
+        named, unnamed = {**CHAT, "model": "qwen3"}, CHAT
+        _, bodies = ask_all(written_calls(named, sent.calls, after_text=False), tagged)
         assert [body["model"] for body in bodies] == ["qwen3"] * 4
-        unnamed = ask_all(unwritten_calls(CHAT, sent), tagged)
-        assert len(unnamed) == 4 and not any("model" in body for body in unnamed)
+        _, bodies = ask_all(written_calls(unnamed, sent.calls, after_text=False), tagged)
+        assert len(bodies) == 4 and not any("model" in body for body in bodies)
 
 
 def test_calls_that_come_otherwise_are_another_answer() -> None:
@@ -430,12 +431,18 @@ def begun(arguments: str) -> Echo:
     return Echo("", "", [SentCall("id", "f", StringIO(arguments))])
 
 
+def fresh_arguments(echo: Echo, added: str) -> str:
+    """What of more arguments the client lacks."""
+    fresh: Any = echo.fresh({"tool_calls": [{"index": 0, "function": {"arguments": added}}]})
+    return "".join(call["function"]["arguments"] for call in fresh.get("tool_calls", ()))
+
+
 @given(st.text("ab", max_size=12), st.text("ab", max_size=12), st.data())
 def test_only_what_is_behind_it_is_fresh(had: str, more: str, draw: st.DataObject) -> None:
     echo, comes, fresh = begun(had), had + more, ""
     while comes:
         at = draw.draw(st.integers(1, len(comes)))
-        fresh, comes = fresh + echo.fresh_arguments(0, comes[:at]), comes[at:]
+        fresh, comes = fresh + fresh_arguments(echo, comes[:at]), comes[at:]
     assert fresh == more
 
 
@@ -443,9 +450,9 @@ def test_only_what_is_behind_it_is_fresh(had: str, more: str, draw: st.DataObjec
 def test_what_differs_anywhere_is_another_answer(had: str, draw: st.DataObject) -> None:
     at, end = draw.draw(st.integers(0, len(had) - 1)), draw.draw(st.integers(0, 3))
     echo = begun(had)
-    assert echo.fresh_arguments(0, had[:at]) == ""
+    assert fresh_arguments(echo, had[:at]) == ""
     with pytest.raises(OtherAnswer):
-        echo.fresh_arguments(0, "c" + had[at + 1 : at + 1 + end])
+        fresh_arguments(echo, "c" + had[at + 1 : at + 1 + end])
 
 
 def test_the_longest_answer_is_compared_in_a_second_however_small_its_pieces() -> None:
@@ -453,9 +460,9 @@ def test_the_longest_answer_is_compared_in_a_second_however_small_its_pieces() -
     echo = begun(had)
     began = time.thread_time()  # others use the same processor
     for _ in range(pieces):
-        assert echo.fresh_arguments(0, "x" * 64) == ""
+        assert fresh_arguments(echo, "x" * 64) == ""
     assert time.thread_time() - began < 1.0
-    assert echo.fresh_arguments(0, "y") == "y"
+    assert fresh_arguments(echo, "y") == "y"
 
 
 def test_more_calls_than_are_kept_are_not_continued() -> None:
@@ -485,7 +492,7 @@ def test_what_no_token_can_be_is_not_kept(token: object) -> None:
     sent = native(("a", 1))
     sent.see({"index": 0, "content": "b", "tokens": [token], "tokens_predicted": 2})
     assert list(sent.tokens) == [1]
-    assert continued({"prompt": "The"}, sent) == {"prompt": "The" + "ab"}
+    assert rest_of({"prompt": "The"}, sent) == {"prompt": "The" + "ab"}
 
 
 @pytest.mark.parametrize("field", ["id", "name"])
@@ -504,28 +511,28 @@ def test_what_calls_are_called_has_a_limit(field: str, letters: int, is_kept: bo
     [("The", ["The", 7, 8]), ([1, 2], [1, 2, 7, 8]), ([1, "x", 2], [1, "x", 2, 7, 8])],
 )
 def test_a_completion_goes_on_by_its_tokens(prompt: object, expected: object) -> None:
-    rest = continued({"prompt": prompt, "n_predict": 9}, native((" a", 7), (" b", 8)))
+    rest = rest_of({"prompt": prompt, "n_predict": 9}, native((" a", 7), (" b", 8)))
     assert rest == {"prompt": expected, "n_predict": 7}
 
 
 def test_by_its_text_where_not_all_tokens_were_told() -> None:
     sent = native((" a", 7))
     sent.see({"index": 0, "content": " \u00e4", "tokens": [9], "tokens_predicted": 3})
-    assert continued({"prompt": "The"}, sent) == {"prompt": "The a \u00e4"}
-    assert continued({"prompt": [1, 2]}, sent) == {"prompt": [1, 2, " a \u00e4"]}
+    assert rest_of({"prompt": "The"}, sent) == {"prompt": "The a \u00e4"}
+    assert rest_of({"prompt": [1, 2]}, sent) == {"prompt": [1, 2, " a \u00e4"]}
 
 
 @pytest.mark.parametrize("prompt", [["a", "b"], None, {"x": 1}, [[1]]])
 def test_several_prompts_or_none_are_not_continued(prompt: object) -> None:
-    assert continued({"prompt": prompt}, native((" a", 7))) is None
+    assert rest_of({"prompt": prompt}, native((" a", 7))) is None
 
 
 def test_a_chat_begins_with_what_was_said_and_thought() -> None:
-    rest = continued(CHAT, chat("So ", "be", reasoning="hm"))
+    rest = rest_of(CHAT, chat("So ", "be", reasoning="hm"))
     assert rest is not None and rest["continue_final_message"] == "content"
     begun = {"role": "assistant", "content": "So be", "reasoning_content": "hm"}
     assert rest["messages"] == [{"role": "user", "content": "hi"}, begun]
-    thinking = continued(CHAT, chat(reasoning="hm"))
+    thinking = rest_of(CHAT, chat(reasoning="hm"))
     assert thinking is not None and thinking["continue_final_message"] == "reasoning_content"
 
 
@@ -542,8 +549,8 @@ def test_a_chat_begins_with_what_was_said_and_thought() -> None:
     ids=str,
 )
 def test_what_needs_more_than_the_text_is_not_continued(fields: Mapping[str, object]) -> None:
-    assert continued({**CHAT, **fields}, chat("So")) is None
-    assert continued({**CHAT, "tool_choice": "auto", "n": 1, "max_tokens": 2}, chat("So")) is not None
+    assert rest_of({**CHAT, **fields}, chat("So")) is None
+    assert rest_of({**CHAT, "tool_choice": "auto", "n": 1, "max_tokens": 2}, chat("So")) is not None
 
 
 @pytest.mark.parametrize(
@@ -558,7 +565,7 @@ def test_what_needs_more_than_the_text_is_not_continued(fields: Mapping[str, obj
 def test_what_is_more_than_text_is_not_continued(event: Mapping[str, object]) -> None:
     sent = chat("So")
     sent.see(event)
-    assert continued(CHAT, sent) is None
+    assert rest_of(CHAT, sent) is None
 
 
 @pytest.mark.parametrize(
@@ -566,7 +573,7 @@ def test_what_is_more_than_text_is_not_continued(event: Mapping[str, object]) ->
 )
 def test_a_chat_in_a_form_goes_on_within_it(form: Mapping[str, object]) -> None:
     """What llama-server puts before the rest it also feeds to the grammar."""
-    rest = continued({**CHAT, **form}, chat('{"a'))
+    rest = rest_of({**CHAT, **form}, chat('{"a'))
     assert rest is not None and rest["continue_final_message"] == "content"
     assert rest["messages"] == [{"role": "user", "content": "hi"}, {"role": "assistant", "content": '{"a'}]
     assert {name: rest[name] for name in form} == form
@@ -577,15 +584,15 @@ def test_a_completion_in_a_form_goes_on_within_it(form: SentForm) -> None:
     sent = native((" a", 7), (" b", 8), form=SentForm.NATIVE)
     sent.form = form
     asked = {"prompt": "The", "json_schema": {"type": "object"}}
-    assert continued(asked, sent) == {**asked, "prompt": "The a b", "generation_prompt": " a b"}
+    assert rest_of(asked, sent) == {**asked, "prompt": "The a b", "generation_prompt": " a b"}
     asked = {"prompt": "The", "grammar": "root ::= [ab ]*"}
     more = {"prompt": "The a b", "generation_prompt": " a b", "grammar_type": "tool_calls"}
-    assert continued(asked, sent) == {**asked, **more}, "of that type, else it is not fed"
-    assert continued({**asked, "response_format": {"type": "json_object"}}, sent) is None
+    assert rest_of(asked, sent) == {**asked, **more}, "of that type, else it is not fed"
+    assert rest_of({**asked, "response_format": {"type": "json_object"}}, sent) is None
 
 
 def test_nothing_was_said_yet() -> None:
-    assert continued(CHAT, chat()) is None
+    assert rest_of(CHAT, chat()) is None
 
 
 def test_the_numbers_at_the_end_count_all() -> None:
@@ -602,5 +609,5 @@ def test_numbers_that_no_answer_has_are_not_added_to(number: int) -> None:
     counted = as_the_rest(end, sent, 1)
     assert counted == end and json.dumps(counted)
     sent.see(end)
-    rest = continued({"prompt": "The", "n_predict": 10**4300 - 1}, sent)
+    rest = rest_of({"prompt": "The", "n_predict": 10**4300 - 1}, sent)
     assert rest is not None and json.dumps(rest)

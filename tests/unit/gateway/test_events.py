@@ -13,10 +13,7 @@ from meshd.gateway.events import (
     _EVENT,
     AnswerMeter,
     EventSplitter,
-    StreamForm,
-    TokenCount,
     answer_timings,
-    exact_tokens,
     hide_model_path,
     whole_events,
     without_cache,
@@ -126,22 +123,24 @@ def chat(delta: object, **more: object) -> bytes:
 
 
 def test_pieces_of_text_are_counted_until_the_exact_number_comes() -> None:
-    count = TokenCount(StreamForm.OPENAI)
-    assert count.feed(chat({"role": "assistant", "content": None})) == 0
-    assert count.feed(chat({"content": "a"}) + chat({"reasoning_content": "b"})) == 2
-    assert count.feed(chat({"content": ""})) == 0
-    assert count.feed(chat({}, timings={"predicted_n": 9})) == 7
-    assert count.feed(data({"choices": [], "usage": {"completion_tokens": 9, "prompt_tokens": 99}})) == 0
-    assert count.feed(b"data: [DONE]\n\n") == 0
-    assert count.total == 9
+    count = AnswerMeter()
+    assert count.see_events(chat({"role": "assistant", "content": None})) == 0
+    assert count.see_events(chat({"content": "a"}) + chat({"reasoning_content": "b"})) == 2
+    assert count.see_events(chat({"content": ""})) == 0
+    assert count.see_events(chat({}, timings={"predicted_n": 9})) == 7
+    assert (
+        count.see_events(data({"choices": [], "usage": {"completion_tokens": 9, "prompt_tokens": 99}})) == 0
+    )
+    assert count.see_events(b"data: [DONE]\n\n") == 0
+    assert count.generated == 9
 
 
 def test_a_transcript_is_counted() -> None:
-    transcript = TokenCount(StreamForm.TRANSCRIPT)
-    transcript.feed(data({"type": "transcript.text.delta", "delta": "a"}))
-    assert transcript.total == 1
-    transcript.feed(data({"type": "transcript.text.done", "text": "ab", "usage": {"output_tokens": 2}}))
-    assert transcript.total == 2
+    transcript = AnswerMeter(is_transcript=True)
+    transcript.see_events(data({"type": "transcript.text.delta", "delta": "a"}))
+    assert transcript.generated == 1
+    transcript.see_events(data({"type": "transcript.text.done", "text": "ab", "usage": {"output_tokens": 2}}))
+    assert transcript.generated == 2
 
 
 def test_nor_does_the_slot() -> None:
@@ -151,18 +150,18 @@ def test_nor_does_the_slot() -> None:
 @given(st.text())
 def test_generated_text_cannot_pass_for_a_number(text: str) -> None:
     liar = f'{text}"completion_tokens": 77, \\"predicted_n": 88'
-    assert exact_tokens(chat({"content": liar})) == 0
+    assert AnswerMeter().see(chat({"content": liar})) == 0
 
 
 @pytest.mark.parametrize("name", ["completion_tokens", "output_tokens", "predicted_n", "tokens_predicted"])
 def test_every_name_of_the_exact_number_is_known(name: str) -> None:
-    assert exact_tokens(json.dumps({"usage": {name: 12, f"{name}_details": 99}}).encode()) == 12
+    assert AnswerMeter().see(json.dumps({"usage": {name: 12, f"{name}_details": 99}}).encode()) == 12
 
 
 @given(st.binary())
 def test_any_bytes_can_be_counted(junk: bytes) -> None:
-    for form in StreamForm:
-        assert TokenCount(form).feed(junk) >= 0
+    for is_transcript in (False, True):
+        assert AnswerMeter(is_transcript).see_events(junk) >= 0
     answer_timings(junk)
 
 
@@ -216,14 +215,11 @@ def metered(*bodies: object) -> tuple[int | None, int | None]:
         [{"usage": {"prompt_tokens": 12, "prompt_tokens_details": {"cached_tokens": 7}}}],
         [{"choices": [{"delta": {"content": "a"}}]}, {"choices": [], "timings": TIMINGS}],
         [{"tokens_predicted": 9, "tokens_evaluated": 12, "tokens_cached": 20, "timings": TIMINGS}],
-        [{"type": "response.completed", "response": {
-            "usage": {"input_tokens": 12, "input_tokens_details": {"cached_tokens": 7}}}}],
-        [{"type": "message_start", "message": {
-            "usage": {"cache_read_input_tokens": 7, "input_tokens": 5, "output_tokens": 0}}},
-         {"type": "message_delta", "usage": {"output_tokens": 9}}],
+        [{"type": "transcript.text.done",
+          "usage": {"input_tokens": 12, "input_tokens_details": {"cached_tokens": 7}}}],
     ],
 )  # fmt: skip
-def test_each_dialect(bodies: list[object]) -> None:
+def test_each_form_of_llama_server(bodies: list[object]) -> None:
     assert metered(*bodies) == (12, 7)
 
 
@@ -246,12 +242,9 @@ def test_generated_text_cannot_pass_for_a_figure(text: str) -> None:
     [
         (b"data: {}\n\ndata: [DONE]\n\n", 200),
         (b"data: [DONE]\n\n", 200),
-        (b'event: message_stop\ndata: {"type":"message_stop"}\n\n', 200),
-        (b"event: response.completed\ndata: {}\n\n", 200),
         (b'data: {"content":"","stop":true}\n\n', 200),
         (b'data: {"content":"a","stop":false}\n\n', 499),
-        (b'data: {"content":"\\ndata: [DONE]\\nevent: message_stop \\"stop\\":true"}\n\n', 499),
-        (b"event: response.completed_part\ndata: {}\n\n", 499),
+        (b'data: {"content":"\\ndata: [DONE]\\n \\"stop\\":true"}\n\n', 499),
         (b"", 499),
     ],
 )
@@ -364,8 +357,7 @@ _ANSWERS = {
             "predicted_n": 9,
         },
     },
-    "anthropic": {"usage": {"cache_read_input_tokens": 7, "input_tokens": 5, "output_tokens": 9}},
-    "responses": {"usage": {"input_tokens": 12, "input_tokens_details": {"cached_tokens": 7}}},
+    "transcript": {"usage": {"input_tokens": 12, "input_tokens_details": {"cached_tokens": 7}}},
 }
 
 
@@ -373,10 +365,6 @@ def answer(kind: str, cached: int) -> bytes:
     text = json.dumps(_ANSWERS[kind])
     text = text.replace('"cached_tokens": 7', f'"cached_tokens": {cached}')
     text = text.replace('"cache_n": 7, "prompt_n": 5', f'"cache_n": {cached}, "prompt_n": {12 - cached}')
-    text = text.replace(
-        '"cache_read_input_tokens": 7, "input_tokens": 5',
-        f'"cache_read_input_tokens": {cached}, "input_tokens": {12 - cached}',
-    )
     return text.replace('"prompt_ms": 1.5', f'"prompt_ms": {1.5 + cached}').encode()
 
 

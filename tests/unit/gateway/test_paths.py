@@ -48,24 +48,6 @@ def test_each_route_of_the_pinned_llama_server_is_passed_on_answered_or_refused(
     assert registered - passed_on - {f"GET {path}" for path in OWN} == REFUSED.keys()
 
 
-def test_what_openai_clients_need_is_there() -> None:
-    for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings"):
-        assert ROUTES[path].method == "POST"
-    assert "/v1/models" in MODELS_PATHS
-    assert "/health" in HEALTH_PATHS
-
-
-def test_what_may_hurt_is_not() -> None:
-    open_to_all = {f"{route.method} {path}" for path, route in ROUTES.items()} | {
-        f"GET {path}" for path in OWN
-    }
-    assert not REFUSED.keys() & open_to_all
-
-
-def test_properties_can_only_be_looked_at() -> None:
-    assert {path for path, route in ROUTES.items() if route.method == "GET"} == {"/props", "/metrics"}
-
-
 def test_tokens_are_counted_where_they_are_generated() -> None:
     counted = {path for path, route in ROUTES.items() if route.counts}
     assert {
@@ -89,11 +71,6 @@ def test_requests_wait_for_a_turn_where_llama_server_computes() -> None:
 
 def test_own_answers_are_not_passed_on() -> None:
     assert not ROUTES.keys() & OWN
-
-
-def test_only_sounds_come_as_forms() -> None:
-    forms = {path for path, route in ROUTES.items() if route.is_form}
-    assert forms == {"/audio/transcriptions", "/v1/audio/transcriptions"}
 
 
 def test_a_base_url_with_v1_too_many_is_told_and_only_that() -> None:

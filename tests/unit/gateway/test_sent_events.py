@@ -12,6 +12,23 @@ from meshd.gateway.continuation import OtherAnswer
 from meshd.gateway.events import EVENT_BYTES, MOST_AGAIN_SECONDS, KeptEvents, SentEvents, whole_events
 
 
+def asked_again(made: SentEvents, asked: bytes, *prompts: str) -> tuple[bytes | None, int]:
+    """The next request, if the template makes these prompts, and how many questions it was asked."""
+    left, asking = list(prompts), made.next_request(asked)
+    questions = 0
+    try:
+        next(asking)
+        while True:
+            questions += 1
+            asking.send(left.pop(0) if left else "")
+    except StopIteration as end:
+        return end.value, questions
+
+
+def next_request(made: SentEvents, asked: bytes, *prompts: str) -> bytes | None:
+    return asked_again(made, asked, *prompts)[0]
+
+
 @given(st.lists(st.binary(max_size=300_000), max_size=4))
 def test_it_comes_back_in_pieces(parts: list[bytes]) -> None:
     kept = KeptEvents()
@@ -45,7 +62,7 @@ def test_a_million_events_are_not_looked_at(event: bytes) -> None:
     for _ in range(200):
         sent.unsent(event * 5000, 0.0)
     began = time.thread_time()
-    assert sent.next_request(b'{"messages":[]}') is None
+    assert next_request(sent, b'{"messages":[]}') is None
     assert time.thread_time() - began < 0.1
 
 
@@ -77,7 +94,7 @@ def sent(*events: bytes, path: str = CHAT, own_seed: bool = True) -> SentEvents:
 
 def test_the_rest_is_asked_for_and_goes_on_under_the_first_id() -> None:
     made = sent(event(None, "aaaaaaaa"), event("Once ", "aaaaaaaa"), event("upon", "aaaaaaaa"))
-    request = made.next_request(body(max_tokens=10))
+    request = next_request(made, body(max_tokens=10))
     assert request is not None
     asked = json.loads(request)
     assert asked["messages"][-1] == {"role": "assistant", "content": "Once upon"}
@@ -90,7 +107,7 @@ def test_the_rest_is_asked_for_and_goes_on_under_the_first_id() -> None:
     (line,) = made.unsent(event("", "bbbbbbbbb", usage=usage), 0.0).splitlines()[:1]
     assert json.loads(line.removeprefix(b"data: "))["usage"] == whole
     made.run_ended()
-    again = made.next_request(body(max_tokens=10))
+    again = next_request(made, body(max_tokens=10))
     assert again is not None and json.loads(again)["messages"][-1]["content"] == "Once upon a"
 
 
@@ -98,7 +115,7 @@ def test_the_same_again_is_compared_and_only_what_is_new_is_sent() -> None:
     first = [typed("response.output_text.delta", text, "aaaa") for text in ("x", "y")]
     made = sent(*first, path=TRANSCRIPT)
     asked = body(seed=3)
-    assert made.next_request(asked) == asked
+    assert next_request(made, asked) == asked
     assert made.unsent(typed("response.output_text.delta", "x", "bbbb"), 0.0) == b""
     with_new = typed("response.output_text.delta", "y", "bbbb") + typed("response.done", "z", "bbbb")
     assert made.unsent(with_new, 0.0) == typed("response.done", "z", "aaaa")
@@ -112,23 +129,23 @@ def test_a_greedy_answer_is_made_again_while_that_takes_seconds(late: bool) -> N
     for text, at in (("Once", 100.0), (" upon", 100.0 + seconds)):
         assert made.unsent(event(text, "aaaaaaaa"), at) == event(text, "aaaaaaaa")
     asked = body(temperature=0, max_tokens=10)
-    request = made.next_request(asked)
+    request = next_request(made, asked)
     assert (request == asked) is not late
     if late:
         return
     assert made.unsent(event("Once", "bbbbbbbb"), 500.0) == b""
-    assert made.next_request(asked) == asked, "a run that was lost sooner does not make it any shorter"
+    assert next_request(made, asked) == asked, "a run that was lost sooner does not make it any shorter"
     assert made.unsent(event("Once", "cccccccc"), 600.0) == b""
     with pytest.raises(OtherAnswer):
         made.unsent(event(" again", "cccccccc"), 601.0)
-    rest = made.next_request(asked)
+    rest = next_request(made, asked)
     assert rest is not None and json.loads(rest)["messages"][-1]["content"] == "Once upon"
 
 
 @pytest.mark.parametrize("how", ["differs", "shorter", "long event"])
 def test_another_answer_is_not_joined(how: str) -> None:
     made = sent(typed("d", "x", "aaaa"), typed("d", "y", "aaaa"), path=TRANSCRIPT)
-    assert made.next_request(body()) is not None
+    assert next_request(made, body()) is not None
     assert made.unsent(typed("d", "x", "bbbb"), 0.0) == b""
     with pytest.raises(OtherAnswer):
         if how == "differs":
@@ -137,17 +154,17 @@ def test_another_answer_is_not_joined(how: str) -> None:
             made.run_ended()
         else:
             made.in_pieces()
-    assert made.next_request(body()) is None
+    assert next_request(made, body()) is None
 
 
 def test_a_seed_that_the_client_gave_decides_unless_the_answer_differs() -> None:
     made = sent(event(None, "aaaaaaaa"), event("Once", "aaaaaaaa"), own_seed=False)
     asked = body(seed=5, temperature=1)
-    assert made.next_request(asked) == asked, "the very same draws"
+    assert next_request(made, asked) == asked, "the very same draws"
     made.unsent(event(None, "bbbbbbbb"), 0.0)
     with pytest.raises(OtherAnswer):
         made.unsent(event("Twice", "bbbbbbbb"), 0.0)
-    rest = made.next_request(asked)
+    rest = next_request(made, asked)
     assert rest is not None and json.loads(rest)["messages"][-1]["content"] == "Once"
 
 
@@ -166,72 +183,61 @@ def begun_call(**asked: object) -> tuple[SentEvents, bytes]:
 WRITTEN = '<call>f meshd-content{"meshd-arguments-0": 0}'
 
 
-def know_template(made: SentEvents, asked: bytes, *prompts: str) -> int:
-    """Returns how many questions there were."""
-    left, questions = list(prompts), 0
-    while made.template_question(asked) is not None:
-        questions += 1
-        made.template_says(left.pop(0) if left else "")
-    return questions
-
-
 def test_a_call_goes_on_once_the_template_is_known() -> None:
     made, asked = begun_call()
-    assert know_template(made, asked, "<a>", WRITTEN) == 2
-    rest = made.next_request(asked)
+    rest, questions = asked_again(made, asked, "<a>", WRITTEN)
+    assert questions == 2
     assert rest is not None and json.loads(rest)["messages"][-1]["content"] == '{"x'
     again = event(None, "bbbbbbbb") + a_call('{"x', "bbbbbbbb", "f") + a_call('y"', "bbbbbbbb")
     fresh = made.unsent(again, 0.0)
     assert json.loads(fresh.removeprefix(b"data: ")) == json.loads(
         a_call('y"', "aaaaaaaa").removeprefix(b"data: ")
     )
-    assert know_template(made, asked, "<a>", WRITTEN) == 2, "of what is sent by now"
-    rest = made.next_request(asked)
+    rest, questions = asked_again(made, asked, "<a>", WRITTEN)
+    assert questions == 2, "of what is sent by now"
     assert rest is not None and json.loads(rest)["messages"][-1]["content"] == '{"xy"'
 
 
 def test_the_template_is_asked_only_for_a_call_that_goes_on() -> None:
     made, asked = begun_call(temperature=0)
-    assert made.template_question(asked) is None, "the same is asked for"
-    assert made.next_request(asked) == asked
+    assert asked_again(made, asked) == (asked, 0), "the same is asked for"
     with pytest.raises(OtherAnswer):
         made.unsent(event(None, "bbbbbbbb") + a_call("[", "bbbbbbbb", "f"), 0.0)
-    assert made.template_question(asked) is not None
-    without = sent(event("Once", "aaaaaaaa"))
-    assert without.template_question(body()) is None
-    assert sent(typed("d", "x", "aaaa"), path=TRANSCRIPT).template_question(body()) is None
+    assert asked_again(made, asked)[1] == 1
+    for without in (sent(event("Once", "aaaaaaaa")), sent(typed("d", "x", "aaaa"), path=TRANSCRIPT)):
+        assert asked_again(without, body())[1] == 0
 
 
 @pytest.mark.parametrize("template", ["unknown", "otherwise"])
 def test_a_call_that_cannot_be_written_is_made_again(template: str) -> None:
     made, asked = begun_call()
-    assert know_template(made, asked, *(["<a>", WRITTEN] if template == "otherwise" else [])) > 0
-    request = made.next_request(asked)
+    request, questions = asked_again(made, asked, *(["<a>", WRITTEN] if template == "otherwise" else []))
+    assert questions > 0
     if template == "otherwise":
         with pytest.raises(OtherAnswer):
             made.unsent(a_call('{ "x', "bbbbbbbb", "f"), 0.0)
-        assert made.template_question(asked) is None
-        request = made.next_request(asked)
+        request, questions = asked_again(made, asked)
+        assert questions == 0
     assert request == asked, "no event of the rest was sent"
 
 
 def test_the_same_is_asked_for_where_llama_server_refuses_the_rest() -> None:
     made, asked = sent(event("{", "aaaaaaaa")), body(response_format={"type": "json_object"})
-    rest = made.next_request(asked)
+    rest = next_request(made, asked)
     assert rest is not None and rest != asked
     with pytest.raises(OtherAnswer, match="samplers"):
         made.rest_is_refused("Failed to initialize samplers")
-    assert made.next_request(asked) == asked
+    assert next_request(made, asked) == asked
     made.rest_is_refused("too long")  # of the same that is the answer
 
 
 def test_what_went_on_once_is_not_made_again() -> None:
     made, asked = sent(event("{", "aaaaaaaa")), body()
-    assert made.next_request(asked) not in (None, asked)
+    assert next_request(made, asked) not in (None, asked)
     assert made.unsent(event("}", "bbbbbbbb"), 0.0)
-    assert made.next_request(asked) not in (None, asked)
+    assert next_request(made, asked) not in (None, asked)
     made.rest_is_refused("no")
-    assert made.next_request(asked) not in (None, asked), "the client has more than the first run had"
+    assert next_request(made, asked) not in (None, asked), "the client has more than the first run had"
 
 
 def nested(levels: int) -> bytes:
@@ -243,7 +249,7 @@ def test_an_event_nested_too_deeply_is_passed_on_and_joined_to_nothing(levels: i
     made = sent(event("Once", "aaaaaaaa"), nested(levels))
     assert made.unsent(event(" upon", "aaaaaaaa"), 0.0) == event(" upon", "aaaaaaaa")
     again = sent(typed("response.output_text.delta", "Once", "aaaa"), path=TRANSCRIPT)
-    assert again.next_request(body()) == body()
+    assert next_request(again, body()) == body()
     with pytest.raises(OtherAnswer):
         again.unsent(nested(levels), 0.0)
 
@@ -251,21 +257,21 @@ def test_an_event_nested_too_deeply_is_passed_on_and_joined_to_nothing(levels: i
 def test_long_events_are_joined_like_short_ones() -> None:
     long = "x" * EVENT_BYTES
     made = sent(event(long, "aaaaaaaa"), event("y", "aaaaaaaa"))
-    rest = made.next_request(body())
+    rest = next_request(made, body())
     assert rest is not None and json.loads(rest)["messages"][-1]["content"] == long + "y"
 
 
 def test_an_answer_that_is_too_long_is_passed_on_and_joined_to_nothing() -> None:
     piece = event("x" * 1_000_000, "aaaaaaaa")
     made = sent(*[piece] * 70)
-    assert made.next_request(body()) is None
+    assert next_request(made, body()) is None
 
 
 def test_blank_lines_end_events_however_they_are_written() -> None:
     one = event("a", "aaaaaaaa")
     for line in (b"\r\n\r\n", b"\n\r\n", b"\r\r"):
         made = sent(one.strip() + line + one)
-        rest = made.next_request(body())
+        rest = next_request(made, body())
         assert rest is not None and json.loads(rest)["messages"][-1]["content"] == "aa"
 
 
@@ -273,13 +279,13 @@ def test_an_event_that_came_in_pieces_ends_it() -> None:
     made = SentEvents(CHAT, own_seed=True)
     made.in_pieces()
     assert made.unsent(b"data: {", 0.0) == b"data: {"
-    assert made.next_request(body()) is None
+    assert next_request(made, body()) is None
 
 
 def test_progress_and_comments_are_of_one_run() -> None:
     progress = b'data: {"prompt_progress": {"processed": 3}, "choices": []}\n\n'
     made = sent(progress, b": waiting\n\n", event("a", "aaaaaaaa"), event("b", "aaaaaaaa"), own_seed=False)
-    assert made.next_request(body(seed=1)) == body(seed=1)
+    assert next_request(made, body(seed=1)) == body(seed=1)
     assert made.unsent(progress + progress + event("a", "bbbbbbbb"), 0.0) == b""
     assert made.unsent(event("b", "bbbbbbbb") + event("c", "bbbbbbbb"), 0.0) == event("c", "aaaaaaaa")
 
@@ -291,10 +297,10 @@ def tool_calls(*ids: str) -> bytes:
 @given(st.text('{}[]"\\:,abu0. ', max_size=30), st.lists(st.text(max_size=20), max_size=4))
 def test_arguments_of_any_shape_are_read(arguments: str, prompts: list[str]) -> None:
     made = sent(event(None, "aaaaaaaa"), a_call("{" + arguments, "aaaaaaaa", "f"))
-    know_template(
+    next_request(
         made, body(), "-", "meshd-content", *["meshd-content-meshd-value-0." + one for one in prompts]
     )
-    assert made.next_request(body()) is not None
+    assert next_request(made, body()) is not None
 
 
 def test_ids_that_are_made_of_others_do_not_grow() -> None:
@@ -302,7 +308,7 @@ def test_ids_that_are_made_of_others_do_not_grow() -> None:
     names = [letter * 8 for letter in "ABCDEFGH"]
     made = sent(*[tool_calls(name * 12) for name in names[1:]])
     asked = body(temperature=0)
-    assert made.next_request(asked) == asked
+    assert next_request(made, asked) == asked
     for name in names[:-1]:
         assert made.unsent(tool_calls(name), 0.0) == b""
     assert made.unsent(tool_calls(names[0]), 0.0) == tool_calls(names[1] * 12)
@@ -314,7 +320,7 @@ def test_an_id_becomes_the_one_that_had_its_place(first: list[str], draw: st.Dat
     ids = st.text("AB", min_size=8, max_size=100)
     second = draw.draw(st.lists(ids, min_size=len(first), max_size=len(first), unique=True))
     made = sent(*map(tool_calls, first), event("a", "aaaaaaaa"), own_seed=False)
-    assert made.next_request(body(seed=1)) == body(seed=1)
+    assert next_request(made, body(seed=1)) == body(seed=1)
     for one in second:
         assert made.unsent(tool_calls(one), 0.0) == b""
     assert made.unsent(event("a", "aaaaaaaa") + tool_calls(*second), 0.0) == tool_calls(*first)
@@ -326,7 +332,7 @@ def in_response(kind: str, **fields: object) -> bytes:
 
 def test_a_number_of_many_digits_in_the_rest_is_passed_on() -> None:
     made = sent(event("a", "aaaaaaaa"))
-    assert made.next_request(body()) is not None
+    assert next_request(made, body()) is not None
     usage = {"completion_tokens": 10**4300 - 1}
     assert b"9" * 4300 in made.unsent(event("b", "aaaaaaaa", usage=usage), 0.0)
 
@@ -334,7 +340,7 @@ def test_a_number_of_many_digits_in_the_rest_is_passed_on() -> None:
 def test_text_is_never_taken_for_an_id() -> None:
     text = '"id":"chatcmpl-bbbbbbbb"'
     made = sent(event("a", "aaaaaaaa"))
-    assert made.next_request(body()) is not None
+    assert next_request(made, body()) is not None
     (line,) = made.unsent(event(text, "cccccccc"), 0.0).splitlines()[:1]
     assert json.loads(line.removeprefix(b"data: "))["choices"][0]["delta"]["content"] == text
 
@@ -344,7 +350,7 @@ def test_whatever_llama_server_sends_the_first_run_is_unchanged(parts: list[byte
     made = SentEvents(path, own_seed=True)
     for part in parts:
         assert made.unsent(part + b"\n\n", 0.0) == part + b"\n\n"
-    made.next_request(body())
+    next_request(made, body())
 
 
 @given(
@@ -373,8 +379,7 @@ def test_events_of_any_shape_are_read(fields: object, path: str) -> None:
     made = SentEvents(path, own_seed=True)
     assert made.unsent(one, 0.0) == one
     asked = json.dumps({"prompt": "a", "input": "a", "messages": [{"role": "user"}]}).encode()
-    know_template(made, asked, *["meshd-content-<f>"] * 4)
-    if made.next_request(asked) is not None:
+    if next_request(made, asked, *["meshd-content-<f>"] * 4) is not None:
         try:
             made.unsent(one, 0.0)
         except OtherAnswer:

@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import tempfile
+import tracemalloc
 from collections import Counter, deque
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -24,12 +25,12 @@ from meshd.gateway.turns import (
     HALF_LIFE_SECONDS,
     TURN_SECONDS,
     USE_BOUND_SECONDS,
-    AllTurns,
+    Account,
     AnswerLog,
     AnswerQueue,
-    KeyQuota,
     LoggedAnswer,
     Ticket,
+    Turns,
     utc_text,
 )
 from meshd.model.status import ModelState
@@ -130,12 +131,21 @@ def test_more_slots_let_more_begin_and_fewer_end_none() -> None:
 
 
 def test_use_of_many_users_who_are_gone_is_bounded() -> None:
-    queue = AnswerQueue()
-    for number in range(3 * API_USERS_KNOWN.most):
-        queue.enter(f"user {number}", float(number))
-        (ticket,) = queue.begin(1, float(number))
-        queue.leave(ticket, number + 0.9)
-        assert len(queue._users) <= API_USERS_KNOWN.most
+    queue, most = AnswerQueue(), API_USERS_KNOWN.most
+
+    def memory_after(first: int, last: int) -> int:
+        for number in range(first, last):
+            queue.enter(number, float(number))
+            (ticket,) = queue.begin(1, float(number))
+            queue.leave(ticket, number + 0.9)
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        few = memory_after(0, most)
+        assert memory_after(most, 4 * most) < 2 * few
+    finally:
+        tracemalloc.stop()
 
 
 USERS = st.sampled_from("abcd")
@@ -242,8 +252,7 @@ async def wait_behind_another(*, loads: tuple[float, float], ends: float | None)
     began, upstream = loop.time(), FakeUpstream(Path("/nowhere"), slots=1)
     for at, state in zip(loads, (ModelState.LOADING, ModelState.READY), strict=True):
         loop.call_at(began + at, setattr, upstream, "readiness", Readiness(state, ""))
-    turns = AllTurns().of(upstream)
-    assert turns is not None
+    turns = Turns(upstream)
 
     async def first() -> None:
         with turns.enter("a"):
@@ -285,8 +294,7 @@ def test_the_time_of_other_answers_counts(loads: tuple[float, float], late: floa
 def test_no_turn_begins_while_they_are_held_and_nobody_is_refused_for_that() -> None:
     async def main() -> None:
         upstream = FakeUpstream(Path("/nowhere"), slots=2, holds_turns="worker two is paused")
-        turns = AllTurns().of(upstream)
-        assert turns is not None
+        turns = Turns(upstream)
         others = ExitStack()
         first, second = (others.enter_context(turns.enter(user)) for user in "ab")
         with others, turns.enter("c") as third:
@@ -312,8 +320,8 @@ def test_no_turn_begins_while_they_are_held_and_nobody_is_refused_for_that() -> 
 NOON = 20000 * DAY_SECONDS + DAY_SECONDS / 2
 
 
-def quota(**limits: int) -> KeyQuota:
-    return KeyQuota(ApiKey("sk-12345678", "anna", KeyLimits(**limits)), 0.0)
+def quota(**limits: int) -> Account:
+    return Account(ApiKey("sk-12345678", "anna", KeyLimits(**limits)), 0.0)
 
 
 def test_without_limits_everything_is_let_in() -> None:
@@ -326,7 +334,7 @@ def test_requests_at_a_time() -> None:
     one = quota(concurrent=2)
     assert one.begin(0.0, NOON) is None and one.begin(0.0, NOON) is None
     excess = one.begin(0.0, NOON)
-    assert excess is not None and not excess.is_quota
+    assert excess is not None and excess.code == "rate_limit_exceeded"
     assert excess.message == "2 requests of the key `anna` are already in progress"
     one.end()
     assert one.begin(0.0, NOON) is None
@@ -375,7 +383,7 @@ def test_tokens_a_day_end_at_midnight() -> None:
     assert one.begin(0.0, NOON) is None
     one.add_tokens(50, NOON)  # an answer that has begun is finished
     excess = one.begin(0.0, NOON)
-    assert excess is not None and excess.is_quota
+    assert excess is not None and excess.code == "insufficient_quota"
     assert excess.retry_after == DAY_SECONDS / 2
     assert excess.message == "the key `anna` has used up its 100 tokens per day: more in 12 h 0 min"
     assert one.begin(0.0, NOON + excess.retry_after) is None
@@ -394,8 +402,8 @@ def test_requests_a_minute(most: int, pauses: list[float]) -> None:
         now += pause
         excess = one.begin(now, NOON)
         if excess is not None:
-            assert not excess.is_quota
-            now += excess.retry_after
+            assert excess.code == "rate_limit_exceeded"
+            now += excess.retry_after or 0
             assert one.begin(now, NOON) is None
         let_in.append(now)
         assert sum(now - 60 <= at for at in let_in) <= 2 * most + 1

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import tracemalloc
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -16,9 +18,9 @@ from meshd.gateway.upstream import (
     LATER_TRIAL_SECONDS,
     PASSED_PIECES,
     TRIAL_SECONDS,
+    AllServed,
     Culprits,
     Standing,
-    TemplateFits,
     Trials,
 )
 
@@ -42,9 +44,10 @@ def test_a_question_that_was_not_answered_is_asked_again(
         return unanswered if count == 4 else body.decode()
 
     async def main() -> None:
-        fits, upstream = TemplateFits(), _Upstream()
+        served = AllServed().of(_Upstream())  # type: ignore[arg-type]
+        assert served is not None
         for _ in range(3):
-            await fits.fit(upstream, BODY)  # type: ignore[arg-type]
+            await served.fit(BODY)
 
     monkeypatch.setattr(upstream, "template_prompt", prompt)
     asyncio.run(main())
@@ -394,15 +397,31 @@ def test_crashes_with_a_known_culprit_are_not_blamed_on_clients_that_hang_up() -
 
 
 def test_the_crashes_and_hang_ups_that_are_remembered_are_bounded() -> None:
-    server = Server()
-    for number in range(API_USERS_KNOWN.most + 1):
-        request = server.come(80, None, f"{number}")
-        assert server.let_in(request)
-        server.give_up(request)
-    assert len(server.trials._given_up) == API_USERS_KNOWN.most
-    for _ in range(100):
-        crash_after_hang_up(server, "before")
-    assert len(server.trials._crashes) == 4 * API_CULPRITS_GONE.most
+    trials = Trials()
+
+    def hang_up(number: int) -> None:
+        who = trials.come(number)
+        trials.enter(who, 0, 0.0)
+        trials.go(who, 0.0)
+
+    def crash(number: int) -> None:
+        who = trials.come(number)
+        trials.enter(who, number, 0.0)
+        trials.lost(who, number + 1, 0.0, taken=True, repeats=False)
+        trials.go(who, 0.0)
+
+    def memory_after(happens: Callable[[int], None], first: int, last: int) -> int:
+        for number in range(first, last):
+            happens(number)
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        for happens, most in ((hang_up, API_USERS_KNOWN.most), (crash, 4 * API_CULPRITS_GONE.most)):
+            few = memory_after(happens, 0, most)
+            assert memory_after(happens, most, 4 * most) < 2 * few
+    finally:
+        tracemalloc.stop()
 
 
 def test_new_requests_wait_for_suspects_that_are_about_to_come() -> None:

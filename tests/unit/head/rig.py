@@ -66,8 +66,7 @@ class Bench:
         always_compressed: bool = False,
     ) -> None:
         self.mesh = mesh
-        self.children: list[StubChild] = []
-        self.tunnels: list[StubTunnel] = []
+        self.children, self.tunnels = list[StubChild](), list[StubTunnel]()
         self.device_lines: Sequence[str] = DEVICE_LINES
         self.start_seconds = self.listing_seconds = self.trial_seconds = self.timing_seconds = 0.0
         self.listings = self.tokens_asked = self.rounds_timed = self.timings_ended = 0
@@ -77,7 +76,7 @@ class Bench:
         self.trial_ended: Ended | None = Ended(0, None, ())  # None: never
         self.timings: list[tuple[str, ...]] = []  # the arguments of each
         self.timing_lines: Sequence[str] | None = None  # None: 1 ms a token, for each kind
-        self.timing_runs: list[Sequence[str]] = []  # the lines of the next runs, before those above
+        self.timing_runs: list[Sequence[str]] = []  # of the next runs, before those above
         self.timing_ended: Ended | None = Ended(0, None, ())  # None: never
         self.stopped: set[int] = set()
         self.report_fails, self.pairs_left, self._drawn, self._handed = False, 1000, 0, 0

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from meshd.gateway.turns import AllTurns
+from meshd.gateway.turns import Turns
 from meshd.head.load_again import (
     HELD_SECONDS,
     LONG_ASKED_SECONDS,
@@ -168,8 +168,7 @@ async def overlapping(serve: Model, seconds: float, users: int = 3) -> AsyncIter
     Yields the times when one began.
     """
     loop = asyncio.get_running_loop()
-    turns = AllTurns().of(serve)
-    assert turns is not None
+    turns = Turns(serve)
     began: list[float] = []
     active = 0
 

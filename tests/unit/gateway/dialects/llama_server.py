@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx2
 from hypothesis import strategies as st
-from meshd.gateway.dialects.interface import Answering, RequestFacts
+from meshd.gateway.dialects.dialect import Answering, RequestFacts
 
 FACTS = RequestFacts("0123456789abcdef01234567", 1_700_000_000, "tiny")
 DONE = b"data: [DONE]\n\n"

@@ -6,9 +6,9 @@ from typing import SupportsIndex
 
 import pytest
 from meshd.gateway.dialects import chat, ollama
-from meshd.gateway.dialects.interface import Dialect
+from meshd.gateway.dialects.chat import ChatDialect
+from meshd.gateway.dialects.dialect import Dialect
 from meshd.gateway.dialects.messages import MessagesDialect
-from meshd.gateway.dialects.openai import ChatDialect
 from meshd.gateway.dialects.responses import ResponsesDialect
 from meshd.gateway.dialects.template_fit import TemplateTraits, fitted
 from meshd.gateway.failure import HttpRefusal

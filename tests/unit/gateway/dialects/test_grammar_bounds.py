@@ -1,13 +1,13 @@
 """Bounds of grammars and schemas, counted as llama.cpp walks them."""
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.gateway.dialects.grammar_bounds import BeyondBounds, SchemaBudget, _Ways, check_grammar, unenforced
+from meshd.gateway.dialects.grammar_bounds import BeyondBounds, SchemaBudget, check_grammar, unenforced
 
 JSON_GRAMMAR = r"""
 # as grammars/json.gbnf of llama.cpp
@@ -179,18 +179,11 @@ def test_what_is_referred_to_is_followed_by_recursion_and_bounded() -> None:
         SchemaBudget().check({"$defs": defs, "$ref": "#/$defs/a0"})
 
 
-def test_each_rule_is_looked_at_a_few_times_however_often_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked = Counter[str]()
-    first = _Ways._first
-
-    def counted(ways: _Ways, name: str) -> Iterable[str]:
-        looked[name] += 1
-        return first(ways, name)
-
-    monkeypatch.setattr(_Ways, "_first", counted)
+def test_each_rule_is_looked_at_a_few_times_however_often_it_is_used() -> None:
+    began = time.thread_time()  # others use the same processor
     with pytest.raises(BeyondBounds, match="more than 4096 paths"):
-        check_grammar("root ::= a\na ::= " + "b " * 1000 + "\nb ::= c " + "c " * 1000 + "\nc ::= \n")
-    assert set(looked) == {"root", "a", "b", "c"} and max(looked.values()) <= 2
+        check_grammar("root ::= a\na ::= " + "b " * 9000 + "\nb ::= c " + "c " * 9000 + "\nc ::= \n")
+    assert time.thread_time() - began < 1.0
 
 
 class Walked(list[object]):

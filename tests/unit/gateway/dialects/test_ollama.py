@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from meshd.gateway.dialects.dialect import Dialect, RequestFacts, Translation
 from meshd.gateway.dialects.fields import ENDPOINTS, Endpoint, judged, objects_of
-from meshd.gateway.dialects.interface import Dialect, RequestFacts, Translation
 from meshd.gateway.dialects.ollama import (
-    ChatLines,
-    GenerateLines,
+    GenerateAnswering,
     ListedModel,
     OllamaAnswering,
     OllamaChat,
@@ -224,7 +223,7 @@ def test_a_request_without_a_prompt_loads_the_model(dialect: Dialect, piece: str
 
 
 def test_a_streamed_chat_is_lines_of_json_with_figures_at_the_end() -> None:
-    answering = OllamaAnswering(ChatLines(FACTS))
+    answering = OllamaAnswering(FACTS)
     assert answering.content_type == "application/x-ndjson"
     said = lines(answering.events(sse(delta(role="assistant", content=None), delta(reasoning_content="hm"))))
     assert said == [
@@ -240,7 +239,7 @@ def test_a_streamed_chat_is_lines_of_json_with_figures_at_the_end() -> None:
 
 
 def test_calls_come_whole_with_their_arguments_as_an_object() -> None:
-    answering = OllamaAnswering(ChatLines(FACTS))
+    answering = OllamaAnswering(FACTS)
 
     def piece(index: int, arguments: str, **more: object) -> bytes:
         name = {"name": f"f{index}"} if more else {}
@@ -261,7 +260,7 @@ def test_a_whole_chat_has_all_in_one() -> None:
     call = {"id": "c0", "function": {"name": "f", "arguments": "{}"}}
     message = {"role": "assistant", "content": "hi", "reasoning_content": "hm", "tool_calls": [call]}
     answer = {"choices": [{"message": message, "finish_reason": "stop"}], "usage": USAGE, "timings": TIMINGS}
-    assert OllamaAnswering(ChatLines(FACTS)).whole(answer) == {
+    assert OllamaAnswering(FACTS).whole(answer) == {
         **HEAD,
         "message": {
             "role": "assistant",
@@ -271,7 +270,7 @@ def test_a_whole_chat_has_all_in_one() -> None:
         },
         **END,
     }
-    said = OllamaAnswering(GenerateLines(FACTS)).whole(answer)
+    said = GenerateAnswering(FACTS).whole(answer)
     assert said == {**HEAD, "response": "hi", "thinking": "hm", **END}
 
 
@@ -283,15 +282,15 @@ OPENAI = {"choices": [{"text": "ab", "finish_reason": "length"}], "usage": USAGE
 def test_texts_without_a_chat_are_read_in_both_forms(answer: dict[str, object]) -> None:
     answer = {**answer, "timings": TIMINGS}
     expected = {**HEAD, "response": "ab", **END, "done_reason": "length"}
-    assert TextAnswering(GenerateLines(FACTS)).whole(answer) == expected
-    streamed = TextAnswering(GenerateLines(FACTS)).events(sse(answer) + b"data: [DONE]\n\n")
+    assert TextAnswering(FACTS).whole(answer) == expected
+    streamed = TextAnswering(FACTS).events(sse(answer) + b"data: [DONE]\n\n")
     piece, last = lines(streamed)
     assert piece == {**HEAD, "response": "ab", "done": False}
     assert last == {**expected, "response": ""}
 
 
 def test_a_stream_that_breaks_off_ends_with_an_error_line() -> None:
-    answering = OllamaAnswering(ChatLines(FACTS))
+    answering = OllamaAnswering(FACTS)
     assert lines(answering.comment("waiting")) == [
         {**HEAD, "message": {"role": "assistant", "content": ""}, "done": False}
     ]
@@ -303,7 +302,7 @@ def test_a_stream_that_breaks_off_ends_with_an_error_line() -> None:
 
 def test_arguments_of_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshd.gateway.dialects.ollama._MOST_ARGUMENTS", 10)
-    answering = OllamaAnswering(ChatLines(FACTS))
+    answering = OllamaAnswering(FACTS)
     call = {"index": 0, "id": "c", "function": {"name": "f", "arguments": "x" * 8}}
     for _ in range(3):
         answering.events(sse(delta(tool_calls=[call])))
@@ -355,7 +354,7 @@ def test_models_are_described_as_ollama_does() -> None:
     assert running(models)["models"] == [
         {**row, "size_vram": 5, "expires_at": "2318-01-01T00:00:00Z", "context_length": 8192}
     ]
-    about = shown(models[0])
+    about = shown(models[0].name, models[0].facts)
     assert about["model_info"] == {
         "general.architecture": "qwen3",
         "general.basename": "a",
@@ -364,7 +363,7 @@ def test_models_are_described_as_ollama_does() -> None:
         "qwen3.embedding_length": 64,
     }
     assert (about["parameters"], about["capabilities"]) == ("num_ctx 8192", ["completion", "tools"])
-    assert shown(models[1])["parameters"] == "num_ctx 9"
+    assert shown(models[1].name, models[1].facts)["parameters"] == "num_ctx 9"
 
 
 JSON = st.recursive(
@@ -408,17 +407,17 @@ def test_any_request_is_read_or_refused(asked: dict[str, object]) -> None:
             assert translation.path in ENDPOINTS
 
 
-@given(JSON, st.sampled_from([ChatLines(FACTS), GenerateLines(FACTS)]))
-def test_any_answer_of_another_node_can_be_translated(answer: object, form: ChatLines) -> None:
+@given(JSON)
+def test_any_answer_of_another_node_can_be_translated(answer: object) -> None:
     fields = {"choices": [{"delta": answer, "message": answer, "text": answer}], "usage": answer}
-    for answering in (OllamaAnswering(form), TextAnswering(form)):
+    for answering in (OllamaAnswering(FACTS), GenerateAnswering(FACTS), TextAnswering(FACTS)):
         lines(answering.events(sse(fields, {"content": answer, "stop": True, "error": answer})))
-        json.dumps(type(answering)(form).whole(fields))
+        json.dumps(type(answering)(FACTS).whole(fields))
 
 
 @pytest.mark.parametrize("letter", ["\u2028", "\u2029", "\u0085", "\x0b", "\x1c"])
 def test_a_line_is_one_line_for_every_client(letter: str) -> None:
     event = {"choices": [{"index": 0, "delta": {"content": f"a{letter}b"}}]}
-    said = OllamaAnswering(ChatLines(FACTS)).events(b"data: " + json.dumps(event).encode() + b"\n\n").decode()
+    said = OllamaAnswering(FACTS).events(b"data: " + json.dumps(event).encode() + b"\n\n").decode()
     [line] = said.splitlines()
     assert json.loads(line)["message"]["content"] == f"a{letter}b"

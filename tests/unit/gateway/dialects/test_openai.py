@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.gateway.dialects.interface import Translation
-from meshd.gateway.dialects.openai import ChatDialect, PassedOn
+from meshd.gateway.dialects.chat import ChatDialect, PassedOn
+from meshd.gateway.dialects.dialect import Translation
 from meshd.gateway.failure import Failure, HttpRefusal
 
 from tests.unit.gateway.dialects.llama_server import FACTS, JSON, event, text

@@ -6,7 +6,7 @@ from typing import Any, get_args
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.gateway.dialects.interface import Translation
+from meshd.gateway.dialects.dialect import Translation
 from meshd.gateway.dialects.responses import ResponsesDialect
 from meshd.gateway.failure import Failure, HttpRefusal, context_exceeded
 from openai import OpenAI

@@ -1,17 +1,17 @@
-"""The translation of the API's dialects to llama-server's requests, and of its answers back.
+"""Define what a dialect of the API consists of: a reader of requests, and the writer of an answer to each.
 
 llama-server is asked only for chat completions and completions (and for its own few forms, such as
-embeddings). A dialect reads a client's body into such a request, and its `Answering` turns llama-server's
+embeddings). A `Dialect` reads a client's body into such a request, and its `Answering` turns llama-server's
 answer into what the client expects: whole events of a stream, a whole answer, or a failure. Events are
 translated after SentEvents, so an `Answering` outlives a lost llama-server, and a translated answer continues
 as a chat does.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
-from meshd.gateway.failure import Failure
+from meshd.gateway.failure import Failure, invalid
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +27,15 @@ class RequestFacts:
     model: str
 
 
-class Answering(Protocol):
-    """The translator of the answer to one request, which several llama-servers may make in turn."""
+class Answering:
+    """The translator of the answer to one request, which several llama-servers may make in turn.
 
-    @property
-    def content_type(self) -> str:
-        """Return the type of a stream: `text/event-stream` or `application/x-ndjson`."""
-        ...
+    `content_type`: of a stream. `passes_on`: events and answers stay unchanged; they may then be long, and
+    come in pieces. This class is that of a request which is never answered by a stream.
+    """
 
-    @property
-    def passes_on(self) -> bool:
-        """Return True if events and answers stay unchanged; they may then be long, and come in pieces."""
-        ...
+    content_type = "text/event-stream"
+    passes_on = False
 
     def events(self, events: bytes) -> bytes:
         """Translate whole server-sent events of llama-server, including `data: [DONE]`.
@@ -46,22 +43,22 @@ class Answering(Protocol):
         The first call also begins the client's stream, and the one with llama-server's last event ends it.
         Never raises: unreadable events are skipped.
         """
-        ...
+        return b""
 
     def failed(self, failure: Failure) -> bytes:
         """Return the end of a stream that breaks off with this failure."""
-        ...
+        return b""
 
     def comment(self, text: str) -> bytes:
         """Return bytes that keep a silent stream alive, with `text` for people if possible.
 
-        Empty if the dialect has no such form.
+        Clients skip a comment of one line (WHATWG HTML, 9.2.6). Empty if the dialect has no such form.
         """
-        ...
+        return f": {' '.join(text.split())}\n\n".encode("utf-8", "replace")
 
     def whole(self, answer: Mapping[str, object]) -> dict[str, object]:
         """Translate a whole answer of llama-server (status 200)."""
-        ...
+        return dict(answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +75,19 @@ class Translation:
     notes: tuple[str, ...] = ()
 
 
-class Dialect(Protocol):
-    """An API that clients use."""
+class Dialect:
+    """An API that clients use. This class words errors as OpenAI does, and takes no requests."""
 
     def read(self, asked: dict[str, object], facts: RequestFacts) -> Translation:
         """Check and translate the body of a request. Raises HttpRefusal, and nothing else."""
-        ...
+        raise invalid("this path takes no body")
 
     def error(self, failure: Failure) -> dict[str, object]:
         """Return a failure as the JSON of a whole response."""
-        ...
+        return {"error": failure.error()}
+
+
+def sse(data: Mapping[str, object], *, name: str = "") -> bytes:
+    """Write one server-sent event, named `name`."""
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json.dumps(data)}\n\n".encode()
