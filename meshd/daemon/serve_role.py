@@ -32,7 +32,7 @@ from meshd.store.model_file import ModelFile
 if TYPE_CHECKING:
     from meshd.daemon.fetching_api import ModelsOnceFetched
     from meshd.gateway.access import ApiPort
-    from meshd.gateway.interface import Models
+    from meshd.gateway.interface import Models, Upstream
     from meshd.gateway.server import Gateway
     from meshd.head.model_pool import ModelPool
     from meshd.plan.wishes import DraftModel, HeadOptions
@@ -199,8 +199,10 @@ class ClaimedServe:
         self.config, self.files = config, await _open_all(config, self.hashes, self.held)
 
     async def build(self, runtime: RoleRuntime, member: MemberNode) -> BuiltRole:
-        """Build the head, or a pool of heads, and its gateway. Raises MeshdError."""
-        from meshd.gateway.request import OneModel
+        """Build the head, or a pool of heads; its gateway is made once modules for it are imported.
+
+        Raises MeshdError.
+        """
         from meshd.head.model import Model
 
         speeds = device_speeds(runtime, ServeRole().threads(self.config))
@@ -209,7 +211,7 @@ class ClaimedServe:
             pool = await self._pool(runtime, member, speeds)
             return BuiltRole(
                 pool,
-                self._opened(pool, runtime, member, lambda: pool.statuses),
+                self._opened(lambda: pool, runtime, member, lambda: pool.statuses),
                 held=lambda: pool.held,
                 explain=pool.explain,
                 speeds=speeds,
@@ -222,7 +224,7 @@ class ClaimedServe:
         head = Model(runtime, file, head_options(self.config, member, draft), speeds, smaller)
         return BuiltRole(
             head,
-            self._opened(OneModel(head), runtime, member, lambda: [head.model_status]),
+            self._opened(lambda: _one_model(head), runtime, member, lambda: [head.model_status]),
             held=lambda: head.held,
             explain=head.explain,
             speeds=speeds,
@@ -232,7 +234,7 @@ class ClaimedServe:
 
     def _opened(
         self,
-        models: "Models",
+        make_models: "Callable[[], Models]",
         runtime: RoleRuntime,
         member: MemberNode,
         statuses: Callable[[], Sequence[ModelStatus]],
@@ -243,10 +245,12 @@ class ClaimedServe:
         """
         early = self.early
         if early is not None and early.gateway is not None:
+            models = make_models()
             early.models.come(models)
             self._open_to_members(early.gateway, models, runtime, member, statuses)
 
         def gateway() -> "Gateway":
+            models = make_models()
             made = self._make_gateway(models)
             self._open_to_members(made, models, runtime, member, statuses)
             return made
@@ -310,6 +314,12 @@ class ClaimedServe:
         file = await ModelFile.open(path, cache=self.hashes, name=name_of_blob(path))
         file.close()
         return draft_model(str(path), file.name, file.headers, model.headers[0])
+
+
+def _one_model(head: "Upstream") -> "Models":
+    from meshd.gateway.request import OneModel
+
+    return OneModel(head)
 
 
 def head_options(config: Config, member: MemberNode, draft: "DraftModel | None" = None) -> "HeadOptions":

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from meshd.admin.api import StatusRequest
 from meshd.admin.client import NotAnswering, NotRunning, ask
-from meshd.admin.status import LinkView, Status, TunnelView
+from meshd.admin.status import Status
 from meshd.base.errors import Broken, MeshdError
 from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.model.status import ModelState
@@ -168,6 +168,7 @@ async def start_all(owner: Owner, *nodes: LocalNode) -> None:
 
 def crossed_bytes(status: Status) -> int:
     """Count the bytes between this node and others, over links and direct connections."""
-    ways: list[LinkView | TunnelView] = [peer.link for peer in status.peers if peer.link is not None]
-    ways += [tunnel for tunnel in status.tunnels if tunnel.listen == LISTEN_LOCAL]
-    return sum(way.sent_bytes + way.received_bytes for way in ways)
+    links = (peer.link for peer in status.peers if peer.link is not None)
+    past_links = (tunnel for tunnel in status.tunnels if tunnel.listen == LISTEN_LOCAL)
+    on_links = sum(link.sent_bytes + link.received_bytes for link in links)
+    return on_links + sum(tunnel.sent_bytes + tunnel.received_bytes for tunnel in past_links)

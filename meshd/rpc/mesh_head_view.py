@@ -1,9 +1,10 @@
 """A head's view of llama-server's connection with a mesh-server: the weights that were sent, and the
-neighbours that the worker has. Nothing is held back but WELCOME, LOAD and LOADED; where the head lacks
+neighbours that the worker has. Nothing is held back but WELCOME, MET, LOAD and LOADED; where the head lacks
 weights itself, the beginning of WRITE and FREE as well.
 """
 
 from collections.abc import Callable
+from struct import Struct
 
 from meshd.rpc import mesh_protocol as wire
 from meshd.rpc.absent_weights import AbsentWeights, AskedWeight
@@ -24,6 +25,7 @@ from meshd.rpc.reading_budget import MESSAGE_SECONDS, PROGRESS_WEIGHT, NodeReadi
 Placed = Callable[[bytes, int, str], None]
 """Told of each weight that is asked for by content: hash, bytes, and why it is sent; empty: it is not."""
 _Entries = tuple[AskedWeight, ...]
+_PLACE = Struct("<I")  # of a neighbour, in the head's list
 _WRITE, _FREE = wire.MESSAGES[wire.WRITE].body, wire.MESSAGES[wire.FREE].body
 MAX_WEIGHTS_ASKED = 16_384  # weights whose answers have not come; of more nothing is said
 
@@ -116,7 +118,13 @@ class MeshHeadView:
         if self._welcomed:
             raise refused("a second WELCOME")
         self._welcomed = True
-        self.neighbours = _neighbours_of(data, at, size)
+        _check_welcome(data, at, size)
+
+    def _met(self, data: bytes | memoryview, at: int, size: int, _identity: int) -> None:
+        if size % _PLACE.size:
+            raise refused(f"MET of {size} bytes")
+        body = memoryview(data)[at : at + size]
+        self.neighbours = frozenset(place for (place,) in _PLACE.iter_unpack(body))
 
     def _loaded(self, data: bytes | memoryview, at: int, size: int, identity: int) -> None:
         if identity not in self._asked:
@@ -135,21 +143,19 @@ class MeshHeadView:
             self._placed(entry.digest, entry.size, why if result else "")
 
 
-def _neighbours_of(data: bytes | memoryview, at: int, size: int) -> frozenset[int]:
-    """Return the neighbours that a WELCOME names, by place. Raises RemoteProtocolError."""
+def _check_welcome(data: bytes | memoryview, at: int, size: int) -> None:
+    """Raise RemoteProtocolError for a WELCOME of another version, or of another size than it says."""
     message = wire.MESSAGES[wire.WELCOME]
     version, *counts = message.body.unpack_from(data, at)
     if version != wire.VERSION:
         raise refused(f"version {version} of the protocol")
-    begin = end = at + message.body.size
+    end = at + message.body.size
     for count, rest in zip(counts, message.rest, strict=True):
         if count > rest.most:
             raise refused(f"WELCOME with {count} {rest.name}")
-        begin, end = end, end + count * rest.item_bytes
+        end += count * rest.item_bytes
     if end != at + size:
         raise refused(f"WELCOME of {size} bytes")
-    words = bytes(data[begin:end])  # neighbours are the last list
-    return frozenset(int.from_bytes(words[i : i + 4], "little") for i in range(0, len(words), 4))
 
 
 _ASKS = (wire.GRAPH, wire.COMPUTE, wire.READ)
@@ -163,6 +169,7 @@ _REQUESTS_OF_WEIGHTS = Kinds(HEAD, _LOADS | _WRITES, noted=_ASKS)
 _LOOKED_ANSWERS = {
     wire.WELCOME: Look(WHOLE, MeshHeadView._welcome),
     wire.LOADED: Look(WHOLE, MeshHeadView._loaded),
+    wire.MET: Look(WHOLE, MeshHeadView._met),
     wire.PROGRESS: Look(0, MeshHeadView._progress),
 }
 _ANSWERS = Kinds(MESH_SERVER, _LOOKED_ANSWERS, noted=(wire.DATA,))

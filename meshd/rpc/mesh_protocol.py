@@ -44,7 +44,7 @@ class Operation:
     kinds: tuple[str, ...]
 
 
-VERSION = 4
+VERSION = 5
 PIECE_BYTES = 4194304  # bytes
 GRAPH_TENSORS = 32768  # tensors
 STORED_GRAPHS = 8  # graphs
@@ -83,12 +83,14 @@ SYNC = 10
 LOAD = 11
 PUSH = 12
 TAKE = 13
+MEET = 14
 WELCOME = 129
 ALLOCATED = 130
 DATA = 134
 SYNCED = 138
 LOADED = 139
 PROGRESS = 140
+MET = 142
 PUSHED = 192
 FAILED = 255
 
@@ -160,20 +162,20 @@ MESSAGES: Mapping[int, RpcMessage] = {
         (),
         32,
     ),
+    MEET: RpcMessage("MEET", 14, "head", MET, Struct("<"), (), (), 0),
     WELCOME: RpcMessage(
         "WELCOME",
         129,
         "worker",
         0,
-        Struct("<IIIII"),
-        ("version", "device_count", "operation_count", "type_count", "neighbour_count"),
+        Struct("<IIII"),
+        ("version", "device_count", "operation_count", "type_count"),
         (
             Rest("devices", 236, "device_count", 16),
             Rest("operations", 4, "operation_count", 63),
             Rest("types", 4, "type_count", 32),
-            Rest("neighbours", 4, "neighbour_count", 16),
         ),
-        4240,
+        4172,
     ),
     ALLOCATED: RpcMessage("ALLOCATED", 130, "worker", 0, Struct("<I"), ("done",), (), 4),
     DATA: RpcMessage("DATA", 134, "worker", 0, Struct("<"), (), (Rest("data", 1, "", 4194304),), 4194304),
@@ -189,6 +191,7 @@ MESSAGES: Mapping[int, RpcMessage] = {
         (),
         32,
     ),
+    MET: RpcMessage("MET", 142, "worker", 0, Struct("<"), (), (Rest("neighbours", 4, "", 16),), 64),
     PUSHED: RpcMessage(
         "PUSHED", 192, "neighbour", 0, Struct("<Q"), ("token",), (Rest("data", 1, "", 4194304),), 4194312
     ),

@@ -1,6 +1,6 @@
 """The list of neighbours as a mesh-server gets it: one descriptor for each, then a message that ends it.
 
-The server greets its head once the list is complete, so the wait for neighbours is limited.
+The head waits for the complete list while it loads weights, so the wait for neighbours is limited.
 """
 
 import asyncio

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "connection.h"
+#include "context_check.h"
 #include "head_weights.h"
 #include "set_aside.h"
 #include "sizes.h"
@@ -36,11 +37,14 @@ struct client_worker {
     const uint32_t place; // in the head's list of workers
     connection link;
     weights_loading loading;
-    std::unordered_set<uint32_t> neighbours; // places of workers with which it has a connection
+    std::unordered_set<uint32_t> neighbours; // places of workers with which it has a connection, once it has said so
+    uint64_t meet = 0;                       // that asks for them; 0: it was not asked
+    blob met;
     // that it keeps for each device, oldest first; guarded by the connection's order
     std::array<std::deque<kept_graph>, DEVICES> graphs;
     uint64_t synced = 0;                               // the last SYNC: all is settled that was asked before
     std::shared_ptr<std::vector<client_worker *>> all; // that were opened with it
+    std::shared_ptr<context_check> check;              // of those
 };
 
 struct client_buffer {
@@ -48,6 +52,7 @@ struct client_buffer {
     uint32_t number;
     uint64_t base; // where its addresses begin: nothing is there, each reading of it would fault
     uint64_t size;
+    uint32_t cleared = 0; // how often
 };
 
 struct client_device {
@@ -59,6 +64,7 @@ struct client_device {
     uint64_t most_bytes;
     uint64_t free_bytes;
     uint64_t total_bytes;
+    bool wanted = false; // what it computed for the context_check is
     uint64_t lent_bytes; // that this head may allocate: what the parent process says, or else the worker
     std::atomic<uint64_t> held_bytes{ 0 };
     size_rule rule;
@@ -83,6 +89,11 @@ struct worker_socket {
 // from the same number on. `patience`: for the answers of all of them. Throws std::runtime_error
 std::vector<client_device *> open_workers(const std::vector<worker_socket> & sockets, ggml_backend_reg_t registry,
     const weights_index & index, uint32_t first = 0, std::chrono::milliseconds patience = std::chrono::seconds(30));
+
+// Asks a worker once which neighbours it has, and waits for nothing
+void ask_neighbours(client_worker & worker);
+// Waits for what it answers. false: it is lost
+bool take_neighbours(client_worker & worker);
 
 // client_buffer.cpp
 void fill_buffer_type(client_device & device);

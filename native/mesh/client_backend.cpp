@@ -122,7 +122,7 @@ static bool compute_new(client_device & device, const ggml_cgraph * graph) {
 
 static ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
     client_device & device = device_of(backend);
-    if (graph->n_nodes == 0) {
+    if (graph->n_nodes == 0 || device.worker->check->skips_compute(device.wanted)) {
         return GGML_STATUS_SUCCESS;
     }
     if (!device.worker->loading.settle()) {
@@ -150,6 +150,7 @@ static bool is_settled(client_worker & worker) {
     if (worker.synced != worker.link.asked()) {
         for (client_worker * one : *worker.all) {
             one->loading.ask_now();
+            ask_neighbours(*one);
             ask_to_sync(*one);
         }
     }
@@ -160,7 +161,7 @@ static bool is_settled(client_worker & worker) {
     if (worker.synced != worker.link.asked()) { // it lacked weights, which are on their way
         ask_to_sync(worker);
     }
-    return worker.synced != 0 && worker.link.wait(worker.synced);
+    return worker.synced != 0 && worker.link.wait(worker.synced) && take_neighbours(worker);
 }
 
 ggml_backend_t open_backend(client_device & device) {

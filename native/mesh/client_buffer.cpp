@@ -69,7 +69,9 @@ static void memset_tensor(
 }
 
 static void clear(ggml_backend_buffer_t buffer, uint8_t value) {
-    fill(context_of(buffer), value, 0, context_of(buffer)->size);
+    client_buffer * own = context_of(buffer);
+    own->device->worker->check->cleared(own->cleared++);
+    fill(own, value, 0, own->size);
 }
 
 static void set_tensor(

@@ -40,7 +40,12 @@ static void write_pieces(
 // As above, the other way; `target` gets what comes on the wire
 static bool read_pieces(const ggml_tensor * tensor, uint8_t * target, uint64_t offset, uint64_t size, uint32_t row) {
     const client_buffer * own = buffer_of(tensor);
-    if (!own->device->worker->loading.settle()) {
+    client_device & device = *own->device;
+    if (device.worker->check->skips_result(device.wanted)) {
+        std::memset(target, 0, bytes_on_wire(size, row));
+        return true;
+    }
+    if (!device.worker->loading.settle()) {
         return false;
     }
     const remote_place where = place_of(tensor);
@@ -52,7 +57,7 @@ static bool read_pieces(const ggml_tensor * tensor, uint8_t * target, uint64_t o
         body.size = static_cast<uint32_t>(std::min(size - done, piece_of(row)));
         body.row = row;
         uint8_t * piece = target + bytes_on_wire(done, row);
-        if (own->device->worker->link.ask_places(body, piece, bytes_on_wire(body.size, row), limit) == 0) {
+        if (device.worker->link.ask_places(body, piece, bytes_on_wire(body.size, row), limit) == 0) {
             return false;
         }
     }
@@ -172,6 +177,9 @@ bool copy_tensor(const ggml_tensor * from, const ggml_tensor * to) {
     const bool within = target->device->worker == &worker;
     if (!within && !are_neighbours(worker, *target->device->worker)) {
         return false;
+    }
+    if (worker.check->skips_result(source->device->wanted)) {
+        return true;
     }
     worker.loading.settle();
     if (!within) {

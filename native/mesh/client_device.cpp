@@ -182,9 +182,29 @@ static std::vector<client_device *> take_welcome(
         fill_device(*devices.back(), registry);
     }
     take_abilities(in, body);
-    worker.neighbours = take_numbers(in, body.neighbour_count, NEIGHBOURS);
     in.end();
     return devices;
+}
+
+void ask_neighbours(client_worker & worker) {
+    if (worker.meet == 0) {
+        worker.meet = worker.link.ask_whole(message::meet, message::met, worker.met);
+    }
+}
+
+bool take_neighbours(client_worker & worker) {
+    if (worker.meet == 0 || !worker.link.wait(worker.meet)) {
+        return false;
+    }
+    try {
+        reader in(worker.met);
+        worker.neighbours = take_numbers(in, static_cast<uint32_t>(in.size() / sizeof(uint32_t)), NEIGHBOURS);
+        in.end();
+        return true;
+    } catch (const bad_message & error) {
+        worker.link.lose(std::string("its MET is wrong: ") + error.what());
+        return false;
+    }
 }
 
 // Its devices, named from `first` on
@@ -207,9 +227,11 @@ std::vector<client_device *> open_workers(const std::vector<worker_socket> & soc
     const weights_index & index, uint32_t first, std::chrono::milliseconds patience) {
     // devices are for as long as the process is, and so is what they speak through
     const auto all = std::make_shared<std::vector<client_worker *>>();
+    const auto check = std::make_shared<context_check>();
     for (const worker_socket & one : sockets) {
         all->push_back(new client_worker(one.socket, first + static_cast<uint32_t>(all->size()), index));
         all->back()->all = all;
+        all->back()->check = check;
         all->back()->link.greet(ggml_release()); // what becomes of it is seen below
     }
     const auto until =

@@ -122,6 +122,11 @@ uint64_t connection::ask(
     return post(number, body, nullptr, 0, loads, &answer);
 }
 
+uint64_t connection::ask_whole(message number, message wanted, blob & target) {
+    const pending answer = { wanted, nullptr, 0, &target };
+    return post(number, {}, nullptr, 0, 0, &answer);
+}
+
 uint64_t connection::ask_places(const read_body & body, void * target, size_t size, int64_t limit) {
     writer out;
     body.put(out);

@@ -48,6 +48,8 @@ public:
         body.put(out);
         return ask(Body::number, out.data, wanted, target, size);
     }
+    // The same for all of an answer, however long it is
+    uint64_t ask_whole(message number, message wanted, blob & target);
     // The same for bytes that are int32 from 0 to below the limit, or the worker is lost; 0: they may be anything
     uint64_t ask_places(const read_body & body, void * target, size_t size, int64_t limit);
 

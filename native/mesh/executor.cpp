@@ -106,6 +106,8 @@ void executor::work_off(const wire_header & header, blob & bytes) {
         return answer(message::synced, id, {});
     case message::load:
         return load(id, in);
+    case message::meet:
+        return answer(message::met, id, make_met(others.numbers()));
     case message::push:
         return push(id, whole<push_body>(bytes));
     case message::take:
@@ -123,7 +125,7 @@ void executor::hello(uint64_t id, reader & in) {
         throw bad_message("this worker has protocol " + std::to_string(VERSION) + " and ggml " + ggml_release());
     }
     greeted = true;
-    answer(message::welcome, id, make_welcome(devices, memory, others.numbers()));
+    answer(message::welcome, id, make_welcome(devices, memory));
 }
 
 void executor::free(const free_body & body) {

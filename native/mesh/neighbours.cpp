@@ -109,7 +109,17 @@ void neighbours::neighbour::read() {
     coming.end();
 }
 
+// Waits until they are complete; none comes or goes after that
+void neighbours::await_all() const {
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait(lock, [&] { return is_complete || ended; });
+    if (!is_complete) {
+        throw interrupted();
+    }
+}
+
 neighbours::neighbour & neighbours::at(uint32_t number) const {
+    await_all();
     const auto found = all.find(number);
     if (found == all.end()) {
         throw bad_message("there is no neighbour " + std::to_string(number));
@@ -131,11 +141,7 @@ uint64_t neighbours::received(uint32_t number) const {
 }
 
 std::vector<uint32_t> neighbours::numbers() const {
-    std::unique_lock<std::mutex> lock(mutex);
-    changed.wait(lock, [&] { return is_complete || ended; });
-    if (!is_complete) {
-        throw interrupted();
-    }
+    await_all();
     std::vector<uint32_t> found;
     for (const auto & one : all) {
         found.push_back(one.first);

@@ -56,7 +56,7 @@ public:
 
     // Bytes from this one so far, if there is such a neighbour; from any thread
     uint64_t received(uint32_t number) const;
-    // Waits until they are complete
+    // These wait until they are complete
     std::vector<uint32_t> numbers() const override;
     void push(uint32_t number, uint64_t token, blob data) override;
     blob take(uint32_t number, uint64_t token, uint32_t size) override;
@@ -87,6 +87,7 @@ private:
         uint64_t came = 0;
         std::thread reading;
     };
+    void await_all() const;
     neighbour & at(uint32_t number) const;
     [[noreturn]] void fail(uint32_t number, const std::string & why) const;
 

@@ -9,7 +9,7 @@
 
 namespace mesh {
 
-constexpr uint32_t VERSION = 4;
+constexpr uint32_t VERSION = 5;
 constexpr uint32_t OPERATION_COUNT = 63;
 constexpr uint32_t TYPE_COUNT = 32;
 constexpr uint32_t PIECE_BYTES = 4194304; // bytes
@@ -41,12 +41,14 @@ enum class message : uint16_t {
     load = 11,
     push = 12,
     take = 13,
+    meet = 14,
     welcome = 129,
     allocated = 130,
     data = 134,
     synced = 138,
     loaded = 139,
     progress = 140,
+    met = 142,
     pushed = 192,
     failed = 255,
 };
@@ -233,7 +235,7 @@ struct load_body {
 // send bytes of a buffer to another worker, which is told to take them
 struct push_body {
     static constexpr message number = message::push; static constexpr size_t bytes = 32;
-    uint32_t neighbour = {}; // to which; one of WELCOME
+    uint32_t neighbour = {}; // to which; one of MET
     uint32_t buffer = {};
     uint32_t size = {}; // bytes in the buffer, up to PIECE_BYTES
     uint32_t row = {}; // 0: bytes as they are; n: values of f32 in rows of n, which cross as [half rows](#half-rows)
@@ -246,7 +248,7 @@ struct push_body {
 // wait for the next bytes that another worker pushes, and set bytes of a buffer to them
 struct take_body {
     static constexpr message number = message::take; static constexpr size_t bytes = 32;
-    uint32_t neighbour = {}; // from which; one of WELCOME
+    uint32_t neighbour = {}; // from which; one of MET
     uint32_t buffer = {};
     uint32_t size = {}; // as PUSH
     uint32_t row = {}; // as PUSH
@@ -256,16 +258,22 @@ struct take_body {
     static take_body take(reader & in) { take_body body; in.take(body.neighbour); in.take(body.buffer); in.take(body.size); in.take(body.row); in.take(body.offset); in.take(body.token); return body; }
 };
 
+// ask which neighbours the worker has
+struct meet_body {
+    static constexpr message number = message::meet; static constexpr size_t bytes = 0;
+    void put(writer & ) const { /* nothing */  }
+    static meet_body take(reader & ) { meet_body body;  return body; }
+};
+
 // what there is
 struct welcome_body {
-    static constexpr message number = message::welcome; static constexpr size_t bytes = 20;
+    static constexpr message number = message::welcome; static constexpr size_t bytes = 16;
     uint32_t version = {}; // of this protocol
     uint32_t device_count = {};
     uint32_t operation_count = {};
     uint32_t type_count = {};
-    uint32_t neighbour_count = {};
-    void put(writer & out) const { out.put(version); out.put(device_count); out.put(operation_count); out.put(type_count); out.put(neighbour_count); }
-    static welcome_body take(reader & in) { welcome_body body; in.take(body.version); in.take(body.device_count); in.take(body.operation_count); in.take(body.type_count); in.take(body.neighbour_count); return body; }
+    void put(writer & out) const { out.put(version); out.put(device_count); out.put(operation_count); out.put(type_count); }
+    static welcome_body take(reader & in) { welcome_body body; in.take(body.version); in.take(body.device_count); in.take(body.operation_count); in.take(body.type_count); return body; }
 };
 
 // whether there is such a buffer now
@@ -310,6 +318,13 @@ struct progress_body {
     static progress_body take(reader & in) { progress_body body; in.take(body.done); in.take(body.request); in.take(body.node); in.take(body.nodes); in.take(body.seconds); in.take(body.waits); return body; }
 };
 
+// the neighbours, once no more will come
+struct met_body {
+    static constexpr message number = message::met; static constexpr size_t bytes = 0;
+    void put(writer & ) const { /* nothing */  }
+    static met_body take(reader & ) { met_body body;  return body; }
+};
+
 // bytes, in the order in which the head had them pushed
 struct pushed_body {
     static constexpr message number = message::pushed; static constexpr size_t bytes = 8;
@@ -341,12 +356,14 @@ inline bool body_limits(uint16_t number, sender from, uint32_t & least, uint32_t
         case 11: least = 0; most = 57344; return from == sender::head; // LOAD
         case 12: least = 32; most = 32; return from == sender::head; // PUSH
         case 13: least = 32; most = 32; return from == sender::head; // TAKE
-        case 129: least = 20; most = 4240; return from == sender::worker; // WELCOME
+        case 14: least = 0; most = 0; return from == sender::head; // MEET
+        case 129: least = 16; most = 4172; return from == sender::worker; // WELCOME
         case 130: least = 4; most = 4; return from == sender::worker; // ALLOCATED
         case 134: least = 0; most = 4194304; return from == sender::worker; // DATA
         case 138: least = 0; most = 0; return from == sender::worker; // SYNCED
         case 139: least = 0; most = 1024; return from == sender::worker; // LOADED
         case 140: least = 32; most = 32; return from == sender::worker; // PROGRESS
+        case 142: least = 0; most = 64; return from == sender::worker; // MET
         case 192: least = 8; most = 4194312; return from == sender::neighbour; // PUSHED
         case 255: least = 0; most = 256; return from == sender::worker; // FAILED
         default: return false;

@@ -26,8 +26,7 @@ static wire_device describe(ggml_backend_dev_t device) {
     return row;
 }
 
-blob make_welcome(
-    const std::vector<lent_device> & devices, const buffers & memory, const std::vector<uint32_t> & neighbours) {
+blob make_welcome(const std::vector<lent_device> & devices, const buffers & memory) {
     const auto operations = known(OPERATION_COUNT, [](uint32_t number) {
         ggml_op op;
         return operation_of_number(number, op);
@@ -41,7 +40,6 @@ blob make_welcome(
     head_part.device_count = static_cast<uint32_t>(devices.size());
     head_part.operation_count = static_cast<uint32_t>(operations.size());
     head_part.type_count = static_cast<uint32_t>(types.size());
-    head_part.neighbour_count = static_cast<uint32_t>(neighbours.size());
     writer out;
     head_part.put(out);
     for (size_t i = 0; i < devices.size(); i++) {
@@ -54,6 +52,11 @@ blob make_welcome(
     }
     out.put_bytes(operations.data(), operations.size() * sizeof operations[0]);
     out.put_bytes(types.data(), types.size() * sizeof types[0]);
+    return std::move(out.data);
+}
+
+blob make_met(const std::vector<uint32_t> & neighbours) {
+    writer out;
     out.put_bytes(neighbours.data(), neighbours.size() * sizeof neighbours[0]);
     return std::move(out.data);
 }

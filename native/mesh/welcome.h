@@ -6,8 +6,11 @@
 
 namespace mesh {
 
-// The body of WELCOME; `neighbours` by their places in the head's list
-blob make_welcome(
-    const std::vector<lent_device> & devices, const buffers & memory, const std::vector<uint32_t> & neighbours);
+// The body of WELCOME
+blob make_welcome(const std::vector<lent_device> & devices, const buffers & memory);
+
+// That of MET: neighbours, by their places in the head's list. They may come a round trip later than HELLO, and the
+// head has weights loaded meanwhile
+blob make_met(const std::vector<uint32_t> & neighbours);
 
 } // namespace mesh

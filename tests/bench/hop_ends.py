@@ -125,13 +125,15 @@ def _answer(kind: int, identity: int, data: bytearray, at: int) -> list[bytes | 
     match kind:
         case wire.HELLO:
             device = wire.DEVICE.pack(b"BENCH", b"", 0, 64, BUFFER_BYTES, BUFFER_BYTES, BUFFER_BYTES, 0, 1, 0)
-            body = wire.MESSAGES[wire.WELCOME].body.pack(wire.VERSION, 1, 0, 0, 0) + device
+            body = wire.MESSAGES[wire.WELCOME].body.pack(wire.VERSION, 1, 0, 0) + device
             return [message(wire.WELCOME, identity, body)]
         case wire.ALLOCATE:
             return [message(wire.ALLOCATED, identity, wire.MESSAGES[wire.ALLOCATED].body.pack(1))]
         case wire.READ:
             _buffer, size, *_rest = wire.MESSAGES[wire.READ].body.unpack_from(data, at)
             return [message(wire.DATA, identity, bytes(size))]
+        case wire.MEET:
+            return [message(wire.MET, identity, b"")]
         case wire.SYNC:
             return [message(wire.SYNCED, identity, b"")]
         case _:

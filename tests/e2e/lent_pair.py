@@ -134,7 +134,7 @@ async def _asked(head: MemberNode, name: str) -> LentServer:
 async def lent_pair(head: MemberNode, names: Sequence[str], *, room: int) -> AsyncIterator[list[LentServer]]:
     """Lend one mesh-server of each of these workers; the first opens the stream to the second.
 
-    They have welcomed the head, and so know each other, numbered by their places here.
+    They are numbered by their places here, and what one is to push before the other is there waits.
     """
     servers = [await _asked(head, name) for name in names]
     first, second = servers

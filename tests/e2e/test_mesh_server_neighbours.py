@@ -16,7 +16,7 @@ from tests.e2e.mesh_server_scene import MARKS, found_build
 from tests.e2e.native_rig import DEADLINE
 
 NEIGHBOUR, COMPLETE, LOCAL_NEIGHBOUR = 1, 2, 3
-AHEAD = 8  # pieces that are read before the head is welcomed
+AHEAD = 8  # pieces that are read before neighbours are complete
 pytestmark = MARKS
 
 
@@ -43,24 +43,24 @@ def _hello() -> bytes:
     return wire.HEADER.pack(len(body), wire.HELLO, 0, 1) + body
 
 
-def _neighbours(head: socket.socket) -> tuple[int, ...]:
-    """Those of the WELCOME that comes next."""
-    with head.makefile("rb") as stream:
+def _answer(head: socket.socket, wanted: int, request: int) -> bytes:
+    """The body of the next answer, which is of this kind, to this request."""
+    with head.makefile("rb", buffering=0) as stream:
         size, number, _zero, identity = wire.HEADER.unpack(stream.read(wire.HEADER.size))
-        assert (number, identity) == (wire.WELCOME, 1)
-        body = stream.read(size)
-    *_others, count = wire.MESSAGES[wire.WELCOME].body.unpack_from(body)
-    return struct.unpack(f"<{count}I", body[size - 4 * count :])
+        assert (number, identity) == (wanted, request)
+        return stream.read(size) or b""
 
 
 @pytest.mark.parametrize("said", [True, False])
-def test_the_head_is_welcomed_when_neighbours_are_complete(said: bool, tmp_path: Path) -> None:
-    """And what it asks is read meanwhile, more than any socket holds."""
+def test_the_head_is_welcomed_before_neighbours_are_complete(said: bool, tmp_path: Path) -> None:
+    """It hears of them when they are, and what it asks is read meanwhile, more than any socket holds."""
     with _running(tmp_path) as (_server, head, parent):
         head.sendall(_hello())
+        assert _answer(head, wire.WELCOME, 1)
+        head.sendall(wire.HEADER.pack(0, wire.MEET, 0, 2))
         data = wire.MESSAGES[wire.WRITE].body.pack(9, 0, 0) + bytes(wire.PIECE_BYTES)
         for number in range(AHEAD):
-            head.sendall(wire.HEADER.pack(len(data), wire.WRITE, 0, 2 + number) + data)
+            head.sendall(wire.HEADER.pack(len(data), wire.WRITE, 0, 3 + number) + data)
         for kind, number in ((NEIGHBOUR, 0), (LOCAL_NEIGHBOUR, 15)):
             lone, end = socket.socketpair()
             with lone, end:
@@ -69,7 +69,7 @@ def test_the_head_is_welcomed_when_neighbours_are_complete(said: bool, tmp_path:
             parent.sendall(struct.pack("<II", COMPLETE, 0))
         else:
             parent.close()
-        assert _neighbours(head) == (0, 7, 15)
+        assert struct.unpack("<3I", _answer(head, wire.MET, 2)) == (0, 7, 15)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ SAMPLES = (
     talk.graph(uid=3),
     talk.compute(3),
     talk.message(wire.SYNC, identity=91),
+    talk.message(wire.MEET, identity=93),
     talk.load(talk.load_entry(), talk.load_entry(kind=Q4_0, size=18)),
     talk.push(),
     talk.push(wire.TAKE, neighbour=0),
@@ -44,9 +45,10 @@ SAMPLES = (
 )
 _LENGTHS = {  # least and most bytes of bodies, by sender and number
     "head": {1: (4, 260), 2: (16, 16), 3: (4, 4), 4: (24, 24), 5: (16, (4 << 20) + 16), 6: (24, 24)}
-    | {7: (32, 32), 8: (24, 8519704), 9: (16, 16), 10: (0, 0), 11: (0, 57344), 12: (32, 32), 13: (32, 32)},
-    "worker": {129: (20, 4240), 130: (4, 4), 134: (0, 4 << 20), 138: (0, 0), 139: (0, 1024)}
-    | {140: (32, 32), 255: (0, 256)},
+    | {7: (32, 32), 8: (24, 8519704), 9: (16, 16), 10: (0, 0), 11: (0, 57344), 12: (32, 32), 13: (32, 32)}
+    | {14: (0, 0)},
+    "worker": {129: (16, 4172), 130: (4, 4), 134: (0, 4 << 20), 138: (0, 0), 139: (0, 1024)}
+    | {140: (32, 32), 142: (0, 64), 255: (0, 256)},
     "neighbour": {192: (8, 8 + (4 << 20))},
 }
 
@@ -148,6 +150,7 @@ _ANSWERS = (
     talk.failed(),
     talk.progress(),
     talk.welcome(),
+    talk.met(0, 15),
 )
 TARGETS = tuple(
     Target(

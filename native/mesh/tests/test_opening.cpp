@@ -28,6 +28,12 @@ public:
         throw std::runtime_error("the head ended");
     }
 
+    // Says that it has no neighbours, and reads up to SYNC. Its id
+    uint64_t settles() {
+        end.write(message::met, hears(message::meet), {});
+        return hears(message::sync);
+    }
+
     const socket_pair pair;
     plain_channel & end;
 };
@@ -161,8 +167,8 @@ TEST(all_workers_load_before_one_is_waited_for) {
     two.devices = 2;
     both workers(two);
     auto opened = workers.open_backends({ 0, 1, 2 });
-    const uint64_t of_first = workers.first.hears(message::sync);
-    workers.second.end.write(message::synced, workers.second.hears(message::sync), {});
+    const uint64_t of_first = workers.first.settles();
+    workers.second.end.write(message::synced, workers.second.settles(), {});
     workers.first.end.write(message::synced, of_first, {});
     CHECK(opened.get()); // neither was asked for anything more
     live(workers.first);
@@ -172,8 +178,8 @@ TEST(all_workers_load_before_one_is_waited_for) {
 TEST(what_was_asked_since_all_were_settled_is_settled_as_well) {
     both workers;
     auto opened = workers.open_backends({ 0 });
-    workers.first.end.write(message::synced, workers.first.hears(message::sync), {});
-    workers.second.end.write(message::synced, workers.second.hears(message::sync), {});
+    workers.first.end.write(message::synced, workers.first.settles(), {});
+    workers.second.end.write(message::synced, workers.second.settles(), {});
     CHECK(opened.get());
     live(workers.first);
     const auto memory = allocate(workers.devices[1]); // by another load
@@ -183,4 +189,24 @@ TEST(what_was_asked_since_all_were_settled_is_settled_as_well) {
     workers.second.end.write_body(asked, allocated_body());
     CHECK(!opened.get());
     CHECK(workers.parent.all().find("lost 1 it has no memory for a buffer of 600 bytes") == 0);
+}
+
+// Answers may overtake one another, and neighbours may come later than all weights are there
+TEST(a_model_is_used_once_neighbours_are_known) {
+    both workers;
+    auto opened = workers.open_backends({ 0 });
+    for (late_worker * worker : { &workers.first, &workers.second }) {
+        const uint64_t meet = worker->hears(message::meet);
+        worker->end.write(message::synced, worker->hears(message::sync), {}); // may overtake
+        if (worker == &workers.first) {
+            CHECK(opened.wait_for(std::chrono::milliseconds(100)) == std::future_status::timeout);
+        }
+        writer numbers;
+        numbers.put<uint32_t>(1);
+        worker->end.write(message::met, meet, numbers.data);
+    }
+    CHECK(opened.get());
+    CHECK(workers.devices[0]->worker->neighbours == std::unordered_set<uint32_t>{ 1 });
+    live(workers.first);
+    live(workers.second);
 }

@@ -27,12 +27,6 @@ TEST(a_welcome_that_cannot_be_is_refused_and_reported) {
     welcome_words none;
     none.types = { ~0u }; // as the head calls a type that the protocol does not have
     CHECK(refused(none).find("a list has 4294967295, of ") == 0);
-    welcome_words far;
-    far.neighbours = { 16 };
-    CHECK(refused(far) == "a list has 16, of 16");
-    welcome_words twice;
-    twice.neighbours = { 3, 3 };
-    CHECK(refused(twice) == "a list has 3, of 16");
     welcome_words empty;
     empty.devices = 0;
     CHECK(refused(empty) == "it has another version, or no devices, or more than there can be");
@@ -42,6 +36,22 @@ TEST(a_welcome_that_cannot_be_is_refused_and_reported) {
     welcome_words odd;
     odd.device.alignment = 48;
     CHECK(refused(odd) == "a device has an alignment that there is not");
+}
+
+static std::string refused_neighbours(const std::vector<uint32_t> & numbers) {
+    told parent;
+    welcome_words says;
+    says.neighbours = numbers;
+    welcoming_worker worker(says);
+    client_worker & asked = *worker.open(5)[0]->worker;
+    ask_neighbours(asked);
+    CHECK(!take_neighbours(asked));
+    return parent.all();
+}
+
+TEST(neighbours_that_cannot_be_are_refused_and_reported) {
+    CHECK(refused_neighbours({ 16 }) == "lost 5 its MET is wrong: a list has 16, of 16\n");
+    CHECK(refused_neighbours({ 3, 3 }) == "lost 5 its MET is wrong: a list has 3, of 16\n");
 }
 
 // llama.cpp would ask for more memory than was planned for
@@ -175,6 +185,8 @@ TEST(a_worker_that_does_not_read_keeps_no_other_one_waiting) {
     std::vector<std::unique_ptr<remote_tensor>> tensors;
     for (uint32_t i = 0; i < 3; i++) {
         devices.push_back(workers[i].open(7 + i)[0]);
+        ask_neighbours(*devices.back()->worker);
+        CHECK(take_neighbours(*devices.back()->worker));
         tensors.push_back(std::make_unique<remote_tensor>(*devices.back(), 1 << 20));
     }
     ggml_backend_buffer_clear(tensors[0]->memory.get(), 0); // the first one reads no more

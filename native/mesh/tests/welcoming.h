@@ -42,16 +42,22 @@ struct welcome_words {
         body.device_count = devices;
         body.operation_count = static_cast<uint32_t>(operations.size());
         body.type_count = static_cast<uint32_t>(types.size());
-        body.neighbour_count = static_cast<uint32_t>(neighbours.size());
         writer out;
         body.put(out);
         for (uint32_t i = 0; i < devices; i++) {
             device.put(out);
         }
-        for (const auto * list : { &operations, &types, &neighbours }) {
+        for (const auto * list : { &operations, &types }) {
             for (const uint32_t one : *list) {
                 out.put(one);
             }
+        }
+        return out.data;
+    }
+    blob met() const {
+        writer out;
+        for (const uint32_t one : neighbours) {
+            out.put(one);
         }
         return out.data;
     }
@@ -61,9 +67,10 @@ struct welcome_words {
 class welcoming_worker {
 public:
     explicit welcoming_worker(const welcome_words & says, uint32_t allocates = 1) :
-        welcoming_worker(says.bytes(), allocates) {}
-    explicit welcoming_worker(const blob & says, uint32_t allocates = 1) : end(pair.ends[1], sender::head) {
-        reading = std::thread([this, says, allocates] {
+        welcoming_worker(says.bytes(), allocates, says.met()) {}
+    explicit welcoming_worker(const blob & says, uint32_t allocates = 1, const blob & met = {}) :
+        end(pair.ends[1], sender::head) {
+        reading = std::thread([this, says, allocates, met] {
             try {
                 wire_header header;
                 while (end.read_header(header)) {
@@ -79,6 +86,8 @@ public:
                         allocated_body body;
                         body.done = allocates;
                         end.write_body(header.id, body);
+                    } else if (number == message::meet) {
+                        end.write(message::met, header.id, met);
                     } else if (number == message::sync) {
                         end.write(message::synced, header.id, {});
                     }

@@ -1,16 +1,24 @@
 """How a model is served follows from its settings: each of them reaches the head."""
 
+import asyncio
+import contextlib
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import cast
 
 import pytest
 from meshd.config.serve_settings import ServeConfig
 from meshd.config.tree import Config, Paths
+from meshd.daemon import serve_role
 from meshd.daemon.member_node import MemberNode
-from meshd.daemon.serve_role import head_options
+from meshd.daemon.serve_role import ClaimedServe, head_options
+from meshd.devices.interface import RoleRuntime
+from meshd.gateway.access import ApiPort
 from meshd.plan.wishes import DraftModel, HeadOptions
+from meshd.store.hash_cache import HashCache
+from meshd.store.model_file import ModelFile
 
 from tests.unit.config.test_load import EXAMPLES
 from tests.unit.config.test_model_tables import OF_THE_API
@@ -20,10 +28,17 @@ FILES = {"model", "header_only", "draft_model", "fallback_models"}  # opened bef
 DRAFT = cast(DraftModel, object())
 
 
+MEMBER = cast(
+    MemberNode,
+    SimpleNamespace(
+        membership=SimpleNamespace(mesh=MESH),
+        node=SimpleNamespace(facts=SimpleNamespace(peer=ROOT.peer, incarnation=b"")),
+    ),
+)
+
+
 def options(serve: ServeConfig, paths: Paths | None = None, draft: DraftModel | None = None) -> HeadOptions:
-    facts = SimpleNamespace(peer=ROOT.peer, incarnation=b"")
-    member = SimpleNamespace(membership=SimpleNamespace(mesh=MESH), node=SimpleNamespace(facts=facts))
-    return head_options(Config(serve=serve, paths=paths or Paths()), cast(MemberNode, member), draft)
+    return head_options(Config(serve=serve, paths=paths or Paths()), MEMBER, draft)
 
 
 @pytest.mark.parametrize(
@@ -40,3 +55,22 @@ def test_drafts_are_those_of_the_pin_and_can_be_switched_off() -> None:
     assert (options(on, draft=DRAFT).speculate, options(on, draft=DRAFT).draft) == ("auto", DRAFT)
     for one in (options(off, draft=DRAFT), options(on, Paths(native_bin=Path("/b")), DRAFT)):
         assert (one.speculate, one.draft) == ("off", None)
+
+
+def test_a_head_is_built_without_its_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread imports that, and aiohttp with it, while the node looks for its workers."""
+    for name in ("meshd.gateway.request", "meshd.gateway.server", "aiohttp"):
+        monkeypatch.setitem(sys.modules, name, cast(ModuleType, None))  # to import it fails
+    monkeypatch.setattr("meshd.head.model.Model", lambda *_args: SimpleNamespace(explain=None, drafting=None))
+    monkeypatch.setattr(serve_role, "device_speeds", lambda *_args: None)
+    claimed = ClaimedServe(
+        Config(),
+        [[cast(ModelFile, None)]],
+        cast(ApiPort, None),
+        cast(HashCache, None),
+        contextlib.ExitStack(),
+    )
+    built = asyncio.run(claimed.build(cast(RoleRuntime, None), MEMBER))
+    assert built.gateway is not None
+    with pytest.raises(ImportError):
+        built.gateway()

@@ -50,7 +50,7 @@ class Attack:
     def connect(self) -> None:
         """Their servers have a connection with each other, as they say."""
         for place in (0, 1):
-            view(self.it.bench, place).from_peer(talk.welcome(neighbours=(1 - place,)))
+            view(self.it.bench, place).from_peer(talk.welcome() + talk.met(1 - place))
 
     def pushes(self) -> bool:
         """The head has introduced them."""

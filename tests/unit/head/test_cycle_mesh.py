@@ -125,7 +125,7 @@ def test_llama_server_is_told_how_many_devices_each_worker_is_to_have(tmp_path: 
     ("first", "second", "expected"),
     [((1,), (0,), (True, "")), ((1,), (), (False, UNCONNECTED)), ((), (0,), (False, UNCONNECTED))],
 )
-def test_a_push_is_what_both_workers_say_in_welcome(
+def test_a_push_is_what_both_workers_say_in_met(
     tmp_path: Path, first: tuple[int, ...], second: tuple[int, ...], expected: tuple[bool, str]
 ) -> None:
     async def main() -> None:
@@ -136,8 +136,8 @@ def test_a_push_is_what_both_workers_say_in_welcome(
             assert (kind, number, last) == (1, 1, (2, 0, None)), "the first opens the connection"
             assert way is not None
             way.close()
-            view(it.bench, 0).from_peer(talk.welcome(neighbours=first))
-            view(it.bench, 1).from_peer(talk.welcome(neighbours=second))
+            view(it.bench, 0).from_peer(talk.welcome() + talk.met(*first))
+            view(it.bench, 1).from_peer(talk.welcome() + talk.met(*second))
             ready.set_result(yes())
             await it.until(ModelState.READY)
             assert pushes(it)["bert"] == expected
@@ -217,7 +217,7 @@ def test_a_worker_that_names_its_neighbour_is_not_the_only_one_in_doubt(
         async with mesh_scene(tmp_path) as it:
             ready = await held(it)
             for place in (0, 1):
-                view(it.bench, place).from_peer(talk.welcome(neighbours=(1 - place,)))
+                view(it.bench, place).from_peer(talk.welcome() + talk.met(1 - place))
             ready.set_result(yes())
             await it.until(ModelState.READY)
             assert pushes(it)["bert"] == (True, "")

@@ -57,7 +57,7 @@ def connected(it: Scene, *pairs: tuple[int, int]) -> None:
     """Of these workers the servers have a connection with each other, as they tell llama-server."""
     for place in range(len(NAMES)):
         others = [one for pair in pairs for one in pair if place in pair and one != place]
-        view(it.bench, place).from_peer(talk.welcome(neighbours=others))
+        view(it.bench, place).from_peer(talk.welcome() + talk.met(*others))
 
 
 def arrivals(it: Scene, name: str) -> list[tuple[int, int]]:

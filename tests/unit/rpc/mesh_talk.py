@@ -28,13 +28,16 @@ def welcome(
     devices: int = DEVICES,
     operations: Sequence[int] = range(len(wire.OPERATIONS)),
     types: Sequence[int] = range(len(wire.TYPES)),
-    neighbours: Sequence[int] = NEIGHBOURS,
     rest: bytes = b"",
 ) -> bytes:
-    lists = b"".join(struct.pack(f"<{len(one)}I", *one) for one in (operations, types, neighbours))
-    counts = (devices, len(operations), len(types), len(neighbours))
+    lists = b"".join(struct.pack(f"<{len(one)}I", *one) for one in (operations, types))
+    counts = (devices, len(operations), len(types))
     rows = bytes(devices * wire.DEVICE.size)
     return message(wire.WELCOME, version, *counts, rest=rows + lists + rest, identity=1)
+
+
+def met(*neighbours: int, identity: int = 6, rest: bytes = b"") -> bytes:
+    return message(wire.MET, rest=struct.pack(f"<{len(neighbours)}I", *neighbours) + rest, identity=identity)
 
 
 def allocate(buffer: int = BUFFER, device: int = 0, size: int = ROOM, identity: int = 2) -> bytes:

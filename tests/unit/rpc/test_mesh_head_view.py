@@ -33,7 +33,8 @@ def answered(*results: int, identity: int = 4) -> bytes:
 def test_everything_goes_on_and_the_weights_are_told() -> None:
     it = View()
     said = (talk.hello(), talk.allocate(), asked(16, 32), talk.write(), talk.graph(), asked(48, identity=5))
-    heard = (talk.welcome(), talk.allocated(), answered(0, 1), talk.progress(), answered(4, identity=5))
+    loaded = answered(0, 1), talk.progress(), answered(4, identity=5)
+    heard = (talk.welcome(), talk.allocated(), *loaded, talk.met(*talk.NEIGHBOURS))
     for message in said:
         assert it.view.to_peer(message) is message
     for message in heard:
@@ -80,6 +81,7 @@ def test_more_loads_than_may_wait_for_an_answer_end_it() -> None:
         answered(0, len(wire.LOAD_RESULTS)),
         talk.welcome(version=wire.VERSION + 1),
         talk.welcome(rest=b"x"),
+        talk.met(1, rest=b"x"),
         talk.write(),
     ],
 )

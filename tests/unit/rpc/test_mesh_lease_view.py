@@ -23,6 +23,7 @@ ANSWERS = (
     talk.data(16, identity=20),
     talk.message(wire.SYNCED, identity=21),
     talk.message(wire.LOADED, rest=b"\0\1", identity=4),
+    talk.met(0, 15),
     talk.failed(),
     talk.progress(),
 )
