@@ -6,11 +6,10 @@ given in full. `codec.py` turns these values to JSON and back, and refuses what 
 
 from dataclasses import dataclass
 
-from meshd.admin import models_api, net_api, plan_api, why_api  # noqa: F401 - their requests are in REQUESTS
+from meshd.admin import models_api, net_api, plan_api  # noqa: F401 - their requests are in REQUESTS
 from meshd.admin.request import Request, requests
 from meshd.admin.status import PathName, Status, TunnelView
-from meshd.base.byte_format import in_number
-from meshd.base.time_format import in_time
+from meshd.base.units import in_number, in_time
 from meshd.link.transport import LinkKind
 
 MAX_PING_SECONDS = 60.0

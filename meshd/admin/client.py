@@ -12,12 +12,10 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from meshd.admin.codec import decode_line, encode_request, from_json
-from meshd.admin.interface import MAX_REPLY_BYTES
 from meshd.admin.request import Request
-from meshd.admin.socket_path import find_socket
+from meshd.admin.socket_path import MAX_REPLY_BYTES, find_socket
 from meshd.base.errors import Broken, Refused, RemoteProtocolError, UserError
-from meshd.base.stopped_process import is_stopped_by_ps
-from meshd.base.unix_peer import allowed, peer_of
+from meshd.base.other_process import allowed, is_stopped_by_ps, peer_of
 
 _CONNECT_SECONDS = 5.0
 FULL_SECONDS = 0.02

@@ -1,20 +1,37 @@
 """Derives warnings from the status: what is wrong, how severe it is, and what to do about it. Pure.
 
 Codes are stable and listed in docs/errors.md.
+
+Derives warnings about a model that a head serves from the status.
+
+Warns of trouble with what a worker lends: its files, its devices, and the weights that it keeps.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from meshd.admin.model_health import model_warnings
 from meshd.admin.status import HealthWarning, PeerView, Status
-from meshd.admin.worker_health import worker_warnings
 from meshd.base.errors import BANNED_HINT
+from meshd.base.units import in_bytes, in_number
 from meshd.identity import naming
-from meshd.model.status import ModelStatus
+from meshd.identity.naming import WORKER_ROLE
+from meshd.model.status import COUNTED, NOT_HELD, ModelStatus, NetworkTensor, StoreStatus
 from meshd.wire.native import NativeVersion, difference
 
+SLOW_SHARE = 0.5  # of the predicted speed: below that something else computes, or the prediction is wrong
+_TENSORS_NAMED = 3
+_LOG_HINT = "run `meshd logs llama-server` for details"
+_PLAN_HINT = "change that and restart the head; it also tries again when workers come or go"
+_FILE_HINT = "if that was not intended, put the right file there; the next load uses it"
+_UNFIT_HINT = (
+    "try another driver, or exclude the device with `--device CPU`; run `meshd logs device-trial` for "
+    "details. It is tried again after ten minutes"
+)
+_KEEP_HINT = (
+    "free space on that disk, raise `--keep-weights`, or give this worker the model's file; until then each "
+    "load sends them again"
+)
 SUSPENDED_SECONDS = 10.0  # shorter gaps are what sessions are made for
 CLOCK_SECONDS = 120.0
 RESTARTS = 3
@@ -33,6 +50,103 @@ _DISK_HINT = (
     "free space on that disk, and check that it is mounted read-write. Do not restart the node before: it "
     "keeps the content in memory, and writes the file as soon as it can"
 )
+
+
+def model_warnings(model: ModelStatus, status: Status) -> Iterator[HealthWarning]:
+    """Yield the warnings of one model; `status` knows the workers."""
+    if model.state == "failed":
+        yield HealthWarning(
+            code="model_failed",
+            severity="error",
+            what=f"`{model.name}` is not served{_because(model.reason)}",
+            hint=_LOG_HINT if "llama-server" in model.reason else _PLAN_HINT,
+        )
+    if model.state == "waiting":
+        yield HealthWarning(
+            code="model_waiting",
+            severity="info",
+            what=f"`{model.name}` is not loaded{_because(model.reason)}",
+            hint=_waits_hint(model, status),
+        )
+    if (slow := _slower(model)) is not None:
+        yield HealthWarning(
+            code="model_slow",
+            severity="info",
+            what=f"`{model.name}` is much slower than predicted: {slow}",
+            hint="look for other programs that compute on these machines; if there are none, run "
+            "`meshd capacity --again` on each, then restart the head",
+        )
+    if model.tensors_from_network:
+        yield _weights_that_crossed(model.tensors_from_network)
+
+
+def _weights_that_crossed(tensors: Sequence[NetworkTensor]) -> HealthWarning:
+    """Warn of copies that workers could not use; weights that no worker has are only worth a remark."""
+    unusable = [tensor for tensor in tensors if tensor.reason != NOT_HELD]
+    named = unusable or tensors
+    names = ", ".join(t.name for t in named[:_TENSORS_NAMED]) + (", …" if len(named) > _TENSORS_NAMED else "")
+    size = in_bytes(sum(t.bytes for t in named))
+    came = f"{in_number(len(named), 'tensor')} ({size}) came over the network: {names}"
+    hint = "for faster loads, give the workers the same file with --model"
+    if unusable:
+        hint = (
+            f"give the workers an intact copy of the same file with --model; first reason: {named[0].reason}"
+        )
+    return HealthWarning(
+        code="tensors_from_network", severity="warning" if unusable else "info", what=came, hint=hint
+    )
+
+
+def _waits_hint(model: ModelStatus, status: Status) -> str:
+    """Return the hint that ends the waiting."""
+    workers = [peer for peer in status.peers if peer.role == WORKER_ROLE]
+    paused = [peer.name for peer in workers if f"{peer.name} is paused" in model.reason]
+    # what does not fit here is not helped by waiting for fewer
+    counts = model.reason.startswith(COUNTED)
+    alone = "; with `--min-workers 0` it needs none if it fits on this node" if counts else ""
+    if paused:
+        return f"run `meshd resume` on {' and '.join(paused)}{alone}"
+    fetching = [peer.name for peer in workers if f"{peer.name} is fetching" in model.reason]
+    if fetching:
+        its = "its model" if len(fetching) == 1 else "their models"
+        return f"wait until {' and '.join(fetching)} {'has' if len(fetching) == 1 else 'have'} {its}{alone}"
+    if not workers:
+        return f"run `meshd worker --join INVITE` on another machine: `meshd invite` prints an invite{alone}"
+    return f"start the workers that it waits for, or others{alone}"
+
+
+def _slower(model: ModelStatus) -> str | None:
+    """Return the measured speeds that are less than half of the predicted ones, in words; None if none is."""
+    measured, predicted = model.measured, model.predicted
+    if measured is None or predicted is None:
+        return None
+    pairs = (
+        ("generation", measured.generate_tok_s, predicted.generate_tok_s),
+        ("prompts", measured.prompt_tok_s, predicted.prompt_tok_s),
+    )
+    slower = [
+        f"{what} {have:.1f} tokens/s, predicted {hoped:.1f}"
+        for what, have, hoped in pairs
+        if have is not None and hoped is not None and have < hoped * SLOW_SHARE
+    ]
+    return "; ".join(slower) or None
+
+
+def _because(why: str) -> str:
+    return f": {why}" if why else ""
+
+
+def worker_warnings(
+    store: StoreStatus | None, file_notes: Sequence[str], unfit: Sequence[str]
+) -> Iterator[HealthWarning]:
+    """Yield warnings. `file_notes`: changes to its model files. `unfit`: devices that failed their trial."""
+    if store is not None and store.problem:
+        what = f"downloaded weights cannot be kept in `{store.path}`: {store.problem}"
+        yield HealthWarning(code="weights_not_kept", severity="warning", what=what, hint=_KEEP_HINT)
+    for note in file_notes:
+        yield HealthWarning(code="model_file", severity="warning", what=note, hint=_FILE_HINT)
+    for device in unfit:
+        yield HealthWarning(code="device_unfit", severity="warning", what=device, hint=_UNFIT_HINT)
 
 
 def examine(
@@ -287,7 +401,3 @@ def _children(status: Status) -> Iterator[HealthWarning]:
 
 def _served(status: Status) -> Sequence[ModelStatus]:
     return status.models or (() if status.model is None else (status.model,))
-
-
-def _because(why: str) -> str:
-    return f": {why}" if why else ""

@@ -1,8 +1,25 @@
-"""Requests about machines and splits, and their replies; see api.py for the rules."""
+"""Requests about machines and splits, and their replies; see api.py for the rules.
+
+The request for where the time of a model's tokens went, and its reply; see api.py for the rules.
+"""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from meshd.admin.request import Request
+from meshd.model.time_account import TimeAccount
+from meshd.wire.bounds import As
+
+
+def _rounded(digits: int) -> As:
+    """Write a number without what is below these digits."""
+    return As(float, lambda value: round(value, digits), float)
+
+
+Rate = Annotated[float, _rounded(2)]  # tokens a second
+Seconds = Annotated[float, _rounded(4)]
+Share = Annotated[float, _rounded(4)]
+PartSeconds = Annotated[float, _rounded(6)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +42,7 @@ class PathCapacity:
     # `from` is a word of Python
     source: str
     to: str
-    rtt_ms: float
+    rtt_ms: Seconds
     bytes_s: float | None
 
 
@@ -102,11 +119,11 @@ class PlanSpeculation:
 
     free_tokens: int
     model_tokens: int
-    free_acceptance: float
-    model_acceptance: float
+    free_acceptance: Share
+    model_acceptance: Share
     measured: bool
-    repetitive_tok_s: float
-    prose_tok_s: float
+    repetitive_tok_s: Rate
+    prose_tok_s: Rate
     why: str = ""
     why_no_model: str = ""
 
@@ -116,8 +133,8 @@ class PlanPart:
     """A device, a path or the rest, and the predicted seconds of a token and of a prompt that it takes."""
 
     part: str
-    token_s: float
-    prompt_s: float
+    token_s: PartSeconds
+    prompt_s: PartSeconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,11 +148,11 @@ class PlanView:
     """
 
     nodes: tuple[PlannedNode, ...]
-    prompt_tok_s: float
-    generate_tok_s: float
-    streams_tok_s: float
-    first_token_s: float
-    load_s: float
+    prompt_tok_s: Rate
+    generate_tok_s: Rate
+    streams_tok_s: Rate
+    first_token_s: Seconds
+    load_s: Seconds
     load_bytes: int | None
     bytes_per_token: int
     ctx_size: int
@@ -144,7 +161,7 @@ class PlanView:
     output_on: str
     measured: bool
     why: str
-    answer_s: float = 0.0
+    answer_s: Seconds = 0.0
     prompt_tokens: int = 0
     answer_tokens: int = 0
     parts: tuple[PlanPart, ...] = ()
@@ -190,3 +207,65 @@ class PlanRequest(Request[PlanReply], name="plan"):
     tensor_split: tuple[float, ...] = ()
     devices: tuple[str, ...] = ()
     memory: tuple[MemoryLimit, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerTime:
+    """An answer. `queue_s`: from its request to the slot that took it; `alone`: no other was under way.
+
+    One that is `running` has no times of its prompt, and only those tokens that were streamed.
+    """
+
+    running: bool
+    alone: bool
+    ended_s_ago: Seconds
+    queue_s: Seconds
+    prompt_tokens: int
+    prompt_s: float
+    generated_tokens: int
+    generated_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdviceView:
+    """The change that would gain most. `gain`: the share of an answer's time that it is predicted to save.
+
+    `change` is empty where nothing is worth it, and `why` says so. Rates in tokens a second, predicted now as
+    `meshd plan` does: as it runs, and with the change.
+    """
+
+    change: str
+    gain: Share
+    why: str
+    generate_tok_s: Rate
+    generate_tok_s_then: Rate
+    measured: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhyReply:
+    """`token` is one of the running answer, or of the last that was alone; `prompt` the last one's.
+
+    Null where no answer had the machines to itself. `round`: of the newest time in which answers were
+    streamed, several at once or with drafts: a mean over the rounds in which llama-server computed for all of
+    them; null where `token` is of that time, or `why_no_round` says why. `requests`: under way now. `split`:
+    as it runs. `generate_tok_s_at_load`: what was predicted of it then, null where a device was not measured;
+    `since_load`: which inputs of the prediction have changed, in words.
+    """
+
+    model: str
+    split: str
+    requests: int
+    answers: tuple[AnswerTime, ...]
+    token: TimeAccount | None
+    prompt: TimeAccount | None
+    advice: AdviceView
+    round: TimeAccount | None = None
+    why_no_round: str = ""
+    generate_tok_s_at_load: Rate | None = None
+    since_load: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhyRequest(Request[WhyReply], name="why"):
+    """A request for the token times of the model that this node serves."""

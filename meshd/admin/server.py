@@ -13,13 +13,18 @@ from pathlib import Path
 
 from meshd.admin.api import REQUESTS
 from meshd.admin.codec import Json, decode_request, encode_line, to_json
-from meshd.admin.interface import MAX_CONNECTIONS, MAX_LINE_BYTES
 from meshd.admin.request import Answers
-from meshd.admin.socket_path import check_private, choose_socket, remove_socket_folder
+from meshd.admin.socket_path import (
+    MAX_CONNECTIONS,
+    MAX_LINE_BYTES,
+    check_private,
+    choose_socket,
+    remove_socket_folder,
+)
 from meshd.base.errors import LocalProtocolError, MeshdError, Refused, RemoteProtocolError, UserError
 from meshd.base.fault_boundary import Contained
+from meshd.base.other_process import allowed, peer_of
 from meshd.base.tasks import Owner
-from meshd.base.unix_peer import allowed, peer_of
 
 _IDLE_SECONDS = 60.0  # for the next request; a connection that asks nothing must not hold one of few places
 _WRITE_SECONDS = 10.0

@@ -1,8 +1,10 @@
 """Status values of each part to the views that the control socket shows. Pure.
 
-A view declares what programs read. What a part calls the same is taken as it is (`_view`); the functions here
-give the rest: ids as text with the names of nodes, dates for loop times. Times are rounded when they are
+A view declares what programs read. What a part calls the same is taken as it is (`view_of`); the functions
+here give the rest: ids as text with the names of nodes, dates for loop times. Times are rounded when they are
 written (status.py). `wall` is Unix time now, `now` loop time now.
+
+Presents the network facts as `meshd netcheck` shows them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,20 +13,27 @@ from types import MappingProxyType
 from typing import TypeVar, cast, get_args
 
 from meshd.admin.api import ExposedView
+from meshd.admin.net_api import NatView, NetcheckReply, PortMappingView, ProblemView
 from meshd.admin.status import ChildView, DeviceView, LinkView, PathName, PeerView, TunnelView
 from meshd.identity.keys import PeerId
 from meshd.model.reference_layer import ReferenceRates
 from meshd.model.status import LentMemory
+from meshd.netcheck.advice import advise, nat_class, outlook
+from meshd.netcheck.interface import NetReport
 from meshd.peer.interface import PathStatus, PeerStatus
+from meshd.portmap.interface import MapState, MapStatus
 from meshd.process.interface import ChildStatus
 from meshd.tunnel.interface import ExposedStatus, TunnelStatus
 from meshd.wire.lease import OfferedDevice
+from meshd.wire.netfacts import Mapped, NetFacts
+from meshd.wire.netfacts import Mapping as NatMapping
 
 T = TypeVar("T")
 _PATHS = frozenset(get_args(PathName))
+NOT_ASKED = MapStatus(state=MapState.OFF)
 
 
-def _view(view: type[T], value: object, /, **others: object) -> T:
+def view_of(view: type[T], value: object, /, **others: object) -> T:
     """Make a view of `value`: `others`, and each other field that `value` has under the same name."""
     names = [field.name for field in fields(view) if field.name not in others]  # type: ignore[arg-type]
     return view(**{name: getattr(value, name) for name in names if hasattr(value, name)}, **others)
@@ -37,7 +46,7 @@ def link_path(path: str) -> PathName:
 
 def link_view(path: PathStatus, *, now: float, wall: float) -> LinkView:
     """Show one path of a peer."""
-    return _view(
+    return view_of(
         LinkView,
         path,
         kind=path.link.kind,
@@ -54,7 +63,7 @@ def peer_view(peer: PeerStatus, *, now: float, wall: float) -> PeerView:
     native = peer.native
     links = [link_view(path, now=now, wall=wall) for path in peer.paths if path.selected]
     spare = [link_view(path, now=now, wall=wall) for path in peer.paths if not path.selected]
-    return _view(
+    return view_of(
         PeerView,
         peer,
         id=str(peer.peer),
@@ -86,14 +95,14 @@ def tunnel_views(
 ) -> tuple[TunnelView, ...]:
     """Show forwards in the order given; `names` are those of the peers that are known by one."""
     return tuple(
-        _view(TunnelView, one, peer=str(one.peer), peer_name=names.get(one.peer, "")) for one in tunnels
+        view_of(TunnelView, one, peer=str(one.peer), peer_name=names.get(one.peer, "")) for one in tunnels
     )
 
 
 def exposed_view(service: ExposedStatus, names: Mapping[PeerId, str]) -> ExposedView:
     """Show a service of this node."""
     host = f"[{service.host}]" if ":" in service.host else service.host
-    return _view(
+    return view_of(
         ExposedView,
         service,
         target=f"{host}:{service.port}",
@@ -104,7 +113,7 @@ def exposed_view(service: ExposedStatus, names: Mapping[PeerId, str]) -> Exposed
 
 def device_view(device: OfferedDevice, rates: ReferenceRates, *, age: float) -> DeviceView:
     """Show a device that was listed `age` seconds ago."""
-    return _view(
+    return view_of(
         DeviceView,
         device,
         listed_s=max(0.0, age),
@@ -115,4 +124,76 @@ def device_view(device: OfferedDevice, rates: ReferenceRates, *, age: float) -> 
 
 def child_views(children: Iterable[ChildStatus]) -> tuple[ChildView, ...]:
     """Show child processes in the order given."""
-    return tuple(_view(ChildView, child, state=str(child.state)) for child in children)
+    return tuple(view_of(ChildView, child, state=str(child.state)) for child in children)
+
+
+def netcheck_reply(report: NetReport, router: MapStatus, *, now: float, daemon: bool) -> NetcheckReply:
+    """Return the reply of netcheck. `now` in loop seconds, as `report.at`."""
+    # Names of RFC 5780 in lower case; empty values as null.
+    facts = report.facts
+    return NetcheckReply(
+        udp=facts.udp.name.lower(),
+        tcp=facts.tcp.name.lower(),
+        nat=NatView(
+            kind=nat_class(facts),
+            mapping=facts.mapping.name.lower(),
+            filtering=facts.filtering.name.lower(),
+            ports=facts.ports.name.lower(),
+            step=facts.udp_step,
+        ),
+        tcp_nat=NatView(
+            kind=_tcp_class(facts),
+            mapping=facts.tcp_mapping.name.lower(),
+            filtering="unknown",
+            ports=facts.tcp_ports.name.lower(),
+            step=facts.tcp_step,
+        ),
+        ipv6=facts.ipv6.name.lower(),
+        hairpin=facts.hairpin.name.lower(),
+        public_v4=facts.public_v4 or None,
+        public_v6=report.seen_v6 or None,
+        carrier_nat=facts.carrier_nat,
+        port_mapping=_port_mapping(router),
+        direct=outlook(facts, servers=report.servers, unresolved=report.unresolved),
+        problems=tuple(
+            view_of(ProblemView, problem)
+            for problem in advise(facts, servers=report.servers, unresolved=report.unresolved)
+        ),
+        servers=report.servers,
+        age_s=round(max(0.0, now - report.at), 1),
+        daemon=daemon,
+    )
+
+
+def mapped(router: MapStatus) -> tuple[Mapped, str]:
+    """Return the state of port mapping for netcheck, and the router's outer address or nothing."""
+    states = {
+        MapState.MAPPED: Mapped.YES,
+        MapState.OFFERED: Mapped.YES,  # a daemon would ask for it
+        MapState.BEHIND_NAT: Mapped.BEHIND_NAT,
+        MapState.SILENT: Mapped.NO,
+        MapState.REFUSED: Mapped.NO,
+        MapState.NO_GATEWAY: Mapped.NO,
+    }
+    state = states.get(router.state, Mapped.UNKNOWN)
+    if router.verified is False:
+        state = Mapped.BEHIND_NAT
+    return state, router.external or ""
+
+
+def _port_mapping(router: MapStatus) -> PortMappingView:
+    return view_of(
+        PortMappingView,
+        router,
+        state=str(router.state),
+        language=None if router.language is None else str(router.language),
+        mappings=tuple(map(str, router.mappings)),
+    )
+
+
+def _tcp_class(facts: NetFacts) -> str:
+    return {
+        NatMapping.UNKNOWN: "unknown",
+        NatMapping.NONE: "none",
+        NatMapping.INDEPENDENT: "endpoint-independent",
+    }.get(facts.tcp_mapping, "symmetric")

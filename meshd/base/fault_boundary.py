@@ -16,8 +16,8 @@ from typing import TypeVar
 
 from meshd.base import log
 from meshd.base.errors import Broken, LocalProtocolError, MeshdError
-from meshd.base.listening_socket import NO_ROOM
 from meshd.base.peer_limits import FAULT_LINES, FAULT_LINES_IN_ALL
+from meshd.base.sockets import NO_ROOM
 from meshd.base.token_bucket import TokenBucket
 
 T = TypeVar("T")

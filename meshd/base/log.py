@@ -5,20 +5,26 @@ if asked to a file that is rotated by size. Values under names that hold secrets
 is written.
 """
 
+import io
 import logging
+import os
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
+from types import TracebackType
 from typing import IO, Protocol
 
-from meshd.base.byte_format import in_bytes, in_memory
-from meshd.base.library_lines import take_over
 from meshd.base.log_limits import LineShares
-from meshd.base.patient_writer import PatientText, PatientWriter
 from meshd.base.rotated_file import RotatedFile
+from meshd.base.units import in_bytes, in_memory
 
+_MOST_LETTERS = 300  # of what one says: some repeat whole requests, or tracebacks
+Say = Callable[[str, str], object]  # which library, and what
+MAX_UNWRITTEN_BYTES = 256 << 10
 # structlog loads rich where it happens to be installed, for tracebacks that are not printed here: 5 MB, 40 ms
 _HIDDEN = "rich" not in sys.modules
 if _HIDDEN:
@@ -27,13 +33,148 @@ import structlog  # noqa: E402
 
 if _HIDDEN:
     del sys.modules["rich"]
-
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 FLUSH_SECONDS = 0.5  # at the end, for what stderr has not taken yet
 MAX_LOG_BYTES = 4 << 20  # of the file; the one before it is kept beside it, so twice as much at most
 _MOST_VALUE_LETTERS = 4000  # of one field: a reason may be a peer's, and is to leave room for other lines
 _UNITS = {"bytes": in_bytes, "free": in_memory}  # fields for people
 SECRET_FIELDS = frozenset({"token", "secret", "key", "password", "authorization", "api_key"})
+
+
+class _Held:
+    """Context manager: no exception leaves its block, but the end of the process does.
+
+    The boundary of fault_boundary.py cannot stand here, as it speaks by the log itself.
+    """
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    def __enter__(self) -> "_Held":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self.error = error if isinstance(error, Exception) else None
+        return self.error is not None
+
+
+class LibraryLines(logging.Handler):
+    """The one place where records of all libraries end."""
+
+    def __init__(self, say: Say) -> None:
+        super().__init__()
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Log the record. Raises nothing: code that logs must not fail because of it."""
+        with _Held() as held:
+            self._say(record.name, _text(record)[:_MOST_LETTERS])
+        if held.error is not None:
+            words = record.msg if isinstance(record.msg, str) else type(record.msg).__name__
+            why = f" (it cannot be told: {type(held.error).__name__})"
+            with _Held():  # it may be our log that fails: then there is nothing left to say it with
+                self._say(record.name, words[: _MOST_LETTERS - len(why)] + why)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Write nothing: the default writes a traceback to stderr."""
+
+
+def _text(record: logging.LogRecord) -> str:
+    """Return the record's text. May raise anything: libraries log values with code of their own."""
+    try:
+        text = record.getMessage()
+    except (TypeError, ValueError, KeyError):  # its values do not fit its words
+        text = str(record.msg)
+    error = record.exc_info[1] if record.exc_info else None
+    return text if error is None else f"{text} ({type(error).__name__}: {error})"
+
+
+def take_over(say: Say) -> None:
+    """Send what libraries log to `say` from now on, instead of an earlier one."""
+    lines, root = LibraryLines(say), logging.getLogger()
+    for handler in [known for known in root.handlers if isinstance(known, LibraryLines)]:
+        root.removeHandler(handler)
+    root.addHandler(lines)
+    logging.lastResort = lines  # for loggers that hand nothing on to the root
+
+
+class PatientWriter:
+    """Writes to `descriptor`, which stays the caller's, until `close`."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._changed = threading.Condition()
+        self._waiting: deque[bytes] = deque()
+        self._bytes = 0  # that wait, with those that are being written
+        self._lost = 0
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="stderr", daemon=True)
+        self._thread.start()
+
+    def write(self, data: bytes) -> None:
+        """Queue whole lines, or drop them if too much is waiting. Returns at once."""
+        with self._changed:
+            if self._closing or self._bytes + len(data) > MAX_UNWRITTEN_BYTES:
+                self._lost += 1
+                return
+            self._waiting.append(data)
+            self._bytes += len(data)
+            self._changed.notify()
+
+    def take_lost(self) -> int:
+        """Return how many writes were dropped, once half of the room is free again; 0 before and after."""
+        with self._changed:
+            if self._bytes > MAX_UNWRITTEN_BYTES // 2:
+                return 0
+            lost, self._lost = self._lost, 0
+            return lost
+
+    def close(self, seconds: float) -> None:
+        """Take nothing more, and wait at most `seconds` for what is left."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting:
+                    if self._closing:
+                        return
+                    self._changed.wait()
+                data = self._waiting.popleft()
+            self._write(data)
+            with self._changed:
+                self._bytes -= len(data)
+
+    def _write(self, data: bytes) -> None:
+        while data:
+            try:
+                data = data[os.write(self.descriptor, data) :]
+            except OSError:
+                return  # the terminal has gone: that is no reason to end
+
+
+class PatientText(io.TextIOBase):
+    """Text written to a PatientWriter, instead of `sys.stderr`."""
+
+    def __init__(self, writer: PatientWriter) -> None:
+        self._writer = writer
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        """Queue the text. Returns at once."""
+        self._writer.write(text.encode(errors="replace"))
+        return len(text)
+
+    def fileno(self) -> int:
+        """Return the descriptor that the thread writes to."""
+        return self._writer.descriptor
 
 
 class Logger(Protocol):

@@ -31,7 +31,7 @@ class RpcBenchArgs:
     as_json: bool = False
 
 
-BENCH_TRANSPORTS = ("udp", "tcp", "quic", "webrtc", "tls", "aioquic", "aiortc", "iroh")
+BENCH_TRANSPORTS = ("udp", "tcp", "quic", "webrtc", "tls")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +63,12 @@ class ProxyArgs:
     as_json: bool = False
 
 
-DISTANCES = ("load", "nodes", "latency")
 WITHOUT = {"push": "serve.no_push=true"}  # parts that meshd can be measured without, and the setting for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistanceArgs:
-    """Arguments of the measurement `what`, one of DISTANCES. `model` None: SmolLM2.
+    """Arguments of the measurement `what`, load, nodes or latency. `model` None: SmolLM2.
 
     There is a cell for each of `workers` and each of `round_trips` (ms), measured `pairs` times.
     """

@@ -1,29 +1,38 @@
 """`meshd bench rpc`: the speed of a model through meshd, compared with a direct RPC connection.
 
-All run the same llama.cpp with the same split at the same time and are asked in turn, so that a ratio
-compares neighbours in time. The bounds are meshd's own targets (docs/lab/benchmarks.md). Rows of the bare
-pump have none: they show what any two hops in Python cost. Direct connections use llama.cpp's own RPC.
+The same model is loaded over meshd and by llama.cpp's RPC directly, with the same llama.cpp and the same
+split, at the same time. Both are asked in turn, so that a ratio compares neighbours in time. The bound is
+meshd's own target (docs/lab/benchmarks.md). If meshd's plan chose a micro batch, there is one more direct
+connection, with llama.cpp's own.
 """
 
 import asyncio
 import os
 import platform
 import statistics
-from collections.abc import Sequence
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
+from meshd.admin.status import Status
 from meshd.base import log
-from meshd.base.tasks import first_error
+from meshd.base.tasks import Owner, first_error
+from meshd.bench.cells import programs_and_model
 from meshd.bench.figures import Table, with_spread
-from meshd.bench.inputs import programs_and_model
 from meshd.bench.interface import BenchOutput, RpcBenchArgs
-from meshd.bench.llama import measure
-from meshd.bench.rig import Trio, trio
-from meshd.bench.tunnel import TunnelResult
-from meshd.bench.tunnel import measure as measure_tunnel
-from meshd.build.interface import NativeInfo
+from meshd.bench.llama import arguments_of, changed, measure
+from meshd.bench.stock_run import over_rpc, start_rpc_server
+from meshd.build.interface import LLAMA_SERVER, NativeInfo
+from meshd.devices.command_lines import CALM_THREADS, LARGE_PAGES
+from meshd.fleet.node import LocalNode, NodeSpec, ready_or_raise, start_all
+from meshd.process.child import OwnedChild
+from meshd.process.interface import ChildSpec
+from meshd.process.ready import http_200
 
+_MICRO_BATCH = "-ub"
 PROMPT_TOKENS = 512
 DECODE_TOKENS = 96
 BOUND = 1.0  # the least tokens per second relative to a direct connection
@@ -31,10 +40,104 @@ LOGITS_ON_WORKER = ("-ot", "^no such tensor$=CPU")  # replaces the plan's own: t
 
 
 @dataclass(frozen=True, slots=True)
+class ComparedServers:
+    """The sockets of the llama-servers.
+
+    `own_batch`: like `direct`, with llama.cpp's own micro batch; None if meshd's plan chose none.
+    """
+
+    meshd: Path
+    direct: Path
+    own_batch: Path | None
+
+
+@asynccontextmanager
+async def load_all(
+    model: Path, cache: Path, native: NativeInfo, *, extra: tuple[str, ...] = ()
+) -> AsyncIterator[ComparedServers]:
+    """Load all; `extra` are more options for each llama-server. Raises MeshdError."""
+    with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
+        folder = Path(name)
+        async with Owner() as owner:
+            # over meshd
+            worker = LocalNode(NodeSpec("worker", "worker", folder / "w", cache, ("--model", str(model))))
+            await start_all(owner, worker)
+            options = ("--model", str(model), "--port", "0", "--split", "always")
+            rest = ("--", *extra) if extra else ()
+            head = LocalNode(
+                NodeSpec(
+                    "head",
+                    "serve",
+                    folder / "h",
+                    cache,
+                    (*options, "--set", "serve.output=head", *rest),
+                    environment={"MESHD_JOIN": await worker.token()},
+                )
+            )
+            await start_all(owner, head)
+            status = await head.until(ready_or_raise)
+            # directly, with meshd's options
+            argv = _arguments(status)
+            bare = _Bare(native, argv, folder)
+            direct = await bare.start(owner, "direct", await bare.rpc_server(owner, "direct"))
+            own_batch = await bare.start_with_own_batch(owner)
+            place = Path(argv[argv.index("--host") + 1])
+            yield ComparedServers(meshd=place, direct=direct, own_batch=own_batch)
+            owner.cancel()
+
+
+def _arguments(status: Status) -> list[str]:
+    """Return the options with which meshd started llama-server."""
+    return arguments_of(next(child.pid or 0 for child in status.children if child.name == "llama-server"))
+
+
+class _Bare:
+    """rpc-server and llama-server with meshd's options, but without meshd between them."""
+
+    def __init__(self, native: NativeInfo, argv: list[str], folder: Path) -> None:
+        self._native = native
+        self._argv = argv
+        self._folder = folder
+
+    async def rpc_server(self, owner: Owner, name: str) -> int:
+        """Start an rpc-server; return its port."""
+        log = self._folder / f"{name}-rpc.log"
+        return await start_rpc_server(owner, self._native, log, options=("--device", "CPU"))
+
+    async def start_with_own_batch(self, owner: Owner) -> Path | None:
+        """Start as `start` does, without the plan's micro batch; None if the plan chose none."""
+        if _MICRO_BATCH not in self._argv:
+            return None
+        port = await self.rpc_server(owner, "own-batch")
+        return await self.start(owner, "own-batch", port, {_MICRO_BATCH: None})
+
+    async def start(
+        self, owner: Owner, name: str, port: int, changes: Mapping[str, str | None] = MappingProxyType({})
+    ) -> Path:
+        """Load a llama-server over the rpc-server behind `port`; return its socket."""
+        place = self._folder / f"{name}.sock"
+        places = {"--rpc": f"127.0.0.1:{port}", "--host": str(place)}
+        same = changed(over_rpc(self._argv, 1), {**places, **changes})
+        child = OwnedChild(
+            ChildSpec(
+                name=f"{name} llama-server",
+                argv=(str(self._native.binaries[LLAMA_SERVER]), *same),
+                log=self._folder / f"{name}-llama.log",
+                env=CALM_THREADS | LARGE_PAGES,
+                probe=http_200(place),
+                ready_timeout=None,
+            )
+        )
+        owner.start(child.serve(), name=name)
+        await child.ensure_ready()
+        return place
+
+
+@dataclass(frozen=True, slots=True)
 class RpcRow:
     """One comparison: `ours` and `theirs` in `unit`, and the `ratios` of the pairs, in the order of the runs.
 
-    `bound` None: the row is only for comparison.
+    `bound`: the least ratio.
     """
 
     what: str
@@ -42,8 +145,7 @@ class RpcRow:
     ours: Sequence[float]
     theirs: Sequence[float]
     ratios: Sequence[float]
-    bound: float | None
-    at_most: bool = False
+    bound: float
 
     @property
     def ratio(self) -> float:
@@ -53,9 +155,7 @@ class RpcRow:
     @property
     def held(self) -> bool:
         """True if the bound is kept."""
-        if self.bound is None:
-            return True
-        return self.ratio <= self.bound if self.at_most else self.ratio >= self.bound
+        return self.ratio >= self.bound
 
 
 def run(args: RpcBenchArgs, out: BenchOutput) -> int:
@@ -88,8 +188,8 @@ def as_table(rows: Sequence[RpcRow]) -> Table:
             f"{with_spread(row.ours)} {row.unit}",
             f"{with_spread(row.theirs)} {row.unit}",
             with_spread(row.ratios, ".3f"),
-            "" if row.bound is None else f"{'≤' if row.at_most else '≥'} {row.bound}",
-            "" if row.bound is None else "yes" if row.held else "no",
+            f"≥ {row.bound}",
+            "yes" if row.held else "no",
         )
         for row in rows
     ]
@@ -104,41 +204,28 @@ def _as_json(row: RpcRow) -> dict[str, str | float | bool | None]:
         "without": statistics.median(row.theirs),
         "ratio": row.ratio,
         "bound": row.bound,
-        "at_most": row.at_most,
         "held": row.held,
     }
 
 
 async def _rows(args: RpcBenchArgs, out: BenchOutput) -> list[RpcRow]:
     native, model = await programs_and_model(args.cache, args.model, out)
-    out.progress("measuring the tunnel")
-    rows = _tunnel_rows(await measure_tunnel(args.pairs))
-    rows += await _model_rows(args, model, native, out)
-    return rows
-
-
-def _tunnel_rows(result: TunnelResult) -> list[RpcRow]:
-    ours, theirs = ([path.rate / 1e6 for path in paths] for paths in (result.meshd, result.bare))
-    added, added_bare = ([seconds * 1e6 for seconds in path] for path in result.added)
-    return [
-        RpcRow("tunnel, bytes (bare: TLS pump)", "MB/s", ours, theirs, result.rate_ratios, 0.6),
-        RpcRow("tunnel, added round trip", "µs", added, added_bare, result.added_ratios, 1.5, at_most=True),
-    ]
+    return await _model_rows(args, model, native, out)
 
 
 async def _model_rows(args: RpcBenchArgs, model: Path, native: NativeInfo, out: BenchOutput) -> list[RpcRow]:
     rows = []
-    out.progress("loading the model three times, output on the head")
-    async with trio(model, args.cache, native) as loaded:
+    out.progress("loading the model twice, output on the head")
+    async with load_all(model, args.cache, native) as loaded:
         rows += await _prompt(loaded, args.pairs, out)
-        rows += await _decode(loaded, args.pairs, "decode, output on the head", out)
-    out.progress("loading the model three times, output on the worker")
-    async with trio(model, args.cache, native, extra=LOGITS_ON_WORKER) as loaded:
-        rows += await _decode(loaded, args.pairs, "decode, logits over the wire", out)
+        rows.append(await _decode(loaded, args.pairs, "decode, output on the head", out))
+    out.progress("loading the model twice, output on the worker")
+    async with load_all(model, args.cache, native, extra=LOGITS_ON_WORKER) as loaded:
+        rows.append(await _decode(loaded, args.pairs, "decode, logits over the wire", out))
     return rows
 
 
-async def _prompt(loaded: Trio, pairs: int, out: BenchOutput) -> list[RpcRow]:
+async def _prompt(loaded: ComparedServers, pairs: int, out: BenchOutput) -> list[RpcRow]:
     """Measure the prompt; if the plan chose a micro batch, also against llama.cpp's own."""
     out.progress(f"prompt of {PROMPT_TOKENS} tokens")
     what = f"prompt of {PROMPT_TOKENS} tokens, output on the head"
@@ -151,21 +238,20 @@ async def _prompt(loaded: Trio, pairs: int, out: BenchOutput) -> list[RpcRow]:
         ours.append((await measure(loaded.meshd, prompt_tokens=PROMPT_TOKENS, tokens=1)).prompt)
         for name, place in places.items():
             theirs[name].append((await measure(place, prompt_tokens=PROMPT_TOKENS, tokens=1)).prompt)
-    return [_row(name, ours, speeds, BOUND) for name, speeds in theirs.items()]
+    return [_row(name, ours, speeds) for name, speeds in theirs.items()]
 
 
-async def _decode(loaded: Trio, pairs: int, what: str, out: BenchOutput) -> list[RpcRow]:
+async def _decode(loaded: ComparedServers, pairs: int, what: str, out: BenchOutput) -> RpcRow:
     out.progress(what)
     ours: list[float] = []
     theirs: list[float] = []
-    pumped: list[float] = []
     for _ in range(pairs + 1):
-        for speeds, server in ((ours, loaded.meshd), (theirs, loaded.direct), (pumped, loaded.pump)):
+        for speeds, server in ((ours, loaded.meshd), (theirs, loaded.direct)):
             speeds.append((await measure(server, prompt_tokens=8, tokens=DECODE_TOKENS)).generate)
-    return [_row(what, ours, theirs, BOUND), _row(f"{what}, bare TLS pump", pumped, theirs, None)]
+    return _row(what, ours, theirs)
 
 
-def _row(what: str, ours: list[float], theirs: list[float], bound: float | None) -> RpcRow:
+def _row(what: str, ours: list[float], theirs: list[float]) -> RpcRow:
     """Make a row without the first pair, which was for warming up."""
     ratios = [mine / other for mine, other in zip(ours[1:], theirs[1:], strict=True)]
-    return RpcRow(what, "tok/s", ours[1:], theirs[1:], ratios, bound)
+    return RpcRow(what, "tok/s", ours[1:], theirs[1:], ratios, BOUND)

@@ -1,30 +1,70 @@
-"""A load without meshd: upstream's binaries, with a distance before each rpc-server."""
+"""A load without meshd: upstream's binaries, with a distance before each rpc-server.
+
+Keep memory at hand for the start of a load.
+
+A virtual machine that reports its free pages loses them to its host two seconds later, and has to fetch each
+again: 2 ms per MB on the machine of docs/lab/performance.md, which is twice the rest of a load. On such
+machines some memory is held and released the moment llama-server starts, for stock and meshd alike.
+"""
 
 import asyncio
+import mmap
 import os
 import re
+import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
 from meshd.base.errors import MeshdError
-from meshd.base.tasks import Owner
+from meshd.base.tasks import Owner, in_thread
 from meshd.bench.cells import LOAD_SECONDS, Cell, LoadedCell, Rig
 from meshd.bench.llama import changed, clock, first_token, started_at
-from meshd.bench.memory import give_back, take_memory
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER, NativeInfo
 from meshd.devices.command_lines import CALM_THREADS, LARGE_PAGES, NO_WARMUP
-from meshd.fleet.proxy import Counts, DelayingProxy, ProxyRules, connect_to
+from meshd.fleet.proxy import Counts, DelayingProxy, ProxyRules, connect_to, listening_socket
 from meshd.process.child import OwnedChild
 from meshd.process.interface import ChildSpec
-from meshd.process.ports import listening_socket
 from meshd.process.ready import port_open
 
+AT_HAND = 512 << 20
+SAMPLE_SECONDS = 0.004
+_ORDER = Path("/sys/module/page_reporting/parameters/page_reporting_order")
+_LARGEST_ORDER = 20  # beyond every kernel's; what is not set is larger, or negative
 _NOT_STOCK = ("-ot", "-lm")  # of meshd's plan: where the output is, how the file is read
 _SPLIT = ("-dev", "-ts", "-ngl")
 _OF_WORKER = re.compile(r"=MESH[0-9]+(?=,|$)")  # in `-ot`
 _OWN_CHOICE = (NO_WARMUP, "-nr")  # and `--cache-ram 0`: what upstream does otherwise unless it is told
+
+
+def is_lent() -> bool:
+    """Return True if this machine reports its free pages to a host (Linux, mm/page_reporting.c)."""
+    try:
+        return 0 < int(_ORDER.read_text(encoding="ascii")) < _LARGEST_ORDER
+    except (OSError, ValueError):
+        return False
+
+
+async def take_memory() -> mmap.mmap | None:
+    """Allocate memory to hold until a load begins; None if free pages are not reported."""
+    return await in_thread(_take) if is_lent() else None
+
+
+def _take() -> mmap.mmap:
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    if sys.platform == "linux":
+        flags |= mmap.MAP_POPULATE
+    return mmap.mmap(-1, AT_HAND, flags=flags)
+
+
+async def give_back(held: mmap.mmap | None, place: Path) -> None:
+    """Release the memory when llama-server makes its socket at `place`, which is before it loads."""
+    if held is None:
+        return
+    while not place.exists():  # noqa: ASYNC110, ASYNC240 - another program makes it; a look takes microseconds
+        await asyncio.sleep(SAMPLE_SECONDS)
+    await in_thread(held.close)
 
 
 class Plain:

@@ -1,4 +1,4 @@
-"""`meshd bench transport`: meshd's links beside their unmodified libraries, in one run.
+"""`meshd bench transport`: meshd's links beside bare UDP, TCP and TLS, in one run.
 
 Each measurement has two processes, joined by this machine's loopback, which shows what the processor allows,
 or by a line of 100 Mbit/s in userspace (wan.py), which shows the effect of distance and loss, and on a TCP
@@ -32,6 +32,7 @@ LINES = tuple(
     WanLine(rtt_ms=rtt, loss=loss, mbit=MBIT) for loss in (0.0, 0.005) for rtt in (20.0, 50.0, 100.0)
 )
 _OURS = ("tcp", "quic", "webrtc")
+END = "meshd.bench.transport_end"  # the program of each side
 FAST = frozenset({"tcp", "tls", "plain"})
 LIMIT_SECONDS = 150.0
 
@@ -54,33 +55,34 @@ class Figure:
 def run(args: TransportBenchArgs, out: BenchOutput) -> int:
     """Measure and print. Returns 0 if everything could be measured, else 1. Raises MeshdError."""
     log.set_up(level="warning")
-    figures = asyncio.run(_figures(args, out))
+    figures = asyncio.run(measure_all(END, args, out))
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, TCP {_system_control()}"
     if args.as_json:
         out.json({"machine": machine, "figures": [_as_json(figure) for figure in figures]})
     else:
-        _tables(figures, out)
+        show(figures, out)
         out.note(f"{machine}; {WAN_BYTES >> 20} MiB each over the line; c.c.: congestion control")
     return 1 if any(figure.failed for figure in figures) else 0
 
 
-async def _figures(args: TransportBenchArgs, out: BenchOutput) -> list[Figure]:
+async def measure_all(end: str, args: TransportBenchArgs, out: BenchOutput) -> list[Figure]:
+    """Measure everything. `end`: the module that runs each side."""
     found = []
     for transport in args.transports if args.loopback else ():
         out.progress(f"{transport}, this machine's loopback")
         bulk = FAST_BYTES if transport in FAST else SLOW_BYTES
-        found.append(await measure(transport, None, bulk=0 if transport == "udp" else bulk, pings=PINGS))
+        found.append(await measure(end, transport, None, bulk=0 if transport == "udp" else bulk, pings=PINGS))
     for line in LINES if args.lines else ():
         for transport in args.transports:
             for control in ("bbr", "cubic") if transport == "tls" else ("",):
                 if transport != "udp":
                     out.progress(f"{transport} {control}, {_name(line)}")
-                    found.append(await measure(transport, line, bulk=WAN_BYTES, control=control))
+                    found.append(await measure(end, transport, line, bulk=WAN_BYTES, control=control))
     for other in ("cubic", "bbr") if args.beside else ():
         for transport in args.transports:
             if transport in _OURS:
                 out.progress(f"{transport} beside TCP {other}")
-                found.append(await share(transport, WanLine(rtt_ms=50.0, mbit=MBIT), other))
+                found.append(await share(end, transport, WanLine(rtt_ms=50.0, mbit=MBIT), other))
     return found
 
 
@@ -88,7 +90,7 @@ async def _figures(args: TransportBenchArgs, out: BenchOutput) -> list[Figure]:
 
 
 async def measure(
-    transport: str, line: WanLine | None, *, bulk: int, pings: int = 0, control: str = ""
+    end: str, transport: str, line: WanLine | None, *, bulk: int, pings: int = 0, control: str = ""
 ) -> Figure:
     """Measure one transport over one line (None: loopback); an error is stored in the figure."""
     named = CONTROL.get(transport) or control or _system_control()
@@ -97,7 +99,7 @@ async def measure(
     try:
         async with asyncio.timeout(LIMIT_SECONDS):
             async with AsyncExitStack() as stack:
-                ends = _TwoEnds(stack, line)
+                ends = _TwoEnds(end, stack, line)
                 (near, _), *_ = await ends.run([orders])
     except (MeshdError, TimeoutError) as error:
         return replace(figure, failed=str(error) or "took too long")
@@ -111,7 +113,9 @@ async def measure(
     )
 
 
-async def share(transport: str, line: WanLine, other: str, *, seconds: float = BESIDE_SECONDS) -> Figure:
+async def share(
+    end: str, transport: str, line: WanLine, other: str, *, seconds: float = BESIDE_SECONDS
+) -> Figure:
     """Measure a link beside a TCP flow, both sending without pause for `seconds` (more than 3)."""
     figure = Figure(
         transport=transport, control=CONTROL.get(transport) or _system_control(), line=line, beside=other
@@ -121,7 +125,7 @@ async def share(transport: str, line: WanLine, other: str, *, seconds: float = B
     try:
         async with asyncio.timeout(LIMIT_SECONDS):
             async with AsyncExitStack() as stack:
-                results = await _TwoEnds(stack, line).run([flow, ours])
+                results = await _TwoEnds(end, stack, line).run([flow, ours])
     except (MeshdError, TimeoutError) as error:
         return replace(figure, failed=str(error) or "took too long")
     (_, flow_far), (_, ours_far) = results
@@ -134,7 +138,8 @@ Answer = dict[str, object]
 class _TwoEnds:
     """Pairs of processes with a line between them, which end with `stack`."""
 
-    def __init__(self, stack: AsyncExitStack, line: WanLine | None) -> None:
+    def __init__(self, end: str, stack: AsyncExitStack, line: WanLine | None) -> None:
+        self._end = end
         self._stack = stack
         self._line = line
         self._networks: tuple[int, int] | None = None  # processes whose networks later pairs enter
@@ -162,7 +167,7 @@ class _TwoEnds:
             elif devices:
                 own_orders = replace(own_orders, device=devices[at][1].fileno())
             passed = [own_orders.talk, own_orders.device] if own_orders.device >= 0 else [own_orders.talk]
-            ends.append(await self._start("transport_end", [json.dumps(asdict(own_orders))], passed))
+            ends.append(await self._start(self._end, [json.dumps(asdict(own_orders))], passed))
         for own in talk:
             own.close()
         if self._line is not None and self._networks is None:
@@ -170,7 +175,7 @@ class _TwoEnds:
             line = self._line
             numbers = [devices[0][0].fileno(), devices[1][0].fileno()]
             settings = [*map(str, numbers), str(line.rtt_ms), str(line.loss), str(line.mbit)]
-            await self._start("wan", settings, numbers)
+            await self._start("meshd.bench.wan", settings, numbers)
         for end in ends:
             if not (await _line_of(end)).startswith("ready"):
                 raise MeshdError("one end did not start")
@@ -183,12 +188,12 @@ class _TwoEnds:
         return both
 
     async def _start(
-        self, name: str, arguments: Sequence[str], passed: Sequence[int]
+        self, module: str, arguments: Sequence[str], passed: Sequence[int]
     ) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            f"meshd.bench.{name}",
+            module,
             *arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -238,7 +243,8 @@ def _name(line: WanLine | None) -> str:
     return f"RTT {line.rtt_ms:.0f} ms" + (f", loss {100 * line.loss:.1f} %" if line.loss else "")
 
 
-def _tables(figures: Sequence[Figure], out: BenchOutput) -> None:
+def show(figures: Sequence[Figure], out: BenchOutput) -> None:
+    """Print a table for each part that was measured."""
     # over loopback
     local = [figure for figure in figures if figure.line is None]
     bare = next((figure.pings for figure in local if figure.transport == "udp"), ())

@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass
 from meshd.base import log
 from meshd.base.errors import EndOfStream
 from meshd.bench import transport_kinds as kinds
-from meshd.bench import transport_stock as stock
 from meshd.bench import wan
 from meshd.bench.transport_kinds import BenchPipe, BenchPlace, BenchTransport
 
@@ -28,24 +27,18 @@ PING_SIZES = (64, 10 << 10)
 WARM_PINGS = 30
 WARM_SECONDS = 2.0  # of a flow without end that do not count
 
-_TRANSPORTS: Mapping[str, BenchTransport] = {
+TRANSPORTS: Mapping[str, BenchTransport] = {
     "tcp": kinds.tcp,
     "webrtc": kinds.webrtc,
     "tls": kinds.tls,
     "plain": kinds.plain,
     "quic": kinds.quic,
     "udp": kinds.udp,
-    "aiortc": stock.aiortc,
-    "aioquic": stock.aioquic,
-    "iroh": stock.iroh,
 }
 
 CONTROL: Mapping[str, str] = {  # congestion control, where it is not the kernel's
     "webrtc": "model",
     "quic": "model",
-    "aiortc": "RFC 9260",
-    "aioquic": "Reno",
-    "iroh": "Cubic",
     "udp": "none",
 }
 
@@ -157,7 +150,7 @@ async def _read(pipe: BenchPipe, count: int) -> None:
         raise RuntimeError("more came than was sent")
 
 
-async def _measure(orders: EndOrders) -> EndResult:
+async def _measure(orders: EndOrders, transport: BenchTransport) -> EndResult:
     with socket.socket(fileno=orders.talk) as sock:
         sock.setblocking(False)
         talk = _SocketTalk(sock)
@@ -175,7 +168,7 @@ async def _measure(orders: EndOrders) -> EndResult:
         await asyncio.to_thread(sys.stdin.readline)  # all pairs begin together
         # connect, and measure
         began = asyncio.get_running_loop().time()
-        async with _TRANSPORTS[orders.transport](place) as pipe:
+        async with transport(place) as pipe:
             connected = asyncio.get_running_loop().time() - began
             seconds, rate = 0.0, 0.0
             pings: tuple[float, ...] = ()
@@ -225,8 +218,16 @@ def _settle(orders: EndOrders) -> deque[int]:
     return kept
 
 
-if __name__ == "__main__":
+def main(given: str, transports: Mapping[str, BenchTransport]) -> None:
+    """Follow the orders that are `given` as JSON, with one of the transports."""
     log.set_up(level="error")
-    given = EndOrders(**json.loads(sys.argv[1]))
-    held = _settle(given)
-    asyncio.run(_measure(given))
+    orders = EndOrders(**json.loads(given))
+    held = _settle(orders)
+    try:
+        asyncio.run(_measure(orders, transports[orders.transport]))
+    finally:
+        held.clear()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], TRANSPORTS)

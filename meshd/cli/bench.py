@@ -1,7 +1,7 @@
 """Run a benchmark: meshd beside stock llama.cpp, over a simulated distance, or meshd's links alone.
 
 `load`, `nodes` and `latency` compare stock llama.cpp with meshd over a distance. `rpc` compares meshd with a
-direct --rpc connection of stock llama.cpp. `transport` compares meshd's links with the libraries they use.
+direct --rpc connection of stock llama.cpp. `transport` compares meshd's links with bare UDP and TLS.
 `latency --proxy` runs only the delaying TCP proxy.
 """
 
@@ -13,7 +13,7 @@ from meshd.base.errors import UsageError, UserError
 from meshd.base.home_folder import expanded
 from meshd.cli.options import Arguments, milliseconds, number
 from meshd.cli.output import Output
-from meshd.config import load
+from meshd.config.load import load
 
 WHAT = "load|nodes|latency|rpc|transport"
 _HOST = r"(\[[^\[\]]+\]|[^:\[\]]*[^:\[\]0-9][^:\[\]]*)"  # a host of digits only would be a port
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _proxy_arguments(parser)
     transport = parser.add_argument_group("transport")
     transport.add_argument(
-        "--ways", metavar="LIST", help="links to measure, such as webrtc,aiortc (default: all)"
+        "--ways", metavar="LIST", help="links to measure, such as quic,webrtc (default: all)"
     )
     transport.add_argument(
         "--only", choices=("loopback", "lines", "beside"), help="part to run (default: all three)"

@@ -17,11 +17,11 @@ from meshd.admin.plan_api import (
     PathCapacity,
     StorageCapacity,
 )
-from meshd.base.byte_format import in_bytes, in_memory
+from meshd.base.units import in_bytes, in_memory
 from meshd.cli.list_models import MEMBERS_SECONDS
 from meshd.cli.options import Arguments
 from meshd.cli.output import Output
-from meshd.config import home_here
+from meshd.config.tree import home_here
 
 MEASURE_SECONDS = 330.0  # a GPU's driver may compile first
 _SHOWN_DIGITS = 16  # of a fingerprint

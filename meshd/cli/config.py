@@ -11,8 +11,8 @@ from meshd.base.errors import UserError
 from meshd.base.home_folder import expanded
 from meshd.cli.options import Arguments, Parser, add_config_file, config_file, note_unknown_variables
 from meshd.cli.output import Json, Output
-from meshd.config import EffectiveValue, load
-from meshd.config.shown import plain, toml
+from meshd.config.load import EffectiveValue, load
+from meshd.config.setting import plain, toml
 
 DEFAULT_FILE = "meshd.toml"
 EXAMPLE = "meshd.example.toml"

@@ -9,7 +9,7 @@ import argparse
 from meshd.cli.find_models import find_model
 from meshd.cli.options import Arguments, milliseconds
 from meshd.cli.output import Output
-from meshd.config import load
+from meshd.config.load import load
 
 EMBEDDED = "smollm2"
 

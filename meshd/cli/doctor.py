@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from meshd.base.byte_format import in_number
+from meshd.base.units import in_number
 from meshd.cli.options import Arguments, add_config_file, add_keys, load_role
 from meshd.cli.output import Output
 from meshd.cli.role_checks import check_node
@@ -56,7 +56,7 @@ def _verdict(findings: "Sequence[Finding]") -> str:
 def _daemon() -> "list[Finding]":
     from meshd.admin.api import StatusRequest
     from meshd.admin.client import NotRunning, ask
-    from meshd.config import home_here
+    from meshd.config.tree import home_here
     from meshd.daemon.doctor import Finding
 
     try:

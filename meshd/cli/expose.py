@@ -18,12 +18,12 @@ from meshd.admin.api import (
 )
 from meshd.admin.client import ask
 from meshd.admin.codec import to_json
-from meshd.base.byte_format import in_bytes
 from meshd.base.errors import UsageError
 from meshd.base.hosts import is_loopback
+from meshd.base.units import in_bytes
 from meshd.cli.options import Arguments
 from meshd.cli.output import Output
-from meshd.config import home_here
+from meshd.config.tree import home_here
 
 USE = "`meshd expose NAME HOST:PORT --to PEER`, `meshd expose ls` or `meshd expose rm NAME`"
 _USAGE = """\

@@ -5,17 +5,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshd.base.byte_format import in_bytes
 from meshd.base.errors import MeshdError, UserError
-from meshd.base.time_format import in_time
+from meshd.base.units import in_bytes, in_time
 from meshd.cli.output import Output
-from meshd.config import Config, ServeConfig
+from meshd.config.serve_settings import ServeConfig
+from meshd.config.tree import Config
 from meshd.identity.folder import MEMBERSHIP
 from meshd.model.gguf_names import GGUF_SUFFIX
 from meshd.model.model_name import MESH, BareName, parse_model_name
 
 if TYPE_CHECKING:
     from meshd.library.interface import TransferProgress
+    from meshd.library.resolve import Resolver
 
 _STEPS = 10  # lines of a download where nobody watches a bar
 
@@ -45,12 +46,10 @@ def _with_header(serve: ServeConfig, config: Config, out: Output) -> ServeConfig
     """Return it with the path of the header, or of the whole model, if either is here. Raises UserError."""
     from meshd.library.interface import NotHere
     from meshd.library.pulled_models import said_of
-    from meshd.library.resolve import Resolver
-    from meshd.library.stores import Stores
 
     given = str(serve.model)
     try:
-        stored = Resolver(Stores.here(config.paths.cache), reporter(out)).local(given)
+        stored = _resolver(config, out).local(given)
     except NotHere as error:
         check_no_file(given, error)
         _say_asked(given, config, out, head=True)
@@ -71,21 +70,22 @@ def find_worker_models(config: Config, out: Output) -> Config:
 
 def find_model(text: str, config: Config, out: Output) -> Path:
     """Return the file of an argument that is a path or a name. Raises UserError."""
-    from meshd.library.resolve import Resolver
-    from meshd.library.stores import Stores
-
     with out.reminding():
-        return Resolver(Stores.here(config.paths.cache), reporter(out)).get(as_given(text)).paths[0]
+        return _resolver(config, out).get(as_given(text)).paths[0]
 
 
 def local_model(text: str, config: Config, out: Output) -> Path:
     """Return the file like `find_model`, without a download: an error says how to start it. Raises
     UserError.
     """
+    return _resolver(config, out).local(as_given(text)).paths[0]
+
+
+def _resolver(config: Config, out: Output) -> "Resolver":
     from meshd.library.resolve import Resolver
     from meshd.library.stores import Stores
 
-    return Resolver(Stores.here(config.paths.cache), reporter(out)).local(as_given(text)).paths[0]
+    return Resolver(Stores.here(config.paths.cache), reporter(out))
 
 
 def as_given(text: str) -> Path | str:
@@ -115,10 +115,8 @@ def _here(given: Path | str, config: Config, out: Output, *, head: bool) -> Path
         return given
     from meshd.library.interface import NotDownloaded, NotHere
     from meshd.library.pulled_models import ONLY_HEADER
-    from meshd.library.resolve import Resolver
-    from meshd.library.stores import Stores
 
-    resolver = Resolver(Stores.here(config.paths.cache), reporter(out))
+    resolver = _resolver(config, out)
     if isinstance(given, Path):
         found = resolver.get(given, partial=not head)
     else:

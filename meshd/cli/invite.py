@@ -7,6 +7,7 @@ import argparse
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from meshd.admin.api import (
     InviteList,
@@ -16,15 +17,18 @@ from meshd.admin.api import (
     InviteRevokeRequest,
     InviteView,
     Joined,
-    RevokeReply,
 )
-from meshd.admin.client import NotRunning, ask
 from meshd.admin.codec import to_json
 from meshd.base.errors import UsageError, UserError
-from meshd.base.time_format import in_time
+from meshd.base.units import in_time
+from meshd.cli.offline import ask_or_use_files
 from meshd.cli.options import Arguments, Parser, duration, number
 from meshd.cli.output import Output
-from meshd.config import home_here
+from meshd.config.tree import home_here
+
+if TYPE_CHECKING:  # cryptography, which a running daemon spares this verb
+    from meshd.admin.authority import Authority
+    from meshd.identity.keystore import Home
 
 DEFAULT_EXPIRES = "24h"
 DEFAULT_USES = "1"
@@ -110,17 +114,12 @@ def _request(args: Arguments) -> InviteRequest:
 
 
 def _create(home: Path, request: InviteRequest) -> InviteReply:
-    try:
-        return ask(home, request)
-    except NotRunning:
-        pass
-    import secrets
+    def by_files(books: "Authority", store: "Home") -> InviteReply:
+        import secrets
 
-    from meshd.admin.authority import load_addresses
-    from meshd.cli.offline import authority
-    from meshd.identity.invite import INVITE_SECRET_BYTES
+        from meshd.admin.authority import load_addresses
+        from meshd.identity.invite import INVITE_SECRET_BYTES
 
-    with authority(home) as (store, books):
         candidates = load_addresses(store)
         if not candidates:
             raise UserError(
@@ -136,15 +135,11 @@ def _create(home: Path, request: InviteRequest) -> InviteReply:
             candidates=candidates,
         )
 
+    return ask_or_use_files(home, request, by_files)
+
 
 def _invites(home: Path) -> InviteList:
-    try:
-        return ask(home, InviteListRequest())
-    except NotRunning:
-        from meshd.cli.offline import authority
-
-        with authority(home) as (_, books):
-            return books.invites(int(time.time()))
+    return ask_or_use_files(home, InviteListRequest(), lambda books, _: books.invites(int(time.time())))
 
 
 def _list(home: Path, args: Arguments, out: Output) -> int:
@@ -185,7 +180,11 @@ def _called(nodes: Sequence[Joined], count: int) -> str:
 def _revoke(home: Path, args: Arguments, out: Output) -> int:
     if out.asks and not args.yes and not _sure(home, args.id, out):
         raise UserError("the invite was not revoked", hint="run `meshd revoke PEER` to ban a single node")
-    banned = _ban(home, args.id)
+    banned = ask_or_use_files(
+        home,
+        InviteRevokeRequest(id=args.id),
+        lambda books, _: books.revoke_invite(args.id, now=int(time.time())),
+    )
     removed = f": {_called(banned.removed, len(banned.removed))}" if banned.removed else ""
     out.line(f"revoked invite {banned.id} and the nodes that joined with it{removed}")
     return 0
@@ -199,16 +198,6 @@ def _sure(home: Path, start: str, out: Output) -> bool:
     if len(fits) != 1 or not fits[0].used:
         return True
     return out.confirm(f"this also bans {_called(fits[0].joined, fits[0].used)}: continue?")
-
-
-def _ban(home: Path, invite: str) -> RevokeReply:
-    try:
-        return ask(home, InviteRevokeRequest(id=invite))
-    except NotRunning:
-        from meshd.cli.offline import authority
-
-        with authority(home) as (_, books):
-            return books.revoke_invite(invite, now=int(time.time()))
 
 
 def _fields(reply: InviteReply) -> dict[str, str | int]:

@@ -13,10 +13,10 @@ from meshd.admin.models_api import (
     MemberModelView,
     PullReply,
 )
-from meshd.base.byte_format import in_bytes
 from meshd.base.errors import MeshdError
+from meshd.base.units import in_bytes
 from meshd.cli.output import Json, Output
-from meshd.config import Config
+from meshd.config.tree import Config
 from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX
 from meshd.model.model_name import LEAST_FINGERPRINT_DIGITS, MESH, is_digits
 

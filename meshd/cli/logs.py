@@ -16,7 +16,7 @@ from pathlib import Path
 from meshd.base.errors import UserError
 from meshd.cli.options import Arguments, duration, number
 from meshd.cli.output import Output, clean
-from meshd.config import home_here
+from meshd.config.tree import home_here
 
 DEFAULT_LINES = 100
 MAX_LINES = 1_000_000

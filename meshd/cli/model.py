@@ -18,22 +18,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from meshd.admin.client import Client, NotRunning
 from meshd.admin.codec import to_json
-from meshd.base.byte_format import in_bytes
+from meshd.admin.models_api import FilesInUseRequest
 from meshd.base.errors import UserError
+from meshd.base.units import in_bytes
 from meshd.cli.find_models import as_given, check_no_file, reporter
 from meshd.cli.list_models import ListedModel, list_models, meant_views, members_models
 from meshd.cli.options import Arguments, Parser, add_config_file, load_role, rate
 from meshd.cli.output import Json, Output
 from meshd.cli.pull_model import begin_pull, pull_from_members
-from meshd.cli.used_model import check_unused
-from meshd.config import Config
+from meshd.config.tree import Config
 from meshd.model.model_name import MESH, is_digits
 
 if TYPE_CHECKING:  # they cost time to import, and `--help` needs none of them
     from meshd.admin.models_api import MemberModelsReply, MemberModelView, PullReply
     from meshd.library.facts import ModelFacts
     from meshd.library.interface import StoredModel
+    from meshd.library.remove import Removal
     from meshd.library.resolve import Resolver
     from meshd.library.stores import Stores
 
@@ -43,7 +45,6 @@ _ACTIONS = {
     "verify": "Read the whole model, and compare it with the published hash.",
     "rm": "Remove a model that was downloaded; those of other programs stay.",
 }
-
 _GET_AGAIN = "the download or copy is not complete: download the file again"
 _NO_HASH = "there is no hash to compare it with: only Hugging Face and Ollama publish them"
 
@@ -330,3 +331,19 @@ def _remove(
     else:
         out.line(f"removed {named}: {in_bytes(removal.size)} are free again")
     return 0
+
+
+def check_unused(removal: "Removal", home: Path) -> None:
+    """Raise UserError where the daemon of `home` uses one of the files, or does not answer."""
+    try:
+        with Client(home) as client:
+            reply = client.ask(FilesInUseRequest())
+    except NotRunning:
+        return
+    used = {Path(path).resolve() for path in reply.paths}
+    if any(path.resolve() in used for path in removal.files):
+        names = ", ".join(f"`{name}`" for name in removal.names)
+        raise UserError(
+            f"{names} was not removed: the node that runs here uses it",
+            hint="stop the node (`meshd stop`), or restart it with another model, and try again",
+        )

@@ -13,7 +13,7 @@ from meshd.base.home_folder import expanded
 from meshd.build.interface import BACKENDS, MESH_PROGRAM
 from meshd.cli.options import Arguments, Parser, add_config_file, load_role
 from meshd.cli.output import Json, Output
-from meshd.config import Paths
+from meshd.config.tree import Paths
 from meshd.wire.native import UNKNOWN
 
 if TYPE_CHECKING:  # the modules cost time to import, and `--help` needs none of them

@@ -36,7 +36,7 @@ def run(args: Arguments, out: Output) -> int:
 
 def _reply(args: Arguments, out: Output) -> NetcheckReply:
     from meshd.admin.client import NotRunning, ask
-    from meshd.config import home_here
+    from meshd.config.tree import home_here
 
     own = args.config is not None or any(vars(args).get(name) is not None for name in OPTIONS)
     if not own:
@@ -45,7 +45,7 @@ def _reply(args: Arguments, out: Output) -> NetcheckReply:
         except NotRunning:
             pass
     config = load_role(args, "worker").config
-    from meshd.daemon.netcheck import check_alone, servers_of
+    from meshd.daemon.network_state import check_alone, servers_of
 
     servers = servers_of(config)
     out.note("checking without a running node; this takes some seconds")

@@ -11,12 +11,11 @@ from meshd.base.errors import UsageError, UserError
 from meshd.base.home_folder import expanded
 from meshd.base.regular_file import read_regular
 from meshd.cli.output import Output, standard
-from meshd.config import LoadedConfig, load
 from meshd.config.forms import RATE, parse_duration, parse_rate, whole
 from meshd.config.given import unknown_variables
+from meshd.config.load import LoadedConfig, load
 from meshd.config.removed import removed_key
-from meshd.config.setting import Setting
-from meshd.config.shown import help_of
+from meshd.config.setting import Setting, help_of
 from meshd.config.tree import SETTINGS
 
 Arguments = argparse.Namespace

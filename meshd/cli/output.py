@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from meshd.base.errors import MeshdError
-from meshd.base.time_format import in_time
+from meshd.base.units import in_time
 
 DEFAULT_WIDTH = 100
 BAR_CHARS = 24

@@ -7,11 +7,10 @@ from meshd.admin.client import ask
 from meshd.admin.codec import to_json
 from meshd.admin.health import is_away, is_met
 from meshd.admin.status import PeerView, Status
-from meshd.base.byte_format import in_bytes, in_number
-from meshd.base.time_format import in_time
+from meshd.base.units import in_bytes, in_number, in_time
 from meshd.cli.options import Arguments
 from meshd.cli.output import Output
-from meshd.config import home_here
+from meshd.config.tree import home_here
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from meshd.admin.client import Client
 from meshd.base.errors import Refused
 from meshd.cli.options import Arguments, number
 from meshd.cli.output import Output
-from meshd.config import home_here
+from meshd.config.tree import home_here
 
 DEFAULT_COUNT = 4
 _PAUSE_SECONDS = 0.5

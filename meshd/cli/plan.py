@@ -9,21 +9,28 @@ examples:
 """
 
 import argparse
+import shutil
+import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 from meshd.admin.client import Client
 from meshd.admin.codec import to_fields
-from meshd.admin.plan_api import PlanReply, PlanRequest, PlanSpeculation, PlanView
-from meshd.base.byte_format import in_bytes, in_memory, in_number
-from meshd.base.errors import UsageError
+from meshd.admin.models_api import NO_MEMBER_HAS_IT, PullRequest
+from meshd.admin.plan_api import MemoryLimit, PlanReply, PlanRequest, PlanSpeculation, PlanView
+from meshd.base.errors import UsageError, UserError
+from meshd.base.units import in_bytes, in_memory, in_number
 from meshd.cli.capacity import MEASURE_SECONDS
+from meshd.cli.find_models import check_no_file, local_model, reporter
 from meshd.cli.options import Arguments
 from meshd.cli.output import Output
-from meshd.cli.plan_model import model_for_plan
-from meshd.cli.plan_options import add_split_options, with_split_options
-from meshd.config import Config, home_here
+from meshd.cli.pull_model import watched
+from meshd.config.forms import SIZE, WEIGHT, WORD, Form, listed, parse_size
+from meshd.config.tree import Config, home_here
+from meshd.model.layer_range import parse_layer_range
+from meshd.model.model_name import MESH, OLLAMA
 
 _LARGEST_CONTEXT = 1 << 24
 _LONGEST = "max"
@@ -167,3 +174,148 @@ def _row(plan: PlanView) -> tuple[str, ...]:
         f"{plan.load_s:.1f} s",
         in_bytes(plan.bytes_per_token),
     )
+
+
+def model_for_plan(text: str, config: Config, client: Client, held: ExitStack, out: Output) -> Path:
+    """Return the first file. What was taken for this plan alone is removed with `held`. Raises UserError."""
+    from meshd.library.interface import NotHere
+    from meshd.model.model_name import hub_name_of
+
+    try:
+        return local_model(text, config, out)
+    except NotHere as not_here:
+        check_no_file(text, not_here)
+        missing = not_here
+    if text.startswith(OLLAMA):
+        raise missing  # its registry is Ollama's to ask
+    from meshd.library.members.part_files import remove_old_plans
+
+    remove_old_plans(config.paths.cache, config.paths.cache / "models")
+    # Its header from Hugging Face.
+    if (name := hub_name_of(text)) is not None:
+        from meshd.library.download import fetch_headers  # huggingface_hub: half a second to import
+
+        path = fetch_headers(name, _folder(config.paths.cache, held), reporter(out))[0]
+        out.note(f"`{text}` is not on this machine: planned from its header, which Hugging Face has")
+        return path
+    # Its header from members.
+    reply = watched(client, client.ask(PullRequest(name=text, for_plan=True)), out)
+    if reply.code == NO_MEMBER_HAS_IT and not text.startswith(MESH):
+        raise UserError(f"{missing.what}; {reply.error}", hint=missing.hint)
+    if reply.error:
+        raise UserError(reply.error, hint=reply.hint)
+    path = Path(reply.paths[0])
+    if not reply.was_here:
+        held.callback(shutil.rmtree, path.parent, ignore_errors=True)
+        out.note(f"`{text}` is not on this machine: planned from its header, which members have")
+    return path
+
+
+def _folder(cache: Path, held: ExitStack) -> Path:
+    """Create a folder for headers. Raises UserError."""
+    from meshd.library.members.part_files import hub_plans
+
+    try:
+        hub_plans(cache).mkdir(parents=True, exist_ok=True)
+        return Path(held.enter_context(tempfile.TemporaryDirectory(dir=hub_plans(cache))))
+    except OSError as error:
+        raise UserError(
+            f"cannot write below `{cache}`: {(error.strerror or str(error)).lower()}",
+            hint="fix the cause, or set MESHD_CACHE to a directory that you can write to",
+        ) from None
+
+
+def add_split_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a split; one that is omitted is as this node serves."""
+    parser.add_argument(
+        "--workers",
+        metavar="A,B,…",
+        default="",
+        help="use only these workers, by name or the beginning of an id",
+    )
+    parser.add_argument(
+        "--layers",
+        metavar="NODE=FIRST-LAST",
+        action="append",
+        default=[],
+        help="layers of one node, counted from 0; repeat until every layer has a node",
+    )
+    parser.add_argument(
+        "--tensor-split",
+        metavar="A,B,…",
+        default="",
+        help="share of the layers per device: the workers' by their names, then this node's GPUs (without "
+        "one, its CPU)",
+    )
+    parser.add_argument(
+        "--device",
+        metavar="DEV",
+        action="append",
+        default=[],
+        help="devices of this node to compute on; `none` leaves all layers to the workers",
+    )
+    parser.add_argument(
+        "--memory",
+        metavar="[NODE=]SIZE",
+        action="append",
+        default=[],
+        help="assume that a node (or every node) lends at most SIZE per device, such as garage=8G",
+    )
+
+
+def with_split_options(request: PlanRequest, args: Arguments) -> PlanRequest:
+    """Return the request with the split options. Raises UsageError."""
+    layers = _layers(args.layers)
+    shares = tuple(map(float, _listed("--tensor-split", WEIGHT, args.tensor_split)))
+    if shares and layers:
+        raise UsageError("--layers cannot be combined with --tensor-split")
+    if shares and not any(shares):
+        raise UsageError("--tensor-split gives no device a share")
+    devices = _listed("--device", WORD, args.device)
+    if "none" in devices and len(devices) > 1:
+        raise UsageError("--device none cannot be combined with other devices")
+    return replace(
+        request,
+        workers=_listed("--workers", WORD, args.workers),
+        layers=layers,
+        tensor_split=shares,
+        devices=devices,
+        memory=_memory(args.memory),
+    )
+
+
+def _listed(option: str, form: Form, given: str | Sequence[str]) -> tuple[str, ...]:
+    """Parse a list. Raises UsageError."""
+    if not given:
+        return ()
+    try:
+        found = listed(form).read(given)
+    except ValueError:
+        raise UsageError(f"{option} takes {listed(form).expected}") from None
+    assert isinstance(found, tuple)
+    return tuple(map(str, found))
+
+
+def _layers(given: Sequence[str]) -> tuple[str, ...]:
+    """Return the ranges as the daemon takes them. Raises UsageError."""
+    ranges = [layer_range for words in given for layer_range in words.split(",")]
+    for layer_range in ranges:
+        try:
+            parse_layer_range(layer_range)
+        except ValueError as error:
+            raise UsageError(f"--layers takes NODE=FIRST-LAST, not `{layer_range}`: {error}") from None
+    return tuple(ranges)
+
+
+def _memory(given: Sequence[str]) -> tuple[MemoryLimit, ...]:
+    """Parse `[NODE=]SIZE` values. Raises UsageError."""
+    limits: list[MemoryLimit] = []
+    for limit in (limit.strip() for words in given for limit in words.split(",")):
+        node, equals, size = limit.rpartition("=")
+        try:
+            if equals and not node:
+                raise ValueError("no node")
+            limits.append(MemoryLimit(node=node, bytes=parse_size(size)))
+        except ValueError:
+            raise UsageError(f"--memory takes [NODE=]SIZE, not `{limit}`: {SIZE.expected}") from None
+    return tuple(limits)

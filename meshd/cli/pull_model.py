@@ -12,14 +12,13 @@ from meshd.admin.models_api import (
     PullRequest,
     PullStopRequest,
 )
-from meshd.base.byte_format import in_bytes
 from meshd.base.errors import MeshdError, UserError
-from meshd.base.time_format import in_time
+from meshd.cli.find_models import reporter
 from meshd.cli.output import Output
+from meshd.library.interface import TransferProgress
 from meshd.model.model_name import MESH
 
 _POLL_SECONDS = 0.5
-_TENTHS = 10  # lines of a pull where nobody watches a bar
 
 
 def begin_pull(given: Path | str, home: Path, rate: int, out: Output) -> PullReply:
@@ -91,6 +90,7 @@ class PullProgress:
 
     def __init__(self, out: Output) -> None:
         self._out = out
+        self._report = reporter(out)
         self._told: set[str] = set()
 
     def show(self, reply: PullReply) -> None:
@@ -116,17 +116,10 @@ class PullProgress:
 
     def _fetching(self, reply: PullReply) -> None:
         giving = [holder.node for holder in reply.holders if holder.bytes and not holder.problem]
-        what = f"fetching {reply.name}" + (f" from {', '.join(giving)}" if giving else "")
-        share = _share(reply)
-        if not self._out.draws_progress:
-            tenths = int(share * _TENTHS) * 100 // _TENTHS
-            self._out.progress(f"fetching {reply.name} ({in_bytes(reply.total_bytes)}): {tenths}%", share)
-            return
-        text = f"{what}: {in_bytes(reply.done_bytes)} of {in_bytes(reply.total_bytes)}"
-        if reply.rate > 0:
-            left = (reply.total_bytes - reply.done_bytes) / reply.rate
-            text += f", {in_bytes(reply.rate)}/s, {in_time(left)} left"
-        self._out.progress(text, share)
+        # Without a bar, a line is printed whenever the words change.
+        whose = f" from {', '.join(giving)}" if giving and self._out.draws_progress else ""
+        activity = f"fetching {reply.name}{whose}"
+        self._report(TransferProgress(activity, reply.done_bytes, reply.total_bytes, reply.rate))
 
 
 def _share(reply: PullReply) -> float:

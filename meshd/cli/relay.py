@@ -10,7 +10,7 @@ import argparse
 from meshd.base.errors import UsageError
 from meshd.cli.options import Arguments, rate
 from meshd.cli.output import Output
-from meshd.config import home_here
+from meshd.config.tree import home_here
 
 DEFAULT_PORT = 17443
 

@@ -8,14 +8,13 @@ from meshd.admin.api import StatusRequest
 from meshd.admin.client import Client
 from meshd.admin.codec import to_fields
 from meshd.admin.status import Status
-from meshd.base.byte_format import in_bytes, in_memory, in_number
-from meshd.base.time_format import in_time
+from meshd.base.units import in_bytes, in_memory, in_number, in_time
 from meshd.cli.options import Arguments
 from meshd.cli.output import Output, bar
 from meshd.cli.peers import print_peers
-from meshd.config import home_here
+from meshd.config.tree import home_here
 from meshd.gateway.interface import GatewayStatus
-from meshd.identity.role_names import WORKER_ROLE
+from meshd.identity.naming import WORKER_ROLE
 from meshd.model.status import (
     FetchStatus,
     LentState,

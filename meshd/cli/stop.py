@@ -15,7 +15,7 @@ from meshd.admin.status import Status
 from meshd.base.errors import Broken, UserError
 from meshd.cli.options import Arguments, number
 from meshd.cli.output import Output
-from meshd.config import home_here
+from meshd.config.tree import home_here
 
 DEFAULT_SECONDS = 60
 _POLL_SECONDS = 0.05

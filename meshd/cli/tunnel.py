@@ -15,12 +15,12 @@ from meshd.admin.api import TunnelCloseRequest, TunnelListRequest, TunnelOpenReq
 from meshd.admin.client import ask
 from meshd.admin.codec import to_json
 from meshd.admin.status import TunnelView
-from meshd.base.byte_format import in_bytes
 from meshd.base.errors import UsageError
 from meshd.base.hosts import is_loopback
+from meshd.base.units import in_bytes
 from meshd.cli.options import Arguments, Parser
 from meshd.cli.output import Output
-from meshd.config import home_here
+from meshd.config.tree import home_here
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,11 +11,11 @@ import argparse
 
 from meshd.admin.client import Client
 from meshd.admin.codec import to_fields
-from meshd.admin.why_api import AnswerTime, WhyReply, WhyRequest
-from meshd.base.byte_format import in_number
+from meshd.admin.plan_api import AnswerTime, WhyReply, WhyRequest
+from meshd.base.units import in_number
 from meshd.cli.options import Arguments
 from meshd.cli.output import Output
-from meshd.config import home_here
+from meshd.config.tree import home_here
 from meshd.model.time_account import TimeAccount
 
 _SHOWN_ANSWERS = 4

@@ -15,7 +15,7 @@ from meshd.client.head_choice import HEAD_AVOIDED_SECONDS, KnownHead
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Role
-from meshd.identity.role_names import HEAD_ROLE
+from meshd.identity.naming import HEAD_ROLE
 from meshd.mux.events import Code
 from meshd.peer.interface import Mesh, PeerState, PeerStatus, Stream
 from meshd.peer.messages import MessageStream

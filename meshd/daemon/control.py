@@ -5,8 +5,8 @@ import os
 import resource
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +35,6 @@ from meshd.admin.api import (
     StopRequest,
     UnbanRequest,
 )
-from meshd.admin.authority import Authority
 from meshd.admin.health import examine
 from meshd.admin.models_api import (
     FilesInUseReply,
@@ -48,7 +47,7 @@ from meshd.admin.models_api import (
     PullStopRequest,
 )
 from meshd.admin.net_api import NetcheckReply, NetcheckRequest
-from meshd.admin.plan_api import CapacityReply, CapacityRequest, PlanReply, PlanRequest
+from meshd.admin.plan_api import CapacityReply, CapacityRequest, PlanReply, PlanRequest, WhyReply, WhyRequest
 from meshd.admin.snapshot import (
     child_views,
     device_view,
@@ -58,29 +57,24 @@ from meshd.admin.snapshot import (
     tunnel_views,
 )
 from meshd.admin.status import DeviceView, MeshView, NodeView, Status
-from meshd.admin.why_api import WhyReply, WhyRequest
 from meshd.base import log
 from meshd.base.errors import UserError
+from meshd.daemon.member_node import MemberNode
 from meshd.daemon.models import ModelExchange
-from meshd.daemon.network_state import NetworkState
 from meshd.daemon.pausing import Pausing
 from meshd.daemon.role_kind import BuiltRole
 from meshd.daemon.storage import Storage
 from meshd.daemon.tunnels import TunnelAnswers
 from meshd.devices.interface import ListedDevices
 from meshd.gateway.interface import GatewayStatus
-from meshd.identity.invite import RelayHint
 from meshd.identity.keys import PeerId
-from meshd.identity.keystore import Home, Membership
-from meshd.identity.reply_code import Reply
+from meshd.identity.keystore import Home
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.reference_layer import REFERENCE_LAYERS, reference_rates
-from meshd.peer.mesh import PeerMesh, UnknownPeer
-from meshd.peer.node import Node
+from meshd.peer.mesh import UnknownPeer
 from meshd.rendezvous.interface import MdnsStatus
 from meshd.rendezvous.open_for_joiners import ACCEPT_SECONDS
 from meshd.tunnel.user_tunnels import OwnTunnels
-from meshd.wire.address import Candidate
 
 if TYPE_CHECKING:
     from meshd.daemon.planning import Planning
@@ -88,49 +82,44 @@ if TYPE_CHECKING:
 _STATM = Path("/proc/self/statm")
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """The parts of the daemon that status and control use."""
-
-    home: Home
-    home_path: Path
-    membership: Membership
-    authority: Authority
-    mesh: PeerMesh
-    node: Node
-    built: Callable[[], BuiltRole]
-    """The current role: it changes once its models are fetched."""
-    tunnels: OwnTunnels
-    mdns: Callable[[], MdnsStatus | None]
-    candidates: Callable[[], tuple[Candidate, ...]]
-    relays: Sequence[RelayHint]
-    accept: Callable[[str], Reply]
-    network_state: NetworkState
-    planning: "Callable[[], Planning]"
-    pausing: Pausing
-    models: ModelExchange
-    storage: Storage
-    gateway: Callable[[], GatewayStatus | None]
-    bans_changed: Callable[[], None]
-    leave: Callable[[], None]
-    stop: Callable[[str], None]
-
-
 class DaemonControl(TunnelAnswers):
     """Answer the control requests of one daemon."""
 
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts.mesh, parts.tunnels)
-        self._parts = parts
+    def __init__(
+        self,
+        member: MemberNode,
+        home: Home,
+        *,
+        built: Callable[[], BuiltRole],
+        planning: "Callable[[], Planning]",
+        gateway: Callable[[], GatewayStatus | None],
+        stop: Callable[[str], None],
+        tunnels: OwnTunnels,
+        pausing: Pausing,
+        models: ModelExchange,
+        storage: Storage,
+    ) -> None:
+        """Answer for `member`, whose files are in `home`. `built`: its role, another one once models came."""
+        super().__init__(member.mesh, tunnels)
+        self._member = member
+        self._home = home
+        self._built = built
+        self._planning = planning
+        self._gateway = gateway
+        self._stop = stop
+        self._pausing = pausing
+        self._models = models
+        self._storage = storage
         self._began = asyncio.get_running_loop().time()
 
     @StatusRequest.answer
     async def status(self, request: StatusRequest) -> Status:
         # The state of the node and its role.
-        parts, now, wall = self._parts, asyncio.get_running_loop().time(), time.time()
-        facts = parts.node.facts
-        role = parts.built().role.status
-        peers = parts.mesh.peers()
+        member, now, wall = self._member, asyncio.get_running_loop().time(), time.time()
+        facts = member.node.facts
+        role = self._built().role.status
+        peers = self._mesh.peers()
+        mdns = member.transports.mdns
         names = self._names()
         view = Status(
             node=NodeView(
@@ -141,25 +130,25 @@ class DaemonControl(TunnelAnswers):
                 pid=os.getpid(),
                 uptime_s=now - self._began,
                 rss_bytes=resident_bytes(),
-                listen=tuple(candidate.place for candidate in parts.candidates()),
-                home=str(parts.home_path),
-                paused=parts.pausing.is_paused,
+                listen=tuple(candidate.place for candidate in member.local.token_candidates()),
+                home=str(self._home.path),
+                paused=self._pausing.is_paused,
             ),
             mesh=MeshView(
-                id=str(parts.membership.mesh),
+                id=str(member.membership.mesh),
                 members=1 + len(peers),
-                roles=tuple(sorted(parts.membership.roles)),
+                roles=tuple(sorted(member.membership.roles)),
             ),
             peers=peer_views(peers, now=now, wall=wall),
-            tunnels=tunnel_views((*role.tunnels, *parts.tunnels.opened()), names),
+            tunnels=tunnel_views((*role.tunnels, *self._tunnels.opened()), names),
             children=child_views(role.children),
             model=role.model,
             models=role.models,
-            api=parts.gateway(),
-            mdns=parts.mdns() or MdnsStatus(state="off"),
+            api=self._gateway(),
+            mdns=mdns.status if mdns is not None else MdnsStatus(state="off"),
             store=role.store,
             devices=self._devices(role.listed, now),
-            storage=await parts.storage.status(),
+            storage=await self._storage.status(),
             lent=lent_views(role.lent, names),
             fetching=role.fetching,
         )
@@ -173,12 +162,12 @@ class DaemonControl(TunnelAnswers):
             refused=role.refused,
             unfit=role.unfit,
             unknown=role.unknown,
-            unwritten={**parts.home.keeping.waiting, **log.unwritten()},
+            unwritten={**self._home.keeping.waiting, **log.unwritten()},
         )
 
     def _devices(self, listed: ListedDevices, now: float) -> tuple[DeviceView, ...]:
         """Return the devices with earlier measurements; nothing is measured now."""
-        speeds, found = self._parts.built().speeds, []
+        speeds, found = self._built().speeds, []
         for device in listed.devices:
             times = speeds.known(device, REFERENCE_LAYERS) if speeds is not None else ()
             found.append(device_view(device, reference_rates(DeviceSpeed(times)), age=now - listed.at))
@@ -186,11 +175,11 @@ class DaemonControl(TunnelAnswers):
 
     @PingRequest.answer
     async def ping(self, request: PingRequest) -> PingReply:
-        found = self._parts.mesh.find(request.peer)
-        rtt, path = await self._parts.mesh.ping(found, request.seconds)
+        found = self._mesh.find(request.peer)
+        rtt, path = await self._mesh.ping(found, request.seconds)
         return PingReply(
             peer=str(found),
-            name=next((p.name for p in self._parts.mesh.peers() if p.peer == found), ""),
+            name=self._names().get(found, ""),
             rtt_ms=round(rtt * 1000, 3),
             kind=path.link.kind,
             path=link_path(path.link.path),
@@ -199,19 +188,19 @@ class DaemonControl(TunnelAnswers):
 
     @InviteRequest.answer
     async def invite(self, request: InviteRequest) -> InviteReply:
-        return self._parts.authority.invite(
+        return self._member.authority.invite(
             now=int(time.time()),
             expires_s=request.expires_s,
             uses=request.uses,
             roles=request.roles,
             secret=secrets.token_bytes(16),
-            candidates=self._parts.candidates(),
-            relays=self._parts.relays,
+            candidates=self._member.local.token_candidates(),
+            relays=self._member.transports.relays,
         )
 
     @AcceptRequest.answer
     async def accept(self, request: AcceptRequest) -> AcceptReply:
-        reply = self._parts.accept(request.code)
+        reply = self._member.transports.joiners.accept(request.code)
         return AcceptReply(
             joiner=str(reply.joiner),
             addresses=tuple(one.place for one in reply.candidates),
@@ -220,65 +209,65 @@ class DaemonControl(TunnelAnswers):
 
     @InviteListRequest.answer
     async def invite_list(self, request: InviteListRequest) -> InviteList:
-        return self._parts.authority.invites(int(time.time()), self._names())
+        return self._member.authority.invites(int(time.time()), self._names())
 
     @InviteRevokeRequest.answer
     async def invite_revoke(self, request: InviteRevokeRequest) -> RevokeReply:
-        reply = self._parts.authority.revoke_invite(request.id, now=int(time.time()), names=self._names())
-        self._parts.bans_changed()
+        reply = self._member.authority.revoke_invite(request.id, now=int(time.time()), names=self._names())
+        self._mesh.bans_changed()
         return reply
 
     @RevokeRequest.answer
     async def revoke(self, request: RevokeRequest) -> RevokeReply:
         node, name = self._find(request.peer)
-        reply = self._parts.authority.revoke_node(node, now=int(time.time()), name=name)
-        self._parts.bans_changed()
+        reply = self._member.authority.revoke_node(node, now=int(time.time()), name=name)
+        self._mesh.bans_changed()
         return reply
 
     @ForgetRequest.answer
     async def forget(self, request: ForgetRequest) -> ForgetReply:
-        peer = self._parts.mesh.find(request.peer)
-        name = next((one.name for one in self._parts.mesh.peers() if one.peer == peer), "")
-        self._parts.mesh.forget(peer)
+        peer = self._mesh.find(request.peer)
+        name = self._names().get(peer, "")
+        self._mesh.forget(peer)
         return ForgetReply(id=str(peer), name=name)
 
     @BanListRequest.answer
     async def ban_list(self, request: BanListRequest) -> BanList:
-        return self._parts.authority.bans()
+        return self._member.authority.bans()
 
     @UnbanRequest.answer
     async def unban(self, request: UnbanRequest) -> RevokeReply:
-        reply = self._parts.authority.unban(request.id, now=int(time.time()))
-        self._parts.bans_changed()
+        reply = self._member.authority.unban(request.id, now=int(time.time()))
+        self._mesh.bans_changed()
         return reply
 
     def _find(self, text: str) -> tuple[PeerId, str]:
         try:
-            found = self._parts.mesh.find(text, self._parts.authority.admitted)
+            found = self._mesh.find(text, self._member.authority.admitted)
         except UnknownPeer as unknown:
             try:
-                return self._parts.authority.find_admitted(text), ""
+                return self._member.authority.find_admitted(text), ""
             except UserError:
                 raise unknown from None
-        return found, next((p.name for p in self._parts.mesh.peers() if p.peer == found), "")
+        return found, self._names().get(found, "")
 
     @NetcheckRequest.answer
     async def netcheck(self, request: NetcheckRequest) -> NetcheckReply:
-        return await self._parts.network_state.reply()
+        return await self._member.transports.network_state.reply()
 
     @CapacityRequest.answer
     async def capacity(self, request: CapacityRequest) -> CapacityReply:
-        found = await self._parts.planning().capacity(again=request.again)
+        found = await self._planning().capacity(again=request.again)
         # Not at the same time: reading files would make devices look slower.
-        return replace(found, storage=await self._parts.storage.of_all())
+        return replace(found, storage=await self._storage.of_all())
 
     @PlanRequest.answer
     async def plan(self, request: PlanRequest) -> PlanReply:
-        return await self._parts.planning().plan(request)
+        return await self._planning().plan(request)
 
     @WhyRequest.answer
     async def why(self, request: WhyRequest) -> WhyReply:
-        built = self._parts.built()
+        built = self._built()
         if built.explain is None:
             raise UserError("this node serves no model", hint="run `meshd why` on the node that serves it")
         found = await built.explain()
@@ -289,50 +278,50 @@ class DaemonControl(TunnelAnswers):
             raise UserError(
                 "nothing was answered yet since the model was loaded", hint="ask it something first"
             )
-        from meshd.daemon.why_view import why_reply  # most workers never need this module
+        from meshd.daemon.plan_view import why_reply  # most workers never need this module
 
         return why_reply(model.name, found)
 
     @PauseRequest.answer
     async def pause(self, request: PauseRequest) -> Done:
-        self._parts.pausing.begin(end_leases=not request.drain)
+        self._pausing.begin(end_leases=not request.drain)
         return Done()
 
     @ResumeRequest.answer
     async def resume(self, request: ResumeRequest) -> Done:
-        self._parts.pausing.end()
+        self._pausing.end()
         return Done()
 
     @MemberModelsRequest.answer
     async def member_models(self, request: MemberModelsRequest) -> MemberModelsReply:
-        return await self._parts.models.listed()
+        return await self._models.listed()
 
     @FilesInUseRequest.answer
     async def files_in_use(self, request: FilesInUseRequest) -> FilesInUseReply:
-        return self._parts.models.in_use
+        return self._models.in_use
 
     @PullRequest.answer
     async def pull(self, request: PullRequest) -> PullReply:
-        return self._parts.models.start(request)
+        return self._models.start(request)
 
     @PullProgressRequest.answer
     async def pull_progress(self, request: PullProgressRequest) -> PullReply:
-        return self._parts.models.progress(request.id)
+        return self._models.progress(request.id)
 
     @PullStopRequest.answer
     async def pull_stop(self, request: PullStopRequest) -> PullReply:
-        return self._parts.models.stop(request.id)
+        return self._models.stop(request.id)
 
     @LeaveRequest.answer
     async def leave(self, request: LeaveRequest) -> Done:
-        self._parts.home.leave(drop_root=request.drop_root)
-        self._parts.leave()
-        self._parts.stop("this node has left the mesh")
+        self._home.leave(drop_root=request.drop_root)
+        self._member.local.leave()
+        self._stop("this node has left the mesh")
         return Done()
 
     @StopRequest.answer
     async def stop(self, request: StopRequest) -> Done:
-        self._parts.stop("stopped")
+        self._stop("stopped")
         return Done()
 
 

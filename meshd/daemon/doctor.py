@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from meshd.base.byte_format import in_bytes, in_memory
 from meshd.base.errors import MeshdError, UserError
 from meshd.base.resource_limits import memory_limit
+from meshd.base.units import in_bytes, in_memory
 from meshd.build.machine import GPU_PAGE, has_nvidia_gpu, need_compiler, need_tools
 from meshd.build.pin import read_pin
 from meshd.build.wheel import installed_wheel
-from meshd.config import Config
+from meshd.config.tree import Config
 from meshd.daemon.native_check import check_native
 from meshd.daemon.role_runtime import find_native
 from meshd.devices.device_trial import DeviceTrials

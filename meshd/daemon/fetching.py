@@ -20,7 +20,8 @@ from meshd.base import log
 from meshd.base.errors import Closed, MeshdError, UserError
 from meshd.base.fault_boundary import Contained
 from meshd.base.tasks import in_thread
-from meshd.config import Config, ServeConfig
+from meshd.config.serve_settings import ServeConfig
+from meshd.config.tree import Config
 from meshd.daemon.role_kind import Wanted
 from meshd.devices.interface import RoleStatus
 from meshd.library.interface import NotHere, ReportProgress, TransferProgress

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from meshd.base.hosts import is_loopback
-from meshd.config import Config
+from meshd.config.tree import Config
 from meshd.daemon.mesh_port import MeshPort
 from meshd.daemon.transports import read_relays
 from meshd.identity.invite import Invite, JoinKeys, RelayHint

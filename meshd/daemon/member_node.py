@@ -1,5 +1,6 @@
 """The parts of a node as a member, built once: key, certificates, books, links and peers."""
 
+import asyncio
 import secrets
 import time
 from collections.abc import Sequence
@@ -7,15 +8,15 @@ from functools import partial
 
 from meshd.admin.api import InviteReply
 from meshd.admin.authority import Authority, save_addresses
-from meshd.base.tasks import Owner
-from meshd.config import Config
+from meshd.base.backoff import Backoff
+from meshd.base.tasks import Owner, in_thread
 from meshd.config.kept_name import keep_name
+from meshd.config.tree import Config
 from meshd.daemon.mesh_port import MeshPort
 from meshd.daemon.pausing import was_paused
 from meshd.daemon.transports import Transports
-from meshd.daemon.write_retries import write_again
 from meshd.identity.keys import KeyPair, PeerId
-from meshd.identity.keystore import Home
+from meshd.identity.keystore import Home, Keeping
 from meshd.identity.proof import Credentials
 from meshd.identity.record import PeerRecord
 from meshd.link.interface import MayDial
@@ -36,7 +37,20 @@ from meshd.wire.address import Candidate
 from meshd.wire.native import NativeVersion
 from meshd.wire.netfacts import NetFacts
 
+_RETRY = Backoff(first=1.0, factor=2.0, most=30.0, jitter=0.0)
 NODE_WINDOW_BYTES = 64 << 20  # limit of the growth of all sessions' windows together
+
+
+async def write_again(keeping: Keeping) -> None:
+    """Retry until cancelled, and then once more, because unwritten state is lost with the process."""
+    tries = 0
+    try:
+        while True:
+            await asyncio.sleep(_RETRY.delay(tries, 0.0))
+            if keeping.waiting:
+                tries = 0 if await in_thread(keeping.retry) else tries + 1
+    finally:
+        keeping.retry()
 
 
 class MemberNode:

@@ -13,7 +13,8 @@ from typing import Protocol
 from meshd.base import log
 from meshd.base.errors import LocalProtocolError, UserError
 from meshd.base.hosts import is_loopback
-from meshd.config import DEFAULT_MESH_PORT, MESH_PORT_TRIES, HostPort
+from meshd.config.forms import HostPort
+from meshd.config.tree import DEFAULT_MESH_PORT, MESH_PORT_TRIES
 from meshd.identity.keystore import PORT_BLOB, Home
 from meshd.link.net.one_port import PortTaken
 from meshd.link.quic.listen import QuicListener
@@ -23,8 +24,7 @@ from meshd.link.secure.joining import Joining
 from meshd.link.tcp.listen import TcpListener
 from meshd.link.udp.batch_socket import Origin
 from meshd.wire.dialable import Dialable
-from meshd.wire.stun import Endpoint
-from meshd.wire.stun_answer import AnswerRates, answer_to
+from meshd.wire.stun import AnswerRates, Endpoint, answer_to
 
 _KEPT_HINT = (
     "this node has used that port before, and others know it: stop that program, or start once with "

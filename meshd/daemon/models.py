@@ -18,7 +18,7 @@ from meshd.admin.plan_api import LeftOutView
 from meshd.base import log
 from meshd.base.errors import LocalProtocolError, MeshdError, Refused, UserError
 from meshd.base.tasks import Owner, in_thread
-from meshd.config import Config
+from meshd.config.tree import Config
 from meshd.daemon.storage import files_in_use, started_with
 from meshd.devices.interface import RoleStatus
 from meshd.library.members.ask_models import ask_members

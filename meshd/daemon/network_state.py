@@ -1,24 +1,28 @@
-"""The network around this node: the facts from netcheck, and the ports that the home router maps."""
+"""The network around this node: the facts from netcheck, and the ports that the home router maps.
+
+Check the network for a command without a daemon: map and keep nothing.
+"""
 
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 
 from meshd.admin.net_api import NetcheckReply
-from meshd.admin.net_view import mapped, netcheck_reply
+from meshd.admin.snapshot import NOT_ASKED, mapped, netcheck_reply
 from meshd.base.errors import UserError
 from meshd.base.fault_boundary import kept_up
 from meshd.base.tasks import Owner
-from meshd.config import Config
-from meshd.daemon.netcheck import servers_of
+from meshd.config.tree import Config
 from meshd.identity.keystore import Home
+from meshd.identity.relay_url import parse_relay_url
 from meshd.link.interface import Link
 from meshd.link.net import local_addresses
+from meshd.netcheck.advice import why_not_direct
 from meshd.netcheck.interface import NetReport
 from meshd.netcheck.probe import Servers
-from meshd.netcheck.reasons import why_not_direct
 from meshd.netcheck.watch import NetWatch
-from meshd.portmap.mapper import PortMapper, home_routers
+from meshd.portmap.interface import MapStatus
+from meshd.portmap.mapper import PortMapper, home_routers, survey
 from meshd.wire.address import Candidate, Proto
 from meshd.wire.netfacts import CAPABILITY, NetFacts
 
@@ -77,7 +81,7 @@ class NetworkState:
         return {CAPABILITY: facts.to_text()} if facts != NetFacts() else {}
 
     def why_not_direct(self, theirs: NetFacts | None, last_error: str) -> str:
-        """Say in one sentence why a link is not direct (netcheck/reasons.py)."""
+        """Say in one sentence why a link is not direct (netcheck/advice.py)."""
         return why_not_direct(self.facts(), theirs, last_error=last_error)
 
     def addresses_changed(self) -> None:
@@ -141,3 +145,37 @@ def _kept_secret(home: Home) -> bytes:
         kept = secrets.token_bytes(32)
         home.keep_blob(PORTMAP_BLOB, kept)
     return kept
+
+
+def servers_of(config: Config) -> Servers:
+    """Return the configured STUN servers and relays, which answer STUN as well. Raises UserError."""
+    relays = tuple(parse_relay_url(url).place for url in config.links.relays)
+    return Servers((*config.links.stun, *relays), relays)
+
+
+def check_alone(config: Config, servers: Servers) -> NetcheckReply:
+    """Check the network, which takes some seconds."""
+    return asyncio.run(_check(config, servers))
+
+
+async def _check(config: Config, servers: Servers) -> NetcheckReply:
+    router = NOT_ASKED
+    watch = NetWatch(servers=servers, hosts=local_addresses.hosts, router=lambda: mapped(router))
+    async with Owner() as owner:
+        checking = owner.start(watch.check(), name="netcheck")
+        asking = owner.start(_ask_router(config), name="router")
+    router = asking.result()
+    watch.router_changed()
+    report: NetReport = watch.report() or checking.result()
+    now = asyncio.get_running_loop().time()
+    return netcheck_reply(report, router, now=now, daemon=False)
+
+
+async def _ask_router(config: Config) -> MapStatus:
+    if config.links.no_portmap:
+        return NOT_ASKED
+    # Nothing is mapped, so neither secret nor randomness matters.
+    ask = home_routers(
+        secret=bytes(16), name=config.node.name, random_port=lambda: secrets.randbelow(1 << 16)
+    )
+    return await survey(ask)

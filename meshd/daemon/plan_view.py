@@ -1,8 +1,16 @@
-"""Plans and machines as `meshd plan` and `meshd capacity` show them. Pure."""
+"""Plans and machines as `meshd plan` and `meshd capacity` show them. Pure.
 
-from collections.abc import Sequence
+The time of a model's tokens by part, as `meshd why` shows it.
+
+Combine the options of a request for a plan with the settings for serving, which they override.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from meshd.admin.plan_api import (
+    AdviceView,
+    AnswerTime,
     CapacityReply,
     DeviceCapacity,
     LeftOutView,
@@ -10,17 +18,25 @@ from meshd.admin.plan_api import (
     PlannedNode,
     PlanPart,
     PlanReply,
+    PlanRequest,
     PlanSpeculation,
     PlanView,
+    WhyReply,
 )
+from meshd.admin.snapshot import view_of
+from meshd.base.errors import UserError
 from meshd.head.draft_forecast import DraftForecast
+from meshd.head.explain import Explained
+from meshd.head.timed_answers import RunningAnswer, TimedAnswer
 from meshd.model.device_speed import DeviceSpeed
+from meshd.model.layer_range import parse_layer_range
 from meshd.model.output import DevicePath
 from meshd.model.reference_layer import reference_rates
 from meshd.plan.choice import SplitChoice
 from meshd.plan.machines import Machines
 from meshd.plan.prediction import ASSUMED_ANSWER, ASSUMED_PROMPT
-from meshd.plan.words import in_words
+from meshd.plan.wishes import HeadOptions, nodes_of
+from meshd.plan.words import basis_in_words, change_in_words, in_words, part_in_words
 from meshd.wire.lease import OfferedDevice
 
 LeftOut = Sequence[tuple[str, str]]
@@ -43,23 +59,19 @@ def _plan_view(choice: SplitChoice, drafts: DraftForecast) -> PlanView:
     plan, predicted = choice.plan, choice.prediction
     shares = [share for share in plan.shares if share.layers]
     worker = plan.output_worker
-    return PlanView(
+    return view_of(
+        PlanView,
+        predicted,
         nodes=tuple(
-            PlannedNode(
+            view_of(
+                PlannedNode,
+                share,
                 node=share.device.node,
                 device=share.device.name,
-                layers=share.layers,
                 memory_bytes=share.total,
             )
             for share in shares
         ),
-        prompt_tok_s=round(predicted.prompt_tok_s, 2),
-        generate_tok_s=round(predicted.generate_tok_s, 2),
-        streams_tok_s=round(predicted.streams_tok_s, 2),
-        first_token_s=round(predicted.first_token_s, 4),
-        load_s=round(predicted.load_s, 3),
-        load_bytes=predicted.load_bytes,
-        bytes_per_token=predicted.bytes_per_token,
         ctx_size=plan.answers.tokens if plan.answers is not None else plan.shape.cells,
         ctx_note=plan.answers.note if plan.answers is not None else "",
         slots=plan.shape.parallel,
@@ -67,28 +79,11 @@ def _plan_view(choice: SplitChoice, drafts: DraftForecast) -> PlanView:
         output_on=worker.label if worker is not None else "head",
         measured=predicted.is_measured,
         why=in_words(choice.reasons or plan.reasons),
-        answer_s=round(choice.seconds, 3),
+        answer_s=choice.seconds,
         prompt_tokens=ASSUMED_PROMPT,
         answer_tokens=ASSUMED_ANSWER,
-        parts=tuple(
-            PlanPart(
-                part=part.name,
-                token_s=round(part.token_s, 6),
-                prompt_s=round(part.prompt_s, 6),
-            )
-            for part in choice.outcome.parts
-        ),
-        speculation=PlanSpeculation(
-            free_tokens=drafts.free,
-            model_tokens=drafts.model,
-            free_acceptance=round(drafts.free_acceptance, 3),
-            model_acceptance=round(drafts.model_acceptance, 3),
-            measured=drafts.measured,
-            repetitive_tok_s=round(drafts.repetitive_tok_s, 2),
-            prose_tok_s=round(drafts.prose_tok_s, 2),
-            why=drafts.why,
-            why_no_model=drafts.why_no_model,
-        ),
+        parts=tuple(view_of(PlanPart, part, part=part.name) for part in choice.outcome.parts),
+        speculation=view_of(PlanSpeculation, drafts, free_tokens=drafts.free, model_tokens=drafts.model),
     )
 
 
@@ -114,15 +109,129 @@ def capacity_reply(machines: Machines, me: str, left_out: LeftOut, unmeasured: L
 
 def _device(node: str, device: OfferedDevice, speed: DeviceSpeed | None) -> DeviceCapacity:
     rates = reference_rates(speed)
-    return DeviceCapacity(
+    return view_of(
+        DeviceCapacity,
+        device,
         node=node,
         device=device.name,
-        free_bytes=device.free_bytes,
-        total_bytes=device.total_bytes,
         weight_bytes_s=rates.weight_bytes_s,
         flops=rates.flops,
     )
 
 
 def _path(source: str, to: str, path: DevicePath) -> PathCapacity:
-    return PathCapacity(source=source, to=to, rtt_ms=round(path.rtt * 1000, 3), bytes_s=path.rate)
+    return PathCapacity(source=source, to=to, rtt_ms=path.rtt * 1000, bytes_s=path.rate)
+
+
+def why_reply(model: str, found: Explained) -> WhyReply:
+    """Return the reply of `meshd why`. `found` has at least one answer, finished or running."""
+    answers = [_answer(timed, found.now) for timed in found.answers]
+    if found.running is not None:
+        answers.append(_running(found.running))
+    advice, at_load = found.advice, found.facts.at_load
+    now = advice.now.prediction
+    return view_of(
+        WhyReply,
+        found,
+        model=model,
+        split=" → ".join(f"{part.node} {part.device}: {part.layers}" for part in found.split if part.layers),
+        requests=found.active,
+        answers=tuple(answers),
+        advice=AdviceView(
+            change=change_in_words(advice.change) if advice.change is not None else "",
+            gain=advice.gain,
+            why=basis_in_words(advice.basis),
+            generate_tok_s=now.generate_tok_s,
+            generate_tok_s_then=advice.then_tok_s,
+            measured=now.is_measured,
+        ),
+        generate_tok_s_at_load=(
+            at_load.prediction.generate_tok_s if at_load.prediction.is_measured else None
+        ),
+        since_load=tuple(map(part_in_words, advice.now.changes_since(at_load))),
+    )
+
+
+def _answer(one: TimedAnswer, now: float) -> AnswerTime:
+    return AnswerTime(
+        running=False,
+        alone=one.alone,
+        ended_s_ago=max(0.0, now - one.ended),
+        queue_s=one.queue,
+        prompt_tokens=one.timings.prompt_tokens,
+        prompt_s=one.timings.prompt_seconds,
+        generated_tokens=one.timings.generated_tokens,
+        generated_s=one.timings.generated_seconds,
+    )
+
+
+def _running(one: RunningAnswer) -> AnswerTime:
+    return AnswerTime(
+        running=True,
+        alone=True,
+        ended_s_ago=0.0,
+        queue_s=0.0,
+        prompt_tokens=0,
+        prompt_s=0.0,
+        generated_tokens=one.tokens,
+        generated_s=round(one.seen - one.begin, 4),
+    )
+
+
+def asked_options(request: PlanRequest, served: HeadOptions) -> HeadOptions:
+    """Return the options for a plan. Raises UserError for contradictory ones."""
+    options = replace(served, slots=request.streams or served.slots)
+    if request.largest_context or request.ctx_size:
+        options = replace(options, ctx_size=0 if request.largest_context else request.ctx_size)
+    if request.layers and request.tensor_split:
+        raise UserError("`--layers` cannot be combined with `--tensor-split`", hint="give one of them")
+    if request.devices:
+        if "none" in request.devices and len(request.devices) > 1:
+            raise UserError(
+                "`--device none` cannot be combined with other devices", hint="give either `none` or devices"
+            )
+        options = replace(options, devices=request.devices)
+    if request.tensor_split or request.layers or request.workers:
+        options = _without_layers(options)
+    if request.tensor_split:
+        options = replace(options, tensor_split=request.tensor_split)
+    if request.layers:
+        options = _with_layers(options, request)
+    if request.workers:
+        options = replace(options, workers=request.workers, min_workers=None)  # of the head's workers
+    return options
+
+
+def _without_layers(served: HeadOptions) -> HeadOptions:
+    """Remove `--layers` and what follows from it: the workers, and that all of them take part."""
+    if not served.layers:
+        return served
+    named = nodes_of(served.layers, served.node_name)
+    by_layers = served.workers == named
+    least = served.min_workers if (served.min_workers or 0) > len(named) else None
+    return replace(served, layers=(), workers=() if by_layers else served.workers, min_workers=least)
+
+
+def _with_layers(options: HeadOptions, request: PlanRequest) -> HeadOptions:
+    try:
+        ranges = tuple(parse_layer_range(text) for text in request.layers)
+    except ValueError as error:
+        raise UserError(f"`--layers`: {error}", hint="give NODE=FIRST-LAST") from None
+    workers = nodes_of(ranges, options.node_name)
+    if request.workers and (others := [node for node in workers if node not in request.workers]):
+        raise UserError(
+            f"`--layers` gives layers to `{others[0]}`, which `--workers` does not name",
+            hint="name it there as well, or leave out `--workers`: `--layers` already names the workers",
+        )
+    return replace(options, layers=ranges, tensor_split=(), workers=workers)
+
+
+def asked_memory(request: PlanRequest) -> Mapping[str, int]:
+    """Return the bytes per device, by node. Raises UserError for a node that is named twice."""
+    found: dict[str, int] = {}
+    for limit in request.memory:
+        if limit.node in found:
+            whose = f"of `{limit.node}`" if limit.node else "of all nodes"
+            raise UserError(f"`--memory` says the memory {whose} twice", hint="give one size for each node")
+        found[limit.node] = limit.bytes
+    return found

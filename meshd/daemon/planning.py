@@ -3,17 +3,15 @@
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshd.admin.plan_api import CapacityReply, PlanReply, PlanRequest
 from meshd.base import log
 from meshd.base.errors import Refused, UserError
-from meshd.config import Config
-from meshd.daemon.asked_options import asked_memory, asked_options
+from meshd.config.tree import Config
 from meshd.daemon.member_node import MemberNode
-from meshd.daemon.plan_view import capacity_reply, plan_reply
-from meshd.daemon.planned_model import planned_model
+from meshd.daemon.plan_view import asked_memory, asked_options, capacity_reply, plan_reply
 from meshd.daemon.role_kind import BuiltRole, RoleKind
 from meshd.daemon.role_runtime import device_speeds
 from meshd.daemon.serve_role import head_options
@@ -25,9 +23,11 @@ from meshd.head.speculation import Speculation
 from meshd.head.survey import Surveyor
 from meshd.head.worker_choice import Roster, ServedAs, roster_of
 from meshd.model.gguf import Header
+from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX
 from meshd.model.layer_work import layer_work
 from meshd.model.layers import ModelLayers, read_layers
 from meshd.model.reference_layer import REFERENCE_LAYERS
+from meshd.model.weights_index import WeightsIndex
 from meshd.plan.choice import SplitChoice, ranked_splits
 from meshd.plan.machines import (
     Held,
@@ -38,10 +38,42 @@ from meshd.plan.prediction import PlanPredictor
 from meshd.plan.wishes import HeadOptions, draft_model, may_draft, named_by, shape_of
 from meshd.plan.words import absent
 from meshd.store.hash_cache import HashCache
+from meshd.store.header_file import HeaderFile, note_path
+from meshd.store.model_file import ModelFile, opened
+from meshd.store.shard import close_all, is_header
 
 _NO_LAYERS = "this node computes no layers: it is a client, or has `--device none`"
 LOG = log.get("daemon")
 Choices = list[tuple[SplitChoice, DraftForecast]]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """A model to plan for. `name`: its file's name; `index` None: it was never hashed here."""
+
+    name: str
+    headers: Sequence[Header]
+    index: WeightsIndex | None = None
+
+
+async def planned_model(path: Path, cache: HashCache) -> PlannedModel:
+    """Open a model for a plan: a whole one, a header that a head serves, or headers fetched for a plan.
+
+    Raises UserError.
+    """
+    if is_header(path) and not note_path(path).exists():
+        shards = await opened(path, header_only=True)
+        close_all(shards)
+        name = path.name.removesuffix(HEADER_SUFFIX) + GGUF_SUFFIX
+        return PlannedModel(name, [shard.header for shard in shards])
+    if is_header(path):
+        file: ModelFile = await HeaderFile.open_header(path)
+    else:
+        file = await ModelFile.open(path, cache=cache)
+    try:
+        return PlannedModel(file.name, file.headers, file.known_index())
+    finally:
+        file.close()
 
 
 class Planning:

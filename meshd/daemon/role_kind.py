@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from meshd.config import Config
+from meshd.config.tree import Config
 from meshd.daemon.member_node import MemberNode
 from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.interface import RoleRuntime, RunningRole

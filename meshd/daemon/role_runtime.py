@@ -13,14 +13,12 @@ from pathlib import Path
 from meshd.admin.socket_path import socket_folder
 from meshd.base import log
 from meshd.base.errors import UserError
-from meshd.base.process_work import work_of
-from meshd.base.stopped_process import is_stopped
+from meshd.base.other_process import is_stopped, work_of
 from meshd.base.wakeful_loop import AUTO
 from meshd.build import native as native_build
 from meshd.build.interface import LLAMA_SERVER, MESH_MODULE, MESH_PROGRAM
 from meshd.build.pin import read_pin
-from meshd.config import Config, Paths
-from meshd.config.tree import LinksConfig
+from meshd.config.tree import Config, LinksConfig, Paths
 from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.interface import (
     NativeBuild,
@@ -43,8 +41,7 @@ from meshd.process.ready import http_200, http_answer
 from meshd.process.run import run_to_end
 from meshd.rpc.mesh_protocol import VERSION as MESH_VERSION
 from meshd.store.piece_cache import PieceCache
-from meshd.tunnel.compressed import COMPRESSED_VERSION
-from meshd.tunnel.compression_policy import judge
+from meshd.tunnel.compressed import COMPRESSED_VERSION, judge
 from meshd.tunnel.joined import JoinedTunnel, join
 from meshd.wire.compressed import Compression
 from meshd.wire.native import UNKNOWN, NativeVersion, mesh_protocol

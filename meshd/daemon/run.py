@@ -1,48 +1,64 @@
-"""One daemon from its start to its end: a home, a mesh, links, a role, and the order in which they end."""
+"""One daemon from its start to its end: a home, a mesh, links, a role, and the order in which they end.
+
+The checks of this machine before the daemon contacts another one.
+
+A fault of this machine (a taken port, a wrong device or relay, a key file that others can read) must be
+reported before it costs one use of an invite, or a mesh is founded.
+
+Log when two nodes have the same name, which then means neither of them.
+"""
 
 import asyncio
+import contextlib
 import gc
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
+from meshd.admin.health import same_name
 from meshd.admin.server import AdminServer
 from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.base.fault_boundary import watch_loop
-from meshd.base.freed_memory import keep_freed_memory
-from meshd.base.own_limits import raise_limit
+from meshd.base.own_process import keep_freed_memory, raise_limit
 from meshd.base.tasks import Owner, first_error
 from meshd.base.wakeful_loop import WakefulLoop, loop_waiting
 from meshd.build.pin import read_pin
-from meshd.config import Config
-from meshd.daemon.control import DaemonControl, Parts
+from meshd.config.tree import Config
+from meshd.daemon.control import DaemonControl
 from meshd.daemon.join_dialers import enter
 from meshd.daemon.member_node import MemberNode
+from meshd.daemon.mesh_port import MeshPort
 from meshd.daemon.models import ModelExchange, gives_unbounded
 from meshd.daemon.native_check import check_native_once
 from meshd.daemon.pausing import Pausing
-from meshd.daemon.preflight import Preflight
-from meshd.daemon.role_kind import BuiltRole, ClaimedRole
+from meshd.daemon.role_kind import BuiltRole, ClaimedRole, RoleKind
 from meshd.daemon.role_runtime import find_native, machine_id, make_runtime, native_if_built
 from meshd.daemon.roles import ROLES
 from meshd.daemon.serve_role import import_gateway
-from meshd.daemon.shared_names import watch_names
 from meshd.daemon.storage import Storage
+from meshd.daemon.transports import read_relays
 from meshd.daemon.tunnels import make_tunnels
+from meshd.devices.devices import list_devices, pick
 from meshd.devices.interface import NativeBuild, RoleRuntime, RoleStatus
+from meshd.devices.refused_option import refused_option
 from meshd.devices.trial_cache import TrialCache
 from meshd.gateway.interface import GatewayStatus
-from meshd.identity.keys import KeyPair
+from meshd.identity import naming
+from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.keystore import Home
-from meshd.identity.role_names import WORKER_ROLE
+from meshd.identity.naming import WORKER_ROLE
 from meshd.library.stores import Stores
 from meshd.link.net import local_addresses
 from meshd.link.secure.joining import Joining
+from meshd.peer.interface import Mesh
+from meshd.process.interface import ChildSpec
+from meshd.process.run import run_to_end
 from meshd.rendezvous.join_or_found import Entered
+from meshd.store.hash_cache import HashCache
 from meshd.store.piece_cache import PieceCache
 from meshd.tunnel.user_tunnels import OwnTunnels
 
@@ -51,11 +67,99 @@ if TYPE_CHECKING:
     from meshd.daemon.planning import Planning
     from meshd.gateway.server import Gateway
 
+_WORKERS_DEVICES = "MESH"  # how the names of theirs begin
+OF_EVERY_HEAD = ("none", "CPU")  # values of --device that name nothing to be found
+_LOOK_SECONDS = 5.0  # between two checks: in a large mesh something changes all the time
+LOG = log.get("daemon")
 ADDRESS_SECONDS = 2.0  # how often this machine's addresses are checked
 _IMPORT_SECONDS = 0.0005  # switch interval: an import in a thread blocks the loop for so long
 _READY_SECONDS = 1.0  # how often the API's readiness is checked
 GOODBYE_SECONDS = 0.3  # for the last frames to leave
-LOG = log.get("daemon")
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """The resources that the checks have opened: the role's files and ports, and the mesh port.
+
+    `release` closes them.
+    """
+
+    role: ClaimedRole
+    mesh_port: MeshPort
+    _held: contextlib.ExitStack
+
+    @classmethod
+    async def make(
+        cls, role: RoleKind, config: Config, native: NativeBuild, home: Home, hashes: HashCache
+    ) -> Self:
+        """Run all checks. Raises UserError for the first fault."""
+        read_relays(config)
+        with contextlib.ExitStack() as held:
+            claimed = await role.claim(config, hashes, held)
+            await _check_devices(role.devices(config), config, native)
+            if role.runs_llama_server:
+                await _check_llama_args(config, native)
+            wanted = role.wanted(config)
+            if wanted and not config.node.join and home.load_membership() is None:  # no member can have it
+                from meshd.daemon.fetching import check_downloads  # which few starts need
+
+                await check_downloads(wanted)
+            mesh_port = MeshPort(asked=config.links.listen, home=home)
+            held.callback(mesh_port.close)
+            return cls(claimed, mesh_port, held.pop_all())
+
+    def release(self) -> None:
+        """Close everything. Idempotent."""
+        self._held.close()
+
+
+async def _check_devices(asked: Sequence[str], config: Config, native: NativeBuild) -> None:
+    names = [name for name in asked if name not in OF_EVERY_HEAD]
+    if names:
+        log = config.paths.logs / "devices.log"
+        pick(
+            await list_devices(native.mesh_server, machine="", run_to_end=run_to_end, log=log),
+            names,
+        )
+
+
+async def _check_llama_args(config: Config, native: NativeBuild) -> None:
+    """Check the options for llama-server before a load. Raises UserError.
+
+    llama-server reads options from left to right and ends at `--version`, so it refuses bad ones at once.
+    Options that name workers' devices are skipped, because these are not known yet.
+    """
+    served = [model.serve for model in config.models] or [config.serve]
+    log = config.paths.logs / "llama-options.log"
+    for args in dict.fromkeys(serve.llama_args for serve in served):
+        if not args or any(_WORKERS_DEVICES in arg for arg in args):
+            continue
+        argv = (str(native.llama_server), *args, "--version")
+        ended = await run_to_end(ChildSpec(name="llama-server options", argv=argv, log=log))
+        if refused := refused_option(ended.tail):
+            where = "`llama_args` of the model" if config.models else "the arguments after `--`"
+            raise UserError(refused, hint=f"check {where}: `{' '.join(args)}`")
+
+
+async def watch_names(mesh: Mesh, me: PeerId, name: str) -> None:
+    """Log each set of nodes that share a name once while they share it, until cancelled."""
+    logged: dict[str, list[str]] = {}
+    seen = -1
+    while True:
+        seen = await mesh.changed(seen)
+        peers = {str(status.peer): status.name for status in mesh.peers()}
+        shared = naming.shared({**peers, str(me): name})
+        for shared_name, nodes in shared.items():
+            if logged.get(shared_name) != nodes:
+                other = next(node for node in nodes if node != str(me))
+                LOG.warning(
+                    "name_shared",
+                    name=shared_name,
+                    peer=other[: naming.SHORT_CHARS],
+                    what=same_name(shared_name, nodes),
+                )
+        logged = shared
+        await asyncio.sleep(_LOOK_SECONDS)
 
 
 def run(config: Config, role: str, out: Callable[[str], None]) -> int:
@@ -300,32 +404,17 @@ class Daemon:
         await self._built.role.serve()
 
     def _control(self, live: "_Live", tunnels: OwnTunnels, pausing: Pausing) -> DaemonControl:
-        member = live.member
-        mdns = member.transports.mdns
         return DaemonControl(
-            Parts(
-                home=self._home,
-                home_path=self._config.paths.home,
-                membership=member.membership,
-                authority=member.authority,
-                mesh=member.mesh,
-                node=member.node,
-                built=lambda: self._built,
-                tunnels=tunnels,
-                mdns=lambda: mdns.status if mdns is not None else None,
-                candidates=member.local.token_candidates,
-                relays=member.transports.relays,
-                accept=member.transports.joiners.accept,
-                network_state=member.transports.network_state,
-                planning=lambda: self._planning_now(member, live.runtime),
-                pausing=pausing,
-                models=live.models,
-                storage=live.storage,
-                gateway=lambda: self._gateway.status if self._gateway is not None else None,
-                bans_changed=member.mesh.bans_changed,
-                leave=member.local.leave,
-                stop=self._stop,
-            )
+            live.member,
+            self._home,
+            built=lambda: self._built,
+            planning=lambda: self._planning_now(live.member, live.runtime),
+            gateway=lambda: self._gateway.status if self._gateway is not None else None,
+            stop=self._stop,
+            tunnels=tunnels,
+            pausing=pausing,
+            models=live.models,
+            storage=live.storage,
         )
 
     def _print_token(self, member: MemberNode) -> None:
@@ -363,7 +452,7 @@ async def _made(make: "Callable[[], Gateway]") -> "Gateway":
     """Make a gateway once a thread has imported its modules; clients that connect before wait at its port."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(_IMPORT_SECONDS)
-    gc.disable()  # as daemon_import.py does
+    gc.disable()  # as cli/roles.py does
     try:
         await asyncio.to_thread(import_gateway)
     finally:

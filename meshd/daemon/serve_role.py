@@ -11,9 +11,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshd.base.byte_format import in_bytes
 from meshd.base.errors import UserError
-from meshd.config import Config, ModelSettings, ServeConfig
+from meshd.base.units import in_bytes
+from meshd.config.serve_settings import ModelSettings, ServeConfig
+from meshd.config.tree import Config
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.role_kind import BuiltRole, FetchingRole, Wanted
 from meshd.daemon.role_runtime import device_speeds, machine_id

@@ -13,7 +13,7 @@ from meshd.admin.plan_api import StorageCapacity, StoredFile
 from meshd.admin.status import StorageView
 from meshd.base.fault_boundary import ended
 from meshd.base.tasks import in_thread
-from meshd.config import Config
+from meshd.config.tree import Config
 from meshd.library.disk import bytes_on_disk, free_bytes
 from meshd.library.facts import facts_of
 from meshd.library.interface import StoredModel

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from meshd.base.fault_boundary import kept_up
 from meshd.base.tasks import Owner
-from meshd.config import Config
+from meshd.config.tree import Config
 from meshd.daemon.mesh_port import MeshPort, PortMember
 from meshd.daemon.network_state import NetworkState
 from meshd.identity.invite import RelayHint

@@ -21,9 +21,8 @@ from meshd.admin.snapshot import exposed_view, tunnel_views
 from meshd.admin.status import TunnelView
 from meshd.base import log
 from meshd.base.errors import UserError
-from meshd.base.listening_socket import LOOPBACK_HOST
-from meshd.config import HostPort
-from meshd.config.forms import parse_address
+from meshd.base.sockets import LOOPBACK_HOST
+from meshd.config.forms import HostPort, parse_address
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.identity.keystore import Home

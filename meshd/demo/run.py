@@ -7,9 +7,9 @@ from pathlib import Path
 
 from meshd.admin.status import Status
 from meshd.base import log
-from meshd.base.byte_format import in_bytes
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, first_error
+from meshd.base.units import in_bytes
 from meshd.build.demo_model import demo_model
 from meshd.build.interface import BuildProgress
 from meshd.build.native import build, find

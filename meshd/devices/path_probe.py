@@ -10,10 +10,9 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
+from meshd.base.admission import Rates, Release, Slots
 from meshd.base.errors import EndOfStream, MeshdError, RemoteProtocolError
 from meshd.base.peer_limits import PROBES_AT_ONCE, PROBES_AT_ONCE_OF_PEER, PROBES_TAKEN
-from meshd.base.rate_by_key import Rates
-from meshd.base.work_slots import Release, Slots
 from meshd.devices.ask_capacity import GIVEN_UP
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member

@@ -10,16 +10,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from meshd.base import log
+from meshd.base.admission import Rates, Release
 from meshd.base.errors import Broken, EndOfStream, MeshdError, RemoteProtocolError
 from meshd.base.peer_limits import CAPACITY_ASKED, CAPACITY_MESSAGES, SPEEDS_ASKED
-from meshd.base.rate_by_key import Rates
 from meshd.base.tasks import Owner, first_error
-from meshd.base.work_slots import Release
 from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.path_probe import PathProber
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member, Role
-from meshd.identity.role_names import WORKER_ROLE
+from meshd.identity.naming import WORKER_ROLE
 from meshd.peer.interface import Mesh, MetadataValue, PeerStatus, Stream
 from meshd.peer.messages import MessageStream
 from meshd.wire.capacity import (

@@ -2,53 +2,38 @@
 
 Each network is a namespace with nothing but loopback. In every one of them a delaying proxy (proxy.py)
 listens at the very addresses that the other nodes tell, and connects in the network of the node meant. So
-nothing of meshd knows of the distance, and there is no way round it. As a *wire* each network has a TUN
-device instead, and packets are delayed between them (wire.py): then TCP knows of the distance as well.
+nothing of meshd knows of the distance, and there is no way round it.
 
-A process of its own, for it moves from network to network: `python -m meshd.fleet.networks ORDERS`, until it
-is ended. Its line of output is a Place. Works without root where unprivileged user namespaces are allowed.
+A process of its own, for it moves from network to network: `python -m meshd.fleet.networks ROUND_TRIPS`,
+until it is ended. Its line of output is a FleetPlace. Works without root where unprivileged user namespaces
+are allowed.
 """
 
 import asyncio
 import ctypes
 import fcntl
+import itertools
 import json
 import os
 import shutil
 import socket
 import struct
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
 from meshd.base.errors import UserError
-from meshd.base.listening_socket import LOOPBACK_HOST, listen_at
+from meshd.base.sockets import LOOPBACK_HOST, listen_at
 from meshd.base.tasks import Owner
-from meshd.fleet.proxy import Counts, DelayingProxy, ProxyRules, connecting, run_loop
-from meshd.fleet.stepped_clock import SteppedClock, all_sleep
-from meshd.fleet.tun import SIOCSIFFLAGS, make_device
-from meshd.fleet.wire import NETMASK, Packets, Wire, host_of
+from meshd.fleet.proxy import DelayingProxy, ProxyRules, connecting, run_loop
+from meshd.fleet.tun import SIOCSIFFLAGS
 from meshd.link.net.local_addresses import IFF_UP
 
 FIRST_NODE_PORT = 17001  # of the head; its API is at API_PORT
 API_PORT = 8090
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000  # sched.h
-
-
-@dataclass(frozen=True, slots=True)
-class NetworkOrders:
-    """`round_trips`: from the head to each worker, in seconds; between workers it is the mean of theirs.
-
-    `wire`: packets are delayed, not connections. `stepped`: all nodes are one half round trip apart, and time
-    goes on only while none of them computes (stepped_clock.py); what passes in each step is printed.
-    """
-
-    round_trips: tuple[float, ...]
-    wire: bool = False
-    stepped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +46,6 @@ class FleetPlace:
     pid: int
     networks: tuple[int, ...]
     api_port: int
-    wire: bool = False
 
     def prefix(self, node: int) -> tuple[str, ...]:
         """Return the command that runs a program in the network of a node; 0 is the head."""
@@ -69,9 +53,9 @@ class FleetPlace:
         return ("nsenter", *user, f"--net=/proc/{self.pid}/fd/{self.networks[node]}", "--")
 
 
-def listen_address(node: int, *, wire: bool = False) -> str:
+def listen_address(node: int) -> str:
     """Return where a node listens in its network."""
-    return f"{host_of(node) if wire else LOOPBACK_HOST}:{FIRST_NODE_PORT + node}"
+    return f"{LOOPBACK_HOST}:{FIRST_NODE_PORT + node}"
 
 
 def one_way(round_trips: Sequence[float], here: int, there: int) -> float:
@@ -89,7 +73,7 @@ def need_namespaces() -> None:
         )
 
 
-class _Networks:
+class Networks:
     """The networks that this process made; it is in one of them from now on."""
 
     def __init__(self, count: int) -> None:
@@ -121,94 +105,50 @@ class _Networks:
         """Enter a node's network: new sockets belong there; existing ones stay where they are."""
         self._check(self._libc.setns(self.numbers[node], CLONE_NEWNET))
 
-    def device(self, node: int) -> int:
-        """Create a TUN device in a node's network. Raises UserError."""
-        self.enter(node)
-        try:
-            return make_device(host_of(node), netmask=NETMASK)
-        except OSError as error:
-            raise UserError(f"cannot create a TUN device: {(error.strerror or '').lower()}") from None
-
     def listen(self, node: int, port: int) -> socket.socket:
+        """Return a socket that listens in a node's network."""
         self.enter(node)
         return listen_at(socket.AF_INET, LOOPBACK_HOST, port)
 
     def connect(self, node: int, port: int) -> socket.socket:
+        """Return a socket that connects within a node's network."""
         self.enter(node)
         return connecting(socket.socket(socket.AF_INET, socket.SOCK_STREAM), (LOOPBACK_HOST, port))
 
 
-async def _serve(orders: NetworkOrders) -> None:
+async def serve(count: int, connect: Callable[[Owner, Networks], None]) -> None:
+    """Create so many networks, which `connect` connects with one another, and print the place."""
     outside = listen_at(socket.AF_INET, LOOPBACK_HOST, 0)  # before there is no way back
-    networks = _Networks(len(orders.round_trips) + 1)
+    networks = Networks(count)
     async with Owner() as owner:
         to_api = DelayingProxy(outside, partial(networks.connect, 0, API_PORT), rules=ProxyRules())
-        place = FleetPlace(os.getpid(), networks.numbers, outside.getsockname()[1], orders.wire)
+        place = FleetPlace(os.getpid(), networks.numbers, outside.getsockname()[1])
         owner.start(to_api.serve(), name="API")
-        if orders.wire:
-            _carry_packets(owner, networks, orders)
-        else:
-            _pass_connections(owner, networks, orders)
+        connect(owner, networks)
         sys.stdout.write(json.dumps(asdict(place)) + "\n")
         sys.stdout.flush()
         await asyncio.Event().wait()
 
 
-def _carry_packets(owner: Owner, networks: _Networks, orders: NetworkOrders) -> None:
-    nodes = range(len(networks.numbers))
-    packets = Packets(len(nodes), partial(one_way, orders.round_trips))
-    wire = Wire([networks.device(node) for node in nodes], packets)
-    owner.start(wire.serve(), name="wire")
-
-
-def _pass_connections(owner: Owner, networks: _Networks, orders: NetworkOrders) -> None:
-    counts = Counts()
-    nodes = range(len(networks.numbers))
-    clock = SteppedClock(partial(all_sleep, networks.numbers), _Steps(counts).say) if orders.stepped else None
-    if clock is not None:
-        owner.start(clock.serve(), name="clock")
-    for here in nodes:
-        for there in nodes:
-            if here != there:
-                port = FIRST_NODE_PORT + there
-                way = 1.0 if orders.stepped else one_way(orders.round_trips, here, there)
-                rules = ProxyRules(one_way=way)
-                proxy = DelayingProxy(
-                    networks.listen(here, port),
-                    partial(networks.connect, there, port),
-                    rules=rules,
-                    counts=counts,
-                    clock=clock,
-                )
-                owner.start(proxy.serve(), name=f"{here} to {there}")
-
-
-class _Steps:
-    """The printer of a stepped clock's steps: when each was, and the bytes sent since the one before."""
-
-    def __init__(self, counts: Counts) -> None:
-        self._counts = counts
-        self._before = 0
-
-    def say(self, now: int, quiet: bool) -> None:
-        total = self._counts.up + self._counts.down
-        step = {"step": now, "at": time.time(), "quiet": quiet, "bytes": total - self._before}
-        self._before = total
-        sys.stdout.write(json.dumps(step) + "\n")
-        sys.stdout.flush()
+def _pass_connections(round_trips: Sequence[float], owner: Owner, networks: Networks) -> None:
+    for here, there in itertools.permutations(range(len(networks.numbers)), 2):
+        port = FIRST_NODE_PORT + there
+        proxy = DelayingProxy(
+            networks.listen(here, port),
+            partial(networks.connect, there, port),
+            rules=ProxyRules(one_way=one_way(round_trips, here, there)),
+        )
+        owner.start(proxy.serve(), name=f"{here} to {there}")
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `python -m meshd.fleet.networks ORDERS` (JSON)."""
-    orders = json.loads(argv[0])
+    """Run `python -m meshd.fleet.networks ROUND_TRIPS`: seconds from the head to each worker, as JSON.
+
+    Between workers it is the mean of theirs.
+    """
+    round_trips = tuple(map(float, json.loads(argv[0])))
     try:
-        run_loop(
-            _serve(
-                NetworkOrders(
-                    tuple(map(float, orders["round_trips"])), bool(orders["wire"]), bool(orders["stepped"])
-                )
-            )
-        )
+        run_loop(serve(len(round_trips) + 1, partial(_pass_connections, round_trips)))
     except UserError as error:
         raise SystemExit(error.what) from None
 

@@ -14,7 +14,7 @@ from meshd.admin.api import StatusRequest
 from meshd.admin.client import NotAnswering, NotRunning, ask
 from meshd.admin.status import Status
 from meshd.base.errors import Broken, MeshdError
-from meshd.base.tasks import Owner
+from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.model.status import ModelState
 from meshd.process.child import OwnedChild
 from meshd.process.interface import ChildFailed, ChildSpec
@@ -48,7 +48,10 @@ class LocalNode:
     def __init__(self, spec: NodeSpec) -> None:
         self.spec = spec
         self._token = ""
-        self._child = OwnedChild(self._child_spec, name=f"meshd {spec.role}")
+        self._owner = Owner()
+        self._is_owned = asyncio.Event()
+        self._child = OwnedChild(self._child_spec)
+        self._run: asyncio.Task[None] | None = None
 
     def _child_spec(self) -> ChildSpec:
         spec = self.spec
@@ -77,16 +80,22 @@ class LocalNode:
 
     async def serve(self) -> None:
         """Own the process until cancelled."""
-        await self._child.serve()
+        async with self._owner:
+            self._is_owned.set()
+            await asyncio.Event().wait()
 
     async def start(self) -> None:
         """Start the daemon; return when the process is there. Raises MeshdError."""
+        await self._is_owned.wait()
         self._token = ""
+        self._child = OwnedChild(self._child_spec)
+        self._run = self._owner.start(self._child.serve(), name="process")
         await self._child.ensure_ready()
 
     async def stop(self) -> None:
         """End the daemon by SIGTERM, and wait for the end."""
-        await self._child.stop()
+        if self._run is not None:
+            await cancel_and_wait(self._run)
 
     async def token(self) -> str:
         """Return the invite that it prints. Raises ChildFailed when it ends before."""

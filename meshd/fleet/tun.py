@@ -13,6 +13,7 @@ _TUNSETIFF = 0x400454CA  # if_tun.h
 _IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
 SIOCSIFFLAGS, _SIOCSIFADDR, _SIOCSIFDSTADDR, _SIOCSIFTXQLEN = 0x8914, 0x8916, 0x8918, 0x8943
 _SIOCSIFNETMASK = 0x891C
+BATCH = 64  # packets read at once from one device, before the others have their turn
 
 
 def make_device(host: str, *, other: str = "", netmask: str = "") -> int:

@@ -32,9 +32,9 @@ from multidict import CIMultiDictProxy
 
 from meshd.base.errors import UserError
 from meshd.base.hosts import is_loopback
-from meshd.base.listening_socket import listen_at
 from meshd.base.port_holder import port_holder
 from meshd.base.regular_file import open_regular
+from meshd.base.sockets import listen_at
 from meshd.gateway.failure import Failure, HttpRefusal
 from meshd.gateway.interface import ApiKey, GatewayConfig, KeyLimits
 from meshd.identity.key_proof import key_digest

@@ -25,7 +25,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from meshd.base import fault_boundary
-from meshd.base.counting_text import without_numbers
+from meshd.base.admission import Release, Slots
 from meshd.base.errors import Broken, MeshdError
 from meshd.base.hosts import is_loopback
 from meshd.base.peer_limits import (
@@ -37,8 +37,8 @@ from meshd.base.peer_limits import (
     API_STUCK_SECONDS,
 )
 from meshd.base.tasks import Owner
+from meshd.base.units import without_numbers
 from meshd.base.unproven_connections import UnprovenConnections, origin
-from meshd.base.work_slots import Release, Slots
 from meshd.gateway.dialects.dialect import Answering, Dialect
 from meshd.gateway.failure import ANSWER_HEADERS, Failure
 from meshd.gateway.interface import MemberCaller

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import aiohttp
 
-from meshd.base.unix_connect import connect_unix
+from meshd.base.sockets import connect_unix
 from meshd.gateway.dialects.fields import object_of
 from meshd.gateway.events import answer_timings
 from meshd.gateway.interface import AnswerTimings, FindSampling, ReadyReport

@@ -12,12 +12,12 @@ from functools import partial
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
-from meshd.base.accepted_socket import adopt
+from meshd.base.admission import Slots
 from meshd.base.errors import Broken
 from meshd.base.log import get
 from meshd.base.peer_limits import Share
+from meshd.base.sockets import adopt
 from meshd.base.tasks import Owner, in_thread
-from meshd.base.work_slots import Slots
 from meshd.gateway.access import (
     FORM_TYPE,
     JSON_TYPE,

@@ -38,10 +38,9 @@ from typing import TYPE_CHECKING
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
-from meshd.base.byte_format import in_number
 from meshd.base.errors import MeshdError
 from meshd.base.peer_limits import API_CULPRITS, API_CULPRITS_GONE, API_USERS_KNOWN, INTERIM_ANSWERS
-from meshd.base.time_format import in_time
+from meshd.base.units import in_number, in_time
 from meshd.gateway.dialects.fields import encoded, text_of
 from meshd.gateway.dialects.template_fit import TemplateTraits, fitted, template_questions, traits_of
 from meshd.gateway.events import parsed

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from meshd.base.byte_format import in_memory
+from meshd.base.units import in_memory
 from meshd.devices.report_line import count_of
 from meshd.gateway.interface import Readiness
 from meshd.model.status import NetworkTensor, WorkerWeights

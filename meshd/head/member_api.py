@@ -10,6 +10,7 @@ import hashlib
 import socket
 from collections.abc import Callable, Mapping, Sequence
 
+from meshd.base.admission import Release, Slots
 from meshd.base.errors import EndOfStream, RemoteProtocolError
 from meshd.base.peer_limits import (
     API_CALLS,
@@ -19,7 +20,6 @@ from meshd.base.peer_limits import (
     SERVING_TOLD_OF_ISSUER,
     SERVING_TOLD_OF_PEER,
 )
-from meshd.base.work_slots import Release, Slots
 from meshd.devices.interface import Join
 from meshd.devices.tell_capacity import NOT_FOR_YOU
 from meshd.gateway.interface import MemberCaller, MemberGate

@@ -12,11 +12,11 @@ from socket import socket
 
 from meshd.base import log
 from meshd.base.backoff import Backoff
-from meshd.base.counting_text import without_numbers
 from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.fault_boundary import Fault, contained
+from meshd.base.sockets import connect_unix
 from meshd.base.tasks import Owner, first_error
-from meshd.base.unix_connect import connect_unix
+from meshd.base.units import without_numbers
 from meshd.devices.device_list import AHEAD_SECONDS
 from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.interface import RoleRuntime, RoleStatus

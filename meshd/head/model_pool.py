@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from meshd.base.byte_format import in_number
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
+from meshd.base.units import in_number
 from meshd.devices.interface import RoleStatus
 from meshd.gateway.interface import ModelWish, Readiness
 from meshd.head.draft_forecast import Drafting

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 from meshd.base import log
 from meshd.base.backoff import Backoff
-from meshd.base.byte_format import in_bytes
 from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.tasks import Owner, first_error
+from meshd.base.units import in_bytes
 from meshd.devices.interface import RoleRuntime
 from meshd.head.explain import RunFacts
 from meshd.head.lease import Lease, MeshEnd, why_unfit

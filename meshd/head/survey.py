@@ -18,7 +18,7 @@ from meshd.devices.path_probe import PathProber
 from meshd.head.worker_choice import Roster
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
-from meshd.identity.role_names import CLIENT_ROLE, WORKER_ROLE
+from meshd.identity.naming import CLIENT_ROLE, WORKER_ROLE
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.layer_work import LayerWork
 from meshd.model.output import DevicePath

@@ -12,7 +12,7 @@ from meshd.head.worker_backoff import WorkerBackoff
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Role
-from meshd.identity.role_names import WORKER_ROLE
+from meshd.identity.naming import WORKER_ROLE
 from meshd.model.status import COUNTED
 from meshd.peer.interface import Mesh, PeerState, PeerStatus
 from meshd.plan.wishes import HeadOptions, named_by

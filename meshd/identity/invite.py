@@ -3,11 +3,17 @@
 An invite is a list of fields (tag, length, value) in one word of base32 (armour.py). The top bit of a tag
 says that a reader who does not know the field must not go on. Addresses in it are hints only: the node
 that answers there proves itself by the inviter's key. The inviter counts how often an invite is used.
+
+Reply codes: the second half of a two-way paste, if only two people can carry messages.
+
+A joiner that cannot reach the node of its invite prints one; `meshd accept CODE` there makes that node send
+to the addresses in it, which opens its own NAT for the joiner. The code is no secret: its MAC shows that
+its maker holds the invite, and what it leads to is nothing but datagrams to those addresses.
 """
 
 import hashlib
 import hmac
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError, UserError
@@ -22,18 +28,25 @@ INVITE_SECRET_BYTES = 16
 MAILBOX_BYTES = 16
 MAX_RELAY_PLACE_BYTES = 96
 FIRST_CANDIDATES = 2  # those that go in before a relay does
-
 _CRITICAL_TAG = 0x80
 _MESH, _INVITER, _SECRET, _EXPIRES = (_CRITICAL_TAG | tag for tag in (1, 2, 3, 4))
 _CANDIDATES, _RELAY = 5, 6
 _TIME_BYTES = 5
-
 TOKEN = Armour(
     what="invite",
     stem="meshd",
     version=1,
     remedy="copy the whole line that `meshd worker` or `meshd serve` printed, "
     "or make a new one there with `meshd invite`",
+)
+MAX_REPLY_CANDIDATES = 6
+REPLY_MAC_BYTES = 16
+_CONTEXT = b"meshd reply v1\0"
+REPLY = Armour(
+    what="reply code",
+    stem="meshdreply",
+    version=1,
+    remedy="copy the whole line that `meshd serve --join INVITE` printed on the other machine",
 )
 
 
@@ -212,3 +225,46 @@ def refuse_expired(invite: Invite, now: int) -> None:
             f"this invite {expired_text(invite.expires_at, now)}",
             hint="run `meshd invite` on the node that founded the mesh, or set this machine's clock",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A joiner: its id, its invite, and where its datagrams come from (UDP candidates)."""
+
+    invite_id: bytes
+    joiner: PeerId
+    candidates: tuple[Candidate, ...]
+
+
+def encode_reply(reply: Reply, keys: JoinKeys) -> str:
+    """Return the reply as one word; `keys` are those of the invite. Raises LocalProtocolError."""
+    if not 1 <= len(reply.candidates) <= MAX_REPLY_CANDIDATES:
+        raise LocalProtocolError(f"a reply code cannot have {len(reply.candidates)} addresses")
+    body = reply.invite_id + reply.joiner.raw + pack_candidates(reply.candidates)
+    return REPLY.write(_mac(body, keys) + body)
+
+
+def parse_reply(text: str, invites: Callable[[bytes], JoinKeys | None]) -> Reply:
+    """Read the output of `encode_reply`; `invites` has the keys by an invite's id. Raises UserError."""
+    payload = REPLY.read(text)
+    mac, body = payload[:REPLY_MAC_BYTES], payload[REPLY_MAC_BYTES:]
+    invite_id, key = body[:INVITE_ID_BYTES], body[INVITE_ID_BYTES : INVITE_ID_BYTES + KEY_BYTES]
+    try:
+        candidates = unpack_candidates(body[INVITE_ID_BYTES + KEY_BYTES :])
+        joiner = PeerId(key)
+    except (RemoteProtocolError, LocalProtocolError):
+        raise REPLY.wrong("its contents cannot be read") from None
+    keys = invites(invite_id)
+    if keys is None or not hmac.compare_digest(mac, _mac(body, keys)):
+        raise UserError(
+            "this reply code was made with another node's invite",
+            hint="run `meshd accept` on the node that made the invite",
+        )
+    good = tuple(c for c in candidates if c.proto == "udp" and not c.is_loopback and not c.is_link_local)
+    if not 1 <= len(candidates) <= MAX_REPLY_CANDIDATES or not good:
+        raise REPLY.wrong("it contains no usable address")
+    return Reply(invite_id, joiner, good)
+
+
+def _mac(body: bytes, keys: JoinKeys) -> bytes:
+    return hmac.digest(keys.join_key, _CONTEXT + body, "sha256")[:REPLY_MAC_BYTES]

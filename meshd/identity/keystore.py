@@ -8,18 +8,19 @@ lock           held by the process that uses the home
 
 import os
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
+from meshd.base import log
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError, UserError
 from meshd.identity.armour import Armour
-from meshd.identity.counters import Counters
 from meshd.identity.folder import DAEMON, MEMBERSHIP, PrivateFolder, damaged
 from meshd.identity.invite_book import MAX_INVITE_BOOK_BYTES, InviteBook
-from meshd.identity.keeping import Keeping
 from meshd.identity.keys import KEY_BYTES, KeyPair, MeshId, PeerId
 from meshd.identity.membership import (
     ALL_ROLES,
@@ -33,26 +34,118 @@ from meshd.identity.membership import (
 )
 from meshd.identity.naming import NAME_BLOB
 from meshd.identity.revocation import MAX_SET_BYTES, RevocationSet
-from meshd.wire.limits import MAX_CHAIN_BYTES
+from meshd.wire.limits import MAX_CHAIN_BYTES, MAX_SEQUENCE
 from meshd.wire.message import Fields, pack, unpack
 
+LOG = log.get("identity")
+INCARNATION_BYTES = 16
+FILE = "counters"
+_COUNTS = ("incarnation", "sequence")
+_MAX_BYTES = 8 << 10
 MAX_BLOB_BYTES = 16 << 20
 PORT_BLOB = "mesh-port"
 IMPORTED_BLOB = "imported-root"  # says that the root key came from a backup: its mesh has other members
-
 _IDENTITY, _INVITES, _BANS = "identity.key", "invites", "revocations"
 _BLOB_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 _MAX_SMALL = 8 << 10
-
 ROOT_BACKUP = Armour(
     what="root key",
     stem="meshdroot",
     version=1,
     remedy="paste the line that `meshd mesh export` printed",
 )
-
 T = TypeVar("T")
 Random = Callable[[int], bytes]
+
+
+class Keeping:
+    """The pending writes, by file name. May be used by several threads; an older content never overtakes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[str, Callable[[], None]] = {}
+        self._why: dict[str, str] = {}
+
+    @property
+    def waiting(self) -> Mapping[str, str]:
+        """The files whose newest content is in memory only, and why they could not be written."""
+        return MappingProxyType(dict(self._why))
+
+    def keep(self, name: str, write: Callable[[], None]) -> bool:
+        """Call `write` now, or again at each `retry` until it works or a newer one comes; True if it worked.
+
+        `write` raises UserError or OSError when the disk does not take it.
+        """
+        with self._lock:
+            return self._try(name, write)
+
+    def retry(self) -> bool:
+        """Write what is pending; True when nothing is left."""
+        for name in list(self._waiting):
+            with self._lock:
+                write = self._waiting.get(name)
+                if write is not None:  # else a newer one has been written meanwhile
+                    self._try(name, write)
+        return not self._waiting
+
+    def _try(self, name: str, write: Callable[[], None]) -> bool:
+        try:
+            write()
+        except (UserError, OSError) as error:
+            why = str(error)
+            if self._why.get(name) != why:
+                LOG.warning("state_not_written", file=name, why=why)
+            self._waiting[name], self._why[name] = write, why
+            return False
+        self._waiting.pop(name, None)
+        if self._why.pop(name, None) is not None:
+            LOG.info("state_written", file=name)
+        return True
+
+
+class Counters:
+    """Every method that reads raises UserError when the file is damaged."""
+
+    def __init__(self, folder: PrivateFolder, keeping: Keeping) -> None:
+        self._folder = folder
+        self._keeping = keeping
+        self._least = dict.fromkeys(_COUNTS, 0)  # what the file has to say, at least
+
+    def next_incarnation(self, random: Callable[[int], bytes] = os.urandom) -> bytes:
+        """Return 16 bytes, greater at each call: an 8-byte count, then random bytes (a copied home differs).
+
+        If the disk cannot be written the count stays, and only the random bytes tell this start from the last
+        one.
+        """
+        count = self._read()["incarnation"] + 1
+        self._keep("incarnation", count)
+        return count.to_bytes(8, "big") + random(INCARNATION_BYTES - 8)
+
+    def last_sequence(self) -> int:
+        """Return the greatest number that a record of this node may have."""
+        return self._read()["sequence"]
+
+    def reserve_sequences(self, last: int) -> bool:
+        """Note that records may have numbers up to `last`; True when that is durable already."""
+        return self._keep("sequence", last)
+
+    def _keep(self, name: str, least: int) -> bool:
+        self._least[name] = max(self._least[name], least)
+        return self._keeping.keep(FILE, self._write)
+
+    def _write(self) -> None:
+        counts = self._read()
+        self._folder.write(FILE, pack({name: max(counts[name], self._least[name]) for name in _COUNTS}))
+
+    def _read(self) -> dict[str, int]:
+        data = self._folder.read(FILE, limit=_MAX_BYTES)
+        if data is None:
+            return dict.fromkeys(_COUNTS, 0)
+        try:
+            fields = unpack(data)
+            return {name: fields.number(name, low=0, high=MAX_SEQUENCE) for name in _COUNTS}
+        except RemoteProtocolError as error:
+            raise damaged(self._folder.path / FILE, error.what) from None
 
 
 @dataclass(frozen=True, slots=True)

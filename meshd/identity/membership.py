@@ -3,6 +3,12 @@
 A certificate is issued by the mesh's root, or by a member with `invite` whose own certificate the root
 issued: nothing is deeper. An inviter gives at most its own roles, and neither `admin` nor `invite`.
 Certificates have no end date (clocks lie); they end by a ban (revocation.py).
+
+Signed statements: a body and a signature over it, kept as received.
+
+Certificates, bans and records are statements. The signature covers the body's bytes, and they are never
+encoded anew, so that a node passes on, unharmed, fields that a later version added. Only the outer
+wrapping is made here, which leaves one encoding for one statement.
 """
 
 import hashlib
@@ -12,8 +18,7 @@ from enum import StrEnum
 from functools import lru_cache
 
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError
-from meshd.identity.keys import KEY_BYTES, KeyPair, MeshId, PeerId
-from meshd.identity.signed import Statement
+from meshd.identity.keys import KEY_BYTES, SIGNATURE_BYTES, KeyPair, MeshId, PeerId, verify
 from meshd.wire.limits import MAX_CHAIN_BYTES, MAX_TIME
 from meshd.wire.message import Fields, pack, unpack
 
@@ -21,8 +26,41 @@ SERIAL_BYTES = 16
 INVITE_ID_BYTES = 8
 MAX_CERTIFICATE_BYTES = 640
 MAX_CHAIN_CERTIFICATES = 2
-
 _CONTEXT = "meshd certificate v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """`signature` is over `body` under the context its kind names."""
+
+    body: bytes
+    signature: bytes
+
+    def encode(self) -> bytes:
+        """Encode one statement."""
+        return pack({"b": self.body, "s": self.signature})
+
+    @classmethod
+    def decode(cls, data: bytes, *, limit: int) -> "Statement":
+        """Read the output of `encode`, at most `limit` bytes. Raises RemoteProtocolError (code `message`)."""
+        fields = unpack(data, limit=limit)
+        found = cls(fields.raw("b", most=limit), fields.raw("s", exact=SIGNATURE_BYTES))
+        if found.encode() != data:
+            raise RemoteProtocolError("a signed statement is not in its canonical encoding", code="message")
+        return found
+
+    @classmethod
+    def make(cls, signer: KeyPair, context: str, body: bytes) -> "Statement":
+        """Sign `body`."""
+        return cls(body, signer.sign(context, body))
+
+    def holds(self, signer: PeerId, context: str) -> bool:
+        """Return True when `signer` signed it."""
+        return verify(signer, context, self.body, self.signature)
+
+    def fields(self) -> Fields:
+        """Return the body's fields. Raises RemoteProtocolError (code `message`)."""
+        return unpack(self.body)
 
 
 class Role(StrEnum):

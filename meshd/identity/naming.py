@@ -3,6 +3,8 @@
 A node is its key; a name is what a node says of itself, and a member may say anything. So a text of ten
 or more characters of the alphabet of ids is an id or the beginning of one, and never a name. A shorter one
 may be either; if it fits the name of one node and the id of another, it means neither.
+
+The names by which a node's record says what it does, and by which other nodes find it.
 """
 
 import re
@@ -10,13 +12,14 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
+HEAD_ROLE, WORKER_ROLE = "serve", "worker"
+CLIENT_ROLE = "client"
 ID_CHARS = 52  # base32 of 32 bytes without padding
 SHORT_CHARS = 10  # of an id, as people see and give it: 50 bits
 LEAST_CHARS = 4  # of an id that are taken for its beginning
 MAX_NAME_CHARS = 63
 NAME_BLOB = "name"  # under which a home keeps the name that was given
 UNNAMED = "?"  # precedes the text shown in place of a forbidden name; no name contains it
-
 _ID_PART = re.compile(r"[A-Za-z2-7]+")
 _WORD = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NAME_CHARS - 1}}}")
 _UNFIT = re.compile(r"[^A-Za-z0-9._-]")

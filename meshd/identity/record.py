@@ -11,8 +11,7 @@ from types import MappingProxyType
 
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError
 from meshd.identity.keys import KEY_BYTES, KeyPair, MeshId, PeerId
-from meshd.identity.membership import Chain, Member, check_chain
-from meshd.identity.signed import Statement
+from meshd.identity.membership import Chain, Member, Statement, check_chain
 from meshd.wire.address import Candidate, pack_candidates, unpack_candidates
 from meshd.wire.limits import MAX_CHAIN_BYTES, MAX_NAME_BYTES, MAX_RECORD_BYTES, MAX_SEQUENCE
 from meshd.wire.message import Fields, pack

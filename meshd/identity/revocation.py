@@ -28,9 +28,9 @@ from meshd.identity.membership import (
     Certificate,
     Chain,
     Role,
+    Statement,
     check_chain,
 )
-from meshd.identity.signed import Statement
 from meshd.wire.limits import MAX_BAN_BYTES, MAX_CHAIN_BYTES, MAX_TIME
 from meshd.wire.message import pack, unpack
 

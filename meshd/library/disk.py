@@ -9,8 +9,8 @@ import os
 import shutil
 from pathlib import Path
 
-from meshd.base.byte_format import in_bytes
 from meshd.base.errors import UserError
+from meshd.base.units import in_bytes
 from meshd.model.gguf_names import GGUF_SUFFIX
 
 MAX_ENTRIES = 20_000  # per walk; the largest collections have some thousand files

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from meshd.base.byte_format import in_bytes
 from meshd.base.errors import LocalProtocolError, UserError
+from meshd.base.units import in_bytes
 from meshd.library.disk import DISK_IS_FULL, check_space, no_space, size_of
 from meshd.library.disk import RESERVED_BYTES as RESERVED_BYTES
 from meshd.library.hub_cache import PART_SUFFIX, PREFIX, folder_of

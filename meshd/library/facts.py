@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from meshd.base.byte_format import in_exact_bytes
 from meshd.base.errors import UserError
+from meshd.base.units import in_exact_bytes
 from meshd.library.interface import StoredModel
 from meshd.library.pulled_models import ONLY_HEADER
 from meshd.model.file_types import FILE_TYPES

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshd.base.byte_format import in_exact_bytes
 from meshd.base.errors import UserError
 from meshd.base.home_folder import expanded, in_home
+from meshd.base.units import in_exact_bytes
 from meshd.library.disk import MAX_ENTRIES, size_of
 from meshd.library.interface import ModelSource, StoredModel
 from meshd.model.model_name import OllamaName, parse_model_name

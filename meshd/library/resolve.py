@@ -5,9 +5,9 @@ import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
-from meshd.base.byte_format import in_bytes
 from meshd.base.errors import UserError
 from meshd.base.home_folder import expanded
+from meshd.base.units import in_bytes
 from meshd.build.demo_model import demo_model
 from meshd.build.interface import BuildProgress
 from meshd.library import hub_cache, ollama

@@ -10,11 +10,11 @@ import secrets
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Generic, Protocol, TypeVar
 
+from meshd.base.admission import Rates
 from meshd.base.errors import Broken, Closed, RemoteProtocolError
 from meshd.base.fault_boundary import Contained, Fault
 from meshd.base.log import get
 from meshd.base.peer_limits import ATTEMPTS
-from meshd.base.rate_by_key import Rates
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.link.interface import DialError, DialFailure, LinkKind, Signals

@@ -16,7 +16,7 @@ alive at once, in bytes, with T tokens a step and N cells of a stream, among whi
 and 512 a step, by device: 20 MiB, bound 76 MiB with flash attention, 165 MiB, bound 264 MiB without.
 """
 
-from meshd.base.byte_format import MIB
+from meshd.base.units import MIB
 from meshd.model.cache import ContextShape
 from meshd.model.layers import ModelLayers
 

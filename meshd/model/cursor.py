@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from blake3 import blake3
 
-from meshd.base.byte_format import in_exact_bytes
 from meshd.base.errors import UserError
+from meshd.base.units import in_exact_bytes
 
 PRead = Callable[[int, int], bytes]
 """`pread(offset, length)` returns the bytes there, fewer only at the end of the file. Like `os.pread`."""

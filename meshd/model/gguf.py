@@ -12,7 +12,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from meshd.base.byte_format import in_number
+from meshd.base.units import in_number
 from meshd.model.cursor import WINDOW_BYTES, Cursor, PRead
 from meshd.model.ggml import TENSOR_TYPES, TensorType
 from meshd.model.not_gguf import FORMAT_HINT, LOOKED_AT, what_it_is

@@ -7,8 +7,7 @@ be added, never renamed or dropped. Times are in seconds, sizes in bytes.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from meshd.base.byte_format import in_bytes
-from meshd.base.time_format import in_time
+from meshd.base.units import in_bytes, in_time
 
 COUNTED = "waiting for workers"  # begins the reason while workers of the demanded number are missing
 

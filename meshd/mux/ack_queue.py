@@ -9,8 +9,7 @@ from meshd.mux.due_timer import DueTimer
 from meshd.mux.link import LinkState
 from meshd.mux.stream import Piece, StreamState
 from meshd.mux.stream_table import MOST_LATE, StreamTable
-from meshd.wire.frame import ack_frame, encode
-from meshd.wire.frame_types import Ack, Data, LinkAck, MaxData
+from meshd.wire.frame import Ack, Data, LinkAck, MaxData, ack_frame, encode
 
 ACK_DELAY = 0.1  # seconds that an Ack waits for data to travel with
 ACK_CRUMB_DELAY = 0.04  # seconds after which one of a few bytes travels with any data

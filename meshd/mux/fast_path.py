@@ -13,8 +13,7 @@ from meshd.mux.ack_queue import ACK_CRUMB_DELAY
 from meshd.mux.link import ACK_LEAST
 from meshd.mux.state import State
 from meshd.mux.stream import Piece, StreamState
-from meshd.wire.frame import DATA_OVERHEAD, data_header
-from meshd.wire.frame_types import DATA, Ack, LinkAck
+from meshd.wire.frame import DATA, DATA_OVERHEAD, Ack, LinkAck, data_header
 
 MOST_FAST_BYTES = 64 << 10  # bytes of a message: of a longer one, the steps are not what costs
 _MOST_READ_BYTES = MOST_FAST_BYTES + 128  # with the header, and acknowledgements before it

@@ -22,7 +22,7 @@ from meshd.mux.events import (
 from meshd.mux.link import LinkState
 from meshd.mux.state import State
 from meshd.mux.stream import StreamState
-from meshd.wire.frame_types import (
+from meshd.wire.frame import (
     Ack,
     Data,
     Frame,

@@ -7,8 +7,7 @@ from meshd.mux.link import LinkState
 from meshd.mux.state import State
 from meshd.mux.stream import Piece, StreamState
 from meshd.mux.upload import Upload
-from meshd.wire.frame import encode
-from meshd.wire.frame_types import (
+from meshd.wire.frame import (
     LinkLost,
     Ping,
     Pong,
@@ -17,6 +16,7 @@ from meshd.wire.frame_types import (
     Resume,
     ResumeEntry,
     Switch,
+    encode,
 )
 
 

@@ -19,7 +19,7 @@ from meshd.mux.outbound import Outbound
 from meshd.mux.session_choice import SESSION_ID_BYTES
 from meshd.mux.state import State
 from meshd.mux.status import LinkStatus, SessionStatus, StreamStatus
-from meshd.wire.frame_types import Goodbye
+from meshd.wire.frame import Goodbye
 
 
 class Session:

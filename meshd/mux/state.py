@@ -13,7 +13,7 @@ from meshd.mux.link_table import LinkTable
 from meshd.mux.send_queue import SendQueue
 from meshd.mux.stream import StreamState
 from meshd.mux.stream_table import StreamTable
-from meshd.wire.frame_types import Goodbye
+from meshd.wire.frame import Goodbye
 
 
 class State:

@@ -9,8 +9,7 @@ from meshd.base.errors import RemoteProtocolError
 from meshd.mux.config import MuxConfig, NodeBudget, Priority, Side
 from meshd.mux.stream import ReceiveHalf, SendHalf, StreamState
 from meshd.mux.window import SessionCredit, StreamWindow
-from meshd.wire.frame import encode
-from meshd.wire.frame_types import Open
+from meshd.wire.frame import Open, encode
 from meshd.wire.limits import MAX_STREAMS
 
 MOST_LATE = 4 * MAX_STREAMS  # answers owed about forgotten streams; an honest peer asks about fewer

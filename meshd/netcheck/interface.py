@@ -1,13 +1,12 @@
 """Netcheck finds out what kind of network this node is in: observations, and the probes that make them.
 
-`classify.py` turns observations into `NetFacts` (wire/netfacts.py), `reasons.py` turns facts into words and
+`classify.py` turns observations into `NetFacts` (wire/netfacts.py), `advice.py` turns facts into words and
 into what two nodes may try; both are pure. `probe.py` asks the servers that the user configured, and nobody
 else. `watch.py` repeats it politely.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
 from meshd.wire.netfacts import Mapped, NetFacts
 from meshd.wire.stun import Endpoint
@@ -89,19 +88,3 @@ class NetReport:
     servers: tuple[str, ...]
     unresolved: tuple[str, ...] = ()
     seen_v6: str = ""
-
-
-class NetCheck(Protocol):
-    """The present knowledge, kept up to date by `serve`."""
-
-    def report(self) -> NetReport | None:
-        """Return the last report; None until the first check is done."""
-        ...
-
-    def poke(self) -> None:
-        """Check again soon: something changed."""
-        ...
-
-    async def check(self) -> NetReport:
-        """Check now, or join the check that runs."""
-        ...

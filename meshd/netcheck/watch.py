@@ -24,7 +24,7 @@ async def _observe(servers: Servers, hosts: Sequence[str]) -> tuple[Observations
 
 
 class NetWatch:
-    """Implements NetCheck.
+    """The present knowledge of this network, kept up to date by `serve`.
 
     `hosts` tells this machine's addresses, `router` what port mapping knows (its state, and the router's
     outer address or empty), both as of now. `changed` is called after a report with other facts than before.

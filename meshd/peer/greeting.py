@@ -15,7 +15,7 @@ from meshd.base.peer_limits import GREETED_FAULTS
 from meshd.base.tasks import Owner, first_error
 from meshd.link.interface import Link
 from meshd.wire.hello import Bans, Go, Greeting, Hello, Refusal, decode
-from meshd.wire.lengths import LengthParser, framed
+from meshd.wire.message import LengthParser, framed
 
 TURN_AWAY_SECONDS = 1.0
 GREETING_SECONDS = 10.0  # a few round trips, plus the 2 s challenge of another place with our identity

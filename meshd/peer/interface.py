@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from meshd.base.admission import Release
 from meshd.base.change_journal import Journal
-from meshd.base.work_slots import Release
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
 from meshd.identity.record import PeerRecord

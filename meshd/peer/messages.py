@@ -5,7 +5,7 @@ import asyncio
 from meshd.base.errors import EndOfStream, RemoteProtocolError
 from meshd.base.peer_limits import Rate
 from meshd.peer.interface import Stream
-from meshd.wire.lengths import LengthParser, framed
+from meshd.wire.message import LengthParser, framed
 
 
 class MessageStream:

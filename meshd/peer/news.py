@@ -15,6 +15,7 @@ from contextlib import suppress
 from functools import partial
 
 from meshd.base import log
+from meshd.base.admission import TokenBuckets
 from meshd.base.backoff import Backoff
 from meshd.base.errors import Broken, Busy, EndOfStream, Refused, RemoteProtocolError
 from meshd.base.fault_boundary import Contained, Fault
@@ -26,12 +27,10 @@ from meshd.base.peer_limits import (
     NEWS_CHECKS,
     NEWS_FAULTS,
 )
-from meshd.base.rate_by_key import TokenBuckets
 from meshd.base.tasks import Owner
-from meshd.identity.away import Away
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Admitter
-from meshd.identity.presence import Presence
+from meshd.identity.presence import Away, Presence
 from meshd.identity.record import PeerRecord
 from meshd.identity.revocation import digest_of
 from meshd.peer.interface import Book, Stream

@@ -11,14 +11,13 @@ others speak.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from meshd.base.admission import TokenBuckets
 from meshd.base.change_journal import Journal
 from meshd.base.peer_limits import AWAY_OF_ISSUER, AWAY_OF_ONE, AWAY_OF_SUBJECT, REFUTATIONS
-from meshd.base.rate_by_key import TokenBuckets
 from meshd.base.token_bucket import TokenBucket
-from meshd.identity.away import Away
 from meshd.identity.keys import KeyPair, MeshId, PeerId
 from meshd.identity.membership import Admitter
-from meshd.identity.presence import Presence
+from meshd.identity.presence import Away, Presence
 from meshd.peer.interface import Book
 
 SUSPECT_SECONDS = 8.0  # for a live node to refute a report of its absence

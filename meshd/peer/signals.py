@@ -15,7 +15,8 @@ from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 from meshd.base import log
-from meshd.base.ask_history import Asked
+from meshd.base.admission import Rates, Release, Slots
+from meshd.base.backoff import Asked
 from meshd.base.errors import (
     Broken,
     Closed,
@@ -41,13 +42,10 @@ from meshd.base.peer_limits import (
     SIGNALS_SENT,
     SIGNALS_WAITING,
 )
-from meshd.base.rate_by_key import Rates
 from meshd.base.tasks import Owner
-from meshd.base.work_slots import Release, Slots
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.membership import Admitter, Chain, Member
-from meshd.identity.signal import Signal
-from meshd.identity.signal_guard import SignalGuard, SignalVerdict
+from meshd.identity.signal import Signal, SignalGuard, SignalVerdict
 from meshd.link.interface import Signals
 from meshd.peer.interface import Allow, Handler, MetadataValue, Stream
 from meshd.peer.node import Node

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Admitter
-from meshd.identity.role_names import HEAD_ROLE, WORKER_ROLE
+from meshd.identity.naming import HEAD_ROLE, WORKER_ROLE
 
 DEGREE = 8
 BESIDE = 2  # neighbours on the ring, each way

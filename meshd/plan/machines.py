@@ -16,8 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from meshd.base.byte_format import in_number
 from meshd.base.errors import UserError
+from meshd.base.units import in_number
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.layer_range import LayerRange
 from meshd.model.layer_work import LayerWork

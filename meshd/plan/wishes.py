@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from meshd.base.errors import UserError
-from meshd.config import HostPort, ModelSettings
+from meshd.config.forms import HostPort
+from meshd.config.serve_settings import ModelSettings
 from meshd.model.cache import ContextShape
 from meshd.model.drafts import MOST_FREE
 from meshd.model.gguf import Header

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Sequence
 from typing import assert_never
 
-from meshd.base.byte_format import MIB, in_memory
+from meshd.base.units import MIB, in_memory
 from meshd.plan.reasons import (
     Absence,
     AdviceBasis,

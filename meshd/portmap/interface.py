@@ -1,6 +1,6 @@
 """Port mapping: a port of the home router that is forwarded to this node, requested from the router itself.
 
-One `PortMapper` (mapper.py) a daemon. It asks the default gateway in three languages (pcp.py, natpmp.py,
+One `PortMapper` (mapper.py) a daemon. It asks the default gateway in three languages (pcp.py,
 upnp.py), keeps a mapping for each mesh port as long as it serves, and takes it away at the end. Nothing here
 knows links; what it gets are candidates of kind `mapped`.
 """

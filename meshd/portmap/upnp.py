@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from meshd.base.errors import RemoteProtocolError
 from meshd.portmap.interface import GatewayRoute, Language, NotMapped, Pulse
 from meshd.wire import igd
-from meshd.wire.http_reply import HttpReply, ReplyParser
+from meshd.wire.igd import HttpReply, ReplyParser
 from meshd.wire.portmap import Granted, Wish
 
 _SEARCH_SECONDS = 2.5  # a router may take the second that we give it, and one search may get lost

@@ -1,8 +1,7 @@
 """One child and the task that owns it.
 
-`serve` waits until somebody asks for the child, runs it to the end of its whole group, and waits again.
-One run is one function, `_run`; requests (`ensure_ready`, `stop`, `kill`) change the state and wait for the
-answer. Every settled state answers all who wait, for readiness as for the end.
+`serve` waits until somebody asks for the child and runs it once, to the end of its whole group. Leaving it
+early ends the group. `ensure_ready` waits for the outcome; whoever wants another child makes another one.
 """
 
 import asyncio
@@ -28,84 +27,64 @@ SIGNAL_HINTS: Mapping[int, str] = {
     signal.SIGILL: "it was probably built for another CPU: build it again on this machine",
 }
 
-_SETTLED = (ChildState.STOPPED, ChildState.FAILED)  # until somebody asks for it
-
 logger = log.get("process")
 
 
 class OwnedChild(Child):
-    """A child by its spec, or by a function that makes one for each start (fresh descriptors, secrets).
+    """A child by its spec, or by a function that makes it at the start (fresh descriptors, secrets).
 
     The function must be quick; a MeshdError or OSError that it raises is why the start failed.
     """
 
     def __init__(self, spec: ChildSpec | Callable[[], ChildSpec], *, name: str = "") -> None:
-        """Set up without starting. `name` shows until the first start when `spec` is a function."""
+        """Set up without starting. `name` shows until the start when `spec` is a function."""
         self._make = spec if callable(spec) else lambda: spec
         if isinstance(spec, ChildSpec):
             name = name or spec.name
         self._status = ChildStatus(name or "child", ChildState.STOPPED, reason="not started")
         self._run_of: Run | None = None  # while a group lives
-        self._start_asked = asyncio.Event()  # a run is wanted, and has not begun
-        self._end_asked = False  # the run is to end
-        self._unasked: asyncio.Timeout | None = None  # of a run whose end nobody has asked for
-        self._late = ""  # why the run is ended, where nobody asked for that
+        self._asked = asyncio.Event()  # the run is wanted
+        self._late = ""  # why the run is ended, because it was not ready in time
+        self._error: MeshdError | None = None  # why it will not be ready any more
         self._ready_at = 0.0
         self._changed = asyncio.Event()
-        self._starters: set[asyncio.Future[None]] = set()
-        self._stoppers: set[asyncio.Future[None]] = set()
-        self._serving = self._closing = self._closed = False
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._is_owned = False
 
     @property
     def status(self) -> ChildStatus:
         return self._status
 
     async def serve(self) -> None:
-        """Own the child until cancelled; see Child. Raises Busy when it is served already, Closed after."""
-        if self._closed:
-            raise Closed(f"`{self._name}` is no longer owned")
-        if self._serving:
+        """Own the child; see Child. Raises Busy when it is owned already, or its life is over."""
+        if self._is_owned:
             raise Busy(f"`{self._name}` already has an owner")
-        self._serving = True
+        self._is_owned = True
+        gone = Closed(f"`{self._name}` is no longer owned", hint="meshd is stopping")
         try:
-            while True:
-                while not self._start_asked.is_set():  # a stop may take it back while we wake up
-                    await self._start_asked.wait()
-                await self._run()
+            await self._asked.wait()
+            await self._run()
         finally:
-            self._close()
+            if self._error is None:
+                self._settle(ChildState.STOPPED, "no longer owned", gone)
 
     async def ensure_ready(self) -> None:
         """Start the child unless it is up, and wait until it is ready. Raises UserError, ChildFailed (with
         the last lines), Closed.
         """
-        if self._closing or self._closed:
-            raise self._no_longer_owned()
+        if self._error is not None:
+            raise self._error
         if self._status.state is ChildState.READY:
             return
-        if self._status.state in _SETTLED:
+        if not self._asked.is_set():
             self._set(ChildState.STARTING, "starting")
-            self._start_asked.set()
-        elif self._status.state is ChildState.STOPPING:
-            self._start_asked.set()  # once it is gone
-        await self._answer(self._starters)
-
-    async def stop(self) -> None:
-        if self._closed:
-            return
-        stopped = Closed(f"`{self._name}` was stopped")
-        if self._status.state is ChildState.STARTING:
-            stopped = Closed(f"`{self._name}` was stopped while it was starting")
-        is_to_come = self._start_asked.is_set()
-        self._start_asked.clear()
-        if self._status.state in _SETTLED or (is_to_come and self._status.state is ChildState.STARTING):
-            self._settle(ChildState.STOPPED, "stopped", stopped)  # nothing of it runs
-            return
-        self._late = ""
-        self._set(ChildState.STOPPING, "stopping")
-        self._ask_end()
-        _wake(self._starters, stopped)
-        await self._answer(self._stoppers)
+            self._asked.set()
+        outcome = asyncio.get_running_loop().create_future()
+        self._waiting.add(outcome)
+        try:
+            await outcome
+        finally:
+            self._waiting.discard(outcome)
 
     def kill(self) -> None:
         if self._run_of is not None:
@@ -116,14 +95,10 @@ class OwnedChild(Child):
             await self._changed.wait()
         return self._status
 
-    # --- one run --------------------------------------------------------------------------------------------
+    # --- its run --------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        """Run the child once, from the start to the end of its group."""
-        # Make the spec, and forget what is known of the run before.
-        self._start_asked.clear()
-        self._end_asked = False
-        self._late = ""
+        """Run the child, from the start to the end of its group."""
         try:
             spec = self._make()
         except (MeshdError, OSError) as error:
@@ -140,7 +115,7 @@ class OwnedChild(Child):
         except MeshdError as error:
             if self._run_of is not None:  # not the start: a probe broke its promise, a bug
                 raise
-            self._gone(error)
+            self._fail(error)
             return
         finally:
             self._run_of = None
@@ -157,46 +132,21 @@ class OwnedChild(Child):
         what, hint = (self._late, "") if self._late else describe_exit(ended, self._since_ready())
         self._status = ended
         lines = show_tail(run.tail, spec.log)
-        self._gone(ChildFailed(what, hint="\n".join(part for part in (hint, lines) if part), tail=run.tail))
+        self._fail(ChildFailed(what, hint="\n".join(part for part in (hint, lines) if part), tail=run.tail))
 
     async def _watch(self, run: Run, spec: ChildSpec) -> int:
-        """Return its exit code; meanwhile detect its readiness, and end it on request."""
-        try:
-            if spec.probe is None:
-                if not self._end_asked:
-                    self._ready()
-                return await self._end_of(run, spec)
-            async with Owner() as owner:
-                owner.start(self._probe(spec.probe, spec), name=f"probe {spec.name}")
-                code = await self._end_of(run, spec)
-                owner.cancel()
-        except asyncio.CancelledError:
-            self._closing = True
-            raise
+        """Return its exit code; meanwhile detect its readiness."""
+        if spec.probe is None:
+            self._ready()
+            return await run.exited()
+        async with Owner() as owner:
+            owner.start(self._probe(spec.probe, run, spec), name=f"probe {spec.name}")
+            code = await run.exited()
+            owner.cancel()
         return code
 
-    async def _end_of(self, run: Run, spec: ChildSpec) -> int:
-        """Wait until it ends by itself or on request; then send TERM, then KILL."""
-        code = None
-        if not self._end_asked:
-            self._unasked = asyncio.timeout(None)
-            code = await _exit_within(run, self._unasked)
-            self._unasked = None
-        if code is None:
-            run.signal(signal.SIGTERM)
-            code = await _exit_within(run, asyncio.timeout(spec.stop_timeout))
-        while code is None:
-            self._set(ChildState.STOPPING, "does not exit when asked to: killing it")
-            run.signal(signal.SIGKILL)
-            code = await _exit_within(run, asyncio.timeout(STUBBORN_AFTER))
-        return code
-
-    def _ask_end(self) -> None:
-        if not self._end_asked and self._unasked is not None:
-            self._unasked.reschedule(asyncio.get_running_loop().time())
-        self._end_asked = True
-
-    async def _probe(self, probe: ReadyProbe, spec: ChildSpec) -> None:
+    async def _probe(self, probe: ReadyProbe, run: Run, spec: ChildSpec) -> None:
+        """Probe until it is ready. If it is late, end it: by TERM, then by KILL."""
         clock = asyncio.get_running_loop().time
         began = clock()
         try:
@@ -205,20 +155,24 @@ class OwnedChild(Child):
                     pause = min(PROBE_MOST, max(PROBE_FIRST, PROBE_SHARE * (clock() - began)))
                     await asyncio.sleep(pause)
         except TimeoutError:
-            if not self._end_asked:
-                self._late = f"`{spec.name}` was not ready {spec.ready_timeout:g} s after its start"
-                self._set(ChildState.STOPPING, self._late)
-                self._ask_end()
-            return
-        if not self._end_asked:
-            self._ready()
+            self._late = f"`{spec.name}` was not ready {spec.ready_timeout:g} s after its start"
+            self._set(ChildState.STOPPING, self._late)
+            run.signal(signal.SIGTERM)
+            await asyncio.sleep(spec.stop_timeout)
+            while True:  # until it has exited
+                self._set(ChildState.STOPPING, "does not exit when asked to: killing it")
+                run.signal(signal.SIGKILL)
+                await asyncio.sleep(STUBBORN_AFTER)
+        self._ready()
 
     # --- states, and those who wait for them ----------------------------------------------------------------
 
     def _ready(self) -> None:
         self._ready_at = asyncio.get_running_loop().time()
         self._set(ChildState.READY, "ready")
-        _wake(self._starters, None)
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_result(None)
 
     def _since_ready(self) -> str:
         """Return in words the present moment of its life."""
@@ -226,27 +180,19 @@ class OwnedChild(Child):
             return "while it was starting"
         return f"{asyncio.get_running_loop().time() - self._ready_at:.1f} s after it was ready"
 
-    def _gone(self, error: MeshdError) -> None:
-        """Settle after a run; `error` is how it ended, a failure unless the end was requested."""
-        if self._status.state is not ChildState.STOPPING or self._late:
-            self._fail(error)
-        elif self._start_asked.is_set():  # asked for while it was being stopped
-            _wake(self._stoppers, None)
-            self._become(ChildStatus(self._name, ChildState.STARTING, reason="starting"))
-        else:
-            self._settle(ChildState.STOPPED, "stopped", Closed(f"`{self._name}` was stopped"))
-
     def _fail(self, error: MeshdError) -> None:
-        self._start_asked.clear()
         if not isinstance(error, UserError | ChildFailed):
             error = ChildFailed(error.what, hint=error.hint)
         self._settle(ChildState.FAILED, error.what, error)
 
     def _settle(self, state: ChildState, reason: str, error: MeshdError) -> None:
+        """End its life; `error` says why it is not ready."""
+        self._error = error
         tail = self._status.tail if state is ChildState.FAILED else ()
         self._become(replace(self._status, state=state, reason=reason, pid=None, tail=tail))
-        _wake(self._starters, error)
-        _wake(self._stoppers, None)
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_exception(error)
 
     def _set(self, state: ChildState, reason: str) -> None:
         self._become(replace(self._status, state=state, reason=reason))
@@ -255,7 +201,7 @@ class OwnedChild(Child):
         before, self._status = self._status, status
         self._changed.set()
         self._changed = asyncio.Event()
-        if status.state is before.state or self._closed:
+        if status.state in (before.state, ChildState.STOPPED):
             return
         if status.state is ChildState.FAILED and status.exit_code == 0:
             logger.info("child_ended", child=status.name, pid=status.pid, why=status.reason)
@@ -263,44 +209,9 @@ class OwnedChild(Child):
         say = logger.warning if status.tail else logger.info
         say(f"child_{status.state}", child=status.name, pid=status.pid, why=status.reason)
 
-    async def _answer(self, waiters: set[asyncio.Future[None]]) -> None:
-        answer = asyncio.get_running_loop().create_future()
-        waiters.add(answer)
-        try:
-            await answer
-        finally:
-            waiters.discard(answer)
-
     @property
     def _name(self) -> str:
         return self._status.name
-
-    def _no_longer_owned(self) -> Closed:
-        return Closed(f"`{self._name}` is no longer owned", hint="meshd is stopping")
-
-    def _close(self) -> None:
-        self._serving = False
-        self._closing = self._closed = True
-        self._settle(ChildState.STOPPED, "no longer owned", self._no_longer_owned())
-
-
-async def _exit_within(run: Run, limit: asyncio.Timeout) -> int | None:
-    """Return its exit code; None if it has not ended by then."""
-    try:
-        async with limit:
-            return await run.exited()
-    except TimeoutError:
-        return None
-
-
-def _wake(waiters: set[asyncio.Future[None]], error: MeshdError | None) -> None:
-    for waiter in waiters:
-        if waiter.done():
-            continue
-        if error is None:
-            waiter.set_result(None)
-        else:
-            waiter.set_exception(error)
 
 
 def describe_exit(ended: ChildStatus, when: str) -> tuple[str, str]:

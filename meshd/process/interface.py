@@ -1,13 +1,13 @@
 """Child processes with an owner.
 
 One task owns one child: it spawns it in its own process group behind a guard, probes it until it is
-ready, keeps its output, and ends the whole group. Nothing is started again unless somebody asks. If meshd
+ready, keeps its output, and ends the whole group. Nothing is started again. If meshd
 itself dies, however that happens, the guard ends the group. This package knows nothing but base.
 
 It opens no connection to a child in use to see whether it lives (an rpc-server has a backlog of one), and
 never hands a child a descriptor, variable or argument that was not named. Words: *child*, one program
 that meshd runs; *group*, that process and all it forked; *guard*, the small process that ends the group when
-meshd is gone; *settled*, a state that lasts until somebody asks for something or the child dies.
+meshd is gone.
 Tests: tests/process (real processes), tests/unit/process (pure parts). Why it is so: decision 0005.
 """
 
@@ -26,7 +26,7 @@ ReadyProbe = Callable[[], Awaitable[bool]]
 
 
 class ChildState(StrEnum):
-    """States of a child. FAILED and STOPPED last until somebody asks for it again."""
+    """States of a child. FAILED is its end; STOPPED is before its start, and after its owner has gone."""
 
     STOPPED = "stopped"
     STARTING = "starting"
@@ -99,20 +99,18 @@ class Child(Protocol):
     def status(self) -> ChildStatus: ...
 
     async def serve(self) -> None:
-        """Own the child until cancelled; returns or raises only when the whole group is gone."""
+        """Run the child once it is asked for; returns or raises only when the whole group is gone.
+
+        Cancelling it ends the group: by TERM, then by KILL after `stop_timeout`.
+        """
         ...
 
     async def ensure_ready(self) -> None:
         """Start it if need be; returns when READY. Raises MeshdError with the reason and last lines.
 
-        READY: returns. STOPPED, FAILED: starts it. STARTING: waits for that attempt's outcome.
-        STOPPING: waits until the group is gone, then starts it. Stopped by another task meanwhile, or no
-        longer owned: raises Closed. Cancelling the call does not stop the child.
+        Once it has failed, each call raises the same. No longer owned: raises Closed. Cancelling the call
+        does not stop the child.
         """
-        ...
-
-    async def stop(self) -> None:
-        """Send TERM, then KILL after `stop_timeout`, and reap; returns when the group is gone. Idempotent."""
         ...
 
     def kill(self) -> None:

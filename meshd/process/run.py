@@ -2,25 +2,212 @@
 
 `async with Run(spec) as run`: leaving the block ends the group (TERM first when we were cancelled, for
 `stop_timeout` at most) and closes every descriptor, on every path.
+
+One living process group: a guard, the program itself, and whatever it forked.
+
+`Group.spawn` starts it, `exited` returns the moment the program ends (the loop's child watcher says so,
+even while another process holds its pipes), `bury` leaves nothing of it. Signals go to the whole group.
 """
 
 import asyncio
 import contextlib
+import errno
 import os
+import shutil
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from meshd.base.byte_format import in_memory
-from meshd.base.errors import MeshdError
+from meshd.base import log
+from meshd.base.errors import MeshdError, UserError
+from meshd.base.own_process import lower_for
 from meshd.base.resource_limits import memory_limit, out_of_memory_kills
+from meshd.base.units import in_memory
 from meshd.process import orphans
-from meshd.process.group import Group
 from meshd.process.interface import ChildSpec, Ended
+from meshd.process.orphans import Guard, group_lives
 from meshd.process.output import ChildOutput
 
+_GONE_SECONDS = 2.0  # after KILL the kernel needs milliseconds; a zombie that nobody reaps stays for ever
+STUBBORN_SECONDS = 10.0  # after KILL: then a driver or the kernel holds it, which the log should say
+GONE_LOOK = 0.002  # seconds between looks at first; there is no event for "group is empty"
+# What a child may know of our environment: where things are, which device to use, how to speak. No secrets.
+INHERITED = {
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR"),
+    *("XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "LD_LIBRARY_PATH"),
+    *("DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "SDKROOT", "DEVELOPER_DIR"),
+}
+INHERITED_PREFIXES = (
+    *("LC_", "OMP_", "GOMP_", "KMP_", "OPENBLAS_", "GGML_", "GPU_", "CUDA_", "NVIDIA_"),
+    *("HIP_", "ROCR_", "ROCM_", "HSA_", "VK_", "MESA_", "MTL_", "METAL_"),
+    *("ASAN_", "UBSAN_", "TSAN_"),
+)
+logger = log.get("process")
 DRAIN_SECONDS = 0.5  # for output still in the pipe; only a process that left the group can hold it longer
+
+
+def environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """Return a small clean environment from this process's, plus `extra`."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name in INHERITED or name.startswith(INHERITED_PREFIXES)
+    }
+    kept.setdefault("PATH", os.defpath)
+    return kept | dict(extra)
+
+
+def find_program(spec: ChildSpec) -> str:
+    """Return the path of argv[0], which may be a bare name. Raises UserError that says what is
+    wrong with it.
+    """
+    if not spec.argv or not spec.argv[0]:
+        raise UserError(f"`{spec.name}` could not be started: its command line is empty")
+    program = spec.argv[0]
+    found = shutil.which(program, path=environment(spec.env)["PATH"])
+    if found is not None:
+        return str(Path(found).absolute())  # a relative one must not be looked up in the child's folder
+    path = Path(program)
+    install = "build it with `meshd native build`, or give its path"
+    if len(path.parts) == 1 and not path.exists():
+        raise UserError(f"cannot find program `{program}` for `{spec.name}` in PATH", hint=install)
+    try:
+        if path.is_dir():
+            raise UserError(f"`{program}` for `{spec.name}` is a directory, not a program", hint=install)
+        if not path.exists():
+            raise UserError(f"cannot find program `{program}` for `{spec.name}`", hint=install)
+    except PermissionError:
+        pass
+    raise UserError(
+        f"program `{program}` for `{spec.name}` is not executable",
+        hint=f"run `chmod +x {program}`, or check whether its file system is mounted noexec",
+    )
+
+
+def _spawn_error(spec: ChildSpec, program: str, error: OSError) -> MeshdError:
+    """Return the error that tells the user why exec failed."""
+    what = f"`{spec.name}` could not be started"
+    if not spec.cwd.is_dir():
+        return UserError(f"{what}: its working directory `{spec.cwd}` does not exist")
+    match error.errno:
+        case errno.ENOEXEC | 86:  # 86: EBADARCH of macOS, which errno does not name everywhere
+            hint = "build it again on this machine with `meshd native build`"
+            return UserError(f"{what}: `{program}` is not a program for this machine", hint=hint)
+        case errno.ENOENT:
+            hint = "it was built for another system, or its interpreter is missing"
+            return UserError(f"{what}: `{program}` needs a loader or interpreter that is missing", hint=hint)
+        case errno.EACCES | errno.EPERM:
+            return UserError(f"{what}: the system does not allow `{program}` to be run ({error.strerror})")
+        case errno.E2BIG:
+            return UserError(f"{what}: its command line and environment are too long")
+        case _:  # out of memory or processes, busy file: may pass
+            return MeshdError(f"{what}: {error.strerror or error}")
+
+
+class Group:
+    """A running program with its group. Made by `spawn`; `bury` must be awaited on every path."""
+
+    def __init__(self, guard: Guard, process: asyncio.subprocess.Process, name: str) -> None:
+        self._guard = guard
+        self._process = process
+        self._name = name
+
+    @classmethod
+    async def spawn(cls, spec: ChildSpec, *, output: int) -> Self:
+        """Start `spec` with stdout and stderr into descriptor `output`, stdin empty.
+
+        Raises UserError when only the user can mend it, MeshdError when it may pass. When it raises, or is
+        cancelled, nothing runs.
+        """
+        program = find_program(spec)
+        guard = await Guard.start(spec.name)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *spec.argv,
+                executable=program,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment(spec.env),
+                cwd=spec.cwd,
+                pass_fds=(*spec.pass_fds, *spec.hand_over),
+                process_group=guard.pid,
+            )
+        except OSError as error:
+            await _leave_nothing(guard, guard.pid, None, spec.name)
+            raise _spawn_error(spec, program, error) from error
+        except BaseException:
+            await _leave_nothing(guard, guard.pid, None, spec.name)
+            raise
+        lower_for(process.pid)
+        return cls(guard, process, spec.name)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def number(self) -> int:
+        """The number of the process group (the guard's pid)."""
+        return self._guard.pid
+
+    @property
+    def guard_pids(self) -> tuple[int, ...]:
+        return self._guard.guard_pids
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to every process of the group; the guard heeds only KILL."""
+        self._guard.signal(number)
+        if number == signal.SIGTERM:
+            self._guard.signal(signal.SIGCONT)  # one that was stopped could not heed it
+
+    async def exited(self) -> int:
+        """Return the exit code, or minus the signal's number, as soon as the program itself has ended."""
+        return await self._process.wait()
+
+    async def bury(self) -> None:
+        """Kill the rest, reap, and wait until the group is empty (2 s at most for those that others reap).
+
+        Cancelled, it finishes all the same and then raises: a group is never left behind.
+        """
+        await _leave_nothing(self._guard, self._guard.pid, self._process, self._name)
+
+
+async def _leave_nothing(
+    guard: Guard, group: int, process: asyncio.subprocess.Process | None, name: str
+) -> None:
+    guard.signal(signal.SIGKILL)
+    try:
+        if process is not None:
+            await _reaped(process, name)
+        guard.end()
+        await _emptied(group, name)
+    except asyncio.CancelledError:
+        await _leave_nothing(guard, group, process, name)  # to its end all the same
+        raise
+
+
+async def _reaped(process: asyncio.subprocess.Process, name: str) -> None:
+    while process.returncode is None:
+        try:
+            async with asyncio.timeout(STUBBORN_SECONDS):
+                await process.wait()
+        except TimeoutError:
+            logger.warning("child_does_not_end", child=name, pid=process.pid)
+
+
+async def _emptied(group: int, name: str) -> None:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _GONE_SECONDS
+    pause = GONE_LOOK
+    while group_lives(group):
+        if loop.time() > deadline:
+            logger.debug("group_not_empty", child=name, group=group)
+            return
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, 0.05)
 
 
 class Run:

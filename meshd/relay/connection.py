@@ -3,29 +3,103 @@
 All connections read into two buffers that the relay has once: a turn of the loop handles what it has read
 before the next one reads. What a connection holds itself is what its TLS and the kernel hold, and at most the
 high-water mark that waits to go out; a circuit whose one end does not take more is not read at the other.
+
+The states of a connection to a relay, and how its socket is set up.
 """
 
 import asyncio
+import socket
 import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
+from enum import Enum, Flag, auto
+from typing import Protocol, TypeVar
 
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError, RemoteProtocolError
 from meshd.base.unproven_connections import origin
-from meshd.identity.exchange import MAGIC as PROOF_MAGIC
+from meshd.identity.proof import MAGIC as PROOF_MAGIC
 from meshd.link.secure.tls import MAX_HANDSHAKE_BYTES, TlsEngine
-from meshd.relay.stage import Hold, RelayExchange, RelayStage, tune
 from meshd.wire.limits import MAX_UNPROVEN_BYTES
 from meshd.wire.relay import TICKET_MAGIC, TICKET_PREFACE_BYTES
-from meshd.wire.stun import Endpoint
-from meshd.wire.stun_answer import StreamAnswers
+from meshd.wire.stun import Endpoint, StreamAnswers
 
+C = TypeVar("C", contravariant=True)
+_NOT_SENT_BYTES = 128 << 10  # what the kernel takes before it has sent what it has
 _READ_BYTES = 64 << 10
 _CIRCUIT_HIGH_BYTES = 64 << 10  # plus one read: what waits here for one end of a circuit
 _CIRCUIT_LOW_BYTES = 16 << 10
 _MAX_CONTROL_UNREAD = 16 << 10
 _MAX_BACKLOG = 512 << 10
 _TLS_HANDSHAKE = 0x16  # RFC 8446 5.1; STUN begins with two zero bits (RFC 8489 5)
+
+
+class RelayStage(Enum):
+    """The other side's progress on a connection."""
+
+    FIRST = auto()  # nothing has come
+    STUN = auto()
+    SHAKING = auto()
+    PREFACE = auto()  # TLS stands, neither proof nor ticket has begun
+    CONTROL = auto()
+    WAITING = auto()  # for the other end of its circuit
+    JOINED = auto()
+    OVER = auto()
+
+
+class Hold(Flag):
+    """The reason why a connection is not read."""
+
+    NOTHING = 0
+    WAITING = auto()
+    FULL = auto()  # the other end takes no more
+    OWED = auto()  # its node has used more than its rate
+    UNREAD = auto()  # control messages wait
+
+
+class RelayExchange(Protocol[C]):
+    """The relay as its connections see it. No method raises."""
+
+    def arrived(self, connection: C) -> bool:
+        """Admit a connection; False if there is no room for it."""
+        ...
+
+    def control(self, connection: C) -> None:
+        """Begin the proof of a control connection."""
+        ...
+
+    def ticket(self, connection: C, ticket: bytes) -> None:
+        """Redeem a ticket."""
+        ...
+
+    def carried(self, connection: C, size: int) -> None:
+        """Count `size` bytes of a circuit that came on it and were passed on."""
+        ...
+
+    def lost(self, connection: C) -> None:
+        """Forget a connection whose socket is closed."""
+        ...
+
+
+def tune(sock: socket.socket) -> None:
+    """Tune the socket: quick to send, quick to notice a dead peer, little buffered in the kernel."""
+    for name, value in (
+        ("TCP_NODELAY", 1),
+        ("TCP_KEEPIDLE", 15),
+        ("TCP_KEEPINTVL", 5),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", 30_000),  # ms; also for a node that takes nothing any more
+        ("TCP_NOTSENT_LOWAT", _NOT_SENT_BYTES),
+    ):
+        number = getattr(socket, name, None)
+        if number is not None:
+            try:
+                sock.setsockopt(socket.IPPROTO_TCP, number, value)
+            except OSError:
+                continue  # the other side has disconnected already
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    except OSError:
+        return
 
 
 class Spaces:

@@ -6,37 +6,68 @@ beside its own links, with its own key. Nothing is kept on disk here.
 
 import asyncio
 import contextlib
+import heapq
+import itertools
 import secrets
 import socket
 import ssl
+from collections.abc import Callable
 
 from meshd.base.errors import Closed, LocalProtocolError, MeshdError, UserError
 from meshd.base.log import get
 from meshd.base.tasks import Owner
 from meshd.base.token_bucket import TokenBucket
 from meshd.base.unproven_connections import UnprovenConnections
-from meshd.identity.exchange import Credentials, Proven, Purpose
 from meshd.identity.invite import JoinKeys, RelayHint
 from meshd.identity.keys import MeshId
-from meshd.identity.proof import ListenProof
+from meshd.identity.proof import Credentials, ListenProof, Proven, Purpose
 from meshd.identity.tls_certificate import make_link_certificate
 from meshd.link.secure.handshake import run_proof
 from meshd.link.secure.tls import listener_context
 from meshd.link.tcp.bind import accept_from, listen
-from meshd.relay.connection import Connection, Spaces
+from meshd.relay.connection import Connection, Hold, RelayStage, Spaces
 from meshd.relay.limits import SMALL, Limits
-from meshd.relay.stage import Hold, RelayStage
-from meshd.relay.states import Action, Cut, Drop, NodeIdentity, Tell
 from meshd.relay.stun import StunPorts
-from meshd.relay.switchboard import Switchboard
-from meshd.relay.throttle import Throttle
-from meshd.wire.lengths import LengthParser, framed
+from meshd.relay.switchboard import Action, Cut, Drop, NodeIdentity, Switchboard, Tell
+from meshd.wire.message import LengthParser, framed
 from meshd.wire.relay import MAX_RELAY_MESSAGE_BYTES, Mail, decode_from_node
 
 _SWEEP_SECONDS = 0.5
 UDP_TRIES = 8  # for a port that is free in TCP and UDP
-
 _log = get("relay")
+
+
+class Throttle:
+    """`rest(seconds, wake)` calls `wake` that much later, while `serve` runs."""
+
+    def __init__(self) -> None:
+        self._resting: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._sooner = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._resting)
+
+    def rest(self, seconds: float, wake: Callable[[], None]) -> None:
+        """Call `wake`, which must not raise, after `seconds`."""
+        at = asyncio.get_running_loop().time() + seconds
+        heapq.heappush(self._resting, (at, next(self._numbers), wake))
+        if self._resting[0][0] == at:
+            self._sooner.set()
+
+    async def serve(self) -> None:
+        """Serve until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._sooner.clear()
+            while self._resting and self._resting[0][0] <= loop.time():
+                heapq.heappop(self._resting)[2]()
+            until = self._resting[0][0] if self._resting else None
+            try:
+                async with asyncio.timeout_at(until):
+                    await self._sooner.wait()
+            except TimeoutError:
+                continue
 
 
 def _no_invites(invite_id: bytes) -> JoinKeys | None:

@@ -17,8 +17,7 @@ from meshd.base.errors import RemoteProtocolError
 from meshd.base.tasks import Owner
 from meshd.base.unproven_connections import origin
 from meshd.link.net import local_addresses
-from meshd.wire.stun import Endpoint, StunKind, StunMessage, decode, encode
-from meshd.wire.stun_answer import AnswerRates, answer_to
+from meshd.wire.stun import AnswerRates, Endpoint, StunKind, StunMessage, answer_to, decode, encode
 
 _SQUARE_TRIES = 8  # for a second port that is free at both addresses
 

@@ -2,23 +2,36 @@
 
 Nodes are told apart by mesh and key. A *guest* has shown a key and no membership that counts here: it reaches
 open boxes and nothing else. What an event leads to comes back as a list of actions for the server.
+
+The circuits to each node, and which one is evicted when the node has its maximum.
+
+Whom a node lets in is not for its callers to say: one that asks for circuits and proves nothing in them would
+keep all others out. A circuit is settled once the node has said more in it than it says to a stranger, or
+keeps it for longer than it waits for a proof. Those that are not settled give way.
+
+Letters for nodes that are not connected: few, small, short-lived, in memory only.
+
+Every letter counts for the address and the key that it came from. Where room is needed, the address with most
+loses a letter: the oldest of its key with most. So a sender displaces its own letters, and those of others
+only where they hold as much. The address comes first, because keys cost nothing.
+
+The switchboard's state of nodes, circuits and mailboxes, and its actions for the server.
 """
 
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from meshd.base.token_bucket import TokenBucket
-from meshd.relay.calls import Calls
 from meshd.relay.limits import Limits
-from meshd.relay.mailroom import Mailroom
-from meshd.relay.states import Action, Box, Circuit, ConnectedNode, Cut, Drop, NodeIdentity, Tell
 from meshd.wire.limits import PEER_BYTES
 from meshd.wire.relay import (
     TICKET_BYTES,
     Call,
     Called,
     FromNode,
+    FromRelay,
     HangUp,
     Mail,
     OpenBox,
@@ -32,7 +45,245 @@ from meshd.wire.relay import (
     ShutBox,
 )
 
+SETTLED_BYTES = 8 << 10  # of the node that was called: its side of a handshake and a proof is less
+To = TypeVar("To")
+LETTER_BYTES = 512  # that a letter takes beside its blob, roughly
 Key = TypeVar("Key")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeIdentity:
+    """A node: its key and, unless it is a guest, its mesh (empty for guests)."""
+
+    peer: bytes
+    mesh: bytes
+
+    @property
+    def is_guest(self) -> bool:
+        return not self.mesh
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send `message` to that client."""
+
+    client: int
+    message: FromRelay
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Close that client's control connection."""
+
+    client: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """End that circuit."""
+
+    circuit: int
+
+
+Action = Tell | Drop | Cut
+
+
+@dataclass(slots=True)
+class ConnectedNode:
+    """One control connection."""
+
+    who: NodeIdentity
+    host: str
+    since: float
+    strikes: int = 0
+
+
+@dataclass(slots=True)
+class Circuit:
+    """Two tickets, then two connections. `join` circuits are held to few bytes and seconds."""
+
+    number: int
+    caller: NodeIdentity
+    callee: NodeIdentity
+    tickets: tuple[bytes, bytes]  # of the caller, of the callee
+    since: float
+    box: bytes = b""
+    came: set[int] = field(default_factory=set)
+    answered: int = 0  # bytes of the callee
+
+    @property
+    def is_join(self) -> bool:
+        return bool(self.box)
+
+
+@dataclass(slots=True)
+class Box:
+    """A mailbox that a member opened."""
+
+    owner: NodeIdentity
+    until: float
+    guests: deque[bytes]
+    joins: int = 0
+
+
+class Calls:
+    """`settled_seconds`: a circuit that both sides keep for so long is one that they want."""
+
+    def __init__(self, settled_seconds: float) -> None:
+        self._seconds = settled_seconds
+        self._to: dict[NodeIdentity, dict[int, Circuit]] = {}
+
+    def add(self, circuit: Circuit) -> None:
+        """Add a circuit."""
+        self._to.setdefault(circuit.callee, {})[circuit.number] = circuit
+
+    def remove(self, circuit: Circuit) -> None:
+        """Remove a circuit that is over."""
+        calls = self._to[circuit.callee]
+        del calls[circuit.number]
+        if not calls:
+            del self._to[circuit.callee]
+
+    def between(self, caller: NodeIdentity, callee: NodeIdentity) -> int:
+        """Return how many circuits `caller` has to `callee`."""
+        return sum(circuit.caller == caller for circuit in self._to.get(callee, {}).values())
+
+    def yielding(self, callee: NodeIdentity, caller: NodeIdentity, now: float) -> Circuit | None:
+        """Choose the circuit to evict for one more of `caller`: the oldest of the caller with the most, if it
+        has more.
+        """
+        calls = self._to.get(callee, {}).values()
+        held = Counter(circuit.caller for circuit in calls)
+        loose = [
+            circuit
+            for circuit in calls
+            if held[circuit.caller] > held[caller] and not self._is_settled(circuit, now)
+        ]
+        return max(loose, key=lambda circuit: (held[circuit.caller], -circuit.number), default=None)
+
+    def _is_settled(self, circuit: Circuit, now: float) -> bool:
+        both = len(circuit.came) == 2
+        return both and (circuit.answered >= SETTLED_BYTES or now - circuit.since > self._seconds)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _KeptLetter(Generic[To]):
+    to: To
+    mail: Mail
+    host: str
+    until: float
+
+    @property
+    def size(self) -> int:
+        """The bytes that it takes."""
+        return len(self.mail.blob) + LETTER_BYTES
+
+
+class _Senders(Generic[To]):
+    """Letters by where they came from, oldest first in each."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[str, dict[bytes, dict[_KeptLetter[To], None]]] = {}
+        self._held: dict[str, int] = {}
+
+    def add(self, letter: _KeptLetter[To]) -> None:
+        keys = self._hosts.setdefault(letter.host, {})
+        keys.setdefault(letter.mail.sender, {})[letter] = None
+        self._held[letter.host] = self._held.get(letter.host, 0) + letter.size
+
+    def remove(self, letter: _KeptLetter[To]) -> None:
+        keys = self._hosts[letter.host]
+        del keys[letter.mail.sender][letter]
+        self._held[letter.host] -= letter.size
+        if not keys[letter.mail.sender]:
+            del keys[letter.mail.sender]
+        if not keys:
+            del self._hosts[letter.host], self._held[letter.host]
+
+    def count(self, letter: _KeptLetter[To]) -> int:
+        """Return how many letters its sender has."""
+        return len(self._hosts[letter.host][letter.mail.sender])
+
+    def oldest_of(self, letter: _KeptLetter[To]) -> _KeptLetter[To]:
+        """Return the oldest letter of its sender."""
+        return next(iter(self._hosts[letter.host][letter.mail.sender]))
+
+    def held(self, host: str) -> int:
+        """Return the bytes that wait from this host."""
+        return self._held.get(host, 0)
+
+    def next_to_go(self) -> _KeptLetter[To]:
+        """Return the letter to evict next: the oldest of the largest holder."""
+        return self.next_of(max(self._held, key=self._held.__getitem__))
+
+    def next_of(self, host: str) -> _KeptLetter[To]:
+        """Return the oldest letter of the host's sender with the most."""
+        keys = self._hosts[host]
+        return next(iter(keys[max(keys, key=lambda key: len(keys[key]))]))
+
+
+class Mailroom(Generic[To]):
+    """`To` is who or what a letter waits for. `now` is a clock in seconds that never goes back."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._waiting: dict[To, dict[_KeptLetter[To], None]] = {}
+        self._senders: _Senders[To] = _Senders()
+        self.held_bytes = 0
+        self.dropped = 0  # so far
+
+    def keep(self, to: To, mail: Mail, now: float, *, host: str) -> None:
+        """Keep `mail`, which came from the address `host`, for a while."""
+        letter = _KeptLetter(to, mail, host, now + self._limits.mail_seconds)
+        waiting = self._waiting.setdefault(to, {})
+        waiting[letter] = None
+        self._senders.add(letter)
+        self.held_bytes += letter.size
+        if self._senders.count(letter) > self._limits.mail_of_sender:
+            self._drop(self._senders.oldest_of(letter))
+        if len(waiting) > self._limits.mail_of_one:
+            senders: _Senders[To] = _Senders()
+            for one in waiting:
+                senders.add(one)
+            self._drop(senders.next_to_go())
+        while self._senders.held(host) > self._limits.mail_bytes_of_host:
+            self._drop(self._senders.next_of(host))
+        while self.held_bytes > self._limits.mail_bytes:
+            self._drop(self._senders.next_to_go())
+
+    def take(self, to: To, now: float) -> list[Mail]:
+        """Return and remove all that waits for `to`, which is connected now."""
+        self._drop_old(to, now)
+        letters = list(self._waiting.get(to, ()))
+        for letter in letters:
+            self._remove(letter)
+        return [letter.mail for letter in letters]
+
+    def forget(self, to: To) -> None:
+        """Drop the letters for a node that will not come."""
+        for letter in list(self._waiting.get(to, ())):
+            self._drop(letter)
+
+    def sweep(self, now: float) -> None:
+        """Drop expired mail."""
+        for to in list(self._waiting):
+            self._drop_old(to, now)
+
+    def _drop_old(self, to: To, now: float) -> None:
+        for letter in [kept for kept in self._waiting.get(to, ()) if now >= kept.until]:
+            self._drop(letter)
+
+    def _drop(self, letter: _KeptLetter[To]) -> None:
+        self._remove(letter)
+        self.dropped += 1
+
+    def _remove(self, letter: _KeptLetter[To]) -> None:
+        self._senders.remove(letter)
+        self.held_bytes -= letter.size
+        waiting = self._waiting[letter.to]
+        del waiting[letter]
+        if not waiting:
+            del self._waiting[letter.to]
 
 
 class Switchboard:

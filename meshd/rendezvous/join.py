@@ -19,7 +19,7 @@ from meshd.identity.membership import Chain, check_chain
 from meshd.identity.record import PeerRecord
 from meshd.identity.revocation import RevocationSet
 from meshd.wire.joining import JoinMessage, JoinRequest, NotAdmitted, Welcome, decode
-from meshd.wire.lengths import LengthParser, framed
+from meshd.wire.message import LengthParser, framed
 
 _JOIN_SECONDS = 10.0
 MAX_RECORDS = 64

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from meshd.base import log
-from meshd.base.byte_format import in_number
 from meshd.base.errors import MeshdError, Refused, RemoteProtocolError, UserError
 from meshd.base.tasks import Owner, first_error, first_success
+from meshd.base.units import in_number
 from meshd.identity.invite import (
     Invite,
     JoinKeys,

@@ -10,9 +10,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.base.tasks import Owner
-from meshd.identity.invite import derive
+from meshd.identity.invite import Reply, derive, parse_reply
 from meshd.identity.invite_book import InviteBook, InviteEntry
-from meshd.identity.reply_code import Reply, parse_reply
 from meshd.wire.dialable import Dialable, trusted
 
 ACCEPT_SECONDS = 120.0  # for which the joiner of a reply code is let in

@@ -11,9 +11,8 @@ from typing import Protocol, TypeVar
 
 from meshd.base import log
 from meshd.base.tasks import Owner, first_error
-from meshd.identity.invite import Invite, JoinKeys
+from meshd.identity.invite import MAX_REPLY_CANDIDATES, Invite, JoinKeys, Reply, encode_reply
 from meshd.identity.keys import PeerId
-from meshd.identity.reply_code import MAX_REPLY_CANDIDATES, Reply, encode_reply
 from meshd.link.interface import DialError, DialFailure, LinkKind
 from meshd.wire.address import Candidate, order
 from meshd.wire.dialable import Dialable, trusted

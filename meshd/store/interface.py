@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from meshd.base.byte_format import in_bytes
+from meshd.base.units import in_bytes
 from meshd.model.gguf import Header
 from meshd.model.status import StoreStatus
 from meshd.model.weights_index import WeightsIndex

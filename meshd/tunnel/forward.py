@@ -1,18 +1,19 @@
-"""A peer's service as a listener on this node."""
+"""A peer's service as a listener on this node; and the other end: a peer's streams to a local target."""
 
 import asyncio
 import errno
+import os
 import socket
 from collections.abc import Callable, Mapping
 
 from meshd.base import log
-from meshd.base.accepted_socket import adopt
 from meshd.base.errors import Broken, MeshdError, UserError
-from meshd.base.listening_socket import LOOPBACK_HOST, NO_ROOM, NO_ROOM_SECONDS, listen_at
 from meshd.base.port_holder import port_holder
+from meshd.base.sockets import LOOPBACK_HOST, NO_ROOM, NO_ROOM_SECONDS, adopt, listen_at
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
-from meshd.peer.interface import Mesh, MetadataValue
+from meshd.mux.events import Code
+from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.tunnel.interface import OwnerCheck, TunnelStatus
 from meshd.tunnel.local import LocalSocket
 from meshd.tunnel.on_demand import open_on_demand
@@ -20,6 +21,7 @@ from meshd.tunnel.pump import Counter, pump
 
 MAX_CLIENTS = 64
 LOG = log.get("tunnel")
+_CONNECT_SECONDS = 5.0
 
 
 class Forward:
@@ -154,3 +156,31 @@ def _listen(host: str, port: int) -> socket.socket:
             f"cannot listen on `{host}:{port}` for a tunnel: {why}",
             hint="choose another: `--listen HOST:PORT` (port 0 picks a free one)",
         ) from None
+
+
+async def connect_through(stream: Stream, target: tuple[str, int], *, counter: Counter) -> None:
+    """Connect `stream` to the local host and port `target`; return when both ways have ended.
+
+    The stream is reset with the reason when the target cannot be reached. `counter` gets the bytes that pass.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            _transport, local = await loop.create_connection(LocalSocket, *target)
+    except (OSError, TimeoutError) as error:
+        stream.reset(Code.BROKEN, f"cannot connect to the service: {_in_words(error)}")
+        return
+    try:
+        await pump(local, stream, counter=counter)
+        await local.wait_closed()
+    except Broken as error:
+        stream.reset(Code.BROKEN, error.what)
+    finally:
+        local.abort()
+
+
+def _in_words(error: OSError) -> str:
+    """Return the system's own words: what asyncio adds names a place that the other side must not learn."""
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno).lower()
+    return "its name was not found" if isinstance(error, socket.gaierror) else "nothing answers there"

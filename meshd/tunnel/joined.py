@@ -7,9 +7,9 @@ import asyncio
 import socket
 from collections.abc import Callable, Mapping
 
-from meshd.base.accepted_socket import adopt
 from meshd.base.errors import Broken, MeshdError
 from meshd.base.local_way import LOCAL, offered
+from meshd.base.sockets import adopt
 from meshd.base.wakeful_loop import WakefulLoop
 from meshd.identity.keys import PeerId
 from meshd.mux.events import Code

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import cast
 
 from meshd.base.errors import Broken, EndOfStream
-from meshd.base.listening_socket import widen
+from meshd.base.sockets import widen
 
 LOW_WATER = 64 << 10  # resume reading, resume writing
 HIGH_WATER = 256 << 10  # stop reading, wait before writing more

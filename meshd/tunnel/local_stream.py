@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 from socket import socket
 
 from meshd.base import log
-from meshd.base.accepted_socket import adopt
 from meshd.base.errors import Broken, EndOfStream, MeshdError
+from meshd.base.sockets import adopt
 from meshd.base.tasks import Owner, first_error
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import MetadataValue, Stream

@@ -1,4 +1,4 @@
-"""Control messages as msgpack maps with string keys.
+"""Control messages as msgpack maps with string keys, behind a 4-byte length where a stream carries several.
 
 msgpack lives here only, and is imported with the first message, as small commands need none. Messages that
 are declared are read and written by codec.py; `Fields` reads signed statements, proofs and what is kept of
@@ -6,7 +6,8 @@ them, field by field, with limits. Unknown fields are ignored (later versions ad
 or oversized ones raise RemoteProtocolError that names the field.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 
 from meshd.base.errors import RemoteProtocolError
@@ -14,6 +15,7 @@ from meshd.wire.limits import MAX_CONTROL_BYTES, MAX_ITEMS, MAX_NESTING, MAX_TEX
 
 Value = None | bool | int | float | str | bytes | Sequence["Value"] | Mapping[str, "Value"]
 _LEAVES = frozenset({type(None), bool, int, float, str, bytes})
+_HEADER = struct.Struct(">I")
 
 
 def pack(fields: Mapping[str, Value]) -> bytes:
@@ -185,3 +187,49 @@ class Fields:
 
 def _bad(name: str, expected: str) -> RemoteProtocolError:
     return RemoteProtocolError(f"field `{name}` must be {expected}", code="message")
+
+
+def framed(message: bytes) -> bytes:
+    """Return the message with its length before it."""
+    return _HEADER.pack(len(message)) + message
+
+
+class LengthParser:
+    """Cuts a byte stream into messages of at most `limit` bytes each; keeps at most limit + 4 + one chunk."""
+
+    def __init__(self, *, limit: int = MAX_CONTROL_BYTES) -> None:
+        self._limit = limit
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Take received bytes in; `messages` yields what is whole."""
+        self._buffer += data
+
+    def messages(self) -> Iterator[bytes]:
+        """Yield whole messages, oldest first. Raises RemoteProtocolError for one that is too long."""
+        while (message := self.next()) is not None:
+            yield message
+
+    def next(self) -> bytes | None:
+        """Return the next whole message, or None for "need more". Raises RemoteProtocolError if it is too
+        long.
+        """
+        if len(self._buffer) < _HEADER.size:
+            return None
+        (length,) = _HEADER.unpack_from(self._buffer)
+        if length > self._limit:
+            raise RemoteProtocolError(
+                f"message of {length} bytes announced, at most {self._limit} are taken", code="message"
+            )
+        end = _HEADER.size + length
+        if len(self._buffer) < end:
+            return None
+        message = bytes(self._buffer[_HEADER.size : end])
+        del self._buffer[:end]
+        return message
+
+    def rest(self) -> bytes:
+        """Take out what was received behind the last whole message."""
+        rest = bytes(self._buffer)
+        self._buffer.clear()
+        return rest

@@ -54,7 +54,7 @@ class PresenceNews(Message, tag="presence"):
 
 @dataclass(frozen=True, slots=True)
 class AwayNews(Message, tag="away"):
-    """A statement that a member is away (identity/away.py)."""
+    """A statement that a member is away (identity/presence.py)."""
 
     away: Annotated[bytes, Size(AWAY_BYTES)]
 

@@ -1,6 +1,6 @@
 """Messages between a node and a relay, on the control connection, and the first bytes of a data connection.
 
-Each message is a msgpack map behind its length u32 (lengths.py). A *circuit* is a byte pipe between two nodes
+Each message is a msgpack map behind its length u32 (message.py). A *circuit* is a byte pipe between two nodes
 through the relay: caller and callee get a ticket each, and show it as the first thing on a connection of
 their own. A *box* is a mailbox: 16 bytes that only holders of an invite know.
 """

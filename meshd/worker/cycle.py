@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cache, partial
 
 from meshd.base import log
+from meshd.base.admission import Rates
 from meshd.base.errors import (
     Broken,
     EndOfStream,
@@ -20,7 +21,6 @@ from meshd.base.errors import (
     RemoteProtocolError,
 )
 from meshd.base.peer_limits import LEASE_MESSAGES, LEASES_ASKED, LEASES_ASKED_OF_PEER, TRIALS_ASKED
-from meshd.base.rate_by_key import Rates
 from meshd.base.tasks import Owner, first_error
 from meshd.devices.device_list import Listing
 from meshd.devices.device_trial import DeviceTrials

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from meshd.base.byte_format import in_bytes
 from meshd.base.tasks import in_thread
+from meshd.base.units import in_bytes
 
 _READ_BYTES = 1 << 20  # at a time: it is thrown away
 _STEP_BYTES = 16 << 20  # between two checks whether the weights are still wanted

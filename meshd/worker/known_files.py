@@ -10,8 +10,8 @@ import os
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from meshd.base import log
-from meshd.base.byte_format import in_bytes
 from meshd.base.errors import UserError
+from meshd.base.units import in_bytes
 from meshd.devices.fd_handover import Outgoing
 from meshd.model.weights_index import WeightsIndex, encode_index, join_indexes
 from meshd.store.interface import ContentStore, HashProgress, LeaseCache, WeightsFile

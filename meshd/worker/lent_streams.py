@@ -8,10 +8,10 @@ from functools import partial
 from socket import socket
 
 from meshd.base import local_way, log
+from meshd.base.admission import Release, Slots
 from meshd.base.errors import Broken, MeshdError, Refused, RemoteProtocolError
 from meshd.base.local_way import LOCAL
 from meshd.base.peer_limits import EARLY_STREAMS, LENT, PUSHED, PUSHED_OF_PEER
-from meshd.base.work_slots import Release, Slots
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member, Role
 from meshd.peer.interface import Mesh, MetadataValue, Stream

@@ -12,11 +12,11 @@ from dataclasses import replace
 from functools import partial
 
 from meshd.base import log
-from meshd.base.byte_format import in_bytes
+from meshd.base.admission import Rates
 from meshd.base.errors import Refused, RemoteProtocolError
 from meshd.base.peer_limits import FETCHES_ASKED
-from meshd.base.rate_by_key import Rates
 from meshd.base.tasks import Owner, first_error
+from meshd.base.units import in_bytes
 from meshd.devices.fd_handover import Outgoing
 from meshd.devices.interface import FromMembers, WeightsFromMembers
 from meshd.model.ggml import TENSOR_TYPES

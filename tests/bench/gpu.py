@@ -5,7 +5,7 @@
 
 Workers take the GPUs in turns, so two of them have one each, or share the only one; the head has its
 processor and computes nothing but the ends of the model. Real daemons in networks of their own
-(distant_run.py), and upstream's binaries behind delaying proxies. One node alone is upstream's on the first
+(distance.py), and upstream's binaries behind delaying proxies. One node alone is upstream's on the first
 GPU. What was measured is written after every cell, so that a run that is cut short leaves what it had, and
 `--resume` goes on with it: `--minutes N` ends a call in time where a machine is lent by the hour, and other
 lists add cells.
@@ -26,14 +26,12 @@ from meshd.base.errors import MeshdError, UserError
 from meshd.base.home_folder import expanded
 from meshd.base.tasks import first_error
 from meshd.bench.cells import Cell, Rig
-from meshd.bench.distance import machine, programs
-from meshd.bench.distant_run import run_meshd, run_stock
+from meshd.bench.distance import machine, measure_one_way, programs, run_meshd, run_stock
 from meshd.bench.figures import MESHD
-from meshd.bench.one_way_delay import measure_one_way
 from meshd.build.demo_model import demo_model
 from meshd.build.interface import MESH_PROGRAM, BuildProgress, NativeInfo
 from meshd.build.native import build
-from meshd.config import load
+from meshd.config.load import load
 from meshd.devices.devices import list_devices, pick
 from meshd.fleet.proxy import run_loop
 from meshd.process.run import run_to_end

@@ -23,11 +23,11 @@ from pathlib import Path
 
 from meshd.base.errors import MeshdError
 from meshd.base.local_way import LOCAL
-from meshd.bench.endpoints import print_line
-from meshd.bench.tunnel import BULK_BYTES
 from meshd.rpc import mesh_protocol as wire
 
+from tests.bench.endpoints import print_line
 from tests.bench.hop_ends import BUFFER_BYTES, message
+from tests.bench.tunnel import BULK_BYTES
 
 LINKS, BARE = "links", "bare"
 SIZES = (64, 4 << 10, 16 << 10)  # bytes of a small message: there, and back

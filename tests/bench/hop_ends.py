@@ -16,17 +16,18 @@ from pathlib import Path
 
 from meshd.base import log
 from meshd.base.errors import MeshdError
-from meshd.base.freed_memory import keep_freed_memory
 from meshd.base.local_way import LOCAL, come
+from meshd.base.own_process import keep_freed_memory
 from meshd.base.tasks import Owner
 from meshd.base.wakeful_loop import WakefulLoop
-from meshd.bench.endpoints import BENCH_SERVICE, member_at, print_line
 from meshd.identity.membership import Member
 from meshd.peer.interface import MetadataValue, PeerState, Stream
 from meshd.rpc import mesh_protocol as wire
 from meshd.rpc.mesh_lease_view import MeshLeaseView
 from meshd.tunnel.joined import JoinedTunnel, join
 from meshd.tunnel.pump import Unwatched
+
+from tests.bench.endpoints import BENCH_SERVICE, member_at, print_line
 
 BUFFER_BYTES = 64 << 20
 _READ_BYTES = 1 << 20

@@ -48,8 +48,7 @@ Targets: {verdict}. "One node alone" and a one-way delay ("way") are measured wi
 
 ## Compared with a direct connection
 
-No distance; stock llama.cpp of the same build over its own RPC (`meshd bench rpc`). The bare TLS pump shows
-what any two hops in Python cost:
+No distance; stock llama.cpp of the same build over its own RPC (`meshd bench rpc`):
 
 {rpc}
 

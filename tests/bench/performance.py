@@ -15,7 +15,7 @@ from meshd.base.errors import MeshdError
 from meshd.bench import distance, rpc
 from meshd.bench.figures import LOCAL, BenchRun, Figures, promises
 from meshd.bench.interface import WITHOUT, DistanceArgs, Json, RpcBenchArgs
-from meshd.config import load
+from meshd.config.load import load
 
 from tests.bench import readiness
 from tests.bench.page import Made, page, ready_section, with_ready_section

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshd.base.byte_format import in_number
 from meshd.base.errors import UserError
+from meshd.base.units import in_number
 from meshd.devices.processors import cores_of_machine
 
 

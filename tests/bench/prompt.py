@@ -15,13 +15,14 @@ from pathlib import Path
 
 from meshd.admin.status import Status
 from meshd.base.tasks import Owner
-from meshd.bench.distant_run import until_head_serves
+from meshd.bench.distance import until_head_serves
 from meshd.bench.llama import arguments_of, measure
 from meshd.build.demo_model import demo_model
-from meshd.config import load
-from meshd.fleet.fleet import Fleet, workers_alike
+from meshd.config.load import load
+from meshd.fleet.fleet import Fleet
 from meshd.plan.over_offers import MOST
 
+from tests.bench.networks import workers_alike
 from tests.bench.program import run_program
 
 

@@ -15,11 +15,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from meshd.bench.endpoints import print_line
 from meshd.fleet.node import LocalNode
 from meshd.rpc import mesh_protocol as wire
 from meshd.worker.mesh_server import CHILD_NAME
 
+from tests.bench.endpoints import print_line
 from tests.e2e.bare_node import bare_node
 from tests.e2e.hostile_stage import message
 from tests.e2e.lent_pair import LentServer, lent_pair, push, take

@@ -1,6 +1,6 @@
 """How long `meshd serve` takes from asking its workers until `/health` is 200.
 
-One machine alone, and connected workers at a distance that TCP sees (fleet/wire.py), in turns. All are real
+One machine alone, and connected workers at a distance that TCP sees (networks.py), in turns. All are real
 daemons that load the model and generate the first token, once when they begin, while links are still being
 made, and then as often as llama-server is ended. The beginning is in the head's log, the end is what a client
 sees.
@@ -20,17 +20,18 @@ from pathlib import Path
 from meshd.base import log
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, first_error
+from meshd.bench.cells import programs_and_model
 from meshd.bench.distance import machine
 from meshd.bench.figures import count_of
-from meshd.bench.inputs import programs_and_model
 from meshd.bench.interface import BenchOutput
 from meshd.bench.llama import until_served
-from meshd.bench.memory import give_back, take_memory
-from meshd.config import load
+from meshd.bench.stock_run import give_back, take_memory
+from meshd.config.load import load
 from meshd.fleet.fleet import Fleet, FleetSpec
 from meshd.fleet.networks import need_namespaces
 from meshd.fleet.node import LocalNode
 
+from tests.bench.networks import WiredFleet
 from tests.bench.program import run_bench
 from tests.bench.ready_figures import ReadinessFigures, ReadyTimes, asked_at, promises, table
 
@@ -127,7 +128,8 @@ async def _cell(
 
 
 def _fleet(args: ReadyArgs, model: Path, folder: Path, workers: int, rtt: float) -> Fleet:
-    return Fleet(
+    make = WiredFleet if workers else Fleet
+    return make(
         FleetSpec(
             folder=folder,
             cache=args.cache,
@@ -135,7 +137,6 @@ def _fleet(args: ReadyArgs, model: Path, folder: Path, workers: int, rtt: float)
             worker_model=model,
             round_trips=[rtt / 1000] * workers,
             head_options=REMOTE if workers else (),
-            wire=workers > 0,
         )
     )
 

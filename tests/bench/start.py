@@ -32,13 +32,13 @@ from pathlib import Path
 import meshd
 from meshd.base import log
 from meshd.base.errors import MeshdError
-from meshd.base.process_work import work_of
+from meshd.base.other_process import work_of
 from meshd.base.tasks import Owner
+from meshd.bench.cells import programs_and_model
 from meshd.bench.distance import machine
-from meshd.bench.inputs import programs_and_model
 from meshd.bench.interface import BenchOutput
 from meshd.bench.llama import api_connection
-from meshd.config import load
+from meshd.config.load import load
 from meshd.fleet.fleet import worker_names
 from meshd.fleet.node import LocalNode, NodeSpec, model_ready, start_all
 from meshd.fleet.proxy import run_loop

@@ -1,6 +1,6 @@
 """How many round trips a start of `meshd serve` waits for, by phases: `python -m tests.bench.start_trips`.
 
-Counted by a clock that stands still while anybody computes (fleet/stepped_clock.py), with windows that are
+Counted by a clock that stands still while anybody computes (fleet/networks.py), with windows that are
 wide from the start, so neither the machine nor the growth of windows matters: what is counted are messages
 that wait for one another. Two kinds of start, over workers that are up:
 
@@ -24,10 +24,11 @@ from pathlib import Path
 from meshd.admin.status import Status
 from meshd.base.tasks import Owner
 from meshd.build.demo_model import demo_model
-from meshd.config import load
-from meshd.fleet.fleet import HEAD_NAME, Fleet, FleetSpec, worker_names
+from meshd.config.load import load
+from meshd.fleet.fleet import HEAD_NAME, FleetSpec, worker_names
 from meshd.fleet.node import ready_or_raise
 
+from tests.bench.networks import SteppedFleet
 from tests.bench.program import run_program
 from tests.bench.readiness import REMOTE
 from tests.bench.stepped import Step, steps_of
@@ -79,11 +80,10 @@ async def _try(
         worker_model=model,
         round_trips=[0.0] * workers,
         head_options=REMOTE,
-        stepped=True,
         environments=dict.fromkeys([HEAD_NAME, *worker_names(workers)], WIDE),
     )
     async with Owner() as owner:
-        fleet = Fleet(spec)
+        fleet = SteppedFleet(spec)
         await fleet.start_workers(owner)
         for worker in fleet.workers:  # what the inviter welcomes the head with names all of them
             await worker.until(lambda status: len(status.peers) == workers - 1 and _all_connected(status))

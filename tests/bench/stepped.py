@@ -1,4 +1,4 @@
-"""Steps of a stepped clock (fleet/stepped_clock.py), as the process of the networks prints them. Pure."""
+"""Steps of a stepped clock (networks.py), as the process of the networks prints them. Pure."""
 
 import json
 from dataclasses import dataclass

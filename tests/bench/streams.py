@@ -18,13 +18,14 @@ from pathlib import Path
 
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
-from meshd.bench.distant_run import until_head_serves
+from meshd.bench.distance import until_head_serves
 from meshd.bench.llama import api_connection, completion
 from meshd.build.demo_model import demo_model
-from meshd.config import load
-from meshd.fleet.fleet import Fleet, workers_alike
+from meshd.config.load import load
+from meshd.fleet.fleet import Fleet
 from meshd.fleet.node import LocalNode, crossed_bytes, model_ready
 
+from tests.bench.networks import workers_alike
 from tests.bench.program import run_program
 
 _PROMPT_TOKENS = 8

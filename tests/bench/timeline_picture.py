@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from meshd.bench.curve import marks
+from meshd.bench.figures import marks
 
 from tests.bench.timeline import Doing, Lane, Span
 

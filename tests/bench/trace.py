@@ -17,18 +17,18 @@ from pathlib import Path
 from meshd.base import log
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, first_error
-from meshd.bench.distance import machine
-from meshd.bench.distant_run import WARM_TOKENS, until_head_serves
+from meshd.bench.cells import programs_and_model
+from meshd.bench.distance import WARM_TOKENS, machine, until_head_serves
 from meshd.bench.figures import count_of
-from meshd.bench.inputs import programs_and_model
 from meshd.bench.interface import BenchOutput
 from meshd.bench.llama import arguments_of, measure
-from meshd.config import load
-from meshd.fleet.fleet import HEAD_NAME, Fleet, worker_names, workers_alike
+from meshd.config.load import load
+from meshd.fleet.fleet import HEAD_NAME, Fleet, worker_names
 from meshd.fleet.networks import need_namespaces
 from meshd.fleet.proxy import run_loop
 from meshd.model.cache import ContextShape
 
+from tests.bench.networks import workers_alike
 from tests.bench.program import run_bench
 from tests.bench.timeline import Span, micro_batches, read_spans
 from tests.bench.timeline_picture import draw_timeline

@@ -28,11 +28,11 @@ from meshd.base.errors import MeshdError
 from meshd.base.resource_limits import usable_processors
 from meshd.base.tasks import Owner, first_error
 from meshd.base.wakeful_loop import Waiting
-from meshd.bench.distant_run import until_head_serves
+from meshd.bench.distance import until_head_serves
 from meshd.bench.llama import completion
 from meshd.build import native
 from meshd.build.interface import LLAMA_SERVER, MESH_PROGRAM
-from meshd.config import load
+from meshd.config.load import load
 from meshd.fleet.fleet import Fleet, FleetSpec, worker_names
 from meshd.fleet.node import LocalNode, model_ready
 from meshd.fleet.proxy import run_loop

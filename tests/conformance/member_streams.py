@@ -2,9 +2,9 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from meshd.base.admission import Release
 from meshd.base.errors import MeshdError, Refused
 from meshd.base.tasks import Owner
-from meshd.base.work_slots import Release
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member, check_chain
 from meshd.link.relayed.stream_pipe import Bytes

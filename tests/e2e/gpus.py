@@ -14,7 +14,7 @@ import pytest
 from meshd.build.interface import LLAMA_SERVER, MESH_PROGRAM, NativeInfo
 from meshd.build.native import find
 from meshd.devices.devices import parse_devices
-from meshd.process.group import environment
+from meshd.process.run import environment
 from meshd.wire.lease import OfferedDevice
 
 from tests.bench.random_model import random_model

@@ -24,7 +24,7 @@ import pytest
 from blake3 import blake3
 from meshd.model.gguf import read_header
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
-from meshd.process.group import environment
+from meshd.process.run import environment
 
 DEADLINE = 60.0  # seconds; nothing here takes a tenth of it on an idle machine
 PROMPT = "The capital of France is"

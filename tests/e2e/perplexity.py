@@ -26,7 +26,7 @@ from meshd.build.compile import compile_tree
 from meshd.build.interface import LLAMA_SERVER, MESH_PROGRAM, BuildProgress
 from meshd.build.native import fill
 from meshd.build.pin import read_pin
-from meshd.process.group import environment
+from meshd.process.run import environment
 
 from tests.e2e.models import cache_folder, native, smollm2
 from tests.e2e.native_rig import index_of

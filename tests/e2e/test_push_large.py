@@ -9,7 +9,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from meshd.base.tasks import Owner
-from meshd.config import HostPort, LinksConfig
+from meshd.config.forms import HostPort
+from meshd.config.tree import LinksConfig
 from meshd.daemon.member_node import MemberNode
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import PeerState, Stream

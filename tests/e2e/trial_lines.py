@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshd.devices import command_lines
-from meshd.process.group import environment
+from meshd.process.run import environment
 
 TRIAL_SECONDS = 300.0
 

@@ -9,11 +9,12 @@ from meshd.mux.config import Priority
 from meshd.mux.events import DataReceived, StreamOpened
 from meshd.mux.session import Session
 from meshd.wire import capacity, hello, joining, lease, models, news, serving
-from meshd.wire.frame import FrameParser, HelloReader, data_header, encode, encode_hello
-from meshd.wire.frame_types import (
+from meshd.wire.frame import (
     Ack,
     Control,
+    FrameParser,
     Goodbye,
+    HelloReader,
     LinkAck,
     LinkLost,
     MaxData,
@@ -25,10 +26,13 @@ from meshd.wire.frame_types import (
     Resume,
     ResumeEntry,
     Switch,
+    data_header,
+    encode,
+    encode_hello,
 )
-from meshd.wire.lengths import LengthParser, framed
+from meshd.wire.message import LengthParser, framed
+from meshd.wire.models import GONE, HERE, PieceInbox, PieceRequests, piece_request
 from meshd.wire.native import NativeVersion
-from meshd.wire.pieces import GONE, HERE, PieceInbox, PieceRequests, piece_request
 
 from tests.fuzz.mutate import either, flip
 from tests.fuzz.target import Target

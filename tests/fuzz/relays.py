@@ -10,9 +10,8 @@ from meshd.identity.keys import KeyPair
 from meshd.identity.relay_url import parse_relay_url, relay_url
 from meshd.link.relayed.http_proxy import read_reply
 from meshd.relay.limits import SMALL
-from meshd.relay.states import NodeIdentity
-from meshd.relay.switchboard import Switchboard
-from meshd.wire.lengths import LengthParser, framed
+from meshd.relay.switchboard import NodeIdentity, Switchboard
+from meshd.wire.message import LengthParser, framed
 from meshd.wire.relay import (
     MAX_RELAY_MESSAGE_BYTES,
     Call,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from meshd.base.errors import RemoteProtocolError
 from meshd.wire import igd
-from meshd.wire.http_reply import ReplyParser
+from meshd.wire.igd import ReplyParser
 from meshd.wire.netfacts import Filtering, Mapping, NetFacts, Ports, TriState, Udp
 from meshd.wire.portmap import (
     Wish,

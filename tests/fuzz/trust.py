@@ -9,17 +9,13 @@ from typing import cast
 
 import msgpack
 from meshd.base.errors import MeshdError, Refused, RemoteProtocolError
-from meshd.identity.away import Away
-from meshd.identity.exchange import MAGIC, ProofFailed
 from meshd.identity.keys import KeyPair
-from meshd.identity.membership import Chain, Role, check_chain
-from meshd.identity.presence import Presence
-from meshd.identity.proof import DialProof
+from meshd.identity.membership import Chain, Role, Statement, check_chain
+from meshd.identity.presence import Away, Presence
+from meshd.identity.proof import MAGIC, DialProof, ProofFailed
 from meshd.identity.record import PeerRecord
 from meshd.identity.revocation import Ban, RevocationSet, ban
-from meshd.identity.signal import Signal
-from meshd.identity.signal_guard import SignalGuard
-from meshd.identity.signed import Statement
+from meshd.identity.signal import Signal, SignalGuard
 from meshd.wire.message import pack
 from meshd.wire.signal import SignalBody
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
-from meshd.wire.lengths import framed
+from meshd.wire.message import framed
 
 from tests.hostile.draw import Draw, Pool
 from tests.hostile.member import Mallory, Talk, Target

@@ -11,8 +11,8 @@ from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
 from meshd.devices.path_probe import PATH_PROBE_SERVICE, PROBED_BYTES
 from meshd.wire import capacity, models, serving
-from meshd.wire.lengths import LengthParser, framed
-from meshd.wire.pieces import CONTENT_FIELD, HERE, PIECES_SERVICE, piece_request
+from meshd.wire.message import LengthParser, framed
+from meshd.wire.models import CONTENT_FIELD, HERE, PIECES_SERVICE, piece_request
 
 from tests.fuzz.mutate import either
 from tests.hostile.approach import FLOOD, VIRTUAL, VOLLEY, Approach, Metadata, Pace, Said

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from meshd.base import log
 from meshd.base.tasks import Owner
-from meshd.config import HostPort, LinksConfig
+from meshd.config.forms import HostPort
+from meshd.config.tree import LinksConfig
 from meshd.identity.keys import PeerId
 from meshd.link.interface import Link
 from meshd.link.secure.handshake import HandshakeContext

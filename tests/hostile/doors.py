@@ -17,10 +17,9 @@ from meshd.wire.capacity import CAPACITY_SERVICE
 from meshd.wire.hello import Go
 from meshd.wire.lease import LEASE_SERVICE, PUSH_SERVICE, RPC_SERVICE, Acquire, Grant, Reserve
 from meshd.wire.lease import decode as decode_lease
-from meshd.wire.lengths import LengthParser, framed
-from meshd.wire.models import MODELS_SERVICE
+from meshd.wire.message import LengthParser, framed
+from meshd.wire.models import MODELS_SERVICE, PIECES_SERVICE
 from meshd.wire.news import MAX_PRESENCES, NEWS_SERVICE, BanNews, PresenceNews, RecordNews
-from meshd.wire.pieces import PIECES_SERVICE
 from meshd.wire.serving import API_SERVICE, SERVING_SERVICE
 from meshd.wire.signal import SIGNAL_SERVICE
 
@@ -279,7 +278,7 @@ class Visit(Asking):
         """Raw frames in the middle of a good session: most end it."""
         victim = self._target()
         talk = await self._talk(victim)
-        words = [name for name in self.speech.words if name.startswith("frame_types.")]
+        words = [name for name in self.speech.words if name.startswith("frame.")]
         count = self._rng.choice((1, 3, VOLLEY))
         names = self._rng.choices(words, k=count)
         said = [self.speech.say(name) for name in names]

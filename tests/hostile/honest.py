@@ -14,7 +14,8 @@ from pathlib import Path
 
 from meshd.base import log
 from meshd.base.tasks import Owner
-from meshd.config import HostPort, LinksConfig
+from meshd.config.forms import HostPort
+from meshd.config.tree import LinksConfig
 from meshd.daemon.member_node import MemberNode
 from meshd.link.quic import first_datagram as _quic  # noqa: F401 - else loaded in a thread, at whatever time
 from meshd.link.webrtc import pipe as _webrtc  # noqa: F401 - likewise: 33 MiB, which are no growth

@@ -27,7 +27,7 @@ from meshd.mux.events import (
 from meshd.mux.session import Session
 from meshd.wire.hello import WIRE_VERSION, Bans, Go, Hello, decode
 from meshd.wire.hello import Refusal as GreetingRefusal
-from meshd.wire.lengths import LengthParser, framed
+from meshd.wire.message import LengthParser, framed
 from meshd.wire.native import NativeVersion
 
 LINK = 1

@@ -9,8 +9,7 @@ import pytest
 from meshd.base.errors import RemoteProtocolError
 from meshd.link.net.stun import Question, ask_udp, bound_socket, tcp_mapping
 from meshd.portmap.interface import GatewayRoute, HomeRouter, NotMapped
-from meshd.portmap.natpmp import NatPmpRouter
-from meshd.portmap.pcp import PcpRouter
+from meshd.portmap.pcp import NatPmpRouter, PcpRouter
 from meshd.portmap.upnp import UpnpRouter
 from meshd.rendezvous.book import MAX_BOOK_PEERS
 from meshd.rendezvous.mdns_neighbours import MAX_SEEN, Neighbours

@@ -8,7 +8,7 @@ from meshd.base import log
 from meshd.base.errors import MeshdError
 from meshd.base.peer_limits import MAIL_WAITING
 from meshd.link.interface import Link
-from meshd.wire.lengths import framed
+from meshd.wire.message import framed
 
 from tests.conformance.relays import House, Party, Tampering, in_house, read_exactly
 from tests.conformance.run import until

@@ -4,7 +4,7 @@ import dataclasses
 import random
 
 import pytest
-from meshd.wire import address, dialable, http_reply, igd, native, portmap
+from meshd.wire import address, dialable, igd, native, portmap
 
 from tests.hostile.draw import Draw, Pool, drawn_seed
 from tests.hostile.words import UNSAYABLE, Speech, Word, catalogue, parts, wire_types
@@ -12,7 +12,7 @@ from tests.hostile.words import UNSAYABLE, Speech, Word, catalogue, parts, wire_
 # Dataclasses that no member sends: read from a router or a web server (tests/fuzz/routers.py), or made here.
 NOT_SAID = {
     address.ScopedCandidate: "an address for this machine alone",
-    http_reply.HttpReply: "a router's answer",
+    igd.HttpReply: "a router's answer",
     igd.IgdControl: "from a router's description",
     portmap.Granted: "a router's answer",
     portmap.Outside: "a router's answer",

@@ -20,8 +20,7 @@ from functools import partial
 import meshd.wire
 from meshd.base.errors import LocalProtocolError, MeshdError
 from meshd.wire.address import ScopedCandidate
-from meshd.wire.frame import FrameParser, data_header
-from meshd.wire.frame_types import Data
+from meshd.wire.frame import Data, FrameParser, data_header
 
 from tests.fuzz.mutate import either
 from tests.hostile.draw import Draw, hints_of
@@ -124,7 +123,7 @@ def catalogue() -> tuple[Word, ...]:
         if write is None or kind is ScopedCandidate:  # which is never said
             continue
         read = _method(kind, "decode", "from_bytes")
-        if read is None and kind.__module__.endswith(".frame_types"):
+        if read is None and kind.__module__.endswith(".frame"):
             read = _read_frame
         elif read is None:
             read = next((value for value, hint in readers if kind in members(hint)), None)

@@ -26,9 +26,9 @@ from typing import IO, TypeVar
 
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, first_error
-from meshd.bench.distant_run import until_head_serves
+from meshd.bench.distance import until_head_serves
 from meshd.bench.llama import ChatAnswer, completion
-from meshd.config import load
+from meshd.config.load import load
 from meshd.fleet.fleet import Fleet, FleetSpec
 from meshd.fleet.node import model_ready
 from meshd.fleet.proxy import run_loop

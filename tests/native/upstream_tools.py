@@ -8,7 +8,7 @@ import os
 import sys
 
 from meshd.build.native import build
-from meshd.config import find_cache
+from meshd.config.tree import find_cache
 
 
 def main(argv: list[str]) -> int:

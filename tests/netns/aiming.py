@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from meshd.config import HostPort, LinksConfig
+from meshd.config.forms import HostPort
+from meshd.config.tree import LinksConfig
 from meshd.daemon.member_node import MemberNode
 from meshd.identity.keys import KeyPair
 from meshd.identity.membership import Chain, Role, issue

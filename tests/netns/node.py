@@ -17,7 +17,8 @@ from pathlib import Path
 from meshd.base import log
 from meshd.base.errors import EndOfStream, MeshdError
 from meshd.base.tasks import Owner
-from meshd.config import Config, HostPort, LinksConfig, NodeConfig, Paths
+from meshd.config.forms import HostPort
+from meshd.config.tree import Config, LinksConfig, NodeConfig, Paths
 from meshd.daemon.join_dialers import enter
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.mesh_port import MeshPort

@@ -5,14 +5,19 @@ import os
 from pathlib import Path
 
 import pytest
-from meshd.bench.transport import measure, share
+from meshd.bench.transport import END, measure, share
 from meshd.bench.wan import WanLine
 
+from tests.bench.transport import END as STOCK_END
 
-@pytest.mark.parametrize("way", ["tcp", "webrtc", "aiortc", "aioquic", "tls"])
-def test_a_link_over_the_line(way: str) -> None:
+
+@pytest.mark.parametrize(
+    ("end", "way"),
+    [(END, "tcp"), (END, "webrtc"), (END, "tls"), (STOCK_END, "aiortc"), (STOCK_END, "aioquic")],
+)
+def test_a_link_over_the_line(end: str, way: str) -> None:
     line = WanLine(rtt_ms=20.0, mbit=100.0)
-    figure = asyncio.run(measure(way, line, bulk=1 << 20, pings=5, control="cubic"))
+    figure = asyncio.run(measure(end, way, line, bulk=1 << 20, pings=5, control="cubic"))
     assert figure.failed == ""
     assert 0 < figure.rate < line.mbit * 125_000
     assert all(ping > 0.02 for ping in figure.pings)
@@ -20,7 +25,7 @@ def test_a_link_over_the_line(way: str) -> None:
 
 
 def test_beside_a_tcp_flow() -> None:
-    figure = asyncio.run(share("tcp", WanLine(rtt_ms=10.0, mbit=100.0), "cubic", seconds=4.0))
+    figure = asyncio.run(share(END, "tcp", WanLine(rtt_ms=10.0, mbit=100.0), "cubic", seconds=4.0))
     assert figure.failed == ""
     assert figure.rate > 0
     assert figure.beside_rate > 0
@@ -32,7 +37,7 @@ def test_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Path] = []
 
     async def main() -> str:
-        figure = asyncio.create_task(measure("tcp", WanLine(rtt_ms=1.0), bulk=64 << 10))
+        figure = asyncio.create_task(measure(END, "tcp", WanLine(rtt_ms=1.0), bulk=64 << 10))
         while not figure.done():
             seen.extend(_with(mark))
             await asyncio.sleep(0.02)

@@ -24,10 +24,11 @@ from pathlib import Path
 
 import pytest
 from meshd.base.tasks import Owner
-from meshd.fleet.fleet import Fleet, FleetSpec
+from meshd.fleet.fleet import FleetSpec
 from meshd.fleet.node import ready_or_raise
 from meshd.fleet.proxy import run_loop
 
+from tests.bench.networks import WiredFleet
 from tests.bench.readiness import REMOTE, Serving
 from tests.bench.ready_figures import ROUND_TRIPS
 from tests.e2e.models import cache_folder, native, smollm2
@@ -61,9 +62,8 @@ async def serving(owner: Owner, model: Path, folder: Path, workers: int, rtt_ms:
         worker_model=model,
         round_trips=[rtt_ms / 1000] * workers,
         head_options=REMOTE,
-        wire=True,
     )
-    return await Serving.start(owner, Fleet(spec))
+    return await Serving.start(owner, WiredFleet(spec))
 
 
 @cache
@@ -116,14 +116,13 @@ def test_tcp_sees_the_distance(tmp_path: Path) -> None:
 
     async def main() -> list[float]:
         with tempfile.TemporaryDirectory(prefix="meshd-wire-") as name:
-            fleet = Fleet(
+            fleet = WiredFleet(
                 FleetSpec(
                     folder=Path(name),
                     cache=cache_folder(),
                     model=smollm2(),
                     worker_model=smollm2(),
                     round_trips=[0.1],
-                    wire=True,
                 )
             )
             async with Owner() as owner:

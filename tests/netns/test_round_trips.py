@@ -20,8 +20,9 @@ from pathlib import Path
 
 import pytest
 from meshd.base.tasks import Owner
-from meshd.fleet.fleet import HEAD_NAME, Fleet, FleetSpec, worker_names
+from meshd.fleet.fleet import HEAD_NAME, FleetSpec, worker_names
 
+from tests.bench.networks import SteppedFleet
 from tests.bench.readiness import REMOTE, Serving
 from tests.bench.ready_figures import ROUND_TRIPS, asked_at
 from tests.bench.start_trips import WIDE
@@ -69,13 +70,12 @@ async def starts(workers: int, folder: Path) -> list[Start]:
         worker_model=smollm2(),
         round_trips=[0.0] * workers,
         head_options=REMOTE,
-        stepped=True,
         environments=dict.fromkeys([HEAD_NAME, *worker_names(workers)], WIDE),
     )
     found: list[Start] = []
     began = time.monotonic()
     async with Owner() as owner:
-        serving = await Serving.start(owner, Fleet(spec))
+        serving = await Serving.start(owner, SteppedFleet(spec))
         while not any(one.round_trips < least(workers) + 1 for one in found):
             if time.monotonic() - began > MOST_SECONDS:
                 break

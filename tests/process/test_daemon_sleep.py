@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from meshd.config import HostPort, LinksConfig
+from meshd.config.forms import HostPort
+from meshd.config.tree import LinksConfig
 from meshd.daemon.member_node import MemberNode
 from meshd.peer.interface import PeerState, PeerStatus
 

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.tasks import Owner
-from meshd.fleet.proxy import Counts, DelayingProxy, ProxyRules, connect_to, run_loop
-from meshd.process.ports import listening_socket
+from meshd.fleet.proxy import Counts, DelayingProxy, ProxyRules, connect_to, listening_socket, run_loop
 
 Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 SECONDS = 20.0

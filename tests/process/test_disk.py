@@ -12,9 +12,8 @@ import pytest
 from meshd.base import log
 from meshd.base.errors import MeshdError, UserError
 from meshd.config import HostPort, LinksConfig
-from meshd.identity.keeping import Keeping
 from meshd.identity.keys import KeyPair
-from meshd.identity.keystore import Home
+from meshd.identity.keystore import Home, Keeping
 from meshd.peer.local_member import BLOCK, Numbering
 from meshd.relay import run as relay
 from meshd.relay.run import RelaySettings

@@ -4,7 +4,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from meshd.config import HostPort, LinksConfig
+from meshd.config.forms import HostPort
+from meshd.config.tree import LinksConfig
 from meshd.daemon.member_node import MemberNode
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.record import PeerRecord

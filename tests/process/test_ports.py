@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from meshd.base.errors import UserError
 from meshd.base.port_holder import port_holder
-from meshd.process import ports
-from meshd.process.ports import listening_socket
+from meshd.fleet import proxy
+from meshd.fleet.proxy import listening_socket
 
 from tests.process.scenes import Maker, owned, pid_of
 
@@ -25,7 +25,7 @@ def test_no_descriptor_left_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> socket.socket:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(ports, "listen_at", refuse)
+    monkeypatch.setattr(proxy, "listen_at", refuse)
     with pytest.raises(UserError, match="Too many open files"):
         listening_socket()
 

@@ -5,7 +5,8 @@ import random
 from pathlib import Path
 
 from meshd.base.tasks import Owner
-from meshd.config import HostPort, LinksConfig
+from meshd.config.forms import HostPort
+from meshd.config.tree import LinksConfig
 from meshd.daemon.member_node import MemberNode
 from meshd.identity.keys import PeerId
 from meshd.identity.relay_url import relay_url

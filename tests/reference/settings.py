@@ -6,9 +6,8 @@ import tomllib
 from itertools import groupby
 
 from meshd.config.forms import BOOLEAN
-from meshd.config.model_tables import MODEL_SETTINGS, MODELS
-from meshd.config.setting import Setting
-from meshd.config.shown import toml
+from meshd.config.load import MODEL_SETTINGS, MODELS
+from meshd.config.setting import Setting, toml
 from meshd.config.tree import SETTINGS
 
 WIDTH = 112

@@ -89,10 +89,10 @@ NO_SHARES = frozenset(
         "head/worker_backoff.py:MOST_DOUBLINGS",
         "head/load_report.py:MAX_KEPT",
         "tunnel/forward.py:MAX_CLIENTS",
-        "tunnel/user_tunnel_config.py:MAX_EXPOSED",
-        "tunnel/user_tunnel_config.py:MAX_OPENED",
-        "tunnel/user_tunnel_config.py:MAX_ALLOWED_PEERS",
-        "tunnel/user_tunnel_config.py:MAX_HOST",
+        "tunnel/user_tunnels.py:MAX_EXPOSED",
+        "tunnel/user_tunnels.py:MAX_OPENED",
+        "tunnel/user_tunnels.py:MAX_ALLOWED_PEERS",
+        "tunnel/user_tunnels.py:MAX_HOST",
     ]
 )
 

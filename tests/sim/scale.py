@@ -30,7 +30,7 @@ from unittest import mock
 from meshd.base import log
 from meshd.base.errors import Broken, Busy, Refused
 from meshd.base.peer_limits import LIVES_OF_ONE, NEWS_CHECKS, NEWS_OF_ONE, Rate
-from meshd.identity import away, keys, presence, record, signed
+from meshd.identity import keys, membership, presence, record
 from meshd.identity.presence import Presence
 from meshd.mux.config import MuxConfig
 from meshd.peer import links, path_selection
@@ -122,9 +122,8 @@ def metered() -> Iterator[Meter]:
 
     with (
         mock.patch.object(MessageStream, "send", counted_send),
-        mock.patch.object(signed, "verify", counted_verify),
+        mock.patch.object(membership, "verify", counted_verify),
         mock.patch.object(presence, "verify", counted_verify),
-        mock.patch.object(away, "verify", counted_verify),
         mock.patch.object(record, "_read", read),
         mock.patch.object(path_selection, "SILENT_AFTER", SILENT_AFTER),
         mock.patch.object(links, "SILENT_AFTER", SILENT_AFTER),

@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from meshd.base.errors import Broken, Refused, RemoteProtocolError
 from meshd.base.peer_limits import NEWS_STREAMS
-from meshd.identity.away import Away
-from meshd.identity.presence import Presence
+from meshd.identity.membership import Statement
+from meshd.identity.presence import Away, Presence
 from meshd.identity.record import PeerRecord
 from meshd.identity.revocation import Ban, digest_of
-from meshd.identity.signed import Statement
 from meshd.peer.interface import PeerState, Stream
 from meshd.peer.news_ledger import BanItem, Item, LifeItem, Told
 from meshd.wire.limits import MAX_BAN_BYTES, MAX_RECORD_BYTES, MAX_SEQUENCE

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from meshd.base.admission import Release, Slots
 from meshd.base.errors import MeshdError, Refused
 from meshd.base.peer_limits import PASSED_ON_OF_PEER, WELCOMED_BY_PEER, Share
 from meshd.base.tasks import Owner
-from meshd.base.work_slots import Release, Slots
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
 from meshd.link.interface import DialError, Link, LinkKind

@@ -12,8 +12,8 @@ import yaml
 from meshd.cli.main import VERBS
 from meshd.cli.options import Parser
 from meshd.cli.relay import DEFAULT_PORT as RELAY_PORT
-from meshd.config import DEFAULT_MESH_PORT, ServeConfig
-from meshd.config.tree import SETTINGS
+from meshd.config.serve_settings import ServeConfig
+from meshd.config.tree import DEFAULT_MESH_PORT, SETTINGS
 
 from tests.dockerfile import Stage, read, stages
 from tests.rules.source import ROOT

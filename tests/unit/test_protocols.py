@@ -25,8 +25,6 @@ from meshd.library.members.fetch_weights import MemberWeights
 from meshd.link.interface import Dialer, Link, Listener, Signals
 from meshd.link.tcp.dial import TcpDialer, TcpLink
 from meshd.link.tcp.listen import TcpListener
-from meshd.netcheck.interface import NetCheck
-from meshd.netcheck.watch import NetWatch
 from meshd.peer.interface import Book, Mesh, Stream
 from meshd.peer.mesh import PeerMesh
 from meshd.peer.signals import SignalService
@@ -78,7 +76,6 @@ weights: Callable[[ModelFile], WeightsFile] = same
 worker_role: Callable[[Worker], RunningRole] = same
 serve_role: Callable[[Model], RunningRole] = same
 router: Callable[[PcpRouter], HomeRouter] = same
-net_check: Callable[[NetWatch], NetCheck] = same
 lease_cache: Callable[[store_lease_cache.DiskLeaseCache], LeaseCache] = same
 content_store: Callable[[content_store_module.DiskContentStore], ContentStore] = same
 inspector: Callable[[MeshLeaseView], Inspector] = same
@@ -121,8 +118,8 @@ def test_every_protocol_of_an_interface_is_spoken_for() -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=[verb.name for verb in VERBS])
-def test_a_verb_is_a_module_with_two_functions(verb: Verb) -> None:
-    module = verb.load()
-    assert callable(module.add_arguments)
-    assert callable(module.run)
-    assert module.__doc__, "its help is its docstring"
+def test_a_verb_has_two_functions_and_a_help_text(verb: Verb) -> None:
+    code = verb.load()
+    assert callable(code.add_arguments)
+    assert callable(code.run)
+    assert code.__doc__, "its help is its docstring"

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from meshd.admin.status import Status
 from meshd.base.log import SECRET_FIELDS
-from meshd.base.log_events import EVENTS, FIELDS
 from meshd.cli.main import VERBS
 from meshd.config.forms import BOOLEAN, PATH, choice, whole
 from meshd.config.setting import Setting
@@ -15,6 +14,7 @@ from meshd.config.tree import SETTINGS
 
 from tests.reference import __main__ as command
 from tests.reference import logs, settings, status_json, synopses
+from tests.reference.log_events import EVENTS, FIELDS
 from tests.reference.marks import with_parts
 from tests.reference.pages import PAGES
 from tests.rules.source import ROOT, Source
@@ -69,13 +69,15 @@ def test_a_page_without_the_right_marks_is_refused(page: str) -> None:
 
 def test_every_event_that_is_logged_is_told_and_no_other() -> None:
     lacking = {event: found.places for event, found in logs.logged().items() if event not in EVENTS}
-    assert lacking == {}, "say in meshd/base/log_events.py what it means"
+    assert lacking == {}, "say in tests/reference/log_events.py what it means"
     assert sorted(set(EVENTS) - set(logs.logged())) == []
 
 
 def test_every_field_that_is_logged_is_told_and_no_other() -> None:
     used = {one for found in logs.logged().values() for one in found.fields}
-    assert sorted(used - set(FIELDS) - SECRET_FIELDS) == [], "say in meshd/base/log_events.py what it means"
+    assert sorted(used - set(FIELDS) - SECRET_FIELDS) == [], (
+        "say in tests/reference/log_events.py what it means"
+    )
     assert sorted(set(FIELDS) - used - logs.ADDED) == []
 
 

@@ -12,18 +12,18 @@ from types import TracebackType
 from typing import Self
 
 from meshd.base import log
-from meshd.base.byte_format import in_bytes
 from meshd.base.errors import Broken, MeshdError, RemoteProtocolError, UserError
 from meshd.base.peer_limits import MODEL_HOLDERS
 from meshd.base.tasks import Owner, cancel_and_wait, first_error
 from meshd.base.token_bucket import TokenBucket
+from meshd.base.units import in_bytes
 from meshd.identity.keys import PeerId
 from meshd.library.members.piece_plan import PiecePlan
 from meshd.model.piece_index import PIECE_BYTES, PieceIndex
 from meshd.mux.events import Code
 from meshd.peer.interface import Mesh, Stream
 from meshd.tunnel.on_demand import open_on_demand
-from meshd.wire.pieces import CONTENT_FIELD, PIECES_SERVICE, PieceInbox, piece_request
+from meshd.wire.models import CONTENT_FIELD, PIECES_SERVICE, PieceInbox, piece_request
 
 OTHER_FILE = "it has another file of that name"
 _ASKED_AHEAD = 2  # pieces requested ahead from one holder, so that no round trip is lost

@@ -10,10 +10,10 @@ import asyncio
 import functools
 from collections.abc import Callable
 
-from meshd.base.byte_format import in_bytes
 from meshd.base.errors import MeshdError, UserError
 from meshd.base.peer_limits import MODEL_HOLDERS
 from meshd.base.tasks import Owner, first_error, in_thread
+from meshd.base.units import in_bytes
 from meshd.devices.interface import FromMembers
 from meshd.identity.keys import PeerId
 from meshd.library.members.ask_models import LIST_SECONDS, ask_models, ask_pieces, askable

@@ -26,6 +26,7 @@ from typing import TypeVar
 from blake3 import blake3
 
 from meshd.base import log
+from meshd.base.admission import Rates, Release, Slots
 from meshd.base.errors import Broken, EndOfStream, MeshdError, RemoteProtocolError
 from meshd.base.peer_limits import (
     GIVEN_WHILE_SERVING,
@@ -38,9 +39,7 @@ from meshd.base.peer_limits import (
     PIECES_GIVEN_OF_ISSUER,
     PIECES_GIVEN_OF_PEER,
 )
-from meshd.base.rate_by_key import Rates
 from meshd.base.tasks import Owner, first_error, in_thread
-from meshd.base.work_slots import Release, Slots
 from meshd.devices.tell_capacity import NOT_FOR_YOU
 from meshd.identity.membership import Member, Role
 from meshd.library.disk import is_file
@@ -64,14 +63,19 @@ from meshd.wire.limits import (
     MAX_PIECE_HASHES,
 )
 from meshd.wire.models import (
+    CONTENT_FIELD,
+    GONE,
+    HERE,
     MODEL_KEY_BYTES,
     MODELS_SERVICE,
+    PIECES_SERVICE,
     AskModels,
     AskPieces,
     AskTensors,
     ModelsTold,
     NoPieces,
     PieceHashes,
+    PieceRequests,
     PiecesTold,
     ReadingModel,
     TensorHashes,
@@ -79,7 +83,6 @@ from meshd.wire.models import (
     ToldModel,
     decode,
 )
-from meshd.wire.pieces import CONTENT_FIELD, GONE, HERE, PIECES_SERVICE, PieceRequests
 
 OWN_SOURCES = frozenset({ModelSource.MESHD, ModelSource.PATH})
 _FRESH_SECONDS = 5.0  # a list is reused for so long

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from meshd.base.byte_format import in_bytes
 from meshd.base.errors import UserError
+from meshd.base.units import in_bytes
 from meshd.identity.keys import PeerId
 from meshd.model.gguf_names import GGUF_SUFFIX, SHARD, GgufFile, GgufModel, choose, is_model
 from meshd.model.model_name import (

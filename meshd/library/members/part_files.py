@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from meshd.base.byte_format import in_bytes
 from meshd.base.errors import UserError
+from meshd.base.units import in_bytes
 from meshd.library.disk import DISK_IS_FULL, RESERVED_BYTES, check_space, folders_in, no_space
 from meshd.library.pulled_models import WHOLE_KIND
 from meshd.model.piece_index import PIECE_BYTES, PieceIndex

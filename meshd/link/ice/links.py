@@ -18,11 +18,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from meshd.base.admission import Rates
 from meshd.base.errors import Broken, Closed, MeshdError, RemoteProtocolError
 from meshd.base.fault_boundary import Contained, Fault
 from meshd.base.log import get
 from meshd.base.peer_limits import ATTEMPTS, ICE_KNOWN, OFFERS, OFFERS_OF_PEER
-from meshd.base.rate_by_key import Rates
 from meshd.base.tasks import Owner, first_error
 from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose

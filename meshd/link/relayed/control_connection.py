@@ -13,7 +13,7 @@ from meshd.identity.proof import Purpose
 from meshd.link.relayed.http_proxy import Allow
 from meshd.link.relayed.relay_pipe import RelayPipe
 from meshd.link.secure.handshake import HandshakeContext, prove_dialled
-from meshd.wire.lengths import LengthParser, framed
+from meshd.wire.message import LengthParser, framed
 from meshd.wire.relay import (
     MAX_RELAY_MESSAGE_BYTES,
     Call,

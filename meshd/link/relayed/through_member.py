@@ -14,7 +14,8 @@ from ssl import SSLContext
 from typing import Protocol
 
 from meshd.base import log
-from meshd.base.ask_history import Asked
+from meshd.base.admission import Release, Slots
+from meshd.base.backoff import Asked
 from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused
 from meshd.base.peer_limits import (
     PASSED_ON,
@@ -24,7 +25,6 @@ from meshd.base.peer_limits import (
     WELCOMED_BY_PEER,
 )
 from meshd.base.tasks import Owner, first_error, first_success
-from meshd.base.work_slots import Release, Slots
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
 from meshd.identity.proof import Proven, Purpose

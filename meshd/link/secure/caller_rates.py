@@ -12,6 +12,7 @@ keep their UDP port, that port has a share of its own, which nobody else behind 
 
 from collections.abc import Iterator
 
+from meshd.base.admission import Rates
 from meshd.base.peer_limits import (
     CALLERS_KNOWN,
     CALLERS_PLACES,
@@ -20,7 +21,6 @@ from meshd.base.peer_limits import (
     CALLS_FAILED,
     CALLS_FAILED_KNOWN,
 )
-from meshd.base.rate_by_key import Rates
 from meshd.base.unproven_connections import origin
 from meshd.identity.keys import PeerId
 

@@ -9,9 +9,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+from meshd.base.admission import Slots
 from meshd.base.errors import RemoteProtocolError
 from meshd.base.peer_limits import JOINING, JOINING_OF_KEY
-from meshd.base.work_slots import Slots
 from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
 from meshd.link.interface import Link

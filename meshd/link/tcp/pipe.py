@@ -18,8 +18,7 @@ from meshd.link.secure.tls import MAX_HANDSHAKE_BYTES, TlsEngine
 from meshd.link.tcp.lent_space import LentSpace
 from meshd.link.tcp.options import tune
 from meshd.wire.limits import MAX_FRAME_BYTES, MAX_UNPROVEN_BYTES
-from meshd.wire.stun import Endpoint
-from meshd.wire.stun_answer import StreamAnswers
+from meshd.wire.stun import Endpoint, StreamAnswers
 
 _SEND_LOW_BYTES = 16 << 10
 RECEIVE_HIGH_BYTES = 256 << 10  # unread: then the socket is left alone

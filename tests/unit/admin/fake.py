@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from meshd.admin import api, models_api, plan_api, why_api
+from meshd.admin import api, models_api, plan_api
 from meshd.admin.api import (
     AcceptReply,
     ExposedList,
@@ -266,7 +266,7 @@ class FakeControl(Answers):
     asked: list[object] = field(default_factory=list)
     stopping: bool = False
     services: tuple[ExposedView, ...] = ()
-    why_reply: why_api.WhyReply | None = None
+    why_reply: plan_api.WhyReply | None = None
     open: tuple[TunnelView, ...] = ()
     models: tuple[models_api.MemberModelView, ...] = ()
     pulls: list[models_api.PullReply] = field(default_factory=list)  # what it says next
@@ -428,8 +428,8 @@ class FakeControl(Answers):
             self.asked.append(("plan over", *who))
         return PLAN
 
-    @why_api.WhyRequest.answer
-    async def why(self, request: why_api.WhyRequest) -> why_api.WhyReply:
+    @plan_api.WhyRequest.answer
+    async def why(self, request: plan_api.WhyRequest) -> plan_api.WhyReply:
         self.asked.append("why")
         if self.why_reply is None:
             raise UserError("nothing was answered since the model was loaded", hint="ask it something first")

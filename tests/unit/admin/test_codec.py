@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.admin import api, models_api, plan_api, why_api
+from meshd.admin import api, models_api, plan_api
 from meshd.admin.codec import decode_line, decode_request, encode_request, from_json, to_json
 from meshd.admin.net_api import NetcheckRequest
 from meshd.admin.request import Request
@@ -40,7 +40,7 @@ EXAMPLES: dict[Request[object], str] = {  # as daemons and verbs of other versio
         '{"request":"plan","model":"/m.gguf","ctx_size":4096,"streams":0,"largest_context":false,"layers":[],'
         '"draft_model":"","workers":[],"tensor_split":[],"devices":[],"memory":[{"node":"garage","bytes":8}]}'
     ),
-    why_api.WhyRequest(): '{"request":"why"}',
+    plan_api.WhyRequest(): '{"request":"why"}',
     models_api.MemberModelsRequest(): '{"request":"member_models"}',
     models_api.FilesInUseRequest(): '{"request":"files_in_use"}',
     models_api.PullRequest(name="mesh:glm", rate=5): (

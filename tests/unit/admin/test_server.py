@@ -35,9 +35,9 @@ from meshd.admin.api import (
     TunnelOpenRequest,
 )
 from meshd.admin.client import Client, NotRunning, ask
-from meshd.admin.interface import MAX_CONNECTIONS, MAX_LINE_BYTES, SOCKET_NAME
 from meshd.admin.server import AdminServer
-from meshd.base import unix_peer
+from meshd.admin.socket_path import MAX_CONNECTIONS, MAX_LINE_BYTES, SOCKET_NAME
+from meshd.base import other_process
 from meshd.base.errors import Broken, LocalProtocolError, Refused, UserError
 
 from .fake import FakeControl, full_status
@@ -268,9 +268,11 @@ def test_a_strange_user_is_sent_away(
 
 def test_the_kernel_tells_who_connects(home: Path, control: FakeControl) -> None:
     with raw(home) as connection:
-        assert unix_peer.peer_of(connection) == (os.geteuid(), os.getpid())
+        assert other_process.peer_of(connection) == (os.geteuid(), os.getpid())
     assert (
-        unix_peer.allowed(os.geteuid()) and unix_peer.allowed(0) and not unix_peer.allowed(os.geteuid() + 1)
+        other_process.allowed(os.geteuid())
+        and other_process.allowed(0)
+        and not other_process.allowed(os.geteuid() + 1)
     )
 
 

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from meshd.admin import why_api
+from meshd.admin import plan_api
 from meshd.model.time_account import PartKind, PartSource, TimeAccount, TimePart
 
 
-def busy_reply(why_no_round: str = "") -> why_api.WhyReply:
+def busy_reply(why_no_round: str = "") -> plan_api.WhyReply:
     """Several answers run at once: none can be divided, but the rounds for all of them, or not even these."""
     reply = why_reply()
     assert reply.token is not None
@@ -15,7 +15,7 @@ def busy_reply(why_no_round: str = "") -> why_api.WhyReply:
     return replace(reply, requests=4, answers=answers, token=None, round=a_round, why_no_round=why_no_round)
 
 
-def why_reply(change: str = "drop `garage`", rounds: int = 19) -> why_api.WhyReply:
+def why_reply(change: str = "drop `garage`", rounds: int = 19) -> plan_api.WhyReply:
     """Of two workers, one of which is far away."""
 
     def part(kind: PartKind, where: str, seconds: float, source: PartSource) -> TimePart:
@@ -26,12 +26,12 @@ def why_reply(change: str = "drop `garage`", rounds: int = 19) -> why_api.WhyRep
         part(PartKind.COMPUTING, "garage CPU", 0.010, PartSource.MEASURED),
         part(PartKind.WAY, "garage → desk", 0.040, PartSource.PATH),
     )
-    return why_api.WhyReply(
+    return plan_api.WhyReply(
         model="SmolLM2",
         split="attic CPU: 10 → garage CPU: 20",
         requests=0,
         answers=(
-            why_api.AnswerTime(
+            plan_api.AnswerTime(
                 running=False,
                 alone=True,
                 ended_s_ago=3.0,
@@ -44,7 +44,7 @@ def why_reply(change: str = "drop `garage`", rounds: int = 19) -> why_api.WhyRep
         ),
         token=TimeAccount(seconds=0.06, tokens=19, parts=parts, unexplained=0.009, rounds=rounds),
         prompt=None,
-        advice=why_api.AdviceView(
+        advice=plan_api.AdviceView(
             change=change,
             gain=0.42 if change else 0.0,
             why="predicted for a prompt of 512 tokens and an answer of 256",

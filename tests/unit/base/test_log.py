@@ -4,14 +4,41 @@ import io
 import json
 import logging
 import os
+import select
 import stat
+import subprocess
+import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from meshd.base import log
+from meshd.base.log import LibraryLines, PatientWriter
+from meshd.base.peer_limits import KIND_LINES
 
 EARLY = log.get("test")  # as a module makes one at import, before anything is set up
+ROOT = Path(__file__).parents[3]
+# In a process of its own: all of meshd and what it depends on is imported, and each logger says something.
+ALL_SPEAK = """
+import importlib, io, json, logging, pkgutil, sys
+import meshd
+from meshd.base import log
+for found in pkgutil.walk_packages(meshd.__path__, "meshd."):
+    if not found.name.endswith("__main__"):
+        importlib.import_module(found.name)
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+stream = io.StringIO()
+log.set_up(form="json", stream=stream)
+known = logging.root.manager.loggerDict
+names = sorted(name for name, one in known.items() if isinstance(one, logging.Logger))
+for name in names:
+    logging.getLogger(name).critical("who hears me?")
+said = [json.loads(line) for line in stream.getvalue().splitlines()]
+print(json.dumps([names, said]))
+"""
+LINE = b"x" * 999 + b"\n"
 
 
 @pytest.fixture(autouse=True)
@@ -125,3 +152,225 @@ def test_a_child_that_asyncio_has_reaped_itself_is_no_news(caplog: pytest.LogCap
     asyncio_log.warning("child process pid %d exit status already read:  will report returncode 255", 7)
     asyncio_log.warning("something else")
     assert [record.message for record in caplog.records] == ["something else"]
+
+
+def test_every_logger_of_every_library_ends_in_our_log_and_nowhere_else() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    libraries = [one.partition(">")[0] for one in project["dependencies"]]
+    done = subprocess.run(
+        [sys.executable, "-c", ALL_SPEAK, *libraries],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    names, said = json.loads(done.stdout)
+    assert done.stderr == ""
+    assert [one["library"] for one in said] == names
+    assert {(one["event"], one["why"]) for one in said} == {("library_said", "who hears me?")}
+    known = {name.partition(".")[0] for name in names}
+    assert {"aiohttp", "asyncio", "aiortc", "aioice", "quic", "huggingface_hub", "zeroconf"} <= known
+
+
+def test_only_one_place_hears_them_however_often_it_is_set_up() -> None:
+    for _ in range(3):
+        log.set_up()
+    ours = [one for one in logging.getLogger().handlers if isinstance(one, LibraryLines)]
+    assert len(ours) == 1 and logging.lastResort is ours[0]
+
+
+def test_one_line_however_much_it_says() -> None:
+    stream = io.StringIO()
+    log.set_up(stream=stream)
+    try:
+        raise ValueError("of this\n" * 1000)
+    except ValueError:
+        logging.getLogger("aiohttp.server").exception("Error\n\x1b[2J from %s", "192.0.2.1")
+    text = stream.getvalue()
+    assert text.count("\n") == 1 and "\x1b" not in text and len(text) < 800
+    assert "Error" in text and "192.0.2.1" in text and "ValueError" in text and "Traceback" not in text
+
+
+def test_one_library_that_never_ends_leaves_room_for_others() -> None:
+    stream, now = io.StringIO(), 0.0
+    log.set_up(form="json", stream=stream, clock=lambda: now)
+    for _ in range(1000):
+        logging.getLogger("aiohttp.server").error("Error handling request")
+    assert len(lines(stream)) == KIND_LINES.burst
+    logging.getLogger("asyncio").warning("something else")
+    assert lines(stream)[-1]["library"] == "asyncio"
+    now = 3600.0
+    logging.getLogger("aiohttp.server").error("Error handling request")
+    assert lines(stream)[-1]["left_out"] == 1000 - KIND_LINES.burst
+
+
+def test_words_that_do_not_fit_their_values_are_told_as_they_are() -> None:
+    said: list[tuple[str, str]] = []
+    record = logging.LogRecord("quic", logging.ERROR, "", 0, "%d of %s", ("three",), None)
+    LibraryLines(lambda *what: said.append(what)).handle(record)
+    assert said == [("quic", "%d of %s")]
+
+
+class Unspeakable(Exception):
+    """Nobody can say what it is."""
+
+    def __str__(self) -> str:
+        raise AttributeError("half made")
+
+
+@pytest.mark.parametrize(
+    ("words", "values", "told"),
+    [
+        ("%s has ended", (Unspeakable(),), "%s has ended (it cannot be told: AttributeError)"),
+        (Unspeakable(), (), "Unspeakable (it cannot be told: AttributeError)"),
+        ("it has ended", (), "it has ended (it cannot be told: AttributeError)"),
+    ],
+    ids=["value", "words", "error"],
+)
+def test_what_cannot_be_told_is_said_and_the_library_goes_on(
+    words: object, values: tuple[object, ...], told: str
+) -> None:
+    stream = io.StringIO()
+    log.set_up(form="json", stream=stream)
+    (ours,) = [one for one in logging.getLogger().handlers if isinstance(one, LibraryLines)]
+    error = (Unspeakable, Unspeakable(), None)
+    for _ in range(1000):  # to ours alone: the one of pytest raises
+        ours.handle(logging.LogRecord("aioice.ice", logging.ERROR, "", 0, words, values, error))
+    assert {(one["library"], one["why"]) for one in lines(stream)} == {("aioice.ice", told)}
+    assert len(lines(stream)) == KIND_LINES.burst
+
+
+def test_a_log_that_fails_fails_no_library() -> None:
+    def say(_library: str, _what: str) -> None:
+        raise RuntimeError("no log")
+
+    record = logging.LogRecord("quic", logging.ERROR, "", 0, "lost", (), None)
+    assert LibraryLines(say).handle(record)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
+def test_the_end_of_the_process_passes(error: BaseException) -> None:
+    def say(_library: str, _what: str) -> None:
+        raise error
+
+    record = logging.LogRecord("quic", logging.ERROR, "", 0, "lost", (), None)
+    with pytest.raises(type(error)):
+        LibraryLines(say).handle(record)
+
+
+def test_what_is_no_warning_is_not_told() -> None:
+    stream = io.StringIO()
+    log.set_up(level="debug", stream=stream)
+    logging.getLogger("httpx2").info("GET https://huggingface.co/signed?X-Amz-Signature=secret")
+    assert stream.getvalue() == ""
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    reader, writer = os.pipe()
+    yield reader, writer
+    os.close(reader)
+    os.close(writer)
+
+
+def some(reader: int) -> bytes:
+    """All that arrives within 10 ms."""
+    ready, _, _ = select.select([reader], [], [], 0.01)
+    return os.read(reader, 1 << 20) if ready else b""
+
+
+def test_what_a_full_pipe_does_not_take_waits_and_the_rest_is_counted(pipe: tuple[int, int]) -> None:
+    reader, end = pipe
+    writer = PatientWriter(end)
+    count = 2000
+    for _ in range(count):
+        writer.write(LINE)  # 2 MB: the pipe holds 64 KiB, the buffer 256
+    assert writer.take_lost() == 0, "nothing is told while there is no room"
+    got, lost = b"", 0
+    while not lost:
+        got += some(reader)
+        lost = writer.take_lost()
+    assert 0 < lost < count
+    writer.write(b"the last one\n")
+    while not got.endswith(b"the last one\n"):
+        got += some(reader)
+    assert got == LINE * (count - lost) + b"the last one\n"
+    writer.close(5.0)
+    assert not writer._thread.is_alive()
+
+
+def test_what_is_left_goes_out_at_the_end(pipe: tuple[int, int]) -> None:
+    reader, end = pipe
+    writer = PatientWriter(end)
+    writer.write(b"one\n")
+    writer.write(b"two\n")
+    writer.close(5.0)
+    assert os.read(reader, 100) == b"one\ntwo\n"
+    writer.write(b"late\n")
+    assert writer.take_lost() == 1
+
+
+def test_the_end_does_not_wait_for_ever(pipe: tuple[int, int]) -> None:
+    reader, end = pipe
+    writer = PatientWriter(end)
+    for _ in range(200):
+        writer.write(LINE)
+    writer.close(0.05)
+    assert writer._thread.is_alive(), "the pipe is full: it waits, and keeps nobody"
+    assert writer._thread.daemon
+    while writer._thread.is_alive():
+        some(reader)
+
+
+def test_a_reader_that_has_gone_is_no_error() -> None:
+    reader, end = os.pipe()
+    os.close(reader)
+    writer = PatientWriter(end)
+    writer.write(LINE)
+    writer.write(LINE)
+    writer.close(5.0)
+    assert not writer._thread.is_alive()
+    os.close(end)
+
+
+def test_the_log_goes_on_while_stderr_is_full_and_says_what_is_missing(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, end = pipe
+    stderr = os.fdopen(os.dup(end), "w")
+    monkeypatch.setattr("sys.stderr", stderr)
+    log.set_up(level="info")
+    got = b""
+    with log.in_background() as say:
+        for number in range(5000):
+            log.get("test").error("model_failed", why=f"line {number} {'x' * 80}")
+        while b"log_lines_lost" not in got:
+            log.get("test").error("model_failed", why="is there room again")
+            got += some(reader)
+        say("a remark\n\x1b[2J")
+        while b"a remark" not in got:
+            got += some(reader)
+    log.set_up(level="warning")
+    stderr.close()
+    lines = got.decode().splitlines()
+    assert all("model_failed" in one or "log_lines_lost" in one for one in lines if one.startswith("20"))
+    assert any("path=stderr" in one for one in lines)
+    assert b"\x1b" not in got
+
+
+def test_what_python_itself_says_on_stderr_waits_for_nobody_either(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full pipe: to write there at once would never return."""
+    reader, end = pipe
+    monkeypatch.setattr("sys.stderr", stderr := os.fdopen(os.dup(end), "w"))
+    with log.in_background():
+        assert sys.stderr.fileno() == stderr.fileno()
+        for _ in range(2000):
+            sys.stderr.write("x" * 999 + "\n")
+        got = b""
+        while b"it was never awaited" not in got:
+            sys.stderr.write("it was never awaited\n")
+            got += some(reader)
+    assert sys.stderr is stderr
+    stderr.close()

@@ -9,7 +9,7 @@ from meshd.base.errors import UserError
 from meshd.build import native
 from meshd.build.interface import LLAMA_BENCH, LLAMA_SERVER, MESH_MODULE, MESH_PROGRAM, RPC_SERVER
 from meshd.build.pin import read_pin
-from meshd.config import Config
+from meshd.config.tree import Config
 from meshd.daemon.role_runtime import find_native
 from meshd.rpc.mesh_protocol import VERSION
 

@@ -5,7 +5,7 @@ import sys
 
 _CHECK = """
 import gc
-from meshd.cli.daemon_import import import_daemon
+from meshd.cli.roles import import_daemon
 
 def searches():
     return sum(generation["collections"] for generation in gc.get_stats())

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.config import Config, HostPort
+from meshd.config.forms import HostPort
+from meshd.config.tree import Config
 from meshd.demo.interface import DemoArgs, DemoOutput
 from meshd.identity.keystore import Home
 from meshd.identity.naming import NAME_BLOB

@@ -9,7 +9,8 @@ import pytest
 from meshd.base.errors import UserError
 from meshd.cli import find_models as finding
 from meshd.cli.output import Output
-from meshd.config import Config, ModelConfig, NodeConfig, Paths, ServeConfig, WorkerConfig
+from meshd.config.serve_settings import ModelConfig, ServeConfig
+from meshd.config.tree import Config, NodeConfig, Paths, WorkerConfig
 from meshd.library.interface import TransferProgress
 
 from tests.unit.admin.fake import FakeControl
@@ -176,8 +177,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
 
         return run
 
-    for verb in ("serve", "worker"):
-        monkeypatch.setattr(f"meshd.cli.{verb}.import_daemon", import_daemon)
+    monkeypatch.setattr("meshd.cli.roles.import_daemon", import_daemon)
     monkeypatch.setattr("meshd.daemon.role_runtime.find_native", lambda paths, head: None)
     return configs
 

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from meshd.admin.net_view import netcheck_reply
+from meshd.admin.snapshot import netcheck_reply
 from meshd.cli import netcheck
 from meshd.netcheck.interface import NetReport
 from meshd.portmap.interface import Language, MapState, MapStatus

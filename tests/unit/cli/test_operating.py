@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from meshd.admin.authority import Authority, save_addresses
-from meshd.config import load
+from meshd.config.load import load
 from meshd.identity.invite import parse_token
 from meshd.identity.keys import KeyPair
 from meshd.identity.keystore import Home

@@ -7,7 +7,7 @@ import threading
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.base.time_format import in_time
+from meshd.base.units import in_time
 from meshd.cli.output import Output, clean
 
 from .shell import Terminal

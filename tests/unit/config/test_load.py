@@ -10,9 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from meshd.base.errors import UsageError, UserError
-from meshd.config import Config, HostPort, load
+from meshd.config.forms import HostPort
+from meshd.config.load import load
 from meshd.config.setting import Setting
-from meshd.config.tree import SETTINGS, find_cache, find_home
+from meshd.config.tree import SETTINGS, Config, find_cache, find_home
 from meshd.daemon.roles import ROLES
 from meshd.model.layer_range import LayerRange
 

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from meshd.base.errors import UsageError, UserError
 from meshd.cli.role_checks import check_serve
-from meshd.config import Config, ModelConfig, ServeConfig, load
-from meshd.config.model_tables import MAX_MODELS, MODEL_SETTINGS, read_model_tables
+from meshd.config.load import MAX_MODELS, MODEL_SETTINGS, load, read_model_tables
+from meshd.config.serve_settings import ModelConfig, ServeConfig
+from meshd.config.tree import Config
 
 from tests.reference.settings import MODELS_HEAD
 from tests.unit.config.test_load import EXAMPLES

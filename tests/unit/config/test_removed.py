@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.config import load
+from meshd.config.load import load
 from meshd.config.removed import NOW_KEYS, REMOVED_SETTINGS, RemovedSetting, instead_of_option
 from meshd.config.tree import SETTINGS
 

@@ -6,8 +6,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from meshd.config import Config, load
-from meshd.config.tree import SETTINGS
+from meshd.config.load import load
+from meshd.config.tree import SETTINGS, Config
 from meshd.daemon.roles import ROLES
 
 CONFIGS = Path(__file__).parents[3] / "configs"

@@ -10,7 +10,8 @@ import pytest
 from meshd.admin.models_api import PullRequest
 from meshd.base.errors import UserError
 from meshd.base.tasks import cancel_and_wait
-from meshd.config import Config, ModelConfig, NodeConfig, Paths, ServeConfig, WorkerConfig
+from meshd.config.serve_settings import ModelConfig, ServeConfig
+from meshd.config.tree import Config, NodeConfig, Paths, WorkerConfig
 from meshd.daemon import fetching
 from meshd.daemon.fetching import Fetching, with_paths
 from meshd.daemon.role_kind import Wanted
@@ -20,8 +21,7 @@ from meshd.model.piece_index import PIECE_BYTES, PieceIndex
 from meshd.model.status import FetchStatus
 from meshd.peer.interface import PeerState, Stream
 from meshd.peer.messages import MessageStream
-from meshd.wire.models import NoPieces, ReadingModel, ToldModel
-from meshd.wire.pieces import GONE
+from meshd.wire.models import GONE, NoPieces, ReadingModel, ToldModel
 
 from tests.conformance.run import run, until
 from tests.hub_server import Hub, taken_for_hub

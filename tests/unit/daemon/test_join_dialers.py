@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import MeshdError, UserError
-from meshd.config import Config, HostPort, LinksConfig, NodeConfig
+from meshd.config.forms import HostPort
+from meshd.config.tree import Config, LinksConfig, NodeConfig
 from meshd.daemon.join_dialers import enter
 from meshd.daemon.mesh_port import MeshPort
 from meshd.identity.invite import Invite, encode_token

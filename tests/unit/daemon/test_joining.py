@@ -9,11 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from meshd.admin.interface import SOCKET_NAME
+from meshd.admin.socket_path import SOCKET_NAME
 from meshd.base import log
 from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.tasks import Owner
-from meshd.config import Config, HostPort, LinksConfig, NodeConfig
+from meshd.config.forms import HostPort
+from meshd.config.tree import Config, LinksConfig, NodeConfig
 from meshd.daemon.join_dialers import enter
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.mesh_port import MeshPort

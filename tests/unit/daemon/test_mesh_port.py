@@ -9,7 +9,8 @@ from typing import cast
 import pytest
 from meshd.base.errors import UserError
 from meshd.base.peer_limits import STUN_ANSWERS_IN_ALL
-from meshd.config import DEFAULT_MESH_PORT, MESH_PORT_TRIES, HostPort
+from meshd.config.forms import HostPort
+from meshd.config.tree import DEFAULT_MESH_PORT, MESH_PORT_TRIES
 from meshd.daemon.mesh_port import MeshPort, open_listener
 from meshd.identity.keys import KeyPair, MeshId
 from meshd.identity.keystore import Home

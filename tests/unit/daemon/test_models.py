@@ -11,7 +11,7 @@ import pytest
 from meshd.admin.models_api import NO_MEMBER_HAS_IT, PullReply, PullRequest
 from meshd.base.errors import UserError
 from meshd.base.tasks import Owner
-from meshd.config import Config, NodeConfig, Paths
+from meshd.config.tree import Config, NodeConfig, Paths
 from meshd.daemon import models as daemon_models
 from meshd.daemon.models import MAX_PULLS, ModelExchange, gives_unbounded
 from meshd.devices.interface import RoleStatus

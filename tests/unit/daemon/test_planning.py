@@ -1,5 +1,7 @@
 """What a question for a plan asks for, which workers a plan does without, and what nodes could contribute."""
 
+import asyncio
+import os
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
@@ -8,20 +10,22 @@ from pathlib import Path
 import pytest
 from meshd.admin.plan_api import MemoryLimit, PlanRequest
 from meshd.base.errors import Refused, UserError
-from meshd.daemon.asked_options import asked_memory, asked_options
-from meshd.daemon.planning import Choices, Planning, with_fewest
+from meshd.daemon.plan_view import asked_memory, asked_options
+from meshd.daemon.planning import Choices, PlannedModel, Planning, planned_model, with_fewest
 from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.head.worker_choice import ServedAs, roster_of
 from meshd.model.layer_range import LayerRange
 from meshd.plan.wishes import HeadOptions
 from meshd.store.hash_cache import HashCache
 
+from tests.gguf_bytes import parse
 from tests.sim.loop import run
 from tests.unit.devices.capacity_scene import Scene, scene
 from tests.unit.head.rig import Bench
 from tests.unit.head.test_survey import OPTIONS, surveyor
-from tests.unit.library.models import put, tiny
+from tests.unit.library.models import put, tiny, tiny_shards
 from tests.unit.plan.plain_options import PLAIN
+from tests.unit.store.header_files import with_holes
 
 SERVED = replace(
     PLAIN,
@@ -196,3 +200,33 @@ def test_workers_that_hold_the_asked_layers_are_named_by_them(tmp_path: Path) ->
                 assert told == {name: f"{name} is not named by `--layers`" for name in others}
 
     run(main())
+
+
+def read(path: Path) -> PlannedModel:
+    return asyncio.run(planned_model(path, HashCache(path.parent / "hashes")))
+
+
+def test_of_a_whole_model(tmp_path: Path) -> None:
+    found = read(put(tmp_path / "a.gguf", tiny()))
+    assert (found.name, list(found.headers), found.index) == ("a.gguf", [parse(tiny())], None)
+
+
+def test_of_a_model_that_is_served_without_its_layers_all_hashes_are_known(tmp_path: Path) -> None:
+    found = read(with_holes(tmp_path, tiny(), stem="far-Q4_0"))
+    assert found.name == "far-Q4_0.gguf" and list(found.headers) == [parse(tiny())]
+    assert found.index is not None and len(found.index.tensors) == len(parse(tiny()).tensors)
+
+
+def test_of_headers_that_came_for_a_plan_whatever_lies_behind_them(tmp_path: Path) -> None:
+    shards = tiny_shards(3)
+    paths = []
+    for name, data in shards.items():
+        header = data[: parse(data).data_offset]
+        paths.append(put(tmp_path / name.replace(".gguf", ".header"), header))
+        os.truncate(paths[-1], len(data))
+    found = read(paths[0])
+    assert list(found.headers) == [parse(data) for data in shards.values()] and found.index is None
+    assert found.name == next(iter(shards))
+    paths[1].unlink()
+    with pytest.raises(UserError, match="missing"):
+        read(paths[0])

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.config import Config, HostPort, LinksConfig, ModelConfig, Paths, ServeConfig, WorkerConfig
-from meshd.daemon.preflight import Preflight
-from meshd.daemon.roles import ROLES
+from meshd.config.forms import HostPort
+from meshd.config.serve_settings import ModelConfig, ServeConfig
+from meshd.config.tree import Config, LinksConfig, Paths, WorkerConfig
+from meshd.daemon.roles import ROLES, ClaimedWorker
+from meshd.daemon.run import Preflight
 from meshd.daemon.serve_role import ClaimedServe
-from meshd.daemon.worker_role import ClaimedWorker
 from meshd.devices.interface import NativeBuild
 from meshd.identity.keystore import Home
 from meshd.store.hash_cache import HashCache

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 from meshd.admin.api import InviteReply
-from meshd.config import Config, LogConfig
+from meshd.config.tree import Config, LogConfig
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.run import Daemon, url_in_the_lan
 from meshd.gateway.interface import GatewayStatus

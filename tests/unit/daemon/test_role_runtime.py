@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 from meshd.base.tasks import Owner
-from meshd.config import Config, LinksConfig, Paths
+from meshd.config.tree import Config, LinksConfig, Paths
 from meshd.daemon import role_runtime
 from meshd.devices.interface import NativeBuild, TunnelRequest
 from meshd.identity.keys import KeyPair

@@ -9,7 +9,8 @@ from types import ModuleType, SimpleNamespace
 from typing import cast
 
 import pytest
-from meshd.config import Config, Paths, ServeConfig
+from meshd.config.serve_settings import ServeConfig
+from meshd.config.tree import Config, Paths
 from meshd.daemon import serve_role
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.serve_role import ClaimedServe, head_options

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from meshd.base.tasks import Owner
-from meshd.config import Config, ModelConfig, NodeConfig, Paths, ServeConfig, WorkerConfig
+from meshd.config.serve_settings import ModelConfig, ServeConfig
+from meshd.config.tree import Config, NodeConfig, Paths, WorkerConfig
 from meshd.daemon import storage as daemon_storage
 from meshd.daemon.storage import SHOWN_FILES, Storage, files_in_use, started_with
 from meshd.library.facts import facts_of

@@ -1,7 +1,11 @@
 """How far nodes are from one another."""
 
 import pytest
-from meshd.fleet.networks import FleetPlace, listen_address, one_way
+from meshd.fleet.networks import (
+    FleetPlace,
+    listen_address,
+    one_way,
+)
 
 
 @pytest.mark.parametrize(

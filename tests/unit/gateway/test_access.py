@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import UserError
-from meshd.base.listening_socket import listen_at
+from meshd.base.sockets import listen_at
 from meshd.gateway import access
 from meshd.gateway.access import (
     LIMIT_NAMES,

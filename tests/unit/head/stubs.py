@@ -69,9 +69,6 @@ class StubChild(Child):
         self._held = tuple(self.spec.hand_over)
         self._set(ChildState.READY, "")
 
-    async def stop(self) -> None:
-        self._end(ChildState.STOPPED, "stopped")
-
     def kill(self) -> None:
         self.killed = True
         self._died.set()

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from meshd.config import HostPort
+from meshd.config.forms import HostPort
 from meshd.head import model as model_module
 from meshd.head.push_plan import UNCONNECTED, WHY_APART
 from meshd.model.status import ModelState, SplitPart

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from meshd.base.tasks import Owner
-from meshd.config import HostPort
+from meshd.config.forms import HostPort
 from meshd.head.worker_backoff import ENDS, TRIES
 from meshd.head.worker_choice import FOR_LOSSES, Roster, roster_of
 from meshd.identity.membership import Role

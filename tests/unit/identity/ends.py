@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from meshd.identity.exchange import frame
 from meshd.identity.invite import JoinKeys, derive
 from meshd.identity.keys import KeyPair, MeshId, PeerId
 from meshd.identity.membership import Chain
-from meshd.identity.proof import Credentials, DialProof, ListenProof, Proven, Purpose, never_banned
+from meshd.identity.proof import Credentials, DialProof, ListenProof, Proven, Purpose, frame, never_banned
 from meshd.wire.message import Value
 
 from tests.unit.identity.cast import FOUNDER, FOUNDER_CHAIN, GUEST, GUEST_CHAIN, MESH

@@ -1,5 +1,7 @@
 """Tokens: read back, short enough, each fault named; keys as RFC 5869 gives them."""
 
+import hmac
+
 import pytest
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -7,16 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import LocalProtocolError, UserError
 from meshd.identity.invite import (
+    MAX_REPLY_CANDIDATES,
     MAX_TOKEN_CHARS,
+    REPLY,
+    REPLY_MAC_BYTES,
     TOKEN,
     Invite,
+    JoinKeys,
     RelayHint,
+    Reply,
     derive,
+    encode_reply,
     encode_token,
     expired_text,
+    parse_reply,
     parse_token,
     refuse_expired,
 )
+from meshd.identity.keys import KeyPair
 from meshd.identity.keystore import ROOT_BACKUP
 from meshd.wire.address import Candidate, order
 
@@ -28,6 +38,10 @@ V6 = (Candidate("fd00:1:2:3:4:5:6:7", 7000), Candidate("2001:db8:1:2:3:4:5:6", 7
 RELAY = RelayHint("relay.example.org:443", GUEST.peer)
 INVITE = Invite(MESH, INVITER.peer, SECRET, 1_800_000_000, order(V4 + V6))
 BODY = TOKEN.read(encode_token(INVITE))
+KEYS = derive(bytes(range(16)))
+JOINER = KeyPair.from_seed(bytes(32)).peer
+OUTSIDE = Candidate("198.51.100.7", 40000, "udp", "srflx")
+INSIDE = Candidate("192.168.1.9", 40000, "udp")
 
 
 def test_a_token_with_six_addresses_is_read_back_and_fits() -> None:
@@ -199,3 +213,58 @@ def test_every_damage_to_one_character_is_found() -> None:
     wrong.discard(token)
     assert len(wrong) > 60 * len(token)
     assert [text for text in wrong if _accepted(text)] == []
+
+
+def reply(*candidates: Candidate) -> Reply:
+    return Reply(KEYS.invite_id, JOINER, candidates)
+
+
+def known(invite_id: bytes) -> JoinKeys | None:
+    return KEYS if invite_id == KEYS.invite_id else None
+
+
+def test_a_code_is_read_back() -> None:
+    code = encode_reply(reply(OUTSIDE, INSIDE), KEYS)
+    assert code.startswith("meshdreply1")
+    assert len(code) < 200
+    assert parse_reply(f' "{code.upper()}" \n', known) == reply(OUTSIDE, INSIDE)
+
+
+def test_only_who_holds_the_token_can_make_one() -> None:
+    with pytest.raises(UserError, match="another node's invite"):
+        parse_reply(encode_reply(reply(OUTSIDE), derive(bytes(16))), known)
+    with pytest.raises(UserError, match="another node's invite"):
+        parse_reply(encode_reply(reply(OUTSIDE), KEYS), lambda _invite: None)
+    payload = bytearray(REPLY.read(encode_reply(reply(OUTSIDE), KEYS)))
+    payload[-1] ^= 1  # another port, with a checksum that fits
+    with pytest.raises(UserError, match="another node's invite"):
+        parse_reply(REPLY.write(bytes(payload)), known)
+
+
+def test_addresses_that_nobody_may_be_made_to_send_to_are_left_out() -> None:
+    loopback, linked = Candidate("127.0.0.1", 9, "udp"), Candidate("169.254.1.1", 9, "udp")
+    tcp = Candidate("198.51.100.8", 9, "tcp")
+    code = encode_reply(reply(loopback, OUTSIDE, linked, tcp), KEYS)
+    assert parse_reply(code, known).candidates == (OUTSIDE,)
+    with pytest.raises(UserError, match="no usable address"):
+        parse_reply(encode_reply(reply(loopback), KEYS), known)
+
+
+def test_a_reply_has_few_addresses() -> None:
+    many = [Candidate("198.51.100.7", port, "udp") for port in range(1, MAX_REPLY_CANDIDATES + 2)]
+    for candidates in ([], many):
+        with pytest.raises(LocalProtocolError):
+            encode_reply(reply(*candidates), KEYS)
+
+
+@given(st.binary(max_size=200), st.booleans())
+def test_any_payload_is_read_or_refused(body: bytes, sealed: bool) -> None:
+    mac = (
+        hmac.digest(KEYS.join_key, b"meshd reply v1\0" + body, "sha256")[:REPLY_MAC_BYTES] if sealed else b""
+    )
+    try:
+        read = parse_reply(REPLY.write(mac + body), lambda _invite: KEYS)
+    except UserError:
+        return
+    assert sealed
+    assert 1 <= len(read.candidates) <= MAX_REPLY_CANDIDATES

@@ -8,7 +8,7 @@ import pytest
 from meshd.base.errors import LocalProtocolError, UserError
 from meshd.identity.invite_book import InviteBook
 from meshd.identity.keys import KeyPair
-from meshd.identity.keystore import PORT_BLOB, Home, Membership
+from meshd.identity.keystore import PORT_BLOB, Home, Keeping, Membership
 from meshd.identity.membership import ALL_ROLES, Role, check_chain
 from meshd.identity.naming import NAME_BLOB
 from meshd.identity.revocation import RevocationSet, ban
@@ -357,3 +357,59 @@ def test_chance_comes_from_the_caller(home: Home, tmp_path: Path) -> None:
 def test_the_lock_is_held_by_one(home: Home) -> None:
     with home.lock(), pytest.raises(UserError, match="in use"), Home(home.path).lock():
         raise AssertionError("two holders")
+
+
+class Disk:
+    """Takes writes, or refuses them for a reason."""
+
+    def __init__(self) -> None:
+        self.why: Exception | None = None
+        self.written: list[str] = []
+
+    def write(self, what: str) -> Callable[[], None]:
+        def attempt() -> None:
+            if self.why is not None:
+                raise self.why
+            self.written.append(what)
+
+        return attempt
+
+
+def test_what_is_written_waits_for_nothing() -> None:
+    disk, keeping = Disk(), Keeping()
+    assert keeping.keep("book", disk.write("one"))
+    assert disk.written == ["one"] and not keeping.waiting and keeping.retry()
+
+
+@pytest.mark.parametrize("why", [OSError("no space left"), UserError("no space left")])
+def test_what_is_refused_is_written_at_a_later_try(why: Exception) -> None:
+    disk, keeping = Disk(), Keeping()
+    disk.why = why
+    assert not keeping.keep("book", disk.write("one"))
+    assert not keeping.retry()
+    assert dict(keeping.waiting) == {"book": "no space left"}
+    disk.why = None
+    assert keeping.retry()
+    assert disk.written == ["one"] and not keeping.waiting
+
+
+def test_a_newer_content_takes_the_place_of_the_one_that_waits() -> None:
+    disk, keeping = Disk(), Keeping()
+    disk.why = OSError("read-only")
+    assert not keeping.keep("book", disk.write("old"))
+    assert not keeping.keep("book", disk.write("new"))
+    assert not keeping.keep("bans", disk.write("bans"))
+    disk.why = None
+    assert keeping.keep("book", disk.write("newest"))
+    assert set(keeping.waiting) == {"bans"}
+    assert keeping.retry()
+    assert disk.written == ["newest", "bans"]
+
+
+def test_it_is_said_once_for_each_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    disk, keeping = Disk(), Keeping()
+    for why in ("full", "full", "read-only", "read-only"):
+        disk.why = OSError(why)
+        keeping.keep("book", disk.write(why))
+    lines = [line for line in capsys.readouterr().err.splitlines() if "state_not_written" in line]
+    assert [line.rpartition("why=")[2] for line in lines] == ["full", "read-only"]

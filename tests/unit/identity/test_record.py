@@ -3,9 +3,8 @@
 import pytest
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError
 from meshd.identity.keys import KeyPair, MeshId
-from meshd.identity.membership import Chain
+from meshd.identity.membership import Chain, Statement
 from meshd.identity.record import PeerRecord
-from meshd.identity.signed import Statement
 from meshd.wire.address import Candidate
 from meshd.wire.limits import MAX_CANDIDATES, MAX_RECORD_BYTES, MAX_SEQUENCE
 from meshd.wire.message import Value, pack

@@ -7,10 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError
 from meshd.identity.keys import KeyPair, MeshId
-from meshd.identity.membership import Chain
-from meshd.identity.signal import Signal
-from meshd.identity.signal_guard import CLOCKS_AGREE, COOKIE_SECONDS, WINDOW, SignalGuard, SignalVerdict
-from meshd.identity.signed import Statement
+from meshd.identity.membership import Chain, Statement
+from meshd.identity.signal import CLOCKS_AGREE, COOKIE_SECONDS, WINDOW, Signal, SignalGuard, SignalVerdict
 from meshd.wire.signal import MAX_PAYLOAD_BYTES, SignalBody
 
 from tests.unit.identity.cast import FOUNDER, GUEST, GUEST_CHAIN, MESH, STRANGER, WORKER_CHAIN, brief

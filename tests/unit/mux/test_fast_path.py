@@ -9,8 +9,7 @@ from meshd.base.errors import RemoteProtocolError
 from meshd.mux.config import MuxConfig, NodeBudget, Priority
 from meshd.mux.fast_path import MOST_FAST_BYTES
 from meshd.mux.upload import Upload
-from meshd.wire.frame import ack_frame, data_header, encode
-from meshd.wire.frame_types import Ping
+from meshd.wire.frame import Ping, ack_frame, data_header, encode
 
 from .script import Two, Wire, quiet
 

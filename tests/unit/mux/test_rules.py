@@ -9,12 +9,12 @@ from meshd.base.errors import Closed, RemoteProtocolError
 from meshd.mux.config import MuxConfig, NodeBudget, Priority, Side
 from meshd.mux.events import DataReceived, StreamEnded, StreamOpened
 from meshd.mux.session import Session
-from meshd.wire.frame import FrameParser, data_header, encode
-from meshd.wire.frame_types import (
+from meshd.wire.frame import (
     Ack,
     Control,
     Data,
     Frame,
+    FrameParser,
     Goodbye,
     HelloFrame,
     LinkAck,
@@ -28,6 +28,8 @@ from meshd.wire.frame_types import (
     Resume,
     ResumeEntry,
     Switch,
+    data_header,
+    encode,
 )
 from meshd.wire.limits import MAX_STREAMS
 

@@ -11,7 +11,7 @@ from meshd.base.errors import Broken, EndOfStream, Refused, RemoteProtocolError
 from meshd.link.interface import Link, LinkInfo
 from meshd.peer.greeting import BANS_PER_MESSAGE, GREETING_SECONDS, Greeted, greet
 from meshd.wire.hello import Bans, Go, Greeting, Hello, Refusal, decode
-from meshd.wire.lengths import LengthParser, framed
+from meshd.wire.message import LengthParser, framed
 from meshd.wire.native import NativeVersion
 
 from tests.sim.loop import run

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from meshd.base.errors import Broken, EndOfStream, RemoteProtocolError
 from meshd.base.peer_limits import Rate
 from meshd.peer.messages import MessageStream
-from meshd.wire.lengths import framed
+from meshd.wire.message import framed
 
 from tests.sim.loop import run
 from tests.unit.tunnel.far import streams

@@ -5,11 +5,11 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from meshd.base.admission import TokenBuckets
 from meshd.base.peer_limits import AWAY_OF_ISSUER, AWAY_OF_ONE, AWAY_OF_SUBJECT, REFUTATIONS
-from meshd.identity.away import Away
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.membership import Chain
-from meshd.identity.presence import Presence
+from meshd.identity.presence import Away, Presence
 from meshd.identity.record import PeerRecord
 from meshd.identity.revocation import RevocationSet
 from meshd.peer.news_ledger import LifeItem, NewsLedger
@@ -52,14 +52,12 @@ def _invited(one: KeyPair) -> Chain:
     return Chain((certificate(INVITER, one), *INVITER_CHAIN.certificates), ROOT.peer)
 
 
-class Gossip(PresenceGossip):
+def gossip(*others: PeerRecord, own: int = 1) -> PresenceGossip:
     """Of the founder, which knows the others' records."""
-
-    def __init__(self, *others: PeerRecord, own: int = 1) -> None:
-        self.known = AddressBook(me=FOUNDER.peer, verify=lambda _: None, save=lambda: None)
-        for one in (*CAST.values(), *others):
-            self.known.add(one)
-        super().__init__(me=FOUNDER.peer, own=lambda: own, book=self.known, signer=Signer(FOUNDER, MESH))
+    book = AddressBook(me=FOUNDER.peer, verify=lambda _: None, save=lambda: None)
+    for one in (*CAST.values(), *others):
+        book.add(one)
+    return PresenceGossip(me=FOUNDER.peer, own=lambda: own, book=book, signer=Signer(FOUNDER, MESH))
 
 
 def away(order: tuple[int, int] = (1, 0), *, of: KeyPair = WORKER, by: KeyPair = GUEST) -> Away:
@@ -71,7 +69,7 @@ def sign(count: int, sequence: int = 1) -> Presence:
 
 
 def test_who_is_said_to_be_away_is_away_after_a_while() -> None:
-    there = Gossip()
+    there = gossip()
     assert there.away_since(WORKER.peer, 100) is None
     assert there.hear_away(away(), 100, teller=GUEST.peer)
     assert there.away_since(WORKER.peer, 100 + SUSPECT_SECONDS - 0.1) is None
@@ -80,19 +78,19 @@ def test_who_is_said_to_be_away_is_away_after_a_while() -> None:
 
 
 def test_a_later_sign_of_life_or_record_refutes_it() -> None:
-    there = Gossip()
+    there = gossip()
     there.hear_away(away(), 100, teller=GUEST.peer)
     assert there.hear_sign(sign(1))
     assert there.away_since(WORKER.peer, 200) is None
     assert there.statements(WORKER.peer) == (sign(1), None)
     assert there.hear_away(away((1, 1)), 200, teller=GUEST.peer)
-    there.known.add(record(WORKER, 2))
+    there._book.add(record(WORKER, 2))
     assert there.away_since(WORKER.peer, 300) is None
     assert there.statements(WORKER.peer) == (None, None)
 
 
 def test_what_is_said_against_no_sign_that_is_known_here_is_not_believed() -> None:
-    there = Gossip()
+    there = gossip()
     for order in ((0, 9), (1, 1), (2, 0), ((1 << 62) - 1, 0)):
         assert there.hear_away(away(order), 100, teller=GUEST.peer) is None
     assert there.hear_away(away(by=STRANGER), 100, teller=GUEST.peer) is None
@@ -102,7 +100,7 @@ def test_what_is_said_against_no_sign_that_is_known_here_is_not_believed() -> No
 
 
 def test_a_forged_statement_is_a_fault() -> None:
-    there = Gossip()
+    there = gossip()
     forged = Away(WORKER.peer, 1, 0, GUEST.peer, bytes(64))
     assert there.hear_away(forged, 100, teller=GUEST.peer) is False
     assert there.hear_sign(Presence(WORKER.peer, 1, 1, bytes(64))) is False
@@ -110,7 +108,7 @@ def test_a_forged_statement_is_a_fault() -> None:
 
 
 def test_what_others_forge_in_the_name_of_one_does_not_silence_it() -> None:
-    there = Gossip()
+    there = gossip()
     for _ in range(3 * int(AWAY_OF_ONE.burst)):
         forged = Away(WORKER.peer, 1, 0, GUEST.peer, bytes(64))
         assert there.hear_away(forged, 100, teller=ADMIN.peer) is False
@@ -118,11 +116,12 @@ def test_what_others_forge_in_the_name_of_one_does_not_silence_it() -> None:
 
 
 def test_what_is_said_of_us_is_refuted_at_a_pace() -> None:
-    there = Gossip()
+    there = gossip()
     refuted = 0
     for _ in range(50):
         order = there.order(FOUNDER.peer)
         there.hear_away(away(order, of=FOUNDER), 100, teller=WORKER.peer)
+        assert there._accused
         refuted += there.refute(100)
         assert there.away_since(FOUNDER.peer, 200) is None
     assert refuted == REFUTATIONS.burst
@@ -132,14 +131,14 @@ def test_what_is_said_of_us_is_refuted_at_a_pace() -> None:
 
 
 def test_who_has_no_session_with_us_does_not_say_to_us_that_we_are_away() -> None:
-    there = Gossip()
+    there = gossip()
     assert there.hear_away(away(of=FOUNDER), 100, teller=GUEST.peer) is None
     assert not there.refute(100)
 
 
 def test_one_that_says_much_is_not_listened_to() -> None:
     others = [key(f"subject {number}") for number in range(3 * int(AWAY_OF_ONE.burst))]
-    there = Gossip(*(record(one, 1, chain=_by_root(one, b"")) for one in others))
+    there = gossip(*(record(one, 1, chain=_by_root(one, b"")) for one in others))
     believed = sum(there.hear_away(away(of=one), 100, teller=GUEST.peer) is True for one in others)
     assert believed == AWAY_OF_ONE.burst
     assert there.hear_away(away(of=others[-1], by=ADMIN), 100, teller=GUEST.peer), "others are"
@@ -150,7 +149,7 @@ def test_all_that_one_invite_or_inviter_let_in_speak_with_one_voice(by_root: boo
     """However many keys they are."""
     liars = [key(f"liar {number}") for number in range(8)]
     subjects = [key(f"subject {number}") for number in range(3 * int(AWAY_OF_ISSUER.burst))]
-    there = Gossip(
+    there = gossip(
         *(record(one, 1, chain=_by_root(one, INVITE) if by_root else _invited(one)) for one in liars),
         *(record(one, 1, chain=_by_root(one, b"")) for one in subjects),
     )
@@ -164,7 +163,7 @@ def test_all_that_one_invite_or_inviter_let_in_speak_with_one_voice(by_root: boo
 
 def test_who_lives_is_not_accused_faster_than_it_can_answer_however_many_keys_say_it() -> None:
     liars = [key(f"liar {number}") for number in range(40)]
-    there = Gossip(*(record(one, 1, chain=_by_root(one, INVITE)) for one in liars))
+    there = gossip(*(record(one, 1, chain=_by_root(one, INVITE)) for one in liars))
     believed = 0
     for count in range(40):
         believed += there.hear_away(away((1, count), by=liars[count]), 100, teller=GUEST.peer) is True
@@ -175,14 +174,14 @@ def test_who_lives_is_not_accused_faster_than_it_can_answer_however_many_keys_sa
 
 
 def test_who_is_no_member_any_more_has_said_nothing() -> None:
-    there = Gossip()
+    there = gossip()
     there.hear_away(away(), 100, teller=GUEST.peer)
     there.forget(GUEST.peer)
     assert there.away_since(WORKER.peer, 999) is None
 
 
 def test_what_we_report_is_told_once() -> None:
-    there = Gossip()
+    there = gossip()
     assert there.report(WORKER.peer, 100)
     assert not there.report(WORKER.peer, 101)
     _, said = there.statements(WORKER.peer)
@@ -201,14 +200,14 @@ def test_all_come_to_the_same_whatever_the_order(seed: int) -> None:
     """As long as each is told again what it did not take, which the comparison of hashes sees to."""
     digests = set()
     for shift in range(2):
-        there = Gossip()
+        there = gossip()
         rng = random.Random(seed + shift)
-        now = 100.0
         for _ in range(4):
             for one in rng.sample(STATEMENTS, len(STATEMENTS)):
-                now += 10_000.0  # nobody has said too much
+                there._reporters, there._issuers = TokenBuckets(AWAY_OF_ONE), TokenBuckets(AWAY_OF_ISSUER)
+                there._accusations = TokenBuckets(AWAY_OF_SUBJECT)
                 if isinstance(one, Away):
-                    there.hear_away(one, now, teller=ADMIN.peer)
+                    there.hear_away(one, 100, teller=ADMIN.peer)
                 else:
                     there.hear_sign(one)
         assert there.mark_of(WORKER.peer) == (1, 3, 1)
@@ -216,12 +215,12 @@ def test_all_come_to_the_same_whatever_the_order(seed: int) -> None:
     assert len(digests) == 1
 
 
-def ledger(there: Gossip) -> NewsLedger:
-    return NewsLedger(me=FOUNDER.peer, book=there.known, bans=RevocationSet(MESH), gossip=there)
+def ledger(there: PresenceGossip) -> NewsLedger:
+    return NewsLedger(me=FOUNDER.peer, book=there._book, bans=RevocationSet(MESH), gossip=there)
 
 
 def test_the_ledger_finds_what_differs_and_little_else() -> None:
-    one, other = Gossip(), Gossip()
+    one, other = gossip(), gossip()
     assert ledger(one).digest(1) == ledger(other).digest(1) != ledger(other).digest(2)
     other.hear_away(away(), 100, teller=GUEST.peer)
     assert ledger(one).digest(1) != ledger(other).digest(1)
@@ -229,6 +228,6 @@ def test_the_ledger_finds_what_differs_and_little_else() -> None:
     assert LifeItem(WORKER.peer) in found and WORKER.peer in found
     assert {item.raw[0] for item in found if isinstance(item, PeerId)} == {WORKER.peer.raw[0]}
     same = ledger(one)
-    assert same.differing(ledger(Gossip()).buckets(1), 1) == []
+    assert same.differing(ledger(gossip()).buckets(1), 1) == []
     one.hear_sign(sign(1))
-    assert same.differing(ledger(Gossip()).buckets(1), 1) != [], "made anew when something has changed"
+    assert same.differing(ledger(gossip()).buckets(1), 1) != [], "made anew when something has changed"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from meshd.config import HostPort
+from meshd.config.forms import HostPort
 from meshd.daemon.plan_view import plan_reply
 from meshd.head.draft_forecast import DraftForecast
 from meshd.plan.advice import SplitAdvice, advise

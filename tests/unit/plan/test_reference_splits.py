@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from meshd.config import load
+from meshd.config.load import load
 from meshd.plan.choice import plan_model
 from meshd.plan.wishes import HeadOptions
 

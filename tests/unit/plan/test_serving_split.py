@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from meshd.config import HostPort
+from meshd.config.forms import HostPort
 from meshd.head.survey import COMPUTES
 from meshd.model.output import DevicePath
 from meshd.model.status import Speeds

@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 from meshd.portmap.interface import GatewayRoute, HomeRouter, NotMapped
-from meshd.portmap.natpmp import NatPmpRouter
-from meshd.portmap.pcp import PcpRouter
+from meshd.portmap.pcp import NatPmpRouter, PcpRouter
 from meshd.portmap.upnp import UpnpRouter
 from meshd.wire.portmap import Wish
 

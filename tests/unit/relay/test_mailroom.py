@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meshd.relay.limits import SMALL
-from meshd.relay.mailroom import LETTER_BYTES, Mailroom
+from meshd.relay.switchboard import LETTER_BYTES, Mailroom
 from meshd.wire.relay import Mail
 
 FULL = 30 + LETTER_BYTES

@@ -6,10 +6,8 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.relay.calls import SETTLED_BYTES
 from meshd.relay.limits import SMALL, Limits
-from meshd.relay.states import Action, Cut, Drop, NodeIdentity, Tell
-from meshd.relay.switchboard import Switchboard
+from meshd.relay.switchboard import SETTLED_BYTES, Action, Cut, Drop, NodeIdentity, Switchboard, Tell
 from meshd.wire.relay import (
     Call,
     Called,

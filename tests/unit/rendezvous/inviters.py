@@ -9,7 +9,7 @@ from meshd.link.interface import DialError, DialFailure, LinkKind
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, trusted
 from meshd.wire.joining import JoinMessage, Welcome
-from meshd.wire.lengths import framed
+from meshd.wire.message import framed
 
 from tests.unit.identity.cast import GUEST_CHAIN, INVITER, MESH
 

@@ -16,7 +16,7 @@ from meshd.identity.revocation import RevocationSet, ban
 from meshd.rendezvous.join import Admitted, Inviter, ask
 from meshd.wire.address import Candidate
 from meshd.wire.joining import JoinRequest, NotAdmitted, Welcome, decode
-from meshd.wire.lengths import LengthParser, framed
+from meshd.wire.message import LengthParser, framed
 
 from tests.sim.loop import run
 from tests.unit.identity.cast import (

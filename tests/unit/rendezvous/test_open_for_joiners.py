@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 import pytest
 from meshd.base.errors import UserError
 from meshd.base.tasks import Owner
-from meshd.identity.invite import derive
+from meshd.identity.invite import Reply, derive, encode_reply
 from meshd.identity.invite_book import InviteBook
 from meshd.identity.membership import Role
-from meshd.identity.reply_code import Reply, encode_reply
 from meshd.rendezvous.open_for_joiners import ACCEPT_SECONDS, BOX_SECONDS, OpenForJoiners, boxes_of
 from meshd.wire.dialable import Dialable
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 from meshd.base.errors import Refused
-from meshd.identity.invite import derive
-from meshd.identity.reply_code import MAX_REPLY_CANDIDATES, parse_reply
+from meshd.identity.invite import MAX_REPLY_CANDIDATES, derive, parse_reply
 from meshd.link.interface import DialError, DialFailure
 from meshd.rendezvous.reply_join import (
     MAX_TRIED,

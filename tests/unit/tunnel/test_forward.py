@@ -4,18 +4,21 @@ import asyncio
 import errno
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
 import pytest
 from meshd.base.errors import Broken, MeshdError
-from meshd.base.tasks import Owner
+from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.tunnel import forward as module
-from meshd.tunnel.forward import MAX_CLIENTS, Forward
+from meshd.tunnel.forward import MAX_CLIENTS, Forward, connect_through
 from meshd.tunnel.interface import OwnerCheck
+from meshd.tunnel.pump import Counter
 
-from tests.conformance.run import until
-from tests.unit.tunnel.far import PEER, FarMesh, echoing
+from tests.conformance.run import run, until
+from tests.unit.tunnel.far import PEER, FarMesh, echoing, read_all, streams
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class Tunnel:
@@ -43,7 +46,9 @@ class Tunnel:
 
 @asynccontextmanager
 async def tunnel(
-    *, owner_check: OwnerCheck | None = None, error: MeshdError | None = None
+    *,
+    owner_check: OwnerCheck | None = None,
+    error: MeshdError | None = None,
 ) -> AsyncIterator[Tunnel]:
     broken: list[MeshdError] = []
     async with Owner() as owner:
@@ -72,89 +77,193 @@ async def is_reset(reader: asyncio.StreamReader) -> bool:
         return True
 
 
-async def test_bytes_go_both_ways_and_the_end_too() -> None:
-    async with tunnel() as it:
-        reader, writer = await it.connect()
-        data = bytes(range(256)) * 5000
-        writer.write(data)
-        writer.write_eof()
-        assert await reader.read() == data
-        assert it.mesh.opened == [(PEER, "rpc", {"lease": b"1"})]
-        await until(lambda: it.forward.status.streams == 0)
-        status = it.forward.status
-        assert (status.sent_bytes, status.received_bytes) == (len(data), len(data))
-        assert it.broken == []
+def test_bytes_go_both_ways_and_the_end_too() -> None:
+    async def main() -> None:
+        async with tunnel() as it:
+            reader, writer = await it.connect()
+            data = bytes(range(256)) * 5000
+            writer.write(data)
+            writer.write_eof()
+            assert await reader.read() == data
+            assert it.mesh.opened == [(PEER, "rpc", {"lease": b"1"})]
+            await until(lambda: it.forward.status.streams == 0)
+            status = it.forward.status
+            assert (status.sent_bytes, status.received_bytes) == (len(data), len(data))
+            assert it.broken == []
+
+    run(main())
 
 
-async def test_a_client_of_somebody_else_is_reset() -> None:
+def test_a_client_of_somebody_else_is_reset() -> None:
     asked: list[tuple[tuple[str, int], tuple[str, int]]] = []
 
     async def owner_check(client: tuple[str, int], listener: tuple[str, int]) -> bool:
         asked.append((client, listener))
         return False
 
-    async with tunnel(owner_check=owner_check) as it:
-        reader, writer = await it.connect()
-        mine = writer.get_extra_info("sockname")
-        assert await is_reset(reader)
-        assert asked == [(mine, ("127.0.0.1", it.forward.port))]
-        assert it.mesh.opened == []
+    async def main() -> None:
+        async with tunnel(owner_check=owner_check) as it:
+            reader, writer = await it.connect()
+            mine = writer.get_extra_info("sockname")
+            assert await is_reset(reader)
+            assert asked == [(mine, ("127.0.0.1", it.forward.port))]
+            assert it.mesh.opened == []
+
+    run(main())
 
 
-async def test_without_a_session_the_client_is_reset_and_the_reason_told() -> None:
-    async with tunnel(error=Broken("not connected")) as it:
-        reader, _ = await it.connect()
-        assert await is_reset(reader)
-        assert [error.what for error in it.broken] == ["not connected"]
+def test_without_a_session_the_client_is_reset_and_the_reason_told() -> None:
+    async def main() -> None:
+        async with tunnel(error=Broken("not connected")) as it:
+            reader, _ = await it.connect()
+            assert await is_reset(reader)
+            assert [error.what for error in it.broken] == ["not connected"]
+
+    run(main())
 
 
-async def test_more_connections_than_there_may_be_are_closed() -> None:
-    async with tunnel() as it:
-        for _ in range(MAX_CLIENTS):
-            await it.connect()
-        await until(lambda: it.forward.status.streams == MAX_CLIENTS)
-        reader, _ = await it.connect()
-        assert await reader.read() == b""
-        assert len(it.mesh.opened) == MAX_CLIENTS
+def test_more_connections_than_there_may_be_are_closed() -> None:
+    async def main() -> None:
+        async with tunnel() as it:
+            for _ in range(MAX_CLIENTS):
+                await it.connect()
+            await until(lambda: it.forward.status.streams == MAX_CLIENTS)
+            reader, _ = await it.connect()
+            assert await reader.read() == b""
+            assert len(it.mesh.opened) == MAX_CLIENTS
+
+    run(main())
 
 
-async def test_no_descriptor_left_is_a_pause_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_descriptor_left_is_a_pause_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "NO_ROOM_SECONDS", 0.01)
 
-    loop = asyncio.get_running_loop()
-    accept = loop.sock_accept
-    failures = [OSError(errno.EMFILE, "Too many open files"), ConnectionAbortedError()]
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        accept = loop.sock_accept
+        failures = [OSError(errno.EMFILE, "Too many open files"), ConnectionAbortedError()]
 
-    async def failing(sock: socket.socket) -> tuple[socket.socket, object]:
-        if failures:
-            raise failures.pop()
-        return await accept(sock)
+        async def failing(sock: socket.socket) -> tuple[socket.socket, object]:
+            if failures:
+                raise failures.pop()
+            return await accept(sock)
 
-    monkeypatch.setattr(loop, "sock_accept", failing)
-    async with tunnel() as it:
-        reader, writer = await it.connect()
-        writer.write(b"hello")
-        writer.write_eof()
-        assert await reader.read() == b"hello"
-        assert not failures
-
-
-async def test_a_reset_of_the_client_reaches_the_peer() -> None:
-    async with tunnel() as it:
-        reader, writer = await it.connect()
-        writer.write(b"hello")
-        await reader.readexactly(5)
-        sock = writer.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        writer.transport.abort()
-        await until(lambda: len(it.broken) == 1)
-        assert "local connection lost" in it.broken[0].what
-
-
-async def test_its_end_ends_every_connection_even_one_just_taken() -> None:
-    for turns in range(12):
+        monkeypatch.setattr(loop, "sock_accept", failing)
         async with tunnel() as it:
-            reader, _ = await it.connect()
-            for _ in range(turns):
-                await asyncio.sleep(0)
-        assert await is_reset(reader) or reader.at_eof()
+            reader, writer = await it.connect()
+            writer.write(b"hello")
+            writer.write_eof()
+            assert await reader.read() == b"hello"
+            assert not failures
+
+    run(main())
+
+
+def test_a_reset_of_the_client_reaches_the_peer() -> None:
+    async def main() -> None:
+        async with tunnel() as it:
+            reader, writer = await it.connect()
+            writer.write(b"hello")
+            await reader.readexactly(5)
+            sock = writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
+            await until(lambda: len(it.broken) == 1)
+            assert "local connection lost" in it.broken[0].what
+
+    run(main())
+
+
+def test_its_end_ends_every_connection_even_one_just_taken() -> None:
+    async def main() -> None:
+        for turns in range(12):
+            async with tunnel() as it:
+                reader, _ = await it.connect()
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+            assert await is_reset(reader) or reader.at_eof()
+
+    run(main())
+
+
+async def with_target(serve: Serve, use: Callable[[int], Awaitable[None]]) -> None:
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        await use(server.sockets[0].getsockname()[1])
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+def test_bytes_go_both_ways_and_are_counted() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        data = await reader.read()
+        writer.write(data[::-1])
+        writer.close()
+        await writer.wait_closed()
+
+    async def use(port: int) -> None:
+        near, far, _, _ = streams()
+        counter = Counter()
+        async with Owner() as owner:
+            owner.start(connect_through(near, ("127.0.0.1", port), counter=counter), name="x")
+            await far.write(b"hello")
+            far.write_eof()
+            assert await read_all(far) == b"olleh"
+        assert (counter.sent, counter.received) == (5, 5)
+
+    run(with_target(serve, use))
+
+
+def test_a_target_that_refuses_is_told() -> None:
+    with socket.socket() as taken:  # bound, not listening: nobody else can be there
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+
+        async def main() -> None:
+            near, far, _, _ = streams()
+            await connect_through(near, ("127.0.0.1", port), counter=Counter())
+            with pytest.raises(Broken) as caught:
+                await far.read()
+            assert caught.value.what.endswith("cannot connect to the service: connection refused")
+
+        run(main())
+
+
+def test_a_target_that_dies_resets_the_stream() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(1)
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+        writer.transport.abort()
+
+    async def use(port: int) -> None:
+        near, far, _, _ = streams()
+        async with Owner() as owner:
+            owner.start(connect_through(near, ("127.0.0.1", port), counter=Counter()), name="x")
+            await far.write(b"x")
+            with pytest.raises(Broken, match="local connection lost"):
+                await far.read()
+
+    run(with_target(serve, use))
+
+
+def test_cancelled_at_any_turn_nothing_is_left() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await reader.read()
+        except ConnectionError:
+            pass
+        writer.close()
+
+    async def use(port: int) -> None:
+        for turns in range(12):
+            near, far, _, _ = streams()
+            async with Owner() as owner:
+                task = owner.start(connect_through(near, ("127.0.0.1", port), counter=Counter()), name="x")
+                await far.write(bytes(1000))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                await cancel_and_wait(task)
+
+    run(with_target(serve, use))

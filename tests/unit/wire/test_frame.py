@@ -4,15 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError
-from meshd.wire.frame import FrameParser, HelloReader, data_header, encode, encode_hello
-from meshd.wire.frame_types import (
+from meshd.wire.frame import (
     MAX_OFFSET,
     Ack,
     Control,
     Data,
     Frame,
+    FrameParser,
     Goodbye,
     HelloFrame,
+    HelloReader,
     LinkAck,
     LinkLost,
     MaxData,
@@ -24,6 +25,9 @@ from meshd.wire.frame_types import (
     Resume,
     ResumeEntry,
     Switch,
+    data_header,
+    encode,
+    encode_hello,
 )
 
 IDS = st.integers(0, (1 << 32) - 1)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
-from meshd.wire.http_reply import HttpReply, ReplyParser
+from meshd.wire.igd import HttpReply, ReplyParser
 
 HEAD = b"HTTP/1.1 200 OK\r\nServer: router\r\nserver: second\r\n"
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
-from meshd.wire.lengths import LengthParser, framed
 from meshd.wire.limits import MAX_CONTROL_BYTES
+from meshd.wire.message import LengthParser, framed
 
 
 @given(

@@ -5,8 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
 from meshd.base.peer_limits import STUN_ANSWERS, STUN_ANSWERS_IN_ALL, STUN_SOURCES, Rate
-from meshd.wire.stun import Endpoint, StunKind, StunMessage, decode, encode
-from meshd.wire.stun_answer import MAX_STREAM_REQUESTS, AnswerRates, StreamAnswers, answer_to
+from meshd.wire.stun import (
+    MAX_STREAM_REQUESTS,
+    AnswerRates,
+    Endpoint,
+    StreamAnswers,
+    StunKind,
+    StunMessage,
+    answer_to,
+    decode,
+    encode,
+)
 
 SEEN = Endpoint("2001:db8::1", 4711)
 TRANSACTION = b"transaction!"

@@ -12,7 +12,7 @@ from meshd.library.members.fetch import LEAST_PIECE_RATE, PieceFetcher, TooSlow
 from meshd.library.members.piece_plan import PiecePlan
 from meshd.model.piece_index import PIECE_BYTES, PieceIndex
 from meshd.peer.interface import Stream
-from meshd.wire.pieces import HERE, PIECES_SERVICE
+from meshd.wire.models import HERE, PIECES_SERVICE
 
 from tests.sim.loop import run
 from tests.unit.library.members.exchange_scene import Scene, scene

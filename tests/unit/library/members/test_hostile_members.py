@@ -15,7 +15,10 @@ from meshd.model.piece_index import PIECE_BYTES, PieceIndex
 from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
 from meshd.wire.models import (
+    GONE,
+    HERE,
     MODELS_SERVICE,
+    PIECES_SERVICE,
     ModelsMessage,
     ModelsTold,
     NoPieces,
@@ -25,7 +28,6 @@ from meshd.wire.models import (
     ToldModel,
     decode,
 )
-from meshd.wire.pieces import GONE, HERE, PIECES_SERVICE
 
 from tests.unit.head.fake_mesh import FakeMesh
 from tests.unit.library.members.exchange_scene import NAME, big, scene

@@ -14,7 +14,9 @@ from meshd.model.weights_index import fingerprint
 from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
 from meshd.wire.models import (
+    HERE,
     MODELS_SERVICE,
+    PIECES_SERVICE,
     AskPieces,
     AskTensors,
     ModelsTold,
@@ -26,7 +28,6 @@ from meshd.wire.models import (
     ToldModel,
     decode,
 )
-from meshd.wire.pieces import HERE, PIECES_SERVICE
 
 from tests.gguf_bytes import gguf, language_model, parse
 from tests.unit.head.fake_mesh import FakeMesh

@@ -13,8 +13,7 @@ from meshd.link.ice.agent import MAX_EARLY, IcePath, Pace
 from meshd.link.udp.host_socket import UdpSocket
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
-from meshd.wire.stun import Endpoint
-from meshd.wire.stun_answer import answer_to
+from meshd.wire.stun import Endpoint, answer_to
 
 from tests.conformance.run import run
 

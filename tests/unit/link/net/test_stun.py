@@ -9,8 +9,7 @@ import pytest
 from meshd.base.errors import RemoteProtocolError, UserError
 from meshd.link.net.stun import Question, ask_udp, bound_socket, resolve, stun_server, tcp_mapping
 from meshd.link.tcp.listen import TcpListener
-from meshd.wire.stun import Endpoint, StunKind, StunMessage, decode, encode
-from meshd.wire.stun_answer import answer_to
+from meshd.wire.stun import Endpoint, StunKind, StunMessage, answer_to, decode, encode
 
 from tests.conformance.links import has_ipv6, serving
 from tests.conformance.nodes import TestMesh

@@ -1,0 +1,272 @@
+"""The verbs about who is in the mesh: accept, forget, revoke, unban, leave, and the mesh's root key."""
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+from meshd.admin.api import (
+    AcceptRequest,
+    BanList,
+    BanListRequest,
+    ForgetRequest,
+    LeaveRequest,
+    RevokeRequest,
+    UnbanRequest,
+)
+from meshd.admin.client import Client, NotRunning, ask
+from meshd.admin.codec import to_json
+from meshd.base.errors import UserError
+from meshd.base.home_folder import expanded
+from meshd.base.units import in_time
+from meshd.cli.offline import ask_or_use_files, home_locked
+from meshd.cli.options import Arguments, Parser, read_text
+from meshd.cli.output import Output
+from meshd.cli.stop import DEFAULT_SECONDS, end_daemon
+from meshd.config.tree import home_here
+
+MAX_BACKUP_CHARS = 16 << 10
+
+
+class Accept:
+    """Admit a node that could not reach this one, by the reply code that it printed.
+
+    For two machines behind NAT without a relay: the invite goes one way, the reply code the other.
+    """
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add CODE."""
+        parser.add_argument("code", metavar="CODE", help="reply code that the joining node printed")
+
+    def run(self, args: Arguments, out: Output) -> int:
+        """Ask the running daemon: it holds the port that the other side comes to."""
+        reply = ask(home_here(), AcceptRequest(code=args.code))
+        where = ", ".join(reply.addresses)
+        out.line(f"node {reply.joiner[:10]} can join for {reply.seconds} s, from {where}")
+        return 0
+
+
+class Forget:
+    """Remove a node that is gone from this node's list: it is no longer shown or dialled.
+
+    Other nodes keep it in their lists. Nothing is banned: if the node itself comes back, it is listed again.
+    """
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add PEER."""
+        parser.add_argument("peer", metavar="PEER", help="name, id, or unique beginning of an id")
+
+    def run(self, args: Arguments, out: Output) -> int:
+        """Ask the daemon."""
+        reply = ask(home_here(), ForgetRequest(peer=args.peer))
+        out.line(f"forgot {_named(reply.name, reply.id)}")
+        return 0
+
+
+class Revoke:
+    """Ban a node from the mesh: its sessions close, and the ban spreads from node to node.
+
+    The founder can undo this with `meshd unban`. Otherwise the node can return only with a new key and
+    invite.
+    """
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add PEER, --yes."""
+        parser.add_argument("peer", metavar="PEER", help="name, id, or unique beginning of an id")
+        parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
+
+    def run(self, args: Arguments, out: Output) -> int:
+        """Ask the daemon if it runs, else use the files."""
+        if out.asks and not args.yes and not out.confirm(f"ban `{args.peer}` from the mesh?"):
+            raise UserError("the node was not banned", hint="`--yes` skips the question")
+        reply = ask_or_use_files(
+            home_here(),
+            RevokeRequest(peer=args.peer),
+            lambda books, _: books.revoke_node(books.find_admitted(args.peer), now=int(time.time())),
+        )
+        out.line(f"revoked {_named(reply.name, reply.id)}")
+        out.note(f"to undo this, run `meshd unban {reply.id[:10]}` on the node that founded the mesh")
+        return 0
+
+
+class Unban:
+    """Lift the bans of a node or an invite; without ID, list all bans.
+
+    A node returns with its old key and membership. To readmit the nodes that joined with a revoked
+    invite, give the invite's id; it stays revoked. Only the founder can lift a ban.
+    """
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add ID, --json."""
+        parser.add_argument(
+            "id",
+            metavar="ID",
+            nargs="?",
+            help="id of a banned node or invite, or its unique beginning; or the name of a node, as listed",
+        )
+        parser.add_argument("--json", action="store_true", help="list the bans as JSON, for scripts")
+
+    def run(self, args: Arguments, out: Output) -> int:
+        """Ask the daemon if it runs, else use the files."""
+        home = home_here()
+        if args.id is None:
+            bans = ask_or_use_files(home, BanListRequest(), lambda books, _: books.bans())
+            _show_bans(bans, out, as_json=args.json)
+            return 0
+        reply = ask_or_use_files(
+            home, UnbanRequest(id=args.id), lambda books, _: books.unban(args.id, now=int(time.time()))
+        )
+        out.line(f"unbanned {_named(reply.name, reply.id)}")
+        out.note(
+            "other nodes learn of it within seconds; the node, if it runs, connects again within a few "
+            "minutes"
+        )
+        return 0
+
+
+def _show_bans(found: BanList, out: Output, *, as_json: bool) -> None:
+    if as_json:
+        out.json({"bans": to_json(found.bans)})
+    elif not found.bans:
+        out.note("nothing is banned from this mesh")
+    else:
+        now = time.time()
+        out.table(
+            ("NAME", "ID", "KIND", "BANNED", "BY"),
+            [
+                (
+                    entry.name or "-",
+                    entry.id[:16],
+                    entry.kind,
+                    f"{in_time(max(0.0, now - entry.banned_at))} ago",
+                    entry.by[:10],
+                )
+                for entry in found.bans
+            ],
+        )
+
+
+def _named(name: str, node: str) -> str:
+    return f"{name} ({node[:10]})" if name else node[:10]
+
+
+class Leave:
+    """Leave the mesh, and stop the daemon if it runs. To join a mesh again, use a new invite."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add --force, --new-identity."""
+        parser.add_argument(
+            "--force",
+            action="store_true",
+            help="leave even if this node holds the mesh's root key; back it up with `meshd mesh export "
+            "FILE` first",
+        )
+        parser.add_argument(
+            "--new-identity",
+            action="store_true",
+            help="also take a new key, which a banned node needs to join again (stop the daemon first)",
+        )
+
+    def run(self, args: Arguments, out: Output) -> int:
+        """Ask the daemon if it runs, else use the files."""
+        home = home_here()
+        if args.new_identity:
+            return _new_identity(out)
+        try:
+            end_daemon(home, LeaveRequest(drop_root=args.force), DEFAULT_SECONDS)
+        except NotRunning:
+            with home_locked(home) as store:
+                if store.load_membership() is None:
+                    raise UserError(
+                        "this node is not in a mesh", hint="set MESHD_HOME to the directory of the right node"
+                    ) from None
+                store.leave(drop_root=args.force)
+            out.note("no daemon was running to tell the other nodes; they will show this one as away")
+            out.line("left the mesh")
+        else:
+            out.line("left the mesh, and stopped the node")
+        return 0
+
+
+def _new_identity(out: Output) -> int:
+    home = home_here()
+    try:
+        Client(home).close()
+    except NotRunning:
+        pass
+    else:
+        raise UserError(f"a daemon is using the key in `{home}`", hint="run `meshd stop` first")
+    with home_locked(home) as store:
+        key = store.reset_identity(now=int(time.time()))
+    out.line(f"this node is now {key.peer.short}")
+    return 0
+
+
+class Mesh:
+    """Back up or restore the mesh's root key. Its holder can admit and ban any node.
+
+    `export` writes it to FILE (0600) or to standard output; `import` reads it from FILE, or from `-`.
+    """
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add `export [FILE]`, `import FILE`."""
+        below = parser.add_subparsers(
+            dest="action", metavar="export | import", required=True, parser_class=Parser
+        )
+        exporting = below.add_parser("export", description="Write the mesh's root key, a secret.")
+        exporting.add_argument(
+            "file", metavar="FILE", nargs="?", help="file to create (default: -, standard output)"
+        )
+        importing = below.add_parser("import", description="Restore a mesh's root key to this node.")
+        importing.add_argument("file", metavar="FILE", help="file that `export` wrote; - for standard input")
+
+    def run(self, args: Arguments, out: Output) -> int:
+        """Work on the files: the root key never goes through the control socket."""
+        home = home_here()
+        return (
+            _export_root(home, args.file, out)
+            if args.action == "export"
+            else _import_root(home, args.file, out)
+        )
+
+
+def _export_root(home: Path, file: str | None, out: Output) -> int:
+    from meshd.identity.keystore import Home
+
+    if not home.is_dir():
+        raise UserError(
+            f"there is no node in `{home}`",
+            hint="set MESHD_HOME to the directory of the node that founded the mesh",
+        )
+    text = Home(home).export_root().strip()
+    if file in (None, "-"):  # a secret must not end up in a file of that name
+        out.line(text)
+        return 0
+    path = expanded(file)
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise UserError(
+            f"cannot write `{path}`: {error.strerror}", hint="name a new file in a directory you can write to"
+        ) from None
+    with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        stream.write(text + "\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+    out.line(str(path))
+    out.note("keep it where only you can read it: anyone who has it controls the mesh")
+    return 0
+
+
+def _import_root(home: Path, file: str, out: Output) -> int:
+    import secrets
+
+    from meshd.identity.keystore import Home
+
+    text = read_text(file, "the backup", MAX_BACKUP_CHARS)
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    store = Home(home)
+    with store.lock():
+        membership = store.import_root(text, now=int(time.time()), random=secrets.token_bytes)
+    out.line(f"this node now holds the root key of mesh {membership.mesh.short}")
+    return 0
