@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from meshd.base import log
 from meshd.base.errors import MeshdError, UserError
-from meshd.config import HostPort, LinksConfig
+from meshd.config.forms import HostPort
+from meshd.config.tree import LinksConfig
 from meshd.identity.keys import KeyPair
 from meshd.identity.keystore import Home, Keeping
 from meshd.peer.local_member import BLOCK, Numbering
