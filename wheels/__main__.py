@@ -18,6 +18,7 @@ from meshd.base.errors import UserError
 from meshd.build import native
 from meshd.build.compile import compile_tree
 from meshd.build.interface import BuildProgress
+from meshd.build.machine import find_tool
 from meshd.build.pin import Pin, mesh_sources, read_pin
 from meshd.build.renew import renew
 from meshd.build.tree import Tree
@@ -106,8 +107,9 @@ async def _compile(tree: Tree, pin: Pin, zig: Zig, vulkan: Vulkan | None) -> Non
     caches = {f"ZIG_{kind}_CACHE_DIR": str(tree.folder / "zig") for kind in ("GLOBAL", "LOCAL")}
     # no git: it would find the commit of whatever repository the tree lies in
     os.environ.update({**caches, "GIT_DIR": "/nonexistent"})
-    # what runs while compiling (the generator of shaders' code) is compiled by the same compiler
+    # the generator of shaders' code, which CMake builds on its own, is compiled by the same tools
     os.environ.update(CC=str(tree.folder / "tools/cc"), CXX=str(tree.folder / "tools/c++"))
+    os.environ["PATH"] = f"{Path(find_tool('ninja')).parent}{os.pathsep}{os.environ['PATH']}"
     os.environ.setdefault("SOURCE_DATE_EPOCH", str(EARLIEST))
     tools = [
         *write_tools(zig, tree.folder / "tools", platform.machine()),

@@ -125,6 +125,16 @@ def test_workers_load_themselves_and_write_what_one_node_does(
         assert split.head.complete() == text_alone(backend, file, tmp_path.parent)
 
 
+def test_two_workers_write_what_a_processor_does(tmp_path: Path, backend: str, card: Gpu) -> None:
+    """SmolLM2 chooses by wider margins than GPU and processor round."""
+    if not SMOLLM2.is_file():
+        pytest.skip("SmolLM2 is not in the cache: `meshd demo` fetches it")
+    with ExitStack() as stack:
+        split = Split(stack, card, tmp_path, SMOLLM2, 2)
+        expected = text_alone(backend, SMOLLM2, tmp_path.parent, on_cpu=True)
+        assert split.head.complete() == expected
+
+
 def test_decoding_asks_nothing_but_for_results(tmp_path: Path, card: Gpu) -> None:
     """Also when what is attended to has grown beyond 256 cells."""
     with ExitStack() as stack:
