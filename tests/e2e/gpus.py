@@ -20,7 +20,7 @@ from meshd.wire.lease import OfferedDevice
 
 from tests.bench.random_model import random_model
 from tests.e2e.models import cache_folder, made
-from tests.e2e.native_rig import Head
+from tests.e2e.native_rig import PROMPT, Head
 from tests.native.build import MeshBuild, other
 
 BACKENDS = ("cuda", "vulkan", "metal", "hip")
@@ -88,10 +88,10 @@ def model() -> Path:
 
 
 @cache
-def text_alone(backend: str, file: Path, folder: Path, *, on_cpu: bool = False) -> str:
+def text_alone(backend: str, file: Path, folder: Path, *, on_cpu: bool = False, prompt: str = PROMPT) -> str:
     """What the first GPU answers by itself, or the processor with the same build."""
     found = gpu(backend)
     assert isinstance(found, Gpu), found
     extra = ("-dev", "none") if on_cpu else ("-dev", found.device.name, "-ngl", "999")
     with Head(found.llama_server, folder, file, [], extra=extra) as head:
-        return head.complete()
+        return head.complete(prompt)
