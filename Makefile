@@ -7,6 +7,8 @@ VENV := .venv
 JOBS ?= 4
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# packages that `make wheels` compiles Vulkan with; empty: without it
+VULKAN ?= build/vulkan
 # packages to install on Debian and Ubuntu: a compiler, Python's venv, and what tests in network namespaces run.
 # miniupnpd-nftables is the program alone: the service that would start it is in the package miniupnpd
 PACKAGES := build-essential ca-certificates git iproute2 miniupnpd-nftables nftables python3-venv
@@ -93,9 +95,18 @@ dist: $(INSTALLED) ## build wheel and source archive in dist/, and try the wheel
 	build/dist/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
 	build/dist/bin/meshd --version
 
-wheels: $(INSTALLED) ## build the wheel of meshd-native in dist/: programs for Linux machines without a compiler
+wheels: $(INSTALLED) $(VULKAN) ## build the wheel of meshd-native in dist/: programs for Linux machines without a compiler
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[build,wheels]'
-	$(BIN)/python -m wheels
+	$(BIN)/python -m wheels $(if $(VULKAN),--vulkan $(VULKAN))
+
+# from Debian 13, whatever Debian this is: shaders' compiler of older ones knows no cooperative matrices
+build/vulkan:
+	rm -rf $@.part
+	mmdebstrap --variant=extract --include=glslc,libvulkan-dev,spirv-headers \
+		--setup-hook='sed -n "s/^deb /deb-src /p" "$$1/etc/apt/sources.list" > "$$1/etc/apt/sources.list.d/source.list"' \
+		--extract-hook='cd "$$1" && APT_CONFIG="$$MMDEBSTRAP_APT_CONFIG" apt-get source --quiet --download-only vulkan-loader' \
+		trixie $@.part
+	mv $@.part $@
 
 clean: ## remove generated files in this directory (the user's cache stays)
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

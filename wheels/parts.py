@@ -99,6 +99,15 @@ _OF_ZIG = (
     _Place("compiler-rt", "MIT", "LICENSE"),
     _Place("glibc-start-files", "LGPL-2.1-or-later WITH GCC-exception-2.0", "lib/libc/glibc/LICENSES"),
 )
+_OF_VULKAN = (
+    _Place("vulkan-loader", "Apache-2.0", "LICENSE.txt", purl="pkg:github/KhronosGroup/Vulkan-Loader@v{}"),
+    _Place(
+        "vulkan-headers",
+        "Apache-2.0 OR MIT",
+        "vulkan-headers/LICENSES/MIT.txt",
+        purl="pkg:github/KhronosGroup/Vulkan-Headers@v{}",
+    ),
+)
 
 
 def upstream_parts(source: Path, pin: Pin) -> list[Part]:
@@ -111,6 +120,11 @@ def upstream_parts(source: Path, pin: Pin) -> list[Part]:
 def compiler_parts(zig: Path, version: str) -> list[Part]:
     """Return what the compiler links into each program, from the folder of its package."""
     return _parts(zig, _OF_ZIG, version)
+
+
+def vulkan_parts(loader: Path, version: str) -> list[Part]:
+    """Return what comes along with Vulkan, from the source of its loader."""
+    return _parts(loader, _OF_VULKAN, version)
 
 
 def _parts(folder: Path, places: Sequence[_Place], version: str) -> list[Part]:

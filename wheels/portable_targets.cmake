@@ -19,5 +19,8 @@ target_link_options(ggml-mesh PRIVATE "-Wl,--version-script=${CMAKE_CURRENT_LIST
 # ggml unloads a module that refuses to start. This one has caught an exception by then, and threads that end would call
 # into the libc++ that it had inside.
 target_link_options(ggml-mesh PRIVATE -Wl,-z,nodelete)
+if (TARGET ggml-vulkan) # it throws where there is no driver
+    target_link_options(ggml-vulkan PRIVATE -Wl,-z,nodelete)
+endif()
 
 target_sources(mesh-server PRIVATE "${CMAKE_CURRENT_LIST_DIR}/graph_plan.cpp")

@@ -109,14 +109,14 @@ def _build(config: Config) -> Iterator[Finding]:
 
 
 def _wheel(in_use: Path | None) -> Iterator[Finding]:
-    """Report a meshd-native that is not used, or used where it computes on less than there is."""
+    """Report a meshd-native that is not used, or used where a build for CUDA would be faster."""
     wheel = installed_wheel()
     if wheel is None:
         return
     if fault := wheel.fault(read_pin()):
         yield Finding("meshd-native", "warning", f"not used: {fault}", WHEEL_HINT)
     elif in_use == wheel.bin_dir and has_nvidia_gpu():
-        what = "computes on the CPU, and this machine has an NVIDIA GPU"
+        what = "has no CUDA, and this machine has an NVIDIA GPU"
         yield Finding("meshd-native", "warning", what, GPU_HINT)
 
 

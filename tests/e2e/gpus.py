@@ -2,6 +2,7 @@
 
 `meshd native build --backend cuda` (or `vulkan`) makes one. Vulkan without a card runs on Mesa's lavapipe
 (Debian: mesa-vulkan-drivers), a processor that says it is a GPU; ggml takes it only when it is named.
+A portable build (MESHD_OTHER_BUILD) counts for each GPU that it has a module for.
 """
 
 import os
@@ -12,15 +13,15 @@ from pathlib import Path
 
 import pytest
 from meshd.build.interface import LLAMA_SERVER, MESH_PROGRAM, NativeInfo
-from meshd.build.native import find
+from meshd.build.native import find, read_bin_dir
 from meshd.devices.devices import parse_devices
 from meshd.process.run import environment
 from meshd.wire.lease import OfferedDevice
 
 from tests.bench.random_model import random_model
 from tests.e2e.models import cache_folder, made
-from tests.e2e.native_rig import Head
-from tests.native.build import MeshBuild
+from tests.e2e.native_rig import PROMPT, Head
+from tests.native.build import MeshBuild, other
 
 BACKENDS = ("cuda", "vulkan", "metal", "hip")
 LIST_SECONDS = 120.0
@@ -48,7 +49,11 @@ class Gpu:
 @cache
 def gpu(backend: str) -> Gpu | str:
     """The build for `backend` and its first GPU; else why there is none."""
-    found = find(cache_folder(), backend)
+    portable = other()
+    if portable is not None and (portable / f"libggml-{backend}.so").is_file():
+        found = read_bin_dir(portable, cache_folder())
+    else:
+        found = find(cache_folder(), backend)
     if found is None:
         return f"no build for {backend} in the cache: `meshd native build --backend {backend}` makes one"
     if backend == "vulkan":
@@ -83,10 +88,10 @@ def model() -> Path:
 
 
 @cache
-def text_alone(backend: str, file: Path, folder: Path) -> str:
-    """What the first GPU answers by itself."""
+def text_alone(backend: str, file: Path, folder: Path, *, on_cpu: bool = False, prompt: str = PROMPT) -> str:
+    """What the first GPU answers by itself, or the processor with the same build."""
     found = gpu(backend)
     assert isinstance(found, Gpu), found
-    extra = ("-dev", found.device.name, "-ngl", "999")
+    extra = ("-dev", "none") if on_cpu else ("-dev", found.device.name, "-ngl", "999")
     with Head(found.llama_server, folder, file, [], extra=extra) as head:
-        return head.complete()
+        return head.complete(prompt)

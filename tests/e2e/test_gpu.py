@@ -32,6 +32,7 @@ MIB = 1 << 20
 WARM_UP = MIB  # bytes at most that a load sends besides weights
 SMOLLM2 = cache_folder() / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 FLEET_SECONDS = 280.0
+COUNTING = "1, 2, 3, 4, 5, 6,"
 ON_TCP = ("--links", "tcp")  # all on one machine: other links would only be tried as well
 # what a token may ask for: no memory, no weights, nothing about the device
 OF_A_TOKEN = {wire.WRITE, wire.FILL, wire.COPY, wire.GRAPH, wire.COMPUTE, wire.READ, wire.DATA, wire.PROGRESS}
@@ -123,6 +124,17 @@ def test_workers_load_themselves_and_write_what_one_node_does(
         assert [set(pair.loaded) for pair in split.pairs] == [{"loaded"}] * workers
         assert all(pair.bytes[wire.WRITE] < WARM_UP for pair in split.pairs)
         assert split.head.complete() == text_alone(backend, file, tmp_path.parent)
+
+
+def test_two_workers_write_what_a_processor_does(tmp_path: Path, backend: str, card: Gpu) -> None:
+    """Where the choice is clear: elsewhere even two kinds of processors round to different words."""
+    if not SMOLLM2.is_file():
+        pytest.skip("SmolLM2 is not in the cache: `meshd demo` fetches it")
+    with ExitStack() as stack:
+        split = Split(stack, card, tmp_path, SMOLLM2, 2)
+        expected = text_alone(backend, SMOLLM2, tmp_path.parent, on_cpu=True, prompt=COUNTING)
+        assert expected.startswith(" 7, 8, 9, 10,")
+        assert split.head.complete(COUNTING) == expected
 
 
 def test_decoding_asks_nothing_but_for_results(tmp_path: Path, card: Gpu) -> None:

@@ -70,6 +70,7 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "links.no_mdns": ("true", True),
     "links.no_portmap": ("true", True),
     "links.no_relaying": ("true", True),
+    "links.no_local": ("true", True),
     "links.compress": ("on", "on"),
     "serve.output": ("head", "head"),
     "worker.models": ("/m/a.gguf:/m/b.gguf", (Path("/m/a.gguf"), Path("/m/b.gguf"))),

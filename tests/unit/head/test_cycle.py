@@ -44,6 +44,7 @@ def test_it_waits_for_a_worker_then_loads_and_is_ready(tmp_path: Path) -> None:
             it.file.hashed.clear()
             it.start()
             await it.until(ModelState.LOADING, "25 %")
+            await asyncio.sleep(0.001)
             assert it.serve.readiness.progress == 0.25
             assert [one.name for one in it.serve.status.listed.devices] == ["CPU"], "asked meanwhile"
             it.file.hashed.set()

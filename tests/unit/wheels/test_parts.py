@@ -10,7 +10,8 @@ from meshd.build.pin import read_pin
 from meshd.build.wheel import PACKAGE, read_wheel
 from wheels.__main__ import PROGRAMS, files_of, read_programs
 from wheels.archive import Name
-from wheels.parts import Part, bill, compiler_parts, upstream_parts
+from wheels.parts import Part, bill, compiler_parts, upstream_parts, vulkan_parts
+from wheels.vulkan import LOADER, MODULE
 
 NAME = Name(PACKAGE, "1.2.3", "py3-none-any")
 PARTS = [
@@ -80,6 +81,15 @@ def test_what_the_compiler_links_has_its_version(tmp_path: Path) -> None:
     assert {part.version for part in compiler_parts(tmp_path, "0.1")} == {"0.1"}
 
 
+def test_vulkan_has_two_licences_and_one_version(tmp_path: Path) -> None:
+    for name in ("LICENSE.txt", "vulkan-headers/LICENSES/MIT.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("text\n")
+    parts = vulkan_parts(tmp_path, "1.4.309")
+    assert [part.licence for part in parts] == ["Apache-2.0", "Apache-2.0 OR MIT"]
+    assert all(part.purl.endswith("@v1.4.309") for part in parts)
+
+
 def test_the_bill_is_cyclonedx_and_the_same_each_time() -> None:
     pin = read_pin()
     files = {"meshd_native/bin/b": b"b", "meshd_native/bin/a": b"a"}
@@ -130,3 +140,14 @@ def test_programs_that_are_not_there_are_named(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     with pytest.raises(UserError, match=PROGRAMS[0]):
         read_programs(tmp_path)
+
+
+def test_vulkan_is_packed_where_it_is_asked_for(tmp_path: Path) -> None:
+    """A folder in which it was compiled before does not decide."""
+    for name in (*PROGRAMS, "libggml-base.so", MODULE, LOADER):
+        (tmp_path / name).touch()
+    assert read_programs(tmp_path).keys() == {*PROGRAMS, "libggml-base.so"}
+    assert read_programs(tmp_path, vulkan=True).keys() == {*PROGRAMS, "libggml-base.so", MODULE, LOADER}
+    (tmp_path / LOADER).unlink()
+    with pytest.raises(UserError, match=f"lacks {LOADER}"):
+        read_programs(tmp_path, vulkan=True)
