@@ -1,0 +1,30 @@
+"""The table of `tests.native.bench_table`: medians, the fastest plain process, and the goals."""
+
+from tests.native.bench_table import GOALS, MANY, ONE, table
+
+RATES = {
+    "box": {"prompt 512": [100.0, 90.0, 110.0], ONE: [50.0]},
+    "box, no reuse": {"prompt 512": [120.0], ONE: [40.0]},
+    "alone": {"prompt 512": [130.0]},
+    "mesh": {"prompt 512": [102.0], ONE: [46.0]},
+}
+
+
+def test_what_is_compared_is_the_fastest_plain_process_of_the_row() -> None:
+    lines, met = table(RATES)
+    [box, fast, alone, mesh] = [line for line in lines if line.startswith("prompt 512")]
+    assert "100 (90 to 110)" in box and "0.83" in box
+    assert "1.00" in fast and "1.08" in alone, "one device is no box"
+    assert mesh.endswith(f"0.85 goal {GOALS['prompt 512']:g} met")
+    assert met
+
+
+def test_a_goal_that_is_missed_is_said_and_others_have_none() -> None:
+    slow = {**RATES, "mesh, one slot": {ONE: [45.0], "prompt 8190": [10.0]}}
+    lines, met = table(slow)
+    assert not met
+    [missed] = [line for line in lines if line.startswith(ONE) and "one slot" in line]
+    assert missed.endswith("0.90 goal 0.92 missed")
+    [without] = [line for line in lines if line.startswith("prompt 8190")]
+    assert "goal" not in without
+    assert not any(line.startswith(MANY) for line in lines)
