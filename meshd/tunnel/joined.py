@@ -94,7 +94,7 @@ class JoinedTunnel:
                 end.close()
                 raise
             self._streams = 1
-            async with carried(opened, direct) as stream:
+            async with carried(opened, direct, end) as stream:
                 await _carry(
                     end,
                     stream,
@@ -167,7 +167,7 @@ async def join(
         if direct is not None:
             direct.close()
         raise
-    async with carried(agreed, direct) as bytes_of:
+    async with carried(agreed, direct, end) as bytes_of:
         await _carry(end, bytes_of, inspector, Counter(), on_broken, flow=flow, asks=asks)
 
 

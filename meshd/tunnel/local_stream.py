@@ -2,7 +2,8 @@
 
 The mesh stream stays open and decides. Its end confirms the end of the connection, so what ends without it,
 as when a daemon is killed, is waited for like a lost link: until the session says what has become of the
-peer. When the mesh stream breaks, the connection is cut. Nothing else crosses the mesh stream.
+peer. When the mesh stream breaks before its end, the connection is cut; after that, the end of the lease cuts
+it. Nothing else crosses the mesh stream, and bytes on it break both.
 """
 
 import asyncio
@@ -11,10 +12,11 @@ from contextlib import asynccontextmanager
 from socket import socket
 
 from meshd.base import log
-from meshd.base.errors import Broken, EndOfStream, MeshdError
+from meshd.base.errors import Broken, EndOfStream, MeshdError, RemoteProtocolError
 from meshd.base.sockets import adopt
 from meshd.base.tasks import Owner, first_error
 from meshd.identity.keys import PeerId
+from meshd.mux.events import Code
 from meshd.peer.interface import MetadataValue, Stream
 from meshd.tunnel.local import LocalSocket
 
@@ -49,13 +51,14 @@ class LocalStream:
     async def follow_control(self) -> None:
         """Wait for the end of the control stream, and cut the connection if it breaks."""
         try:
-            while True:
-                await self._control.read()  # dropped, and gives no credit back
+            await self._control.read()
+            # The peer sends over the link, perhaps because it found no connection: neither way is whole.
+            raise RemoteProtocolError("bytes on a stream that has a direct connection", code="local")
         except EndOfStream:
             pass
         except MeshdError as error:
             self._broken = error
-            self._local.abort()
+            self.reset(Code.BROKEN, error.what)
         self._ended.set()
 
     async def read(self) -> bytes:
@@ -101,16 +104,21 @@ class LocalStream:
 
 
 @asynccontextmanager
-async def carried(control: Stream, direct: socket | None) -> AsyncIterator[Stream]:
+async def carried(control: Stream, direct: socket | None, end: socket) -> AsyncIterator[Stream]:
     """Yield `control`, or its bytes over the connection `direct`, which is ours from now on.
 
-    Raises Broken, and whatever the block raises.
+    Raises Broken, and whatever the block raises. `end`: the child's, closed if there is nothing to yield.
     """
     if direct is None:
         yield control
         return
-    direct.setblocking(False)
-    local = await adopt(direct, LocalSocket)
+    try:
+        direct.setblocking(False)
+        local = await adopt(direct, LocalSocket)
+    except BaseException:
+        end.close()
+        control.reset(Code.BROKEN, "the direct connection is gone")
+        raise
     LOG.info("tunnel_local", peer=control.peer.short, service=control.service)
     stream = LocalStream(control, local)
     try:

@@ -40,10 +40,11 @@ class Pair:
 async def pair() -> AsyncIterator[Pair]:
     near, far, *ports = streams()
     here, there = socket.socketpair()
-    async with carried(near, here) as first, carried(far, there) as second:
-        yield Pair(first, second, (ports[0], ports[1]))
-        first.write_eof()
-        second.write_eof()
+    with socket.socket() as child:
+        async with carried(near, here, child) as first, carried(far, there, child) as second:
+            yield Pair(first, second, (ports[0], ports[1]))
+            first.write_eof()
+            second.write_eof()
 
 
 def test_bytes_cross_in_order_both_ways_and_none_on_the_link() -> None:
@@ -119,7 +120,7 @@ def test_a_connection_that_ends_by_itself_waits_for_the_word_of_the_session() ->
     async def main() -> None:
         near, far, _, _ = streams()
         here, there = socket.socketpair()
-        async with carried(near, here) as stream:
+        async with carried(near, here, here) as stream:
             there.close()
             await stream.write(b"lost, as what is on its way over a link")
             async with Owner() as owner:
@@ -140,20 +141,38 @@ async def _broken(work: object) -> str:
     return caught.value.what
 
 
-def test_bytes_on_the_stream_itself_are_dropped_and_give_no_credit() -> None:
+def test_bytes_on_the_stream_itself_break_both() -> None:
+    """As when one side found no connection, and the other one did."""
+
     async def main() -> None:
-        near, far, _, back = streams()
+        near, far, port, _ = streams()
         here, there = socket.socketpair()
-        async with carried(near, here) as stream, Owner() as owner:
-            flood = owner.start(far.write(bytes(1 << 20)), name="flood")
-            await asyncio.sleep(0.1)
-            assert not flood.done(), "its window is full"
-            assert len(back.sent) <= back.window
-            there.sendall(b"heard")
-            assert await stream.read() == b"heard"
-            flood.cancel()
-            there.close()
-            stream.reset(Code.CANCELLED, "over")
+        with there, socket.socket() as child:
+            async with carried(near, here, child) as stream, Owner() as owner:
+                owner.start(far.write(b"over the link"), name="far")
+                with pytest.raises(Broken, match="bytes on a stream"):
+                    await stream.read()
+                assert [code for code, _ in port.resets] == [Code.BROKEN]
+                there.settimeout(10)
+                assert there.recv(1) == b""
+
+    run(main())
+
+
+def test_a_child_is_told_if_there_is_no_time_to_use_the_connection() -> None:
+    async def main() -> None:
+        near, _, port, _ = streams()
+        here, there = socket.socketpair()
+        ours, child = socket.socketpair()
+        with there, child:
+            async with Owner() as owner:
+                work = join(near, ours, inspector=None, on_broken=lambda _: None, direct=here)
+                task = owner.start(work, name="join")
+                await asyncio.sleep(0)
+                task.cancel()
+            child.settimeout(10)
+            assert child.recv(1) == b""
+            assert len(port.resets) == 1
 
     run(main())
 
