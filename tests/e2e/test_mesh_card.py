@@ -77,7 +77,8 @@ def test_alone_it_is_waited_for_and_its_reason_told(tmp_path: Path) -> None:
             half = await fleet.worker("half", model=smollm2(), cache=cache)
             head = await fleet.head(smollm2(), "--device", "none", *SAME_THREADS, token=await half.token())
             told = f"half CARD0: {CRASH[1]}"
-            status = await head.until(lambda s: s.model is not None and told in s.model.reason)
+            await head.until(lambda s: s.model is not None and told in s.model.reason)
+            status = await head.until(lambda s: s.api is not None)  # it opens beside the first questions
             assert model_of(status).state == "waiting"
             answer = await api_of(status).ask("POST", "/completion", generation(PROMPT, 1))
             assert (answer.status, told in str(answer.body)) == (503, True)

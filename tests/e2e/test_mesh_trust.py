@@ -81,7 +81,7 @@ def test_a_token_is_good_for_what_it_says_and_no_more(tmp_path: Path) -> None:
             _refused(await _join(tmp_path / "third", made["token"]), made["token"], "revoked")
 
             typo = once[:40] + ("a" if once[40] != "a" else "b") + once[41:]
-            _refused(await _join(tmp_path / "fourth", typo), typo, "token")
+            _refused(await _join(tmp_path / "fourth", typo), typo, "invite")
 
     play(check())
 
