@@ -79,7 +79,7 @@ class TunnelRequest:
     asks: bool = False
     """The peer asks, or sends unasked-for data (base.wakeful_loop.Conversation)."""
     local: bool = False
-    """Offer a direct connection if the peer is on this machine (tunnel/local_way.py)."""
+    """Offer a direct connection if the peer is on this machine (base/local_way.py)."""
 
 
 class Join(Protocol):
@@ -176,7 +176,7 @@ class Tunnels:
     always_compressed: bool = False
     """Compress on any path, because the user asks for it."""
     local: bool = False
-    """Connect directly to nodes on this machine (tunnel/local_way.py)."""
+    """Connect directly to nodes on this machine (base/local_way.py)."""
 
 
 @dataclass(frozen=True, slots=True)
