@@ -21,8 +21,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# For a chain of samplers llama-server reserves its graphs anew: with the request and, if the next one has none,
-# after it (decision 0038). Past the link, on one machine, that takes as long as so many tokens save.
+# For a chain of samplers llama-server reserves its graphs anew: with the request and, if the next one has
+# none, after it (decision 0038). Past the link, on one machine, that takes as long as so many tokens save.
 FEW_TOKENS = 24
 MOST_CANDIDATES = 256  # 2 kB per token; with more candidates, all logits may be smaller
 MOST_PENALIZED = 256  # tokens that penalties look back at: their ids are sent for each token
