@@ -12,9 +12,8 @@ from pathlib import Path
 
 from meshd.base.errors import MeshdError, UserError
 from meshd.base.resource_limits import MemoryAllowance, memory_limit
-from meshd.plan.machines import SHARED_MEMORY
 from meshd.process.interface import ChildSpec, RunToEnd
-from meshd.wire.lease import OfferedDevice
+from meshd.wire.lease import SHARED_MEMORY, OfferedDevice
 from meshd.wire.limits import MAX_DEVICES
 
 # no more than an Offer can carry (wire/lease.py): an odd line of a driver must not invalidate the offer

@@ -9,9 +9,8 @@ import pytest
 from meshd.base.peer_limits import TRIALS_ASKED
 from meshd.devices.device_trial import AGAIN_SECONDS, STILL_SECONDS, DeviceTrials
 from meshd.devices.interface import NativeBuild
-from meshd.plan.machines import SHARED_MEMORY
 from meshd.process.interface import Ended
-from meshd.wire.lease import LeaseMessage, Lost, OfferedDevice, Progress, Reserve, WorkerOffer
+from meshd.wire.lease import SHARED_MEMORY, LeaseMessage, Lost, OfferedDevice, Progress, Reserve, WorkerOffer
 
 from tests.unit.head.calls import ACQUIRE, scene
 from tests.unit.head.rig import DEVICE_LINES, GPU_LINE, Bench

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from meshd.base.errors import MeshdError, UserError
 from meshd.base.resource_limits import MemoryAllowance
 from meshd.devices.devices import card_of, list_devices, parse_devices, pick, within
-from meshd.plan.machines import SHARED_MEMORY
 from meshd.process.interface import ChildSpec, Ended
-from meshd.wire.lease import OfferedDevice, WorkerOffer, decode
+from meshd.wire.lease import SHARED_MEMORY, OfferedDevice, WorkerOffer, decode
 from meshd.wire.limits import MAX_DEVICES
 
 MIB = 1 << 20
