@@ -109,6 +109,11 @@ async def build_programs(
 ) -> Path:
     """Build the missing ones of these programs like `build`; return the folder of ours."""
     pin = read_pin()
+    if backend == "cuda":
+        from meshd.build.cuda_wheels import mend_toolkit
+
+        with builds.explained_disk_errors(cache):
+            await mend_toolkit(cache / "native", cache / "native" / "cuda.log")
     if source is not None:
         await asyncio.to_thread(check_source, source, pin, name=str(source))
     if await asyncio.to_thread(_missing, cache, pin, backend, [*upstream, *ours]):
