@@ -34,7 +34,7 @@ class Wheel:
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """What its programs can compute on, the most useful first."""
+        """List what its programs can compute on, the most useful first."""
         return (*(("cuda",) if self.cuda is not None else ()), self.backend)
 
     def fault(self, pin: Pin) -> str | None:
