@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -68,7 +69,7 @@ def _find(folder: Path) -> Path:
     try:
         with zipfile.ZipFile(files[-1]) as archive:
             damaged = archive.testzip()
-    except (OSError, zipfile.BadZipFile) as error:
+    except (OSError, zipfile.BadZipFile, zlib.error) as error:
         damaged = str(error)
     if damaged is not None:
         raise UserError(f"`{files[-1]}` is not whole: {damaged}", hint="download or copy it again")

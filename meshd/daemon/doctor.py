@@ -33,7 +33,6 @@ HOME_HINT = "free space on that disk, check its owner and that it is mounted rea
 WHEEL_HINT = "install the wheel of meshd-native that belongs to this meshd, by its file, or uninstall it"
 CACHE_HINT = "free space there, check its owner and how it is mounted, or set MESHD_CACHE to another folder"
 INSTALLS_HINT = "remove one of them: `pipx uninstall meshd`, `uv tool uninstall meshd`, or the folder `.venv`"
-BUILD_HINT = "remove that folder, or build again with `meshd native build --backend {}`"
 TRIED_BYTES = 64 << 10  # what a node writes at once is less, mostly
 UNKNOWN_HINT = "it works if it was built of commit {}; build it in a clone of llama.cpp to be sure"
 State = Literal["ok", "warning", "error"]
@@ -178,7 +177,7 @@ def _lost(build: TriedBuild, used: TriedBuild) -> Finding:
     """Report a build that is not used."""
     what = f"`{build.native.mesh_server.parent}` is not used"
     if build.why_not:
-        return Finding("build", "warning", f"{what}: {build.why_not}", _rebuild(build))
+        return Finding("build", "warning", f"{what}: {build.why_not}", build.hint)
     if build.best is None:
         unfit = "; ".join(f"{one.device.name}: {one.why_unfit}" for one in build.devices)
         return Finding("build", "warning", f"{what}: {unfit}", UNFIT_HINT)
@@ -186,10 +185,6 @@ def _lost(build: TriedBuild, used: TriedBuild) -> Finding:
         return Finding("build", "ok", f"{what}: its devices could not be timed now")
     times = used.best.weight_bytes_s / build.best.weight_bytes_s
     return Finding("build", "ok", f"{what}: {build.best.device.name} there takes {times:.1f} times as long")
-
-
-def _rebuild(build: TriedBuild) -> str:
-    return BUILD_HINT.format(build.native.version.backend)
 
 
 async def _gpus(used: TriedBuild, logs: Path) -> list[Finding]:

@@ -75,6 +75,9 @@ def test_what_lacks_is_named(venv: Venv, folder: Path) -> None:  # noqa: F811
     wheel.write_bytes(content[: len(content) // 2])
     code, told = _add(venv, folder)
     assert code == 1 and f"`{wheel}` is not whole" in told and "download or copy it again" in told
+    wheel.write_bytes(content[:200] + bytes(100) + content[300:])
+    code, told = _add(venv, folder)
+    assert code == 1 and f"`{wheel}` is not whole" in told
     wheel.rename(folder / "meshd_native_cuda13-0.0.0-py3-none-manylinux_2_28_x86_64.whl")
     code, told = _add(venv, folder)
     assert (

@@ -22,6 +22,7 @@ from tests.unit.daemon.test_build_choice import script
 
 from .shell import meshd, refused
 
+LACKS = "error while loading shared libraries: libcuda.so.1: cannot open shared object file: No such file"
 FINDINGS = list[dict[str, str]]
 
 
@@ -68,7 +69,7 @@ def test_builds_that_lost_are_named_with_the_reason(
 ) -> None:
     del home
     natives = (
-        script(tmp_path / "hip", "ROCm0", 1, listing="exit 127"),
+        script(tmp_path / "old", "CUDA0", 1, listing=f"echo '{LACKS}' >&2; exit 127"),
         script(tmp_path / "cuda", "CUDA0", 1, trial=f"wrong {USUAL[0]} 1.0 0.1"),
         script(tmp_path / "vulkan", "Vulkan0", 1_000_000),
         script(tmp_path / "cpu", "CPU", 3_000_000),
@@ -78,9 +79,9 @@ def test_builds_that_lost_are_named_with_the_reason(
     assert [(one["name"], one["state"]) for one in found] == [
         ("device", "ok"), ("build", "warning"), ("build", "warning"), ("build", "ok")
     ]  # fmt: skip
-    used, hip, cuda, cpu = (f"{one['what']}; {one['hint']}" for one in found)
+    used, old, cuda, cpu = (f"{one['what']}; {one['hint']}" for one in found)
     assert used.startswith("Vulkan0, ") and "reads weights at" in used
-    assert "hip` is not used: `mesh-server` lists no devices" in hip and "--backend hip" in hip
+    assert "old` is not used: `mesh-server` lists no devices" in old and "install NVIDIA's driver" in old
     assert "cuda` is not used: CUDA0: it computes mul_mat" in cuda and "another driver" in cuda
     assert "CPU there takes 3.0 times as long" in cpu
 
