@@ -20,7 +20,7 @@ from meshd.build.wheel import installed_wheel
 from meshd.config.tree import Config
 from meshd.daemon.build_choice import TriedBuild, choose, try_build
 from meshd.daemon.native_check import check_native
-from meshd.daemon.role_runtime import find_native, machine_id, natives_here
+from meshd.daemon.role_runtime import machine_id, natives_here
 from meshd.daemon.unused_gpus import NEWEST_SM, explain, gather_facts
 from meshd.devices.interface import NativeBuild
 from meshd.process.run import run_to_end
@@ -50,13 +50,14 @@ class Finding:
 
 def look(config: Config) -> list[Finding]:
     """Check everything, for a command. Raises UserError if the pin cannot be read."""
-    found = [*_installs(), _home(config.paths.home), *_cache(config.paths.cache), *_build(config), *_limits()]
+    folders = [*_installs(), _home(config.paths.home), *_cache(config.paths.cache)]
     try:
         natives = natives_here(config.paths)
-    except UserError:
-        return found  # reported already
+    except UserError as error:
+        return [*folders, *_not_built(error), *_wheel(), *_limits()]
     with tempfile.TemporaryDirectory(prefix="meshd-doctor-") as logs:
-        return [*found, *asyncio.run(_native(natives, Path(logs)))]
+        used, found = asyncio.run(_native(natives, Path(logs)))
+    return [*folders, _build(used), *_wheel(), *_limits(), *found]
 
 
 def _installs() -> Iterator[Finding]:
@@ -107,32 +108,24 @@ def _write_some(folder: Path) -> None:
         Path(name).unlink()
 
 
-def _build(config: Config) -> Iterator[Finding]:
-    try:
-        native = find_native(config.paths)
-    except UserError as error:
-        yield _fault("llama.cpp", error)
-        for name, look in (("compiler", need_compiler), ("build tools", need_tools)):
-            try:
-                look()
-            except UserError as missing:
-                yield _fault(name, missing)
-        yield from _wheel()
-        return
+def _not_built(error: UserError) -> Iterator[Finding]:
+    yield _fault("llama.cpp", error)
+    for name, look in (("compiler", need_compiler), ("build tools", need_tools)):
+        try:
+            look()
+        except UserError as missing:
+            yield _fault(name, missing)
+
+
+def _build(native: NativeBuild) -> Finding:
     # others' builds are checked below
     build = "built by others" if native.version.pin == UNKNOWN else native.version.pin[:12]
     what = f"{build}, with meshd's backend ({native.version.protocol})"
     where = native.llama_server.parent
-    if native.version.pin not in (read_pin().commit, UNKNOWN):
-        yield Finding(
-            "llama.cpp",
-            "warning",
-            f"{what}, in {where}: not the version that this meshd was made for",
-            "run `meshd native build`, and omit --native-bin",
-        )
-    else:
-        yield Finding("llama.cpp", "ok", f"{what}, in {where}")
-    yield from _wheel()
+    if native.version.pin in (read_pin().commit, UNKNOWN):
+        return Finding("llama.cpp", "ok", f"{what}, in {where}")
+    what = f"{what}, in {where}: not the version that this meshd was made for"
+    return Finding("llama.cpp", "warning", what, "run `meshd native build`, and omit --native-bin")
 
 
 def _wheel() -> Iterator[Finding]:
@@ -144,8 +137,8 @@ def _wheel() -> Iterator[Finding]:
         yield Finding("meshd-native", "warning", f"not used: {fault}", WHEEL_HINT)
 
 
-async def _native(natives: Sequence[NativeBuild], logs: Path) -> list[Finding]:
-    """Try the devices of all builds; report the one that is used, and why the others are not."""
+async def _native(natives: Sequence[NativeBuild], logs: Path) -> tuple[NativeBuild, list[Finding]]:
+    """Try the devices of all builds; return the one to use with its findings, and why others are not used."""
     machine = machine_id(b"")
     tried = [await try_build(native, run_to_end, logs, machine=machine) for native in natives]
     used = choose(tried)
@@ -162,7 +155,7 @@ async def _native(natives: Sequence[NativeBuild], logs: Path) -> list[Finding]:
             found.append(Finding("device", "ok", f"{what}{_speed(one.weight_bytes_s)}"))
     found += [Finding("device", "ok", _memory(device)) for device in used.others]
     found += [_lost(one, used) for one in tried if one is not used]
-    return [*found, *await _gpus(used, logs)]
+    return used.native, [*found, *await _gpus(used, logs)]
 
 
 def _memory(device: OfferedDevice) -> str:
