@@ -70,6 +70,18 @@ async def test_of_devices_that_are_one_card_the_first_fit_one_is_used(tmp_path: 
         assert it.bench.trials[-1] == ("VK0", words), "it may be one driver's fault"
 
 
+async def test_of_devices_that_are_one_card_a_faster_one_is_used(tmp_path: Path) -> None:
+    async with stage(tmp_path) as it:
+        native = replace(it.bench.runtime.native, slower=("GPU0",))
+        tried = device_trials(it.bench, tmp_path, native=native)
+        first, second = replace(GPU, card="a"), replace(GPU, name="VK0", card="a")
+        assert await tried.unfit([CPU, first, second], WORDS, silent) == (
+            "",
+            "it is the same card as VK0",
+            "",
+        )
+
+
 async def test_what_a_device_lacks_is_a_failure(tmp_path: Path) -> None:
     async with stage(tmp_path) as it:
         it.bench.trial_lines = ["trying rms_norm:64", "lacks rms_norm:64 RMS_NORM", "tried 2"]
