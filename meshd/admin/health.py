@@ -18,6 +18,7 @@ from meshd.identity import naming
 from meshd.identity.naming import WORKER_ROLE
 from meshd.model.status import COUNTED, NOT_HELD, ModelStatus, NetworkTensor, StoreStatus
 from meshd.wire.native import NativeVersion, difference
+from meshd.wire.versions import NodeVersion, upgrade_hint
 
 SLOW_SHARE = 0.5  # of the predicted speed: below that something else computes, or the prediction is wrong
 _TENSORS_NAMED = 3
@@ -260,8 +261,8 @@ def is_away(peer: PeerView) -> bool:
 
 
 def is_met(peer: PeerView) -> bool:
-    """Return True if it was connected since this daemon started, and so has told its version."""
-    return bool(peer.version)
+    """Return True if it was connected since this daemon started, and so has told its native protocol."""
+    return bool(peer.native_protocol)
 
 
 def _peer(
@@ -279,7 +280,14 @@ def _peer(
             what=f"{who} has been gone for longer than the grace time{_because(peer.last_error)}",
             hint="start it again; it needs no invite",
         )
-    unseen = peer.state in ("known", "connecting") and not peer.says_banned and not is_away(peer)
+    if peer.upgrade:
+        yield HealthWarning(
+            code="version_refused",
+            severity="error",
+            what=f"no link to {who}{_because(peer.last_error)}",
+            hint=peer.upgrade,
+        )
+    unseen = peer.state in ("known", "connecting") and not (peer.says_banned or peer.upgrade or is_away(peer))
     if unseen and not peer.present and peer.last_error and long >= SUSPENDED_SECONDS:
         yield HealthWarning(
             code="peer_unreachable",
@@ -358,26 +366,31 @@ def _is_used(peer: PeerView, status: Status) -> bool:
 def _versions(
     peer: PeerView, who: str, status: Status, native: NativeVersion | None
 ) -> Iterator[HealthWarning]:
+    mine, theirs = NodeVersion("this node", status.node.version), NodeVersion(who, peer.version)
+    hint = upgrade_hint(mine, theirs)
     if peer.version and peer.version != status.node.version:
         yield HealthWarning(
             code="version_mismatch",
             severity="info",
             what=f"{who} runs meshd {peer.version}, this node {status.node.version}",
-            hint="install the same version on both before looking for a fault",
+            hint=hint,
         )
     if native is not None and peer.native:
         pin, _, sources = peer.native.partition("+")
         found = difference(native, NativeVersion(peer.native_protocol, pin, sources, ""))
         if found is not None and found.fits:
             yield HealthWarning(
-                code="native_differs", severity="info", what=f"{who} {found.what}", hint=found.hint
+                code="native_differs",
+                severity="info",
+                what=f"{who} {found.what}",
+                hint=f"the two understand each other; {hint}",
             )
         elif found is not None:
             yield HealthWarning(
                 code="native_mismatch",
                 severity="error",
                 what=f"{who} {found.what}: they cannot share a model",
-                hint=found.hint,
+                hint=hint,
             )
 
 
