@@ -39,10 +39,7 @@ RESTARTS = 3
 AWAY_SECONDS = 600.0  # a node gone for longer was switched off: shown as away, no fault to be mended
 MAX_NODES_NAMED = 3
 _REVOKE_HINT = "; if the node is malicious, ban it with `meshd revoke`"
-_FAULTS_HINT = (
-    "install the same version of meshd on both nodes; if it persists, report the `work_failed` lines of "
-    "`meshd logs`."
-)
+_FAULTS_HINT = "if it persists, report the `work_failed` lines of `meshd logs`."
 _UNKNOWN_HINT = (
     "correct the name, or start that worker: it is used once it is there; `meshd peers` lists all nodes"
 )
@@ -280,13 +277,6 @@ def _peer(
             what=f"{who} has been gone for longer than the grace time{_because(peer.last_error)}",
             hint="start it again; it needs no invite",
         )
-    if peer.upgrade:
-        yield HealthWarning(
-            code="version_refused",
-            severity="error",
-            what=f"no link to {who}{_because(peer.last_error)}",
-            hint=peer.upgrade,
-        )
     unseen = peer.state in ("known", "connecting") and not (peer.says_banned or peer.upgrade or is_away(peer))
     if unseen and not peer.present and peer.last_error and long >= SUSPENDED_SECONDS:
         yield HealthWarning(
@@ -304,7 +294,8 @@ def _peer(
             what=f"{who} broke the protocol or caused unexpected failures here {times} in the last "
             "hour; the last time"
             f"{_because(peer.last_fault)}",
-            hint=f"{_FAULTS_HINT} If the node is malicious, run `meshd revoke {peer.id[:10]}`",
+            hint=f"{_upgrade_hint(peer, who, status)}; {_FAULTS_HINT} If the node is malicious, "
+            f"run `meshd revoke {peer.id[:10]}`",
         )
     # Its version and its clock.
     yield from _versions(peer, who, status, native)
@@ -366,8 +357,14 @@ def _is_used(peer: PeerView, status: Status) -> bool:
 def _versions(
     peer: PeerView, who: str, status: Status, native: NativeVersion | None
 ) -> Iterator[HealthWarning]:
-    mine, theirs = NodeVersion("this node", status.node.version), NodeVersion(who, peer.version)
-    hint = upgrade_hint(mine, theirs)
+    if peer.upgrade:
+        yield HealthWarning(
+            code="version_refused",
+            severity="error",
+            what=f"no link to {who}{_because(peer.last_error)}",
+            hint=peer.upgrade,
+        )
+    hint = _upgrade_hint(peer, who, status)
     if peer.version and peer.version != status.node.version:
         yield HealthWarning(
             code="version_mismatch",
@@ -392,6 +389,10 @@ def _versions(
                 what=f"{who} {found.what}: they cannot share a model",
                 hint=hint,
             )
+
+
+def _upgrade_hint(peer: PeerView, who: str, status: Status) -> str:
+    return upgrade_hint(NodeVersion("this node", status.node.version), NodeVersion(who, peer.version))
 
 
 def _children(status: Status) -> Iterator[HealthWarning]:

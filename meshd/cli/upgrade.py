@@ -40,7 +40,7 @@ _CLONE = "clone"
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """How this meshd was installed: `by` uv, pipx, pip, uv-pip, deb or clone; and from where, if known."""
+    """Say how meshd was installed: `by` uv, pipx, pip, uv-pip, deb or clone; and from where, if known."""
 
     by: str
     origin: str = ""

@@ -1,4 +1,4 @@
-"""Compares versions of meshd: which of two nodes is older, and what its user has to run. Pure.
+"""Compares versions of meshd: which of two nodes is older, and what its user has to run.
 
 A node speaks its own version of each protocol and the one before: docs/decisions/0079 has the rules.
 """
