@@ -32,7 +32,6 @@ _PAGE_SECONDS = 20.0
 _PAGE_BYTES = 4 << 20
 _LINK = re.compile(r"""href\s*=\s*["']([^"'\s]+)["']""", re.IGNORECASE)
 _WHEEL = re.compile(r"(meshd(?:_native[a-z0-9_]*)?)-([0-9.]+)-[a-z0-9.]+-[a-z0-9]+-([a-z0-9_.]+)\.whl")
-_PACKAGE = re.compile(r"(meshd)_([0-9.]+)(?:-[0-9.]+)?_([a-z0-9]+)\.deb")
 _HERE = ("localhost", "127.0.0.1", "::1")
 _DEB = "deb"
 _CLONE = "clone"
@@ -82,6 +81,11 @@ def run(args: Arguments, out: Output) -> int:
     """Find the newest version, and install it, or print the command where that is the user's to run."""
     found = installation(Path(sys.prefix))
     out.line(f"installed  meshd {__version__} ({_described(found)})")
+    if found.by == _CLONE and args.origin:
+        raise UserError(
+            "this meshd runs from a clone, which `--from` does not replace",
+            hint=f"run `{_update_of_clone(found)}`",
+        )
     if found.by == _CLONE or (found.clone is not None and not args.origin):
         out.line("to update, run:")
         out.line(f"  {_update_of_clone(found)}")
@@ -92,7 +96,7 @@ def run(args: Arguments, out: Output) -> int:
             "it is unknown where newer versions of meshd are: no package index has them",
             hint="download the wheels of the new version, and run `meshd upgrade --from DIR`",
         )
-    pattern = _PACKAGE if found.by == _DEB else _WHEEL
+    pattern = debian_names() if found.by == _DEB else _WHEEL
     offers = offered(origin, pattern)
     newest = max((offer for offer in offers if offer.package == "meshd"), key=_release, default=None)
     if newest is None:
@@ -234,6 +238,16 @@ def offered(origin: str, pattern: re.Pattern[str]) -> list[Offer]:
         if match is not None and release is not None and fits(match[3], sys.platform, platform.machine()):
             found.append(Offer(match[1].replace("_", "-"), release, place))
     return found
+
+
+def debian_names() -> re.Pattern[str]:
+    """Return a pattern for packages that are made for this release of Debian or Ubuntu, or for any."""
+    try:
+        system = platform.freedesktop_os_release()
+    except OSError:
+        system = {}
+    here = re.escape(system.get("ID", "") + system.get("VERSION_ID", ""))
+    return re.compile(rf"(meshd)_([0-9.]+)(?:-[0-9.]+)?(?:\+{here})?_([a-z0-9]+)\.deb")
 
 
 def fits(tag: str, system: str, machine: str) -> bool:

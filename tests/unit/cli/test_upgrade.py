@@ -77,6 +77,11 @@ def test_this_checkout_is_updated_as_a_clone() -> None:
     )
 
 
+def test_wheels_do_not_replace_a_clone(tmp_path: Path) -> None:
+    ran = meshd("upgrade", "--from", str(tmp_path))
+    assert ran.code == 1 and "does not replace" in ran.err and f"git -C {ROOT} pull" in ran.err
+
+
 @pytest.mark.parametrize(
     ("file", "notes", "by"),
     [
@@ -307,16 +312,24 @@ def test_a_command_that_fails_is_told(installer: Path) -> None:
     assert ran.code == 1 and "cannot run" in ran.err
 
 
-def test_a_package_of_debian_is_left_to_its_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "system"),
+    [
+        (f"meshd_{NEWER}-1+debian12_amd64.deb", {"ID": "debian", "VERSION_ID": "12"}),
+        (f"meshd_{NEWER}-1+ubuntu24.04_amd64.deb", {"ID": "ubuntu", "VERSION_ID": "24.04"}),
+        (f"meshd_{NEWER}-1_amd64.deb", {"ID": "debian"}),
+    ],
+)
+def test_a_package_of_debian_is_left_to_its_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, system: dict[str, str]
+) -> None:
     monkeypatch.setattr(upgrade, "installation", lambda _prefix: Installation("deb"))
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    (tmp_path / f"meshd_{NEWER}-1_amd64.deb").touch()
-    (tmp_path / f"meshd_{NEWER}_arm64.deb").touch()
+    monkeypatch.setattr("platform.freedesktop_os_release", lambda: system)
+    for file in (name, name.replace("amd64", "arm64"), "meshd_2000.0.0-1+debian99_amd64.deb"):
+        (tmp_path / file).touch()
     ran = meshd("upgrade", "--from", str(tmp_path))
-    assert (ran.code, ran.out.splitlines()[-1]) == (
-        0,
-        f"  sudo apt install {tmp_path}/meshd_{NEWER}-1_amd64.deb",
-    )
+    assert (ran.code, ran.out.splitlines()[-1]) == (0, f"  sudo apt install {tmp_path / name}")
 
 
 def test_offers_come_with_numbers_of_a_release(tmp_path: Path) -> None:
