@@ -17,6 +17,7 @@ import meshd
 import pytest
 from meshd.build.pin import native_folder, read_pin
 from meshd.fleet.node import NodeSpec
+from meshd.rpc.mesh_protocol import VERSION as MESH_VERSION
 
 from tests.e2e.models import native
 from tests.rules.source import ROOT
@@ -70,9 +71,11 @@ def version_of(folder: Path) -> str:
     return found[1]
 
 
-def pin_of(folder: Path) -> str:
-    """The commit of llama.cpp that it needs."""
-    return read_pin(folder / "meshd" / "native").commit
+def shares_models(folder: Path) -> bool:
+    """Whether it has the llama.cpp and the protocol of mesh-server that this version has."""
+    protocol = (folder / "meshd" / "rpc" / "mesh_protocol.py").read_text()
+    same_pin = read_pin(folder / "meshd" / "native").commit == read_pin().commit
+    return same_pin and re.search(rf"^VERSION = {MESH_VERSION}$", protocol, re.MULTILINE) is not None
 
 
 def changed_copy(folder: Path, *changes: tuple[str, str, str]) -> Path:

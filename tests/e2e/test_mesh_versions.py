@@ -7,19 +7,24 @@ from meshd import __version__
 from meshd.admin.status import Status
 from meshd.build.pin import read_pin
 from meshd.fleet.node import LocalNode
+from meshd.identity.relay_url import relay_url
 from meshd.rpc.mesh_protocol import VERSION as MESH_VERSION
 from meshd.wire.versions import OLDEST_WIRE_VERSION, WIRE_VERSION
 
 from tests.e2e.alone import alone
 from tests.e2e.models import native, small, smollm2
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, cli, model_of, peer_of, play
-from tests.e2e.other_version import changed_copy, last_release, pin_of, run_by, version_of
+from tests.e2e.other_version import changed_copy, last_release, run_by, shares_models, version_of
+from tests.process.relay_process import Relay, relay
+
+__all__ = ["relay"]  # a fixture
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
 OTHERS = "f" * 40
 TOKENS = 24
 VERSIONS = "meshd/wire/versions.py"
+FAR = WIRE_VERSION + 2
 
 
 def _log(node: LocalNode) -> str:
@@ -29,8 +34,8 @@ def _log(node: LocalNode) -> str:
 @pytest.mark.parametrize("older", ["worker", "head"])
 def test_the_last_release_shares_a_model_with_this_version_on_either_side(tmp_path: Path, older: str) -> None:
     release = last_release()
-    if pin_of(release) != read_pin().commit:
-        pytest.skip("the last release has another llama.cpp: the two share no model (docs/release.md)")
+    if not shares_models(release):
+        pytest.skip("the last release has other native parts: the two share no model (docs/release.md)")
     reference = alone(smollm2(), TOKENS)
 
     async def check() -> None:
@@ -102,13 +107,17 @@ def test_the_next_version_of_both_protocols_shares_a_model_with_this_one(tmp_pat
     play(check())
 
 
-def test_versions_without_a_common_protocol_are_refused_at_the_join_and_as_members(tmp_path: Path) -> None:
-    far = str(WIRE_VERSION + 2)
-    newer = changed_copy(
-        tmp_path / "newer",
-        (VERSIONS, f"\nWIRE_VERSION = {WIRE_VERSION}", f"\nWIRE_VERSION = {far}"),
-        (VERSIONS, f"\nOLDEST_WIRE_VERSION = {OLDEST_WIRE_VERSION}", f"\nOLDEST_WIRE_VERSION = {far}"),
+def _far_newer(folder: Path) -> Path:
+    """A release that no longer speaks this one's protocol on links."""
+    return changed_copy(
+        folder,
+        (VERSIONS, f"\nWIRE_VERSION = {WIRE_VERSION}", f"\nWIRE_VERSION = {FAR}"),
+        (VERSIONS, f"\nOLDEST_WIRE_VERSION = {OLDEST_WIRE_VERSION}", f"\nOLDEST_WIRE_VERSION = {FAR}"),
     )
+
+
+def test_versions_without_a_common_protocol_are_refused_at_the_join_and_as_members(tmp_path: Path) -> None:
+    newer = _far_newer(tmp_path / "newer")
     remedy = "run `meshd upgrade` on node "
 
     async def check() -> None:
@@ -120,10 +129,8 @@ def test_versions_without_a_common_protocol_are_refused_at_the_join_and_as_membe
             spec = run_by(fleet.spec("stranger", "worker", token=token), newer)
             refused = await cli(spec.home, "worker", "--listen", "127.0.0.1:0", **spec.environment)
             assert refused.returncode == 1
-            assert (
-                f"speaks version {far} of meshd's protocol, node {me} version {WIRE_VERSION}"
-                in refused.stderr
-            )
+            versions = f"speaks version {FAR} of meshd's protocol, node {me} version {WIRE_VERSION}"
+            assert versions in refused.stderr
             assert remedy + me in refused.stderr
             assert "version_refused" in _log(founder) and remedy + me in _log(founder)
             # a member that was upgraded too far
@@ -142,6 +149,24 @@ def test_versions_without_a_common_protocol_are_refused_at_the_join_and_as_membe
 
 def _is_refused(status: Status) -> bool:
     return any(one.code == "version_refused" for one in status.warnings)
+
+
+def test_a_relay_without_a_common_protocol_is_told_with_the_remedy(
+    relay: Relay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("PYTHONPATH", str(_far_newer(tmp_path / "newer")))
+        elsewhere.setenv("PYTHONSAFEPATH", "1")
+        hint = relay.start("--open")
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            node = await fleet.worker("worker", "--relay", relay_url(hint))
+            status = await node.until(lambda _: "relay_unreachable" in _log(node))
+            [line] = [line for line in _log(node).splitlines() if "relay_unreachable" in line]
+            assert f"run `meshd upgrade` on node {status.node.id[:10]}" in line
+
+    play(check())
 
 
 def test_another_pin_is_told_on_both_sides_at_the_join(tmp_path: Path) -> None:
