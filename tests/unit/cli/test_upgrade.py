@@ -67,7 +67,13 @@ def url(text: str, **more: object) -> str:
 # -- how it was installed
 
 
-def test_this_checkout_is_updated_as_a_clone() -> None:
+@pytest.fixture
+def in_a_clone(has: Callable[..., None]) -> None:
+    """As `make build` installs it."""
+    has(Distribution(direct_url=url(ROOT.as_uri(), dir_info={"editable": True})))
+
+
+def test_a_checkout_is_updated_as_a_clone(in_a_clone: None) -> None:
     ran = meshd("upgrade", "--check")
     assert (ran.code, ran.err) == (0, "")
     assert ran.out == (
@@ -77,7 +83,7 @@ def test_this_checkout_is_updated_as_a_clone() -> None:
     )
 
 
-def test_wheels_do_not_replace_a_clone(tmp_path: Path) -> None:
+def test_wheels_do_not_replace_a_clone(tmp_path: Path, in_a_clone: None) -> None:
     ran = meshd("upgrade", "--from", str(tmp_path))
     assert ran.code == 1 and "does not replace" in ran.err and f"git -C {ROOT} pull" in ran.err
 
