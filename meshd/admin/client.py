@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
+from meshd import __version__
 from meshd.admin.codec import decode_line, encode_request, from_json
 from meshd.admin.request import Request
 from meshd.admin.socket_path import MAX_REPLY_BYTES, find_socket
@@ -18,6 +19,8 @@ from meshd.base.errors import Broken, Refused, RemoteProtocolError, UserError
 from meshd.base.other_process import allowed, is_stopped_by_ps, peer_of
 
 _CONNECT_SECONDS = 5.0
+_MISUNDERSTOOD = "message"  # the code of a request or a reply that the other side cannot read
+_VERSION_CHARS = 32
 FULL_SECONDS = 0.02
 REPLY_SECONDS = 15.0  # a daemon that computes hashes answers late, not never
 R = TypeVar("R")
@@ -58,6 +61,17 @@ class Silent(UserError):
             what = f"the daemon of `{home}`{process} does not answer{after}"
             hint = "run `meshd logs` to see what it does" + (f"; {ends}" if ends else "")
         super().__init__(what, hint=hint)
+
+
+class OtherVersion(UserError):
+    """The daemon runs another version of meshd, in which this request or its reply is different."""
+
+    def __init__(self, home: Path, version: str, what: str) -> None:
+        super().__init__(
+            f"the daemon of `{home}` runs meshd {version[:_VERSION_CHARS]}, this command is {__version__}, "
+            f"and they do not understand each other here: {what}",
+            hint="run `meshd stop`, then start the node again: it runs the installed version then",
+        )
 
 
 class Client:
@@ -131,10 +145,16 @@ class Client:
         if not line.endswith(b"\n"):
             raise self._gone()
         body = decode_line(line)
-        refusal = body.get("error")
-        if isinstance(refusal, Mapping):
-            raise _refused(refusal)
-        return from_json(request.reply_type(), body.get("reply"))
+        try:
+            refusal = body.get("error")
+            if isinstance(refusal, Mapping):
+                raise _refused(refusal)
+            return from_json(request.reply_type(), body.get("reply"))
+        except (Refused, RemoteProtocolError) as error:
+            version = body.get("meshd")
+            if error.code == _MISUNDERSTOOD and isinstance(version, str) and version != __version__:
+                raise OtherVersion(self._home, version, error.what) from None
+            raise
 
     def _gone(self) -> Broken:
         return Broken(

@@ -18,6 +18,7 @@ from meshd.identity import naming
 from meshd.identity.naming import WORKER_ROLE
 from meshd.model.status import COUNTED, NOT_HELD, ModelStatus, NetworkTensor, StoreStatus
 from meshd.wire.native import NativeVersion, difference
+from meshd.wire.versions import NodeVersion, upgrade_hint
 
 SLOW_SHARE = 0.5  # of the predicted speed: below that something else computes, or the prediction is wrong
 _TENSORS_NAMED = 3
@@ -41,10 +42,7 @@ RESTARTS = 3
 AWAY_SECONDS = 600.0  # a node gone for longer was switched off: shown as away, no fault to be mended
 MAX_NODES_NAMED = 3
 _REVOKE_HINT = "; if the node is malicious, ban it with `meshd revoke`"
-_FAULTS_HINT = (
-    "install the same version of meshd on both nodes; if it persists, report the `work_failed` lines of "
-    "`meshd logs`."
-)
+_FAULTS_HINT = "if it persists, report the `work_failed` lines of `meshd logs`."
 _UNKNOWN_HINT = (
     "correct the name, or start that worker: it is used once it is there; `meshd peers` lists all nodes"
 )
@@ -272,8 +270,8 @@ def is_away(peer: PeerView) -> bool:
 
 
 def is_met(peer: PeerView) -> bool:
-    """Return True if it was connected since this daemon started, and so has told its version."""
-    return bool(peer.version)
+    """Return True if it was connected since this daemon started, and so has told its native protocol."""
+    return bool(peer.native_protocol)
 
 
 def _peer(
@@ -291,7 +289,7 @@ def _peer(
             what=f"{who} has been gone for longer than the grace time{_because(peer.last_error)}",
             hint="start it again; it needs no invite",
         )
-    unseen = peer.state in ("known", "connecting") and not peer.says_banned and not is_away(peer)
+    unseen = peer.state in ("known", "connecting") and not (peer.says_banned or peer.upgrade or is_away(peer))
     if unseen and not peer.present and peer.last_error and long >= SUSPENDED_SECONDS:
         yield HealthWarning(
             code="peer_unreachable",
@@ -308,7 +306,8 @@ def _peer(
             what=f"{who} broke the protocol or caused unexpected failures here {times} in the last "
             "hour; the last time"
             f"{_because(peer.last_fault)}",
-            hint=f"{_FAULTS_HINT} If the node is malicious, run `meshd revoke {peer.id[:10]}`",
+            hint=f"{_upgrade_hint(peer, who, status)}; {_FAULTS_HINT} If the node is malicious, "
+            f"run `meshd revoke {peer.id[:10]}`",
         )
     # Its version and its clock.
     yield from _versions(peer, who, status, native)
@@ -370,27 +369,42 @@ def _is_used(peer: PeerView, status: Status) -> bool:
 def _versions(
     peer: PeerView, who: str, status: Status, native: NativeVersion | None
 ) -> Iterator[HealthWarning]:
+    if peer.upgrade:
+        yield HealthWarning(
+            code="version_refused",
+            severity="error",
+            what=f"no link to {who}{_because(peer.last_error)}",
+            hint=peer.upgrade,
+        )
+    hint = _upgrade_hint(peer, who, status)
     if peer.version and peer.version != status.node.version:
         yield HealthWarning(
             code="version_mismatch",
             severity="info",
             what=f"{who} runs meshd {peer.version}, this node {status.node.version}",
-            hint="install the same version on both before looking for a fault",
+            hint=hint,
         )
     if native is not None and peer.native:
         pin, _, sources = peer.native.partition("+")
         found = difference(native, NativeVersion(peer.native_protocol, pin, sources, ""))
         if found is not None and found.fits:
             yield HealthWarning(
-                code="native_differs", severity="info", what=f"{who} {found.what}", hint=found.hint
+                code="native_differs",
+                severity="info",
+                what=f"{who} {found.what}",
+                hint=f"the two understand each other; {hint}",
             )
         elif found is not None:
             yield HealthWarning(
                 code="native_mismatch",
                 severity="error",
                 what=f"{who} {found.what}: they cannot share a model",
-                hint=found.hint,
+                hint=hint,
             )
+
+
+def _upgrade_hint(peer: PeerView, who: str, status: Status) -> str:
+    return upgrade_hint(NodeVersion("this node", status.node.version), NodeVersion(who, peer.version))
 
 
 def _children(status: Status) -> Iterator[HealthWarning]:

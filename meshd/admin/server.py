@@ -11,6 +11,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+from meshd import __version__
 from meshd.admin.api import REQUESTS
 from meshd.admin.codec import Json, decode_request, encode_line, to_json
 from meshd.admin.request import Answers
@@ -29,6 +30,9 @@ from meshd.base.tasks import Owner
 _IDLE_SECONDS = 60.0  # for the next request; a connection that asks nothing must not hold one of few places
 _WRITE_SECONDS = 10.0
 RETRY_SECONDS = 0.2
+_OTHER_VERSION = (
+    f"the node runs meshd {__version__}: if `meshd --version` differs, `meshd stop` and start it again"
+)
 _BACKLOG = 64  # so that a burst of verbs waits rather than fails
 
 
@@ -164,9 +168,7 @@ class AdminServer:
         try:
             request = decode_request(line)
         except RemoteProtocolError as error:
-            await _send(
-                writer, _error(error.code, error.what, "check that both have the same version of meshd")
-            )
+            await _send(writer, _error(error.code, error.what, _OTHER_VERSION))
             return False
         try:
             with Contained("local client", "request"):  # whoever asked hears of a failure, expected or not
@@ -206,12 +208,12 @@ def _code(error: MeshdError) -> str:
     return "user" if isinstance(error, UserError) else "failed"
 
 
-def _error(code: str, what: str, hint: str) -> Json:
+def _error(code: str, what: str, hint: str) -> Mapping[str, Json]:
     return {"error": {"code": code, "what": what, "hint": hint}}
 
 
-async def _send(writer: asyncio.StreamWriter, body: Json) -> None:
-    writer.write(encode_line(body))
+async def _send(writer: asyncio.StreamWriter, body: Mapping[str, Json]) -> None:
+    writer.write(encode_line({**body, "meshd": __version__}))
     async with asyncio.timeout(_WRITE_SECONDS):
         await writer.drain()
 

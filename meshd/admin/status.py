@@ -73,7 +73,7 @@ class PeerView:
     standby_links: tuple[LinkView, ...] = ()
     why_not_direct: str | None = None  # why data goes through a relay or another member
     resumes: int = 0  # how often the session continued on a new link
-    version: str = ""  # of meshd; empty until connected
+    version: str = ""  # of meshd; empty: unknown
     native: str = ""  # llama.cpp's commit + hash of meshd's native sources
     native_protocol: str = ""
     state_s: Time | None = None  # time in this state
@@ -86,6 +86,7 @@ class PeerView:
     last_fault: str = ""
     paused: bool = False  # it lends nothing: its user paused it, or it is fetching a model
     fetching: bool = False
+    upgrade: str = ""  # what to run, if there is no common protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from meshd.cli.output import Output, standard
 
 INTERRUPTED = 130
 
-LATER = frozenset({"report", "service", "ui", "upgrade"})
+LATER = frozenset({"report", "service", "ui"})
 
 
 class VerbCode(Protocol):
@@ -55,6 +55,7 @@ GROUPS = ("get started", "run", "watch and diagnose", "members", "share other se
 VERBS: tuple[Verb, ...] = (
     Verb("doctor", GROUPS[0], "diagnose this machine: llama.cpp, devices, running node"),
     Verb("native", GROUPS[0], "build llama.cpp for this machine, or show the build"),
+    Verb("upgrade", GROUPS[0], "install a newer version of meshd"),
     Verb("demo", GROUPS[0], "try it out: split a small model over two nodes on this machine"),
     Verb("model", GROUPS[0], "list, download, check and remove models"),
     Verb("worker", GROUPS[1], "lend this machine's GPUs or CPU to the mesh", module="roles"),
@@ -165,7 +166,7 @@ def _run(argv: list[str], out: Output) -> int:
 def _print_version(out: Output) -> None:
     """Print three lines; nothing has to be built for them."""
     from meshd.build.pin import read_pin
-    from meshd.wire.hello import WIRE_VERSION
+    from meshd.wire.versions import WIRE_VERSION
 
     pin = read_pin()
     out.line(f"meshd {__version__}")

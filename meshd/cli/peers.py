@@ -34,7 +34,20 @@ def print_peers(status: Status, out: Output) -> None:
         out.line("no other nodes known yet")
         return
     out.table(
-        ("PEER", "ID", "ROLE", "STATE", "LINK", "RTT", "RATE", "SENT", "RECEIVED", "RESUMES", "NOTE"),
+        (
+            "PEER",
+            "ID",
+            "ROLE",
+            "MESHD",
+            "STATE",
+            "LINK",
+            "RTT",
+            "RATE",
+            "SENT",
+            "RECEIVED",
+            "RESUMES",
+            "NOTE",
+        ),
         [_row(peer) for peer in status.peers],
     )
 
@@ -57,6 +70,7 @@ def _row(peer: PeerView) -> tuple[str, ...]:
         peer.name,
         peer.id[:10],
         peer.role,
+        peer.version or "-",
         _state(peer),
         "-" if link is None else f"{link.kind} {link.path} {link.remote}",
         "-" if link is None or link.rtt_ms is None else f"{link.rtt_ms:.2f} ms",

@@ -4,6 +4,7 @@ import argparse
 import time
 from collections.abc import Sequence
 
+from meshd import __version__
 from meshd.admin.api import StatusRequest
 from meshd.admin.client import Client
 from meshd.admin.codec import to_fields
@@ -118,6 +119,8 @@ def _show_node(status: Status, out: Output) -> None:
     node = status.node
     out.line(f"node    {node.name} ({node.id[:10]})  {node.role}, meshd {node.version}, process {node.pid}")
     out.line(f"        up {in_time(node.uptime_s)}, {in_memory(node.rss_bytes)} of memory")
+    if node.version != __version__:
+        out.line(f"        installed is meshd {__version__}: `meshd stop` and start it again to use that")
     if node.paused:
         out.line("        paused: it lends nothing until `meshd resume`")
     if node.listen:

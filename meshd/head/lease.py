@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from socket import socket
 
+from meshd import __version__
 from meshd.base import log
 from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused, RemoteProtocolError, UserError
 from meshd.base.peer_limits import LEASE_MESSAGES, PROGRESS_SHOWN
@@ -38,8 +39,9 @@ from meshd.wire.lease import (
     WorkerOffer,
     decode,
 )
-from meshd.wire.native import NativeVersion, difference, other_protocol
+from meshd.wire.native import NativeVersion, difference, understand
 from meshd.wire.needs import Begin, Fetched, Needs, in_messages
+from meshd.wire.versions import VERSION_CODE, NodeVersion, upgrade_hint
 
 ANSWER_SECONDS = 30.0  # without a word of progress
 OFFER_SECONDS = (
@@ -56,7 +58,8 @@ def why_unfit(mine: NativeVersion, worker: PeerStatus) -> Refused | None:
     found = difference(mine, worker.native) if worker.native is not None else None
     if found is None or found.fits:
         return None
-    error = Refused(f"{worker.name} {found.what}", code="version", hint=found.hint)
+    hint = upgrade_hint(NodeVersion("this node", __version__), NodeVersion(worker.name, worker.software))
+    error = Refused(f"{worker.name} {found.what}", code=VERSION_CODE, hint=hint)
     LOG.warning("worker_left_out", peer=worker.peer.short, name=worker.name, why=error.what)
     return error
 
@@ -117,8 +120,12 @@ class Lease:
         answer = await self._answer(OFFER_SECONDS)
         if not isinstance(answer, WorkerOffer):
             raise RemoteProtocolError("lease: expected `offer`", code="lease")
-        if (other := other_protocol(acquire.protocol, answer.protocol)) is not None:
-            raise Refused(f"{self.name} {other.what}", code="native_protocol", hint=other.hint)
+        if not understand(acquire.protocol, answer.protocol):
+            raise Refused(
+                f"{self.name} speaks the native protocol `{answer.protocol}`, this node `{acquire.protocol}`",
+                code="native_protocol",
+                hint="run `meshd upgrade` on the older of the two (`meshd --version`)",
+            )
         self.offer = answer
         return answer
 

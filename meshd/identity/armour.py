@@ -84,7 +84,7 @@ class Armour:
         """Return the error for a word of a version that this code does not know."""
         return UserError(
             f"cannot read the {self.what}: it was made by a newer version of meshd",
-            hint="update meshd on this machine",
+            hint="run `meshd upgrade` on this machine",
         )
 
     def _payload(self, digits: str) -> bytes:

@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from meshd import __version__
 from meshd.base.errors import UserError
 
 DAEMON = "daemon"  # purpose of the lock that a daemon holds on its home
 MEMBERSHIP = "membership"  # file of a home: the mesh that its node is in
 
-_FOLDER_VERSION = 1
+_FOLDER_VERSION = 1  # of the form of files: raise it when an older meshd must not use one
 _LOOSE = 0o077
 _WRITABLE = 0o022
 _MAX_LOCK_BYTES = 64
@@ -212,8 +213,15 @@ def _unwrap(path: Path, data: bytes, limit: int) -> bytes:
     words = head.split(b" ")
     if words[:2] != [b"meshd", path.name.encode()] or len(words) != 3:
         raise damaged(path, "its first line is wrong")
-    if words[2] != str(_FOLDER_VERSION).encode():
-        raise UserError(f"`{path}` was written by another version of meshd", hint="run the newer version")
+    if not words[2].isdigit() or int(words[2][:9]) < _FOLDER_VERSION:
+        raise damaged(path, "its first line is wrong")
+    if int(words[2][:9]) > _FOLDER_VERSION:
+        raise UserError(
+            f"`{path}` was written by a newer meshd: it has form {words[2][:9].decode()}, "
+            f"and meshd {__version__} reads form {_FOLDER_VERSION}",
+            hint="run `meshd upgrade`; or, to stay with this version, restore the directory from a backup "
+            "that it made",
+        )
     if len(payload) > limit:
         raise damaged(path, f"it has more than {limit} bytes")
     if hashlib.sha256(payload).hexdigest().encode() != checksum:

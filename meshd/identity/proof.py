@@ -30,10 +30,9 @@ from meshd.identity.keys import KEY_BYTES, SIGNATURE_BYTES, KeyPair, MeshId, Pee
 from meshd.identity.membership import INVITE_ID_BYTES, Chain, Member, check_chain
 from meshd.wire.limits import MAX_CHAIN_BYTES, MAX_NAME_BYTES, MAX_TEXT_BYTES, MAX_UNPROVEN_BYTES
 from meshd.wire.message import Fields, Value, pack, unpack
+from meshd.wire.versions import OLDEST_WIRE_VERSION, VERSION_CODE, WIRE_VERSION
 
 MAGIC = b"MESHD"
-LOWEST_VERSION = 1
-HIGHEST_VERSION = 1
 NONCE_BYTES = 32
 MAC_BYTES = 32
 _BODY_LENGTH_BYTES = 2
@@ -41,8 +40,6 @@ DIALLER = "meshd proof dialler v1"
 LISTENER = "meshd proof listener v1"
 _JOIN = b"meshd proof join v1"
 __all__ = [
-    "HIGHEST_VERSION",
-    "LOWEST_VERSION",
     "NONCE_BYTES",
     "Credentials",
     "DialProof",
@@ -230,6 +227,10 @@ def _short(text: str) -> str:
     return plain.encode("utf-8", "replace").decode()
 
 
+def _spoken(low: int, high: int) -> str:
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
 def expect(fields: Fields, kind: str) -> None:
     got = fields.text("t", most=16)
     if got != kind:
@@ -308,8 +309,8 @@ class DialProof(Exchange):
         return MAGIC + frame(
             {
                 "t": "hi",
-                "lo": LOWEST_VERSION,
-                "hi": HIGHEST_VERSION,
+                "lo": OLDEST_WIRE_VERSION,
+                "hi": WIRE_VERSION,
                 "purpose": self._purpose,
                 "mesh": self._mesh.raw,
                 "to": self._expect.raw,
@@ -326,9 +327,9 @@ class DialProof(Exchange):
     def _on_answer(self, fields: Fields) -> bytes:
         expect(fields, "answer")
         self._transcript = transcript = Transcript(
-            low=LOWEST_VERSION,
-            high=HIGHEST_VERSION,
-            version=fields.number("version", low=LOWEST_VERSION, high=HIGHEST_VERSION),
+            low=OLDEST_WIRE_VERSION,
+            high=WIRE_VERSION,
+            version=fields.number("version", low=OLDEST_WIRE_VERSION, high=WIRE_VERSION),
             purpose=self._purpose,
             mesh=self._mesh,
             dialler=self._credentials.key.peer,
@@ -411,17 +412,21 @@ class ListenProof(Exchange):
         expect(fields, "hi")
         low = fields.number("lo", low=0, high=0xFFFF)
         high = fields.number("hi", low=0, high=0xFFFF)
-        if high < LOWEST_VERSION or low > HIGHEST_VERSION or low > high:
+        if low > high:
+            raise RemoteProtocolError(f"proof: versions {low} to {high}", code="proof")
+        if high < OLDEST_WIRE_VERSION or low > WIRE_VERSION:
+            here, there = self._credentials.key.peer, PeerId(fields.raw("from", exact=KEY_BYTES))
+            older = there if high < OLDEST_WIRE_VERSION else here
             raise RemoteProtocolError(
-                f"the dialler speaks protocol versions {low} to {high}, "
-                f"this node {LOWEST_VERSION} to {HIGHEST_VERSION}",
-                code="version",
-                hint="install the same version of meshd on both sides (`meshd --version`)",
+                f"node {there.short} speaks version {_spoken(low, high)} of meshd's protocol, "
+                f"node {here.short} version {_spoken(OLDEST_WIRE_VERSION, WIRE_VERSION)}",
+                code=VERSION_CODE,
+                hint=f"run `meshd upgrade` on node {older.short}, whose meshd is older",
             )
         self._transcript = Transcript(
             low=low,
             high=high,
-            version=min(high, HIGHEST_VERSION),
+            version=min(high, WIRE_VERSION),
             purpose=(purpose := self._check_target(fields)),
             mesh=self._check_mesh(fields),
             dialler=self._check_dialler(fields, purpose),

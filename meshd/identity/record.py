@@ -23,6 +23,7 @@ MAX_CAPABILITY_BYTES = 256
 KEPT_RECORDS = 512  # as they were read; 4 KiB each at most
 
 PAUSED_MARK = "paused"  # capability of a node that lends nothing for now, whose value says why:
+VERSION_MARK = "meshd"  # capability whose value is the node's version of meshd
 BY_USER, BY_FETCH = "1", "fetching"
 LEFT = MappingProxyType({"left": "1"})  # capabilities of the last record of a node that leaves the mesh
 
@@ -55,6 +56,11 @@ class PeerRecord:
         back.
         """
         return "left" in self.capabilities
+
+    @property
+    def software(self) -> str:
+        """The node's version of meshd; empty: unknown."""
+        return self.capabilities.get(VERSION_MARK, "")
 
     @property
     def is_paused(self) -> bool:

@@ -9,11 +9,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from meshd import __version__
 from meshd.base import log
 from meshd.base.errors import LocalProtocolError, MeshdError
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.membership import Chain
-from meshd.identity.record import BY_FETCH, BY_USER, LEFT, PAUSED_MARK, PeerRecord
+from meshd.identity.record import BY_FETCH, BY_USER, LEFT, PAUSED_MARK, VERSION_MARK, PeerRecord
 from meshd.link.interface import Link
 from meshd.mux.events import Code
 from meshd.wire.address import Candidate
@@ -203,4 +204,5 @@ class LocalMember:
 
     def _capabilities(self) -> Mapping[str, str]:
         why = BY_USER if self._paused else BY_FETCH if self._fetching else ""
-        return {**self._reach.capabilities(), **({PAUSED_MARK: why} if why else {})}
+        paused = {PAUSED_MARK: why} if why else {}
+        return {**self._reach.capabilities(), VERSION_MARK: __version__, **paused}

@@ -19,10 +19,11 @@ from meshd.mux.config import MuxConfig, NodeBudget
 from meshd.peer.interface import Allow, Handler
 from meshd.peer.limits import Faults
 from meshd.wire.address import Candidate
-from meshd.wire.hello import WIRE_VERSION, Hello
+from meshd.wire.hello import Hello
 from meshd.wire.limits import MAX_FRAME_BYTES
 from meshd.wire.native import NativeVersion
 from meshd.wire.netfacts import NetFacts
+from meshd.wire.versions import WIRE_VERSION
 
 LOG = log.get("peer")
 

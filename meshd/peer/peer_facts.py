@@ -20,6 +20,7 @@ from meshd.wire.dialable import Dialable
 from meshd.wire.hello import Hello
 from meshd.wire.native import NativeVersion, difference
 from meshd.wire.netfacts import CAPABILITY, NetFacts
+from meshd.wire.versions import VERSION_CODE, NodeVersion, upgrade_hint
 
 OWN_GOODBYE = "this node said goodbye"
 LOG = log.get("peer")
@@ -38,7 +39,7 @@ class PeerFacts:
         self._software = ""
         self._clock_offset: float | None = None
         self._resumes = 0
-        self._says_banned = ""
+        self._says_banned = self._upgrade = ""
         self._stopped = self._gone = ""
         self._is_parting = False  # it has said goodbye
         self.name = ""
@@ -73,6 +74,7 @@ class PeerFacts:
             grace=grace,
             stopped=self._stopped,
             gone=self._gone,
+            upgrade=self._upgrade,
         )
 
     def not_connected(self) -> Broken:
@@ -119,11 +121,11 @@ class PeerFacts:
     def met(self, hello: Hello, member: Member) -> None:
         """Note the peer's description of itself on a newly attached link; earlier errors are over."""
         self.name, self.role = naming.shown(hello.name), hello.role
-        self._compare(hello.native)
         self._software = hello.software
+        self._compare(hello.native)
         self.member = member
         self._clock_offset = float(hello.clock - self._node.wall_clock())
-        self.last_error = self._says_banned = self._stopped = self._gone = ""
+        self.last_error = self._says_banned = self._stopped = self._gone = self._upgrade = ""
         self._is_parting = False
 
     def _compare(self, native: NativeVersion) -> None:
@@ -132,7 +134,9 @@ class PeerFacts:
         self._native = native
         if found is not None:
             tell = LOG.info if found.fits else LOG.warning
-            tell("native_differs", peer=self._peer.short, name=self.name, why=found.what, hint=found.hint)
+            mine, theirs = self._node.facts, NodeVersion(self.name, self._software)
+            hint = upgrade_hint(NodeVersion("this node", mine.software), theirs)
+            tell("native_differs", peer=self._peer.short, name=self.name, why=found.what, hint=hint)
 
     def link_up(self, link: LinkInfo) -> None:
         """Log an attached link, after acting on it."""
@@ -164,6 +168,7 @@ class PeerFacts:
         if error.code == "banned":
             self._banned(error.what)
         else:
+            self._upgrade = error.hint if error.code == VERSION_CODE else ""
             LOG.warning(
                 "peer_refuses", peer=self._peer.short, name=self.name, why=error.what, hint=error.hint
             )

@@ -13,7 +13,6 @@ from meshd.wire.codec import Family, Message
 from meshd.wire.limits import MAX_BAN_BYTES, MAX_ITEMS, MAX_NAME_BYTES, MAX_RECORD_BYTES, MAX_TIME
 from meshd.wire.native import NativeVersion
 
-WIRE_VERSION = 1
 _ID_BYTES = 16
 HALF_ID_BYTES = 8
 

@@ -52,7 +52,7 @@ OLD_PROTOCOL = "rpc"  # of a node that does not say what it speaks
 MAX_MODEL_BYTES = 256
 MOST_VERSION = 1 << 16
 MAX_OPERATION_BYTES = 64
-_PROTOCOL = re.compile(r"[a-z]{1,8}( [0-9]{1,5})?")
+_PROTOCOL = re.compile(r"[a-z]{1,8}( [0-9]{1,5}(-[0-9]{1,5})?)?")
 _OPERATION = re.compile(r"[a-z0-9_]+(:[a-z0-9_]+)*")
 
 

@@ -1,5 +1,6 @@
-"""Compares the native parts of two nodes: do they work together, and if not, what to do."""
+"""Compares the native parts of two nodes: do they work together?"""
 
+import re
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -8,8 +9,8 @@ from meshd.wire.bounds import Text
 MAX_VERSION_BYTES = 128  # of one part of a NativeVersion
 UNKNOWN = "unknown"  # pin of binaries that meshd did not build
 _MESH = "mesh "  # before the version of the protocol of native/mesh
+_SPOKEN = re.compile(r"mesh (\d{1,5})(?:-(\d{1,5}))?", re.ASCII)
 _SHOWN = 12  # digits of a hash that a short form keeps
-_ONE_MESHD = "install the same version of meshd on both and run `meshd native build`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +30,28 @@ def mesh_protocol(version: int) -> str:
     return f"{_MESH}{version}"
 
 
+def understand(mine: str, theirs: str) -> bool:
+    """Return True if two nodes have a protocol in common, given both NativeVersion.protocol.
+
+    A later version of meshd that also speaks the version before says both: `mesh 5-6`.
+    """
+    ours, others = _SPOKEN.fullmatch(mine), _SPOKEN.fullmatch(theirs)
+    if ours is None or others is None:
+        return mine == theirs
+    (low, high), (least, most) = _spoken(ours), _spoken(others)
+    return low <= most and least <= high
+
+
+def _spoken(found: re.Match[str]) -> tuple[int, int]:
+    return int(found[1]), int(found[2] or found[1])
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """`fits`: they take part in one model all the same. `what` begins with a verb: `runs …`."""
 
     fits: bool
     what: str
-    hint: str
 
 
 def difference(mine: NativeVersion, theirs: NativeVersion) -> Difference | None:
@@ -43,27 +59,14 @@ def difference(mine: NativeVersion, theirs: NativeVersion) -> Difference | None:
 
     Applies the worker's check of a lease: either node may become the other's worker.
     """
-    if other := other_protocol(mine.protocol, theirs.protocol):
-        return other
+    if not understand(mine.protocol, theirs.protocol):
+        what = f"speaks the native protocol `{theirs.protocol}`, this node `{mine.protocol}`"
+        return Difference(fits=False, what=what)
     if UNKNOWN not in (mine.pin, theirs.pin) and mine.pin != theirs.pin:
-        return Difference(
-            fits=False,
-            what=f"runs llama.cpp {theirs.pin[:_SHOWN]}, this node {mine.pin[:_SHOWN]}",
-            hint=_ONE_MESHD,
-        )
+        what = f"runs llama.cpp {theirs.pin[:_SHOWN]}, this node {mine.pin[:_SHOWN]}"
+        return Difference(fits=False, what=what)
     ours, others = mine.sources[:_SHOWN], theirs.sources[:_SHOWN]
     if ours == others or UNKNOWN in (ours, others):
         return None
-    return Difference(
-        fits=True,
-        what=f"has another version of meshd's backend ({others}) than this node ({ours})",
-        hint=f"the two understand each other; {_ONE_MESHD}",
-    )
-
-
-def other_protocol(mine: str, theirs: str) -> Difference | None:
-    """Return the difference of the protocols (NativeVersion.protocol); None if they are the same."""
-    if mine == theirs:
-        return None
-    what = f"speaks the native protocol `{theirs}`, this node `{mine}`"
-    return Difference(fits=False, what=what, hint=_ONE_MESHD)
+    what = f"has another version of meshd's backend ({others}) than this node ({ours})"
+    return Difference(fits=True, what=what)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
+from meshd import __version__
 from meshd.base import log
 from meshd.base.admission import Rates
 from meshd.base.errors import (
@@ -51,7 +52,8 @@ from meshd.wire.lease import (
     WorkerOffer,
     decode,
 )
-from meshd.wire.native import other_protocol
+from meshd.wire.native import understand
+from meshd.wire.versions import VERSION_CODE, NodeVersion, upgrade_hint
 from meshd.worker.known_files import KnownFiles
 from meshd.worker.leases import MAX_LEASES, Held, Lease, Ledger, lent
 from meshd.worker.lent_streams import NO_USE, Lending, LentStreams
@@ -224,7 +226,7 @@ class Worker:
         acquire = await _within(messages)
         if not isinstance(acquire, Acquire):
             raise RemoteProtocolError("lease: expected `acquire`", code="lease")
-        self._check_version(acquire)
+        self._check_version(acquire, peer)
         # The weights and the devices that this worker can offer.
         try:
             weights = await self._files.take(outgoing, progress_to(messages), peer=str(peer))
@@ -287,17 +289,24 @@ class Worker:
     def _held(self) -> Held:
         return {lease_id: server.held for lease_id, server in self._running.items()}
 
-    def _check_version(self, acquire: Acquire) -> None:
+    def _check_version(self, acquire: Acquire, peer: PeerId) -> None:
         mine = self._runtime.native.version
-        if (other := other_protocol(mine.protocol, acquire.protocol)) is not None:
+        if not understand(mine.protocol, acquire.protocol):
             what = f"the head speaks the native protocol `{acquire.protocol}`, this worker `{mine.protocol}`"
-            raise Refused(what, code="native_protocol", hint=other.hint)
+            raise Refused(what, code="native_protocol", hint=self._upgrade_hint(peer))
         if UNKNOWN_PIN not in (acquire.native_pin, mine.pin) and acquire.native_pin != mine.pin:
-            raise Refused(
-                f"the head runs llama.cpp {acquire.native_pin}, this worker {mine.pin}",
-                code="version",
-                hint="install the same version of meshd on both and run `meshd native build`",
-            )
+            what = f"the head runs llama.cpp {acquire.native_pin}, this worker {mine.pin}"
+            raise Refused(what, code=VERSION_CODE, hint=self._upgrade_hint(peer))
+
+    def _upgrade_hint(self, peer: PeerId) -> str:
+        """Return what to do about a head of another version, in words that are right on both nodes."""
+        head = next((one for one in self._runtime.mesh.peers() if one.peer == peer), None)
+        name, software = (head.name, head.software) if head is not None else ("", "")
+        ours, theirs = (
+            NodeVersion("this worker", __version__),
+            NodeVersion(f"the head {name}".strip(), software),
+        )
+        return upgrade_hint(ours, theirs)
 
     async def _run_lease(
         self, messages: MessageStream, agreed: AgreedLease, lending: Lending, outgoing: Outgoing

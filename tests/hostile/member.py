@@ -25,10 +25,11 @@ from meshd.mux.events import (
     StreamReset,
 )
 from meshd.mux.session import Session
-from meshd.wire.hello import WIRE_VERSION, Bans, Go, Hello, decode
+from meshd.wire.hello import Bans, Go, Hello, decode
 from meshd.wire.hello import Refusal as GreetingRefusal
 from meshd.wire.message import LengthParser, framed
 from meshd.wire.native import NativeVersion
+from meshd.wire.versions import WIRE_VERSION
 
 LINK = 1
 TICK_SECONDS = 0.25

@@ -196,6 +196,7 @@ EVENTS: Mapping[str, str] = {
     "udp_port_taken": "another program uses the mesh port for UDP: no incoming QUIC links",
     "upstream_broke": "llama-server was lost, or broke the connection, during a request",
     "upstream_lost": "llama-server was lost, or broke the connection, during a request",
+    "version_refused": "a node that dialled this one has no protocol in common with it; which one to upgrade",
     "weight_from_network": "a worker could not use its copy of a tensor, and why",
     "weights_cache_not_written": "a result could not be saved, and will be computed again",
     "weights_cache_unusable": "kept hashes or weights cannot be used, and why",

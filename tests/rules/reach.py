@@ -165,6 +165,7 @@ OF_NO_PEER = frozenset(
         ("meshd/tunnel/forward.py", "accept_paused"),
         ("meshd/link/tcp/bind.py", "accept_paused"),
         # who has proven nothing, or is no member: naming it would use up the lines about somebody else
+        ("meshd/link/secure/handshake.py", "version_refused"),
         ("meshd/peer/signals.py", "signal_dropped"),
         ("meshd/rendezvous/join.py", "joiner_refused"),
         ("meshd/rendezvous/book.py", "record_dropped"),

@@ -350,4 +350,4 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError):
         plain = os.strerror(error.errno) if error.errno else ""  # asyncio's own text has addresses in it
         return (plain or error.strerror or str(error)).lower()
-    return str(error)
+    return error.with_hint if isinstance(error, Refused) else str(error)

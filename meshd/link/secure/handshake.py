@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from meshd.base import log
 from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused, RemoteProtocolError
 from meshd.identity.invite import JoinKeys
 from meshd.identity.keys import MeshId, PeerId
@@ -30,7 +31,9 @@ from meshd.identity.proof import (
 from meshd.link.interface import DialError, DialFailure, LinkInfo, LinkKind
 from meshd.link.secure.caller_rates import OFTEN, Callers
 from meshd.wire.limits import MAX_UNPROVEN_BYTES
+from meshd.wire.versions import VERSION_CODE
 
+LOG = log.get("link")
 PROOF_SECONDS = 5.0  # two round trips and three signatures: a slow path needs one second
 _ELSEWHERE = "target"  # the refusal that means "somebody else lives here": no answer of the one sought
 _IMPOSTOR = "signature"  # the node there lacks the key of the one sought
@@ -202,6 +205,8 @@ async def _exchange(pipe: RawPipe, proof: DialProof | ListenProof) -> Proven:
             if heard > MAX_UNPROVEN_BYTES and proof.result is None:
                 raise ProofFailed(f"more than {MAX_UNPROVEN_BYTES} bytes without a proof", code="size")
         except ProofFailed as failure:
+            if failure.code == VERSION_CODE:
+                LOG.warning("version_refused", why=failure.what, hint=failure.hint)
             if failure.farewell:
                 await pipe.send([failure.farewell])
             raise

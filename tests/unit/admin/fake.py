@@ -63,6 +63,7 @@ PEER = PeerView(
     standby_links=(LINK,),
     resumes=2,
     version="0.1.0",
+    native_protocol="mesh 5",
     state_s=100.0,
 )
 MODEL = ModelStatus(

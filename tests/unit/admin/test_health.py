@@ -65,6 +65,12 @@ CASES: list[tuple[str, Change]] = [
     ("peer_unreachable", peer(state="connecting", link=None, last_error="refused")),
     ("peer_faults", peer(faults=1, last_fault="greeting: expected `go`")),
     ("version_mismatch", peer(version="0.2.0")),
+    (
+        "version_refused",
+        peer(
+            state="connecting", link=None, last_error="version 2", upgrade="run `meshd upgrade`", state_s=60.0
+        ),
+    ),
     ("relayed", peer(link=RELAYED, why_not_direct="both symmetric")),
     ("name_shared", peer(name="desk")),
     ("mdns_silent", lambda status: replace(status, mdns=MdnsStatus(state="silent", networks=("eth0",)))),
@@ -147,8 +153,10 @@ def test_what_is_waited_for_decides_what_is_to_be_done() -> None:
         peer(state="known", link=None, last_error="refused", state_s=600.0),
         peer(state="known", link=None, last_error="refused", state_s=60.0, stopped="the node was stopped"),
         peer(state="connecting", link=None, last_error="refused", state_s=60.0, stopped="it was stopped"),
-        peer(state="connecting", link=None, last_error="refused", state_s=60.0, version=""),  # never met
-        peer(state="lost", link=None, last_error="refused", state_s=60.0, version=""),
+        peer(
+            state="connecting", link=None, last_error="refused", state_s=60.0, native_protocol=""
+        ),  # never met
+        peer(state="lost", link=None, last_error="refused", state_s=60.0, native_protocol=""),
         child(restarts=2),
     ],
 )
@@ -220,6 +228,29 @@ def test_what_a_peer_does_wrong_is_counted_in_plain_words() -> None:
     [told] = examine(peer(faults=12, last_fault="a stream that was never opened")(calm())).warnings
     assert "12 times in the last hour" in told.what and "a stream that was never opened" in told.what
     assert f"meshd revoke {PEER.id[:10]}" in told.hint and "same version" in told.hint
+
+
+@pytest.mark.parametrize(
+    ("theirs", "hint"),
+    [
+        ("0.0.9", f"run `meshd upgrade` on `garage` ({PEER.id[:10]}): it has meshd 0.0.9, this node 0.1.0"),
+        ("0.10.0", f"run `meshd upgrade` on this node: it has meshd 0.1.0, `garage` ({PEER.id[:10]}) 0.10.0"),
+        ("0.1.0+mine", "install the same version of meshd on this node and `garage`"),
+    ],
+)
+def test_of_two_versions_the_older_is_to_be_upgraded(theirs: str, hint: str) -> None:
+    [told] = examine(peer(version=theirs)(calm())).warnings
+    assert (told.code, told.severity) == ("version_mismatch", "info")
+    assert told.hint.startswith(hint)
+    _, worse = examine(
+        peer(version=theirs, native_protocol="mesh 1", native="pin+sources")(calm()), native=NATIVE
+    ).warnings
+    assert (worse.code, worse.hint) == ("native_mismatch", told.hint)
+
+
+def test_a_refusal_because_of_the_version_is_told_with_its_own_remedy() -> None:
+    [told] = examine(dict(CASES)["version_refused"](calm())).warnings
+    assert told.severity == "error" and "version 2" in told.what and told.hint == "run `meshd upgrade`"
 
 
 def test_a_file_that_the_disk_does_not_take_is_told_with_the_remedy() -> None:

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from meshd.admin import server, socket_path
+from meshd import __version__
+from meshd.admin import client, server, socket_path
 from meshd.admin.api import (
     Done,
     ExposedList,
@@ -34,7 +36,7 @@ from meshd.admin.api import (
     TunnelListRequest,
     TunnelOpenRequest,
 )
-from meshd.admin.client import Client, NotRunning, ask
+from meshd.admin.client import Client, NotRunning, OtherVersion, ask
 from meshd.admin.server import AdminServer
 from meshd.admin.socket_path import MAX_CONNECTIONS, MAX_LINE_BYTES, SOCKET_NAME
 from meshd.base import other_process
@@ -42,6 +44,13 @@ from meshd.base.errors import Broken, LocalProtocolError, Refused, UserError
 
 from .fake import FakeControl, full_status
 from .fake_server import DEADLINE, running
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A reply with a field that this daemon does not send."""
+
+    later: str
 
 
 @pytest.fixture
@@ -315,8 +324,33 @@ def test_several_requests_in_one_packet_are_answered_in_turn(home: Path, control
         connection.sendall(b'{"request":"stop"}\n{"request":"invite_list"}\n')
         connection.shutdown(socket.SHUT_WR)
         first, second = read_all(connection).splitlines()
-    assert json.loads(first) == {"reply": {}}
+    assert json.loads(first) == {"reply": {}, "meshd": __version__}
     assert json.loads(second)["reply"]["invites"][0]["id"] == "00ff"
+
+
+def test_a_daemon_of_another_version_that_does_not_understand_is_to_be_restarted(
+    home: Path, control: FakeControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "__version__", "9.9.9")
+    assert ask(home, ExposeListRequest()) is not None  # what both know is answered
+    monkeypatch.setattr(ExposeListRequest, "request_name", "later")
+    with pytest.raises(OtherVersion) as caught:
+        ask(home, ExposeListRequest())
+    assert f"runs meshd {__version__}, this command is 9.9.9" in caught.value.what
+    assert "unknown request `later`" in caught.value.what and "meshd stop" in caught.value.hint
+    monkeypatch.undo()
+    monkeypatch.setattr(StopRequest, "request_name", "later")
+    with pytest.raises(Refused, match="unknown request"):  # of one version: something else is wrong
+        ask(home, StopRequest())
+
+
+def test_a_reply_of_another_version_that_lacks_something_is_explained(
+    home: Path, control: FakeControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "__version__", "9.9.9")
+    monkeypatch.setattr(ExposeListRequest, "reply_type", classmethod(lambda _: Unknown))
+    with pytest.raises(OtherVersion, match="`later`"):
+        ask(home, ExposeListRequest())
 
 
 def test_connections_are_counted_and_given_back(home: Path, control: FakeControl) -> None:
@@ -417,7 +451,7 @@ def test_any_bytes_leave_the_server_alive(home: Path, control: FakeControl, line
         except (BrokenPipeError, ConnectionResetError, OSError):
             pass  # it hung up first
         for line in read_all(connection).splitlines():
-            assert set(json.loads(line)) <= {"reply", "error"}
+            assert set(json.loads(line)) <= {"reply", "error", "meshd"}
     with raw(home) as connection:
         connection.sendall(b'{"request":"invite_list"}\n')
         assert b'"00ff"' in connection.recv(1000)

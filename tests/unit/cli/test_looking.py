@@ -324,7 +324,8 @@ def test_a_reason_that_begins_with_the_state_says_it_once(
 
 def test_a_peer_that_was_off_when_this_node_started_is_away(daemon: FakeControl) -> None:
     refuses = "`192.0.2.2:17433` refused the connection"
-    peer = replace(PEER, link=None, standby_links=(), state="connecting", last_error=refuses, version="")
+    peer = replace(PEER, link=None, standby_links=(), state="connecting", last_error=refuses)
+    peer = replace(peer, native_protocol="")
     daemon.state = replace(daemon.state, peers=(replace(peer, state_s=60.0),))
     said = meshd("peers").out
     assert "away" in said and "not connected since this node started" in said and "refused" not in said

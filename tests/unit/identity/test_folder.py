@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from meshd import __version__
 from meshd.base.errors import UserError
 from meshd.identity.folder import PrivateFolder, lock_holder
 
@@ -84,6 +85,8 @@ def test_what_a_killed_writer_left_is_swept_under_the_lock(tmp_path: Path) -> No
         (lambda raw: raw.replace(b"payload", b"payl0ad"), "checksum"),
         (lambda raw: raw.replace(b"meshd mark", b"meshd other"), "first line"),
         (lambda raw: b"\0" * len(raw), "first line"),
+        (lambda raw: raw.replace(b"mark 1\n", b"mark x\n"), "first line"),
+        (lambda raw: raw.replace(b"mark 1\n", b"mark 0\n"), "first line"),
         (lambda raw: raw + bytes(1000), "more than"),
     ],
 )
@@ -102,9 +105,14 @@ def test_a_file_of_a_later_version_is_no_damage(tmp_path: Path) -> None:
     home = folder(tmp_path)
     home.write("mark", b"payload")
     path = tmp_path / "mark"
-    path.write_bytes(path.read_bytes().replace(b"mark 1\n", b"mark 2\n"))
-    with pytest.raises(UserError, match="another version"):
+    later = path.read_bytes().replace(b"mark 1\n", b"mark 2\n")
+    path.write_bytes(later)
+    with pytest.raises(
+        UserError, match=f"written by a newer meshd: it has form 2, and meshd {__version__}"
+    ) as no:
         home.read("mark", limit=100)
+    assert "run `meshd upgrade`" in no.value.hint and "backup" in no.value.hint
+    assert path.read_bytes() == later  # and it is left as it is
 
 
 @pytest.mark.parametrize("loose", [0o640, 0o604, 0o660, 0o666])

@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 from meshd.base.errors import LocalProtocolError, MeshdError, Refused, RemoteProtocolError
 from meshd.identity.invite import derive
-from meshd.identity.keys import MeshId
+from meshd.identity.keys import KeyPair, MeshId
 from meshd.identity.membership import ALL_ROLES, Chain, Role
 from meshd.identity.proof import MAGIC, DialProof, ListenProof, ProofFailed, Purpose, frame
 from meshd.identity.revocation import RevocationSet, ban
 from meshd.wire.limits import MAX_UNPROVEN_BYTES
+from meshd.wire.versions import OLDEST_WIRE_VERSION, WIRE_VERSION
 
 from tests.unit.identity.cast import (
     FOUNDER,
@@ -178,8 +179,13 @@ def test_a_member_without_a_chain_is_refused() -> None:
     assert caught.value.code == "chain"
 
 
-@pytest.mark.parametrize("versions", [(2, 3), (0, 0), (1, 0)])
-def test_versions_that_do_not_meet_are_refused(versions: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("versions", "spoken", "older"),
+    [((2, 3), "2 to 3", FOUNDER), ((2, 2), "2", FOUNDER), ((0, 0), "0", GUEST)],
+)
+def test_versions_that_do_not_meet_are_refused_and_the_older_node_is_named(
+    versions: tuple[int, int], spoken: str, older: KeyPair
+) -> None:
     low, high = versions
     hi = message(
         t="hi",
@@ -191,10 +197,19 @@ def test_versions_that_do_not_meet_are_refused(versions: tuple[int, int]) -> Non
         nonce=bytes(32),
         **{"from": GUEST.peer.raw},
     )
-    with pytest.raises(ProofFailed, match=f"protocol versions {low} to {high}") as caught:
+    with pytest.raises(ProofFailed) as caught:
         listener().receive(MAGIC + hi)
-    assert caught.value.code == "version"
-    assert "--version" in caught.value.hint
+    guest, founder = GUEST.peer.short, FOUNDER.peer.short
+    what = f"node {guest} speaks version {spoken} of meshd's protocol, node {founder} version 1"
+    hint = f"run `meshd upgrade` on node {older.peer.short}, whose meshd is older"
+    assert (caught.value.code, caught.value.what, caught.value.hint) == ("version", what, hint)
+    with pytest.raises(Refused) as told:  # and the dialler hears the same
+        dialler().receive(caught.value.farewell)
+    assert (told.value.code, told.value.what, told.value.hint) == ("version", what, hint)
+
+
+def test_neighbouring_versions_of_the_protocol_meet() -> None:
+    assert WIRE_VERSION - 1 <= OLDEST_WIRE_VERSION <= WIRE_VERSION
 
 
 def test_a_dialler_of_a_later_version_is_met_at_ours() -> None:

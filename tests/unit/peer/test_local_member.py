@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 import pytest
+from meshd import __version__
 from meshd.base.errors import Broken
 from meshd.identity.keys import PeerId
 from meshd.link.interface import Link
@@ -96,7 +97,8 @@ def test_peers_are_told_of_another_network_once(what: str) -> None:
     rig.local.network_changed()
     rig.local.network_changed()
     assert rig.mesh.told == ["record", "nat"] and rig.local.record.sequence == 102
-    assert (rig.local.record.candidates, rig.local.record.capabilities) == (rig.reach.places, rig.reach.facts)
+    assert rig.local.record.candidates == rig.reach.places
+    assert rig.local.record.capabilities == {**rig.reach.facts, "meshd": __version__}
     assert rig.saved[1:] == [rig.reach.places]
 
 

@@ -78,7 +78,7 @@ MESSAGES: list[tuple[Decode, object]] = [
     (lease.decode, Neighbour(65_535, bytes(range(32)), bytes(16))),
     (lease.decode, Neighbour(0, bytes(32), bytes(16), compressed=1 << 16, always=True)),
     (lease.decode, Acquire(bytes(16), "model", "f" * 64, "pin", protocol="mesh 65535")),
-    (lease.decode, WorkerOffer((CPU,), True, "m", bytes(16), protocol="mesh 2")),
+    (lease.decode, WorkerOffer((CPU,), True, "m", bytes(16), protocol="mesh 2-3")),
     (lease.decode, Admit(bytes(range(32)), 0)),
     (lease.decode, Admit(bytes(range(32)), 65_535)),
     (lease.decode, Introduced()),
