@@ -39,7 +39,8 @@ class PeerFacts:
         self._software = ""
         self._clock_offset: float | None = None
         self._resumes = 0
-        self._says_banned = self._upgrade = ""
+        self._says_banned = ""
+        self._version_refused = False
         self._stopped = self._gone = ""
         self._is_parting = False  # it has said goodbye
         self.name = ""
@@ -74,7 +75,7 @@ class PeerFacts:
             grace=grace,
             stopped=self._stopped,
             gone=self._gone,
-            upgrade=self._upgrade,
+            version_refused=self._version_refused,
         )
 
     def not_connected(self) -> Broken:
@@ -125,7 +126,8 @@ class PeerFacts:
         self._compare(hello.native)
         self.member = member
         self._clock_offset = float(hello.clock - self._node.wall_clock())
-        self.last_error = self._says_banned = self._stopped = self._gone = self._upgrade = ""
+        self.last_error = self._says_banned = self._stopped = self._gone = ""
+        self._version_refused = False
         self._is_parting = False
 
     def _compare(self, native: NativeVersion) -> None:
@@ -168,7 +170,7 @@ class PeerFacts:
         if error.code == "banned":
             self._banned(error.what)
         else:
-            self._upgrade = error.hint if error.code == VERSION_CODE else ""
+            self._version_refused = error.code == VERSION_CODE  # whose words may be anybody's
             LOG.warning(
                 "peer_refuses", peer=self._peer.short, name=self.name, why=error.what, hint=error.hint
             )
