@@ -145,8 +145,11 @@ def without_token(line: str) -> str:
 
 
 def model_ready(status: Status) -> bool:
-    """Return True if the present split has generated a real token."""
-    return status.model is not None and status.model.state is ModelState.READY
+    """Return True if the present split has generated a real token, and the API takes requests.
+
+    The two happen side by side: the gateway is made while the model loads.
+    """
+    return status.api is not None and status.model is not None and status.model.state is ModelState.READY
 
 
 def ready_or_raise(status: Status) -> bool:

@@ -57,7 +57,7 @@ class MeshHeadView:
         self._budget = ReadingBudget(reading)
         self._asked: dict[int, _Entries | None] = {}  # by id of the LOAD; None: of too many, nothing is kept
         self._asked_count = 0
-        self._welcomed = False
+        self._welcomed = self._told_neighbours = False
         self.neighbours: frozenset[int] = frozenset()
         """With which the worker has a connection, by their places in the head's list."""
 
@@ -121,6 +121,9 @@ class MeshHeadView:
         _check_welcome(data, at, size)
 
     def _met(self, data: bytes | memoryview, at: int, size: int, _identity: int) -> None:
+        if self._told_neighbours:
+            raise refused("a second MET")
+        self._told_neighbours = True
         if size % _PLACE.size:
             raise refused(f"MET of {size} bytes")
         body = memoryview(data)[at : at + size]

@@ -81,6 +81,9 @@ void mesh_session::step() {
     if (buffers.empty() || (buffers.size() < 3 && dice_.one_in(30))) {
         return allocate();
     }
+    if (dice_.one_in(40)) {
+        return give(meet_body(), "meet");
+    }
     switch (dice_.below(18)) {
     case 0:
     case 1:

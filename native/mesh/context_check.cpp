@@ -3,7 +3,8 @@
 namespace mesh {
 
 void context_check::cleared(uint32_t before) {
-    if (now == state::going_on) {
+    const bool never_began = now == state::prepared && before > 1; // its first token failed on the head
+    if (now == state::going_on || never_began) {
         now = state::over;
     } else if (now == state::before && before > 0) {
         now = state::prepared;

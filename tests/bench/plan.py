@@ -44,7 +44,7 @@ from tests.bench.random_model import random_model
 
 _CONTEXT = "2048"
 _LOOK_SECONDS = 0.5
-_JUDGED = re.compile(r" split_(?:not_)?judged ")
+_JUDGED = re.compile(r" split_(?:not_)?judged .*")
 _JUDGED_SECONDS = 120.0
 _LOADED_AGAIN_SECONDS = 3.0  # within which a head begins to load its model again, if it does
 
@@ -168,9 +168,11 @@ async def _answered(fleet: Fleet, args: argparse.Namespace, llama_args: Sequence
             await measure_api(url, prompt_tokens=ASSUMED_PROMPT, tokens=args.tokens)
             for _ in range(args.tries)
         ]
+        log = log_file.read_text(encoding="utf-8")
         owner.cancel()
     if status.model.predicted is None:
-        raise MeshdError("the head predicts nothing", hint="see its log: were all devices measured?")
+        (judged, *_) = reversed(_JUDGED.findall(log))
+        raise MeshdError(f"the head predicts nothing; its log says:{judged}")
     measured = Speeds(
         statistics.median(one.prompt for one in found), statistics.median(one.generate for one in found)
     )

@@ -18,7 +18,7 @@ from tests.e2e.alone import alone
 from tests.e2e.api_client import Streamed
 from tests.e2e.mesh_losses import again_within, hit_in_mid_answer
 from tests.e2e.models import smollm2
-from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, model_of, peer_of, play
+from tests.e2e.nodes import LOCALLY, PROMPT, SAME_THREADS, Fleet, api_of, child_pid, model_of, peer_of, play
 from tests.e2e.trio import Trio, trio
 from tests.soak import SEED, SOAK, counts, drawn
 
@@ -65,7 +65,7 @@ def test_the_text_is_that_of_one_machine(tmp_path: Path, count: int) -> None:
 
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
-            token, workers = await fleet.workers(*[smollm2()] * count)
+            token, workers = await fleet.workers(*[smollm2()] * count, options=LOCALLY)
             for how in ("push", "no-push"):
                 given = ("--set", "serve.no_push=true") if how == "no-push" else ()
                 options = ("--min-workers", str(count), *HEADLESS, *given)

@@ -107,3 +107,14 @@ TEST(results_of_the_check_reach_no_other_device) {
     CHECK(!check.skips_result(second));
     CHECK(!check.skips_compute(first));
 }
+
+// llama.cpp clears the cache again, whatever came of the two tokens
+TEST(a_check_that_never_began_is_over_once_the_cache_is_cleared_again) {
+    context_check check;
+    bool wanted = false;
+    check.cleared(0);
+    check.cleared(1);
+    check.cleared(2);
+    CHECK(!check.skips_compute(wanted));
+    CHECK(!check.skips_result(wanted));
+}

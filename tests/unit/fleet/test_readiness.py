@@ -36,3 +36,7 @@ def test_a_model_that_failed_is_not_waited_for() -> None:
 
 def test_a_node_without_a_model_is_not_ready() -> None:
     assert not ready_or_raise(replace(full_status(), model=None))
+
+
+def test_a_model_is_not_ready_before_its_api_is_open() -> None:
+    assert not ready_or_raise(replace(status_of(ModelState.READY), api=None))

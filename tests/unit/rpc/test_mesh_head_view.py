@@ -100,6 +100,14 @@ def test_a_second_greeting_ends_it() -> None:
         it.view.from_peer(talk.welcome())
 
 
+def test_neighbours_are_told_once() -> None:
+    it = View()
+    it.view.from_peer(talk.welcome() + talk.met(1))
+    with pytest.raises(RemoteProtocolError, match="a second MET"):
+        it.view.from_peer(talk.met(2))
+    assert it.view.neighbours == {1}
+
+
 def test_a_part_of_an_entry_ends_it() -> None:
     with pytest.raises(RemoteProtocolError, match="part of an entry"):
         View().view.to_peer(talk.load(talk.load_entry()[:-1]))
