@@ -5,6 +5,7 @@ Its package `meshd_native` is looked at, never imported: a stamp, and `bin` with
 """
 
 import importlib.util
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,11 @@ class Wheel:
             return None
         made = f"llama.cpp {self.commit[:_SHOWN]} with sources {self.sources_sha256[:_SHOWN]}"
         return f"it has {made}, and this meshd needs {pin.commit[:_SHOWN]} with {pin.sources_sha256[:_SHOWN]}"
+
+
+def has_wheels() -> bool:
+    """Say whether wheels are made for machines like this one."""
+    return (platform.system(), platform.machine()) == ("Linux", "x86_64")
 
 
 def installed_wheel() -> Wheel | None:
