@@ -100,8 +100,7 @@ class CapacityRequest(Request[CapacityReply], name="capacity"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortModelFit:
-    """Whether a model fits, from estimates: `gpu`, `partly_cpu`, `cpu` or `no`; on this machine alone, and in
-    the mesh."""
+    """Say where a model fits, on this machine alone and in the mesh: `gpu`, `partly_cpu`, `cpu` or `no`."""
 
     name: str
     here: str
@@ -119,8 +118,7 @@ class FitsReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitsRequest(Request[FitsReply], name="fits"):
-    """Planned by what devices have free now; nothing is measured. `known`: models of which the real size is
-    known."""
+    """Ask where models fit in what devices have free now; nothing is measured. `known`: their real sizes."""
 
     known: tuple[StoredFile, ...] = ()
 

@@ -288,8 +288,8 @@ def members_json(model: ListedModel) -> list[Mapping[str, Json]]:
 
 _FITS = {"gpu": "yes", "partly_cpu": "slow: partly on a CPU", "cpu": "slow: on a CPU", "no": "no"}
 _ESTIMATES = (
-    "sizes with ~ and all fits are estimates, for one request of 8192 tokens; `meshd plan --model NAME` "
-    "plans with the model's header"
+    "sizes marked ~ and all fits are estimates, for one request of 8192 tokens; `meshd plan --model NAME` "
+    "reads the model's header"
 )
 _ALONE = (
     "no node runs here, so other machines are not counted: start one with `meshd worker` or `meshd serve`"

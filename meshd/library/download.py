@@ -69,8 +69,8 @@ def _files_of(name: HubName, listing: HubListing, report: ReportProgress) -> tup
     model = chosen_model(name, listing)
     short = short_model_of(name)
     if short is not None and short.differs_from(model.size):
-        listed = f"`meshd model ls --fits` estimates {in_bytes(short.bytes)}"
-        report(TransferProgress(f"{name} has {in_bytes(model.size)}; {listed}"))
+        listed = f"not about {in_bytes(short.bytes)}, as `meshd model ls --fits` says"
+        report(TransferProgress(f"{name} is {in_bytes(model.size)}, {listed}"))
     by_path = {file.path: file for file in listing.files}
     return model, [by_path[file.path] for file in model.files]
 

@@ -1,4 +1,4 @@
-"""Say whether models fit on this machine and in the mesh, from estimates of what they need. Pure."""
+"""Say whether models fit on this machine and in the mesh, from estimates of what they need."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
