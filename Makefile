@@ -106,6 +106,10 @@ wheels: $(INSTALLED) $(VULKAN) ## build the wheel of meshd-native in dist/: prog
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[build,wheels]'
 	$(BIN)/python -m wheels $(if $(VULKAN),--vulkan $(VULKAN))
 
+cuda-wheel: $(INSTALLED) ## build the wheel of meshd-native-cuda13 in dist/, with NVIDIA's compiler from PyPI
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cuda-build]'
+	$(BIN)/python -m wheels.cuda
+
 # from Debian 13, whatever Debian this is: shaders' compiler of older ones knows no cooperative matrices
 build/vulkan:
 	rm -rf $@.part
@@ -119,4 +123,4 @@ clean: ## remove generated files in this directory (the user's cache stays)
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup build demo demo-nat mesh races follow follow-all test watch check reference bench soak fuzz nat-grid dist wheels clean
+.PHONY: help setup build demo demo-nat mesh races follow follow-all test watch check reference bench soak fuzz nat-grid dist wheels cuda-wheel clean

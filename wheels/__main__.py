@@ -84,7 +84,7 @@ async def make(tree: Tree, out: Path, bin_dir: Path | None, packages: Path | Non
     """Compile what is missing and write the wheel; with Vulkan if there are `packages`. Raises UserError."""
     pin, zig = read_pin(), find_zig()
     tree.folder.mkdir(parents=True, exist_ok=True)
-    await native.fill(tree, pin, find_cache(os.environ), None, _told)
+    await native.fill(tree, pin, find_cache(os.environ), None, told)
     parts = [*upstream_parts(tree.source, pin), *compiler_parts(zig.folder, zig.version)]
     vulkan = unpack_vulkan(packages, tree.folder / "vulkan") if packages is not None else None
     if vulkan is not None:
@@ -125,9 +125,9 @@ async def _compile(tree: Tree, pin: Pin, zig: Zig, vulkan: Vulkan | None) -> Non
         f"-DMESH_INJECT={tree.ours / 'inject.cmake'}",
     ]
     if vulkan is not None:
-        loader = await vulkan.compile_loader(tools, tree.log, _told)
+        loader = await vulkan.compile_loader(tools, tree.log, told)
         flags += vulkan.module_flags(loader)
-    await compile_tree(tree, backend="cpu", targets=_TARGETS, progress=_told, flags=flags)
+    await compile_tree(tree, backend="cpu", targets=_TARGETS, progress=told, flags=flags)
     if vulkan is not None:
         shutil.copyfile(loader, tree.build / "bin" / LOADER)
 
@@ -174,7 +174,8 @@ def files_of(programs: dict[str, bytes], parts: list[Part], pin: Pin, name: Name
     }
 
 
-def _told(progress: BuildProgress) -> None:
+def told(progress: BuildProgress) -> None:
+    """Print the progress of a build."""
     if not progress.total or progress.done % 20 == 0:
         sys.stdout.write(f"{progress.done}/{progress.total} {progress.text}\n")
         sys.stdout.flush()

@@ -28,6 +28,9 @@ _UNFIT_HINT = (
     "try another driver, or exclude the device with `--device CPU`; run `meshd logs device-trial` for "
     "details. It is tried again after ten minutes"
 )
+_NO_CUDA_HINT = (
+    "run `meshd native add cuda13 --from DIR`; `meshd doctor` says whether this GPU is too old for it"
+)
 _KEEP_HINT = (
     "free space on that disk, raise `--keep-weights`, or give this worker the model's file; until then each "
     "load sends them again"
@@ -176,6 +179,7 @@ def examine(
         *(w for peer in status.peers for w in _peer(peer, status, (clock_offsets or {}), native)),
         *_mdns(status),
         *_children(status),
+        *_slower_gpus(status),
         *(warning for model in _served(status) for warning in model_warnings(model, status)),
         *worker_warnings(status.store, file_notes, unfit),
         *(
@@ -218,6 +222,14 @@ def _mdns(status: Status) -> Iterator[HealthWarning]:
             hint="nothing to do while nodes find each other; otherwise allow UDP port 5353, "
             "or multicast between Wi-Fi clients",
         )
+
+
+def _slower_gpus(status: Status) -> Iterator[HealthWarning]:
+    """Yield a warning if an NVIDIA GPU computes through Vulkan."""
+    found = [one for one in status.devices if one.name.startswith("Vulkan") and "NVIDIA" in one.description]
+    if found:
+        what = f"{found[0].description} computes through Vulkan; CUDA is faster"
+        yield HealthWarning(code="no_cuda", severity="info", what=what, hint=_NO_CUDA_HINT)
 
 
 def _banned(status: Status) -> Iterator[HealthWarning]:

@@ -69,10 +69,10 @@ def load(cache: Path, key: BuildKey) -> dict[str, Path]:
     return stamped_files(folder, stamp)
 
 
-def read_stamp(folder: Path) -> Mapping[str, object] | None:
+def read_stamp(folder: Path, name: str = _STAMP) -> Mapping[str, object] | None:
     """Return the stamp in a folder; None if there is none that can be read."""
     try:
-        with (folder / _STAMP).open("rb") as file:
+        with (folder / name).open("rb") as file:
             value: object = json.loads(file.read(_MAX_STAMP))
     except (OSError, ValueError, RecursionError):
         return None

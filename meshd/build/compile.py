@@ -9,8 +9,9 @@ from pathlib import Path
 
 from meshd.base.errors import UserError
 from meshd.base.resource_limits import usable_processors
+from meshd.build.cuda_wheels import make_toolkit
 from meshd.build.interface import BuildProgress, ProgressCallback, Stage
-from meshd.build.machine import GPU_PAGE, find_nvcc, find_tool
+from meshd.build.machine import GPU_PAGE, find_nvcc, find_packages, find_tool
 from meshd.build.run import Result, run
 from meshd.build.tree import Tree
 
@@ -56,9 +57,7 @@ async def compile_tree(
     ninja = find_tool("ninja")
     configure = [find_tool("cmake"), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", "-S", str(tree.source)]
     configure += ["-B", str(tree.build), *options_of(backend), *flags]
-    nvcc = find_nvcc()
-    if backend == "cuda" and nvcc is not None:
-        configure.append(f"-DCMAKE_CUDA_COMPILER={nvcc}")
+    configure += await _cuda_options(tree) if backend == "cuda" else ()
     progress(BuildProgress(Stage.CONFIGURE, f"configuring llama.cpp for {backend}"))
     is_first = not (tree.build / "build.ninja").exists()
     result = await _run(configure, tree)
@@ -83,6 +82,18 @@ async def compile_tree(
 def options_of(backend: str) -> tuple[str, ...]:
     """Return the build options that differ from upstream's defaults."""
     return (*_FLAGS, *_BACKEND_FLAGS[backend])
+
+
+async def _cuda_options(tree: Tree) -> list[str]:
+    """Return which compiler to use, and for which kinds of GPU if the user says so as CMake does."""
+    kinds = os.environ.get("CUDAARCHS")
+    found = [f"-DCMAKE_CUDA_ARCHITECTURES={kinds}"] if kinds else []
+    if (nvcc := find_nvcc()) is not None:
+        return [*found, f"-DCMAKE_CUDA_COMPILER={nvcc}"]
+    if (packages := find_packages()) is not None:
+        toolkit = await make_toolkit(packages, tree.folder.parent, tree.log)
+        return [*found, f"-DCMAKE_CUDA_COMPILER={toolkit / 'bin/nvcc'}", f"-DCUDAToolkit_ROOT={toolkit}"]
+    return found  # CMake looks where the user's variables say
 
 
 async def _run(argv: Sequence[str], tree: Tree, on_line: object = None) -> Result:

@@ -14,6 +14,8 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from meshd.base.errors import UserError
 from meshd.build.interface import BuildProgress, ProgressCallback, Stage
@@ -83,7 +85,13 @@ def _pip(wanted: PinnedFile, folder: Path) -> list[str]:
 
 def _advice(wanted: PinnedFile, downloads: Path, tail: Sequence[str]) -> str:
     last = "\n".join(line for line in tail if "WARNING" not in line)
-    return f"check the network, or put `{wanted.file}` into `{downloads}` yourself; pip's output:\n{last}"
+    proxy = urlsplit(getproxies().get("https", "")).hostname  # its URL may have a password
+    check = (
+        f"check the network and the proxy `{proxy}`, which HTTPS_PROXY names"
+        if proxy
+        else "check the network"
+    )
+    return f"{check}, or put `{wanted.file}` into `{downloads}` yourself; pip's output:\n{last}"
 
 
 def _has_digest(path: Path, sha256: str) -> bool:

@@ -3,6 +3,7 @@
 import ctypes
 import ctypes.util
 import hashlib
+import importlib.util
 import os
 import platform
 import shutil
@@ -21,11 +22,12 @@ _INSTALL = (
     "in the clone run `make build`, or `pip install '.[build]'` in meshd's environment; or install your "
     "system's cmake and ninja"
 )
+CUDA_EXTRA = "in the clone, run `pip install '.[cuda-build]'` in meshd's environment"
 GPU_PAGE = "docs/install.md#gpus lists what each kind of GPU needs"
 _NAMES = {"metal": "Metal", "cuda": "CUDA", "hip": "ROCm (HIP)", "vulkan": "Vulkan"}
 _ELSEWHERE = {"macOS": (("cuda", "hip"), "Metal"), "Linux": (("metal",), "CUDA, ROCm or Vulkan")}
 _PACKAGES = {
-    "cuda": "NVIDIA's CUDA toolkit",
+    "cuda": f"NVIDIA's compiler (580 MB; {CUDA_EXTRA}) or its CUDA toolkit",
     "hip": "AMD's ROCm",
     "vulkan": "the Vulkan headers, the SPIR-V headers and `glslc`",
 }
@@ -74,7 +76,7 @@ def resolve_backend(backend: str) -> str:
         if sys.platform == "darwin":
             return "metal"
         else:
-            return "cuda" if find_nvcc() is not None and has_nvidia_gpu() else "cpu"
+            return "cuda" if (find_nvcc() or find_packages()) and has_nvidia_gpu() else "cpu"
     if backend not in BACKENDS:
         raise UserError(
             f"there is no backend `{backend}`", hint=f"choose one of: auto, {', '.join(BACKENDS)}"
@@ -90,11 +92,18 @@ def has_nvidia_gpu() -> bool:
 
 
 def find_nvcc() -> Path | None:
-    """Return CUDA's compiler, which is often not in PATH; None if there is none."""
+    """Return the compiler of a CUDA toolkit, which is often not in PATH; None if there is none."""
     found = shutil.which("nvcc")
     if found is not None:
         return Path(found)
     return next((place for place in _CUDA_PLACES if place.is_file()), None)
+
+
+def find_packages() -> Path | None:
+    """Return the folder of NVIDIA's packages from PyPI beside this meshd; None without a compiler in it."""
+    spec = importlib.util.find_spec("nvidia")
+    places = (Path(place) / "cu13" for place in (spec and spec.submodule_search_locations) or ())
+    return next((place for place in places if (place / "bin/nvcc").is_file()), None)
 
 
 def need_backend(backend: str) -> None:
@@ -108,10 +117,11 @@ def need_backend(backend: str) -> None:
         raise UserError(f"{_NAMES[backend]} does not exist on {system}", hint=f"use {usual}: {GPU_PAGE}")
     program, variables, places = _NEEDED.get(backend, ("", (), ()))
     found = any(os.environ.get(name) for name in variables) or any(place.is_file() for place in places)
+    found = found or (backend == "cuda" and find_packages() is not None)
     if program and not found and shutil.which(program) is None:
         raise UserError(
             f"cannot build for {_NAMES[backend]}: there is no `{program}`",
-            hint=f"install {_PACKAGES[backend]} first: {GPU_PAGE}",
+            hint=f"install {_PACKAGES[backend]}: {GPU_PAGE}",
         )
 
 

@@ -43,18 +43,23 @@ def find(cache: Path, backend: str = "auto") -> NativeInfo | None:
     `auto` takes the backend that `build` would choose, and else any that was built here; without one, what
     meshd-native has. Raises UserError when the pin itself cannot be read.
     """
-    pin = read_pin()
+    return next(iter(candidates(cache, backend)), None)
+
+
+def candidates(cache: Path, backend: str = "auto") -> tuple[NativeInfo, ...]:
+    """Return all builds that `find` can choose from, its choice first. Raises UserError as `find` does."""
+    pin, found = read_pin(), []
     wanted = resolve_backend(backend)
-    candidates = [wanted] + [name for name in reversed(BACKENDS) if backend == "auto" and name != wanted]
-    for name in candidates:
+    for name in [wanted] + [name for name in reversed(BACKENDS) if backend == "auto" and name != wanted]:
         there = _stored(cache, pin, name)
         if there.keys() >= {*UPSTREAM_PROGRAMS, *OUR_PROGRAMS}:
             bin_dir = builds.folder_of(cache, builds.upstream_key(pin, name))
-            return NativeInfo(pin.commit, pin.sources_sha256, name, bin_dir, there)
+            found.append(NativeInfo(pin.commit, pin.sources_sha256, name, bin_dir, there))
     wheel = installed_wheel()
-    if wheel is None or wheel.fault(pin) is not None or backend not in ("auto", wheel.backend):
-        return None
-    return NativeInfo(pin.commit, pin.sources_sha256, wheel.backend, wheel.bin_dir, wheel.programs)
+    if wheel is not None and wheel.fault(pin) is None and backend in ("auto", *wheel.backends):
+        name = wheel.backends[0]
+        found.append(NativeInfo(pin.commit, pin.sources_sha256, name, wheel.bin_dir, wheel.programs))
+    return tuple(found)
 
 
 def folder_of_ours(cache: Path, backend: str = "cpu") -> Path:
@@ -109,6 +114,11 @@ async def build_programs(
 ) -> Path:
     """Build the missing ones of these programs like `build`; return the folder of ours."""
     pin = read_pin()
+    if backend == "cuda":
+        from meshd.build.cuda_wheels import mend_toolkit
+
+        with builds.explained_disk_errors(cache):
+            await mend_toolkit(cache / "native", cache / "native" / "cuda.log")
     if source is not None:
         await asyncio.to_thread(check_source, source, pin, name=str(source))
     if await asyncio.to_thread(_missing, cache, pin, backend, [*upstream, *ours]):

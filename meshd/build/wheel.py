@@ -1,7 +1,8 @@
 """Find the programs of meshd-native: a wheel beside meshd's, for those who have no compiler.
 
 Its package `meshd_native` is looked at, never imported: a stamp, and `bin` with programs and libraries.
-`wheels/` makes it; docs/decisions/0075 has the reasons.
+meshd-native-cuda13 adds a stamp of its own and `bin/libggml-cuda.so`, which ggml loads from there.
+`wheels/` makes both; docs/decisions/0075 has the reasons.
 """
 
 import importlib.util
@@ -15,6 +16,7 @@ from meshd.build.interface import LLAMA_BENCH, LLAMA_SERVER, MESH_MODULE, MESH_P
 from meshd.build.pin import Pin
 
 PACKAGE = "meshd_native"
+CUDA_STAMP, CUDA_MODULE = "cuda13.json", "libggml-cuda.so"
 _PROGRAMS = (RPC_SERVER, LLAMA_SERVER, LLAMA_BENCH, MESH_PROGRAM, MESH_MODULE)
 _SHOWN = 12  # digits of a hash
 
@@ -28,13 +30,24 @@ class Wheel:
     backend: str
     bin_dir: Path
     programs: Mapping[str, Path]
+    cuda: str | None = None
+    """The commit of the module for CUDA; empty if it is damaged, None if there is none."""
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """List what its programs can compute on, the most useful first."""
+        return (*(("cuda",) if self.cuda is not None else ()), self.backend)
 
     def fault(self, pin: Pin) -> str | None:
         """Return why this meshd cannot use it, or None."""
         if not self.programs:
             return "it is damaged: a file is missing, or differs from its stamp"
         if (self.commit, self.sources_sha256) == (pin.commit, pin.sources_sha256):
-            return None
+            if self.cuda in (None, pin.commit):
+                return None
+            # ggml would load the module all the same
+            what = f"is for llama.cpp {self.cuda[:_SHOWN]}" if self.cuda else "is damaged"
+            return f"the meshd-native-cuda13 beside it {what}: uninstall that one"
         made = f"llama.cpp {self.commit[:_SHOWN]} with sources {self.sources_sha256[:_SHOWN]}"
         return f"it has {made}, and this meshd needs {pin.commit[:_SHOWN]} with {pin.sources_sha256[:_SHOWN]}"
 
@@ -59,4 +72,14 @@ def read_wheel(package: Path) -> Wheel:
     commit, sources, backend = (part if isinstance(part, str) else "" for part in parts)
     files = stamped_files(package, stamp)
     programs = {name: files[name] for name in _PROGRAMS} if files.keys() >= set(_PROGRAMS) else {}
-    return Wheel(commit, sources, backend, package / "bin", programs)
+    return Wheel(commit, sources, backend, package / "bin", programs, _cuda(package))
+
+
+def _cuda(package: Path) -> str | None:
+    """Return Wheel.cuda. A module without a stamp is loaded, too, and counts as damaged."""
+    stamp = read_stamp(package, CUDA_STAMP)
+    if stamp is None:
+        return "" if any((package / part).exists() for part in (CUDA_STAMP, f"bin/{CUDA_MODULE}")) else None
+    commit = stamp.get("commit")
+    is_whole = CUDA_MODULE in stamped_files(package, stamp)
+    return commit if isinstance(commit, str) and is_whole else ""

@@ -34,7 +34,7 @@ def find_served_model(config: Config, out: Output) -> Config:
         serve = replace(serve, draft_model=draft, fallback_models=smaller)
         if serve.header_only:
             return _with_header(serve, config, out)
-        assert serve.model is not None  # config/check.py
+        assert serve.model is not None  # role_checks.py
         return replace(serve, model=_here(serve.model, config, out, head=True))
 
     if not config.models:

@@ -1,7 +1,7 @@
-"""Build llama.cpp at a pinned commit and meshd's backend for it, or show the build.
+"""Build llama.cpp at a pinned commit and meshd's backend for it, show the build, or add CUDA to meshd-native.
 
 `build` needs a C++ compiler, cmake and ninja; the last two come with meshd[build] or from your system. An
-existing build is kept.
+existing build is kept. `add cuda13` installs a wheel of programs for NVIDIA GPUs from a directory.
 """
 
 import argparse
@@ -17,14 +17,16 @@ from meshd.config.tree import Paths
 from meshd.wire.native import UNKNOWN
 
 if TYPE_CHECKING:  # the modules cost time to import, and `--help` needs none of them
-    from meshd.build.interface import BuildProgress, NativeInfo
+    from meshd.build.interface import BuildProgress, NativeInfo, ProgressCallback
 
 _BACKENDS = ("auto", *BACKENDS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add `build` and `info`."""
-    below = parser.add_subparsers(dest="action", metavar="build | info", required=True, parser_class=Parser)
+    """Add `build`, `info` and `add`."""
+    below = parser.add_subparsers(
+        dest="action", metavar="build | info | add", required=True, parser_class=Parser
+    )
     building = below.add_parser("build", description="Build what the cache lacks.")
     _add_backend(building)
     building.add_argument("--source", metavar="DIR", help="llama.cpp source tree at the pinned commit")
@@ -36,6 +38,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_backend(informing)
     add_config_file(informing)
     informing.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    adding = below.add_parser("add", description="Install meshd-native-cuda13 beside meshd-native.")
+    adding.add_argument("what", choices=("cuda13",), help="CUDA 13, for NVIDIA GPUs with driver 580 or later")
+    adding.add_argument(
+        "--from",
+        dest="folder",
+        metavar="DIR",
+        required=True,
+        help="directory with the wheel, by its file name",
+    )
 
 
 def _add_backend(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +61,8 @@ def _add_backend(parser: argparse.ArgumentParser) -> None:
 
 def run(args: Arguments, out: Output) -> int:
     """Build or find, in the foreground, without a daemon."""
+    if args.action == "add":
+        return _add(args, out)
     paths = load_role(args, "worker").config.paths
     info = _build(paths.cache, args, out) if args.action == "build" else _find(paths, args.backend)
     if args.json:
@@ -75,17 +88,32 @@ def _needed() -> str:
     return read_pin().commit
 
 
+def _add(args: Arguments, out: Output) -> int:
+    import asyncio
+
+    from meshd.build.add_cuda import add_cuda
+
+    place = asyncio.run(add_cuda(expanded(args.folder), _show(out)))
+    out.line(f"the programs in {place} can use CUDA now")
+    out.note("`meshd doctor` must list CUDA0 as a device; then restart the node")
+    return 0
+
+
+def _show(out: Output) -> "ProgressCallback":
+    def show(progress: "BuildProgress") -> None:
+        share = progress.done / progress.total if progress.total else None
+        out.progress(f"{progress.stage}: {progress.text}" if progress.text else str(progress.stage), share)
+
+    return show
+
+
 def _build(cache: Path, args: Arguments, out: Output) -> "NativeInfo":
     import asyncio
 
     from meshd.build.native import build
 
-    def show(progress: "BuildProgress") -> None:
-        share = progress.done / progress.total if progress.total else None
-        out.progress(f"{progress.stage}: {progress.text}" if progress.text else str(progress.stage), share)
-
     source = expanded(args.source) if args.source else None
-    return asyncio.run(build(cache, backend=args.backend, source=source, progress=show))
+    return asyncio.run(build(cache, backend=args.backend, source=source, progress=_show(out)))
 
 
 def _find(paths: Paths, backend: str) -> "NativeInfo":

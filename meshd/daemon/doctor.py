@@ -1,10 +1,12 @@
-"""The checks of `meshd doctor` on this machine: home, native part, devices. They take some seconds."""
+"""The checks of `meshd doctor` on this machine: folders, native part, devices. They take some seconds."""
 
 import asyncio
 import os
 import shutil
+import sys
+import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,24 +14,25 @@ from typing import Literal
 from meshd.base.errors import MeshdError, UserError
 from meshd.base.resource_limits import memory_limit
 from meshd.base.units import in_bytes, in_memory
-from meshd.build.machine import GPU_PAGE, has_nvidia_gpu, need_compiler, need_tools
+from meshd.build.machine import need_compiler, need_tools
 from meshd.build.pin import read_pin
 from meshd.build.wheel import installed_wheel
 from meshd.config.tree import Config
+from meshd.daemon.build_choice import TriedBuild, choose, try_build
 from meshd.daemon.native_check import check_native
-from meshd.daemon.role_runtime import find_native
-from meshd.devices.device_trial import DeviceTrials
-from meshd.devices.devices import list_devices
-from meshd.devices.interface import NativeBuild, RolePaths
-from meshd.model.operations import USUAL
+from meshd.daemon.role_runtime import machine_id, natives_here
+from meshd.daemon.unused_gpus import NEWEST_SM, explain, gather_facts
+from meshd.devices.interface import NativeBuild
 from meshd.process.run import run_to_end
 from meshd.rpc.mesh_protocol import VERSION
+from meshd.wire.lease import OfferedDevice
 from meshd.wire.native import UNKNOWN
 
 UNFIT_HINT = "try another driver; a model that needs fewer operations may still run on it"
 HOME_HINT = "free space on that disk, check its owner and that it is mounted read-write, or set MESHD_HOME"
 WHEEL_HINT = "install the wheel of meshd-native that belongs to this meshd, by its file, or uninstall it"
-GPU_HINT = f"run `meshd native build --backend cuda`; {GPU_PAGE}"
+CACHE_HINT = "free space there, check its owner and how it is mounted, or set MESHD_CACHE to another folder"
+INSTALLS_HINT = "remove one of them: `pipx uninstall meshd`, `uv tool uninstall meshd`, or the folder `.venv`"
 TRIED_BYTES = 64 << 10  # what a node writes at once is less, mostly
 UNKNOWN_HINT = "it works if it was built of commit {}; build it in a clone of llama.cpp to be sure"
 State = Literal["ok", "warning", "error"]
@@ -47,13 +50,38 @@ class Finding:
 
 def look(config: Config) -> list[Finding]:
     """Check everything, for a command. Raises UserError if the pin cannot be read."""
-    found = [_home(config.paths.home), *_build(config), *_limits()]
+    folders = [*_installs(), _home(config.paths.home), *_cache(config.paths.cache)]
     try:
-        native = find_native(config.paths)
-    except UserError:
-        return found  # reported already
+        natives = natives_here(config.paths)
+    except UserError as error:
+        return [*folders, *_not_built(error), *_wheel(), *_limits()]
     with tempfile.TemporaryDirectory(prefix="meshd-doctor-") as logs:
-        return [*found, *asyncio.run(_native(native, Path(logs)))]
+        used, found = asyncio.run(_native(natives, Path(logs)))
+    return [*folders, _build(used), *_wheel(), *_limits(), *found]
+
+
+def _installs() -> Iterator[Finding]:
+    """Report that `meshd` in PATH is another installation than this one."""
+    folders = (sysconfig.get_path("scripts"), str(Path(sys.executable).parent))
+    ours = [path for folder in folders if (path := Path(folder) / "meshd").is_file()]
+    there = shutil.which("meshd")
+    if ours and there and Path(there).resolve() not in [path.resolve() for path in ours]:
+        what = f"two installations: this one is `{ours[0]}`, and PATH has `{there}`"
+        yield Finding("installation", "warning", what, INSTALLS_HINT)
+
+
+def _cache(cache: Path) -> Iterator[Finding]:
+    """Report a cache that cannot be written, or whose programs cannot be started."""
+    place = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    try:
+        _write_some(place)
+    except OSError as error:
+        why = (error.strerror or type(error).__name__).lower()
+        yield Finding("cache", "error", f"`{cache}` cannot be written: {why}", CACHE_HINT)
+    else:
+        if os.statvfs(place).f_flag & getattr(os, "ST_NOEXEC", 0):
+            what = f"`{cache}` is mounted noexec: programs that are built there cannot be started"
+            yield Finding("cache", "warning", what, CACHE_HINT)
 
 
 def _home(home: Path) -> Finding:
@@ -80,61 +108,92 @@ def _write_some(folder: Path) -> None:
         Path(name).unlink()
 
 
-def _build(config: Config) -> Iterator[Finding]:
-    try:
-        native = find_native(config.paths)
-    except UserError as error:
-        yield _fault("llama.cpp", error)
-        for name, look in (("compiler", need_compiler), ("build tools", need_tools)):
-            try:
-                look()
-            except UserError as missing:
-                yield _fault(name, missing)
-        yield from _wheel(None)
-        return
+def _not_built(error: UserError) -> Iterator[Finding]:
+    yield _fault("llama.cpp", error)
+    for name, look in (("compiler", need_compiler), ("build tools", need_tools)):
+        try:
+            look()
+        except UserError as missing:
+            yield _fault(name, missing)
+
+
+def _build(native: NativeBuild) -> Finding:
     # others' builds are checked below
     build = "built by others" if native.version.pin == UNKNOWN else native.version.pin[:12]
     what = f"{build}, with meshd's backend ({native.version.protocol})"
     where = native.llama_server.parent
-    if native.version.pin not in (read_pin().commit, UNKNOWN):
-        yield Finding(
-            "llama.cpp",
-            "warning",
-            f"{what}, in {where}: not the version that this meshd was made for",
-            "run `meshd native build`, and omit --native-bin",
-        )
-    else:
-        yield Finding("llama.cpp", "ok", f"{what}, in {where}")
-    yield from _wheel(where)
+    if native.version.pin in (read_pin().commit, UNKNOWN):
+        return Finding("llama.cpp", "ok", f"{what}, in {where}")
+    what = f"{what}, in {where}: not the version that this meshd was made for"
+    return Finding("llama.cpp", "warning", what, "run `meshd native build`, and omit --native-bin")
 
 
-def _wheel(in_use: Path | None) -> Iterator[Finding]:
-    """Report a meshd-native that is not used, or used where a build for CUDA would be faster."""
+def _wheel() -> Iterator[Finding]:
+    """Report a meshd-native that cannot be used."""
     wheel = installed_wheel()
     if wheel is None:
         return
     if fault := wheel.fault(read_pin()):
         yield Finding("meshd-native", "warning", f"not used: {fault}", WHEEL_HINT)
-    elif in_use == wheel.bin_dir and has_nvidia_gpu():
-        what = "has no CUDA, and this machine has an NVIDIA GPU"
-        yield Finding("meshd-native", "warning", what, GPU_HINT)
 
 
-async def _native(native: NativeBuild, logs: Path) -> list[Finding]:
-    found = await look_at_programs(native, logs)
-    try:
-        log = logs / "devices.log"
-        devices = await list_devices(native.mesh_server, machine="", run_to_end=run_to_end, log=log)
-        device_trials = DeviceTrials(native, run_to_end, RolePaths(logs=logs, sockets=logs), machine="")
-        for device, why in zip(devices, await device_trials.unfit(devices, USUAL, _silent), strict=True):
-            free, total = in_memory(device.free_bytes), in_memory(device.total_bytes)
-            what = f"{device.name}, {free} of {total} free"
-            if why:
-                found.append(Finding("device", "error", f"{what}: {why}", UNFIT_HINT))
-            else:
-                found.append(Finding("device", "ok", what))
-    except MeshdError as error:
-        found.append(_fault("device", error))
+async def _native(natives: Sequence[NativeBuild], logs: Path) -> tuple[NativeBuild, list[Finding]]:
+    """Try the devices of all builds; return the one to use with its findings, and why others are not used."""
+    machine = machine_id(b"")
+    tried = [await try_build(native, run_to_end, logs, machine=machine) for native in natives]
+    used = choose(tried)
+    found = await look_at_programs(used.native, logs)
+    if used.why_not:
+        found.append(Finding("device", "error", used.why_not, used.hint))
+    for one in used.devices:
+        what = _memory(one.device)
+        if one.why_unfit:
+            found.append(Finding("device", "error", f"{what}: {one.why_unfit}", UNFIT_HINT))
+        elif one.device.name in used.slower:
+            found.append(Finding("device", "ok", f"{what}: not used, as it is a faster one's card"))
+        else:
+            found.append(Finding("device", "ok", f"{what}{_speed(one.weight_bytes_s)}"))
+    found += [Finding("device", "ok", _memory(device)) for device in used.others]
+    found += [_lost(one, used) for one in tried if one is not used]
+    return used.native, [*found, *await _gpus(used, logs)]
+
+
+def _memory(device: OfferedDevice) -> str:
+    return f"{device.name}, {in_memory(device.free_bytes)} of {in_memory(device.total_bytes)} free"
+
+
+def _speed(weight_bytes_s: float) -> str:
+    return f", reads weights at {in_bytes(weight_bytes_s)}/s" if weight_bytes_s else ""
+
+
+def _lost(build: TriedBuild, used: TriedBuild) -> Finding:
+    """Report a build that is not used."""
+    what = f"`{build.native.mesh_server.parent}` is not used"
+    if build.why_not:
+        return Finding("build", "warning", f"{what}: {build.why_not}", build.hint)
+    if build.best is None:
+        unfit = "; ".join(f"{one.device.name}: {one.why_unfit}" for one in build.devices)
+        return Finding("build", "warning", f"{what}: {unfit}", UNFIT_HINT)
+    if not (build.best.weight_bytes_s and used.best is not None and used.best.weight_bytes_s):
+        return Finding("build", "ok", f"{what}: its devices could not be timed now")
+    times = used.best.weight_bytes_s / build.best.weight_bytes_s
+    return Finding("build", "ok", f"{what}: {build.best.device.name} there takes {times:.1f} times as long")
+
+
+async def _gpus(used: TriedBuild, logs: Path) -> list[Finding]:
+    """Report GPUs that this build cannot use, or only after its driver has compiled for them."""
+    listed = [one.device.name for one in used.devices]
+    facts = await gather_facts(run_to_end, logs / "cuda.log")
+    found = [
+        Finding("gpu", "warning", fault.what, fault.hint)
+        for fault in explain(facts, listed, used.native.backends)
+    ]
+    newest = max(facts.cuda.kinds, default=0) if facts.cuda is not None else 0
+    if newest > NEWEST_SM and "cuda" in used.native.backends:
+        what = (
+            "the GPU is newer than these programs: at the first start, its driver compiles for some minutes"
+        )
+        found.append(Finding("gpu", "ok", what))
     return found
 
 
@@ -157,10 +216,6 @@ async def look_at_programs(native: NativeBuild, logs: Path) -> list[Finding]:
         return [Finding("backend", "warning", what, UNKNOWN_HINT.format(pin.commit[:9]))]
     what = f"version {VERSION}; `{native.llama_server}` loads `{native.module}`"
     return [Finding("backend", "ok", what)]
-
-
-async def _silent(_text: str) -> None:
-    """Ignore progress."""
 
 
 def _fault(name: str, error: MeshdError) -> Finding:

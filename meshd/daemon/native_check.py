@@ -18,6 +18,7 @@ from meshd.base.tasks import Owner, first_error
 from meshd.build.interface import MESH_MODULE, MESH_PROGRAM
 from meshd.build.pin import Pin
 from meshd.devices.command_lines import mesh_trial_environment
+from meshd.devices.devices import missing_library
 from meshd.devices.interface import NativeBuild
 from meshd.devices.trial_cache import TrialCache, trial_key
 from meshd.process.handover import ReportPipe
@@ -251,7 +252,8 @@ async def _said(
         raise UserError(what, hint=MESH_BUILD) from None
     if ended.code != 0:
         end = f"exit code {ended.code}" if ended.signal is None else f"signal {ended.signal}"
-        raise UserError(f"`{program} {' '.join(words)}` failed ({end}): {_last(lines)}", hint=MESH_BUILD)
+        hint = missing_library(lines) or MESH_BUILD
+        raise UserError(f"`{program} {' '.join(words)}` failed ({end}): {_last(lines)}", hint=hint)
     return lines
 
 

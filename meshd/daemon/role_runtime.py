@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from meshd.admin.socket_path import socket_folder
@@ -16,9 +16,10 @@ from meshd.base.errors import UserError
 from meshd.base.other_process import is_stopped, work_of
 from meshd.base.wakeful_loop import AUTO
 from meshd.build import native as native_build
-from meshd.build.interface import LLAMA_SERVER, MESH_MODULE, MESH_PROGRAM
+from meshd.build.interface import LLAMA_SERVER, MESH_MODULE, MESH_PROGRAM, NativeInfo
 from meshd.build.pin import read_pin
 from meshd.config.tree import Config, LinksConfig, Paths
+from meshd.daemon.build_choice import kept_choice
 from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.interface import (
     NativeBuild,
@@ -55,14 +56,24 @@ def find_native(paths: Paths, *, head: bool = True) -> NativeBuild:
 
     Raises UserError without them.
     """
-    named = paths.native_bin
-    if named is not None:
-        info = native_build.read_bin_dir(named, paths.cache, head=head)
-    else:
-        info = native_build.find(paths.cache)
-    if info is None:
-        raise native_build.not_built(NOT_BUILT)
+    natives = natives_here(paths, head=head)
+    return kept_choice(natives, paths.cache, machine=machine_id(b"")) or natives[0]
 
+
+def natives_here(paths: Paths, *, head: bool = True) -> tuple[NativeBuild, ...]:
+    """Return the builds that can be used: the one that the user names, else all. Raises UserError if none."""
+    found: Sequence[NativeInfo | None]
+    if paths.native_bin is not None:
+        found = [native_build.read_bin_dir(paths.native_bin, paths.cache, head=head)]
+    else:
+        found = native_build.candidates(paths.cache)
+    natives = tuple(_native(info) for info in found if info is not None)
+    if not natives:
+        raise native_build.not_built(NOT_BUILT)
+    return natives
+
+
+def _native(info: NativeInfo) -> NativeBuild:
     def program(name: str) -> Path:
         return info.binaries.get(name, info.bin_dir / name)  # a worker starts only mesh-server
 

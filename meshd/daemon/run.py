@@ -28,6 +28,7 @@ from meshd.base.tasks import Owner, first_error
 from meshd.base.wakeful_loop import WakefulLoop, loop_waiting
 from meshd.build.pin import read_pin
 from meshd.config.tree import Config
+from meshd.daemon.build_choice import choose_build
 from meshd.daemon.control import DaemonControl
 from meshd.daemon.join_dialers import enter
 from meshd.daemon.member_node import MemberNode
@@ -36,7 +37,7 @@ from meshd.daemon.models import ModelExchange, gives_unbounded
 from meshd.daemon.native_check import check_native_once
 from meshd.daemon.pausing import Pausing
 from meshd.daemon.role_kind import BuiltRole, ClaimedRole, RoleKind
-from meshd.daemon.role_runtime import find_native, machine_id, make_runtime, native_if_built
+from meshd.daemon.role_runtime import find_native, machine_id, make_runtime, native_if_built, natives_here
 from meshd.daemon.roles import ROLES
 from meshd.daemon.serve_role import import_gateway
 from meshd.daemon.storage import Storage
@@ -264,9 +265,12 @@ class Daemon:
         if not role.needs_native:
             return native_if_built(paths)
         head = role.runs_llama_server
-        native = find_native(paths, head=head)
         if paths.native_bin is None:
-            return native
+            natives = natives_here(paths, head=head)
+            return await choose_build(
+                natives, run_to_end, cache=paths.cache, logs=paths.logs, machine=machine_id(b"")
+            )
+        native = find_native(paths, head=head)
         if native.mesh_server.parent != paths.native_bin.absolute() and not head:
             what = f"no {native.mesh_server.name}; {native.mesh_server} is used"
             LOG.warning("native_bin_lacks", path=str(paths.native_bin), what=what)

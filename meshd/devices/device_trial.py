@@ -58,20 +58,20 @@ class DeviceTrials:
     ) -> tuple[str, ...]:
         """Return for each device why it may not be used for these operations, or an empty string.
 
-        If several devices are one card, the first fit one may be used. `on_progress` is called from time to
-        time while a trial runs. `admit` is called before a device is tried, which takes seconds and makes all
-        others wait; it may raise to refuse the trial.
+        If several devices are one card, the first fit one may be used, or a faster one if that is known.
+        `on_progress` is called from time to time while a trial runs. `admit` is called before a device is
+        tried, which takes seconds and makes all others wait; it may raise to refuse the trial.
         """
-        reasons: list[str] = []
+        reasons: dict[str, str] = {}
         used: list[OfferedDevice] = []
-        for device in devices:
+        for device in sorted(devices, key=lambda device: device.name in self._native.slower):
             if same := twin(device, used):
                 why = self._unfit[device.name] = f"it is the same card as {same}"
             else:
                 why = await self._of(device, operations, on_progress, admit)
-            reasons.append(why)
+            reasons[device.name] = why
             used += [] if why else [device]
-        return tuple(reasons)
+        return tuple(reasons[device.name] for device in devices)
 
     async def _of(
         self,

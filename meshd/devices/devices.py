@@ -12,9 +12,8 @@ from pathlib import Path
 
 from meshd.base.errors import MeshdError, UserError
 from meshd.base.resource_limits import MemoryAllowance, memory_limit
-from meshd.plan.machines import SHARED_MEMORY
 from meshd.process.interface import ChildSpec, RunToEnd
-from meshd.wire.lease import OfferedDevice
+from meshd.wire.lease import SHARED_MEMORY, OfferedDevice
 from meshd.wire.limits import MAX_DEVICES
 
 # no more than an Offer can carry (wire/lease.py): an odd line of a driver must not invalidate the offer
@@ -23,6 +22,8 @@ _LISTED = re.compile(
     r" (?P<total>[0-9]{1,17}) (?P<free>[0-9]{1,17}) (?P<text>.*)$"
 )
 NEARLY_FREE = 0.9  # share of a device's memory: from here on it can hardly become more
+_LACKS_LIBRARY = re.compile(r"error while loading shared libraries: ([\w.+-]{1,80}): cannot open")
+_OF_CUDA = ("libcudart.", "libcublas", "libnvrtc")
 _HALF_ABLE = ("BLAS", "ACCEL", "AMX")  # accelerators that lack operations: never used alone
 
 
@@ -144,6 +145,18 @@ async def list_machine(
         shown = " | ".join(ended.tail[-3:])
         raise MeshdError(
             f"`{program.name}` lists no devices: {shown}",
-            hint="run `meshd native build`",
+            hint=missing_library(ended.tail) or "run `meshd native build`",
         )
     return devices
+
+
+def missing_library(lines: Sequence[str]) -> str:
+    """Return what helps if the loader has refused a program for a library that is not there; else ""."""
+    for line in lines:
+        if found := _LACKS_LIBRARY.search(line):
+            if found[1] == "libcuda.so.1":
+                return "install NVIDIA's driver (a container: start it with `--gpus all`)"
+            if found[1].startswith(_OF_CUDA):  # the folder of links leads nowhere, or a toolkit was removed
+                return "run `meshd native build --backend cuda`, which finds NVIDIA's libraries again"
+            return f"install `{found[1]}`, or build again on this machine"
+    return ""

@@ -34,7 +34,7 @@ class NativeBuild:
     """The programs in use: a head's llama-server and the module that it loads, a worker's mesh-server.
 
     `plain_rpc`: the version of llama.cpp's own protocol, which that llama-server speaks to rpc-servers
-    without meshd.
+    without meshd. `slower`: the names of devices that are the same card as a faster one.
     """
 
     llama_server: Path
@@ -42,6 +42,15 @@ class NativeBuild:
     module: Path
     version: NativeVersion
     plain_rpc: str
+    slower: tuple[str, ...] = ()
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """List what it computes on: the backend linked into its programs, and modules beside them."""
+        modules = (
+            path.stem.removeprefix("libggml-") for path in self.mesh_server.parent.glob("libggml-*.so")
+        )
+        return tuple(dict.fromkeys((self.version.backend, *sorted(modules))))
 
 
 class Tunnel(Protocol):
@@ -79,7 +88,7 @@ class TunnelRequest:
     asks: bool = False
     """The peer asks, or sends unasked-for data (base.wakeful_loop.Conversation)."""
     local: bool = False
-    """Offer a direct connection if the peer is on this machine (tunnel/local_way.py)."""
+    """Offer a direct connection if the peer is on this machine (base/local_way.py)."""
 
 
 class Join(Protocol):
@@ -176,7 +185,7 @@ class Tunnels:
     always_compressed: bool = False
     """Compress on any path, because the user asks for it."""
     local: bool = False
-    """Connect directly to nodes on this machine (tunnel/local_way.py)."""
+    """Connect directly to nodes on this machine (base/local_way.py)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from meshd.peer.messages import MessageStream
 from meshd.rpc.absent_weights import AbsentWeights
 from meshd.rpc.mesh_head_view import MeshHeadView
 from meshd.rpc.reading_budget import NodeReading
+from meshd.tunnel.interface import LISTEN_LOCAL
 from meshd.wire.lease import (
     LEASE_SERVICE,
     RPC_SERVICE,
@@ -97,6 +98,11 @@ class Lease:
     def is_here(self) -> bool:
         """Return True if its worker is on this machine: what is between us is no line."""
         return any(peer.peer == self.peer and peer.is_here for peer in self._mesh.peers())
+
+    @property
+    def is_direct(self) -> bool:
+        """Return True if its tunnel goes past the link, from process to process on this machine."""
+        return self.tunnel is not None and self.tunnel.status.listen == LISTEN_LOCAL
 
     @property
     def sent_bytes(self) -> int:

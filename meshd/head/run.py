@@ -463,8 +463,8 @@ class Run:
         # Of drafts that the user configures it is not known whether this release supports them.
         adds = worker.has_top_k and not read_llama_args(self._model.options.llama_args).speculation
         drafts = self._history.speculation.drafts.longest > 0
-        is_here = any(lease.is_here for lease in self._leases.held if lease.name == worker.node)
-        least = FEW_TOKENS if is_here else 0
+        is_direct = any(lease.is_direct for lease in self._leases.held if lease.name == worker.node)
+        least = FEW_TOKENS if is_direct else 0
         vocabulary = self._model.layers.widths.vocabulary
         return DeviceSampling(settings, vocabulary, adds=adds, drafts=drafts, least=least)
 

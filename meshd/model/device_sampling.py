@@ -21,8 +21,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# For a chain of samplers llama-server reserves its graphs anew with each request, which takes some
-# milliseconds (decision 0038). On one machine that is what as many tokens save.
+# For a chain of samplers llama-server reserves its graphs anew: with the request and, if the next one has
+# none, after it (decision 0038). Past the link, on one machine, that takes as long as so many tokens save.
 FEW_TOKENS = 24
 MOST_CANDIDATES = 256  # 2 kB per token; with more candidates, all logits may be smaller
 MOST_PENALIZED = 256  # tokens that penalties look back at: their ids are sent for each token
@@ -114,7 +114,8 @@ class DeviceSampling:
         if not self.adds or "backend_sampling" in request or own.get("backend_sampling") is not False:
             return {}  # the request or the options decide
         values = _Values(own, request)
-        if any(0 <= values.number(name) < self.least for name in _LENGTHS):
+        lengths = request if any(request.get(name) is not None for name in _LENGTHS) else own
+        if any(0 <= _number(lengths, name) < self.least for name in _LENGTHS):
             return {}
         # Its properties say "none" whatever it was started with: only a release that says more is believed.
         speculates = self.drafts or own.get("speculative.types") != "none"
@@ -143,8 +144,12 @@ class _Values:
 
     def number(self, name: str) -> int | float:
         """Return the number, or NaN, which equals nothing, for anything else."""
-        value = self._request.get(name, self._own.get(name))
-        return value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+        return _number(self._request if name in self._request else self._own, name)
+
+
+def _number(values: Mapping[str, object], name: str) -> int | float:
+    value = values.get(name)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
 
 def _is_on(value: object) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from meshd.base import log
 from meshd.base.errors import Broken, MeshdError, RemoteProtocolError, UserError
 from meshd.base.fault_boundary import Contained, Fault, contained
+from meshd.base.machine_sleep import boot_seconds, watch_sleep
 from meshd.base.peer_limits import TABLED_ADMITTED, TABLED_PEERS
 from meshd.base.tasks import Owner
 from meshd.identity import naming
@@ -33,7 +34,7 @@ from meshd.peer.interface import (
 )
 from meshd.peer.limits import DialRates
 from meshd.peer.news import News
-from meshd.peer.node import Node, Service, boot_seconds, watch_sleep
+from meshd.peer.node import Node, Service
 from meshd.peer.peer import Peer
 from meshd.peer.presence import MemberPresence, in_order
 from meshd.peer.presence_gossip import Signer

@@ -1,8 +1,4 @@
-"""The state that all peer connections share: identity, services, bans, limits, clocks.
-
-During a suspend the monotonic clock stops, so code that counts seconds does not notice. The clock
-since boot continues, and their difference is the sleep. A stopped process (SIGSTOP) sees monotonic time jump.
-"""
+"""The state that all peer connections share: identity, services, bans, limits."""
 
 import asyncio
 import time
@@ -29,8 +25,6 @@ from meshd.wire.native import NativeVersion
 from meshd.wire.netfacts import NetFacts
 
 LOG = log.get("peer")
-CLOCK_LOOK_SECONDS = 2.0  # between two checks of the clocks
-SLEPT_LEAST = 5.0  # seconds; a busy machine is late by less
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,21 +201,3 @@ class Node:
         while self.version == seen:
             await self._changed.wait()
         return self.version
-
-
-def boot_seconds() -> float:
-    """Return the seconds since boot, including suspends if the system tells (Linux)."""
-    clock = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if clock is None else time.clock_gettime(clock)
-
-
-async def watch_sleep(woke: Callable[[float], None], *, boot: Callable[[], float] = boot_seconds) -> None:
-    """Call `woke` with the seconds slept after each sleep of SLEPT_LEAST or more, until cancelled."""
-    loop = asyncio.get_running_loop()
-    while True:
-        since, booted = loop.time(), boot()
-        await asyncio.sleep(CLOCK_LOOK_SECONDS)
-        ran = loop.time() - since
-        slept = max(boot() - booted, ran) - CLOCK_LOOK_SECONDS
-        if slept >= SLEPT_LEAST:
-            woke(slept)

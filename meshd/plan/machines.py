@@ -26,9 +26,8 @@ from meshd.plan.by_memory import share_out
 from meshd.plan.reasons import Absence, ByMemory, NoFreeMemory, NotMeasured, Reported, SameCard, SameMemory
 from meshd.plan.split import NoSplit
 from meshd.plan.wishes import HeadOptions
-from meshd.wire.lease import OfferedDevice, WorkerOffer
+from meshd.wire.lease import SHARED_MEMORY, OfferedDevice, WorkerOffer
 
-SHARED_MEMORY = "memory"  # in place of a card: a GPU without memory of its own
 _AS_MUCH = 0.8  # of the memory that is most: what nodes of one machine see of a card is rarely the same
 Held = Mapping[tuple[str, str], int]
 """Bytes by node and device."""

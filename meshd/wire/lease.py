@@ -89,11 +89,15 @@ class Acquire(Message, tag="acquire"):
     marks: Marks = b""
 
 
+SHARED_MEMORY = "memory"  # in place of a card: a GPU without memory of its own
+
+
 @dataclass(frozen=True, slots=True)
 class OfferedDevice:
     """A device of a lease. `kind` is `cpu` or `gpu`; memory in bytes, as the program reports it.
 
-    `card` is the same for all devices of the mesh that are one card, and says nothing else; empty: unknown.
+    `card` is the same for all devices of the mesh that are one card, and says nothing else but for
+    SHARED_MEMORY; empty: unknown.
     """
 
     name: Annotated[str, Text(64, in_letters=True)]

@@ -32,9 +32,9 @@ class Venv:
     def python(self) -> Path:
         return self.folder / "bin/python"
 
-    def meshd(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def meshd(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         home = {"MESHD_HOME": str(self.folder / "home"), "MESHD_CACHE": str(self.folder / "cache")}
-        return _run([self.python, "-m", "meshd", *arguments], PYTHONPATH=str(ROOT), **home)
+        return _run([self.python, "-m", "meshd", *arguments], PYTHONPATH=str(ROOT), **home, **environ)
 
     def pip(self, *arguments: str | Path) -> None:
         done = _run([sys.executable, "-m", "pip", "--python", self.folder, "-q", *arguments])
@@ -62,7 +62,7 @@ def venv(tmp_path: Path) -> Venv:
     return Venv(folder, site)
 
 
-def _packed(folder: Path, pin: Pin) -> Path:
+def packed(folder: Path, pin: Pin) -> Path:
     built = folder / "built"
     built.mkdir(parents=True)
     for file in (*PROGRAMS, *LIBRARIES):
@@ -78,7 +78,7 @@ def _files(folder: Path) -> set[str]:
 
 def test_it_is_found_once_installed_and_leaves_nothing(venv: Venv, tmp_path: Path) -> None:
     before = _files(venv.folder)
-    venv.pip("install", "--no-deps", "--no-index", "--no-compile", _packed(tmp_path / "dist", read_pin()))
+    venv.pip("install", "--no-deps", "--no-index", "--no-compile", packed(tmp_path / "dist", read_pin()))
     shown = venv.meshd("native", "info", "--json")
     assert shown.returncode == 0, shown.stderr
     info = json.loads(shown.stdout)
@@ -93,7 +93,7 @@ def test_it_is_found_once_installed_and_leaves_nothing(venv: Venv, tmp_path: Pat
 
 def test_one_of_other_sources_is_named_and_not_used(venv: Venv, tmp_path: Path) -> None:
     other = replace(read_pin(), sources_sha256="f" * 64)
-    venv.pip("install", "--no-deps", "--no-index", "--no-compile", _packed(tmp_path / "dist", other))
+    venv.pip("install", "--no-deps", "--no-index", "--no-compile", packed(tmp_path / "dist", other))
     shown = venv.meshd("native", "info")
     assert shown.returncode == 1
     assert "hint: install the meshd-native of this meshd" in shown.stderr

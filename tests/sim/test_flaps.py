@@ -5,9 +5,9 @@ import gc
 import tracemalloc
 
 import pytest
+from meshd.base.machine_sleep import CLOCK_LOOK_SECONDS, SLEPT_LEAST, watch_sleep
 from meshd.link.interface import LinkKind
 from meshd.peer.interface import PeerState
-from meshd.peer.node import CLOCK_LOOK_SECONDS, SLEPT_LEAST, watch_sleep
 
 from tests.sim.echo import exchange, serve_echo
 from tests.sim.loop import VirtualLoop, run

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from meshd.base.tasks import Owner
 from meshd.link.net import local_addresses
 from meshd.link.net.stun import ASK_SECONDS, bound_socket, tcp_mapping
-from meshd.link.tcp.connect import limit_segments
+from meshd.link.tcp.options import limit_segments
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable
 from meshd.wire.punching import MAX_PUNCH_CANDIDATES

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from meshd.base.errors import Broken, Closed, CutOff, EndOfStream, MeshdError, RemoteProtocolError
 from meshd.link.buffered_pipe import MAX_SEND_BYTES, SEND_HIGH_BYTES, BufferedPipe
 from meshd.link.secure.tls import MAX_HANDSHAKE_BYTES, TlsEngine
-from meshd.link.tcp.lent_space import LentSpace
 from meshd.link.tcp.options import tune
 from meshd.wire.limits import MAX_FRAME_BYTES, MAX_UNPROVEN_BYTES
 from meshd.wire.stun import Endpoint, StreamAnswers
@@ -28,6 +27,30 @@ _CALM_BYTES = 16 << 10  # until then, and after so many
 _CALM_READS = 1000  # smaller ones in a row
 _LENT_SHARE = 4  # a chunk that fills less than this part of the buffer is copied: a view would keep all of it
 _CHUNK_COST = 128  # what a waiting chunk costs beside its bytes, so that tiny ones are bounded too
+
+
+class LentSpace:
+    """A buffer of `size` bytes for what is received, used again once nobody holds a view of it.
+
+    Bytes that are consumed at once cost neither a copy nor new memory. Python counts the views of a buffer:
+    if one is still held when the buffer is opened again, the next bytes go to new memory, and the view keeps
+    its content.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._bytes = bytearray(size)
+
+    def __len__(self) -> int:
+        return len(self._bytes)
+
+    def open(self) -> memoryview:
+        """Return the whole buffer, writable. Views that are still held keep their content."""
+        try:
+            self._bytes.pop()  # raises while there are views: a buffer cannot change its size then
+            self._bytes.append(0)
+        except BufferError:
+            self._bytes = bytearray(len(self._bytes))
+        return memoryview(self._bytes)
 
 
 class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):

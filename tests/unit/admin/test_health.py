@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from meshd.admin.health import examine
-from meshd.admin.status import ChildView, MeshView, PeerView, Status
+from meshd.admin.status import ChildView, DeviceView, MeshView, PeerView, Status
 from meshd.link.transport import LinkKind
 from meshd.model.status import ModelState, NetworkTensor, Speeds, StoreStatus
 from meshd.rendezvous.interface import MdnsStatus
@@ -15,6 +15,9 @@ from .codes import warning_codes
 from .fake import LINK, MODEL, PEER, full_status
 
 NATIVE = NativeVersion("mesh 4", "pin", "sources", "cpu")
+VULKAN = DeviceView(
+    name="Vulkan0", kind="gpu", description="NVIDIA T4", free_bytes=1, total_bytes=2, listed_s=0.0
+)
 RELAYED = replace(LINK, kind=LinkKind.RELAY, path="relayed")
 Change = Callable[[Status], Status]
 
@@ -45,6 +48,10 @@ def codes(status: Status, **more: object) -> list[str]:
     return [warning.code for warning in ask(status, **more).warnings]
 
 
+def test_vulkan_is_right_for_other_cards() -> None:
+    assert codes(replace(calm(), devices=(replace(VULKAN, description="AMD Radeon"),))) == []
+
+
 def unused(change: Change) -> Change:
     """The same, and no model is served with the help of that peer."""
     return lambda status: replace(change(status), tunnels=())
@@ -68,6 +75,7 @@ CASES: list[tuple[str, Change]] = [
     ("model_slow", model(measured=Speeds(20.0, 9.9), predicted=Speeds(30.0, 20.0))),
     ("model_waiting", model(state="waiting", reason="1 more worker")),
     ("weights_not_kept", lambda status: replace(status, store=StoreStatus("/c/t", 0, 0, 0, "no space"))),
+    ("no_cuda", lambda status: replace(status, devices=(VULKAN,))),
 ]
 
 

@@ -64,6 +64,7 @@ def test_a_backend_is_asked_for(
 ) -> None:
     """And no other, so that the tree's own defaults decide nothing; every build has RPC and is static."""
     monkeypatch.setattr(build_compile, "find_nvcc", lambda: Path("/opt/cuda/bin/nvcc"))
+    monkeypatch.delenv("CUDAARCHS", raising=False)
     tree = _tools(tmp_path, monkeypatch, cmake="echo $@ > args", ninja="exit 0")
     work = compile_tree(tree, backend=backend, targets=["x"], progress=lambda step: None)
     asyncio.run(work)
@@ -72,6 +73,26 @@ def test_a_backend_is_asked_for(
     others = ("GGML_METAL", "GGML_CUDA", "GGML_VULKAN", "GGML_HIP", "CMAKE_CUDA")
     assert {one for one in arguments - options if one.removeprefix("-D").startswith(others)} == set()
     assert {"-DGGML_RPC=ON", "-DBUILD_SHARED_LIBS=OFF"} <= arguments
+
+
+def test_without_a_toolkit_nvidias_packages_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def made(packages: Path, native: Path, log: Path) -> Path:
+        assert (packages, native, log) == (Path("/site"), tmp_path, tmp_path / "tree/build.log")
+        return Path("/made")
+
+    monkeypatch.setattr(build_compile, "find_nvcc", lambda: None)
+    monkeypatch.setattr(build_compile, "find_packages", lambda: Path("/site"))
+    monkeypatch.setattr(build_compile, "make_toolkit", made)
+    monkeypatch.setenv("CUDAARCHS", "90")
+    tree = _tools(tmp_path, monkeypatch, cmake="echo $@ > args", ninja="exit 0")
+    asyncio.run(compile_tree(tree, backend="cuda", targets=["x"], progress=lambda step: None))
+    arguments = set((tree.folder / "args").read_text().split())
+    wanted = {
+        "-DCMAKE_CUDA_COMPILER=/made/bin/nvcc",
+        "-DCUDAToolkit_ROOT=/made",
+        "-DCMAKE_CUDA_ARCHITECTURES=90",
+    }
+    assert wanted <= arguments
 
 
 @pytest.mark.parametrize(

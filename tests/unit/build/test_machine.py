@@ -35,12 +35,16 @@ def test_the_kind_of_this_machine_is_stable() -> None:
 def test_auto_is_the_best_that_can_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(machine, "find_nvcc", lambda: None)
+    monkeypatch.setattr(machine, "find_packages", lambda: None)
     assert machine.resolve_backend("auto") == "cpu"
     monkeypatch.setattr(machine, "find_nvcc", lambda: Path("/nvcc"))
     monkeypatch.setattr(machine, "has_nvidia_gpu", lambda: False)
     assert machine.resolve_backend("auto") == "cpu", "a toolkit without a card is no reason for CUDA"
     monkeypatch.setattr(machine, "has_nvidia_gpu", lambda: True)
     assert machine.resolve_backend("auto") == "cuda"
+    monkeypatch.setattr(machine, "find_nvcc", lambda: None)
+    monkeypatch.setattr(machine, "find_packages", lambda: Path("/site/nvidia/cu13"))
+    assert machine.resolve_backend("auto") == "cuda", "NVIDIA's packages will do"
     monkeypatch.setattr(sys, "platform", "darwin")
     assert machine.resolve_backend("auto") == "metal"
     assert machine.resolve_backend("cpu") == "cpu"
@@ -118,6 +122,7 @@ def no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", str(tmp_path))
     needed = {name: (program, variables, ()) for name, (program, variables, _) in machine._NEEDED.items()}
     monkeypatch.setattr(machine, "_NEEDED", needed)
+    monkeypatch.setattr(machine, "find_packages", lambda: None)
     for _, variables, _ in needed.values():
         for name in variables:
             monkeypatch.delenv(name, raising=False)
@@ -139,6 +144,14 @@ def test_what_a_gpu_needs_is_missed_before_the_build(
     monkeypatch.delenv(variable)
     _put(no_gpu, program)
     machine.need_backend(backend)
+
+
+def test_nvidias_packages_are_a_toolkit(no_gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError) as caught:
+        machine.need_backend("cuda")
+    assert "pip install '.[cuda-build]'" in caught.value.hint
+    monkeypatch.setattr(machine, "find_packages", lambda: no_gpu)
+    machine.need_backend("cuda")
 
 
 def test_a_cpu_needs_no_more_than_compilers(no_gpu: Path) -> None:

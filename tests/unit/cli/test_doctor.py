@@ -12,14 +12,17 @@ from meshd.admin.status import HealthWarning
 from meshd.base.resource_limits import MemoryAllowance
 from meshd.build.pin import read_pin
 from meshd.daemon.doctor import look_at_programs
+from meshd.model.operations import USUAL
 
 from tests.process.failing_disk import failing
 from tests.unit.admin.fake import FakeControl, full_status
 from tests.unit.build.stored import install_wheel
 from tests.unit.daemon.mesh_programs import named_programs, says
+from tests.unit.daemon.test_build_choice import script
 
 from .shell import meshd, refused
 
+LACKS = "error while loading shared libraries: libcuda.so.1: cannot open shared object file: No such file"
 FINDINGS = list[dict[str, str]]
 
 
@@ -47,32 +50,40 @@ def test_a_memory_limit_of_this_node_is_told(home: Path, monkeypatch: pytest.Mon
     assert found["what"] == "700 MiB, 640 MiB free (`/sys/fs/cgroup`)"
 
 
-@pytest.mark.parametrize(
-    ("sources", "gpu", "state", "what"),
-    [
-        (read_pin().sources_sha256, False, "", ""),
-        (read_pin().sources_sha256, True, "warning", "this machine has an NVIDIA GPU"),
-        ("f" * 64, True, "warning", "not used: it has llama.cpp"),
-    ],
-)
-def test_a_wheel_that_is_not_used_or_not_the_best(
-    home: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    sources: str,
-    gpu: bool,
-    state: str,
-    what: str,
+@pytest.mark.parametrize(("sources", "state"), [(read_pin().sources_sha256, ""), ("f" * 64, "warning")])
+def test_a_wheel_that_is_not_used_is_named(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sources: str, state: str
 ) -> None:
     del home
     monkeypatch.syspath_prepend(tmp_path)
     install_wheel(tmp_path, sources=sources)
-    monkeypatch.setattr("meshd.daemon.doctor.has_nvidia_gpu", lambda: gpu)
     (build,) = [one for one in _findings()[1] if one["name"] == "llama.cpp"]
-    assert build["state"] == ("ok" if sources == read_pin().sources_sha256 else "error")
+    assert build["state"] == ("error" if state else "ok")
     found = [one for one in _findings()[1] if one["name"] == "meshd-native"]
     assert [one["state"] for one in found] == ([state] if state else [])
-    assert all(what in one["what"] and one["hint"] for one in found)
+    assert all("not used: it has llama.cpp" in one["what"] and one["hint"] for one in found)
+
+
+def test_builds_that_lost_are_named_with_the_reason(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del home
+    natives = (
+        script(tmp_path / "old", "CUDA0", 1, listing=f"echo '{LACKS}' >&2; exit 127"),
+        script(tmp_path / "cuda", "CUDA0", 1, trial=f"wrong {USUAL[0]} 1.0 0.1"),
+        script(tmp_path / "vulkan", "Vulkan0", 1_000_000),
+        script(tmp_path / "cpu", "CPU", 3_000_000),
+    )
+    monkeypatch.setattr("meshd.daemon.doctor.natives_here", lambda paths: natives)
+    found = [one for one in _findings()[1] if one["name"] in ("build", "device")]
+    assert [(one["name"], one["state"]) for one in found] == [
+        ("device", "ok"), ("build", "warning"), ("build", "warning"), ("build", "ok")
+    ]  # fmt: skip
+    used, old, cuda, cpu = (f"{one['what']}; {one['hint']}" for one in found)
+    assert used.startswith("Vulkan0, ") and "reads weights at" in used
+    assert "old` is not used: `mesh-server` lists no devices" in old and "install NVIDIA's driver" in old
+    assert "cuda` is not used: CUDA0: it computes mul_mat" in cuda and "another driver" in cuda
+    assert "CPU there takes 3.0 times as long" in cpu
 
 
 @pytest.mark.parametrize(

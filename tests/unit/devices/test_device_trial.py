@@ -9,9 +9,8 @@ import pytest
 from meshd.base.peer_limits import TRIALS_ASKED
 from meshd.devices.device_trial import AGAIN_SECONDS, STILL_SECONDS, DeviceTrials
 from meshd.devices.interface import NativeBuild
-from meshd.plan.machines import SHARED_MEMORY
 from meshd.process.interface import Ended
-from meshd.wire.lease import LeaseMessage, Lost, OfferedDevice, Progress, Reserve, WorkerOffer
+from meshd.wire.lease import SHARED_MEMORY, LeaseMessage, Lost, OfferedDevice, Progress, Reserve, WorkerOffer
 
 from tests.unit.head.calls import ACQUIRE, scene
 from tests.unit.head.rig import DEVICE_LINES, GPU_LINE, Bench
@@ -69,6 +68,18 @@ async def test_of_devices_that_are_one_card_the_first_fit_one_is_used(tmp_path: 
         words = (*WORDS, "rope:64:9:64")
         assert (await tried.unfit([first, second], words, silent))[0] == TOLD_WRONG
         assert it.bench.trials[-1] == ("VK0", words), "it may be one driver's fault"
+
+
+async def test_of_devices_that_are_one_card_a_faster_one_is_used(tmp_path: Path) -> None:
+    async with stage(tmp_path) as it:
+        native = replace(it.bench.runtime.native, slower=("GPU0",))
+        tried = device_trials(it.bench, tmp_path, native=native)
+        first, second = replace(GPU, card="a"), replace(GPU, name="VK0", card="a")
+        assert await tried.unfit([CPU, first, second], WORDS, silent) == (
+            "",
+            "it is the same card as VK0",
+            "",
+        )
 
 
 async def test_what_a_device_lacks_is_a_failure(tmp_path: Path) -> None:

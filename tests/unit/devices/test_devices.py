@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import MeshdError, UserError
 from meshd.base.resource_limits import MemoryAllowance
-from meshd.devices.devices import card_of, list_devices, parse_devices, pick, within
-from meshd.plan.machines import SHARED_MEMORY
+from meshd.devices.devices import card_of, list_devices, missing_library, parse_devices, pick, within
 from meshd.process.interface import ChildSpec, Ended
-from meshd.wire.lease import OfferedDevice, WorkerOffer, decode
+from meshd.wire.lease import SHARED_MEMORY, OfferedDevice, WorkerOffer, decode
 from meshd.wire.limits import MAX_DEVICES
 
 MIB = 1 << 20
@@ -105,3 +104,20 @@ def test_a_program_that_lists_nothing_is_an_error() -> None:
 
     with pytest.raises(MeshdError, match=r"lists no devices: one \| error while"):
         asyncio.run(list_devices(Path("mesh-server"), machine="", run_to_end=run_to_end, log=Path("x.log")))
+
+
+@pytest.mark.parametrize(
+    ("library", "hint"),
+    [
+        ("libcuda.so.1", "install NVIDIA's driver (a container: start it with `--gpus all`)"),
+        ("libcublas.so.13", "run `meshd native build --backend cuda`, which finds NVIDIA's libraries again"),
+        ("libgomp.so.1", "install `libgomp.so.1`, or build again on this machine"),
+    ],
+)
+def test_a_library_that_the_loader_lacks(library: str, hint: str) -> None:
+    lines = [
+        "x",
+        f"./p: error while loading shared libraries: {library}: cannot open shared object file: No …",
+    ]
+    assert missing_library(lines) == hint
+    assert missing_library(lines[:1]) == missing_library(()) == ""

@@ -14,7 +14,7 @@ from meshd.model.gguf import Header
 from meshd.model.weights_index import WeightsIndex
 from meshd.process.interface import Child, ChildFailed, ChildSpec, ChildState, ChildStatus
 from meshd.store.interface import HashProgress, LeaseCache, ProgressCallback, WeightsFile
-from meshd.tunnel.interface import TunnelStatus
+from meshd.tunnel.interface import LISTEN_LOCAL, TunnelStatus
 from meshd.wire.needs import Needs
 
 from tests.gguf_bytes import gguf, language_model, parse
@@ -122,10 +122,12 @@ class StubTunnel:
         self.endpoint = asked.endpoint
         self.closed = False
         self.sent = 0
+        self.is_direct = False
 
     @property
     def status(self) -> TunnelStatus:
-        return TunnelStatus(self.asked.peer, "rpc", self.endpoint, 0, self.sent, 0)
+        listen = LISTEN_LOCAL if self.is_direct else "socketpair"
+        return TunnelStatus(self.asked.peer, "rpc", listen, 0, self.sent, 0)
 
     async def serve(self) -> None:
         await asyncio.Event().wait()

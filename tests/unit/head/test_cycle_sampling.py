@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from meshd.gateway.interface import ReadyReport
-from meshd.model.device_sampling import DeviceSampling
+from meshd.model.device_sampling import FEW_TOKENS, DeviceSampling
 from meshd.model.status import ModelState
 
 from tests.sim.loop import until
@@ -44,3 +44,17 @@ async def test_candidates_are_taken_where_a_worker_makes_the_logits(
             assert sampling.vocabulary > 0
         it.llama.die("ended by SIGKILL")
         await until(lambda: sampling_of(it) is None)
+
+
+@pytest.mark.parametrize("is_direct", [True, False])
+async def test_short_requests_take_all_logits_past_the_link_alone(tmp_path: Path, is_direct: bool) -> None:
+    async with scene(tmp_path, devices=("none",), output="worker") as it:
+        it.worker("anna")
+        ready = await held(it)
+        it.bench.tunnels[-1].is_direct = is_direct
+        ready.set_result(ReadyReport(True, "", 0.1, settings=SETTINGS))
+        await it.until(ModelState.READY)
+        sampling = sampling_of(it)
+        assert sampling is not None
+        assert bool(sampling.added_to({"max_tokens": FEW_TOKENS - 1})) is not is_direct
+        assert sampling.added_to({"max_tokens": FEW_TOKENS})

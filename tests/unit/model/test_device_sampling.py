@@ -138,6 +138,9 @@ def test_short_answers_take_all_logits_where_candidates_would_not_pay(name: str)
         assert DeviceSampling(SETTINGS, 50_000).added_to(asked)
     assert sampling.added_to({"prompt": "Hello", name: None})
     assert sampling.added_to({"prompt": "Hello"})
+    short = DeviceSampling({**SETTINGS, "n_predict": 10}, 50_000, least=24)  # as after `-- -n 10`
+    assert not short.added_to({"prompt": "Hello"})
+    assert short.added_to({"prompt": "Hello", name: 1000}), "a request's own length counts first"
 
 
 def test_only_devices_that_are_known_to_sort_a_vocabulary_are_asked() -> None:

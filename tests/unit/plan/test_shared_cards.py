@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 from meshd.model.output import DevicePath
 from meshd.plan.choice import ServingSplit, choose_split, plan_model
-from meshd.plan.machines import SHARED_MEMORY, Machines, NodeOffer, one_for_each_card
+from meshd.plan.machines import Machines, NodeOffer, one_for_each_card
 from meshd.plan.over_offers import remote_device
 from meshd.plan.reasons import LeftOut, SameCard
 from meshd.plan.split import Plan
 from meshd.plan.wishes import HeadOptions
-from meshd.wire.lease import OfferedDevice, WorkerOffer
+from meshd.wire.lease import SHARED_MEMORY, OfferedDevice, WorkerOffer
 
 from tests.unit.plan.split_scene import GIB
 from tests.unit.plan.test_split_choice import MODEL, OPTIONS, WORK, device, speed

@@ -1,6 +1,6 @@
 """A space is used again when nobody looks at it any more, and never before."""
 
-from meshd.link.tcp.lent_space import LentSpace
+from meshd.link.tcp.pipe import LentSpace
 
 
 def test_it_is_used_again_when_no_part_of_it_is_kept() -> None:

@@ -2,7 +2,7 @@
 
 import time
 
-from meshd.peer.node import boot_seconds
+from meshd.base.machine_sleep import boot_seconds
 
 
 def test_the_clock_since_boot_counts_at_least_what_monotonic_time_does() -> None:

@@ -1,0 +1,262 @@
+"""Why a GPU of this machine is not used, and what helps: drivers, device files, variables, age.
+
+The facts are gathered without starting a driver, but for one child that asks CUDA's. `explain` is a function
+of them alone.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from meshd.build.machine import CUDA_EXTRA, GPU_PAGE
+from meshd.process.interface import ChildSpec, RunToEnd
+
+OLDEST_SM, NEWEST_SM = 75, 121  # of CUDA 13; the newest that this version of llama.cpp knows
+OLDEST_CUDA = 13_000  # of a driver, as it says it
+NO_CUDA = (
+    f"run `meshd native add cuda13 --from DIR`; or {CUDA_EXTRA}, and run `meshd native build --backend cuda`"
+)
+_DRIVER_CHANGED, _NO_DEVICE = 803, 100  # errors of cuInit
+_NVIDIA, _OTHERS = "0x10de", ("0x1002", "0x8086")
+_DISPLAY = "0x03"  # classes of PCI devices
+_HIDING = ("CUDA_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_ICD_VARIABLES = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES")
+_ICD_FOLDERS = ("etc/vulkan/icd.d", "usr/share/vulkan/icd.d", "usr/local/share/vulkan/icd.d")
+_CONTAINER_MARKS = (".dockerenv", "run/.containerenv")
+_MODULE_VERSION = "sys/module/nvidia/version"
+_ASK_CUDA = """
+import ctypes
+try:
+    cuda = ctypes.CDLL("libcuda.so.1")
+except OSError:
+    raise SystemExit(0)
+value = ctypes.c_int()
+cuda.cuDriverGetVersion(ctypes.byref(value))
+print("version", value.value, flush=True)
+fault = cuda.cuInit(0)
+print("init", fault, flush=True)
+if not fault and not cuda.cuDeviceGetCount(ctypes.byref(value)):
+    for device in range(value.value):
+        parts = [ctypes.c_int(), ctypes.c_int()]
+        for part, attribute in zip(parts, (75, 76)):
+            cuda.cuDeviceGetAttribute(ctypes.byref(part), attribute, device)
+        print("sm", 10 * parts[0].value + parts[1].value, flush=True)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class CudaDriver:
+    """The answer of CUDA's driver: its version (13020: 13.2), its error, and the capabilities of its GPUs."""
+
+    version: int = 0
+    error: int = 0
+    kinds: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """The signs of GPUs that this machine shows. `cards` and `nodes` by vendor: True for NVIDIA."""
+
+    cards: Mapping[bool, int]
+    nodes: Mapping[bool, Sequence[Path]]
+    closed: Sequence[Path] = ()
+    """Device files that this user may not open."""
+    module: str = ""
+    """The version of NVIDIA's driver in the kernel; empty if it is not loaded."""
+    cuda: CudaDriver | None = None
+    """None: there is no libcuda.so.1."""
+    icds: Sequence[Path] = ()
+    """Files that name drivers for Vulkan."""
+    variables: Mapping[str, str] | None = None
+    """Those that hide GPUs or drivers."""
+    in_container: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFault:
+    """Why a GPU is not used, and what to do."""
+
+    what: str
+    hint: str
+
+
+async def gather_facts(run_to_end: RunToEnd, log: Path) -> GpuFacts:
+    """Gather the facts. Raises MeshdError if the child that asks CUDA cannot be started."""
+    return replace(look_around(), cuda=await _ask_cuda(run_to_end, log))
+
+
+def look_around(root: Path = Path("/")) -> GpuFacts:
+    """Gather the facts that files and variables tell."""
+    cards = {True: 0, False: 0}
+    for device in (root / "sys/bus/pci/devices").glob("*"):
+        vendor = _read(device / "vendor")
+        if _read(device / "class").startswith(_DISPLAY) and vendor in (_NVIDIA, *_OTHERS):
+            cards[vendor == _NVIDIA] += 1
+    nodes = {
+        True: sorted([*root.glob("dev/nvidia[0-9]*"), *root.glob("dev/dxg")]),
+        False: sorted(root.glob("dev/dri/renderD*")),
+    }
+    named = {name: os.environ[name] for name in (*_HIDING, *_ICD_VARIABLES) if name in os.environ}
+    icds = [file for folder in _ICD_FOLDERS for file in sorted((root / folder).glob("*.json"))]
+    return GpuFacts(
+        cards=cards,
+        nodes=nodes,
+        closed=[node for both in nodes.values() for node in both if not os.access(node, os.R_OK | os.W_OK)],
+        module=_read(root / _MODULE_VERSION),
+        icds=icds,
+        variables=named,
+        in_container=any((root / mark).exists() for mark in _CONTAINER_MARKS),
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", "replace").strip()
+    except OSError:
+        return ""
+
+
+async def _ask_cuda(run_to_end: RunToEnd, log: Path) -> CudaDriver | None:
+    """Ask the driver in a child: one that does not fit its kernel may crash."""
+    lines: list[str] = []
+    argv = (sys.executable, "-I", "-c", _ASK_CUDA)
+    await run_to_end(ChildSpec(name="CUDA's driver", argv=argv, log=log, on_line=lines.append))
+    return parse_cuda(lines)
+
+
+def parse_cuda(lines: Sequence[str]) -> CudaDriver | None:
+    """Return what the child has said before it ended; None: there is no driver."""
+    said: dict[str, list[int]] = {"version": [], "init": [], "sm": []}
+    for line in lines:
+        word, _, number = line.partition(" ")
+        if word in said and number.isascii() and number.isdigit() and len(number) < 9:
+            said[word].append(int(number))
+    if not said["version"]:
+        return None
+    return CudaDriver(said["version"][0], said["init"][0] if said["init"] else -1, tuple(said["sm"]))
+
+
+def explain(facts: GpuFacts, listed: Sequence[str], backends: Sequence[str]) -> list[GpuFault]:
+    """Return why GPUs are not used.
+
+    `listed`: the names of the devices that the build in use shows; `backends`: what it can compute on.
+    """
+    found = []
+    if not any(name.startswith("CUDA") for name in listed):
+        causes = _nvidia(facts, backends, on_vulkan=any(name.startswith("Vulkan") for name in listed))
+        found += list(causes)[:1]  # what follows are its consequences
+    others = facts.cards[False] or facts.nodes[False]
+    if not found and "vulkan" in backends and others and not any(_is_gpu(name) for name in listed):
+        found += list(_vulkan(facts))[:1]
+    return found
+
+
+def _is_gpu(name: str) -> bool:
+    return not name.startswith(("CPU", "BLAS", "ACCEL", "AMX"))
+
+
+def _nvidia(facts: GpuFacts, backends: Sequence[str], *, on_vulkan: bool) -> Iterator[GpuFault]:
+    """Yield why CUDA does not show an NVIDIA GPU, the first cause first."""
+    cuda, hidden = facts.cuda, (facts.variables or {}).get("CUDA_VISIBLE_DEVICES")
+    if not facts.cards[True] and not facts.nodes[True]:
+        return
+    if facts.in_container and (not facts.nodes[True] or cuda is None):
+        yield GpuFault(
+            "this container cannot use the machine's NVIDIA GPU: it has no "
+            + ("libcuda.so.1" if facts.nodes[True] else "/dev/nvidia0"),
+            "install nvidia-container-toolkit on the machine and start the container with `--gpus all`",
+        )
+    if not facts.nodes[True] and not facts.module:
+        yield GpuFault("the NVIDIA GPU has no driver", f"install NVIDIA's driver 580 or later; {GPU_PAGE}")
+    for node in facts.closed:
+        if node in facts.nodes[True]:
+            yield GpuFault(
+                f"this user may not open `{node}`", "check its owner and group: `ls -l /dev/nvidia*`"
+            )
+    if cuda is None:
+        yield GpuFault(
+            "NVIDIA's driver is incomplete: there is no libcuda.so.1",
+            "install the package of the driver's libraries (Debian: libcuda1; Ubuntu: libnvidia-compute-580)",
+        )
+        return
+    if cuda.error == _DRIVER_CHANGED:
+        yield GpuFault(
+            "NVIDIA's driver was updated and does not fit the running kernel's", "restart the machine"
+        )
+    if hidden is not None and not cuda.kinds and cuda.error in (0, _NO_DEVICE):
+        yield GpuFault(
+            f"the NVIDIA GPU is hidden: CUDA_VISIBLE_DEVICES is `{hidden}`", "unset CUDA_VISIBLE_DEVICES"
+        )
+    if cuda.error or not cuda.kinds:
+        yield GpuFault(
+            f"NVIDIA's driver does not start (CUDA error {cuda.error})",
+            "`nvidia-smi` must list the GPU; restart the machine, or install the driver again",
+        )
+        return
+    yield from _unfit(facts, cuda, backends, on_vulkan=on_vulkan)
+
+
+def _unfit(
+    facts: GpuFacts, cuda: CudaDriver, backends: Sequence[str], *, on_vulkan: bool
+) -> Iterator[GpuFault]:
+    """Yield why CUDA does not show a GPU whose driver works."""
+    newest = max(cuda.kinds)
+    if newest < OLDEST_SM:
+        instead = (
+            "Vulkan computes on it" if on_vulkan else "use Vulkan: `meshd native build --backend vulkan`"
+        )
+        yield GpuFault(
+            f"the NVIDIA GPU is too old for CUDA 13: its compute capability is {_dotted(newest)}, "
+            f"and {_dotted(OLDEST_SM)} is the oldest",
+            f"{instead}; or install toolkit 12.8 and run `meshd native build --backend cuda`",
+        )
+    if cuda.version < OLDEST_CUDA:
+        version = f"{cuda.version // 1000}.{cuda.version % 1000 // 10}"
+        yield GpuFault(
+            f"NVIDIA's driver {facts.module} is for CUDA {version}, and 13.0 is needed".replace("  ", " "),
+            "install driver 580 or later; or install the toolkit of that version and run "
+            "`meshd native build --backend cuda`",
+        )
+    if "cuda" not in backends:
+        slower = "the NVIDIA GPU computes through Vulkan" if on_vulkan else "the NVIDIA GPU is not used"
+        lacks_icd = "vulkan" in backends and not facts.icds and facts.in_container
+        yield GpuFault(
+            f"the programs in use have no CUDA: {slower}",
+            NO_CUDA + ("; or, for Vulkan, add `-e NVIDIA_DRIVER_CAPABILITIES=all`" if lacks_icd else ""),
+        )
+    else:
+        yield GpuFault(
+            "CUDA shows no GPU, although its driver works",
+            "`meshd native info` names the programs: run `llama-server --list-devices` there for the reason",
+        )
+
+
+def _vulkan(facts: GpuFacts) -> Iterator[GpuFault]:
+    """Yield why Vulkan does not show a GPU."""
+    variables = facts.variables or {}
+    if not facts.nodes[False]:
+        start = "start the container with `--device /dev/dri`" if facts.in_container else "install its driver"
+        yield GpuFault("the GPU has no device file: there is no /dev/dri/renderD128", start)
+    for node in facts.closed:
+        yield GpuFault(
+            f"this user may not open `{node}`", "add the user to the group `render`, and log in again"
+        )
+    for name in _ICD_VARIABLES:
+        named = [Path(part) for part in variables.get(name, "").split(os.pathsep) if part]
+        if named and not any(path.is_file() for path in named):
+            yield GpuFault(f"{name} names `{named[0]}`, which does not exist", f"unset {name}")
+    if (hidden := variables.get("GGML_VK_VISIBLE_DEVICES")) is not None:
+        what = f"the GPU may be hidden: GGML_VK_VISIBLE_DEVICES is `{hidden}`"
+        yield GpuFault(what, "unset GGML_VK_VISIBLE_DEVICES")
+    if not facts.icds:
+        where = "in the image, " if facts.in_container else ""
+        yield GpuFault(
+            "there is no driver for Vulkan: no file in /usr/share/vulkan/icd.d",
+            f"{where}install it (Debian, Ubuntu: mesa-vulkan-drivers)",
+        )
+
+
+def _dotted(kind: int) -> str:
+    return f"{kind // 10}.{kind % 10}"
