@@ -31,7 +31,14 @@ setup: ## on a fresh Debian or Ubuntu: install compiler, venv and tools of the n
 build: $(INSTALLED) ## set up .venv and build llama.cpp into the user's cache
 	@$(BIN)/meshd native build
 
-demo: build ## split a real model over two local nodes and answer a chat
+# taken where there is neither a build nor an installed wheel that fits; where none of these fits, the demo compiles
+WHEELS = $(wildcard dist/meshd_native-*.whl wheelhouse/meshd_native-*.whl)
+INSTALL_WHEEL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall
+
+demo: $(INSTALLED) ## split a real model over two local nodes and answer a chat; takes a wheel of programs, else compiles
+	@for wheel in $(WHEELS); do \
+		$(BIN)/meshd native info >/dev/null 2>&1 || { echo "installing $$wheel"; $(INSTALL_WHEEL) "$$wheel" || true; }; \
+	done
 	@$(BIN)/meshd demo
 
 demo-nat: build ## the same between two homes behind NATs, with a relay (root, Linux)

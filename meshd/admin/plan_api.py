@@ -99,6 +99,31 @@ class CapacityRequest(Request[CapacityReply], name="capacity"):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShortModelFit:
+    """Say where a model fits, on this machine alone and in the mesh: `gpu`, `partly_cpu`, `cpu` or `no`."""
+
+    name: str
+    here: str
+    mesh: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitsReply:
+    """The models with short names, in the order of their size. `workers`: those that were counted."""
+
+    models: tuple[ShortModelFit, ...]
+    workers: tuple[str, ...] = ()
+    left_out: tuple[LeftOutView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitsRequest(Request[FitsReply], name="fits"):
+    """Ask where models fit in what devices have free now; nothing is measured. `known`: their real sizes."""
+
+    known: tuple[StoredFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedNode:
     """The share of one device in a plan. `memory_bytes`: weights, KV cache and compute buffers (a bound)."""
 

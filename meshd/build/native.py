@@ -26,7 +26,7 @@ from meshd.build.interface import (
 from meshd.build.machine import how_to_build, need_backend, need_compiler, need_tools, resolve_backend
 from meshd.build.pin import Pin, mesh_sources, read_pin
 from meshd.build.tree import Tree, check_source
-from meshd.build.wheel import installed_wheel
+from meshd.build.wheel import PACKAGE, has_wheels, installed_wheel
 from meshd.wire.native import UNKNOWN
 
 UPSTREAM_PROGRAMS = (RPC_SERVER, LLAMA_SERVER, LLAMA_BENCH)
@@ -71,11 +71,11 @@ def not_built(what: str, backend: str = "auto") -> UserError:
     """Return the error that something is missing, and how to get it."""
     wheel = installed_wheel()
     fault = wheel.fault(read_pin()) if wheel is not None else None
-    other = (
-        f"install the meshd-native of this meshd (of the one that is installed: {fault}); or "
-        if fault
-        else ""
-    )
+    other = ""
+    if fault:
+        other = f"install the meshd-native of this meshd (of the one that is installed: {fault}); or "
+    elif wheel is None and backend in ("auto", "cpu") and has_wheels():
+        other = f"install {PACKAGE}-….whl beside meshd, as docs/install.md says; or "
     return UserError(what, hint=other + how_to_build(backend))
 
 

@@ -6,6 +6,7 @@ meshd-native-cuda13 adds a stamp of its own and `bin/libggml-cuda.so`, which ggm
 """
 
 import importlib.util
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,11 @@ class Wheel:
             return f"the meshd-native-cuda13 beside it {what}: uninstall that one"
         made = f"llama.cpp {self.commit[:_SHOWN]} with sources {self.sources_sha256[:_SHOWN]}"
         return f"it has {made}, and this meshd needs {pin.commit[:_SHOWN]} with {pin.sources_sha256[:_SHOWN]}"
+
+
+def has_wheels() -> bool:
+    """Say whether wheels are made for machines like this one."""
+    return (platform.system(), platform.machine()) == ("Linux", "x86_64")
 
 
 def installed_wheel() -> Wheel | None:

@@ -126,7 +126,7 @@ def _here(given: Path | str, config: Config, out: Output, *, head: bool) -> Path
             check_no_file(given, error)
             if not isinstance(error, NotDownloaded) and not given.startswith(MESH) and not _has_mesh(config):
                 raise  # nobody else can know that name
-            _say_asked(given, config, out, head=head)
+            _say_asked(given, config, out, head=head, near=error.what.partition("; ")[2])
             return given
         if not found.complete and (head or not found.paths or found.problem == ONLY_HEADER):
             _say_asked(given, config, out, head=head)
@@ -136,17 +136,18 @@ def _here(given: Path | str, config: Config, out: Output, *, head: bool) -> Path
     return found.paths[0]
 
 
-def _say_asked(given: str, config: Config, out: Output, *, head: bool) -> None:
+def _say_asked(given: str, config: Config, out: Output, *, head: bool, near: str = "") -> None:
     """Say at once that this machine lacks the model, and who is asked for it, for how long.
 
     Raises UserError for a model of members on a node without any, and where llama.cpp is not built.
     """
     from meshd.daemon.fetching import FOUND_SECONDS, OR_ELSEWHERE_SECONDS
     from meshd.daemon.role_runtime import find_native
-    from meshd.model.model_name import hub_name_of
+    from meshd.model.short_names import hub_name_of, short_model
 
     find_native(config.paths, head=head)
-    missing = f"`{given}` is not on this machine"
+    size = f" (~{in_bytes(known.bytes)})" if (known := short_model(given)) is not None else ""
+    missing = f"`{given}`{size} is not on this machine" + (f" ({near})" if near else "")
     if given.startswith(MESH):
         if not _has_mesh(config):
             raise UserError(

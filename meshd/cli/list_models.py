@@ -1,5 +1,9 @@
-"""`meshd model ls`: the models of this machine, and those of members of the mesh beside them."""
+"""`meshd model ls`: the models of this machine, and those of members of the mesh beside them.
 
+With `--fits`: the models with short names, and where they fit.
+"""
+
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +17,7 @@ from meshd.admin.models_api import (
     MemberModelView,
     PullReply,
 )
+from meshd.admin.plan_api import FitsReply, FitsRequest, ShortModelFit, StoredFile
 from meshd.base.errors import MeshdError
 from meshd.base.units import in_bytes
 from meshd.cli.output import Json, Output
@@ -23,7 +28,9 @@ from meshd.model.model_name import LEAST_FINGERPRINT_DIGITS, MESH, is_digits
 if TYPE_CHECKING:
     from meshd.library.facts import ModelFacts
     from meshd.library.interface import StoredModel
+    from meshd.library.resolve import Resolver
     from meshd.library.stores import Stores
+    from meshd.model.short_names import ShortModel
 
 MEMBERS_SECONDS = 40.0  # members have 15 s, and those without a session 10 s more
 _NOWHERE = "not on this machine"
@@ -277,3 +284,82 @@ def members_json(model: ListedModel) -> list[Mapping[str, Json]]:
         {"node": node, "names": list(names), "path": None, "complete": True}
         for node, names in model.names.items()
     ]
+
+
+_FITS = {"gpu": "yes", "partly_cpu": "slow: partly on a CPU", "cpu": "slow: on a CPU", "no": "no"}
+_ESTIMATES = (
+    "sizes marked ~ and all fits are estimates, for one request of 8192 tokens; `meshd plan --model NAME` "
+    "reads the model's header"
+)
+_ALONE = (
+    "no node runs here, so other machines are not counted: start one with `meshd worker` or `meshd serve`"
+)
+
+
+def list_fits(config: Config, resolver: "Resolver", out: Output, *, as_json: bool) -> int:
+    """List the models with short names: their size, and whether they fit. Downloads nothing."""
+    from meshd.model.short_names import SHORT_MODELS
+
+    sizes = {model.name: size for model in SHORT_MODELS if (size := _size_here(model.name, resolver))}
+    known = (StoredFile(name=name, bytes=size, fingerprint=None) for name, size in sizes.items())
+    reply, is_alone = _fits_of(config, FitsRequest(known=tuple(known)), out)
+    models = {model.name: model for model in SHORT_MODELS}
+    # A daemon of another version may list other models.
+    rows = [(models[fit.name], fit) for fit in reply.models if fit.name in models]
+    if as_json:
+        out.json_list([_fit_json(model, fit, sizes, is_alone=is_alone) for model, fit in rows])
+        return 0
+    out.table(
+        ("NAME", "SIZE", "HERE", "IN THE MESH", "MODEL"),
+        [
+            (
+                model.name,
+                in_bytes(sizes[model.name]) if model.name in sizes else f"~{in_bytes(model.bytes)}",
+                _FITS.get(fit.here, fit.here),
+                "not known" if is_alone else _FITS.get(fit.mesh, fit.mesh),
+                str(model.hub or "from the Python package index"),
+            )
+            for model, fit in rows
+        ],
+    )
+    out.note(_ESTIMATES)
+    if is_alone:
+        out.note(_ALONE)
+    for left in reply.left_out:
+        out.note(f"{left.node} is not counted: {left.why}")
+    return 0
+
+
+def _size_here(name: str, resolver: "Resolver") -> int:
+    """Return the real size of a model that is on this machine, else 0."""
+    try:
+        model = resolver.local(name)
+    except MeshdError:
+        return 0
+    return model.size if model.complete else 0
+
+
+def _fits_of(config: Config, request: FitsRequest, out: Output) -> tuple[FitsReply, bool]:
+    """Return what the daemon says; without one, what is true of this machine alone. Raises MeshdError."""
+    out.progress("looking at the devices")
+    try:
+        with Client(config.paths.home) as client:
+            return client.ask(request, seconds=MEMBERS_SECONDS), False
+    except NotRunning:
+        from meshd.daemon.planning import fits_alone
+
+        return asyncio.run(fits_alone(config, request)), True
+
+
+def _fit_json(
+    model: "ShortModel", fit: ShortModelFit, sizes: Mapping[str, int], *, is_alone: bool
+) -> Mapping[str, Json]:
+    """Return the fields of docs/json.md."""
+    return {
+        "name": model.name,
+        "model": str(model.hub) if model.hub is not None else None,
+        "bytes": sizes.get(model.name, model.bytes),
+        "estimated": model.name not in sizes,
+        "here": fit.here,
+        "mesh": None if is_alone else fit.mesh,
+    }

@@ -1,13 +1,15 @@
 """List, download, check and remove models.
 
-NAME is what `--model` takes: hf:ORG/REPO:QUANT (Hugging Face), ollama:NAME, a short name (glm, qwen3,
-smollm2), a file's name, or a path. `ls` lists the models in Hugging Face's cache, Ollama, LM Studio,
+NAME is what `--model` takes: hf:ORG/REPO:QUANT (Hugging Face), ollama:NAME, a short name (`ls --fits`
+lists them), a file's name, or a path. `ls` lists the models in Hugging Face's cache, Ollama, LM Studio,
 ~/.models and meshd's cache, and while a node runs here, those of other machines in the mesh. `pull` copies a
 model from machines in the mesh that have it; if none has it, it downloads it into Hugging Face's cache.
 `mesh:NAME` and `mesh:FINGERPRINT` are models of other machines.
 
 examples:
   meshd model ls
+  meshd model ls --fits
+  meshd model pull qwen3-4b
   meshd model pull hf:unsloth/Qwen3-4B-GGUF:Q4_K_M
   meshd model pull mesh:Qwen3-4B-Q4_K_M --rate 20MB
   meshd model verify glm
@@ -24,7 +26,7 @@ from meshd.admin.models_api import FilesInUseRequest
 from meshd.base.errors import UserError
 from meshd.base.units import in_bytes
 from meshd.cli.find_models import as_given, check_no_file, reporter
-from meshd.cli.list_models import ListedModel, list_models, meant_views, members_models
+from meshd.cli.list_models import ListedModel, list_fits, list_models, meant_views, members_models
 from meshd.cli.options import Arguments, Parser, add_config_file, load_role, rate
 from meshd.cli.output import Json, Output
 from meshd.cli.pull_model import begin_pull, pull_from_members
@@ -55,6 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="action", metavar="ls | pull | show | verify | rm", required=True, parser_class=Parser
     )
     listing = below.add_parser("ls", description="List the models on this machine and in the mesh.")
+    listing.add_argument(
+        "--fits",
+        action="store_true",
+        help="list the short names instead: their size, and whether they fit on this machine and in the mesh "
+        "(estimates; downloads nothing)",
+    )
     _add_common(listing)
     for action, text in _ACTIONS.items():
         action_parser = below.add_parser(action, description=text)
@@ -87,10 +95,12 @@ def run(args: Arguments, out: Output) -> int:
 
     config = load_role(args, "worker").config  # its MESHD_MODEL may be a list
     stores = Stores.here(config.paths.cache)
+    resolver = Resolver(stores, reporter(out))
     if args.action == "ls":
+        if args.fits:
+            return list_fits(config, resolver, out, as_json=args.json)
         return list_models(config, stores, out, as_json=args.json)
     given = as_given(args.name)
-    resolver = Resolver(stores, reporter(out))
     if args.action == "rm":
         return _remove(given, resolver, stores, config, args, out)
     if args.action == "pull":

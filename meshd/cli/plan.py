@@ -179,7 +179,7 @@ def _row(plan: PlanView) -> tuple[str, ...]:
 def model_for_plan(text: str, config: Config, client: Client, held: ExitStack, out: Output) -> Path:
     """Return the first file. What was taken for this plan alone is removed with `held`. Raises UserError."""
     from meshd.library.interface import NotHere
-    from meshd.model.model_name import hub_name_of
+    from meshd.model.short_names import hub_name_of
 
     try:
         return local_model(text, config, out)

@@ -26,7 +26,7 @@ def begin_pull(given: Path | str, home: Path, rate: int, out: Output) -> PullRep
 
     Raises UserError: also for names of Hugging Face, whose hashes only this process would compare.
     """
-    from meshd.model.model_name import hub_name_of
+    from meshd.model.short_names import hub_name_of
 
     if isinstance(given, Path) or hub_name_of(given) is not None:
         hint = f"name it `{MESH}NAME`, as `meshd model ls` shows it, or omit `--background`"

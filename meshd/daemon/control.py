@@ -47,7 +47,16 @@ from meshd.admin.models_api import (
     PullStopRequest,
 )
 from meshd.admin.net_api import NetcheckReply, NetcheckRequest
-from meshd.admin.plan_api import CapacityReply, CapacityRequest, PlanReply, PlanRequest, WhyReply, WhyRequest
+from meshd.admin.plan_api import (
+    CapacityReply,
+    CapacityRequest,
+    FitsReply,
+    FitsRequest,
+    PlanReply,
+    PlanRequest,
+    WhyReply,
+    WhyRequest,
+)
 from meshd.admin.snapshot import (
     child_views,
     device_view,
@@ -260,6 +269,10 @@ class DaemonControl(TunnelAnswers):
         found = await self._planning().capacity(again=request.again)
         # Not at the same time: reading files would make devices look slower.
         return replace(found, storage=await self._storage.of_all())
+
+    @FitsRequest.answer
+    async def fits(self, request: FitsRequest) -> FitsReply:
+        return await self._planning().fits(request)
 
     @PlanRequest.answer
     async def plan(self, request: PlanRequest) -> PlanReply:

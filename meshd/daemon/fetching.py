@@ -26,7 +26,8 @@ from meshd.daemon.role_kind import Wanted
 from meshd.devices.interface import RoleStatus
 from meshd.library.interface import NotHere, ReportProgress, TransferProgress
 from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX
-from meshd.model.model_name import DEMO, MESH, hub_name_of
+from meshd.model.model_name import DEMO, MESH
+from meshd.model.short_names import hub_name_of
 from meshd.model.status import FetchSource, FetchStatus
 from meshd.peer.interface import Mesh, PeerState
 

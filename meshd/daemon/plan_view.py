@@ -13,6 +13,7 @@ from meshd.admin.plan_api import (
     AnswerTime,
     CapacityReply,
     DeviceCapacity,
+    FitsReply,
     LeftOutView,
     PathCapacity,
     PlannedNode,
@@ -21,6 +22,7 @@ from meshd.admin.plan_api import (
     PlanRequest,
     PlanSpeculation,
     PlanView,
+    ShortModelFit,
     WhyReply,
 )
 from meshd.admin.snapshot import view_of
@@ -33,6 +35,7 @@ from meshd.model.layer_range import parse_layer_range
 from meshd.model.output import DevicePath
 from meshd.model.reference_layer import reference_rates
 from meshd.plan.choice import SplitChoice
+from meshd.plan.fits import ModelFit
 from meshd.plan.machines import Machines
 from meshd.plan.prediction import ASSUMED_ANSWER, ASSUMED_PROMPT
 from meshd.plan.wishes import HeadOptions, nodes_of
@@ -85,6 +88,12 @@ def _plan_view(choice: SplitChoice, drafts: DraftForecast) -> PlanView:
         parts=tuple(view_of(PlanPart, part, part=part.name) for part in choice.outcome.parts),
         speculation=view_of(PlanSpeculation, drafts, free_tokens=drafts.free, model_tokens=drafts.model),
     )
+
+
+def fits_reply(found: Sequence[ModelFit], workers: tuple[str, ...], left_out: LeftOut = ()) -> FitsReply:
+    """Return the reply of `meshd model ls --fits`."""
+    models = tuple(view_of(ShortModelFit, one, here=str(one.here), mesh=str(one.mesh)) for one in found)
+    return FitsReply(models=models, workers=workers, left_out=_left_out(left_out))
 
 
 def _left_out(left_out: LeftOut) -> tuple[LeftOutView, ...]:

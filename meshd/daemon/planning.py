@@ -1,21 +1,23 @@
 """Answer `meshd plan` and `meshd capacity`: survey the machines, plan for a model, and load nothing."""
 
 import asyncio
+import tempfile
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from meshd.admin.plan_api import CapacityReply, PlanReply, PlanRequest
+from meshd.admin.plan_api import CapacityReply, FitsReply, FitsRequest, PlanReply, PlanRequest
 from meshd.base import log
 from meshd.base.errors import Refused, UserError
 from meshd.config.tree import Config
 from meshd.daemon.member_node import MemberNode
-from meshd.daemon.plan_view import asked_memory, asked_options, capacity_reply, plan_reply
+from meshd.daemon.plan_view import asked_memory, asked_options, capacity_reply, fits_reply, plan_reply
 from meshd.daemon.role_kind import BuiltRole, RoleKind
-from meshd.daemon.role_runtime import device_speeds
+from meshd.daemon.role_runtime import device_speeds, find_native
 from meshd.daemon.serve_role import head_options
 from meshd.devices.device_speeds import DeviceSpeeds
+from meshd.devices.devices import list_devices, pick_for_head
 from meshd.devices.interface import RoleRuntime
 from meshd.head.draft_forecast import DraftForecast, Drafting, forecast
 from meshd.head.missing_weights import lacking_shares, marks_of
@@ -27,16 +29,21 @@ from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX
 from meshd.model.layer_work import layer_work
 from meshd.model.layers import ModelLayers, read_layers
 from meshd.model.reference_layer import REFERENCE_LAYERS
+from meshd.model.short_names import short_layers
 from meshd.model.weights_index import WeightsIndex
 from meshd.plan.choice import SplitChoice, ranked_splits
+from meshd.plan.fits import fits
 from meshd.plan.machines import (
     Held,
+    Machines,
     measured_machines,
+    with_given_back,
     with_memory_limits,
 )
 from meshd.plan.prediction import PlanPredictor
 from meshd.plan.wishes import HeadOptions, draft_model, may_draft, named_by, shape_of
 from meshd.plan.words import absent
+from meshd.process.run import run_to_end
 from meshd.store.hash_cache import HashCache
 from meshd.store.header_file import HeaderFile, note_path
 from meshd.store.model_file import ModelFile, opened
@@ -116,6 +123,18 @@ class Planning:
         if not computes:
             machines, left_out = replace(machines, own=()), ((me, _NO_LAYERS), *left_out)
         return capacity_reply(machines, me, left_out, surveyed.unmeasured)
+
+    async def fits(self, request: FitsRequest) -> FitsReply:
+        """Say which models with short names fit.
+
+        Raises MeshdError if this node's own devices cannot be listed.
+        """
+        surveyed = await self._surveyor.survey((), _tell, measure=False)
+        machines = with_given_back(surveyed.machines, self._held(), self._options.node_name)
+        sizes = {known.name: known.bytes for known in request.known}
+        found = await asyncio.to_thread(fits, short_layers(sizes), machines, self._options)
+        workers = tuple(offer.node for offer in machines.offers)
+        return fits_reply(found, workers, surveyed.left_out)
 
     async def plan(self, request: PlanRequest) -> PlanReply:
         """Plan for a model. Raises UserError if the file is not a model, or the model fits nowhere."""
@@ -201,6 +220,21 @@ def make_planning(
         return built.serving(file) or otherwise
 
     return Planning(surveyor, speeds, options, cache, built.held, serving, built.drafting)
+
+
+async def fits_alone(config: Config, request: FitsRequest) -> FitsReply:
+    """Answer for this machine alone, where no node runs.
+
+    Raises MeshdError if its devices cannot be listed.
+    """
+    native = find_native(config.paths)
+    with tempfile.TemporaryDirectory(prefix="meshd-devices-") as logs:
+        log = Path(logs) / "devices.log"
+        devices = await list_devices(native.mesh_server, machine="", run_to_end=run_to_end, log=log)
+    sizes = {known.name: known.bytes for known in request.known}
+    options = HeadOptions(node_name=config.node.name, devices=config.serve.devices)
+    machines = Machines((), pick_for_head(devices, options.devices))
+    return fits_reply(fits(short_layers(sizes), machines, options), ())
 
 
 def with_fewest(

@@ -12,7 +12,8 @@ from pathlib import Path
 from meshd.base.errors import UserError
 from meshd.library.interface import NotTheSame, ReportProgress
 from meshd.library.pulled_models import add_name, is_pulled, names_of, notes_of
-from meshd.model.model_name import HubName, hub_name_of
+from meshd.model.model_name import HubName
+from meshd.model.short_names import hub_name_of
 from meshd.store.hash_cache import FileState
 from meshd.store.piece_cache import PieceCache
 from meshd.store.shard import close_all, open_shards

@@ -39,6 +39,7 @@ from meshd.model.cursor import MAX_HEADER_BYTES
 from meshd.model.gguf import read_header
 from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX, SHARD, GgufFile, GgufModel, choose, models_in
 from meshd.model.model_name import HubName
+from meshd.model.short_names import short_model_of
 
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK)  # files are copied there
 _FETCHES = 2  # a file that arrives with a wrong hash is fetched once more
@@ -55,14 +56,21 @@ _FIRST_BYTES = 8 << 20  # vocabularies of 150,000 tokens with their merges take 
 def check_download(name: HubName, cache: Path, report: ReportProgress) -> None:
     """Raise UserError unless the hub has the model of this name, and it fits on the disk."""
     listing = list_repository(name.repository, report)
-    _, wanted = _files_of(name, listing)
+    _, wanted = _files_of(name, listing, report)
     with _explained(cache):
         Repository(name, cache).check_space(wanted)
 
 
-def _files_of(name: HubName, listing: HubListing) -> tuple[GgufModel, list[HubFile]]:
-    """Return the model of this name, and its files. Raises UserError."""
+def _files_of(name: HubName, listing: HubListing, report: ReportProgress) -> tuple[GgufModel, list[HubFile]]:
+    """Return the model of this name, and its files; report a size that is not the listed one.
+
+    Raises UserError.
+    """
     model = chosen_model(name, listing)
+    short = short_model_of(name)
+    if short is not None and short.differs_from(model.size):
+        listed = f"not about {in_bytes(short.bytes)}, as `meshd model ls --fits` says"
+        report(TransferProgress(f"{name} is {in_bytes(model.size)}, {listed}"))
     by_path = {file.path: file for file in listing.files}
     return model, [by_path[file.path] for file in model.files]
 
@@ -71,7 +79,7 @@ def _files_of(name: HubName, listing: HubListing) -> tuple[GgufModel, list[HubFi
 def download(name: HubName, cache: Path, report: ReportProgress) -> tuple[GgufModel, list[Path]]:
     """Return the model of this name, and its files in the cache. Raises UserError."""
     listing = list_repository(name.repository, report)
-    model, wanted = _files_of(name, listing)
+    model, wanted = _files_of(name, listing, report)
     store = Repository(name, cache)
     with _explained(cache):
         store.check_space(wanted)
@@ -334,13 +342,11 @@ def fetch_headers(name: HubName, folder: Path, report: ReportProgress) -> list[P
     Their names end in HEADER_SUFFIX, so that nobody treats them as models. Raises UserError.
     """
     listing = list_repository(name.repository, report)
-    model = chosen_model(name, listing)
-    by_path = {file.path: file for file in listing.files}
+    _, files = _files_of(name, listing, report)
     paths = []
-    for number, part in enumerate(model.files, start=1):
-        of = f" ({number} of {len(model.files)})" if len(model.files) > 1 else ""
+    for number, file in enumerate(files, start=1):
+        of = f" ({number} of {len(files)})" if len(files) > 1 else ""
         report(TransferProgress(f"reading the header of {name}{of}"))
-        file = by_path[part.path]
         fetch = functools.partial(fetch_beginning, name.repository, listing.commit, file)
         beginning = _header_of(file, fetch)
         paths.append(_keep(folder, file, beginning))

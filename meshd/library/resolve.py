@@ -36,7 +36,6 @@ from meshd.model.model_name import (
     DEMO,
     DEMO_FINGERPRINT,
     DEMO_STEM,
-    SHORT_NAMES,
     BareName,
     HubName,
     MeshName,
@@ -44,8 +43,8 @@ from meshd.model.model_name import (
     hint_for_name,
     is_path,
     parse_model_name,
-    stem_of,
 )
+from meshd.model.short_names import SHORT_NAMES, stem_of
 
 _MOST_NAMED = 8  # candidates listed in an error
 Given = Path | str
@@ -202,8 +201,8 @@ class Resolver:
 
 
 _FORMS = (
-    "give the path of a GGUF file, `hf:ORG/REPO:QUANT` (Hugging Face) or `ollama:NAME`; "
-    f"short names are {', '.join((*SHORT_NAMES, DEMO))}"
+    "give the path of a GGUF file, `hf:ORG/REPO:QUANT` (Hugging Face), `ollama:NAME` or a short name "
+    "(`meshd model ls --fits` lists them)"
 )
 
 

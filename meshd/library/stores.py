@@ -13,7 +13,8 @@ from meshd.library.disk import files_below, is_file, size_of
 from meshd.library.interface import ModelSource, StoredModel
 from meshd.library.pulled_models import all_headers, is_of_members, texts_of
 from meshd.model.gguf_names import GGUF_SUFFIX, SHARD, GgufFile, models_in, quant_of
-from meshd.model.model_name import DEMO, DEMO_STEM, SHORT_NAMES
+from meshd.model.model_name import DEMO, DEMO_STEM
+from meshd.model.short_names import SHORT_NAMES
 
 _LM_STUDIO_DEPTH = 4  # LM Studio uses PUBLISHER/REPO/FILE
 _BY_STEM = frozenset(

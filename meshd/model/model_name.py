@@ -8,7 +8,6 @@ only be a path is one. Anything else is a bare name, which every store is asked 
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshd.model.gguf_names import GGUF_SUFFIX
@@ -222,23 +221,3 @@ def split_models(text: str) -> list[str]:
 DEMO = "smollm2"  # the model of `meshd demo`, which comes from the Python package index
 DEMO_STEM = "SmolLM2-135M-Instruct.Q4_1"
 DEMO_FINGERPRINT = "570760e3492da2f0e896dcdde144711f48d754472738e2c21394a4e685763c29"
-SHORT_NAMES: Mapping[str, HubName] = {
-    "glm": HubName("unsloth", "GLM-4.7-Flash-GGUF", "Q4_K_M"),
-    "qwen3": HubName("unsloth", "Qwen3-Coder-30B-A3B-Instruct-GGUF", "Q4_K_M"),
-}
-
-
-def stem_of(name: HubName) -> str:
-    """Return the file's name by its authors, without `.gguf`; other stores use it, too."""
-    return f"{name.repo.removesuffix('-GGUF')}-{name.choice}"
-
-
-def hub_name_of(text: str) -> HubName | None:
-    """Return the Hugging Face model that a text means, by its full name or a short one, or None."""
-    if (known := SHORT_NAMES.get(text.lower().removesuffix(GGUF_SUFFIX))) is not None:
-        return known
-    try:
-        name = parse_model_name(text)
-    except ValueError:
-        return None
-    return name if isinstance(name, HubName) else None

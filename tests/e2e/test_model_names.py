@@ -13,6 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from meshd.model.cache import ContextShape
+from meshd.model.compute import compute_bound
+from meshd.model.gguf import read_header
+from meshd.model.layers import read_layers
+from meshd.model.short_names import SHORT_NAMES, short_model
 
 from tests.e2e.alone import alone
 from tests.e2e.models import cache_folder, smollm2
@@ -56,26 +61,53 @@ def test_a_model_of_ollama_is_served_in_place(tmp_path: Path) -> None:
 
 
 def test_four_parts_come_from_a_hub_and_a_folder(tmp_path: Path) -> None:
-    """The head downloads them by name; the worker has the same parts in a folder, and is sent nothing."""
+    """The head downloads them by a short name; the worker has the same parts, and is sent nothing.
+
+    What fits is then said by the real size.
+    """
     reference = alone(smollm2(), TOKENS)
     parts = split(smollm2(), _folder(tmp_path / "parts"), "Smol-Q4_K_M", 4)
-    hub = Hub({"me/Smol-GGUF": {path.name: path.read_bytes() for path in parts}}, cuts=2)
+    size = sum(path.stat().st_size for path in parts)
+    hub = Hub({SHORT_NAMES["qwen3-4b"].repository: {path.name: path.read_bytes() for path in parts}}, cuts=2)
 
     async def check(variables: Mapping[str, str]) -> None:
         async with Fleet(tmp_path) as fleet:
             worker = await fleet.worker("worker", model=tmp_path / "parts")
             token = await worker.token()
-            options = ("--model", "hf:me/Smol-GGUF", "--port", "0", "--device", "none", *SAME_THREADS)
+            options = ("--model", "qwen3-4b", "--port", "0", "--device", "none", *SAME_THREADS)
             spec = fleet.spec("head", "serve", *options, token=token)
             spec = replace(spec, environment={**spec.environment, **variables})
             status = await fleet.ready(await fleet.start(spec))
             assert model_of(status).weights_network_bytes == 0
             assert await api_of(status).complete(PROMPT, TOKENS) == reference
+            listed = await cli(spec.home, "model", "ls", "--fits", "--json", **variables)
+            fits = {one["name"]: one for one in _list(json.loads(listed.stdout))}
+            assert (fits["qwen3-4b"]["bytes"], fits["qwen3-4b"]["estimated"]) == (size, False)
+            assert (fits["qwen3-4b"]["here"], fits["qwen3-4b"]["mesh"]) == ("no", "cpu"), "`--device none`"
 
     with serving(hub):
         play(check({"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}))
     done = len(hub.headers_of("/bytes/"))
     assert done == 4 + 2, "each part once, and two cuts"
+
+
+def test_the_estimate_of_a_short_name_is_near_the_real_model() -> None:
+    content = smollm2().read_bytes()
+    header = read_header(lambda at, count: content[at : at + count], size=len(content), label="it")
+    real, short = read_layers([header], name="it"), short_model("smollm2")
+    assert short is not None and short.bytes == len(content)
+    estimate, shape = short.layers(), ContextShape(32768, parallel=4)
+    assert (estimate.count, estimate.tied, estimate.cache.layer_bytes(shape)) == (
+        real.count,
+        real.tied,
+        real.cache.layer_bytes(shape),
+    )
+    assert estimate.weight_bytes == pytest.approx(real.weight_bytes, rel=0.03)
+    sizes = [
+        compute_bound(one, shape, on_gpu=True, with_layers=True, with_output=True, pipelined=False)
+        for one in (estimate, real)
+    ]
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.2)
 
 
 def test_what_cannot_be_served_is_one_line(tmp_path: Path) -> None:

@@ -87,15 +87,35 @@ def test_commands_are_taken(page: Path, targets: set[str]) -> None:
 
 
 def test_the_readme_has_the_commands_that_matter() -> None:
-    found = " ".join(commands((ROOT / "README.md").read_text(encoding="utf-8")))
-    for wanted in (
-        "make demo",
-        "make build",
-        "meshd worker",
-        "meshd serve",
-        "meshd status",
+    for page, wanted in (
+        ("README.md", ("meshd demo", "meshd worker", "meshd serve", "meshd status", "meshd model ls --fits")),
+        ("CONTRIBUTING.md", ("make build", "make demo", "make check test")),
     ):
-        assert wanted in found
+        found = " ".join(commands((ROOT / page).read_text(encoding="utf-8")))
+        assert [command for command in wanted if command not in found] == []
+
+
+_INSTALLS = re.compile(r"\b(?:pip|pipx|uv tool|uv pip) (?:install|download|run|upgrade)((?: +[^\s`|&]+)+)")
+
+
+def asked_by_name(text: str) -> list[str]:
+    """Return the names of meshd's packages that a command of the text asks an index for."""
+    words = [word.strip("'\"") for found in _INSTALLS.findall(text) for word in found.split()]
+    return [word for word in words if re.fullmatch(r"meshd(?:[-_]native\w*)?(?:\[.*\])?(?:[=<>].*)?", word)]
+
+
+@pytest.mark.parametrize("page", OF_USERS, ids=name)
+def test_no_page_asks_an_index_for_meshd(page: Path) -> None:
+    """There, `meshd` is somebody else's project: pip, pipx and uv are given files."""
+    assert asked_by_name(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_page_that_asks_an_index_is_found() -> None:
+    text = "`pip install --find-links DIR meshd meshd-native==0.1.0`, `uv tool install 'meshd[build]'`"
+    assert asked_by_name(text) == ["meshd", "meshd-native==0.1.0", "meshd[build]"]
+    assert (
+        asked_by_name("`pipx install ./meshd-*.whl`, `pipx inject meshd ninja`, `pipx uninstall meshd`") == []
+    )
 
 
 @pytest.mark.parametrize(

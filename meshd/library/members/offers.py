@@ -13,16 +13,15 @@ from meshd.model.model_name import (
     HUB,
     LEAST_FINGERPRINT_DIGITS,
     OLLAMA,
-    SHORT_NAMES,
     BareName,
     HubName,
     MeshName,
     ModelName,
     is_file_name,
     parse_model_name,
-    stem_of,
     stem_of_ollama,
 )
+from meshd.model.short_names import SHORT_NAMES, stem_of
 from meshd.wire.models import ToldModel
 
 _LISTED = 8  # models listed in an error

@@ -43,7 +43,7 @@ from meshd.model.status import (
 )
 from meshd.rendezvous.interface import MdnsStatus
 
-from tests.unit.admin.machine_views import CAPACITY, DEVICES, STORAGE
+from tests.unit.admin.machine_views import CAPACITY, DEVICES, FITS, STORAGE
 
 LINK = LinkView(
     kind=LinkKind.TCP,
@@ -417,6 +417,11 @@ class FakeControl(Answers):
     async def capacity(self, request: plan_api.CapacityRequest) -> plan_api.CapacityReply:
         self.asked.append(("capacity", request.again))
         return CAPACITY
+
+    @plan_api.FitsRequest.answer
+    async def fits(self, request: plan_api.FitsRequest) -> plan_api.FitsReply:
+        self.asked.append(("fits", *((one.name, one.bytes) for one in request.known)))
+        return FITS
 
     @plan_api.PlanRequest.answer
     async def plan(self, request: plan_api.PlanRequest) -> plan_api.PlanReply:

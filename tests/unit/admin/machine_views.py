@@ -3,8 +3,10 @@
 from meshd.admin.plan_api import (
     CapacityReply,
     DeviceCapacity,
+    FitsReply,
     LeftOutView,
     PathCapacity,
+    ShortModelFit,
     StorageCapacity,
     StoredFile,
 )
@@ -74,4 +76,14 @@ CAPACITY = CapacityReply(
         StorageCapacity(node="elder", free_bytes=None, cache_room_bytes=None),
         StorageCapacity(node="attic", free_bytes=None, cache_room_bytes=None, why_not="it does not answer"),
     ),
+)
+FITS = FitsReply(
+    models=(
+        ShortModelFit(name="qwen3-4b", here="gpu", mesh="gpu"),
+        ShortModelFit(name="glm", here="partly_cpu", mesh="gpu"),
+        ShortModelFit(name="llama-3.3-70b", here="no", mesh="cpu"),
+        ShortModelFit(name="of-a-later-version", here="no", mesh="no"),
+    ),
+    workers=("garage",),
+    left_out=(LeftOutView(node="attic", why="it does not answer"),),
 )

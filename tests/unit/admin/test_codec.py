@@ -34,6 +34,9 @@ EXAMPLES: dict[Request[object], str] = {  # as daemons and verbs of other versio
     api.ResumeRequest(): '{"request":"resume"}',
     api.StopRequest(): '{"request":"stop"}',
     plan_api.CapacityRequest(): '{"request":"capacity","again":false}',
+    plan_api.FitsRequest(known=(plan_api.StoredFile(name="glm", bytes=8, fingerprint=None),)): (
+        '{"request":"fits","known":[{"name":"glm","bytes":8,"fingerprint":null}]}'
+    ),
     plan_api.PlanRequest(
         model="/m.gguf", ctx_size=4096, memory=(plan_api.MemoryLimit(node="garage", bytes=8),)
     ): (

@@ -76,6 +76,24 @@ def test_a_wheel_of_another_version_is_not_taken_and_named(site: Path, tmp_path:
     assert "meshd native build" in hint
 
 
+@pytest.mark.parametrize(
+    ("system", "backend", "is_named"),
+    [
+        ("x86_64", "auto", True),
+        ("x86_64", "cpu", True),
+        ("x86_64", "cuda", False),
+        ("aarch64", "auto", False),
+    ],
+)
+def test_without_a_wheel_its_file_is_named_where_there_is_one_for_the_machine(
+    site: Path, monkeypatch: pytest.MonkeyPatch, system: str, backend: str, *, is_named: bool
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: system)
+    monkeypatch.setattr("platform.system", lambda: "Linux")
+    hint = not_built("nothing", backend).hint or ""
+    assert ("install meshd_native-….whl beside meshd" in hint) is is_named and "meshd native build" in hint
+
+
 @pytest.mark.parametrize("harm", ["gone", "cut", "mode", "folder", "stamp"])
 def test_a_damaged_wheel_is_not_taken_and_named(site: Path, tmp_path: Path, harm: str) -> None:
     package = install_wheel(site)

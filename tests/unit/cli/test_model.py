@@ -6,13 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from meshd.admin.plan_api import FitsReply, FitsRequest
 from meshd.base.errors import UserError
+from meshd.base.units import in_bytes
 from meshd.cli import find_models as finding
 from meshd.cli.output import Output
 from meshd.config.serve_settings import ModelConfig, ServeConfig
 from meshd.config.tree import Config, NodeConfig, Paths, WorkerConfig
 from meshd.library.interface import TransferProgress
 
+from tests.unit.admin import machine_views
 from tests.unit.admin.fake import FakeControl
 from tests.unit.library.models import cached, in_ollama, pulled, put, tiny, tiny_shards
 from tests.unit.store.header_files import with_holes
@@ -62,6 +65,43 @@ def test_ls_as_json(models: Path) -> None:
     assert meshd("model", "verify", "hf:me/Tiny-GGUF").code == 0
     fingerprint = json.loads(meshd("model", "verify", "hf:me/Tiny-GGUF", "--json").out)["fingerprint"]
     assert len(fingerprint) == 64
+
+
+FITS = """\
+NAME           SIZE      HERE                  IN THE MESH    MODEL
+qwen3-4b       16.1 kB   yes                   yes            hf:unsloth/Qwen3-4B-Instruct-2507-GGUF:Q4_K_M
+glm            ~18.3 GB  slow: partly on a CPU  yes            hf:unsloth/GLM-4.7-Flash-GGUF:Q4_K_M
+llama-3.3-70b  ~42.5 GB  no                    slow: on a CPU  hf:unsloth/Llama-3.3-70B-Instruct-GGUF:Q4_K_M
+"""
+
+
+def test_fits_are_the_daemons_and_sizes_of_what_is_here_are_real(models: Path, daemon: FakeControl) -> None:
+    cached(models / "hub", "unsloth/Qwen3-4B-Instruct-2507-GGUF", {"Qwen3-4B-Q4_K_M.gguf": tiny()})
+    ran = meshd("model", "ls", "--fits")
+    assert (ran.code, ran.out.split()) == (0, FITS.replace("16.1 kB", in_bytes(len(tiny()))).split())
+    assert "are estimates" in ran.err and "attic is not counted: it does not answer" in ran.err
+    assert ("fits", ("qwen3-4b", len(tiny()))) in daemon.asked
+    here, glm, _ = json.loads(meshd("model", "ls", "--fits", "--json").out)
+    assert here == {
+        "name": "qwen3-4b",
+        "model": "hf:unsloth/Qwen3-4B-Instruct-2507-GGUF:Q4_K_M",
+        "bytes": len(tiny()),
+        "estimated": False,
+        "here": "gpu",
+        "mesh": "gpu",
+    }
+    assert (glm["bytes"], glm["estimated"], glm["here"]) == (18_312_339_776, True, "partly_cpu")
+
+
+def test_without_a_node_only_this_machine_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def alone(_config: Config, request: FitsRequest) -> FitsReply:
+        assert request.known == ()
+        return machine_views.FITS
+
+    monkeypatch.setattr("meshd.daemon.planning.fits_alone", alone)
+    ran = meshd("model", "ls", "--fits")
+    assert ran.out.count("not known") == 3 and "no node runs here" in ran.err
+    assert json.loads(meshd("model", "ls", "--fits", "--json").out)[0]["mesh"] is None
 
 
 def test_a_machine_without_models(models: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -291,20 +331,23 @@ def node(tmp_path: Path) -> Node:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "known", "said"),
     [
-        ("mesh:far-Q8_0", "for 30 s at most\n"),
-        ("far-Q8_0", "for 10 s at most\n"),
-        ("ollama:far", "for 10 s at most\n"),
-        ("glm", "for 10 s at most, then Hugging Face\n"),
-        ("hf:me/Far-GGUF", "for 10 s at most, then Hugging Face\n"),
+        ("mesh:far-Q8_0", "", "for 30 s at most\n"),
+        ("far-Q8_0", " (near: `hf:me/Tiny-GGUF:Q8_0`)", "for 10 s at most\n"),
+        ("ollama:far", " (near: `ollama:other:1b`)", "for 10 s at most\n"),
+        ("glm", " (~18.3 GB)", "for 10 s at most, then Hugging Face\n"),
+        ("qwen3-4x", " (near: `qwen3-4b`, `qwen3`, `qwen3-8b`)", "for 10 s at most\n"),
+        ("hf:me/Far-GGUF", "", "for 10 s at most, then Hugging Face\n"),
     ],
 )
 def test_a_model_that_is_not_here_is_left_to_the_daemon_and_said_at_once(
-    node: Node, name: str, said: str
+    node: Node, name: str, known: str, said: str
 ) -> None:
+    """A short name has a size; a mistyped one, which may be a member's model, has names that are near."""
     assert node.serve(name).model == name and node.lent(name) == (name,)
-    line = f"`{name}` is not on this machine: asking the members of the mesh, {said}"
+    size, near = ("", known) if "near" in known else (known, "")
+    line = f"`{name}`{size} is not on this machine{near}: asking the members of the mesh, {said}"
     assert node.told == line * 2
 
 

@@ -8,19 +8,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from meshd.admin.plan_api import MemoryLimit, PlanRequest
+from meshd.admin.plan_api import FitsRequest, MemoryLimit, PlanRequest, StoredFile
 from meshd.base.errors import Refused, UserError
+from meshd.config.tree import Config
 from meshd.daemon.plan_view import asked_memory, asked_options
-from meshd.daemon.planning import Choices, PlannedModel, Planning, planned_model, with_fewest
+from meshd.daemon.planning import Choices, PlannedModel, Planning, fits_alone, planned_model, with_fewest
 from meshd.devices.device_speeds import DeviceSpeeds
+from meshd.devices.interface import NativeBuild
 from meshd.head.worker_choice import ServedAs, roster_of
 from meshd.model.layer_range import LayerRange
 from meshd.plan.wishes import HeadOptions
 from meshd.store.hash_cache import HashCache
+from meshd.wire.lease import OfferedDevice
 
 from tests.gguf_bytes import parse
 from tests.sim.loop import run
 from tests.unit.devices.capacity_scene import Scene, scene
+from tests.unit.head.fake_mesh import NATIVE
 from tests.unit.head.rig import Bench
 from tests.unit.head.test_survey import OPTIONS, surveyor
 from tests.unit.library.models import put, tiny, tiny_shards
@@ -166,6 +170,45 @@ def test_a_node_that_computes_no_layers_is_not_measured_and_contributes_nothing(
             assert len(bench.timings) == int(computes)
 
     run(main())
+
+
+def test_what_fits_is_planned_and_nothing_is_measured(tmp_path: Path) -> None:
+    """The devices of this scene have a few GiB: the smallest models fit there, the largest nowhere."""
+
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            it.teller("a")
+            planning, bench = planner(it, tmp_path, OPTIONS)
+            reply = await planning.fits(FitsRequest())
+            found = {one.name: (one.here, one.mesh) for one in reply.models}
+            assert found["smollm2"] == ("cpu", "cpu") and found["glm-4.5-air"] == ("no", "no")
+            assert (reply.workers, reply.left_out, bench.timings) == (("a",), (), [])
+            size = StoredFile(name="glm-4.5-air", bytes=100_000_000, fingerprint=None)
+            reply = await planning.fits(FitsRequest(known=(size,)))
+            assert reply.models[-1].here == "cpu", "the real size counts"
+
+    run(main())
+
+
+def test_without_a_node_the_devices_are_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a head would use them: the CPU, and the GPUs that `[serve]` names."""
+    native = NativeBuild(tmp_path, tmp_path / "mesh-server", tmp_path, NATIVE, "")
+    gpus = [OfferedDevice(f"CUDA{n}", "gpu", "", 40 << 30, 40 << 30, "") for n in range(2)]
+    listed: list[Path] = []
+
+    async def list_devices(program: Path, **_others: object) -> tuple[OfferedDevice, ...]:
+        listed.append(program)
+        return OfferedDevice("CPU", "cpu", "", 2 << 30, 2 << 30, ""), *gpus
+
+    monkeypatch.setattr("meshd.daemon.planning.find_native", lambda _paths: native)
+    monkeypatch.setattr("meshd.daemon.planning.list_devices", list_devices)
+    config, expected = Config(), {"llama-3.3-70b": "gpu", "glm": "gpu"}
+    for serve in (config.serve, replace(config.serve, devices=("CUDA0",))):
+        reply = asyncio.run(fits_alone(replace(config, serve=serve), FitsRequest()))
+        found = {one.name: one.here for one in reply.models}
+        assert {name: found[name] for name in expected} == expected and reply.workers == ()
+        expected["llama-3.3-70b"] = "no"
+    assert listed == [native.mesh_server] * 2
 
 
 @pytest.mark.parametrize("computes", [True, False])

@@ -15,11 +15,13 @@ import httpx2
 import pytest
 from huggingface_hub import hf_hub_download
 from meshd.base.errors import UserError
+from meshd.base.units import in_bytes
 from meshd.library import download as downloads
 from meshd.library import hub_cache, hub_client
 from meshd.library.download import download
 from meshd.library.interface import TransferProgress
 from meshd.model.model_name import HubName
+from meshd.model.short_names import SHORT_NAMES
 
 from tests.hub_server import COMMIT, Hub
 
@@ -407,3 +409,19 @@ def test_a_name_that_cannot_be_resolved_is_told_in_words() -> None:
             except socket.gaierror as error:
                 raise httpx2.ConnectError(str(error)) from error
     assert "Errno" not in caught.value.what
+
+
+def test_a_short_names_size_is_corrected_by_the_hubs(hub: Hub, cache: Path) -> None:
+    """The table's is an estimate: the disk is checked, and the file fetched, by what the hub says."""
+    hub.repositories["unsloth/GLM-4.7-Flash-GGUF"] = {"GLM-4.7-Flash-Q4_K_M.gguf": tiny()}
+    name, told = SHORT_NAMES["glm"], list[TransferProgress]()
+    said = f"{name} is {in_bytes(len(tiny()))}, not about 18.3 GB, as `meshd model ls --fits` says"
+    downloads.check_download(name, cache, told.append)
+    assert [one.activity for one in told][1:] == [said]
+    model, [path] = download(name, cache, told.append)
+    assert model.size == path.stat().st_size == len(tiny())
+    assert [one.activity for one in told].count(said) == 2
+    has(hub, tiny__Q4_K_M=tiny())
+    told.clear()
+    get(cache, told=told)
+    assert told and not any("not about" in one.activity for one in told)

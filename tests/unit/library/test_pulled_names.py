@@ -10,7 +10,8 @@ from meshd.library.interface import NotHere
 from meshd.library.pulled_models import add_name, names_of, note_names
 from meshd.library.resolve import Resolver
 from meshd.library.stores import Stores
-from meshd.model.model_name import DEMO_STEM, SHORT_NAMES, MeshName, parse_model_name, stem_of
+from meshd.model.model_name import DEMO_STEM, MeshName, parse_model_name
+from meshd.model.short_names import SHORT_NAMES, stem_of
 from meshd.model.weights_index import fingerprint
 from meshd.store.hash_cache import FileState, HashCache
 

@@ -11,7 +11,8 @@ from meshd.library import resolve
 from meshd.library.interface import ModelSource, NotHere
 from meshd.library.resolve import Resolver
 from meshd.library.stores import Stores
-from meshd.model.model_name import DEMO_STEM, SHORT_NAMES, stem_of
+from meshd.model.model_name import DEMO_STEM
+from meshd.model.short_names import SHORT_NAMES, stem_of
 from meshd.model.weights_index import fingerprint
 from meshd.store.hash_cache import FileState, HashCache
 
@@ -154,8 +155,8 @@ def test_nothing_found_names_what_is_near(resolver: Resolver, home: Path) -> Non
         UserError, match=r"there is no model `glm-4.7-flash-q4_k_s`.*near: `GLM-4.7-Flash-Q4_K_M`"
     ):
         resolver.get("glm-4.7-flash-q4_k_s")
-    with pytest.raises(UserError, match="near: `qwen3`") as caught:
-        resolver.get("qwen")
+    with pytest.raises(UserError, match="near: `qwen3-4b`, `qwen3`, `qwen3-8b`") as caught:
+        resolver.get("qwen3-4")
     assert "hf:ORG/REPO" in caught.value.hint and "meshd model ls" in caught.value.hint
 
 
