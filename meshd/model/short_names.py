@@ -3,9 +3,10 @@
 A row is declared here and nowhere else. All but its name and repository is an estimate, which only
 `meshd model ls --fits` reads. Sizes are those of public catalogues of GGUF files, which give bytes and
 SHA-256 (of `gemma-4-26b`, rounded ones), read in November 2026; layers, contexts and caches are those of
-published configurations. No file was downloaded for this table. Hugging Face's answer always goes first: a
-download checks disk and hash by that, and says so where a size here is wrong (library/download.py); a model
-that is on this machine is listed with its real size.
+published configurations, but for those of gpt-oss, glm-4.5-air and qwen3-coder-next and the heads of
+gemma-4-31b, which nobody looked up. No file was downloaded for this table. Hugging Face's answer always goes
+first: a download checks disk and hash by that, and says so where a size here is wrong (library/download.py);
+a model that is on this machine is listed with its real size.
 """
 
 from collections.abc import Mapping
