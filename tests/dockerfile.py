@@ -1,10 +1,9 @@
 """The Dockerfile, read; and carried out where there is no Docker, with mmdebstrap and chroot.
 
-    python -m tests.dockerfile DIR                  # root, Debian, mmdebstrap; compiles llama.cpp
-    python -m tests.dockerfile DIR --native BUILD   # takes finished programs, those in BUILD/bin
+    python -m tests.dockerfile DIR --wheels dist    # root, Debian, mmdebstrap
 
-The last stage is left in DIR/1. Only what our Dockerfile uses is understood: FROM, RUN, COPY of plain names,
-ENV, WORKDIR, and the words that need nothing done.
+The last stage is left in DIR/1. Only what our Dockerfile uses is understood: FROM, RUN, COPY of names and
+patterns, ENV, and the words that need nothing done.
 """
 
 import argparse
@@ -13,7 +12,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,11 +63,11 @@ def stages(text: str) -> list[Stage]:
 
 def read() -> list[Stage]:
     """The project's."""
-    return stages((ROOT / "Dockerfile").read_text(encoding="utf-8"))
+    return stages((ROOT / "packaging/Dockerfile").read_text(encoding="utf-8"))
 
 
-def carry_out(all_stages: Sequence[Stage], folder: Path, native: Path | None) -> Path:
-    """Make each stage below `folder`; returns the root of the last one."""
+def carry_out(all_stages: Sequence[Stage], folder: Path, context: Path) -> Path:
+    """Make each stage below `folder` from the files in `context`; returns the root of the last one."""
     roots: dict[str, Path] = {}
     for stage in all_stages:
         root = roots[stage.name] = folder / stage.name
@@ -77,18 +76,13 @@ def carry_out(all_stages: Sequence[Stage], folder: Path, native: Path | None) ->
             folder.mkdir(parents=True, exist_ok=True)
             subprocess.run(["mmdebstrap", "--variant=minbase", suite, root], check=True)
         _as_here(root)
-        where, env = "/", dict[str, str]()
+        env = dict[str, str]()
         for word, text in stage.steps:
             print(f"[{stage.name}] {word} {text[:100]}", flush=True)  # noqa: T201
-            if word == "WORKDIR":
-                where = text
-                (root / where.lstrip("/")).mkdir(parents=True, exist_ok=True)
-            elif word == "COPY":
-                _copy(text, root, where, roots)
-            elif word == "RUN" and native is not None and "native build" in text:
-                shutil.copytree(native, root / "opt/native", dirs_exist_ok=True)
+            if word == "COPY":
+                _copy(text, root, context, roots)
             elif word == "RUN":
-                _run(text, root, where, env)
+                _run(text, root, env)
             elif word == "ENV":
                 env |= _pairs(text)
             elif word not in _NOTHING_TO_DO:
@@ -101,35 +95,31 @@ def _as_here(root: Path) -> None:
     shutil.copy(_CERTIFICATES, root / _CERTIFICATES_INSIDE.lstrip("/"))
 
 
-def _copy(text: str, root: Path, where: str, roots: Mapping[str, Path]) -> None:
+def _copy(text: str, root: Path, context: Path, roots: Mapping[str, Path]) -> None:
     words = text.split()
-    origin = ROOT
     if words[0].startswith("--from="):
-        origin = roots[words.pop(0).removeprefix("--from=")]
-    *names, target = words
-    place = root / where.lstrip("/") / target.lstrip("/") if target[0] != "/" else root / target.lstrip("/")
-    for name in names:
-        source = origin / name.lstrip("/")
-        if source.is_dir():
-            shutil.copytree(source, place, symlinks=True, dirs_exist_ok=True)
-        else:
-            shutil.copy(source, place)
+        context = roots[words.pop(0).removeprefix("--from=")]
+    *patterns, target = words
+    place = root / target.lstrip("/")
+    for pattern in patterns:
+        sources = sorted(context.glob(pattern.lstrip("/")))
+        if not sources:
+            raise ValueError(f"{context} has no {pattern}")
+        for source in sources:
+            if source.is_dir():
+                shutil.copytree(source, place, symlinks=True, dirs_exist_ok=True)
+            else:
+                place.mkdir(parents=True, exist_ok=True)
+                shutil.copy(source, place)
 
 
-def _run(text: str, root: Path, where: str, env: Mapping[str, str]) -> None:
-    for mount in _mounts(text):
-        (root / mount.lstrip("/")).mkdir(parents=True, exist_ok=True)
-    command = re.sub(r"--mount=\S+\s+", "", text)
+def _run(command: str, root: Path, env: Mapping[str, str]) -> None:
     from_here = {name: os.environ[name] for name in _FROM_HERE if name in os.environ}
     subprocess.run(
-        ["chroot", root, "/bin/sh", "-c", f"cd {where} && {command}"],
+        ["chroot", root, "/bin/sh", "-c", command],
         env={"PATH": _PATH, "PIP_CERT": _CERTIFICATES_INSIDE, **from_here, **env},
         check=True,
     )
-
-
-def _mounts(text: str) -> Iterator[str]:
-    yield from re.findall(r"--mount=type=cache,target=(\S+)", text)
 
 
 def main() -> None:
@@ -138,11 +128,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument(
-        "--native", type=Path, help="a folder whose `bin` has llama-server, mesh-server and libggml-mesh.so"
-    )
+    parser.add_argument("--wheels", type=Path, default=ROOT / "dist", help="those of meshd and meshd-native")
     args = parser.parse_args()
-    print(carry_out(read(), args.folder, args.native))  # noqa: T201
+    print(carry_out(read(), args.folder, args.wheels))  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -50,6 +50,13 @@ class Verb:
         code: VerbCode = getattr(module, self.name.capitalize())() if self.module else module
         return code
 
+    def parser(self) -> Parser:
+        """Import it, and return the parser of its arguments."""
+        code = self.load()
+        parser = Parser(prog=f"meshd {self.name}", description=inspect.getdoc(code))
+        code.add_arguments(parser)
+        return parser
+
 
 GROUPS = ("get started", "run", "watch and diagnose", "members", "share other services", "configure")
 VERBS: tuple[Verb, ...] = (
@@ -100,6 +107,8 @@ VERBS: tuple[Verb, ...] = (
     Verb("expose", GROUPS[4], "give chosen nodes access to a TCP service of this machine"),
     Verb("tunnel", GROUPS[4], "use a service that another node exposes"),
     Verb("config", GROUPS[5], "show the effective configuration, or write an example file"),
+    Verb("completion", GROUPS[5], "print the completion script for a shell", module="shell"),
+    Verb("man", GROUPS[5], "write the man pages into a folder", module="shell"),
 )
 
 
@@ -152,15 +161,13 @@ def _run(argv: list[str], out: Output) -> int:
         from meshd.cli.unknown_verb import unknown_verb
 
         raise unknown_verb(name, [*(verb.name for verb in VERBS), "help", "version"], LATER)
-    code = verb.load()
-    parser = Parser(prog=f"meshd {name}", description=inspect.getdoc(code))
-    code.add_arguments(parser)
+    parser = verb.parser()
     after: list[str] | None = None
     if verb.rest:
         rest, after = split_rest(rest)
     args = parser.parse(rest, passes_on=verb.rest)
     args.rest = after
-    return code.run(args, out)
+    return verb.load().run(args, out)
 
 
 def _print_version(out: Output) -> None:
@@ -186,7 +193,7 @@ def _help() -> str:
         "",
     ]
     for group in GROUPS:
-        verbs = [f"  {verb.name:<8}  {verb.help}" for verb in VERBS if verb.group == group]
+        verbs = [f"  {verb.name:<10}  {verb.help}" for verb in VERBS if verb.group == group]
         lines += [f"{group}:", *verbs, ""]
     lines += [
         "A running `meshd worker`, `serve` or `client` is called a node; a node that serves, a head.",

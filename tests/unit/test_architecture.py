@@ -259,8 +259,8 @@ BROKEN: tuple[tuple[str, str, str], ...] = (
     ("zeroconf only in rendezvous/mdns_network.py", "meshd.rendezvous.mdns", "zeroconf"),
     ("aioquic only in link/quic", "meshd.link.port_prediction.links", "aioquic"),
     ("aioquic only in link/quic", "meshd.bench.transport_kinds", "aioquic"),
-    ("aiortc only in link/webrtc", "meshd.link.ice.links", "aiortc"),
-    ("aiortc only in link/webrtc", "meshd.bench.transport_kinds", "aiortc"),
+    ("aiortc only in link/webrtc/aiortc_parts.py", "meshd.link.webrtc.session", "aiortc"),
+    ("aiortc only in link/webrtc/aiortc_parts.py", "meshd.bench.transport_kinds", "aiortc"),
     ("aioice only in link/ice/agent.py", "meshd.link.webrtc.session", "aioice"),
     ("huggingface_hub only in library/hub_client.py", "meshd.library.download", "huggingface_hub"),
     ("httpx2 only in library/hub_client.py", "meshd.library.download", "httpx2"),
@@ -275,7 +275,7 @@ BROKEN: tuple[tuple[str, str, str], ...] = (
 )
 KEPT: tuple[tuple[str, str, str], ...] = (
     ("aioquic only in link/quic", "meshd.link.quic.listen", "aioquic"),
-    ("aiortc only in link/webrtc", "meshd.link.webrtc.pipe", "aiortc"),
+    ("aiortc only in link/webrtc/aiortc_parts.py", "meshd.link.webrtc.aiortc_parts", "aiortc"),
     ("aioice only in link/ice/agent.py", "meshd.link.ice.agent", "aioice"),
     ("huggingface_hub only in library/hub_client.py", "meshd.library.hub_client", "huggingface_hub"),
     ("httpx2 only in library/hub_client.py", "meshd.library.hub_client", "httpx2"),

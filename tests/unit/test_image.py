@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import tomllib
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import cast
@@ -81,8 +80,8 @@ def test_the_image_does_not_run_as_root(image: Stage) -> None:
 def test_the_image_names_the_ports_and_settings_of_the_code(image: Stage) -> None:
     assert set(" ".join(image.texts("EXPOSE")).split()) == ALL_PORTS
     env = image.env()
-    assert {"MESHD_HOME", "MESHD_CACHE", "MESHD_NATIVE_BIN"} <= env.keys()
-    assert env.keys() - {"PATH"} <= VARIABLES
+    assert {"MESHD_HOME", "MESHD_CACHE"} <= env.keys()
+    assert {name for name in env if name != "PATH" and not name.startswith("NVIDIA_")} <= VARIABLES
     (volumes,) = image.texts("VOLUME")
     assert {env["MESHD_HOME"], env["MESHD_CACHE"]} <= set(yaml.safe_load(volumes))
     assert image.texts("ENTRYPOINT") == ['["meshd"]']
@@ -94,25 +93,24 @@ def test_the_user_owns_the_volumes_alone(image: Stage) -> None:
     assert folders == yaml.safe_load(image.texts("VOLUME")[0])
 
 
-def test_what_the_package_is_made_of_is_copied_and_not_ignored() -> None:
-    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    built = wheel["tool"]["hatch"]["build"]["targets"]["wheel"]
-    wanted = {*built["packages"], *built["force-include"], "README.md", "LICENSE", "pyproject.toml"}
-    copied = {name for text in read()[0].texts("COPY") for name in text.split()[:-1]}
-    assert copied == wanted
-    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
-    assert {line.removeprefix("!") for line in ignored if line.startswith("!")} == wanted
+def test_what_is_installed_in_the_first_stage_is_copied_to_the_second(image: Stage) -> None:
+    first = read()[0]
+    assert first.base == image.base, "the virtual environment is for this Python"
+    assert first.texts("COPY") == ["*.whl /wheels/"]
+    (installed,) = (text for text in first.texts("RUN") if "pip" in text)
+    (copied,) = image.texts("COPY")
+    folder = copied.split()[-1]
+    assert copied == f"--from={first.name} {folder} {folder}", "scripts have the path in their first line"
+    assert f"--python {folder} install" in installed and f"-q {folder}/lib" in installed
+    assert image.env()["PATH"].split(":")[0] == f"{folder}/bin"
 
 
-def test_the_native_part_is_built_for_more_than_one_machine() -> None:
-    (step,) = (text for text in read()[0].texts("RUN") if "native build" in text)
-    assert "SOURCE_DATE_EPOCH=" in step, "llama.cpp would use all that this processor can do"
-    assert "x86-64-v3" in step and "CFLAGS=" in step and "CXXFLAGS=" in step, "it would stop at SSE2"
-    calls = re.findall(r"/bin/(meshd native [^|&)>]*)", step)
-    assert len(calls) == 2
-    for call in calls:
-        _called(call)
-    assert read()[-1].env()["MESHD_NATIVE_BIN"] == step.split()[-1]
+def test_compose_builds_it_from_the_wheels(services: Mapping[str, Service]) -> None:
+    for service in services.values():
+        build = cast(Mapping[str, str], service["build"])
+        assert (ROOT / "configs" / build["context"]).resolve() == ROOT / "dist"
+        # relative to the context
+        assert (ROOT / "dist" / build["dockerfile"]).resolve() == ROOT / "packaging/Dockerfile"
 
 
 def test_a_relay_two_workers_and_a_head(services: Mapping[str, Service]) -> None:

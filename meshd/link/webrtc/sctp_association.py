@@ -15,11 +15,9 @@ import secrets
 import struct
 from collections.abc import Callable, Coroutine, Sequence
 
-from aiortc import RTCDtlsTransport, RTCSctpCapabilities, RTCSctpTransport
-from aiortc.rtcsctptransport import Chunk
-
 from meshd.base.errors import RemoteProtocolError
 from meshd.link.webrtc import sctp_packet as wire
+from meshd.link.webrtc.aiortc_parts import Chunk, RTCDtlsTransport, RTCSctpCapabilities, RTCSctpTransport
 from meshd.link.webrtc.sctp_inbox import FIRST_WINDOW_BYTES, MAX_INBOX_BYTES, Inbox
 from meshd.link.webrtc.sctp_outbox import Outbox
 

@@ -1,6 +1,6 @@
 """One attempt of the webrtc link: ICE, DTLS and SCTP put on top of each other, without SDP.
 
-Imports aiortc and aioice: import this module on demand (50 MB, a third of a second). aiortc's DTLS transport
+Imports aiortc and aioice: import this module on demand (15 MB, a fifth of a second). aiortc's DTLS transport
 does the handshake and checks the fingerprint; afterwards datagrams go through OpenSSL by one call each way,
 without the tasks and queues between aiortc's layers.
 """
@@ -9,8 +9,6 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
 
-from aiortc import RTCCertificate, RTCDtlsFingerprint, RTCDtlsParameters, RTCDtlsTransport
-from aiortc.rtcdtlstransport import State
 from OpenSSL import SSL
 
 from meshd.base.errors import Broken
@@ -19,6 +17,13 @@ from meshd.link.ice.agent import IcePath
 from meshd.link.ice.session import IcePipe
 from meshd.link.udp.batch_socket import Address
 from meshd.link.udp.host_socket import OpenSocket
+from meshd.link.webrtc.aiortc_parts import (
+    RTCCertificate,
+    RTCDtlsFingerprint,
+    RTCDtlsParameters,
+    RTCDtlsTransport,
+    State,
+)
 from meshd.link.webrtc.sctp_association import Association
 from meshd.wire.address import Candidate, CandidateKind
 from meshd.wire.dialable import Dialable
