@@ -85,7 +85,7 @@ async def _install(file: Path, folder: Path, *, offline: bool) -> Result:
 def _installer() -> Sequence[str]:
     """Return the command that installs into this environment: uv's have no pip. Raises UserError."""
     if importlib.util.find_spec("pip") is not None:
-        return (sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-input")
+        return (sys.executable, "-P", "-m", "pip", "install", "--disable-pip-version-check", "--no-input")
     if (uv := shutil.which("uv")) is not None:
         return (uv, "pip", "install", "--python", sys.executable)
     raise UserError(

@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 
 from meshd.base.errors import UserError
-from meshd.build.machine import CUDA_EXTRA, find_packages
+from meshd.build.machine import CUDA_EXTRA, find_nvcc, find_packages
 from meshd.build.run import run
 
 _NAME = "cuda"  # in the cache
@@ -69,9 +69,18 @@ async def mend_toolkit(native: Path, log: Path) -> None:
     if not place.is_dir() or (place / "lib/libcublas.so").exists():
         return
     packages = find_packages()
+    if packages is None and find_nvcc() is not None:
+        await asyncio.to_thread(_forget, native)  # a toolkit is there now
+        return
     if packages is None:
         raise UserError("the build for CUDA needs NVIDIA's libraries, which were removed", hint=CUDA_EXTRA)
     await make_toolkit(packages, native, log)
+
+
+def _forget(native: Path) -> None:
+    """Remove the folder of links, and the builds that may need it."""
+    for folder in (toolkit_in(native), *native.glob("*-cuda-*")):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _link(packages: Path, place: Path) -> None:

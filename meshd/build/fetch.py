@@ -85,7 +85,10 @@ def _pip(wanted: PinnedFile, folder: Path) -> list[str]:
 
 def _advice(wanted: PinnedFile, downloads: Path, tail: Sequence[str]) -> str:
     last = "\n".join(line for line in tail if "WARNING" not in line)
-    proxy = urlsplit(getproxies().get("https", "")).hostname  # its URL may have a password
+    try:
+        proxy = urlsplit(getproxies().get("https", "")).hostname  # its URL may have a password
+    except ValueError:
+        proxy = "(not a URL)"
     check = (
         f"check the network and the proxy `{proxy}`, which HTTPS_PROXY names"
         if proxy

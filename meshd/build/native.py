@@ -118,7 +118,8 @@ async def build_programs(
         from meshd.build.cuda_wheels import mend_toolkit
 
         with builds.explained_disk_errors(cache):
-            await mend_toolkit(cache / "native", cache / "native" / "cuda.log")
+            async with builds.locked(cache / "native" / "lock", progress):
+                await mend_toolkit(cache / "native", cache / "native" / "cuda.log")
     if source is not None:
         await asyncio.to_thread(check_source, source, pin, name=str(source))
     if await asyncio.to_thread(_missing, cache, pin, backend, [*upstream, *ours]):

@@ -93,7 +93,7 @@ def _add(args: Arguments, out: Output) -> int:
 
     from meshd.build.add_cuda import add_cuda
 
-    place = asyncio.run(add_cuda(expanded(args.folder), _show(out)))
+    place = asyncio.run(add_cuda(expanded(args.folder).absolute(), _show(out)))
     out.line(f"the programs in {place} can use CUDA now")
     out.note("`meshd doctor` must list CUDA0 as a device; then restart the node")
     return 0

@@ -1,9 +1,12 @@
 """Choose among the builds of llama.cpp here the one whose device is fastest and computes right.
 
 Several builds: compiled ones for different devices, and meshd-native. Each is tried in children, which may
-crash or compute nonsense. What was chosen is kept until a build, a card or the machine's start changes.
+crash or compute nonsense. What was chosen is kept until a build, a card or the machine's start changes; for
+AGAIN_SECONDS only if a device failed, as its memory may just have been taken.
 """
 
+import os
+import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
@@ -16,7 +19,7 @@ from meshd.build.cache import locked
 from meshd.build.interface import BuildProgress
 from meshd.devices.device_list import hardware_names
 from meshd.devices.device_speeds import DeviceSpeeds
-from meshd.devices.device_trial import DeviceTrials, listing_key
+from meshd.devices.device_trial import AGAIN_SECONDS, DeviceTrials, listing_key
 from meshd.devices.devices import list_devices, pick, twin
 from meshd.devices.interface import NativeBuild, RolePaths
 from meshd.devices.processors import usable_cores
@@ -28,6 +31,7 @@ from meshd.process.interface import RunToEnd
 from meshd.wire.lease import OfferedDevice
 
 _MOST_BYTES = 4096
+_SOUND, _DOUBTFUL = "sound", "doubtful"  # of a kept choice: did all devices compute right?
 LOG = log.get("daemon")
 
 
@@ -116,7 +120,7 @@ async def choose_build(
         return kept
     async with AsyncExitStack() as stack:
         with suppress(OSError):  # a cache that takes nothing is reported below
-            lock = locked(_file(cache).with_suffix(".lock"), _ignore, "is trying the builds")
+            lock = locked(_file(cache).with_suffix(".lock"), _say, "is trying the builds")
             await stack.enter_async_context(lock)
         kept = kept_choice(natives, cache, machine=machine)  # another node may have chosen
         return kept or await _find_out(natives, run_to_end, cache=cache, logs=logs, machine=machine)
@@ -132,14 +136,23 @@ async def _find_out(
     chosen = choose(tried)
     device = chosen.best.device.name if chosen.best is not None else ""
     LOG.info("build_chosen", path=str(chosen.native.mesh_server.parent), device=device)
+    keep_choice(tried, chosen, cache, machine=machine)
     if not all(build.is_measured for build in tried):
         return chosen.native  # another start may find out
-    lines = [_key(natives, machine), str(chosen.native.mesh_server), *chosen.slower]
+    return replace(chosen.native, slower=chosen.slower)
+
+
+def keep_choice(tried: Sequence[TriedBuild], chosen: TriedBuild, cache: Path, *, machine: str) -> None:
+    """Keep what was found out for the nodes of this machine, unless a device could not be timed."""
+    if not all(build.is_measured for build in tried):
+        return
+    sound = all(not build.why_not and not any(one.why_unfit for one in build.devices) for build in tried)
+    key = _key([build.native for build in tried], machine)
+    lines = [key, _SOUND if sound else _DOUBTFUL, str(chosen.native.mesh_server), *chosen.slower]
     try:
-        replace_file(_file(cache), ("\n".join(lines) + "\n").encode())
+        replace_file(_file(cache), ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape"))
     except OSError as error:
         LOG.warning("choice_not_kept", why=error.strerror)
-    return replace(chosen.native, slower=chosen.slower)
 
 
 def kept_choice(natives: Sequence[NativeBuild], cache: Path, *, machine: str) -> NativeBuild | None:
@@ -151,10 +164,12 @@ def kept_choice(natives: Sequence[NativeBuild], cache: Path, *, machine: str) ->
         return natives[0]
     try:
         with _file(cache).open("rb") as file:
-            key, program, *slower = file.read(_MOST_BYTES).decode("utf-8", "replace").splitlines()
+            text = file.read(_MOST_BYTES).decode("utf-8", "surrogateescape")
+            age = time.time() - os.fstat(file.fileno()).st_mtime
+        key, state, program, *slower = text.splitlines()
     except (OSError, ValueError):
         return None
-    if key != _key(natives, machine):
+    if key != _key(natives, machine) or (state != _SOUND and not 0 <= age < AGAIN_SECONDS):
         return None
     named = (native for native in natives if str(native.mesh_server) == program)
     return next((replace(native, slower=tuple(slower)) for native in named), None)
@@ -172,11 +187,11 @@ def _key(natives: Sequence[NativeBuild], machine: str) -> str:
     """Return a key for all that decides the choice: builds, machine since its start, cards, variables."""
     programs = [part for one in natives for part in (str(one.mesh_server), listing_key(one, machine))]
     modules = sorted(path.name for one in natives for path in one.mesh_server.parent.glob("libggml-*.so"))
-    return trial_key(["build choice 1", *programs, *modules, *hardware_names()])
+    return trial_key(["build choice 2", *programs, *modules, *hardware_names()])
 
 
-def _ignore(_progress: BuildProgress) -> None:
-    """Ignore that another node is waited for."""
+def _say(progress: BuildProgress) -> None:
+    LOG.info("build_choice_awaited", why=progress.text)
 
 
 async def _silent(_text: str) -> None:

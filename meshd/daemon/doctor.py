@@ -18,7 +18,7 @@ from meshd.build.machine import need_compiler, need_tools
 from meshd.build.pin import read_pin
 from meshd.build.wheel import installed_wheel
 from meshd.config.tree import Config
-from meshd.daemon.build_choice import TriedBuild, choose, try_build
+from meshd.daemon.build_choice import TriedBuild, choose, keep_choice, try_build
 from meshd.daemon.native_check import check_native
 from meshd.daemon.role_runtime import machine_id, natives_here
 from meshd.daemon.unused_gpus import NEWEST_SM, explain, gather_facts
@@ -56,7 +56,7 @@ def look(config: Config) -> list[Finding]:
     except UserError as error:
         return [*folders, *_not_built(error), *_wheel(), *_limits()]
     with tempfile.TemporaryDirectory(prefix="meshd-doctor-") as logs:
-        used, found = asyncio.run(_native(natives, Path(logs)))
+        used, found = asyncio.run(_native(natives, config.paths.cache, Path(logs)))
     return [*folders, _build(used), *_wheel(), *_limits(), *found]
 
 
@@ -72,8 +72,8 @@ def _installs() -> Iterator[Finding]:
 
 def _cache(cache: Path) -> Iterator[Finding]:
     """Report a cache that cannot be written, or whose programs cannot be started."""
-    place = next(folder for folder in (cache, *cache.parents) if folder.exists())
     try:
+        place = next(folder for folder in (cache, *cache.parents) if folder.exists())
         _write_some(place)
     except OSError as error:
         why = (error.strerror or type(error).__name__).lower()
@@ -86,8 +86,8 @@ def _cache(cache: Path) -> Iterator[Finding]:
 
 def _home(home: Path) -> Finding:
     """Check that the home can be written, or else the folder in which it would be made."""
-    place = next(folder for folder in (home, *home.parents) if folder.exists())
     try:
+        place = next(folder for folder in (home, *home.parents) if folder.exists())
         _write_some(place)
         free = in_bytes(shutil.disk_usage(place).free)
     except OSError as error:
@@ -137,11 +137,18 @@ def _wheel() -> Iterator[Finding]:
         yield Finding("meshd-native", "warning", f"not used: {fault}", WHEEL_HINT)
 
 
-async def _native(natives: Sequence[NativeBuild], logs: Path) -> tuple[NativeBuild, list[Finding]]:
-    """Try the devices of all builds; return the one to use with its findings, and why others are not used."""
+async def _native(
+    natives: Sequence[NativeBuild], cache: Path, logs: Path
+) -> tuple[NativeBuild, list[Finding]]:
+    """Try the devices of all builds; return the one to use with its findings, and why others are not used.
+
+    Nodes use it from their next start on.
+    """
     machine = machine_id(b"")
     tried = [await try_build(native, run_to_end, logs, machine=machine) for native in natives]
     used = choose(tried)
+    if len(tried) > 1:
+        keep_choice(tried, used, cache, machine=machine)
     found = await look_at_programs(used.native, logs)
     if used.why_not:
         found.append(Finding("device", "error", used.why_not, used.hint))
@@ -183,7 +190,10 @@ def _lost(build: TriedBuild, used: TriedBuild) -> Finding:
 async def _gpus(used: TriedBuild, logs: Path) -> list[Finding]:
     """Report GPUs that this build cannot use, or only after its driver has compiled for them."""
     listed = [one.device.name for one in used.devices]
-    facts = await gather_facts(run_to_end, logs / "cuda.log")
+    try:
+        facts = await gather_facts(run_to_end, logs / "cuda.log")
+    except MeshdError as error:
+        return [_fault("gpu", error)]
     found = [
         Finding("gpu", "warning", fault.what, fault.hint)
         for fault in explain(facts, listed, used.native.backends)

@@ -4,13 +4,16 @@ The facts are gathered without starting a driver, but for one child that asks CU
 of them alone.
 """
 
+import asyncio
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from meshd.base.errors import MeshdError
 from meshd.build.machine import CUDA_EXTRA, GPU_PAGE
+from meshd.devices.devices import LIST_SECONDS
 from meshd.process.interface import ChildSpec, RunToEnd
 
 OLDEST_SM, NEWEST_SM = 75, 121  # of CUDA 13; the newest that this version of llama.cpp knows
@@ -83,7 +86,7 @@ class GpuFault:
 
 
 async def gather_facts(run_to_end: RunToEnd, log: Path) -> GpuFacts:
-    """Gather the facts. Raises MeshdError if the child that asks CUDA cannot be started."""
+    """Gather the facts. Raises MeshdError if the child that asks CUDA cannot be started, or hangs."""
     return replace(look_around(), cuda=await _ask_cuda(run_to_end, log))
 
 
@@ -122,7 +125,14 @@ async def _ask_cuda(run_to_end: RunToEnd, log: Path) -> CudaDriver | None:
     """Ask the driver in a child: one that does not fit its kernel may crash."""
     lines: list[str] = []
     argv = (sys.executable, "-I", "-c", _ASK_CUDA)
-    await run_to_end(ChildSpec(name="CUDA's driver", argv=argv, log=log, on_line=lines.append))
+    try:
+        async with asyncio.timeout(LIST_SECONDS):
+            await run_to_end(ChildSpec(name="CUDA's driver", argv=argv, log=log, on_line=lines.append))
+    except TimeoutError:
+        raise MeshdError(
+            f"CUDA's driver does not answer within {LIST_SECONDS:.0f} s",
+            hint="look at the kernel's log (`dmesg`), or restart the machine",
+        ) from None
     return parse_cuda(lines)
 
 

@@ -4,6 +4,7 @@
 drivers of GPUs, so it is never polled, and a listing is reused where it must still hold (device_list.py).
 """
 
+import asyncio
 import hashlib
 import re
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from meshd.process.interface import ChildSpec, RunToEnd
 from meshd.wire.lease import SHARED_MEMORY, OfferedDevice
 from meshd.wire.limits import MAX_DEVICES
 
+LIST_SECONDS = 120.0  # until a driver counts as hung: a machine with eight cards needs 20
 # no more than an Offer can carry (wire/lease.py): an odd line of a driver must not invalidate the offer
 _LISTED = re.compile(
     r"^device (?P<name>[!-9;-~]{1,64}) (?P<type>[a-z]{1,16}) (?P<id>[!-~]{1,128})"
@@ -132,14 +134,15 @@ async def list_machine(
 ) -> tuple[OfferedDevice, ...]:
     """List this machine's devices without a memory limit. Raises MeshdError if there are none."""
     lines: list[str] = []
-    ended = await run_to_end(
-        ChildSpec(
-            name="device list",
-            argv=(str(program), "--list-devices"),
-            log=log,
-            on_line=lines.append,
-        )
-    )
+    spec = ChildSpec(name="device list", argv=(str(program), "--list-devices"), log=log, on_line=lines.append)
+    try:
+        async with asyncio.timeout(LIST_SECONDS):
+            ended = await run_to_end(spec)
+    except TimeoutError:
+        raise MeshdError(
+            f"`{program.name}` did not list its devices within {LIST_SECONDS:.0f} s",
+            hint="a GPU's driver may hang: look at the kernel's log, or restart the machine",
+        ) from None
     devices = parse_devices(lines, machine)
     if not devices:
         shown = " | ".join(ended.tail[-3:])

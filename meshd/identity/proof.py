@@ -414,6 +414,7 @@ class ListenProof(Exchange):
         high = fields.number("hi", low=0, high=0xFFFF)
         if low > high:
             raise RemoteProtocolError(f"proof: versions {low} to {high}", code="proof")
+        self._check_sought(fields)  # a stranger learns nothing
         if high < OLDEST_WIRE_VERSION or low > WIRE_VERSION:
             here, there = self._credentials.key.peer, PeerId(fields.raw("from", exact=KEY_BYTES))
             older = there if high < OLDEST_WIRE_VERSION else here
@@ -427,7 +428,7 @@ class ListenProof(Exchange):
             low=low,
             high=high,
             version=min(high, WIRE_VERSION),
-            purpose=(purpose := self._check_target(fields)),
+            purpose=(purpose := self._check_purpose(fields)),
             mesh=self._check_mesh(fields),
             dialler=self._check_dialler(fields, purpose),
             listener=self._credentials.key.peer,
@@ -437,11 +438,13 @@ class ListenProof(Exchange):
         )
         return frame({"t": "answer", "version": self._transcript.version, "nonce": self._nonce})
 
-    def _check_target(self, fields: Fields) -> Purpose:
+    def _check_sought(self, fields: Fields) -> None:
         if PeerId(fields.raw("to", exact=KEY_BYTES)) != self._credentials.key.peer:
             raise RemoteProtocolError(
                 "another node answers at this address", code="target", hint="its address may have changed"
             )
+
+    def _check_purpose(self, fields: Fields) -> Purpose:
         purpose = fields.text("purpose", most=16)
         for known in self._purposes:
             if known == purpose:

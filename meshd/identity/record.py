@@ -5,6 +5,7 @@ clocks lie. A record carries the node's chain, so that a node that got it from a
 """
 
 import functools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -23,6 +24,7 @@ MAX_CAPABILITY_BYTES = 256
 KEPT_RECORDS = 512  # as they were read; 4 KiB each at most
 
 PAUSED_MARK = "paused"  # capability of a node that lends nothing for now, whose value says why:
+_VERSION = re.compile(r"[0-9A-Za-z.+-]{1,32}", re.ASCII)
 VERSION_MARK = "meshd"  # capability whose value is the node's version of meshd
 BY_USER, BY_FETCH = "1", "fetching"
 LEFT = MappingProxyType({"left": "1"})  # capabilities of the last record of a node that leaves the mesh
@@ -60,7 +62,8 @@ class PeerRecord:
     @property
     def software(self) -> str:
         """The node's version of meshd; empty: unknown."""
-        return self.capabilities.get(VERSION_MARK, "")
+        said = self.capabilities.get(VERSION_MARK, "")
+        return said if _VERSION.fullmatch(said) else ""  # it is shown to users
 
     @property
     def is_paused(self) -> bool:

@@ -250,7 +250,7 @@ class PeerMesh:
             last_fault=last_fault,
             paused=record is not None and record.is_paused,
             fetching=record is not None and record.is_fetching,
-            software=status.software or (record.software if record is not None else ""),
+            software=(record.software if record is not None else "") or status.software,
         )
 
     def _with_presence(self, status: PeerStatus) -> PeerStatus:

@@ -53,7 +53,7 @@ def _backend(venv: Venv) -> object:  # noqa: F811
 
 def test_it_is_added_without_a_network_and_removed_again(venv: Venv, folder: Path) -> None:  # noqa: F811
     assert _backend(venv) == "cpu"
-    code, told = _add(venv, folder)
+    code, told = _add(venv, Path(os.path.relpath(folder)))  # pip runs elsewhere
     assert code == 0, told
     assert str(venv.site / PACKAGE / "bin") in told and "`meshd doctor` must list CUDA0" in told
     assert _backend(venv) == "cuda"
@@ -105,7 +105,7 @@ def test_a_module_of_another_llama_cpp_is_reported(venv: Venv, folder: Path) -> 
 
 def test_who_installs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Environments that `uv tool install` made have no pip."""
-    assert add_cuda._installer()[1:4] == ("-m", "pip", "install")
+    assert add_cuda._installer()[1:5] == ("-P", "-m", "pip", "install")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
     assert add_cuda._installer() == ("/bin/uv", "pip", "install", "--python", sys.executable)

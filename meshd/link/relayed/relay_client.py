@@ -27,6 +27,7 @@ from meshd.link.secure.handshake import HandshakeContext
 from meshd.link.secure.tls import dialer_context
 from meshd.wire.dialable import trusted
 from meshd.wire.relay import MAX_BOX_SECONDS, MAX_MAIL_BYTES, Mail, Ring
+from meshd.wire.versions import VERSION_CODE
 
 BACKOFF = Backoff(first=0.25, factor=2.0, most=8.0, jitter=0.5)
 REPLACED_SECONDS = 30.0  # another process has our key: do not fight about the place
@@ -350,4 +351,6 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError):
         plain = os.strerror(error.errno) if error.errno else ""  # asyncio's own text has addresses in it
         return (plain or error.strerror or str(error)).lower()
-    return error.with_hint if isinstance(error, Refused) else str(error)
+    if isinstance(error, Refused) and error.code == VERSION_CODE:  # the hint is the other side's words
+        return f"{error.what}; run `meshd upgrade` on the older of the two"
+    return str(error)

@@ -48,13 +48,14 @@ def without_media() -> Iterator[None]:
         yield
         return
     finder = _Finder()
-    sys.meta_path.insert(0, finder)
+    sys.meta_path = [finder, *sys.meta_path]  # another list: other threads may be reading this one
     try:
         yield
     finally:
-        sys.meta_path.remove(finder)
-        for name in [name for name in sys.modules if name.partition(".")[0] == _MEDIA]:
-            del sys.modules[name]
+        sys.meta_path = [one for one in sys.meta_path if one is not finder]
+        for name in list(sys.modules):
+            if name.partition(".")[0] == _MEDIA:
+                del sys.modules[name]
 
 
 with without_media():

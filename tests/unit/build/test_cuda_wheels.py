@@ -68,7 +68,10 @@ async def test_a_compiler_that_fails(packages: Path, tmp_path: Path, monkeypatch
         await make_toolkit(packages, tmp_path, tmp_path / "log")
 
 
-async def test_links_that_lead_nowhere_are_made_anew(packages: Path, tmp_path: Path) -> None:
+async def test_links_that_lead_nowhere_are_made_anew(
+    packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshd.build.cuda_wheels.find_nvcc", lambda: None)
     log = tmp_path / "log"
     await mend_toolkit(tmp_path, log)
     assert not toolkit_in(tmp_path).exists(), "nothing was built with one"
@@ -82,6 +85,18 @@ async def test_links_that_lead_nowhere_are_made_anew(packages: Path, tmp_path: P
     (tmp_path / "elsewhere").rename(packages)
     await mend_toolkit(tmp_path, log)
     assert (toolkit_in(tmp_path) / "lib/libcublas.so").is_file()
+
+
+async def test_a_toolkit_takes_the_place_of_links_that_lead_nowhere(
+    packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await make_toolkit(packages, tmp_path, tmp_path / "log")
+    packages.parent.parent.rename(tmp_path / "gone")
+    build = tmp_path / "llama-1234-cuda-5678"
+    build.mkdir()
+    monkeypatch.setattr("meshd.build.cuda_wheels.find_nvcc", lambda: Path("/usr/bin/nvcc"))
+    await mend_toolkit(tmp_path, tmp_path / "log")
+    assert not toolkit_in(tmp_path).exists() and not build.exists()
 
 
 def test_packages_without_a_compiler_are_none(packages: Path) -> None:

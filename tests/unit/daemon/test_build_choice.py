@@ -1,6 +1,7 @@
 """The choice of a build: tried in children, measured, kept. Builds are scripts that answer as mesh-server."""
 
 import asyncio
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,8 @@ from meshd.daemon.build_choice import (
     kept_choice,
     try_build,
 )
+from meshd.devices import devices
+from meshd.devices.device_trial import AGAIN_SECONDS
 from meshd.devices.interface import NativeBuild
 from meshd.model.operations import USUAL
 from meshd.process.run import run_to_end
@@ -69,9 +72,9 @@ def script(
     shown = listing or f"echo 'device {device} {kind} it'"
     times = "".join(f"echo took 0 {tokens} {nanoseconds + tokens}; " for tokens in (1, 128))
     count = f"echo . >>{folder}/runs"
-    program.write_text(
+    program.write_bytes(
         f'#!/bin/sh\n{count}\ncase $1 in --list-devices) {shown};; --try-device) echo "{trial}";; '
-        f"*) {times} echo timed 1;; esac\n"
+        f"*) {times} echo timed 1;; esac\n".encode("utf-8", "surrogateescape")
     )
     program.chmod(0o755)
     version = NativeVersion("mesh 5", "pin", "sources", folder.name)
@@ -152,3 +155,36 @@ def test_one_build_is_not_tried_unless_it_has_several_modules(tmp_path: Path) ->
     chosen = _choose((native,), tmp_path)
     assert chosen.mesh_server == native.mesh_server and chosen.slower == ()  # equally fast: ggml's order
     assert _runs(native) == 5
+
+
+def _age(folder: Path) -> None:
+    file = folder / "native-choice"
+    long_ago = file.stat().st_mtime - AGAIN_SECONDS - 1
+    os.utime(file, (long_ago, long_ago))
+
+
+def test_a_device_that_failed_is_tried_again_later(tmp_path: Path) -> None:
+    """Another job may have had its memory; the choice without it must not stay until the machine restarts."""
+    wrong = f"wrong {USUAL[0]} 1.0 0.1"
+    natives = (script(tmp_path / "cuda", "CUDA0", 5, trial=wrong), script(tmp_path / "cpu", "CPU", 900_000))
+    assert _choose(natives, tmp_path) == natives[1]
+    assert kept_choice(natives, tmp_path, machine="m") == natives[1]
+    _age(tmp_path)
+    assert kept_choice(natives, tmp_path, machine="m") is None
+
+
+def test_a_sound_choice_stays_and_may_lie_anywhere(tmp_path: Path) -> None:
+    place = tmp_path / "caf\udce9"  # not UTF-8
+    natives = (script(place / "vulkan", "Vulkan0", 5000), script(place / "cpu", "CPU", 900_000))
+    assert _choose(natives, tmp_path) == natives[0]
+    _age(tmp_path)
+    assert kept_choice(natives, tmp_path, machine="m") == natives[0]
+
+
+def test_a_driver_that_hangs_keeps_no_node_from_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "LIST_SECONDS", 0.3)
+    hung = script(tmp_path / "cuda", "CUDA0", 5, listing="exec sleep 60")
+    tried = asyncio.run(try_build(hung, run_to_end, tmp_path, machine="m"))
+    assert "did not list its devices" in tried.why_not

@@ -208,6 +208,22 @@ def test_versions_that_do_not_meet_are_refused_and_the_older_node_is_named(
     assert (told.value.code, told.value.what, told.value.hint) == ("version", what, hint)
 
 
+def test_of_another_version_who_seeks_another_node_does_not_learn_which_is_here() -> None:
+    hi = message(
+        t="hi",
+        lo=2,
+        hi=2,
+        purpose="member",
+        mesh=MESH.raw,
+        to=GUEST.peer.raw,
+        nonce=bytes(32),
+        **{"from": GUEST.peer.raw},
+    )
+    with pytest.raises(ProofFailed) as caught:
+        listener().receive(MAGIC + hi)
+    assert caught.value.code == "target" and FOUNDER.peer.short not in caught.value.what
+
+
 def test_neighbouring_versions_of_the_protocol_meet() -> None:
     assert WIRE_VERSION - 1 <= OLDEST_WIRE_VERSION <= WIRE_VERSION
 

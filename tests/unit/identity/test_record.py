@@ -1,5 +1,7 @@
 """Records: read back, signed, bounded; damage and noise raise only the declared error."""
 
+from dataclasses import replace
+
 import pytest
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError
 from meshd.identity.keys import KeyPair, MeshId
@@ -36,6 +38,13 @@ def test_a_record_is_read_back_and_verified() -> None:
     assert found.capabilities["backend"] == "cuda"
     assert found.candidates[1].kind == "mapped"
     assert len(found.signature) == 64
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"), [("0.2.0", "0.2.0"), ("0.2.0+mine", "0.2.0+mine"), ("9.9; run `this`", ""), ("", "")]
+)
+def test_a_version_is_shown_if_it_is_one(said: str, shown: str) -> None:
+    assert replace(record(), capabilities={"meshd": said}).software == shown
 
 
 def test_a_record_of_another_mesh_is_refused() -> None:
