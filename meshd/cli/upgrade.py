@@ -1,22 +1,28 @@
 """Install a newer meshd over this one, from wheels in a directory or on a web page.
 
 No package index is asked for `meshd`: the one on PyPI is somebody else's. Without --from, the place counts
-from which this meshd was installed.
+from which this meshd was installed. What is installed runs with this user's rights, often from a place that
+was noted long ago: so a directory counts only if no other user can change it, and a page only by https://.
 """
 
 import argparse
+import http.client
 import importlib.metadata
 import json
+import os
 import platform
 import re
 import shlex
+import stat
 import subprocess
 import sys
-import urllib.error
+import threading
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from meshd import __version__
@@ -28,13 +34,15 @@ from meshd.identity.folder import DAEMON, lock_holder
 from meshd.wire.versions import Release, release_of
 
 NATIVE = "meshd-native"  # the wheel of programs, or the beginning of its name
-_PAGE_SECONDS = 20.0
+_PAGE_SECONDS = 20.0  # for all of it, with redirects
 _PAGE_BYTES = 4 << 20
 _LINK = re.compile(r"""href\s*=\s*["']([^"'\s]+)["']""", re.IGNORECASE)
 _WHEEL = re.compile(r"(meshd(?:_native[a-z0-9_]*)?)-([0-9.]+)-[a-z0-9.]+-[a-z0-9]+-([a-z0-9_.]+)\.whl")
 _HERE = ("localhost", "127.0.0.1", "::1")
+_COPY = "copy trusted wheels to a directory that only you can write: `meshd upgrade --from DIR`"
 _DEB = "deb"
 _CLONE = "clone"
+_Version = tuple[int, int]  # of glibc or macOS
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +51,7 @@ class Installation:
 
     by: str
     origin: str = ""
-    natives: tuple[str, ...] = ()  # installed wheels of programs
+    natives: Mapping[str, str] = field(default_factory=dict)  # installed wheels of programs: their versions
 
     @property
     def clone(self) -> Path | None:
@@ -87,10 +95,16 @@ def run(args: Arguments, out: Output) -> int:
             hint=f"run `{_update_of_clone(found)}`",
         )
     if found.by == _CLONE or (found.clone is not None and not args.origin):
+        found = replace(found, origin=trusted(found.origin, 0o002, remedy="install from a clone of your own"))
         out.line("to update, run:")
         out.line(f"  {_update_of_clone(found)}")
         return 0
     origin = args.origin or found.origin
+    if found.by == _DEB and "://" in origin:
+        raise UserError(
+            "a Debian package is not installed from a page",
+            hint="download the .deb, and run `meshd upgrade --from DIR`",
+        )
     if not origin:
         raise UserError(
             "it is unknown where newer versions of meshd are: no package index has them",
@@ -98,24 +112,27 @@ def run(args: Arguments, out: Output) -> int:
         )
     pattern = debian_names() if found.by == _DEB else _WHEEL
     offers = offered(origin, pattern)
-    newest = max((offer for offer in offers if offer.package == "meshd"), key=_release, default=None)
+    newest = max(
+        (offer for offer in offers if offer.package == "meshd"), key=lambda offer: offer.release, default=None
+    )
     if newest is None:
-        raise UserError(
-            f"there is no meshd in `{origin}`",
-            hint=f"give a directory or page with `{_example(found.by)}`: `meshd upgrade --from DIR`",
-        )
+        file = "meshd_VERSION_ARCH.deb" if found.by == _DEB else "meshd-VERSION-py3-none-any.whl"
+        hint = f"give a directory or page with `{file}`: `meshd upgrade --from DIR`"
+        raise UserError(f"there is no meshd in `{origin}`", hint=hint)
     out.line(f"newest     meshd {newest.version} in {origin}")
-    if newest.release <= (release_of(__version__) or (0, 0, 0)):
+    current = release_of(__version__) or (0, 0, 0)
+    behind = {name for name, version in found.natives.items() if release_of(version) != newest.release}
+    if newest.release < current or (newest.release == current and not behind):
         out.line("nothing to do")
         return 0
-    natives = [
-        offer for offer in offers if offer.package in found.natives and offer.release == newest.release
-    ]
+    natives = [one for one in offers if one.package in found.natives and one.release == newest.release]
     steps = commands(found, newest, natives)
-    missing = sorted(set(found.natives) - {offer.package for offer in natives})
+    missing = set(found.natives) - {offer.package for offer in natives}
     if missing:
-        lacks = f"no {', '.join(missing)} {newest.version} for this machine there"
-        out.note(f"{lacks}: run `meshd native build` afterwards")
+        lacks = f"no {', '.join(sorted(missing))} {newest.version} for this machine there"
+        out.note(f"{lacks}: finish with `meshd native build`")
+    if newest.release == current and behind <= missing:
+        return 0
     if args.check or found.by == _DEB:
         out.line("to upgrade, run:")
         for step in steps:
@@ -129,7 +146,7 @@ def _install(steps: Sequence[Sequence[str]], newest: Offer, out: Output) -> None
     for step in steps:
         out.note(shlex.join(step))
         try:
-            code = subprocess.run(step, check=False).returncode
+            code = subprocess.run(step, check=False, cwd="/").returncode  # this directory may be another's
         except OSError as error:
             raise MeshdError(f"cannot run `{step[0]}`: {(error.strerror or str(error)).lower()}") from None
         if code:
@@ -137,9 +154,8 @@ def _install(steps: Sequence[Sequence[str]], newest: Offer, out: Output) -> None
                 f"`{shlex.join(step)}` failed (exit code {code})",
                 hint="fix what it says, and run `meshd upgrade` again",
             )
-    ran = subprocess.run(
-        [sys.executable, "-P", "-m", "meshd", "--version"], capture_output=True, text=True, check=False
-    )
+    version = [sys.executable, "-P", "-m", "meshd", "--version"]
+    ran = subprocess.run(version, capture_output=True, text=True, check=False)
     if ran.stdout.split("\n")[0] != f"meshd {newest.version}":
         raise MeshdError(
             f"meshd {newest.version} was installed, but `{sys.executable}` does not run it",
@@ -162,21 +178,18 @@ def installation(prefix: Path) -> Installation:
         installed = importlib.metadata.distribution("meshd")
     except importlib.metadata.PackageNotFoundError:
         return Installation(_CLONE, str(package.parent))
-    natives = {name for name in (one.name for one in importlib.metadata.distributions()) if name}
-    found = tuple(sorted(name for name in natives if name.replace("_", "-").startswith(NATIVE)))
-    found = tuple(name.replace("_", "-") for name in found)
+    named = ((one, (one.name or "").replace("_", "-")) for one in importlib.metadata.distributions())
+    found = {name: one.version for one, name in named if name.startswith(NATIVE)}
     origin, editable = read_origin(installed.read_text("direct_url.json"))
     if editable:
         return Installation(_CLONE, origin)
     if _is_of_a_package(package / "__init__.py"):
-        return Installation(_DEB, "", found)
-    if (prefix / "uv-receipt.toml").is_file():
-        return Installation("uv", origin, found)
-    if (prefix / "pipx_metadata.json").is_file():
-        return Installation("pipx", origin, found)
-    return Installation(
-        "uv-pip" if (installed.read_text("INSTALLER") or "").strip() == "uv" else "pip", origin, found
-    )
+        return Installation(_DEB)
+    by = "uv-pip" if (installed.read_text("INSTALLER") or "").strip() == "uv" else "pip"
+    for file, tool in (("uv-receipt.toml", "uv"), ("pipx_metadata.json", "pipx")):
+        if (prefix / file).is_file():
+            by = tool
+    return Installation(by, origin, found)
 
 
 def read_origin(text: str | None) -> tuple[str, bool]:
@@ -187,7 +200,7 @@ def read_origin(text: str | None) -> tuple[str, bool]:
         parts = urllib.parse.urlsplit(url)
     except (ValueError, KeyError, TypeError, AttributeError):
         return "", False
-    if not isinstance(url, str):
+    if not isinstance(url, str) or "vcs_info" in fields:  # a repository has no wheels
         return "", False
     place = urllib.parse.unquote(parts.path) if parts.scheme == "file" else url
     if isinstance(is_folder, Mapping):
@@ -196,13 +209,10 @@ def read_origin(text: str | None) -> tuple[str, bool]:
 
 
 def _is_of_a_package(file: Path) -> bool:
-    if not Path("/var/lib/dpkg/info").is_dir():
-        return False
-    try:
-        ran = subprocess.run(["dpkg-query", "--search", str(file)], capture_output=True, check=False)
-    except OSError:
-        return False
-    return ran.returncode == 0
+    with suppress(OSError):
+        search = ["dpkg-query", "--search", str(file)]
+        return subprocess.run(search, capture_output=True, check=False).returncode == 0
+    return False
 
 
 def _described(found: Installation) -> str:
@@ -216,28 +226,64 @@ def _described(found: Installation) -> str:
 
 
 def offered(origin: str, pattern: re.Pattern[str]) -> list[Offer]:
-    """List the files of released versions in a directory, or linked from a page, that fit this machine."""
-    if "://" in origin:
-        places = _linked(origin)
-    else:
-        folder = Path(origin).expanduser()
-        try:
-            places = [str(path.resolve()) for path in sorted(folder.iterdir())]
-        except OSError as error:
-            raise UserError(
-                f"cannot read `{origin}`: {(error.strerror or str(error)).lower()}",
-                hint="give the directory that has the wheels: `meshd upgrade --from DIR`",
-            ) from None
-    found = []
-    for place in places:
-        name = urllib.parse.unquote(
-            urllib.parse.urlsplit(place).path if "://" in place else place
-        ).rpartition("/")[2]
-        match = pattern.fullmatch(name)
+    """List the files of released versions in a directory, or linked from a page, that fit this machine.
+
+    There is one of each package and version: the one made for the newest system that this machine satisfies.
+    """
+    linked, glibc = "://" in origin, _glibc()
+    found: dict[tuple[str, Release], tuple[_Version, Offer]] = {}
+    for place in _links(origin) if linked else _files(origin):
+        path = urllib.parse.unquote(urllib.parse.urlsplit(place).path) if linked else place
+        match = pattern.fullmatch(path.rpartition("/")[2])
         release = release_of(match[2]) if match is not None else None
-        if match is not None and release is not None and fits(match[3], sys.platform, platform.machine()):
-            found.append(Offer(match[1].replace("_", "-"), release, place))
-    return found
+        if match is None or release is None or not (linked or Path(place).is_file()):
+            continue
+        needs = fits(match[3], sys.platform, platform.machine(), glibc)
+        package = match[1].replace("_", "-")
+        best = found.get((package, release))
+        if needs is not None and (best is None or needs > best[0]):
+            offer = Offer(package, release, place if linked else trusted(place))
+            found[package, release] = needs, offer
+    return [offer for _needs, offer in found.values()]
+
+
+def trusted(path: str, writable: int = 0o022, *, remedy: str = _COPY) -> str:
+    """Resolve a path that no other user can have written or replaced; any other raises UserError.
+
+    Its directories count up to the root; only in those above it does the sticky bit protect what is ours.
+    `writable` are the bits of a mode that say who writes.
+    """
+    try:
+        real = Path(os.path.realpath(path))
+        modes = [(one, one.lstat()) for one in (real, *real.parents)]
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from None
+    for one, about in modes:
+        sticky, ours = bool(about.st_mode & stat.S_ISVTX), about.st_uid == os.geteuid()
+        if not ours and about.st_uid != 0:
+            why = f"belongs to another user (uid {about.st_uid})"
+        elif about.st_mode & writable and (one == real or not sticky):
+            why = f"can be written by other users (mode {stat.S_IMODE(about.st_mode):04o})"
+            if ours and not sticky:
+                remedy = f"check what is there, and run `chmod go-w {shlex.quote(str(one))}`; or {remedy}"
+        else:
+            continue
+        raise UserError(f"cannot trust `{path}`: `{one}` {why}", hint=remedy)
+    return str(real)
+
+
+def _files(origin: str) -> list[str]:
+    try:
+        folder = Path(trusted(str(Path(origin).expanduser())))
+        return [os.path.realpath(path) for path in sorted(folder.iterdir())]
+    except (OSError, ValueError, RuntimeError) as error:
+        raise _unreadable(origin, error) from None
+
+
+def _unreadable(place: str, error: Exception) -> UserError:
+    reason = (getattr(error, "strerror", None) or str(error)).lower()
+    hint = "give the directory that has the wheels: `meshd upgrade --from DIR`"
+    return UserError(f"cannot read `{place}`: {reason}", hint=hint)
 
 
 def debian_names() -> re.Pattern[str]:
@@ -250,30 +296,77 @@ def debian_names() -> re.Pattern[str]:
     return re.compile(rf"(meshd)_([0-9.]+)(?:-[0-9.]+)?(?:\+{here})?_([a-z0-9]+)\.deb")
 
 
-def fits(tag: str, system: str, machine: str) -> bool:
-    """Return True if a platform tag (`any`, `manylinux_2_28_x86_64`, `amd64`) is of this kind of machine."""
+def fits(tag: str, system: str, machine: str, glibc: _Version | None) -> _Version | None:
+    """Return which version of the system a platform tag needs ((0, 0): any); None if it is not for this one.
+
+    A tag is `any`, `manylinux_2_28_x86_64`, `amd64` or the like; `glibc` is None where there is another libc.
+    """
     if tag in ("any", "all"):
-        return True
+        return 0, 0
     names = {"x86_64": ("x86_64", "amd64"), "aarch64": ("aarch64", "arm64"), "arm64": ("arm64", "universal2")}
-    of_system = "macosx" in tag if system == "darwin" else "macosx" not in tag
-    return of_system and tag.endswith(names.get(machine, (machine,)))
+    if ("macosx" in tag) != (system == "darwin") or not tag.endswith(names.get(machine, (machine,))):
+        return None
+    match = re.match(r"[a-z]+_(\d+)_(\d+)_", tag)
+    needs = (int(match[1]), int(match[2])) if match is not None else (0, 0)
+    if glibc is None:
+        return None if tag.startswith("manylinux") else needs
+    return None if tag.startswith("musllinux") or (tag.startswith("manylinux") and needs > glibc) else needs
 
 
-def _linked(url: str) -> list[str]:
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _HERE):
-        raise UserError(f"cannot use `{url}`", hint="give a page by https://, or a directory")
+def _glibc() -> _Version | None:
+    name, version = platform.libc_ver()
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if name == "glibc" and match is not None else None
+
+
+def _links(url: str) -> list[str]:
+    check_url(url)
+    page: Future[tuple[str, str]] = Future()
+
+    def read() -> None:
+        try:
+            with urllib.request.build_opener(_Checked).open(url, timeout=_PAGE_SECONDS) as answer:
+                page.set_result((answer.url, answer.read(_PAGE_BYTES).decode("utf-8", "replace")))
+        except Exception as error:
+            page.set_exception(error)
+
+    # A thread: no time-out of urllib bounds a server that sends a byte now and then.
+    threading.Thread(target=read, daemon=True, name="page").start()
     try:
-        with urllib.request.urlopen(url, timeout=_PAGE_SECONDS) as answer:
-            text = answer.read(_PAGE_BYTES).decode("utf-8", "replace")
-            base = answer.url
-    except (OSError, urllib.error.URLError, ValueError) as error:
-        raise UserError(
-            f"cannot read `{url}`: {getattr(error, 'reason', None) or error}",
-            hint="give a page with links to the wheels, or download them: `meshd upgrade --from DIR`",
-        ) from None
-    links = (link.replace("&amp;", "&") for link in _LINK.findall(text))
-    return [urllib.parse.urljoin(base, link) for link in links if ".whl" in link]
+        base, text = page.result(_PAGE_SECONDS)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", None) or str(error) or f"it takes more than {_PAGE_SECONDS:.0f} s"
+        hint = "give a page with links to the wheels, or download them: `meshd upgrade --from DIR`"
+        raise UserError(f"cannot read `{url}`: {reason}", hint=hint) from None
+    links = []
+    for link in _LINK.findall(text):
+        with suppress(ValueError):
+            links.append(urllib.parse.urljoin(base, link.replace("&amp;", "&")))
+    return [link for link in links if _is_safe(link)]
+
+
+class _Checked(urllib.request.BaseHandler):
+    def https_request(self, request: urllib.request.Request) -> urllib.request.Request:
+        check_url(request.full_url)  # of each redirect: the next could lead back to https://
+        return request
+
+    ftp_request = http_request = https_request
+
+
+def check_url(url: str) -> None:
+    """Raise UserError, without a password, unless `url` is safe to read from."""
+    if not _is_safe(url):
+        what = "cannot use a URL with a user name or password" if "@" in url else f"cannot use `{url}`"
+        raise UserError(what, hint="give a page by https://, without a user name, or a directory")
+
+
+def _is_safe(url: str) -> bool:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        here = parts.hostname in _HERE
+    except ValueError:
+        return False
+    return "@" not in parts.netloc and (parts.scheme == "https" or (parts.scheme == "http" and here))
 
 
 # -- what to run
@@ -285,16 +378,16 @@ def commands(found: Installation, newest: Offer, natives: Sequence[Offer]) -> li
     if found.by == _DEB:
         return [["sudo", "apt", "install", meshd]]
     if found.by == "uv":
-        return [
-            ["uv", "tool", "install", "--force", meshd, *(part for one in others for part in ("--with", one))]
-        ]
+        programs = [part for one in others for part in ("--with", one)]
+        return [["uv", "tool", "install", "--force", meshd, *programs]]
     if found.by == "pipx":
         return [
             ["pipx", "install", "--force", meshd],
             *(["pipx", "inject", "--force", "meshd", one] for one in others),
         ]
-    pip = ["uv", "pip", "install", "--python", sys.executable] if found.by == "uv-pip" else None
-    return [[*(pip or [sys.executable, "-m", "pip", "install", "--upgrade"]), meshd, *others]]
+    if found.by == "uv-pip":  # which would obey an uv.toml of the current directory
+        return [["uv", "pip", "install", "--directory", "/", "--python", sys.executable, meshd, *others]]
+    return [[sys.executable, "-P", "-m", "pip", "install", "--upgrade", meshd, *others]]
 
 
 def _update_of_clone(found: Installation) -> str:
@@ -304,11 +397,3 @@ def _update_of_clone(found: Installation) -> str:
     of_clone = Offer("meshd", (0, 0, 0), f"{found.origin}[build]")
     again = [shlex.join(step) for step in commands(found, of_clone, ())]
     return " && ".join([f"git -C {folder} pull", *again, "meshd native build"])
-
-
-def _release(offer: Offer) -> Release:
-    return offer.release
-
-
-def _example(by: str) -> str:
-    return "meshd_VERSION_ARCH.deb" if by == _DEB else "meshd-VERSION-py3-none-any.whl"
