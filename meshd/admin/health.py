@@ -289,9 +289,7 @@ def _peer(
             what=f"{who} has been gone for longer than the grace time{_because(peer.last_error)}",
             hint="start it again; it needs no invite",
         )
-    unseen = peer.state in ("known", "connecting") and not (
-        peer.says_banned or peer.version_refused or is_away(peer)
-    )
+    unseen = peer.state in ("known", "connecting") and not (peer.says_banned or peer.upgrade or is_away(peer))
     if unseen and not peer.present and peer.last_error and long >= SUSPENDED_SECONDS:
         yield HealthWarning(
             code="peer_unreachable",
@@ -371,14 +369,14 @@ def _is_used(peer: PeerView, status: Status) -> bool:
 def _versions(
     peer: PeerView, who: str, status: Status, native: NativeVersion | None
 ) -> Iterator[HealthWarning]:
-    hint = _upgrade_hint(peer, who, status)
-    if peer.version_refused:
+    if peer.upgrade:
         yield HealthWarning(
             code="version_refused",
             severity="error",
             what=f"no link to {who}{_because(peer.last_error)}",
-            hint=hint,
+            hint=peer.upgrade,
         )
+    hint = _upgrade_hint(peer, who, status)
     if peer.version and peer.version != status.node.version:
         yield HealthWarning(
             code="version_mismatch",

@@ -86,7 +86,7 @@ class PeerView:
     last_fault: str = ""
     paused: bool = False  # it lends nothing: its user paused it, or it is fetching a model
     fetching: bool = False
-    version_refused: bool = False  # a link, for lack of a common protocol
+    upgrade: str = ""  # what to run, if there is no common protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ from meshd.identity.keys import KEY_BYTES, SIGNATURE_BYTES, KeyPair, MeshId, Pee
 from meshd.identity.membership import INVITE_ID_BYTES, Chain, Member, check_chain
 from meshd.wire.limits import MAX_CHAIN_BYTES, MAX_NAME_BYTES, MAX_TEXT_BYTES, MAX_UNPROVEN_BYTES
 from meshd.wire.message import Fields, Value, pack, unpack
-from meshd.wire.versions import OLDEST_WIRE_VERSION, VERSION_CODE, WIRE_VERSION
+from meshd.wire.versions import OLDEST_WIRE_VERSION, VERSION_CODE, WIRE_VERSION, older_hint
 
 MAGIC = b"MESHD"
 NONCE_BYTES = 32
@@ -422,7 +422,7 @@ class ListenProof(Exchange):
                 f"node {there.short} speaks version {_spoken(low, high)} of meshd's protocol, "
                 f"node {here.short} version {_spoken(OLDEST_WIRE_VERSION, WIRE_VERSION)}",
                 code=VERSION_CODE,
-                hint=f"run `meshd upgrade` on node {older.short}, whose meshd is older",
+                hint=older_hint(older.short),
             )
         self._transcript = Transcript(
             low=low,

@@ -82,7 +82,7 @@ class PeerStatus:
     gone: str = ""  # why its process is known to have ended without a goodbye; empty once it is back
     paused: bool = False  # it lends nothing for now: its user has paused it, or it fetches its model
     fetching: bool = False  # it is paused because its models are not here yet
-    version_refused: bool = False  # no link was made for lack of a common version of the protocol
+    upgrade: str = ""  # what to run, if there is no common version of the protocol
 
     @property
     def is_here(self) -> bool:

@@ -20,7 +20,7 @@ from meshd.wire.dialable import Dialable
 from meshd.wire.hello import Hello
 from meshd.wire.native import NativeVersion, difference
 from meshd.wire.netfacts import CAPABILITY, NetFacts
-from meshd.wire.versions import VERSION_CODE, NodeVersion, upgrade_hint
+from meshd.wire.versions import VERSION_CODE, NodeVersion, checked_hint, upgrade_hint
 
 OWN_GOODBYE = "this node said goodbye"
 LOG = log.get("peer")
@@ -39,8 +39,7 @@ class PeerFacts:
         self._software = ""
         self._clock_offset: float | None = None
         self._resumes = 0
-        self._says_banned = ""
-        self._version_refused = False
+        self._says_banned = self._upgrade = ""
         self._stopped = self._gone = ""
         self._is_parting = False  # it has said goodbye
         self.name = ""
@@ -75,7 +74,7 @@ class PeerFacts:
             grace=grace,
             stopped=self._stopped,
             gone=self._gone,
-            version_refused=self._version_refused,
+            upgrade=self._upgrade,
         )
 
     def not_connected(self) -> Broken:
@@ -126,8 +125,7 @@ class PeerFacts:
         self._compare(hello.native)
         self.member = member
         self._clock_offset = float(hello.clock - self._node.wall_clock())
-        self.last_error = self._says_banned = self._stopped = self._gone = ""
-        self._version_refused = False
+        self.last_error = self._says_banned = self._stopped = self._gone = self._upgrade = ""
         self._is_parting = False
 
     def _compare(self, native: NativeVersion) -> None:
@@ -170,10 +168,10 @@ class PeerFacts:
         if error.code == "banned":
             self._banned(error.what)
         else:
-            self._version_refused = error.code == VERSION_CODE  # whose words may be anybody's
-            LOG.warning(
-                "peer_refuses", peer=self._peer.short, name=self.name, why=error.what, hint=error.hint
-            )
+            hint, self._upgrade = error.hint, ""
+            if error.code == VERSION_CODE:
+                hint = self._upgrade = checked_hint(hint, self._node.facts.peer.short, self._peer.short)
+            LOG.warning("peer_refuses", peer=self._peer.short, name=self.name, why=error.what, hint=hint)
 
     def _banned(self, why: str) -> None:
         """Note that the peer considers this node banned."""

@@ -39,3 +39,17 @@ def upgrade_hint(one: NodeVersion, other: NodeVersion) -> str:
         return f"install the same version of meshd on {both}, and run `meshd native build` on both"
     older, newer = (one, other) if here < there else (other, one)
     return f"run `meshd upgrade` on {older.name}: it has meshd {older.version}, {newer.name} {newer.version}"
+
+
+def older_hint(node: str) -> str:
+    """Return the hint of a refusal for lack of a common protocol; `node`: the short id of the older one."""
+    return f"run `meshd upgrade` on node {node}, whose meshd is older"
+
+
+def checked_hint(hint: str, *nodes: str) -> str:
+    """Return `hint` if it is what a refusal says of one of these nodes, else our own words.
+
+    A refusal is not proven: whoever answers at an address may have written it.
+    """
+    usual = "run `meshd upgrade` on the older of the two (`meshd --version`)"
+    return hint if hint in map(older_hint, nodes) else usual

@@ -4,7 +4,7 @@ import dataclasses
 import random
 
 import pytest
-from meshd.wire import address, dialable, igd, native, portmap
+from meshd.wire import address, dialable, igd, native, portmap, versions
 
 from tests.hostile.draw import Draw, Pool, drawn_seed
 from tests.hostile.words import UNSAYABLE, Speech, Word, catalogue, parts, wire_types
@@ -18,6 +18,7 @@ NOT_SAID = {
     portmap.Outside: "a router's answer",
     native.Difference: "made by comparing",
     dialable.Here: "what a node knows of itself",
+    versions.NodeVersion: "what a hint is made of",
 }
 WORDS = catalogue()
 

