@@ -509,6 +509,13 @@ def test_a_clone_of_another_user_is_refused(
     not_trusted(clone, "belongs to another user", "hint: install from a clone of your own")
 
 
+def test_a_clone_that_is_gone_is_told(has: Callable[..., None]) -> None:
+    for folder, words in (("/does/not/exist", "no such file"), ("/a%00b", "embedded null byte")):
+        has(Distribution(direct_url=url(f"file://{folder}", dir_info={"editable": True})))
+        ran = meshd("upgrade")
+        assert ran.code == 1 and "cannot read `" in ran.err and words in ran.err
+
+
 # -- what is run
 
 
