@@ -40,7 +40,6 @@ _PAGE_BYTES = 4 << 20
 _LINK = re.compile(r"""href\s*=\s*["']([^"'\s]+)["']""", re.IGNORECASE)
 _WHEEL = re.compile(r"(meshd(?:_native[a-z0-9_]*)?)-([0-9.]+)-[a-z0-9.]+-[a-z0-9]+-([a-z0-9_.]+)\.whl")
 _HERE = ("localhost", "127.0.0.1", "::1")
-_FAULTS = (OSError, http.client.HTTPException, ValueError)  # of a page
 _COPY = "copy trusted wheels to a directory that only you can write: `meshd upgrade --from DIR`"
 _DEB = "deb"
 _CLONE = "clone"
@@ -325,7 +324,7 @@ def _links(url: str) -> list[str]:
         try:
             with urllib.request.build_opener(_Checked).open(url, timeout=_PAGE_SECONDS) as answer:
                 page.set_result((answer.url, answer.read(_PAGE_BYTES).decode("utf-8", "replace")))
-        except (*_FAULTS, UserError) as error:
+        except (OSError, http.client.HTTPException, ValueError, UserError) as error:
             if isinstance(error, urllib.error.HTTPError):
                 error.close()
             page.set_exception(error)
@@ -334,7 +333,7 @@ def _links(url: str) -> list[str]:
     threading.Thread(target=read, daemon=True, name="page").start()
     try:
         base, text = page.result(_PAGE_SECONDS)
-    except _FAULTS as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", None) or str(error) or f"it takes more than {_PAGE_SECONDS:.0f} s"
         hint = "give a page with links to the wheels, or download them: `meshd upgrade --from DIR`"
         raise UserError(f"cannot read `{url}`: {reason}", hint=hint) from None
