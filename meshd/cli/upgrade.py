@@ -17,6 +17,7 @@ import stat
 import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -76,12 +77,8 @@ class Offer:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --from, --check."""
-    parser.add_argument(
-        "--from",
-        dest="origin",
-        metavar="DIR|URL",
-        help="directory, or page, with the wheels (default: where this meshd came from)",
-    )
+    where = "directory, or page, with the wheels (default: where this meshd came from)"
+    parser.add_argument("--from", dest="origin", metavar="DIR|URL", help=where)
     parser.add_argument("--check", action="store_true", help="only say what would be done")
 
 
@@ -327,7 +324,9 @@ def _links(url: str) -> list[str]:
         try:
             with urllib.request.build_opener(_Checked).open(url, timeout=_PAGE_SECONDS) as answer:
                 page.set_result((answer.url, answer.read(_PAGE_BYTES).decode("utf-8", "replace")))
-        except Exception as error:
+        except (OSError, http.client.HTTPException, ValueError, UserError) as error:
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()
             page.set_exception(error)
 
     # A thread: no time-out of urllib bounds a server that sends a byte now and then.

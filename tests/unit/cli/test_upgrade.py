@@ -486,6 +486,8 @@ def test_a_link_counts_as_what_it_leads_to(place: Path, tmp_path: Path) -> None:
 
 def test_only_files_count(place: Path) -> None:
     (place / WHEEL.replace(NEWER, "2000.0.0")).mkdir()
+    (place / "notes").touch()
+    (place / WHEEL.replace(NEWER, "2000.0.3")).symlink_to("notes")  # no installer takes a file called so
     (place / WHEEL.replace(NEWER, "2000.0.1")).symlink_to("nothing")
     (place / WHEEL.replace(NEWER, "2000.0.2")).symlink_to(WHEEL.replace(NEWER, "2000.0.2"))
     assert meshd("upgrade", "--check").out.endswith(f" {place / WHEEL}\n")
@@ -507,6 +509,21 @@ def test_a_clone_of_another_user_is_refused(
     clone.chmod(0o755)
     belongs_to_another(clone)
     not_trusted(clone, "belongs to another user", "hint: install from a clone of your own")
+
+
+def test_the_command_for_a_clone_follows_no_link(
+    tmp_path: Path, clone: Path, has: Callable[..., None]
+) -> None:
+    (tmp_path / "link").symlink_to(clone)  # its owner could change it before the command is run
+    has(Distribution(direct_url=url((tmp_path / "link").as_uri(), dir_info={"editable": True})))
+    assert meshd("upgrade").out.endswith(f"  git -C {clone} pull && make -C {clone} build\n")
+
+
+def test_a_clone_that_is_gone_is_told(has: Callable[..., None]) -> None:
+    for folder, words in (("/does/not/exist", "no such file"), ("/a%00b", "embedded null byte")):
+        has(Distribution(direct_url=url(f"file://{folder}", dir_info={"editable": True})))
+        ran = meshd("upgrade")
+        assert ran.code == 1 and "cannot read `" in ran.err and words in ran.err
 
 
 # -- what is run
