@@ -81,6 +81,7 @@ WALL_CLOCK_ALLOWED = frozenset(
         "meshd/cli/invite.py",
         "meshd/cli/logs.py",
         "meshd/cli/members.py",
+        "meshd/daemon/build_choice.py",  # the age of a file that an earlier process wrote
         "meshd/daemon/control.py",
         "meshd/daemon/join_dialers.py",
         "meshd/daemon/member_node.py",
