@@ -55,6 +55,7 @@ EVENTS: Mapping[str, str] = {
     "api_state": "which models can be asked for through this client, or why none can",
     "ban_refused": "an invalid ban or record was dropped",
     "banned": "a member considers this node banned, and what to do; logged once",
+    "build_choice_awaited": "another node of this machine tries the builds; this one waits for it",
     "build_chosen": "of several builds of llama.cpp, the one that is used",
     "build_tried": "devices of a build are tried and timed, once",
     "capacity_not_told": "a member's question got no reply",
