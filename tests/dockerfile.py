@@ -63,7 +63,7 @@ def stages(text: str) -> list[Stage]:
 
 def read() -> list[Stage]:
     """The project's."""
-    return stages((ROOT / "packaging/Dockerfile").read_text(encoding="utf-8"))
+    return stages((ROOT / "Dockerfile").read_text(encoding="utf-8"))
 
 
 def carry_out(all_stages: Sequence[Stage], folder: Path, context: Path) -> Path:

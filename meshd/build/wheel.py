@@ -1,7 +1,7 @@
 """Find the programs of meshd-native: a wheel beside meshd's, for those who have no compiler.
 
 Its package `meshd_native` is looked at, never imported: a stamp, and `bin` with programs and libraries.
-meshd-native-cuda13 adds a stamp of its own and `bin/libggml-cuda.so`, which ggml loads from there.
+meshd-native-cuda13 adds its own stamp and `bin/libggml-cuda.so`, which ggml loads from there.
 `wheels/` makes both; docs/decisions/0075 has the reasons.
 """
 

@@ -13,7 +13,7 @@ from meshd.plan.wishes import HeadOptions
 
 
 class Fit(StrEnum):
-    """Where a model's layers would be, the fastest first."""
+    """Say where a model's layers would be, the fastest first."""
 
     GPU = auto()
     PARTLY_CPU = auto()
@@ -23,7 +23,7 @@ class Fit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelFit:
-    """A model by its short name: on this machine alone, and on all machines together."""
+    """Hold whether a model fits on this machine alone, and on all machines together."""
 
     name: str
     here: Fit

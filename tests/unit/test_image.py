@@ -110,7 +110,7 @@ def test_compose_builds_it_from_the_wheels(services: Mapping[str, Service]) -> N
         build = cast(Mapping[str, str], service["build"])
         assert (ROOT / "configs" / build["context"]).resolve() == ROOT / "dist"
         # relative to the context
-        assert (ROOT / "dist" / build["dockerfile"]).resolve() == ROOT / "packaging/Dockerfile"
+        assert (ROOT / "dist" / build["dockerfile"]).resolve() == ROOT / "Dockerfile"
 
 
 def test_a_relay_two_workers_and_a_head(services: Mapping[str, Service]) -> None:

@@ -1,5 +1,5 @@
 # All roles of meshd in one image, from the wheels in a folder: see docs/docker.md.
-#   docker build -t meshd -f packaging/Dockerfile dist
+#   docker build -t meshd -f Dockerfile dist
 #   docker run --rm --init -v meshd:/var/lib/meshd meshd worker
 # It has the backends that the folder has: meshd_native is for CPUs and Vulkan, meshd_native_cuda13 for CUDA.
 
