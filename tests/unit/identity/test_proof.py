@@ -179,6 +179,22 @@ def test_a_member_without_a_chain_is_refused() -> None:
     assert caught.value.code == "chain"
 
 
+def greeting(low: int, high: int, to: KeyPair, *, later: bool = False) -> bytes:
+    """Return GUEST's first message with these versions; `later`: and with a field that is not known yet."""
+    extra = {"later": True} if later else {}
+    return message(
+        t="hi",
+        lo=low,
+        hi=high,
+        purpose="member",
+        mesh=MESH.raw,
+        to=to.peer.raw,
+        nonce=bytes(32),
+        **{"from": GUEST.peer.raw},
+        **extra,
+    )
+
+
 @pytest.mark.parametrize(
     ("versions", "spoken", "older"),
     [((2, 3), "2 to 3", FOUNDER), ((2, 2), "2", FOUNDER), ((0, 0), "0", GUEST)],
@@ -187,16 +203,7 @@ def test_versions_that_do_not_meet_are_refused_and_the_older_node_is_named(
     versions: tuple[int, int], spoken: str, older: KeyPair
 ) -> None:
     low, high = versions
-    hi = message(
-        t="hi",
-        lo=low,
-        hi=high,
-        purpose="member",
-        mesh=MESH.raw,
-        to=FOUNDER.peer.raw,
-        nonce=bytes(32),
-        **{"from": GUEST.peer.raw},
-    )
+    hi = greeting(low, high, FOUNDER)
     with pytest.raises(ProofFailed) as caught:
         listener().receive(MAGIC + hi)
     guest, founder = GUEST.peer.short, FOUNDER.peer.short
@@ -209,16 +216,7 @@ def test_versions_that_do_not_meet_are_refused_and_the_older_node_is_named(
 
 
 def test_of_another_version_who_seeks_another_node_does_not_learn_which_is_here() -> None:
-    hi = message(
-        t="hi",
-        lo=2,
-        hi=2,
-        purpose="member",
-        mesh=MESH.raw,
-        to=GUEST.peer.raw,
-        nonce=bytes(32),
-        **{"from": GUEST.peer.raw},
-    )
+    hi = greeting(2, 2, GUEST)
     with pytest.raises(ProofFailed) as caught:
         listener().receive(MAGIC + hi)
     assert caught.value.code == "target" and FOUNDER.peer.short not in caught.value.what
@@ -229,17 +227,7 @@ def test_neighbouring_versions_of_the_protocol_meet() -> None:
 
 
 def test_a_dialler_of_a_later_version_is_met_at_ours() -> None:
-    hi = message(
-        t="hi",
-        lo=1,
-        hi=7,
-        purpose="member",
-        mesh=MESH.raw,
-        to=FOUNDER.peer.raw,
-        nonce=bytes(32),
-        later=True,
-        **{"from": GUEST.peer.raw},
-    )
+    hi = greeting(1, 7, FOUNDER, later=True)
     dial = dialler()
     dial.receive(listener().receive(MAGIC + hi))  # the answer names version 1
 
