@@ -113,6 +113,7 @@ cuda-wheel: $(INSTALLED) ## build the wheel of meshd-native-cuda13 in dist/, wit
 # from Debian 13, whatever Debian this is: shaders' compiler of older ones knows no cooperative matrices
 build/vulkan:
 	rm -rf $@.part
+	mkdir -p $(@D)
 	mmdebstrap --variant=extract --include=glslc,libvulkan-dev,spirv-headers \
 		--setup-hook='sed -n "s/^deb /deb-src /p" "$$1/etc/apt/sources.list" > "$$1/etc/apt/sources.list.d/source.list"' \
 		--extract-hook='cd "$$1" && APT_CONFIG="$$MMDEBSTRAP_APT_CONFIG" apt-get source --quiet --download-only vulkan-loader' \

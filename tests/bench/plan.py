@@ -44,7 +44,8 @@ from tests.bench.random_model import random_model
 
 _CONTEXT = "2048"
 _LOOK_SECONDS = 0.5
-_JUDGED = re.compile(r" split_(?:not_)?judged .*")
+_JUDGED = re.compile(r" split_judged .*")
+_NOT_JUDGED = re.compile(r" split_not_judged .*")  # for now: a head tries again
 _JUDGED_SECONDS = 120.0
 _LOADED_AGAIN_SECONDS = 3.0  # within which a head begins to load its model again, if it does
 
@@ -137,6 +138,10 @@ async def _measured(setup: Setup, model: Path, cache: Path, args: argparse.Names
     return SetupFigures(setup, whole, tuple(runs), chosen)
 
 
+def _last(event: re.Pattern[str], log: str) -> str:
+    return next(reversed(event.findall(log)), " nothing")
+
+
 def _sets(names: Sequence[str], *, every: bool) -> list[tuple[str, ...]]:
     counts = range(1, len(names) + 1) if every else (1,)
     return [some for count in counts for some in itertools.combinations(names, count)]
@@ -154,8 +159,9 @@ async def _answered(fleet: Fleet, args: argparse.Namespace, llama_args: Sequence
                 while not _JUDGED.search(log_file.read_text(encoding="utf-8")):  # noqa: ASYNC110 - a file
                     await asyncio.sleep(_LOOK_SECONDS)
         except TimeoutError:
+            why = _last(_NOT_JUDGED, log_file.read_text(encoding="utf-8"))
             raise MeshdError(
-                f"the devices were not measured within {_JUDGED_SECONDS:g} s of the load"
+                f"the devices were not measured within {_JUDGED_SECONDS:g} s of the load:{why}"
             ) from None
         await asyncio.sleep(_LOADED_AGAIN_SECONDS)
         await until_head_serves(fleet, head)
@@ -171,8 +177,7 @@ async def _answered(fleet: Fleet, args: argparse.Namespace, llama_args: Sequence
         log = log_file.read_text(encoding="utf-8")
         owner.cancel()
     if status.model.predicted is None:
-        (judged, *_) = reversed(_JUDGED.findall(log))
-        raise MeshdError(f"the head predicts nothing; its log says:{judged}")
+        raise MeshdError(f"the head predicts nothing; its log says:{_last(_JUDGED, log)}")
     measured = Speeds(
         statistics.median(one.prompt for one in found), statistics.median(one.generate for one in found)
     )
