@@ -229,6 +229,11 @@ class LinksConfig:
         ),
     ] = "auto"
 
+    @property
+    def is_local(self) -> bool:
+        """Tell whether bytes to and from a worker on this machine go past the link."""
+        return not self.no_local and self.compress != "on"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:

@@ -140,7 +140,7 @@ def make_runtime(
             random=secrets.token_bytes,
             compressed=0 if config.links.compress == "off" else COMPRESSED_VERSION,
             always_compressed=config.links.compress == "on",
-            local=_goes_locally(config.links),
+            local=config.links.is_local,
         ),
         paths=RolePaths(
             logs=config.paths.logs,
@@ -173,10 +173,6 @@ def make_processes(waiting: str = AUTO) -> Processes:
     )
 
 
-def _goes_locally(links: LinksConfig) -> bool:
-    return not links.no_local and links.compress != "on"
-
-
 def open_tunnel(links: LinksConfig, mesh: Mesh, asked: TunnelRequest) -> Tunnel:
     """Open the requested tunnel."""
     takes = asked.compressed == COMPRESSED_VERSION
@@ -200,7 +196,7 @@ def open_tunnel(links: LinksConfig, mesh: Mesh, asked: TunnelRequest) -> Tunnel:
         compresses=compresses,
         flow=asked.flow,
         asks=asked.asks,
-        is_here=lambda: asked.local and _goes_locally(links) and _is_here(mesh, asked.peer),
+        is_here=lambda: asked.local and links.is_local and _is_here(mesh, asked.peer),
     )
 
 

@@ -345,6 +345,7 @@ def head_options(config: Config, member: MemberNode, draft: "DraftModel | None" 
         node_id=str(member.node.facts.peer),
         incarnation=member.node.facts.incarnation,
         grace=float(config.links.grace),
+        is_local=config.links.is_local,
     )
 
 

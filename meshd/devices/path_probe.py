@@ -24,6 +24,7 @@ PROBED_SECONDS = 0.5
 PROBED_PEERS = 8  # of one question: the nearest peers
 _CHUNK = bytes(64 << 10)
 _FLAT_BYTES = 1 << 20  # if so many bytes find no higher rate, this is what the path carries
+_FLAT_ROUND_TRIPS = 3.0  # and so long: bytes are written before anything is known of those on their way
 _GROWTH = 1.05
 _AGAIN_SECONDS = 600.0  # until a path whose rate stayed unknown is filled again
 
@@ -69,12 +70,13 @@ class PathProber:
         wanted = set(peers)
         now = asyncio.get_running_loop().time()
         self._tried = {peer: at for peer, at in self._tried.items() if now - at < _AGAIN_SECONDS}
-        for peer in self._unknown(wanted)[:PROBED_PEERS]:
+        for round_trip, peer in self._unknown(wanted)[:PROBED_PEERS]:
             self._tried[peer] = now
             with suppress(MeshdError, TimeoutError):
-                await self._fill(peer)
+                await self._fill(peer, round_trip)
 
-    def _unknown(self, wanted: set[PeerId]) -> list[PeerId]:
+    def _unknown(self, wanted: set[PeerId]) -> list[tuple[float, PeerId]]:
+        """Return the peers, and how long a round trip to each takes, the nearest first."""
         found = []
         for status in self._mesh.peers():
             path = _selected(status)
@@ -82,20 +84,24 @@ class PathProber:
                 continue
             if path.rate is None and path.idle_rtt is not None:
                 found.append((path.idle_rtt, status.peer))
-        return [peer for _, peer in sorted(found)]
+        return sorted(found)
 
-    async def _fill(self, peer: PeerId) -> None:
+    async def _fill(self, peer: PeerId, round_trip: float) -> None:
         stream = self._mesh.open_stream(peer, PATH_PROBE_SERVICE, metadata={}, bulk=True)
         try:
             async with asyncio.timeout(PROBED_SECONDS):
+                now = asyncio.get_running_loop().time
                 sent = flat = 0
-                best = 0.0
-                while sent < PROBED_BYTES and flat < _FLAT_BYTES:
+                best, grown = 0.0, now()
+                while sent < PROBED_BYTES and not (
+                    flat >= _FLAT_BYTES and now() - grown >= _FLAT_ROUND_TRIPS * round_trip
+                ):
                     await stream.write(_CHUNK)
                     sent += len(_CHUNK)
                     rate = self._rate(peer)
-                    flat = 0 if rate > _GROWTH * best else flat + len(_CHUNK)
-                    best = max(best, rate)
+                    flat += len(_CHUNK)
+                    if rate > _GROWTH * best:
+                        best, grown, flat = rate, now(), 0
                 stream.write_eof()
                 await stream.read()
         finally:

@@ -20,6 +20,7 @@ CPU_RATE, GPU_RATE = 10e9, 200e9
 AT_ONCE = 64 << 10  # bytes in flight on a path without measurements (mux/pacing.py)
 NEAR_SECONDS = 0.002  # a path with a shorter round trip is a wired network, and assumed to be fast
 NEAR_RATE, FAR_RATE = 100e6, 5e6  # bytes per second of a path that was never full
+LOCAL_RATE = 2.5e9  # between two nodes of one machine, past their link (tests/bench/push_hop.py)
 EMBEDDING = "token_embd.weight"
 SAMPLED_BYTES = 400  # per token: 40 candidates with their logits, the headers of two requests and answers
 _GAIN = 0.8  # share of the head's time that makes the worker worth it, as these are estimates

@@ -117,7 +117,7 @@ class RoughSplits:
 
     def _round_trip(self, node: str, other: str) -> float:
         """Take the longer path to the head where the path between two workers is unknown."""
-        between = self._machines.paths.get((node, other))
+        between = self._plans.paths.get((node, other))
         paths = [offer.path for end in (node, other) if (offer := self._able.get(end)) is not None]
         known = [between] if between is not None else [path for path in paths if path is not None]
         return max((path.rtt for path in known), default=0.0)
@@ -222,7 +222,7 @@ class RoughSplits:
             slots=self._shape.parallel,
             pushed=self._options.push,
             numbers=not stages[0].is_head and (not self._layers.tied or last is stages[0]),
-            paths=self._machines.paths,
+            paths=self._plans.paths,
         )
 
 

@@ -25,12 +25,12 @@ Both sums are there part by part as well: what each device takes, each path betw
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, permutations
 
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.layer_work import FAR_CELLS, NEAR_CELLS, LayerWork, unseen_cells
 from meshd.model.layers import ModelLayers
-from meshd.model.output import CPU_RATE, GPU_RATE, SAMPLED_BYTES, DevicePath
+from meshd.model.output import CPU_RATE, GPU_RATE, LOCAL_RATE, SAMPLED_BYTES, DevicePath
 from meshd.model.status import Speeds
 from meshd.plan.machines import Machines, card_in
 from meshd.plan.reasons import ChangedPart
@@ -48,6 +48,7 @@ LOADED_RATE = 1.5e9  # bytes a second from a file that was read before
 USUAL_PROMPT = 512  # of the prompt that is predicted, and cells of the cache that a token sees
 _CPU_WORK, _GPU_WORK = 4e10, 1.5e13  # bytes of weights times tokens a second (over_offers.py)
 _MOST_SEEN = 256  # answers have all lengths, and a prediction lasts as long as a load of the model
+_LOCAL_PATH = DevicePath(0.0, LOCAL_RATE)
 _VISIBLE = 0.01  # of a token's time
 ASSUMED_PROMPT, ASSUMED_ANSWER = USUAL_PROMPT, 256  # tokens of the answer by whose time splits are compared
 
@@ -469,6 +470,14 @@ class PlanPredictor:
             )
             for one in devices
         }
+        nodes = [offer.node for offer in machines.offers]
+        local = [ends for ends in permutations(nodes, 2) if self._is_local(*ends)]
+        self.paths = {**machines.paths, **dict.fromkeys(local, _LOCAL_PATH)}
+        """From node to node; those of one machine do not use their link."""
+
+    def _is_local(self, node: str, other: str) -> bool:
+        machine = self._machine_of.get(node, "")
+        return self._options.is_local and bool(machine) and machine == self._machine_of.get(other, "")
 
     def predict(self, plan: Plan) -> PlanOutcome:
         """Predict rates and times of a plan, and what they are the sums of."""
@@ -549,7 +558,7 @@ class PlanPredictor:
             pushed=self._options.push,
             logits=worker is not None and not worker.has_top_k,
             numbers=plan.input_on_worker,
-            paths=self._machines.paths,
+            paths=self.paths,
         )
 
     def own_cpu(self) -> PlannedStage:
@@ -571,6 +580,8 @@ class PlanPredictor:
         machine = self._machine_of.get(node, "")
         card = self._card_of.get((node, device), "")
         lacking = self._machines.lacking.get(node)
+        if path is not None and self._is_local(node, self._options.node_name):
+            path = _LOCAL_PATH
         return PlannedStage(
             node, device, begin, end, weights, is_gpu, speed, path, is_head, machine, card, lacking
         )

@@ -337,8 +337,9 @@ class HeadOptions(ModelSettings):
 
     `min_workers` None: see `least_workers`. `rpc` is that of `[serve]`. `counts_chosen`: `tensor_split` is
     meshd's own choice, not the user's. `draft` is the model that `draft_model` names. `grace` is how many
-    seconds answers wait for a worker out of reach. `name` is the model's in requests (empty: its file's),
-    `child` that of its llama-server in status and logs.
+    seconds answers wait for a worker out of reach. `is_local`: nodes on one machine exchange bytes past their
+    link. `name` is the model's in requests (empty: its file's), `child` that of its llama-server in status
+    and logs.
     """
 
     rpc: tuple[HostPort, ...] = ()
@@ -349,6 +350,7 @@ class HeadOptions(ModelSettings):
     node_id: str = ""
     incarnation: bytes = b""
     grace: float = 120.0
+    is_local: bool = False
     name: str = ""
     child: str = "llama-server"
     socket: str = "llama.sock"

@@ -23,7 +23,7 @@ from tests.bench.endpoints import print_line
 from tests.e2e.bare_node import bare_node
 from tests.e2e.hostile_stage import message
 from tests.e2e.lent_pair import LentServer, lent_pair, push, take
-from tests.e2e.nodes import Fleet, child_pid, play
+from tests.e2e.nodes import LOCALLY, Fleet, child_pid, play
 
 SIZES = (16 << 10, 8 << 20)  # bytes of the hidden state of a token, and of those of a prompt
 _ROOM = 8 << 20
@@ -73,9 +73,9 @@ class _Rounds:
 
 async def _measure(folder: Path, runs: int, piece: int) -> None:
     async with Fleet(folder) as fleet:
-        first = await fleet.worker("worker-0")
+        first = await fleet.worker("worker-0", *LOCALLY)
         token = await first.token()
-        workers: list[LocalNode] = [first, await fleet.worker("worker-1", token=token)]
+        workers: list[LocalNode] = [first, await fleet.worker("worker-1", *LOCALLY, token=token)]
         async with (
             bare_node(folder / "head", token=token, name="head") as head,
             lent_pair(head, [worker.spec.name for worker in workers], room=_ROOM) as servers,

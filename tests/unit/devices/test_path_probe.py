@@ -90,25 +90,40 @@ async def test_a_large_mesh_does_not_fill_all_paths() -> None:
         assert len(it.paths.opened) == PROBED_PEERS
 
 
-def test_no_more_is_sent_once_the_rate_does_not_grow() -> None:
+def _taken(rate: float, burst: int, *, grows: bool) -> int:
+    """Return the bytes that one takes who reads a burst in each round trip of 10 ms; if so, at twice the rate."""
+
     async def main() -> int:
         async with scene(1) as it:
             taken = 0
 
-            async def count(stream: Stream) -> None:
+            async def read(stream: Stream) -> None:
                 nonlocal taken
                 with suppress(EndOfStream):
                     while True:
+                        before = taken
                         taken += (length := len(await stream.read()))
                         stream.consumed(length)
+                        if taken // burst > before // burst:
+                            await asyncio.sleep(0.01)
+                            it.paths.known[it.peers[0]] = rate * (2 ** (taken // burst) if grows else 1)
                 stream.write_eof()
 
-            it.workers[0].handle(PATH_PROBE_SERVICE, count, allow=lambda _member, _metadata: None)
-            it.paths.found = 1e6
+            it.workers[0].handle(PATH_PROBE_SERVICE, read, allow=lambda _member, _metadata: None)
+            it.paths.found = rate
             await it.prober.probe(it.peers)
             return taken
 
-    assert 1 << 20 <= run(main()) <= 2 << 20 < PROBED_BYTES
+    return run(main())
+
+
+def test_no_more_is_sent_once_the_rate_does_not_grow() -> None:
+    assert 1 << 20 <= _taken(1e6, 256 << 10, grows=False) <= 2 << 20 < PROBED_BYTES
+
+
+def test_a_rate_that_grows_with_each_round_trip_is_waited_for() -> None:
+    """More is written in a round trip than is sent while the rate does not grow: it is known only afterwards."""
+    assert _taken(1e6, 2 << 20, grows=True) == PROBED_BYTES
 
 
 def test_it_ends_when_the_other_node_does_not_read() -> None:
