@@ -46,7 +46,11 @@ _FLAGS = (
     "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON",
     "-DCMAKE_INSTALL_RPATH=$ORIGIN;$ORIGIN/../../nvidia/cu13/lib",  # where pip puts NVIDIA's libraries
     # no exception crosses the module, so it may have a C++ library of its own; see portable_targets.cmake
-    "-DCMAKE_MODULE_LINKER_FLAGS=-s -static-libstdc++ -static-libgcc -Wl,--as-needed,-z,nodelete",
+    "-DCMAKE_MODULE_LINKER_FLAGS=-s -static-libstdc++ -static-libgcc"
+    " -Wl,--as-needed,-z,nodelete,-z,defs,--exclude-libs,ALL",
+    # a compiler that has only a static C++ library puts it into libggml-base.so as well, and the module would
+    # take it from there, where meshd-native's has none
+    "-DCMAKE_SHARED_LINKER_FLAGS=-Wl,--exclude-libs,ALL",
 )
 _GLIBC = re.compile(rb"\0GLIBC_2\.(\d+)")
 _LIBRARY = re.compile(rb"(?<=\0)lib[\w+-]+\.so[.\d]*(?=\0)")

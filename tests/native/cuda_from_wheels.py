@@ -99,7 +99,8 @@ def fetch(folder: Path) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(build, cwd=ROOT, check=True)
     download = [*pip, "download", "--quiet", "--dest", str(folder)]
-    subprocess.run([*download, f"{_ours(folder)}[cuda-build]", _WHEEL.requirement], check=True)
+    subprocess.run([*download, f"{_ours(folder)}[cuda-build]"], check=True)
+    subprocess.run([*download, "--no-deps", _WHEEL.requirement], check=True)
     sdist = read_pin().sdist
     source = ["--no-deps", "--no-binary", ":all:", sdist.requirement]
     if not (folder / sdist.file).exists():
