@@ -99,7 +99,7 @@ class PathProber:
                     await stream.write(_CHUNK)
                     sent += len(_CHUNK)
                     rate = self._rate(peer)
-                    flat += len(_CHUNK)
+                    flat += len(_CHUNK) if rate else 0  # unknown: a start that still grows (mux/pacing.py)
                     if rate > _GROWTH * best:
                         best, grown, flat = rate, now(), 0
                 stream.write_eof()

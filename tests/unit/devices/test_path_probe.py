@@ -91,7 +91,10 @@ async def test_a_large_mesh_does_not_fill_all_paths() -> None:
 
 
 def _taken(rate: float, burst: int, *, grows: bool) -> int:
-    """Return the bytes that one takes who reads a burst in each round trip of 10 ms; if so, at twice the rate."""
+    """Return the bytes that one takes who reads a burst in each round trip of 10 ms.
+
+    `grows`: the rate doubles with each of them, and is not known before the first.
+    """
 
     async def main() -> int:
         async with scene(1) as it:
@@ -105,12 +108,12 @@ def _taken(rate: float, burst: int, *, grows: bool) -> int:
                         taken += (length := len(await stream.read()))
                         stream.consumed(length)
                         if taken // burst > before // burst:
-                            await asyncio.sleep(0.01)
+                            await asyncio.sleep(0.04 if grows and before < burst else 0.01)
                             it.paths.known[it.peers[0]] = rate * (2 ** (taken // burst) if grows else 1)
                 stream.write_eof()
 
             it.workers[0].handle(PATH_PROBE_SERVICE, read, allow=lambda _member, _metadata: None)
-            it.paths.found = rate
+            it.paths.found = None if grows else rate
             await it.prober.probe(it.peers)
             return taken
 
