@@ -90,10 +90,13 @@ async def test_a_large_mesh_does_not_fill_all_paths() -> None:
         assert len(it.paths.opened) == PROBED_PEERS
 
 
-def _taken(rate: float, burst: int, *, grows: bool) -> int:
+_BURST = 256 << 10
+
+
+def _taken(rate: float, *, known_after: int = 0, doubles_after: int = 0) -> int:
     """Return the bytes that one takes who reads a burst in each round trip of 10 ms.
 
-    `grows`: the rate doubles with each of them, and is not known before the first.
+    The rate is known after so many bytes, and doubles after each `doubles_after` if it does.
     """
 
     async def main() -> int:
@@ -107,13 +110,15 @@ def _taken(rate: float, burst: int, *, grows: bool) -> int:
                         before = taken
                         taken += (length := len(await stream.read()))
                         stream.consumed(length)
-                        if taken // burst > before // burst:
-                            await asyncio.sleep(0.04 if grows and before < burst else 0.01)
-                            it.paths.known[it.peers[0]] = rate * (2 ** (taken // burst) if grows else 1)
+                        if taken // _BURST > before // _BURST:
+                            await asyncio.sleep(0.01)
+                        if taken >= known_after:
+                            doubled = taken // doubles_after if doubles_after else 0
+                            it.paths.known[it.peers[0]] = rate * 2**doubled
                 stream.write_eof()
 
             it.workers[0].handle(PATH_PROBE_SERVICE, read, allow=lambda _member, _metadata: None)
-            it.paths.found = None if grows else rate
+            it.paths.found = None
             await it.prober.probe(it.peers)
             return taken
 
@@ -121,12 +126,13 @@ def _taken(rate: float, burst: int, *, grows: bool) -> int:
 
 
 def test_no_more_is_sent_once_the_rate_does_not_grow() -> None:
-    assert 1 << 20 <= _taken(1e6, 256 << 10, grows=False) <= 2 << 20 < PROBED_BYTES
+    assert 1 << 20 <= _taken(1e6) <= 2 << 20 < PROBED_BYTES
 
 
-def test_a_rate_that_grows_with_each_round_trip_is_waited_for() -> None:
-    """More is written in a round trip than is sent while the rate does not grow: it is known only afterwards."""
-    assert _taken(1e6, 2 << 20, grows=True) == PROBED_BYTES
+def test_a_rate_that_still_grows_is_waited_for() -> None:
+    """A link tells none before it has carried much, and then more with each round trip."""
+    assert _taken(1e6, known_after=2 << 20) <= 4 << 20
+    assert _taken(1e6, known_after=2 << 20, doubles_after=512 << 10) >= 12 << 20, "what half a second carries"
 
 
 def test_it_ends_when_the_other_node_does_not_read() -> None:
