@@ -69,14 +69,18 @@ def folder_of_ours(cache: Path, backend: str = "cpu") -> Path:
 
 def not_built(what: str, backend: str = "auto") -> UserError:
     """Return the error that something is missing, and how to get it."""
+    return UserError(what, hint=_without_building(backend) + how_to_build(backend))
+
+
+def _without_building(backend: str) -> str:
+    """Return the beginning of a hint for those who can install a wheel; empty where none helps."""
     wheel = installed_wheel()
     fault = wheel.fault(read_pin()) if wheel is not None else None
-    other = ""
     if fault:
-        other = f"install the meshd-native of this meshd (of the one that is installed: {fault}); or "
-    elif wheel is None and backend in ("auto", "cpu") and has_wheels():
-        other = f"install {PACKAGE}-….whl beside meshd, as docs/install.md says; or "
-    return UserError(what, hint=other + how_to_build(backend))
+        return f"install the meshd-native of this meshd (of the one that is installed: {fault}); or "
+    if wheel is None and backend in ("auto", "cpu") and has_wheels():
+        return f"install {PACKAGE}-….whl beside meshd, as docs/install.md says; or "
+    return ""
 
 
 async def build(
@@ -128,14 +132,22 @@ async def build_programs(
                 # the one we waited for may have built it
                 missing = await asyncio.to_thread(_missing, cache, pin, backend, [*upstream, *ours])
                 if missing:
-                    need_compiler()
-                    need_tools()
-                    need_backend(backend)
+                    _need_to_compile(backend)
                     tree = builds.tree_of(cache, backend)
                     await fill(tree, pin, cache, source, progress)
                     await _compile(tree, pin, backend, missing, progress)
                     await asyncio.to_thread(_store, cache, pin, backend, tree, missing, set(ours))
     return folder_of_ours(cache, backend)
+
+
+def _need_to_compile(backend: str) -> None:
+    """Raise UserError unless this machine has what a build needs."""
+    try:
+        need_compiler()
+        need_tools()
+    except UserError as error:
+        raise UserError(error.what, hint=_without_building(backend) + error.hint) from None
+    need_backend(backend)
 
 
 async def fill(tree: Tree, pin: Pin, cache: Path, source: Path | None, progress: ProgressCallback) -> None:

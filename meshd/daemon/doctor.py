@@ -16,7 +16,7 @@ from meshd.base.resource_limits import memory_limit
 from meshd.base.units import in_bytes, in_memory
 from meshd.build.machine import need_compiler, need_tools
 from meshd.build.pin import read_pin
-from meshd.build.wheel import installed_wheel
+from meshd.build.wheel import has_wheels, installed_wheel
 from meshd.config.tree import Config
 from meshd.daemon.build_choice import TriedBuild, choose, keep_choice, try_build
 from meshd.daemon.native_check import check_native
@@ -110,6 +110,8 @@ def _write_some(folder: Path) -> None:
 
 def _not_built(error: UserError) -> Iterator[Finding]:
     yield _fault("llama.cpp", error)
+    if has_wheels():
+        return  # a compiler is not what is missing
     for name, look in (("compiler", need_compiler), ("build tools", need_tools)):
         try:
             look()

@@ -1,5 +1,6 @@
 """meshd.build.wheel: the programs of an installed meshd-native, and when they are taken."""
 
+import asyncio
 import json
 import os
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from meshd.base.errors import UserError
 from meshd.build import native
 from meshd.build.interface import LLAMA_SERVER, MESH_MODULE, MESH_PROGRAM
 from meshd.build.native import OUR_PROGRAMS, UPSTREAM_PROGRAMS, find, not_built
@@ -92,6 +94,23 @@ def test_without_a_wheel_its_file_is_named_where_there_is_one_for_the_machine(
     monkeypatch.setattr("platform.system", lambda: "Linux")
     hint = not_built("nothing", backend).hint or ""
     assert ("install meshd_native-….whl beside meshd" in hint) is is_named and "meshd native build" in hint
+
+
+@pytest.mark.parametrize(("system", "is_named"), [("x86_64", True), ("aarch64", False)])
+def test_who_has_no_compiler_hears_first_of_the_wheel(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str, *, is_named: bool
+) -> None:
+    """As `meshd demo` builds what is not there."""
+    monkeypatch.setattr("platform.machine", lambda: system)
+    monkeypatch.setattr("platform.system", lambda: "Linux")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UserError, match="there is no C compiler") as caught:
+        asyncio.run(native.build(tmp_path / "cache", backend="cpu", progress=lambda _progress: None))
+    wheel, compiler = "install meshd_native-….whl beside meshd", "build-essential"
+    hint = caught.value.hint or ""
+    assert hint.startswith(wheel) is is_named and compiler in hint
 
 
 @pytest.mark.parametrize("harm", ["gone", "cut", "mode", "folder", "stamp"])

@@ -42,6 +42,19 @@ def test_without_a_build_it_says_how_to_get_one(home: Path) -> None:
     assert not home.exists(), "it leaves nothing behind"
 
 
+@pytest.mark.parametrize(("machine", "is_told"), [("x86_64", False), ("riscv64", True)])
+def test_a_compiler_is_missed_only_where_there_is_no_wheel(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, *, is_told: bool
+) -> None:
+    del home
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr("platform.system", lambda: "Linux")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    assert ("compiler" in [one["name"] for one in _findings()[1]]) is is_told
+
+
 def test_a_memory_limit_of_this_node_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     del home
     limit = MemoryAllowance(700 << 20, 640 << 20, "/sys/fs/cgroup")
