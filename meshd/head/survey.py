@@ -19,6 +19,7 @@ from meshd.head.worker_choice import Roster
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.identity.naming import CLIENT_ROLE, WORKER_ROLE
+from meshd.link.interface import LOOPBACK
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.layer_work import LayerWork
 from meshd.model.output import DevicePath
@@ -348,7 +349,7 @@ def path_to(paths: Sequence[PathStatus]) -> DevicePath | None:
     """Return the path that carries data; None where it was never measured."""
     path = next((path for path in paths if path.selected), None)
     rtt = None if path is None else path.idle_rtt
-    return None if path is None or rtt is None else DevicePath(rtt, path.rate)
+    return None if path is None or rtt is None else DevicePath(rtt, path.rate, path.link.path == LOOPBACK)
 
 
 def own_timed(work: LayerWork, options: HeadOptions) -> Sequence[str]:

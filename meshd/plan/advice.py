@@ -165,4 +165,4 @@ def _halved(path: DevicePath | None) -> DevicePath | None:
     if path is None:
         return None
     rate = path.rate or (NEAR_RATE if path.rtt < NEAR_SECONDS else FAR_RATE)
-    return DevicePath(path.rtt, 2 * rate)
+    return replace(path, rate=2 * rate)

@@ -470,14 +470,10 @@ class PlanPredictor:
             )
             for one in devices
         }
-        nodes = [offer.node for offer in machines.offers]
-        local = [ends for ends in permutations(nodes, 2) if self._is_local(*ends)]
+        here = [one.node for one in machines.offers if one.path is not None and one.path.is_loopback]
+        local = permutations(here, 2) if options.is_local else ()
         self.paths = {**machines.paths, **dict.fromkeys(local, _LOCAL_PATH)}
-        """From node to node; those of one machine do not use their link."""
-
-    def _is_local(self, node: str, other: str) -> bool:
-        machine = self._machine_of.get(node, "")
-        return self._options.is_local and bool(machine) and machine == self._machine_of.get(other, "")
+        """From node to node; those on the head's machine do not use their link."""
 
     def predict(self, plan: Plan) -> PlanOutcome:
         """Predict rates and times of a plan, and what they are the sums of."""
@@ -580,7 +576,7 @@ class PlanPredictor:
         machine = self._machine_of.get(node, "")
         card = self._card_of.get((node, device), "")
         lacking = self._machines.lacking.get(node)
-        if path is not None and self._is_local(node, self._options.node_name):
+        if path is not None and path.is_loopback and self._options.is_local:
             path = _LOCAL_PATH
         return PlannedStage(
             node, device, begin, end, weights, is_gpu, speed, path, is_head, machine, card, lacking

@@ -296,19 +296,17 @@ def test_a_prompt_is_shared_by_two_machines_and_not_by_two_nodes_of_one() -> Non
 
 def test_nodes_of_one_machine_exchange_bytes_past_their_link() -> None:
     """So whatever their links carry, a prompt costs what memory does, unless links are all that is used."""
-    together = [
-        replace(one, offer=replace(one.offer, machine="one"), path=DevicePath(NEAR, 1e7))
-        for one in (offer("a", 16), offer("b", 16))
-    ]
-    between = {("a", "b"): DevicePath(NEAR, 1e7)}
-    there = machines(together, {"head": 1.0, "a": 1.0, "b": 1.0}, paths=between)
 
-    def prompts(machine: str, *, is_local: bool) -> float:
-        options = replace(OPTIONS, devices=("none",), machine=machine, is_local=is_local)
+    def prompts(*, is_loopback: bool, is_local: bool) -> float:
+        path = DevicePath(NEAR, 1e6, is_loopback)
+        workers = [replace(one, path=path) for one in (offer("a", 16), offer("b", 16))]
+        between = {("a", "b"): DevicePath(NEAR, 1e6)}
+        there = machines(workers, {"head": 1.0, "a": 1.0, "b": 1.0}, paths=between)
+        options = replace(OPTIONS, devices=("none",), is_local=is_local)
         (best, *_) = choose_split(MODEL, WORK, there, options, least=2)
         assert set(layers_of(best)) == {"a", "b"}
         return best.outcome.prediction.prompt_tok_s
 
-    over_links = prompts("one", is_local=False)
-    assert prompts("another", is_local=False) == pytest.approx(over_links)
-    assert over_links < prompts("another", is_local=True) <= prompts("one", is_local=True)
+    over_links = prompts(is_loopback=False, is_local=True)
+    assert prompts(is_loopback=True, is_local=False) == pytest.approx(over_links)
+    assert prompts(is_loopback=True, is_local=True) > 1.3 * over_links
