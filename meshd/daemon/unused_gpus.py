@@ -243,8 +243,7 @@ def _unfit(
         yield GpuFault(
             f"NVIDIA's driver {facts.module} is for CUDA {version}, and 13.0 is needed".replace("  ", " "),
             f"install driver 580 or later{' on Windows' if facts.in_wsl else ''}; or install the toolkit of "
-            "that version and run "
-            "`meshd native build --backend cuda`",
+            "that version and run `meshd native build --backend cuda`",
         )
     if "cuda" not in backends:
         slower = "the NVIDIA GPU computes through Vulkan" if on_vulkan else "the NVIDIA GPU is not used"

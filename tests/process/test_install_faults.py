@@ -246,7 +246,7 @@ def test_14_container_without_a_driver() -> None:
     boxed = replace(NVIDIA, in_container=True)
     bare = replace(boxed, nodes={True: [], False: []}, cuda=None)
     line = "this container cannot use the machine's NVIDIA GPU: it has no /dev/nvidia0 -> install nvidia-"
-    assert told(bare).startswith(line) and "`--gpus all`" in told(bare)
+    assert told(bare).startswith(line) and "`--gpus all` (Kubernetes: with `nvidia.com/gpu`" in told(bare)
     assert "it has no libcuda.so.1" in told(replace(boxed, cuda=None))
     assert told(boxed, PORTABLE).endswith("or, for Vulkan, add `-e NVIDIA_DRIVER_CAPABILITIES=all`")
     hidden = replace(boxed, cuda=CudaDriver(13_000, 100), variables={"CUDA_VISIBLE_DEVICES": "-1"})
