@@ -17,6 +17,8 @@ from meshd.build.interface import BACKENDS
 
 _CPUINFO = Path("/proc/cpuinfo")
 _NVIDIA_CARDS = Path("/proc/driver/nvidia/gpus")
+WSL_NODE = Path("dev/dxg")
+_WSL_CUDA = Path("usr/lib/wsl/lib/libcuda.so.1")
 _TOOLS = ("cmake", "ninja")
 _INSTALL = (
     "in the clone run `make build`, or `pip install '.[build]'` in meshd's environment; or install your "
@@ -88,7 +90,17 @@ def has_nvidia_gpu() -> bool:
     """Return True if the driver shows a card: the toolkit alone, as images carry it, is no reason
     for CUDA.
     """
-    return any(_NVIDIA_CARDS.glob("*")) or any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
+    return any(_NVIDIA_CARDS.glob("*")) or bool(nvidia_nodes())
+
+
+def nvidia_nodes(root: Path = Path("/")) -> list[Path]:
+    """Return the device files of NVIDIA GPUs.
+
+    The one of WSL2 serves GPUs of all vendors. It counts if NVIDIA's driver on Windows has put its libcuda
+    into WSL2.
+    """
+    in_wsl = (root / WSL_NODE).exists() and (root / _WSL_CUDA).exists()
+    return [*sorted(root.glob("dev/nvidia[0-9]*")), *([root / WSL_NODE] if in_wsl else [])]
 
 
 def find_nvcc() -> Path | None:

@@ -64,6 +64,16 @@ class TriedBuild:
         return max(fit, key=lambda tried: tried.weight_bytes_s, default=None)
 
     @property
+    def weight_bytes_s(self) -> float:
+        """The speed of the fastest fit device; 0 if none was measured."""
+        return self.best.weight_bytes_s if self.best is not None else 0.0
+
+    @property
+    def has_gpu(self) -> bool:
+        """Say whether a fit device is a GPU."""
+        return any(tried.device.kind == "gpu" and not tried.why_unfit for tried in self.devices)
+
+    @property
     def is_measured(self) -> bool:
         """Say whether the speed of each fit device is known: one may have had no free memory."""
         return all(tried.why_unfit or tried.weight_bytes_s for tried in self.devices)
@@ -83,11 +93,20 @@ class TriedBuild:
 
 
 def choose(tried: Sequence[TriedBuild]) -> TriedBuild:
-    """Return the build with the fastest fit device; of equals, and where speeds are unknown, the first."""
+    """Return the build with the fastest fit device; of equals, the first.
+
+    A device that was not measured may be faster than all others. Of the builds that may still win, one with a
+    GPU beats one without; those left are compared if each has a measured device, or else the first one wins.
+    """
     fit = [build for build in tried if build.best is not None]
-    if not all(build.is_measured for build in fit):
-        return fit[0]
-    return max(fit or tried, key=lambda build: 0.0 if build.best is None else build.best.weight_bytes_s)
+    if not fit:
+        return tried[0]
+    fastest = max(fit, key=lambda build: build.weight_bytes_s)
+    open_builds = [build for build in fit if build is fastest or not build.is_measured]
+    preferred = [build for build in open_builds if build.has_gpu] or open_builds
+    if all(build.weight_bytes_s for build in preferred):
+        return max(preferred, key=lambda build: build.weight_bytes_s)
+    return preferred[0]
 
 
 async def try_build(native: NativeBuild, run_to_end: RunToEnd, logs: Path, *, machine: str) -> TriedBuild:

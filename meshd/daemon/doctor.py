@@ -183,9 +183,9 @@ def _lost(build: TriedBuild, used: TriedBuild) -> Finding:
     if build.best is None:
         unfit = "; ".join(f"{one.device.name}: {one.why_unfit}" for one in build.devices)
         return Finding("build", "warning", f"{what}: {unfit}", UNFIT_HINT)
-    if not (build.best.weight_bytes_s and used.best is not None and used.best.weight_bytes_s):
-        return Finding("build", "ok", f"{what}: its devices could not be timed now")
-    times = used.best.weight_bytes_s / build.best.weight_bytes_s
+    if not (build.is_measured and used.is_measured):
+        return Finding("build", "ok", f"{what}: not all devices could be timed now")
+    times = used.weight_bytes_s / build.weight_bytes_s
     return Finding("build", "ok", f"{what}: {build.best.device.name} there takes {times:.1f} times as long")
 
 

@@ -8,11 +8,11 @@ import asyncio
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from meshd.base.errors import MeshdError
-from meshd.build.machine import CUDA_EXTRA, GPU_PAGE
+from meshd.build.machine import CUDA_EXTRA, GPU_PAGE, WSL_NODE, nvidia_nodes
 from meshd.devices.devices import LIST_SECONDS
 from meshd.process.interface import ChildSpec, RunToEnd
 
@@ -28,6 +28,7 @@ _HIDING = ("CUDA_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES", "HIP_VISIBLE_DEVIC
 _ICD_VARIABLES = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES")
 _ICD_FOLDERS = ("etc/vulkan/icd.d", "usr/share/vulkan/icd.d", "usr/local/share/vulkan/icd.d")
 _CONTAINER_MARKS = (".dockerenv", "run/.containerenv")
+_CONTAINER_KIND = "run/systemd/container"  # systemd writes it, in LXC and nspawn, for example
 _MODULE_VERSION = "sys/module/nvidia/version"
 _ASK_CUDA = """
 import ctypes
@@ -76,6 +77,11 @@ class GpuFacts:
     """Those that hide GPUs or drivers."""
     in_container: bool = False
 
+    @property
+    def in_wsl(self) -> bool:
+        """Say whether WSL2 shows an NVIDIA GPU, whose driver is the one of Windows."""
+        return any(node.name == WSL_NODE.name for node in self.nodes[True])
+
 
 @dataclass(frozen=True, slots=True)
 class GpuFault:
@@ -87,20 +93,19 @@ class GpuFault:
 
 async def gather_facts(run_to_end: RunToEnd, log: Path) -> GpuFacts:
     """Gather the facts. Raises MeshdError if the child that asks CUDA cannot be started, or hangs."""
-    return replace(look_around(), cuda=await _ask_cuda(run_to_end, log))
+    return look_around(cuda=await _ask_cuda(run_to_end, log))
 
 
-def look_around(root: Path = Path("/")) -> GpuFacts:
-    """Gather the facts that files and variables tell."""
+def look_around(root: Path = Path("/"), cuda: CudaDriver | None = None) -> GpuFacts:
+    """Gather the facts that files and variables tell, beside the answer of CUDA's driver."""
     cards = {True: 0, False: 0}
     for device in (root / "sys/bus/pci/devices").glob("*"):
         vendor = _read(device / "vendor")
         if _read(device / "class").startswith(_DISPLAY) and vendor in (_NVIDIA, *_OTHERS):
             cards[vendor == _NVIDIA] += 1
-    nodes = {
-        True: sorted([*root.glob("dev/nvidia[0-9]*"), *root.glob("dev/dxg")]),
-        False: sorted(root.glob("dev/dri/renderD*")),
-    }
+    nodes = {True: nvidia_nodes(root), False: sorted(root.glob("dev/dri/renderD*"))}
+    if not nodes[True] and cuda is not None and cuda.kinds:  # a container in WSL2 has libcuda elsewhere
+        nodes[True] = list(root.glob(str(WSL_NODE)))
     named = {name: os.environ[name] for name in (*_HIDING, *_ICD_VARIABLES) if name in os.environ}
     icds = [file for folder in _ICD_FOLDERS for file in sorted((root / folder).glob("*.json"))]
     return GpuFacts(
@@ -108,10 +113,17 @@ def look_around(root: Path = Path("/")) -> GpuFacts:
         nodes=nodes,
         closed=[node for both in nodes.values() for node in both if not os.access(node, os.R_OK | os.W_OK)],
         module=_read(root / _MODULE_VERSION),
+        cuda=cuda,
         icds=icds,
         variables=named,
-        in_container=any((root / mark).exists() for mark in _CONTAINER_MARKS),
+        in_container=_is_container(root),
     )
+
+
+def _is_container(root: Path) -> bool:
+    if "KUBERNETES_SERVICE_HOST" in os.environ or any((root / mark).exists() for mark in _CONTAINER_MARKS):
+        return True
+    return _read(root / _CONTAINER_KIND) not in ("", "wsl")
 
 
 def _read(path: Path) -> str:
@@ -176,15 +188,23 @@ def _nvidia(facts: GpuFacts, backends: Sequence[str], *, on_vulkan: bool) -> Ite
         yield GpuFault(
             "this container cannot use the machine's NVIDIA GPU: it has no "
             + ("libcuda.so.1" if facts.nodes[True] else "/dev/nvidia0"),
-            "install nvidia-container-toolkit on the machine and start the container with `--gpus all`",
+            "install nvidia-container-toolkit on the machine and start the container with `--gpus all` "
+            "(Kubernetes: with `nvidia.com/gpu` in its limits)",
         )
     if not facts.nodes[True] and not facts.module:
         yield GpuFault("the NVIDIA GPU has no driver", f"install NVIDIA's driver 580 or later; {GPU_PAGE}")
     for node in facts.closed:
         if node in facts.nodes[True]:
-            yield GpuFault(
-                f"this user may not open `{node}`", "check its owner and group: `ls -l /dev/nvidia*`"
-            )
+            yield GpuFault(f"this user may not open `{node}`", f"check its owner and group: `ls -l {node}`")
+    if cuda is not None and hidden is not None and not cuda.kinds and cuda.error in (0, _NO_DEVICE):
+        yield GpuFault(
+            f"the NVIDIA GPU is hidden: CUDA_VISIBLE_DEVICES is `{hidden}`", "unset CUDA_VISIBLE_DEVICES"
+        )
+    if facts.in_wsl and (cuda is None or not cuda.kinds):
+        yield GpuFault(
+            "NVIDIA's driver on Windows does not answer in WSL2",
+            "install NVIDIA's driver 580 or later on Windows, and none in WSL2; then run `wsl --shutdown`",
+        )
     if cuda is None:
         yield GpuFault(
             "NVIDIA's driver is incomplete: there is no libcuda.so.1",
@@ -194,10 +214,6 @@ def _nvidia(facts: GpuFacts, backends: Sequence[str], *, on_vulkan: bool) -> Ite
     if cuda.error == _DRIVER_CHANGED:
         yield GpuFault(
             "NVIDIA's driver was updated and does not fit the running kernel's", "restart the machine"
-        )
-    if hidden is not None and not cuda.kinds and cuda.error in (0, _NO_DEVICE):
-        yield GpuFault(
-            f"the NVIDIA GPU is hidden: CUDA_VISIBLE_DEVICES is `{hidden}`", "unset CUDA_VISIBLE_DEVICES"
         )
     if cuda.error or not cuda.kinds:
         yield GpuFault(
@@ -226,8 +242,8 @@ def _unfit(
         version = f"{cuda.version // 1000}.{cuda.version % 1000 // 10}"
         yield GpuFault(
             f"NVIDIA's driver {facts.module} is for CUDA {version}, and 13.0 is needed".replace("  ", " "),
-            "install driver 580 or later; or install the toolkit of that version and run "
-            "`meshd native build --backend cuda`",
+            f"install driver 580 or later{' on Windows' if facts.in_wsl else ''}; or install the toolkit of "
+            "that version and run `meshd native build --backend cuda`",
         )
     if "cuda" not in backends:
         slower = "the NVIDIA GPU computes through Vulkan" if on_vulkan else "the NVIDIA GPU is not used"

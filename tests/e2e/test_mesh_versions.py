@@ -14,7 +14,7 @@ from meshd.wire.versions import OLDEST_WIRE_VERSION, WIRE_VERSION
 from tests.e2e.alone import alone
 from tests.e2e.models import native, small, smollm2
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, cli, model_of, peer_of, play
-from tests.e2e.other_version import changed_copy, last_release, run_by, shares_models, version_of
+from tests.e2e.other_version import RELEASE_VERSION, changed_copy, last_release, run_by, shares_models
 from tests.process.relay_process import Relay, relay
 
 __all__ = ["relay"]  # a fixture
@@ -48,7 +48,7 @@ def test_the_last_release_shares_a_model_with_this_version_on_either_side(tmp_pa
             head = await fleet.start(run_by(spec, release) if older == "head" else spec)
             status = await fleet.ready(head)
             assert await api_of(status).complete(PROMPT, TOKENS) == reference
-            expected = {"worker": __version__, "head": __version__, older: version_of(release)}
+            expected = {"worker": __version__, "head": __version__, older: RELEASE_VERSION}
             there = await worker.status()
             assert (there.node.version, status.node.version) == (expected["worker"], expected["head"])
             assert peer_of(status, "worker").version == expected["worker"]
@@ -69,12 +69,13 @@ def test_a_home_of_the_last_release_is_used_by_this_version_and_back(tmp_path: P
             founder = await fleet.start(run_by(spec, release))
             member = await fleet.worker("member", token=await founder.token())
             before = await founder.until(_is_connected)
-            for upgraded in (spec, run_by(spec, release)):
+            assert before.node.version == RELEASE_VERSION
+            for upgraded, version in ((spec, __version__), (run_by(spec, release), RELEASE_VERSION)):
                 await founder.stop()
                 fleet.forget(founder)
                 founder = await fleet.start(upgraded)
                 now = await founder.until(_is_connected)
-                assert (now.node.id, now.mesh) == (before.node.id, before.mesh)
+                assert (now.node.version, now.node.id, now.mesh) == (version, before.node.id, before.mesh)
                 await member.until(_is_connected)
                 invited = await cli(founder.spec.home, "invite")
                 assert invited.returncode == 0, invited.stderr

@@ -50,6 +50,18 @@ def test_auto_is_the_best_that_can_be_built(monkeypatch: pytest.MonkeyPatch) -> 
     assert machine.resolve_backend("cpu") == "cpu"
 
 
+def test_wsl2s_device_file_alone_is_no_nvidia_gpu(tmp_path: Path) -> None:
+    libraries, node = tmp_path / "usr/lib/wsl/lib", tmp_path / "dev/dxg"
+    for folder in (libraries, node.parent):
+        folder.mkdir(parents=True)
+    node.touch()
+    assert machine.nvidia_nodes(tmp_path) == []
+    (libraries / "libcuda.so.1").touch()
+    assert machine.nvidia_nodes(tmp_path) == [node]
+    node.rename(tmp_path / "dev/nvidia0")
+    assert machine.nvidia_nodes(tmp_path) == [tmp_path / "dev/nvidia0"]
+
+
 def test_a_backend_that_does_not_exist() -> None:
     with pytest.raises(UserError, match="there is no backend `cuba`") as caught:
         machine.resolve_backend("cuba")

@@ -11,6 +11,8 @@ import pytest
 from meshd.admin.status import HealthWarning
 from meshd.base.resource_limits import MemoryAllowance
 from meshd.build.pin import read_pin
+from meshd.daemon import doctor
+from meshd.daemon.build_choice import TriedDevice, choose
 from meshd.daemon.doctor import look_at_programs
 from meshd.model.operations import USUAL
 
@@ -18,7 +20,7 @@ from tests.process.failing_disk import failing
 from tests.unit.admin.fake import FakeControl, full_status
 from tests.unit.build.stored import install_wheel
 from tests.unit.daemon.mesh_programs import named_programs, says
-from tests.unit.daemon.test_build_choice import script
+from tests.unit.daemon.test_build_choice import CPU, CUDA, build, script
 
 from .shell import meshd, refused
 
@@ -97,6 +99,13 @@ def test_builds_that_lost_are_named_with_the_reason(
     assert "old` is not used: `mesh-server` lists no devices" in old and "install NVIDIA's driver" in old
     assert "cuda` is not used: CUDA0: it computes mul_mat" in cuda and "another driver" in cuda
     assert "CPU there takes 3.0 times as long" in cpu
+
+
+def test_of_a_busy_gpu_no_speed_is_compared() -> None:
+    cpu = build("cpu", TriedDevice(CPU, "", 20e9))
+    busy = build("gpu", TriedDevice(CUDA, "", 1e9), TriedDevice(replace(CUDA, name="CUDA1"), "", 0.0))
+    assert choose([cpu, busy]) is busy
+    assert doctor._lost(cpu, busy).what == "`cpu` is not used: not all devices could be timed now"
 
 
 @pytest.mark.parametrize(

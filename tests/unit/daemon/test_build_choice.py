@@ -25,6 +25,7 @@ from meshd.wire.native import NativeVersion
 
 CPU = OfferedDevice("CPU", "cpu", "a processor", 5, 10)
 CUDA = OfferedDevice("CUDA0", "gpu", "a card", 5, 10, "card")
+OTHER = replace(CUDA, name="CUDA1", card="another card")
 VULKAN = replace(CUDA, name="Vulkan0")
 RIGHT = f"tried {len(USUAL)}"
 
@@ -51,6 +52,31 @@ def test_where_a_speed_is_unknown_the_usual_order_decides() -> None:
     full = build("cuda", TriedDevice(CUDA, "", 0.0))
     cpu = build("cpu", TriedDevice(CPU, "", 20e9))
     assert choose([full, cpu]) is full, "a card without free memory is no slower for that"
+    vulkan = build("vulkan", TriedDevice(VULKAN, "", 800e9))
+    assert choose([full, vulkan]) is full and choose([vulkan, full]) is vulkan
+
+
+@pytest.mark.parametrize(
+    "wheel",
+    [
+        [TriedDevice(CUDA, "", 0.0)],
+        [TriedDevice(CUDA, "", 2e12), TriedDevice(OTHER, "", 0.0)],
+        [TriedDevice(CUDA, "", 1e9), TriedDevice(OTHER, "", 0.0)],
+    ],
+)
+def test_a_busy_gpu_does_not_lose_to_a_cpu(wheel: list[TriedDevice]) -> None:
+    cpu, gpu = build("cpu", TriedDevice(CPU, "", 20e9)), build("wheel", *wheel)
+    slow = build("lavapipe", TriedDevice(VULKAN, "", 1e9))
+    for builds in ([cpu, gpu], [cpu, slow, gpu], [gpu, cpu]):
+        assert choose(builds) is gpu
+    unfit = build("wheel", *(replace(one, why_unfit="it computes rope wrong") for one in wheel))
+    assert choose([unfit, cpu]) is cpu
+
+
+def test_beside_a_busy_gpu_measured_ones_are_compared() -> None:
+    vulkan = build("vulkan", TriedDevice(VULKAN, "", 800e9), TriedDevice(OTHER, "", 0.0))
+    cuda = build("wheel", TriedDevice(CUDA, "", 2e12), TriedDevice(OTHER, "", 0.0))
+    assert choose([vulkan, cuda]) is cuda and choose([cuda, vulkan]) is cuda
 
 
 @pytest.mark.parametrize(("cuda", "vulkan", "slower"), [(9.0, 4.0, "Vulkan0"), (4.0, 9.0, "CUDA0")])

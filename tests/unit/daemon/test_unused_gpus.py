@@ -27,6 +27,7 @@ NVIDIA = GpuFacts(
     module="580.159.04",
     cuda=CudaDriver(13_000, 0, (90,)),
 )
+WSL = replace(NVIDIA, nodes={True: [Path("/dev/dxg")], False: []}, cards={True: 0, False: 0}, module="")
 AMD = GpuFacts(cards={True: 0, False: 1}, nodes={True: [], False: [RENDER]})
 CUDA, PORTABLE, COMPILED = ("cpu", "cuda", "vulkan"), ("cpu", "vulkan"), ("cpu",)
 
@@ -64,6 +65,15 @@ def test_a_machine_without_a_gpu_needs_none() -> None:
         (replace(NVIDIA, cuda=CudaDriver(13_000, 999)), r"does not start \(CUDA error 999\) -> `nvidia-smi`"),
         (replace(NVIDIA, cuda=CudaDriver(13_000, -1)), "does not start"),
         (NVIDIA, "although its driver works -> .*--list-devices"),
+        (replace(WSL, cuda=None), "on Windows does not answer in WSL2 -> install .* on Windows, and none in"),
+        (replace(WSL, cuda=CudaDriver(13_000, 100)), "on Windows does not answer in WSL2"),
+        (replace(WSL, cuda=CudaDriver(13_000, 803)), "on Windows does not answer in WSL2"),
+        (replace(WSL, cuda=CudaDriver(12_020, 0, (86,))), "driver is for .* -> install .* later on Windows;"),
+        (
+            replace(WSL, cuda=CudaDriver(13_000, 100), variables={"CUDA_VISIBLE_DEVICES": ""}),
+            "is hidden: CUDA_VISIBLE_DEVICES",
+        ),
+        (replace(WSL, closed=[Path("/dev/dxg")]), "may not open `/dev/dxg` -> .*`ls -l /dev/dxg`"),
     ],
 )
 def test_the_first_cause_of_an_idle_nvidia_card(facts: GpuFacts, what: str) -> None:
@@ -128,6 +138,38 @@ def test_the_facts_are_what_files_say(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (facts.module, facts.in_container, facts.closed) == ("580.1", True, [])
     assert [path.name for path in facts.icds] == ["radeon_icd.json"]
     assert facts.variables is not None and facts.variables["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_wsl2_has_an_nvidia_gpu_where_windows_has_its_driver(tmp_path: Path) -> None:
+    root = _system(tmp_path, {"dev/dxg": "", "usr/lib/wsl/lib/libdxcore.so": ""})
+    for cuda in (None, CudaDriver(13_000, 100)):
+        assert look_around(root, cuda).nodes[True] == [], "another vendor's GPU"
+        assert explain(look_around(root, cuda), ("CPU",), CUDA) == []
+    boxed = look_around(root, CudaDriver(13_000, 0, (86,)))
+    assert boxed.nodes[True] == [root / "dev/dxg"] and boxed.in_wsl, "libcuda answers from elsewhere"
+    known = look_around(_system(root, {"usr/lib/wsl/lib/libcuda.so.1": ""}))
+    assert known.nodes[True] == [root / "dev/dxg"] and known.in_wsl
+    assert "does not answer in WSL2" in one(known)
+
+
+@pytest.mark.parametrize(
+    ("files", "is_container"),
+    [
+        ({}, False),
+        ({".dockerenv": ""}, True),
+        ({"run/.containerenv": ""}, True),
+        ({"run/systemd/container": "lxc"}, True),
+        ({"run/systemd/container": "wsl\n"}, False),
+    ],
+)
+def test_containers_are_known_by_their_marks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], is_container: bool
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    root = _system(tmp_path, files)
+    assert look_around(root).in_container is is_container
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    assert look_around(root).in_container
 
 
 DRIVER = """
