@@ -110,6 +110,24 @@ def test_three_workers_fetch_their_parts_from_two_holders(tmp_path: Path) -> Non
     play(check())
 
 
+def test_a_worker_reads_the_model_that_its_own_cache_has(tmp_path: Path) -> None:
+    """As `meshd demo` and `meshd model pull` put it there: nothing is fetched, and nothing sent."""
+    reference = alone(smollm2(), TOKENS)
+
+    async def check() -> None:
+        async with homes_in(tmp_path) as homes:
+            worker, token = await holder(homes, "a")
+            head = await homes.serve("head", smollm2(), *ON_A, *SAME_THREADS, token=token)
+            status = await homes.fleet.ready(head)
+            assert not fetched(head) and not kept(homes, "a")
+            model = model_of(status)
+            assert model.weights_local_bytes > 60 * MB and not model.weights_fetched_bytes
+            await is_ready_without_the_head(status, reference)
+            assert (await worker.status()).warnings == ()
+
+    play(check())
+
+
 def test_a_transfer_that_is_killed_three_times_is_continued(tmp_path: Path) -> None:
     """The worker twice, a holder once; what was whole is not fetched again."""
     reference = alone(smollm2(), TOKENS)
