@@ -347,7 +347,8 @@ class PeerMesh:
         """Connect to all known members, and keep them connected until cancelled; then say goodbye."""
         try:
             async with Owner() as owner:
-                self.table.owner = owner
+                if not self._leaving:
+                    self.table.owner = owner
                 self.presence.tick(())
                 owner.start(self._keep_sessions(), name="sessions")
                 self._add_wanted()

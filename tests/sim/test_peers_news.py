@@ -293,6 +293,33 @@ def test_a_node_that_stops_to_connect_answers_no_caller() -> None:
     run(main())
 
 
+def test_a_node_that_stops_to_connect_begins_no_session_in_a_greeting() -> None:
+    """Wherever the greeting is: it stops one turn of the loop later each time, until it is connected."""
+
+    async def is_connected_after(turns: int) -> bool:
+        async with World() as world:
+            one, other = world.node("anna"), world.node("bert")
+            one.knows(other)
+            other.start()
+            one.start()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if one.mesh.peers()[0].paths:
+                return True
+            one.mesh.stop_connecting()
+            await asyncio.sleep(30)
+            assert one.status_of(other).state is not PeerState.CONNECTED, turns
+            return False
+
+    async def main() -> None:
+        turns = 0
+        while not await is_connected_after(turns):
+            turns += 1
+        assert turns > 10
+
+    run(main())
+
+
 def test_a_goodbye_for_good_is_enough() -> None:
     """The last record did not get through: who heard the goodbye takes the older one from nobody."""
 
