@@ -293,7 +293,10 @@ def _load(model: ModelStatus) -> str:
     parts: list[str] = []
     if model.weights_local_bytes or model.weights_network_bytes:
         local, network = in_bytes(model.weights_local_bytes), in_bytes(model.weights_network_bytes)
-        parts.append(f"workers' weights: {local} from their files, {network} over the network")
+        fetched = model.weights_fetched_bytes
+        before = f" after fetching {in_bytes(fetched)}" if fetched else ""
+        by = "sent with the load" if fetched else "over the network"
+        parts.append(f"workers' weights: {local} from their files{before}, {network} {by}")
     if model.load_seconds is not None:
         parts.append(f"loaded in {model.load_seconds:.2f} s")
     if model.measuring_seconds:

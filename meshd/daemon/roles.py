@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from meshd.base.tasks import in_thread
 from meshd.config.tree import Config
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.role_kind import BuiltRole, FetchingRole, RoleKind, Wanted
@@ -19,6 +20,8 @@ from meshd.devices.tell_capacity import CapacityTeller
 from meshd.gateway.interface import GatewayConfig
 from meshd.identity.membership import Role
 from meshd.identity.naming import CLIENT_ROLE, HEAD_ROLE, WORKER_ROLE
+from meshd.library.interface import ModelSource
+from meshd.library.stores import models_below
 from meshd.store.content_store import DiskContentStore
 from meshd.store.hash_cache import HashCache
 from meshd.store.model_file import ModelFile
@@ -69,6 +72,26 @@ class WorkerRole:
         return claimed
 
 
+@dataclass(frozen=True, slots=True)
+class OwnModels:
+    """The models that meshd itself put on this machine (implements Library): those that members may have.
+
+    Not the user's other stores: what a worker lacks tells a head what it has.
+    """
+
+    folder: Path
+    hashes: HashCache
+
+    async def paths(self) -> Sequence[Path]:
+        """Return the first file of each complete model."""
+        found = await in_thread(lambda: list(models_below(self.folder, ModelSource.MESHD)))
+        return [model.paths[0] for model in found if model.complete]
+
+    async def open(self, path: Path) -> ModelFile:
+        """Open the model. Raises UserError, OSError."""
+        return await ModelFile.open(path, cache=self.hashes)
+
+
 @dataclass(slots=True)
 class ClaimedWorker:
     """A worker whose files are open (implements ClaimedRole); `held` closes them."""
@@ -104,7 +127,8 @@ class ClaimedWorker:
             threads=lent.threads,
             machine=machine_id(member.membership.mesh.raw),
         )
-        worker = Worker(runtime, self.files, options, self.store, self.pause)
+        library = OwnModels(self.config.paths.cache / "models", self.hashes)
+        worker = Worker(runtime, self.files, options, self.store, self.pause, library)
         await worker.prepare()
         speeds = device_speeds(runtime, options.cpu_threads)
         # Its answers about capacity.

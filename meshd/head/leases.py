@@ -310,13 +310,14 @@ class Leases:
 
         The task is done when all have granted, or one has refused. With `needs`, of each worker by name, they
         first take what they lack of these from members. Tunnels and leases live in tasks of `owner`;
-        `report` learns whose they are. Raises MeshdError.
+        `report` learns whose they are, and what was taken. Raises MeshdError.
         """
         wanted = reservations(plan, offers)
         if needs:
             async with Owner() as fetching:
                 for lease, counts in zip(self.held, wanted, strict=True):
-                    fetching.start(self._fetch(lease, counts, needs[lease.name]), name=f"fetch {lease.name}")
+                    work = self._fetch(lease, counts, needs[lease.name], report)
+                    fetching.start(work, name=f"fetch {lease.name}")
         if self.held:
             self._on_progress(f"starting the server of {', '.join(lease.name for lease in self.held)}")
         for place, (lease, item, counts) in enumerate(zip(self.held, offers, wanted, strict=True)):
@@ -333,12 +334,15 @@ class Leases:
             owner.start(lease.tunnel.serve(), name=f"tunnel {lease.name}")
         return granted
 
-    async def _fetch(self, lease: Lease, counts: tuple[int, ...], needs: Needs) -> None:
+    async def _fetch(
+        self, lease: Lease, counts: tuple[int, ...], needs: Needs, report: WeightsReport
+    ) -> None:
         try:
             fetched = await lease.fetch(counts, needs)
         except MeshdError as error:
             self.blame.failed[lease.peer] = error.what
             raise
+        report.fetched_bytes += fetched.count
         LOG.info(
             "worker_fetched",
             peer=lease.peer.short,

@@ -26,6 +26,8 @@ class WeightsReport:
     names: dict[str, str]
     local_bytes: int = 0
     network_bytes: int = 0
+    fetched_bytes: int = 0
+    """What workers took from members before the load; what they needed of it counts as local."""
     from_network: tuple[NetworkTensor, ...] = ()
     exceeded: str = ""
     """What llama-server asked of a worker beyond its reservation, as far as it said: no worker's fault."""

@@ -256,6 +256,7 @@ class Model:
             estimated=tuple(sorted(loaded.estimated)),
             weights_local_bytes=loaded.report.local_bytes,
             weights_network_bytes=loaded.report.network_bytes,
+            weights_fetched_bytes=loaded.report.fetched_bytes,
             tensors_from_network=loaded.report.from_network,
             bytes_per_token=self._bytes_per_token(),
             split=loaded.split,

@@ -133,8 +133,8 @@ class ModelStatus:
     state: ModelState
     reason: str
     load_seconds: float | None
-    weights_local_bytes: int  # read by workers from their own files
-    weights_network_bytes: int  # sent over the network
+    weights_local_bytes: int  # read by workers from their own files, including what they fetched before
+    weights_network_bytes: int  # sent with the load
     tensors_from_network: tuple[NetworkTensor, ...]
     bytes_per_token: float | None  # on all links of the head, both ways
     split: tuple[SplitPart, ...]
@@ -155,6 +155,7 @@ class ModelStatus:
     estimated: tuple[str, ...] = ()  # nodes whose speed was not measured yet
     split_why: str = ""  # all reasons for the split
     fallback: str = ""  # the fallback file in use
+    weights_fetched_bytes: int = 0  # fetched by workers for this load, before it, in pieces of 4 MiB
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,7 @@ class Audience(Protocol):
     def record_changed(self) -> None: ...
     def nat_changed(self) -> None: ...
     def addresses_changed(self) -> None: ...
+    def stop_connecting(self) -> None: ...
     def say_goodbye(self, reason: str, *, code: Code = Code.SHUTDOWN) -> None: ...
     async def accept(self, link: Link) -> None: ...
 
@@ -151,8 +152,12 @@ class LocalMember:
             self._mesh.record_changed()
 
     def leave(self) -> None:
-        """Publish a last record, which peers pass on, saying that this node is no longer a member."""
+        """Publish a last record, which peers pass on, saying that this node is no longer a member.
+
+        A peer that has read it ends the session, so this node connects to nobody from here on.
+        """
         self.has_left = True
+        self._mesh.stop_connecting()
         self.sign()
         self._mesh.record_changed()
 

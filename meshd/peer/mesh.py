@@ -347,7 +347,8 @@ class PeerMesh:
         """Connect to all known members, and keep them connected until cancelled; then say goodbye."""
         try:
             async with Owner() as owner:
-                self.table.owner = owner
+                if not self._leaving:
+                    self.table.owner = owner
                 self.presence.tick(())
                 owner.start(self._keep_sessions(), name="sessions")
                 self._add_wanted()
@@ -357,10 +358,16 @@ class PeerMesh:
 
     def say_goodbye(self, reason: str, *, code: Code = Code.SHUTDOWN) -> None:
         """End all sessions on purpose, and make no new ones; the caller then gives the links a moment."""
+        self.stop_connecting()
+        for known in self.table.values():
+            known.close(code, reason)
+
+    def stop_connecting(self) -> None:
+        """Make no new connections, dialled or accepted, from here on; those that are there continue."""
         self._leaving = True
+        self.table.owner = None
         for known in self.table.values():
             known.stop()
-            known.close(code, reason)
 
     async def accept(self, link: Link) -> None:
         """Run a link that a listener accepted."""
@@ -508,7 +515,8 @@ class PeerMesh:
 
     def said_goodbye(self, peer: PeerId, code: int) -> None:
         if code != Code.IDLE:
-            LOG.info("peer_left", peer=peer.short, code=code)
+            if not self._leaving:  # otherwise it answers our own leave
+                LOG.info("peer_left", peer=peer.short, code=code)
             self.presence.parted(peer)
         if code == Code.LEFT:
             self._drop(peer, Code.NONE, "it has left the mesh")

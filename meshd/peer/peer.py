@@ -315,7 +315,7 @@ class Peer:
         session_id, begins = self._agreed(mine, theirs)
         if begins:
             self._end_session("the peer has lost the session")
-            if self._owner is None:
+            if self._owner is None or self._is_leaving:
                 raise Broken("this node is stopping")
             self._begin_session(session_id, grace=min(theirs.grace, mine.grace), owner=self._owner)
         return session_id

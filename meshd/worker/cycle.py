@@ -54,7 +54,7 @@ from meshd.wire.lease import (
 )
 from meshd.wire.native import understand
 from meshd.wire.versions import VERSION_CODE, NodeVersion, upgrade_hint
-from meshd.worker.known_files import KnownFiles
+from meshd.worker.known_files import KnownFiles, Library
 from meshd.worker.leases import MAX_LEASES, Held, Lease, Ledger, lent
 from meshd.worker.lent_streams import NO_USE, Lending, LentStreams
 from meshd.worker.mesh_server import CHILD_NAME, AgreedLease, MeshServer
@@ -83,11 +83,12 @@ class Worker:
         options: WorkerOptions,
         store: ContentStore | None = None,
         pause: Pause | None = None,
+        library: Library | None = None,
     ) -> None:
         """Take leases from now on, unless `pause` is on."""
         native, run_to_end, paths = runtime.native, runtime.processes.run_to_end, runtime.paths
         self._runtime = runtime
-        self._files = KnownFiles(files, store)
+        self._files = KnownFiles(files, store, library)
         self.lacks = self._files.lacks
         self._store = store
         self._options = options
@@ -133,6 +134,7 @@ class Worker:
         try:
             async with Owner() as owner:
                 owner.start(self._files.serve(), name="model files")
+                owner.start(self._files.library.serve(), name="library")
                 if self._store is not None:
                     owner.start(self._store.serve(), name="content store")
         except ExceptionGroup as group:
@@ -229,7 +231,9 @@ class Worker:
         self._check_version(acquire, peer)
         # The weights and the devices that this worker can offer.
         try:
-            weights = await self._files.take(outgoing, progress_to(messages), peer=str(peer))
+            weights = await self._files.take(
+                outgoing, progress_to(messages), peer=str(peer), marks=acquire.marks
+            )
         except OSError as error:
             raise MeshdError(f"cannot create a lease: {error.strerror}") from None
         await self._until_given_back(peer)

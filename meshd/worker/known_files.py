@@ -8,6 +8,9 @@ times.
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Protocol
 
 from meshd.base import log
 from meshd.base.errors import UserError
@@ -19,6 +22,7 @@ from meshd.wire.needs import as_bits, mark, split_marks
 from meshd.worker.held_weights import FilePart
 
 _PROGRESS_SECONDS = 2.0
+_LIBRARY_SECONDS = 5.0  # for the library to be read at the start; then a lease uses what is known of it
 LOG = log.get("worker")
 
 
@@ -68,15 +72,110 @@ class Weights:
         return outgoing.add(hand_over(encode_index(self._index, self._descriptors)))
 
 
+class LibraryFile(WeightsFile, Protocol):
+    """An open model of the library."""
+
+    def known_index(self) -> WeightsIndex | None:
+        """Return the index if that takes no reading of the files, else None."""
+        ...
+
+
+class Library(Protocol):
+    """The models in meshd's own folder."""
+
+    async def paths(self) -> Sequence[Path]:
+        """Return the first file of each complete model."""
+        ...
+
+    async def open(self, path: Path) -> LibraryFile:
+        """Open the model. Raises UserError, OSError."""
+        ...
+
+
+class LibraryFiles:
+    """The library's models, by the tensors in them. They are open only while they are read or lent."""
+
+    def __init__(self, library: Library | None) -> None:
+        self._library = library
+        self._marks: dict[Path, frozenset[bytes]] = {}
+        self._looked = asyncio.Event()
+        self._look = asyncio.Event()
+
+    @property
+    def marks(self) -> frozenset[bytes]:
+        """The marks of all tensors."""
+        return frozenset().union(*self._marks.values())
+
+    async def serve(self) -> None:
+        """Learn what the library has, and again after each lease that lacks something."""
+        library = self._library
+        while library is not None:
+            self._look.clear()
+            paths = await library.paths()
+            self._marks = {path: marks for path, marks in self._marks.items() if path in paths}
+            new = [path for path in paths if path not in self._marks]
+            for is_reading in (False, True):  # those with known hashes come first
+                for path in new:
+                    if path not in self._marks:
+                        await self._learn(library, path, is_reading=is_reading)
+            self._looked.set()
+            await self._look.wait()
+
+    async def _learn(self, library: Library, path: Path, *, is_reading: bool) -> None:
+        try:
+            file = await library.open(path)
+            try:
+                index = await file.index() if is_reading else file.known_index()
+            finally:
+                file.close()
+        except (UserError, OSError):  # it is being written or removed: looked at again later
+            return
+        if index is not None:
+            self._marks[path] = frozenset(mark(one.digest) for one in index.tensors)
+
+    async def take(self, wanted: set[bytes], held: ExitStack) -> list[tuple[WeightsIndex, WeightsFile]]:
+        """Open the models that have tensors with the `wanted` marks; `held` closes them."""
+        if self._library is None or not wanted:
+            return []
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LIBRARY_SECONDS):
+                await self._looked.wait()
+        found: list[tuple[WeightsIndex, WeightsFile]] = []
+        for path, marks in list(self._marks.items()):
+            if not wanted & marks:
+                continue
+            try:
+                file = await self._library.open(path)
+            except (UserError, OSError):
+                self._marks.pop(path, None)
+                continue
+            held.callback(file.close)
+            index = file.known_index()
+            if index is None:  # it was replaced
+                self._marks.pop(path, None)
+                continue
+            found.append((index, file))
+            wanted = wanted - marks
+        if wanted:
+            self._look.set()
+        return found
+
+
 class KnownFiles:
     """The files that this worker knows.
 
     `serve` runs as long as the worker; `notes` reports their problems.
     """
 
-    def __init__(self, files: Sequence[WeightsFile], store: ContentStore | None = None) -> None:
+    def __init__(
+        self,
+        files: Sequence[WeightsFile],
+        store: ContentStore | None = None,
+        library: Library | None = None,
+    ) -> None:
         self._files = tuple(files)
         self._store = store
+        self.library = LibraryFiles(library)
         self._index: WeightsIndex | None = None
         self._known = asyncio.Event()
         self._stale = asyncio.Event()
@@ -98,6 +197,7 @@ class KnownFiles:
         here = {mark(one.digest) for one in self._index.tensors} if self._index is not None else set()
         if self._store is not None:
             here.update(map(mark, self._store.digests))
+        here |= self.library.marks
         return as_bits([one not in here for one in split_marks(marks)])
 
     async def serve(self) -> None:
@@ -118,11 +218,12 @@ class KnownFiles:
                 self._unknown = f"{error}: its weights come over the network"
 
     async def take(
-        self, outgoing: Outgoing, on_progress: Callable[[str], Awaitable[None]], *, peer: str
+        self, outgoing: Outgoing, on_progress: Callable[[str], Awaitable[None]], *, peer: str, marks: bytes
     ) -> Weights | None:
-        """Return what is present of the files and the content store, or None without both.
+        """Return what is present of the files, the content store and the library, or None without any.
 
-        Waits until the files are hashed. Raises OSError.
+        Of the library come files with tensors that have these `marks` and are nowhere else. Waits until the
+        files are hashed. Raises OSError.
         """
         lease_cache = None
         if self._store is not None:
@@ -138,9 +239,17 @@ class KnownFiles:
                     await self._known.wait()
             except TimeoutError:
                 await on_progress(self._hashing or "getting ready")
-        if self._index is None and lease_cache is None:
-            return None
-        return Weights(self._index, self._files if self._index is not None else (), outgoing, lease_cache)
+        indexes = [self._index] if self._index is not None else []
+        files = [*self._files] if self._index is not None else []
+        kept = [lease_cache.index] if lease_cache is not None else []
+        here = {mark(tensor.digest) for index in (*indexes, *kept) for tensor in index.tensors}
+        with ExitStack() as held:
+            for index, file in await self.library.take(set(split_marks(marks)) - here, held):
+                indexes.append(index)
+                files.append(file)
+            if not indexes and lease_cache is None:
+                return None
+            return Weights(join_indexes(indexes) if indexes else None, files, outgoing, lease_cache)
 
     async def _follow(self) -> None:
         """Open the file that each path leads to now, instead of the file that was there before."""

@@ -23,7 +23,7 @@ from meshd.model.ggml import TENSOR_TYPES
 from meshd.peer.messages import MessageStream
 from meshd.wire.lease import PAUSED, Progress, decode
 from meshd.wire.limits import MAX_ASKED_TENSORS
-from meshd.wire.needs import Begin, Fetched, NeededTensor, Needs
+from meshd.wire.needs import Begin, Fetched, NeededTensor, Needs, mark
 from meshd.worker.held_weights import HeldWeights
 from meshd.worker.known_files import KnownFiles, Weights
 from meshd.worker.mesh_server import AgreedLease
@@ -62,7 +62,7 @@ class MissingWeights:
                 found = await self._from_members(needs, agreed, text)
                 # Read the held weights into the page cache, and keep them there.
                 if agreed.hold:
-                    agreed = replace(agreed, weights=await self._renewed(messages, agreed, outgoing))
+                    agreed = replace(agreed, weights=await self._renewed(messages, agreed, needs, outgoing))
                     held = _held(needs, agreed.weights)
                     found = replace(found, held=await held.read(partial(text.__setitem__, 0)))
                     owner.start(held.keep(), name="held weights")
@@ -74,7 +74,7 @@ class MissingWeights:
         except ExceptionGroup as group:
             raise first_error(group) from None
         # The store may have changed since the last look.
-        return replace(agreed, weights=await self._renewed(messages, agreed, outgoing))
+        return replace(agreed, weights=await self._renewed(messages, agreed, needs, outgoing))
 
     async def _from_members(self, needs: Needs, agreed: AgreedLease, text: list[str]) -> Fetched:
         weights, peer = agreed.weights, agreed.lease.peer
@@ -95,11 +95,14 @@ class MissingWeights:
         return Fetched(sum(found.given.values()), _told(found))
 
     async def _renewed(
-        self, messages: MessageStream, agreed: AgreedLease, outgoing: Outgoing
+        self, messages: MessageStream, agreed: AgreedLease, needs: Needs, outgoing: Outgoing
     ) -> Weights | None:
         """Take the weights again and close their former descriptors."""
         outgoing.close()
-        return await self._files.take(outgoing, progress_to(messages), peer=str(agreed.lease.peer))
+        marks = b"".join(mark(one.digest) for one in needs.tensors)
+        return await self._files.take(
+            outgoing, progress_to(messages), peer=str(agreed.lease.peer), marks=marks
+        )
 
     async def _until_paused(self) -> None:
         await self._pause.until_leases_end()

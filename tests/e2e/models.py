@@ -54,6 +54,17 @@ def own_cache(folder: Path) -> Path:
     return mine
 
 
+def cache_without_models(folder: Path) -> Path:
+    """The shared cache, but for the models in it: a worker would read what another node is to send."""
+    mine = folder / "shared-cache"
+    if not mine.exists():
+        mine.mkdir(parents=True)
+        for entry in cache_folder().iterdir():
+            if entry.name != "models":
+                (mine / entry.name).symlink_to(entry)
+    return mine
+
+
 @cache
 def native() -> NativeInfo:
     """What daemons run: upstream's binaries and ours, built if they are not there yet."""

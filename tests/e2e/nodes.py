@@ -23,7 +23,7 @@ from meshd.model.status import ModelStatus
 
 from tests.conformance.run import run as run_to_end
 from tests.e2e.api_client import Api, Connect
-from tests.e2e.models import cache_folder, native, smollm2
+from tests.e2e.models import cache_folder, cache_without_models, native, smollm2
 
 T = TypeVar("T")
 
@@ -99,7 +99,7 @@ class Fleet:
             name=name,
             role=role,
             home=self._folder / (home or name),
-            cache=self._cache or cache_folder(),
+            cache=self._cache or cache_without_models(self._folder),
             options=options,
             listen=listen,
             environment=environment,

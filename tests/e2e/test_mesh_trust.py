@@ -228,6 +228,8 @@ def test_a_node_that_leaves_is_gone_everywhere_and_may_come_back(tmp_path: Path)
                 assert status.mesh.members == 2
             for node in (founder, witness):
                 assert token not in _log(node), "a token is a secret"
+            after = _log(leaver).partition(" stopping ")[2]
+            assert "link_up" not in after and "peer_left" not in after
             left = {path.name for path in leaver.spec.home.iterdir() if path.is_file()}
             assert left <= {"identity.key", "counters", "lock", "mesh-port.blob", "name.blob", "node.log"}
             again = await cli(leaver.spec.home, "leave")

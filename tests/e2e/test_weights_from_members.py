@@ -94,6 +94,8 @@ def test_three_workers_fetch_their_parts_from_two_holders(tmp_path: Path) -> Non
             first = await homes.fleet.ready(head)
             gave = fetched(head)
             assert gave.keys() == {"a", "b", "c"}
+            told = sum(sum(one.values()) for one in gave.values()) * MB
+            assert model_of(first).weights_fetched_bytes == pytest.approx(told, abs=MB)
             assert sum(gave.values(), Counter()).keys() == {"one", "head"}, gave
             for load in model_of(first).workers:
                 taken = sum(gave[load.node].values()) * MB
@@ -101,8 +103,27 @@ def test_three_workers_fetch_their_parts_from_two_holders(tmp_path: Path) -> Non
             assert sum(load.local_bytes for load in model_of(first).workers) > 60 * MB
             await is_ready_without_the_head(first, reference)
             second = await loaded_anew(head, first)
-            assert model_of(second).weights_network_bytes == 0
+            again = model_of(second)
+            assert again.weights_network_bytes == again.weights_fetched_bytes == 0
             assert fetched(head) == gave, "nothing was fetched again"
+
+    play(check())
+
+
+def test_a_worker_reads_the_model_that_its_own_cache_has(tmp_path: Path) -> None:
+    """As `meshd demo` and `meshd model pull` put it there: nothing is fetched, and nothing sent."""
+    reference = alone(smollm2(), TOKENS)
+
+    async def check() -> None:
+        async with homes_in(tmp_path) as homes:
+            worker, token = await holder(homes, "a")
+            head = await homes.serve("head", smollm2(), *ON_A, *SAME_THREADS, token=token)
+            status = await homes.fleet.ready(head)
+            assert not fetched(head) and not kept(homes, "a")
+            model = model_of(status)
+            assert model.weights_local_bytes > 60 * MB and not model.weights_fetched_bytes
+            await is_ready_without_the_head(status, reference)
+            assert (await worker.status()).warnings == ()
 
     play(check())
 

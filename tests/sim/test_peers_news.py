@@ -258,6 +258,68 @@ def test_a_node_that_leaves_is_gone_everywhere_and_hearsay_never_brings_it_back(
     run(main())
 
 
+@pytest.mark.parametrize("leaver", [0, 1])
+def test_a_node_that_leaves_makes_no_link_any_more(leaver: int) -> None:
+    """Its peers close theirs once they have read the last record, a moment before it says goodbye itself."""
+
+    async def main() -> None:
+        async with World() as world:
+            nodes = await pair(world)
+            one, other = nodes[leaver], nodes[1 - leaver]
+            cable = world.cable("anna", "bert")
+            cable.made = 0
+            one.mesh.stop_connecting()
+            _leave(one)
+            await other.until(lambda: not _knows(other, one))
+            await asyncio.sleep(30)
+            assert cable.made == 0
+
+    run(main())
+
+
+def test_a_node_that_stops_to_connect_answers_no_caller() -> None:
+    async def main() -> None:
+        async with World() as world:
+            leader, follower = await pair(world)
+            follower.mesh.stop_connecting()
+            assert follower.status_of(leader).state is PeerState.CONNECTED
+            world.cable("anna", "bert").cut()
+            await follower.until(lambda: follower.status_of(leader).state is not PeerState.CONNECTED)
+            leader.dialer.dials = 0
+            with pytest.raises(TimeoutError):
+                await follower.sees(leader, PeerState.CONNECTED)
+            assert leader.dialer.dials > 2 and not follower.dialer.dials
+
+    run(main())
+
+
+def test_a_node_that_stops_to_connect_begins_no_session_in_a_greeting() -> None:
+    """Wherever the greeting is: it stops one turn of the loop later each time, until it is connected."""
+
+    async def is_connected_after(turns: int) -> bool:
+        async with World() as world:
+            one, other = world.node("anna"), world.node("bert")
+            one.knows(other)
+            other.start()
+            one.start()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if one.mesh.peers()[0].paths:
+                return True
+            one.mesh.stop_connecting()
+            await asyncio.sleep(30)
+            assert one.status_of(other).state is not PeerState.CONNECTED, turns
+            return False
+
+    async def main() -> None:
+        turns = 0
+        while not await is_connected_after(turns):
+            turns += 1
+        assert turns > 10
+
+    run(main())
+
+
 def test_a_goodbye_for_good_is_enough() -> None:
     """The last record did not get through: who heard the goodbye takes the older one from nobody."""
 

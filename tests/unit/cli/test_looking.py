@@ -69,6 +69,17 @@ def test_status_for_a_person_shows_every_part(daemon: FakeControl) -> None:
         assert word in ran.out, word
 
 
+def test_weights_that_were_fetched_for_the_load_are_told_from_those_that_were_there(
+    daemon: FakeControl,
+) -> None:
+    assert daemon.state.model is not None
+    fetched = replace(daemon.state.model, weights_network_bytes=0, weights_fetched_bytes=99_900_000)
+    daemon.state = replace(daemon.state, model=fetched)
+    words = "workers' weights: 96.7 MB from their files after fetching 99.9 MB, 0 B sent with the load"
+    assert words in meshd("status").out
+    assert json.loads(meshd("status", "--json").out)["model"]["weights_fetched_bytes"] == 99_900_000
+
+
 def test_drafts_that_change_nothing_are_not_praised(daemon: FakeControl) -> None:
     assert daemon.state.model is not None and daemon.state.model.speculation is not None
     same = replace(daemon.state.model.speculation, gain=1.001)

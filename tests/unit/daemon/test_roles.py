@@ -1,9 +1,12 @@
-"""The roles stand in one table, and nothing else tells one from another by its name."""
+"""The roles stand in one table, and nothing else tells one from another by its name; a worker's library."""
 
 import ast
+import asyncio
+from pathlib import Path
 
 from meshd.cli.main import VERBS
-from meshd.daemon.roles import ROLES
+from meshd.daemon.roles import ROLES, OwnModels
+from meshd.store.hash_cache import HashCache
 
 from tests.rules.source import Source, sources
 
@@ -28,3 +31,21 @@ def test_no_name_of_a_role_is_compared_with() -> None:
     assert compared(asked) == ["x.py:1", "x.py:1"]
     found = [place for source in sources("meshd") for place in compared(source)]
     assert found == []
+
+
+def test_a_workers_library_is_the_whole_models_in_meshds_own_folder(tmp_path: Path) -> None:
+    """Not what is being pulled, not a model that lacks a shard, and nothing beside that folder."""
+    folder = tmp_path / "models"
+    whole = (folder / "demo.gguf", folder / "mesh-abc/pulled-00001-of-00002.gguf")
+    others = (
+        folder / "mesh-abc/pulled-00002-of-00002.gguf",
+        folder / "cut-00001-of-00002.gguf",
+        folder / ".parts/abc/coming.gguf",
+        tmp_path / "beside.gguf",
+    )
+    for path in (*whole, *others):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    library = OwnModels(folder, HashCache(tmp_path / "weights"))
+    assert set(asyncio.run(library.paths())) == set(whole)
+    assert asyncio.run(OwnModels(tmp_path / "none", library.hashes).paths()) == []

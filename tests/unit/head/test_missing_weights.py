@@ -80,6 +80,7 @@ async def test_they_fetch_their_parts_and_begin_together(tmp_path: Path) -> None
         anna.gives.set()
         await it.until(ModelState.READY)
         assert it.roles["anna"].is_lending and it.roles["bert"].is_lending
+        assert it.serve.model_status.weights_fetched_bytes == 5
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,9 @@ class FakeReach:
     def nat_changed(self) -> None:
         self.told.append("nat")
 
+    def stop_connecting(self) -> None:
+        self.told.append("stop")
+
     def say_goodbye(self, reason: str, *, code: Code = Code.SHUTDOWN) -> None:
         self.goodbyes.append((reason, code))
 
@@ -134,7 +137,7 @@ def test_a_node_that_leaves_says_so_and_where_it_is_no_more() -> None:
     rig.local.leave()
     record = rig.local.record
     assert (record.has_left, record.candidates, record.relays) == (True, (), ())
-    assert rig.mesh.told == ["record"] and rig.saved[-1] == ()
+    assert rig.mesh.told == ["stop", "record"] and rig.saved[-1] == ()
     rig.local.say_goodbye()
     assert rig.mesh.goodbyes == [
         ("the node was stopped", Code.SHUTDOWN),

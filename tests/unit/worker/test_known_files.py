@@ -1,21 +1,26 @@
 """What a worker says of tensors that somebody else names, without a lease."""
 
 import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
+from meshd.base.errors import UserError
 from meshd.base.tasks import Owner
+from meshd.devices.fd_handover import Outgoing
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
 from meshd.store.interface import ProgressCallback
 from meshd.wire.needs import mark
-from meshd.worker.known_files import KnownFiles
+from meshd.worker.known_files import KnownFiles, Weights
 
 from tests.unit.head.stubs import FakeFile
 from tests.unit.worker.kept import DIGEST, FakeStore
 
 pytestmark = pytest.mark.virtual
 
-IN_FILE, NOWHERE = b"f" * 32, b"n" * 32
+MINE, IN_FILE, NOWHERE = b"m" * 32, b"f" * 32, b"n" * 32
 MARKS = b"".join(map(mark, (IN_FILE, NOWHERE, DIGEST)))
 
 
@@ -45,3 +50,113 @@ async def test_it_lacks_what_is_in_no_file_and_not_kept_once_that_is_known(tmp_p
         assert with_both.lacks(MARKS) == b"\x02" and only_file.lacks(MARKS) == b"\x06"
         owner.cancel()
     store.close()
+
+
+class Pulled(OneTensor):
+    """A model of the library, with the tensor MINE, and IN_FILE as well; `opens` counts those left open."""
+
+    def __init__(self, library: "FakeLibrary", path: Path) -> None:
+        super().__init__()
+        self._library = library
+        self.descriptors = (os.open(path, os.O_RDONLY),)
+        library.opens += 1
+
+    async def index(self, progress: ProgressCallback | None = None) -> WeightsIndex:
+        await asyncio.sleep(self._library.read_seconds)
+        self._library.is_read = True
+        index = self.known_index()
+        assert index is not None
+        return index
+
+    def known_index(self) -> WeightsIndex | None:
+        tensors = [TensorEntry(0, 0, 0, 4, digest, "x") for digest in (MINE, IN_FILE)]
+        index = WeightsIndex((FileEntry(1, 1, 1, 1),), tuple(tensors), "e" * 64)
+        return index if self._library.is_read else None
+
+    def close(self) -> None:
+        os.close(self.descriptors[0])
+        self._library.opens -= 1
+
+
+class FakeLibrary:
+    """One model, as long as its file is there."""
+
+    def __init__(self, path: Path, *, is_read: bool) -> None:
+        self.path, self.is_read = path, is_read
+        self.read_seconds, self.opens, self.opened = 0.0, 0, 0
+
+    async def paths(self) -> Sequence[Path]:
+        return [self.path]
+
+    async def open(self, path: Path) -> Pulled:
+        self.opened += 1
+        try:
+            return Pulled(self, path)
+        except OSError as error:
+            raise UserError("it is gone") from error
+
+
+@contextlib.asynccontextmanager
+async def with_library(
+    folder: Path, *files: OneTensor, is_read: bool = True, seconds: float = 0.0
+) -> AsyncIterator[tuple[KnownFiles, FakeLibrary]]:
+    (folder / "model.gguf").write_bytes(b"data")
+    library = FakeLibrary(folder / "model.gguf", is_read=is_read)
+    library.read_seconds = seconds
+    known = KnownFiles(files, None, library)
+    async with Owner() as owner:
+        owner.start(known.serve(), name="files")
+        owner.start(known.library.serve(), name="library")
+        yield known, library
+        owner.cancel()
+    assert not library.opens, "it holds no descriptor"
+
+
+async def taken(known: KnownFiles, *digests: bytes) -> Weights | None:
+    """What a lease for these tensors gets."""
+
+    async def on_progress(text: str) -> None:
+        pass
+
+    with contextlib.closing(Outgoing()) as outgoing:
+        return await known.take(outgoing, on_progress, peer="p", marks=b"".join(map(mark, digests)))
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+async def test_a_model_of_the_library_lends_its_tensors(tmp_path: Path, is_read: bool) -> None:
+    async with with_library(tmp_path, is_read=is_read, seconds=2.0) as (known, _):
+        weights = await taken(known, MINE, NOWHERE)
+        assert weights is not None and weights.has_model and MINE in weights.sizes
+        assert known.lacks(mark(MINE) + mark(NOWHERE)) == b"\x02"
+
+
+async def test_the_library_is_left_alone_if_it_has_nothing_that_is_lacking(tmp_path: Path) -> None:
+    async with with_library(tmp_path, OneTensor()) as (known, library):
+        await asyncio.sleep(1)
+        looked = library.opened
+        assert await taken(known, NOWHERE, IN_FILE) is not None, "of its own file"
+        assert await taken(known, IN_FILE) is not None
+        assert library.opened == looked
+
+
+async def test_a_lease_does_not_wait_until_a_large_model_is_read(tmp_path: Path) -> None:
+    async with with_library(tmp_path, is_read=False, seconds=100.0) as (known, _):
+        began = asyncio.get_running_loop().time()
+        assert await taken(known, MINE) is None
+        assert asyncio.get_running_loop().time() - began < 10
+        await asyncio.sleep(100)
+        assert await taken(known, MINE) is not None
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+async def test_a_model_that_was_changed_is_not_lent(tmp_path: Path, how: str) -> None:
+    async with with_library(tmp_path) as (known, library):
+        await asyncio.sleep(1)
+        if how == "removed":
+            library.path.unlink()
+        else:
+            library.is_read = False
+        assert await taken(known, MINE) is None
+        await asyncio.sleep(1)
+        is_lent = await taken(known, MINE) is not None
+        assert is_lent == (how == "replaced"), "it was read again"
