@@ -182,7 +182,7 @@ def _without(unfit: Sequence[str], newest: Offer, origin: str, out: Output, *, f
     if not force:
         raise UserError(
             f"{lacks}: meshd {newest.version} would run without {', '.join(unfit)}",
-            hint=f"put what is missing there; or add `--force`, and then run {after}",
+            hint=f"put what is missing there; or uninstall the old with `--force`, and then run {after}",
         )
     out.note(f"{lacks}: then run {after}")
 

@@ -291,7 +291,7 @@ def test_no_upgrade_takes_a_node_its_programs(
     ran = meshd("upgrade", *check, "--from", str(tmp_path))
     assert ran.code == 1 and fake_commands == []
     assert f"`{tmp_path}` has no `meshd_native-{NEWER}-….whl` for this machine" in ran.err
-    assert "hint: put what is missing there; or add `--force`" in ran.err
+    assert "hint: put what is missing there; or uninstall the old with `--force`" in ran.err
     ran = meshd("upgrade", *check, "--force", "--from", str(tmp_path))
     assert ran.code == 0 and "then run `meshd native build`, which needs a compiler" in ran.err
     steps = [
