@@ -166,12 +166,13 @@ def carried_pin(place: str) -> "Pin | None":
     """Return the pin of a wheel of meshd; None if it cannot be read, or only after a download."""
     from meshd.build.pin import read_pin
 
-    faults = (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, UserError)
-    with suppress(*faults), zipfile.ZipFile(place) as wheel, tempfile.TemporaryDirectory() as folder:
-        inside = "meshd/native/"
-        wheel.extractall(folder, [name for name in wheel.namelist() if name.startswith(inside)])
-        return read_pin(Path(folder) / inside)
-    return None
+    inside = "meshd/native/"
+    try:
+        with zipfile.ZipFile(place) as wheel, tempfile.TemporaryDirectory() as folder:
+            wheel.extractall(folder, [name for name in wheel.namelist() if name.startswith(inside)])
+            return read_pin(Path(folder) / inside)
+    except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, UserError):
+        return None
 
 
 def _without(unfit: Sequence[str], newest: Offer, origin: str, out: Output, *, force: bool) -> None:
