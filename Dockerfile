@@ -14,6 +14,7 @@ RUN python3 -m venv /opt/tools \
  && python3 -m venv --without-pip /opt/meshd \
  && /opt/tools/bin/pip --python /opt/meshd install --no-cache-dir --no-compile --find-links /wheels /wheels/*.whl \
  && /opt/tools/bin/pip --python /opt/meshd uninstall --yes av \
+ && echo image > /opt/meshd/packaged-as \
  && python3 -m compileall --invalidation-mode unchecked-hash -q /opt/meshd/lib
 
 FROM debian:trixie-slim

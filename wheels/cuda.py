@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from meshd import __version__
@@ -52,6 +53,7 @@ _FLAGS = (
     # take it from there, where meshd-native's has none
     "-DCMAKE_SHARED_LINKER_FLAGS=-Wl,--exclude-libs,ALL",
 )
+_ARCHITECTURE = re.compile(r"(\d+)([af]?)(-real)?")  # others: native, all, and those without machine code
 _GLIBC = re.compile(rb"\0GLIBC_2\.(\d+)")
 _LIBRARY = re.compile(rb"(?<=\0)lib[\w+-]+\.so[.\d]*(?=\0)")
 _BESIDE = {"libggml-base.so", "libcudart.so.13", "libcublas.so.13", "libcuda.so.1"}
@@ -97,11 +99,23 @@ async def _make(tree: Tree, out: Path, module: Path | None) -> Path:
         await compile_tree(tree, backend="cuda", targets=("ggml-cuda",), progress=told, flags=flags)
         module = tree.build / "bin" / CUDA_MODULE
     licence = (tree.source / "LICENSE").read_text("utf-8")
-    return pack_module(module.read_bytes(), licence, pin, out)
+    kinds = machine_code(os.environ.get("CUDAARCHS", ARCHITECTURES))
+    return pack_module(module.read_bytes(), licence, pin, out, kinds=kinds)
 
 
-def pack_module(module: bytes, licence: str, pin: Pin, out: Path) -> Path:
-    """Write the wheel of this module. Raises UserError if it needs libraries that will not be there."""
+def machine_code(architectures: str) -> list[str]:
+    """Return those for which there will be machine code; upstream turns 12.x into what runs on it alone."""
+    found = map(_ARCHITECTURE.fullmatch, architectures.split(";"))
+    return [
+        one[1] + (one[2] or ("a" if re.match("12.$", one[1]) else "")) for one in found if one is not None
+    ]
+
+
+def pack_module(module: bytes, licence: str, pin: Pin, out: Path, *, kinds: Sequence[str] = ()) -> Path:
+    """Write the wheel of this module, with machine code for these `kinds` of GPU, if known.
+
+    Raises UserError if it needs libraries that will not be there.
+    """
     found = {name.decode() for name in _LIBRARY.findall(module)}
     odd = sorted(found - _BESIDE - _OF_GLIBC - {CUDA_MODULE, "ld-linux-x86-64.so.2"})
     if odd or not found >= _BESIDE:
@@ -109,7 +123,7 @@ def pack_module(module: bytes, licence: str, pin: Pin, out: Path) -> Path:
         raise UserError(f"the module {what}", hint="build it with `python -m wheels.cuda`, without --module")
     glibc = max([28, *(int(minor) for minor in _GLIBC.findall(module))])  # 28: meshd-native's
     name = Name("meshd_native_cuda13", __version__, f"py3-none-manylinux_2_{glibc}_{platform.machine()}")
-    stamp = {"commit": pin.commit, "binaries": {CUDA_MODULE: len(module)}}
+    stamp = {"commit": pin.commit, "machine_code": list(kinds), "binaries": {CUDA_MODULE: len(module)}}
     path = f"{PACKAGE}/bin/{CUDA_MODULE}"
     metadata = _METADATA.format(
         name=NAME,

@@ -29,9 +29,7 @@ _UNFIT_HINT = (
     "try another driver, or exclude the device with `--device CPU`; run `meshd logs device-trial` for "
     "details. It is tried again after ten minutes"
 )
-_NO_CUDA_HINT = (
-    "run `meshd native add cuda13 --from DIR`; `meshd doctor` says whether this GPU is too old for it"
-)
+_NO_CUDA_HINT = "run `meshd doctor`: it says how to add CUDA, or that this GPU is too old for it"
 _KEEP_HINT = (
     "free space on that disk, raise `--keep-weights`, or give this worker the model's file; until then each "
     "load sends them again"

@@ -18,6 +18,7 @@ from pathlib import Path
 from meshd import __version__
 from meshd.base.errors import UserError
 from meshd.build.interface import BuildProgress, ProgressCallback, Stage
+from meshd.build.machine import CUDA_IN_PACKAGE, packaged_as
 from meshd.build.pin import read_pin
 from meshd.build.run import Result, run
 from meshd.build.wheel import installed_wheel
@@ -28,6 +29,11 @@ _FILE = f"meshd_native_{NAME}-{__version__}-*.whl"
 
 async def add_cuda(folder: Path, progress: ProgressCallback) -> Path:
     """Install it; return the folder of programs that has the module now. Raises UserError."""
+    if (package := packaged_as()) is not None:
+        raise UserError(
+            f"nothing can be added to this meshd: it is from a package ({package}), and has no pip",
+            hint=CUDA_IN_PACKAGE[package],
+        )
     wheel = installed_wheel()
     if wheel is None:
         raise UserError(
@@ -89,7 +95,8 @@ def _installer() -> Sequence[str]:
     if (uv := shutil.which("uv")) is not None:
         return (uv, "pip", "install", "--python", sys.executable)
     raise UserError(
-        "this Python has no pip, and there is no `uv`", hint=f"run `{sys.executable} -m ensurepip`"
+        "this Python has no pip, and there is no `uv`",
+        hint=f"install `uv`, or run `{sys.executable} -m ensurepip`",
     )
 
 

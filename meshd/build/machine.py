@@ -15,6 +15,7 @@ from pathlib import Path
 from meshd.base.errors import UserError
 from meshd.build.interface import BACKENDS
 
+_PACKAGE_FILE = "packaged-as"  # Dockerfile and packaging/debian/inside write it
 _CPUINFO = Path("/proc/cpuinfo")
 _NVIDIA_CARDS = Path("/proc/driver/nvidia/gpus")
 WSL_NODE = Path("dev/dxg")
@@ -25,6 +26,12 @@ _INSTALL = (
     "system's cmake and ninja"
 )
 CUDA_EXTRA = "in the clone, run `pip install '.[cuda-build]'` in meshd's environment"
+# how to get CUDA into an environment without pip, by the package that it comes from
+CUDA_IN_PACKAGE = {
+    "deb": "make a .deb with `meshd_native_cuda13-….whl`, as packaging/README.md says; or install meshd with "
+    "pipx in place of the .deb, and run `meshd native add cuda13 --from DIR`",
+    "image": "build the image again, with `meshd_native_cuda13-….whl` among the wheels (docs/docker.md)",
+}
 GPU_PAGE = "docs/install.md#gpus lists what each kind of GPU needs"
 _NAMES = {"metal": "Metal", "cuda": "CUDA", "hip": "ROCm (HIP)", "vulkan": "Vulkan"}
 _ELSEWHERE = {"macOS": (("cuda", "hip"), "Metal"), "Linux": (("metal",), "CUDA, ROCm or Vulkan")}
@@ -40,6 +47,15 @@ _NEEDED = {
     "hip": ("hipcc", ("ROCM_PATH", "HIP_PATH"), (Path("/opt/rocm/bin/hipcc"),)),
     "vulkan": ("glslc", ("VULKAN_SDK",), ()),
 }
+
+
+def packaged_as(prefix: Path = Path(sys.prefix)) -> str | None:
+    """Return the kind of package that this meshd is from, a key of CUDA_IN_PACKAGE; None: from wheels."""
+    try:
+        name = (prefix / _PACKAGE_FILE).read_text("utf-8", "replace").strip()
+    except OSError:
+        return None
+    return name if name in CUDA_IN_PACKAGE else None
 
 
 def cpu_kind(cpuinfo: Path = _CPUINFO) -> str:

@@ -7,7 +7,8 @@ meshd-native-cuda13 adds its own stamp and `bin/libggml-cuda.so`, which ggml loa
 
 import importlib.util
 import platform
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ PACKAGE = "meshd_native"
 CUDA_STAMP, CUDA_MODULE = "cuda13.json", "libggml-cuda.so"
 _PROGRAMS = (RPC_SERVER, LLAMA_SERVER, LLAMA_BENCH, MESH_PROGRAM, MESH_MODULE)
 _SHOWN = 12  # digits of a hash
+_ARCHITECTURE = re.compile(r"(\d{2,3})([af]?)")  # 90: compute capability 9.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class Wheel:
     programs: Mapping[str, Path]
     cuda: str | None = None
     """The commit of the module for CUDA; empty if it is damaged, None if there is none."""
+    machine_code: tuple[str, ...] = ()
+    """The kinds of GPU that this module has machine code for, as NVIDIA's compiler names them."""
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -50,6 +54,23 @@ class Wheel:
             return f"the meshd-native-cuda13 beside it {what}: uninstall that one"
         made = f"llama.cpp {self.commit[:_SHOWN]} with sources {self.sources_sha256[:_SHOWN]}"
         return f"it has {made}, and this meshd needs {pin.commit[:_SHOWN]} with {pin.sources_sha256[:_SHOWN]}"
+
+    def compiles_for(self, kinds: Iterable[int]) -> list[int]:
+        """Return the kinds of GPU (90: compute capability 9.0) for which the driver has to compile first.
+
+        Machine code runs on later ones of the same major version; with `a`, on that kind alone. Empty, too,
+        if the stamp of the module says nothing.
+        """
+        has = [_ARCHITECTURE.fullmatch(one) for one in self.machine_code]
+        known = [(int(one[1]), one[2]) for one in has if one is not None]
+
+        def fits(kind: int) -> bool:
+            return any(
+                kind == code or (letter != "a" and kind // 10 == code // 10 and kind > code)
+                for code, letter in known
+            )
+
+        return [kind for kind in kinds if known and not fits(kind)]
 
 
 def has_wheels() -> bool:
@@ -72,14 +93,16 @@ def read_wheel(package: Path) -> Wheel:
     commit, sources, backend = (part if isinstance(part, str) else "" for part in parts)
     files = stamped_files(package, stamp)
     programs = {name: files[name] for name in _PROGRAMS} if files.keys() >= set(_PROGRAMS) else {}
-    return Wheel(commit, sources, backend, package / "bin", programs, _cuda(package))
+    return Wheel(commit, sources, backend, package / "bin", programs, *_cuda(package))
 
 
-def _cuda(package: Path) -> str | None:
-    """Return Wheel.cuda. A module without a stamp is loaded, too, and counts as damaged."""
+def _cuda(package: Path) -> tuple[str | None, tuple[str, ...]]:
+    """Return Wheel.cuda and machine_code. A module without a stamp is loaded, too, and counts as damaged."""
     stamp = read_stamp(package, CUDA_STAMP)
     if stamp is None:
-        return "" if any((package / part).exists() for part in (CUDA_STAMP, f"bin/{CUDA_MODULE}")) else None
-    commit = stamp.get("commit")
+        is_there = any((package / part).exists() for part in (CUDA_STAMP, f"bin/{CUDA_MODULE}"))
+        return "" if is_there else None, ()
+    commit, code = stamp.get("commit"), stamp.get("machine_code")
     is_whole = CUDA_MODULE in stamped_files(package, stamp)
-    return commit if isinstance(commit, str) and is_whole else ""
+    kinds = tuple(one for one in code if isinstance(one, str)) if isinstance(code, list) else ()
+    return commit if isinstance(commit, str) and is_whole else "", kinds

@@ -16,15 +16,19 @@ import shlex
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping, Sequence
+import zipfile
+import zlib
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from meshd import __version__
 from meshd.base.errors import MeshdError, UserError
@@ -33,6 +37,9 @@ from meshd.cli.output import Output
 from meshd.config.tree import home_here
 from meshd.identity.folder import DAEMON, lock_holder
 from meshd.wire.versions import Release, release_of
+
+if TYPE_CHECKING:  # the module costs time to import, and `--help` does not need it
+    from meshd.build.pin import Pin
 
 NATIVE = "meshd-native"  # the wheel of programs, or the beginning of its name
 _PAGE_SECONDS = 20.0  # for all of it, with redirects
@@ -76,10 +83,12 @@ class Offer:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --from, --check."""
+    """Add --from, --check, --force."""
     where = "directory, or page, with the wheels (default: where this meshd came from)"
     parser.add_argument("--from", dest="origin", metavar="DIR|URL", help=where)
     parser.add_argument("--check", action="store_true", help="only say what would be done")
+    without = "upgrade even if wheels of programs are missing there, and uninstall the old ones"
+    parser.add_argument("--force", action="store_true", help=without)
 
 
 def run(args: Arguments, out: Output) -> int:
@@ -123,13 +132,14 @@ def run(args: Arguments, out: Output) -> int:
         out.line("nothing to do")
         return 0
     natives = [one for one in offers if one.package in found.natives and one.release == newest.release]
-    steps = commands(found, newest, natives)
-    missing = set(found.natives) - {offer.package for offer in natives}
-    if missing:
-        lacks = f"no {', '.join(sorted(missing))} {newest.version} for this machine there"
-        out.note(f"{lacks}: finish with `meshd native build`")
-    if newest.release == current and behind <= missing:
+    staying = set(found.natives) - {offer.package for offer in natives}
+    unfit = _unfit(found, staying, newest)
+    if newest.release == current and behind <= staying and not unfit:
+        out.line("nothing to do")
         return 0
+    if unfit:
+        _without(unfit, newest, origin, out, force=args.force)
+    steps = [*commands(found, newest, natives), *removal(found, unfit)]
     if args.check or found.by == _DEB:
         out.line("to upgrade, run:")
         for step in steps:
@@ -137,6 +147,45 @@ def run(args: Arguments, out: Output) -> int:
     else:
         _install(steps, newest, out)
     return 0
+
+
+def _unfit(found: Installation, staying: Collection[str], newest: Offer) -> list[str]:
+    """Return those of the wheels of programs that nothing replaces which the new meshd cannot use."""
+    from meshd.build.wheel import installed_wheel
+
+    if not staying or found.by == "uv":  # which makes the environment again, of the files that it gets
+        return sorted(staying)
+    wheel, pin = installed_wheel(), carried_pin(newest.place)
+    if wheel is None or pin is None:
+        return sorted(staying)
+    fits = {NATIVE: replace(wheel, cuda=None).fault(pin) is None}
+    return sorted(name for name in staying if not fits.get(name, wheel.cuda == pin.commit))
+
+
+def carried_pin(place: str) -> "Pin | None":
+    """Return the pin of a wheel of meshd; None if it cannot be read, or only after a download."""
+    from meshd.build.pin import read_pin
+
+    inside = "meshd/native/"
+    try:
+        with zipfile.ZipFile(place) as wheel, tempfile.TemporaryDirectory() as folder:
+            wheel.extractall(folder, [name for name in wheel.namelist() if name.startswith(inside)])
+            return read_pin(Path(folder) / inside)
+    except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, UserError):
+        return None
+
+
+def _without(unfit: Sequence[str], newest: Offer, origin: str, out: Output, *, force: bool) -> None:
+    """Refuse an upgrade that leaves the node without these programs, or say what to do after it."""
+    files = " and ".join(f"`{name.replace('-', '_')}-{newest.version}-….whl`" for name in unfit)
+    lacks = f"`{origin}` has no {files} for this machine"
+    after = "`meshd native build`, which needs a compiler" if NATIVE in unfit else "`meshd native add`"
+    if not force:
+        raise UserError(
+            f"{lacks}: meshd {newest.version} would run without {', '.join(unfit)}",
+            hint=f"put what is missing there; or uninstall the old with `--force`, and then run {after}",
+        )
+    out.note(f"{lacks}: then run {after}")
 
 
 def _install(steps: Sequence[Sequence[str]], newest: Offer, out: Output) -> None:
@@ -387,6 +436,17 @@ def commands(found: Installation, newest: Offer, natives: Sequence[Offer]) -> li
     if found.by == "uv-pip":  # which would obey an uv.toml of the current directory
         return [["uv", "pip", "install", "--directory", "/", "--python", sys.executable, meshd, *others]]
     return [[sys.executable, "-P", "-m", "pip", "install", "--upgrade", meshd, *others]]
+
+
+def removal(found: Installation, packages: Sequence[str]) -> list[list[str]]:
+    """Return the commands that uninstall these packages; `uv tool install` does so without one."""
+    if not packages or found.by == "uv":
+        return []
+    if found.by == "pipx":  # knows of no packages that pip installed there
+        return [["pipx", "runpip", "meshd", "uninstall", "--yes", *packages]]
+    if found.by == "uv-pip":
+        return [["uv", "pip", "uninstall", "--directory", "/", "--python", sys.executable, *packages]]
+    return [[sys.executable, "-P", "-m", "pip", "uninstall", "--yes", *packages]]
 
 
 def _update_of_clone(found: Installation) -> str:

@@ -21,7 +21,7 @@ from meshd.config.tree import Config
 from meshd.daemon.build_choice import TriedBuild, choose, keep_choice, try_build
 from meshd.daemon.native_check import check_native
 from meshd.daemon.role_runtime import machine_id, natives_here
-from meshd.daemon.unused_gpus import NEWEST_SM, explain, gather_facts
+from meshd.daemon.unused_gpus import compile_notice, explain, gather_facts
 from meshd.devices.interface import NativeBuild
 from meshd.process.run import run_to_end
 from meshd.rpc.mesh_protocol import VERSION
@@ -200,12 +200,8 @@ async def _gpus(used: TriedBuild, logs: Path) -> list[Finding]:
         Finding("gpu", "warning", fault.what, fault.hint)
         for fault in explain(facts, listed, used.native.backends)
     ]
-    newest = max(facts.cuda.kinds, default=0) if facts.cuda is not None else 0
-    if newest > NEWEST_SM and "cuda" in used.native.backends:
-        what = (
-            "the GPU is newer than these programs: at the first start, its driver compiles for some minutes"
-        )
-        found.append(Finding("gpu", "ok", what))
+    if notice := compile_notice(facts, used.native.mesh_server.parent):
+        found.append(Finding("gpu", "ok", notice))
     return found
 
 

@@ -12,11 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshd.base.errors import MeshdError
-from meshd.build.machine import CUDA_EXTRA, GPU_PAGE, WSL_NODE, nvidia_nodes
+from meshd.build.machine import (
+    CUDA_EXTRA,
+    CUDA_IN_PACKAGE,
+    GPU_PAGE,
+    WSL_NODE,
+    nvidia_nodes,
+    packaged_as,
+)
+from meshd.build.wheel import read_wheel
 from meshd.devices.devices import LIST_SECONDS
 from meshd.process.interface import ChildSpec, RunToEnd
 
-OLDEST_SM, NEWEST_SM = 75, 121  # of CUDA 13; the newest that this version of llama.cpp knows
+OLDEST_SM = 75  # of CUDA 13
 OLDEST_CUDA = 13_000  # of a driver, as it says it
 NO_CUDA = (
     f"run `meshd native add cuda13 --from DIR`; or {CUDA_EXTRA}, and run `meshd native build --backend cuda`"
@@ -76,6 +84,8 @@ class GpuFacts:
     variables: Mapping[str, str] | None = None
     """Those that hide GPUs or drivers."""
     in_container: bool = False
+    package: str | None = None
+    """What this meshd is from, if it cannot be added to (build/machine.py)."""
 
     @property
     def in_wsl(self) -> bool:
@@ -117,6 +127,7 @@ def look_around(root: Path = Path("/"), cuda: CudaDriver | None = None) -> GpuFa
         icds=icds,
         variables=named,
         in_container=_is_container(root),
+        package=packaged_as(),
     )
 
 
@@ -173,6 +184,15 @@ def explain(facts: GpuFacts, listed: Sequence[str], backends: Sequence[str]) -> 
     if not found and "vulkan" in backends and others and not any(_is_gpu(name) for name in listed):
         found += list(_vulkan(facts))[:1]
     return found
+
+
+def compile_notice(facts: GpuFacts, programs: Path) -> str:
+    """Return what to expect where programs of a wheel have no machine code for a GPU; empty if they have."""
+    kinds = sorted({kind for kind in facts.cuda.kinds if kind >= OLDEST_SM}) if facts.cuda is not None else []
+    if not (lacking := read_wheel(programs.parent).compiles_for(kinds)):
+        return ""
+    gpu = f"a GPU of compute capability {', '.join(map(_dotted, lacking))}"
+    return f"CUDA has no machine code for {gpu}: the first start compiles for some minutes"
 
 
 def _is_gpu(name: str) -> bool:
@@ -250,7 +270,8 @@ def _unfit(
         lacks_icd = "vulkan" in backends and not facts.icds and facts.in_container
         yield GpuFault(
             f"the programs in use have no CUDA: {slower}",
-            NO_CUDA + ("; or, for Vulkan, add `-e NVIDIA_DRIVER_CAPABILITIES=all`" if lacks_icd else ""),
+            CUDA_IN_PACKAGE.get(facts.package or "", NO_CUDA)
+            + ("; or, for Vulkan, add `-e NVIDIA_DRIVER_CAPABILITIES=all`" if lacks_icd else ""),
         )
     else:
         yield GpuFault(

@@ -6,6 +6,7 @@ real.
 
 import asyncio
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -18,16 +19,19 @@ import pytest
 from meshd.base.errors import UserError
 from meshd.build import add_cuda, demo_model, machine
 from meshd.build.fetch import fetch
+from meshd.build.interface import MESH_PROGRAM
 from meshd.build.pin import read_pin
+from meshd.build.wheel import CUDA_STAMP
 from meshd.daemon import doctor
 from meshd.daemon.build_choice import TriedBuild, TriedDevice, choose
 from meshd.daemon.unused_gpus import CudaDriver, GpuFacts, explain
 from meshd.process.run import environment
-from wheels.cuda import pack_module
+from wheels.cuda import ARCHITECTURES, machine_code, pack_module
 
 from tests.process.test_native_wheel import packed
 from tests.process.test_wheel import wheel
 from tests.rules.source import ROOT
+from tests.unit.build.stored import install_wheel
 from tests.unit.daemon.test_build_choice import CPU, CUDA, build
 from tests.unit.daemon.test_unused_gpus import AMD, NVIDIA
 from tests.unit.wheels.test_cuda import NEEDED, module
@@ -98,17 +102,26 @@ def test_4_pascal(kind: int) -> None:
         assert "-> Vulkan computes on it" in told(pascal, backends, ("Vulkan0",))
 
 
-def test_5_unknown_kind_of_card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "name"), [(100, "10.0"), (103, "10.3"), (121, "12.1"), (150, "15.0")])
+def test_5_unknown_kind_of_card(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: int, name: str
+) -> None:
     async def facts(run_to_end: object, log: Path) -> GpuFacts:
-        return replace(NVIDIA, cuda=CudaDriver(14_000, 0, (150,)))
+        return replace(NVIDIA, cuda=CudaDriver(14_000, 0, (61, 90, card)))
 
     monkeypatch.setattr(doctor, "gather_facts", facts)
-    native = build("cuda").native
+    package = install_wheel(tmp_path)
+    (package / CUDA_STAMP).write_text(json.dumps({"machine_code": machine_code(ARCHITECTURES)}))
+    native = replace(build("cuda").native, mesh_server=package / "bin" / MESH_PROGRAM)
+    card = kind
     (found,) = asyncio.run(doctor._gpus(TriedBuild(native, (TriedDevice(CUDA),)), tmp_path))
     assert (found.state, found.what) == (
         "ok",
-        "the GPU is newer than these programs: at the first start, its driver compiles for some minutes",
+        f"CUDA has no machine code for a GPU of compute capability {name}: the first start compiles for "
+        "some minutes",
     )
+    card = 120
+    assert asyncio.run(doctor._gpus(TriedBuild(native, (TriedDevice(CUDA),)), tmp_path)) == []
 
 
 def _doctor(folder: Path, *front: str, path: str = "", mount: str = "") -> str:

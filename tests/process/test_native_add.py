@@ -10,6 +10,7 @@ import pytest
 from meshd import __version__
 from meshd.base.errors import UserError
 from meshd.build import add_cuda
+from meshd.build.machine import CUDA_IN_PACKAGE
 from meshd.build.pin import read_pin
 from meshd.build.wheel import PACKAGE
 from wheels.archive import Entry, Name, pack
@@ -101,6 +102,15 @@ def test_a_module_of_another_llama_cpp_is_reported(venv: Venv, folder: Path) -> 
     pack_module(module(*NEEDED, glibc="GLIBC_2.17"), "MIT", replace(read_pin(), commit="f" * 40), folder)
     code, told = _add(venv, folder)
     assert code == 1 and "cannot be used: the meshd-native-cuda13 beside it is for llama.cpp ffff" in told
+
+
+@pytest.mark.parametrize("package", ["deb", "image"])
+def test_nothing_is_added_to_a_package_that_has_no_pip(venv: Venv, folder: Path, package: str) -> None:  # noqa: F811
+    (venv.folder / "packaged-as").write_text(f"{package}\n")
+    code, told = _add(venv, folder)
+    assert code == 1 and f"it is from a package ({package}), and has no pip" in told
+    assert f"hint: {CUDA_IN_PACKAGE[package]}" in told.replace("\n  ", " ") and "ensurepip" not in told
+    assert _backend(venv) == "cpu"
 
 
 def test_who_installs(monkeypatch: pytest.MonkeyPatch) -> None:

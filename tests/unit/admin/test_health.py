@@ -85,6 +85,12 @@ CASES: list[tuple[str, Change]] = [
 ]
 
 
+def test_the_warning_of_an_idle_cuda_leaves_the_way_to_doctor() -> None:
+    """Which knows whether this meshd can be added to."""
+    (warning,) = examine(replace(calm(), devices=(VULKAN,))).warnings
+    assert "`meshd doctor`" in (warning.hint or "") and "native add" not in (warning.hint or "")
+
+
 def test_a_calm_status_has_no_warning() -> None:
     assert codes(calm(), native=NATIVE, clock_offsets={PEER.id: 1.0}) == []
 

@@ -1,5 +1,6 @@
 """meshd.build.machine: kind of CPU, backends, compilers and tools."""
 
+import re
 import sys
 import sysconfig
 from pathlib import Path
@@ -7,6 +8,9 @@ from pathlib import Path
 import pytest
 from meshd.base.errors import UserError
 from meshd.build import machine
+from meshd.build.machine import packaged_as
+
+from tests.rules.source import ROOT
 
 X86 = "processor\t: 0\nmodel name\t: A\nflags\t\t: fpu sse avx2\n\nprocessor\t: 1\nflags\t\t: fpu sse avx2\n"
 
@@ -30,6 +34,16 @@ def test_the_kind_is_what_the_cpu_can_do(tmp_path: Path) -> None:
 
 def test_the_kind_of_this_machine_is_stable() -> None:
     assert machine.cpu_kind() == machine.cpu_kind()
+
+
+def test_a_package_is_told_by_the_file_that_it_brings(tmp_path: Path) -> None:
+    assert packaged_as(tmp_path) is None
+    for kind, recipe in (("deb", "packaging/debian/inside"), ("image", "Dockerfile")):
+        (line,) = re.findall(r"echo (.*) > /opt/meshd/packaged-as", (ROOT / recipe).read_text("utf-8"))
+        (tmp_path / "packaged-as").write_text(f"{line}\n")
+        assert packaged_as(tmp_path) == line == kind
+    (tmp_path / "packaged-as").write_bytes(b"\xffelse")
+    assert packaged_as(tmp_path) is None
 
 
 def test_auto_is_the_best_that_can_be_built(monkeypatch: pytest.MonkeyPatch) -> None:

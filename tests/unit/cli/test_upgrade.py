@@ -27,6 +27,7 @@ from tests.unit.cli.shell import meshd
 NEWER = "1000.0.0"
 WHEEL = f"meshd-{NEWER}-py3-none-any.whl"
 NATIVE = f"meshd_native-{NEWER}-py3-none-manylinux_2_28_x86_64.whl"
+CUDA = NATIVE.replace("native", "native_cuda13")
 
 
 class Distribution:
@@ -235,10 +236,6 @@ def test_the_newest_release_and_its_programs_are_offered(tmp_path: Path, by_pip:
         "to upgrade, run:",
         f"  {sys.executable} -P -m pip install --upgrade {tmp_path / WHEEL} {tmp_path / NATIVE}",
     ]
-    (tmp_path / NATIVE).unlink()
-    ran = meshd("upgrade", "--check", "--from", str(tmp_path))
-    assert ran.out.endswith(f"{WHEEL}\n")
-    assert f"no meshd-native {NEWER} for this machine there: finish with `meshd native build`" in ran.err
 
 
 def test_what_is_not_newer_is_left(tmp_path: Path, by_pip: None) -> None:
@@ -256,11 +253,12 @@ def test_an_upgrade_that_failed_half_way_is_finished(
     wheel, native = (name.replace(NEWER, __version__) for name in (WHEEL, NATIVE))
     (tmp_path / wheel).touch()
     ran = meshd("upgrade", "--from", str(tmp_path))
-    assert (ran.code, len(ran.out.splitlines())) == (0, 2) and "nothing to do" not in ran.out
-    assert f"no meshd-native, meshd-native-cuda13 {__version__} for this machine there: finish" in ran.err
-    (tmp_path / native).touch()
+    assert (ran.code, len(ran.out.splitlines())) == (1, 2)
+    assert f"`meshd_native-{__version__}-….whl` and `meshd_native_cuda13-{__version__}-….whl`" in ran.err
+    for file in (native, CUDA.replace(NEWER, __version__)):
+        (tmp_path / file).touch()
     last = meshd("upgrade", "--check", "--from", str(tmp_path)).out.splitlines()[-1]
-    assert last.endswith(f" --upgrade {tmp_path / wheel} {tmp_path / native}")
+    assert f" --upgrade {tmp_path / wheel} {tmp_path / native} " in last
     (tmp_path / wheel).rename(tmp_path / "meshd-0.0.1-py3-none-any.whl")
     assert meshd("upgrade", "--from", str(tmp_path)).out.endswith("nothing to do\n")
 
@@ -308,8 +306,8 @@ def test_a_place_without_meshd_is_told(tmp_path: Path, by_pip: None) -> None:
 @pytest.fixture
 def page(tmp_path: Path) -> Iterator[str]:
     """A page that lists a folder, as a web server writes it."""
-    (tmp_path / WHEEL).touch()
-    (tmp_path / "a&b.txt").touch()
+    for name in (WHEEL, NATIVE, "a&b.txt"):
+        (tmp_path / name).touch()
     handler = functools.partial(QuietHandler, directory=str(tmp_path))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -339,7 +337,8 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
 
 def test_a_page_with_links_is_a_place_too(page: str, by_pip: None) -> None:
     ran = meshd("upgrade", "--check", "--from", page)
-    assert ran.out.splitlines()[-1] == f"  {sys.executable} -P -m pip install --upgrade {page}{WHEEL}"
+    install = f"  {sys.executable} -P -m pip install --upgrade"
+    assert ran.out.splitlines()[-1] == f"{install} {page}{WHEEL} {page}{NATIVE}"
     assert meshd("upgrade", "--check", "--from", f"{page}to/{page}").out.splitlines()[-1] in ran.out
 
 
@@ -362,10 +361,10 @@ def test_links_that_are_not_safe_or_no_urls_are_left(tmp_path: Path, page: str, 
     newer = WHEEL.replace(NEWER, "2000.0.0")
     places = ("file:///", "ftp://h/", "http://example.org/", "https://[", "https://me:pw@h/", "data:,")
     good = "https://example.org/a/" + WHEEL
-    links = [*(place + newer for place in places), good]
+    links = [*(place + newer for place in places), good, NATIVE]
     (tmp_path / "index.html").write_text("".join(f'<a href="{link}">' for link in links))
     ran = meshd("upgrade", "--check", "--from", page)
-    assert ran.out.splitlines()[-1].endswith(f" --upgrade {good}")
+    assert ran.out.splitlines()[-1].endswith(f" --upgrade {good} {page}{NATIVE}")
 
 
 def test_a_page_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch, by_pip: None) -> None:
@@ -551,7 +550,8 @@ def installer(tmp_path: Path, by_pip: None, monkeypatch: pytest.MonkeyPatch) -> 
     """Stands in for Python: what it was called with, and its version of meshd afterwards, are files."""
     script, folder = tmp_path / "python", tmp_path / "wheels"
     folder.mkdir()
-    (folder / WHEEL).touch()
+    for name in (WHEEL, NATIVE):
+        (folder / name).touch()
     script.write_text(
         f'#!/bin/sh\nif [ "$3" = meshd ]; then cat {tmp_path}/version; '
         f'else echo "$PWD: $@" > {tmp_path}/called; exit $(cat {tmp_path}/code); fi\n'
@@ -567,7 +567,9 @@ def test_the_command_is_run_and_its_result_checked(installer: Path) -> None:
     wheels = installer / "wheels"
     ran = meshd("upgrade", "--from", str(wheels))
     assert ran.code == 0 and ran.out.endswith(f"installed  meshd {NEWER}\n")
-    assert (installer / "called").read_text() == f"/: -P -m pip install --upgrade {wheels / WHEEL}\n"
+    assert (installer / "called").read_text() == (
+        f"/: -P -m pip install --upgrade {wheels / WHEEL} {wheels / NATIVE}\n"
+    )
     (installer / "version").write_text(f"meshd {__version__}\n")
     ran = meshd("upgrade", "--from", str(wheels))
     assert ran.code == 1 and f"meshd {NEWER} was installed, but" in ran.err

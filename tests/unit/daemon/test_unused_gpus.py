@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from meshd.build.machine import CUDA_IN_PACKAGE
 from meshd.daemon.unused_gpus import (
     CudaDriver,
     GpuFacts,
@@ -78,6 +79,13 @@ def test_a_machine_without_a_gpu_needs_none() -> None:
 )
 def test_the_first_cause_of_an_idle_nvidia_card(facts: GpuFacts, what: str) -> None:
     assert re.search(what, one(facts)), one(facts)
+
+
+@pytest.mark.parametrize("package", CUDA_IN_PACKAGE)
+def test_who_has_no_pip_is_not_sent_to_add_a_wheel(package: str) -> None:
+    line = one(replace(NVIDIA, package=package), backends=PORTABLE)
+    assert line.endswith(f" -> {CUDA_IN_PACKAGE[package]}") and "native build" not in line
+    assert "add cuda13 --from DIR`; or in the clone" in one(NVIDIA, backends=PORTABLE)
 
 
 @pytest.mark.parametrize(

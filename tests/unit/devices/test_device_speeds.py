@@ -127,6 +127,14 @@ async def test_who_waits_hears_of_it(tmp_path: Path) -> None:
             assert said.startswith(f"measuring {device}{part}")
 
 
+async def test_a_driver_may_compile_for_minutes(tmp_path: Path) -> None:
+    async with stage(tmp_path) as it:
+        it.bench.timing_seconds = 240.0
+        measured = speeds(it.bench, tmp_path)
+        await measured.measure([GPU], KINDS, silent)
+        assert measured.known(GPU, KINDS)
+
+
 async def test_what_was_forgotten_is_measured_again(tmp_path: Path) -> None:
     async with stage(tmp_path) as it:
         measured, other = speeds(it.bench, tmp_path), speeds(it.bench, tmp_path)

@@ -150,6 +150,12 @@ async def test_one_that_goes_on_is_waited_for(tmp_path: Path) -> None:
         assert len(told) > 10 and set(told) == {"trying GPU0"}
 
 
+async def test_a_driver_may_compile_for_minutes(tmp_path: Path) -> None:
+    async with stage(tmp_path) as it:
+        it.bench.trial_seconds = 240.0
+        assert await device_trials(it.bench, tmp_path).unfit([GPU], WORDS, silent) == ("",)
+
+
 async def test_two_who_ask_at_once_share_one_trial(tmp_path: Path) -> None:
     async with stage(tmp_path) as it:
         it.bench.trial_seconds = 5

@@ -6,11 +6,13 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from meshd.base.errors import UserError
 from meshd.build.pin import read_pin
-from meshd.build.wheel import CUDA_MODULE, CUDA_STAMP, read_wheel
+from meshd.build.wheel import CUDA_MODULE, CUDA_STAMP, Wheel, read_wheel
 from packaging.requirements import Requirement
-from wheels.cuda import pack_module
+from wheels.cuda import ARCHITECTURES, machine_code, pack_module
 
 from tests.unit.build.stored import install_wheel
 
@@ -40,6 +42,48 @@ def test_it_goes_into_the_folder_of_the_programs(tmp_path: Path) -> None:
     assert wheel.backends == ("cuda", "cpu")
     names = {Requirement(one).name for one in Parser().parsestr(metadata).get_all("Requires-Dist", [])}
     assert names == {"nvidia-cublas", "nvidia-cuda-runtime"}, "of meshd's own names pip asks no index"
+
+
+def test_the_wheel_says_for_which_gpus_a_driver_compiles(tmp_path: Path) -> None:
+    package = install_wheel(tmp_path / "site")
+    assert read_wheel(package).compiles_for([75, 121]) == [], "there is no module"
+    for kinds, compiled in ((machine_code(ARCHITECTURES), [100, 103, 110, 121]), ((), [])):
+        place = pack_module(module(*NEEDED), "MIT License", read_pin(), tmp_path, kinds=kinds)
+        with zipfile.ZipFile(place) as archive:
+            archive.extractall(tmp_path / "site")
+        found = read_wheel(package).compiles_for([75, 80, 86, 87, 89, 90, 100, 103, 110, 120, 121])
+        assert found == compiled, "an older wheel does not say"
+
+
+@pytest.mark.parametrize(
+    ("architectures", "code"),
+    [
+        ("75-real;90;120-real", ["75", "90", "120a"]),
+        ("90-virtual;121;100f-real;90a", ["121a", "100f", "90a"]),
+        ("native", []),
+        ("all-major", []),
+        ("", []),
+    ],
+)
+def test_machine_code_is_what_upstream_makes_of_architectures(architectures: str, code: list[str]) -> None:
+    assert machine_code(architectures) == code
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "compiles"),
+    [("90", 91, False), ("91", 90, True), ("100f", 103, False), ("100a", 103, True), ("100a", 100, False)],
+)
+def test_machine_code_runs_on_later_gpus_of_its_major_version(code: str, kind: int, compiles: bool) -> None:
+    wheel = Wheel("", "", "cpu", Path(), {}, "", (code,))
+    assert wheel.compiles_for([kind]) == ([kind] if compiles else [])
+
+
+@given(st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=6))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_a_stamp_says_of_machine_code(tmp_path: Path, said: object) -> None:
+    package = install_wheel(tmp_path)
+    (package / CUDA_STAMP).write_text(json.dumps({"commit": "", "machine_code": said}))
+    assert read_wheel(package).compiles_for([75]) in ([], [75])
 
 
 @pytest.mark.parametrize("harm", ["another commit", "cut", "gone", "no stamp"])
