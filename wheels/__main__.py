@@ -92,11 +92,17 @@ def build_folder(machine: str) -> str:
     return "build/native-wheel" if machine == platform.machine() else f"build/native-wheel-{machine}"
 
 
+def tag_of(machine: str) -> str:
+    """Return the tag of a wheel for `machine`."""
+    return f"py3-none-manylinux_{GLIBC.replace('.', '_')}_{machine}"
+
+
 async def make(tree: Tree, out: Path, machine: str, bin_dir: Path | None, packages: Path | None) -> Path:
     """Compile what is missing and write the wheel; with Vulkan if there are `packages`. Raises UserError."""
     if packages is not None and machine != platform.machine():
         raise UserError(
-            f"cannot compile Vulkan for {machine} on {platform.machine()}", hint="omit --vulkan, or build there"
+            f"cannot compile Vulkan for {machine} on {platform.machine()}",
+            hint="omit --vulkan, or build there",
         )
     pin, zig = read_pin(), find_zig()
     tree.folder.mkdir(parents=True, exist_ok=True)
@@ -108,8 +114,7 @@ async def make(tree: Tree, out: Path, machine: str, bin_dir: Path | None, packag
     if bin_dir is None:
         await _compile(tree, pin, zig, machine, vulkan)
         bin_dir = tree.build / "bin"
-    tag = f"py3-none-manylinux_{GLIBC.replace('.', '_')}_{machine}"
-    name = Name(PACKAGE, __version__, tag)
+    name = Name(PACKAGE, __version__, tag_of(machine))
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH", EARLIEST))
     programs = read_programs(bin_dir, vulkan=vulkan is not None)
     return pack(out, name, files_of(programs, parts, pin, name), epoch=epoch)

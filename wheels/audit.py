@@ -12,7 +12,7 @@ _CLAIMS = re.compile(r"-manylinux_(\d+)_(\d+)_(\w+)\.whl$")
 
 
 def audit(wheel: Path) -> str:
-    """Return auditwheel's report of the wheel, for whatever machine. Raises UserError if its name claims more."""
+    """Return auditwheel's report of the wheel. Raises UserError if its name claims more."""
     asked = [sys.executable, "-m", "auditwheel", "show", str(wheel)]
     done = subprocess.run(asked, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -25,7 +25,7 @@ def audit(wheel: Path) -> str:
 
 
 def bears_out(name: str, report: str) -> bool:
-    """Return True if a wheel of this name needs the machine and no newer glibc than it says, by auditwheel's report."""
+    """Return True if by auditwheel's report a wheel needs its name's machine, and no newer glibc."""
     fits, claims = _FITS.search(report), _CLAIMS.search(name)
     if fits is None or claims is None:
         return False

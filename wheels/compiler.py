@@ -12,8 +12,8 @@ PACKAGE = "ziglang"
 GLIBC = "2.28"  # of Debian 10, Ubuntu 18.10, RHEL 8, and all that is newer
 MACHINES = ("aarch64", "x86_64")
 _ARCHIVERS = ("ar", "ranlib")
-# The linker lacks --exclude-libs; mesh.map says what libggml-mesh.so shows. ggml names kinds of ARM as clang and GCC
-# do, -march=armv8.2-a+fp16, which zig writes -mcpu=generic+v8_2a+fullfp16.
+# The linker lacks --exclude-libs; mesh.map says what libggml-mesh.so shows. ggml names kinds of ARM as
+# clang and GCC do, -march=armv8.2-a+fp16, which zig writes -mcpu=generic+v8_2a+fullfp16.
 _COMPILER = """#!/bin/sh
 count=$#
 while [ $count -gt 0 ]; do
@@ -67,6 +67,6 @@ def write_tools(zig: Zig, folder: Path, machine: str) -> list[str]:
         tool.chmod(0o755)
     names = {"C_COMPILER": "cc", "CXX_COMPILER": "c++", "AR": "ar", "RANLIB": "ranlib"}
     options = [f"-DCMAKE_{option}={folder / tool}" for option, tool in names.items()]
-    if machine != platform.machine():  # CMake then runs nothing that it compiles, and asks nothing of this machine
+    if machine != platform.machine():  # CMake then runs nothing that it compiles
         options += ["-DCMAKE_SYSTEM_NAME=Linux", f"-DCMAKE_SYSTEM_PROCESSOR={machine}"]
     return options
