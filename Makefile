@@ -7,8 +7,10 @@ VENV := .venv
 JOBS ?= 4
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# packages that `make wheels` compiles Vulkan with; empty: without it
-VULKAN ?= build/vulkan
+# the processor that `make wheels` is for: aarch64 or x86_64
+ARCH ?= $(shell uname -m)
+# packages that `make wheels` compiles Vulkan with; empty: without it, as for another machine than this
+VULKAN ?= $(if $(filter $(ARCH),$(shell uname -m)),build/vulkan)
 # packages to install on Debian and Ubuntu: a compiler, Python's venv, and what tests in network namespaces run.
 # miniupnpd-nftables is the program alone: the service that would start it is in the package miniupnpd
 PACKAGES := build-essential ca-certificates git iproute2 miniupnpd-nftables nftables python3-venv
@@ -104,7 +106,7 @@ dist: $(INSTALLED) ## build wheel and source archive in dist/, and try the wheel
 
 wheels: $(INSTALLED) $(VULKAN) ## build the wheel of meshd-native in dist/: programs for Linux machines without a compiler
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[build,wheels]'
-	$(BIN)/python -m wheels $(if $(VULKAN),--vulkan $(VULKAN))
+	$(BIN)/python -m wheels --machine $(ARCH) $(if $(VULKAN),--vulkan $(VULKAN))
 
 cuda-wheel: $(INSTALLED) ## build the wheel of meshd-native-cuda13 in dist/, with NVIDIA's compiler from PyPI
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cuda-build]'

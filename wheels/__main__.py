@@ -27,7 +27,7 @@ from meshd.config.tree import find_cache
 
 from wheels.archive import EARLIEST, Entry, Name, pack
 from wheels.audit import audit
-from wheels.compiler import GLIBC, Zig, find_zig, write_tools
+from wheels.compiler import GLIBC, MACHINES, Zig, find_zig, write_tools
 from wheels.parts import Part, bill, compiler_parts, upstream_parts, vulkan_parts
 from wheels.vulkan import LOADER, MODULE, Vulkan, unpack_vulkan
 
@@ -67,11 +67,18 @@ def main() -> int:
     parser.add_argument(
         "--vulkan", type=Path, metavar="DIR", help="packages of Debian to compile Vulkan with"
     )
-    parser.add_argument("--build", type=Path, default=ROOT / "build/native-wheel", help="where to compile")
+    parser.add_argument(
+        "--machine",
+        choices=MACHINES,
+        default=platform.machine(),
+        help="the kind of processor to build for: this machine's, or another, without Vulkan",
+    )
+    parser.add_argument("--build", type=Path, help="where to compile")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     asked = parser.parse_args()
+    build = asked.build or ROOT / build_folder(asked.machine)
     try:
-        place = asyncio.run(make(Tree(asked.build), asked.out, asked.bin_dir, asked.vulkan))
+        place = asyncio.run(make(Tree(build), asked.out, asked.machine, asked.bin_dir, asked.vulkan))
         sys.stdout.write(audit(place))
     except UserError as error:
         sys.stderr.write(f"error: {error.what}\nhint: {error.hint}\n")
@@ -80,8 +87,23 @@ def main() -> int:
     return 0
 
 
-async def make(tree: Tree, out: Path, bin_dir: Path | None, packages: Path | None) -> Path:
+def build_folder(machine: str) -> str:
+    """Return where programs for `machine` are compiled, below the checkout."""
+    return "build/native-wheel" if machine == platform.machine() else f"build/native-wheel-{machine}"
+
+
+def tag_of(machine: str) -> str:
+    """Return the tag of a wheel for `machine`."""
+    return f"py3-none-manylinux_{GLIBC.replace('.', '_')}_{machine}"
+
+
+async def make(tree: Tree, out: Path, machine: str, bin_dir: Path | None, packages: Path | None) -> Path:
     """Compile what is missing and write the wheel; with Vulkan if there are `packages`. Raises UserError."""
+    if packages is not None and machine != platform.machine():
+        raise UserError(
+            f"cannot compile Vulkan for {machine} on {platform.machine()}",
+            hint="omit --vulkan, or build there",
+        )
     pin, zig = read_pin(), find_zig()
     tree.folder.mkdir(parents=True, exist_ok=True)
     await native.fill(tree, pin, find_cache(os.environ), None, told)
@@ -90,16 +112,15 @@ async def make(tree: Tree, out: Path, bin_dir: Path | None, packages: Path | Non
     if vulkan is not None:
         parts += vulkan_parts(vulkan.source, vulkan.version)
     if bin_dir is None:
-        await _compile(tree, pin, zig, vulkan)
+        await _compile(tree, pin, zig, machine, vulkan)
         bin_dir = tree.build / "bin"
-    tag = f"py3-none-manylinux_{GLIBC.replace('.', '_')}_{platform.machine()}"
-    name = Name(PACKAGE, __version__, tag)
+    name = Name(PACKAGE, __version__, tag_of(machine))
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH", EARLIEST))
     programs = read_programs(bin_dir, vulkan=vulkan is not None)
     return pack(out, name, files_of(programs, parts, pin, name), epoch=epoch)
 
 
-async def _compile(tree: Tree, pin: Pin, zig: Zig, vulkan: Vulkan | None) -> None:
+async def _compile(tree: Tree, pin: Pin, zig: Zig, machine: str, vulkan: Vulkan | None) -> None:
     renew(tree.ours, mesh_sources())
     # assertions have the names of their files; zig's own checks are for programs that are not finished; debug
     # information, which zig writes unless told otherwise, would be dropped by the linker
@@ -112,7 +133,7 @@ async def _compile(tree: Tree, pin: Pin, zig: Zig, vulkan: Vulkan | None) -> Non
     os.environ["PATH"] = f"{Path(find_tool('ninja')).parent}{os.pathsep}{os.environ['PATH']}"
     os.environ.setdefault("SOURCE_DATE_EPOCH", str(EARLIEST))
     tools = [
-        *write_tools(zig, tree.folder / "tools", platform.machine()),
+        *write_tools(zig, tree.folder / "tools", machine),
         *_STRIPPED,
         f"-DCMAKE_C_FLAGS={same}",
         f"-DCMAKE_CXX_FLAGS={same}",

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from meshd.base.errors import UserError
 
-_FITS = re.compile(r'platform\s+tag:\s+"manylinux_(\d+)_(\d+)_\w+"')
-_CLAIMS = re.compile(r"-manylinux_(\d+)_(\d+)_\w+\.whl$")
+_FITS = re.compile(r'platform\s+tag:\s+"manylinux_(\d+)_(\d+)_(\w+)"')
+_CLAIMS = re.compile(r"-manylinux_(\d+)_(\d+)_(\w+)\.whl$")
 
 
 def audit(wheel: Path) -> str:
@@ -19,14 +19,14 @@ def audit(wheel: Path) -> str:
         raise UserError(f"auditwheel cannot read `{wheel}`: {done.stderr.strip()}", hint="see above")
     if not bears_out(wheel.name, done.stdout):
         raise UserError(
-            f"`{wheel.name}` needs newer systems than it says:\n{done.stdout}", hint="build it anew"
+            f"`{wheel.name}` needs newer or other systems than it says:\n{done.stdout}", hint="build it anew"
         )
     return done.stdout
 
 
 def bears_out(name: str, report: str) -> bool:
-    """Return True if a wheel of this name needs no newer glibc than the name says, by auditwheel's report."""
+    """Return True if by auditwheel's report a wheel needs its name's machine, and no newer glibc."""
     fits, claims = _FITS.search(report), _CLAIMS.search(name)
     if fits is None or claims is None:
         return False
-    return (int(fits[1]), int(fits[2])) <= (int(claims[1]), int(claims[2]))
+    return fits[3] == claims[3] and (int(fits[1]), int(fits[2])) <= (int(claims[1]), int(claims[2]))

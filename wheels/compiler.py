@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import importlib.util
+import platform
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,17 +10,24 @@ from meshd.base.errors import UserError
 
 PACKAGE = "ziglang"
 GLIBC = "2.28"  # of Debian 10, Ubuntu 18.10, RHEL 8, and all that is newer
+MACHINES = ("aarch64", "x86_64")
 _ARCHIVERS = ("ar", "ranlib")
-# The linker lacks --exclude-libs; mesh.map says what libggml-mesh.so shows
+# The linker lacks --exclude-libs; mesh.map says what libggml-mesh.so shows. ggml names kinds of ARM as
+# clang and GCC do, -march=armv8.2-a+fp16, which zig writes -mcpu=generic+v8_2a+fullfp16.
 _COMPILER = """#!/bin/sh
 count=$#
 while [ $count -gt 0 ]; do
-    case $1 in -Wl,--exclude-libs,*) ;; *) set -- "$@" "$1" ;; esac
+    case $1 in
+    -Wl,--exclude-libs,*) ;;
+    -march=armv*) set -- "$@" "$(echo "$1" | sed '{arm}')" ;;
+    *) set -- "$@" "$1" ;;
+    esac
     shift
     count=$((count - 1))
 done
 exec '{zig}' {verb} -target {target} "$@"
 """
+_ARM = r"s/-march=armv\([0-9]\)\(\.\([0-9]\)\)*-a/-mcpu=generic+v\1_\3a/; s/_a/a/; s/+fp16/+fullfp16/"
 _ARCHIVER = """#!/bin/sh
 exec '{zig}' {verb} "$@"
 """
@@ -55,7 +63,10 @@ def write_tools(zig: Zig, folder: Path, machine: str) -> list[str]:
     texts = dict.fromkeys(("cc", "c++"), _COMPILER) | dict.fromkeys(_ARCHIVERS, _ARCHIVER)
     for verb, text in texts.items():
         tool = folder / verb
-        tool.write_text(text.format(zig=zig.program, verb=verb, target=target), "utf-8")
+        tool.write_text(text.format(zig=zig.program, verb=verb, target=target, arm=_ARM), "utf-8")
         tool.chmod(0o755)
     names = {"C_COMPILER": "cc", "CXX_COMPILER": "c++", "AR": "ar", "RANLIB": "ranlib"}
-    return [f"-DCMAKE_{option}={folder / tool}" for option, tool in names.items()]
+    options = [f"-DCMAKE_{option}={folder / tool}" for option, tool in names.items()]
+    if machine != platform.machine():  # CMake then runs nothing that it compiles
+        options += ["-DCMAKE_SYSTEM_NAME=Linux", f"-DCMAKE_SYSTEM_PROCESSOR={machine}"]
+    return options

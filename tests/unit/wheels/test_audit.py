@@ -15,9 +15,10 @@ REPORT = '\n{} is consistent\nwith the following platform tag: "{}".\n\nThe whee
         ("manylinux_2_36_x86_64", False),
         ("manylinux_3_1_x86_64", False),
         ("linux_x86_64", False),
+        ("manylinux_2_27_aarch64", False),
     ],
 )
-def test_no_newer_system_than_the_name_says(tag: str, fits: bool) -> None:
+def test_no_newer_or_other_system_than_the_name_says(tag: str, fits: bool) -> None:
     assert bears_out(NAME, REPORT.format(NAME, tag)) is fits
 
 

@@ -1,6 +1,7 @@
 """wheels.compiler: what stands for compilers and archivers; a program that prints its arguments is zig."""
 
 import importlib.util
+import platform
 import subprocess
 from pathlib import Path
 
@@ -10,11 +11,17 @@ from wheels.compiler import Zig, find_zig, write_tools
 
 
 @pytest.fixture
-def tools(tmp_path: Path) -> Path:
+def zig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Zig:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     zig = Zig(tmp_path / "a folder", "0.1")
     zig.folder.mkdir()
     zig.program.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
     zig.program.chmod(0o755)
+    return zig
+
+
+@pytest.fixture
+def tools(zig: Zig, tmp_path: Path) -> Path:
     folder = tmp_path / "tools"
     options = write_tools(zig, folder, "x86_64")
     assert options == [
@@ -37,6 +44,26 @@ def test_a_compiler_is_for_older_systems(tools: Path, verb: str) -> None:
     expected = [verb, "-target", "x86_64-linux-gnu.2.28", *arguments]
     expected.remove("-Wl,--exclude-libs,ALL")
     assert _said(tools / verb, *arguments) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("-march=armv8-a", "-mcpu=generic+v8a"),
+        ("-march=armv8.2-a+dotprod+fp16+sve", "-mcpu=generic+v8_2a+dotprod+fullfp16+sve"),
+        ("-march=armv9.2-a+i8mm+sve2+sme", "-mcpu=generic+v9_2a+i8mm+sve2+sme"),
+        ("-march=x86-64-v3", "-march=x86-64-v3"),
+    ],
+)
+def test_kinds_of_arm_have_zigs_names(zig: Zig, tmp_path: Path, asked: str, said: str) -> None:
+    write_tools(zig, tmp_path, "aarch64")
+    expected = ["cc", "-target", "aarch64-linux-gnu.2.28", "-c", said, "a file.c"]
+    assert _said(tmp_path / "cc", "-c", asked, "a file.c") == expected
+
+
+def test_cmake_is_told_of_another_machine(zig: Zig, tmp_path: Path) -> None:
+    *_, system, processor = write_tools(zig, tmp_path, "aarch64")
+    assert (system, processor) == ("-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64")
 
 
 def test_an_archiver_gets_all_its_arguments(tools: Path) -> None:

@@ -1,14 +1,17 @@
 """wheels.parts and wheels.__main__: licences, the bill of materials, and the files of the wheel."""
 
+import asyncio
 import json
+import platform
 from email import message_from_bytes
 from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
 from meshd.build.pin import read_pin
+from meshd.build.tree import Tree
 from meshd.build.wheel import PACKAGE, read_wheel
-from wheels.__main__ import PROGRAMS, files_of, read_programs
+from wheels.__main__ import PROGRAMS, build_folder, files_of, make, read_programs, tag_of
 from wheels.archive import Name
 from wheels.parts import Part, bill, compiler_parts, upstream_parts, vulkan_parts
 from wheels.vulkan import LOADER, MODULE
@@ -151,3 +154,18 @@ def test_vulkan_is_packed_where_it_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / LOADER).unlink()
     with pytest.raises(UserError, match=f"lacks {LOADER}"):
         read_programs(tmp_path, vulkan=True)
+
+
+def test_another_machine_has_a_tag_and_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    assert tag_of("aarch64") == "py3-none-manylinux_2_28_aarch64"
+    assert build_folder("aarch64") == "build/native-wheel-aarch64"
+    assert build_folder("x86_64") == "build/native-wheel"
+
+
+def test_vulkan_is_not_compiled_for_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    with pytest.raises(UserError, match="cannot compile Vulkan for aarch64 on x86_64") as caught:
+        asyncio.run(make(Tree(tmp_path / "build"), tmp_path, "aarch64", None, tmp_path))
+    assert "omit --vulkan" in (caught.value.hint or "")
+    assert not list(tmp_path.iterdir())
