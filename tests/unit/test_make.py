@@ -34,6 +34,14 @@ def test_help_tells_of_every_target_in_full() -> None:
     )
 
 
+def test_the_release_workflow_makes_what_there_is() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8"))
+    steps = [step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"]]
+    made = {target for step in steps for target in re.findall(r"\bmake ([\w/-]+)", step)}
+    assert made == {"build/vulkan", "dist", "wheels", "cuda-wheel", "demo"}
+    assert all(re.search(rf"^{target}:", MAKEFILE, re.MULTILINE) for target in made)
+
+
 def test_hooks_run_the_commands_of_make_check() -> None:
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"][0][
         "hooks"
