@@ -9,6 +9,7 @@ import argparse
 import http.client
 import importlib.metadata
 import json
+import lzma
 import os
 import platform
 import re
@@ -44,6 +45,7 @@ if TYPE_CHECKING:  # the module costs time to import, and `--help` does not need
 NATIVE = "meshd-native"  # the wheel of programs, or the beginning of its name
 _PAGE_SECONDS = 20.0  # for all of it, with redirects
 _PAGE_BYTES = 4 << 20
+_MOST_NATIVE_BYTES = 64 << 20  # of native/ in a wheel, unpacked
 _LINK = re.compile(r"""href\s*=\s*["']([^"'\s]+)["']""", re.IGNORECASE)
 _WHEEL = re.compile(r"(meshd(?:_native[a-z0-9_]*)?)-([0-9.]+)-[a-z0-9.]+-[a-z0-9]+-([a-z0-9_.]+)\.whl")
 _HERE = ("localhost", "127.0.0.1", "::1")
@@ -167,11 +169,18 @@ def carried_pin(place: str) -> "Pin | None":
     from meshd.build.pin import read_pin
 
     inside = "meshd/native/"
+    if "://" in place:
+        return None
     try:
         with zipfile.ZipFile(place) as wheel, tempfile.TemporaryDirectory() as folder:
-            wheel.extractall(folder, [name for name in wheel.namelist() if name.startswith(inside)])
+            files = [file for file in wheel.infolist() if file.filename.startswith(inside)]
+            if sum(file.file_size for file in files) > _MOST_NATIVE_BYTES:
+                return None
+            wheel.extractall(folder, files)
             return read_pin(Path(folder) / inside)
-    except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, UserError):
+    except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, UserError):
+        return None
+    except (TypeError, AttributeError, ValueError):  # a file in it has another form
         return None
 
 

@@ -1,6 +1,7 @@
 """The roles that a node can have, by the verb that starts it."""
 
 import contextlib
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -84,8 +85,17 @@ class OwnModels:
 
     async def paths(self) -> Sequence[Path]:
         """Return the first file of each complete model."""
-        found = await in_thread(lambda: list(models_below(self.folder, ModelSource.MESHD)))
-        return [model.paths[0] for model in found if model.complete]
+
+        def own() -> list[Path]:
+            found = models_below(self.folder, ModelSource.MESHD)
+            ours = {0, os.getuid()}
+            return [
+                model.paths[0]
+                for model in found
+                if model.complete and all(path.stat().st_uid in ours for path in model.paths)
+            ]
+
+        return await in_thread(own)
 
     async def open(self, path: Path) -> ModelFile:
         """Open the model. Raises UserError, OSError."""
@@ -127,7 +137,8 @@ class ClaimedWorker:
             threads=lent.threads,
             machine=machine_id(member.membership.mesh.raw),
         )
-        library = OwnModels(self.config.paths.cache / "models", self.hashes)
+        gives = self.config.node.give_models != "off"
+        library = OwnModels(self.config.paths.cache / "models", self.hashes) if gives else None
         worker = Worker(runtime, self.files, options, self.store, self.pause, library)
         await worker.prepare()
         speeds = device_speeds(runtime, options.cpu_threads)

@@ -26,6 +26,7 @@ _CHUNK = bytes(64 << 10)
 _FLAT_BYTES = 1 << 20  # if so many bytes find no higher rate, this is what the path carries
 _FLAT_ROUND_TRIPS = 3.0  # and so long: bytes are written before anything is known of those on their way
 _GROWTH = 1.05
+_TAKEN_SECONDS = 5.0  # of a probe: who sends nothing must not hold its place
 _AGAIN_SECONDS = 600.0  # until a path whose rate stayed unknown is filled again
 
 
@@ -48,13 +49,14 @@ class ProbesTaken:
 
     async def _serve(self, stream: Stream) -> None:
         left = PROBED_BYTES
-        with suppress(EndOfStream):
-            while True:
-                data = await stream.read()
-                stream.consumed(len(data))
-                left -= len(data)
-                if left < 0:
-                    raise RemoteProtocolError("path-probe: too many bytes", code="capacity")
+        with suppress(EndOfStream, TimeoutError):
+            async with asyncio.timeout(_TAKEN_SECONDS):
+                while True:
+                    data = await stream.read()
+                    stream.consumed(len(data))
+                    left -= len(data)
+                    if left < 0:
+                        raise RemoteProtocolError("path-probe: too many bytes", code="capacity")
         stream.write_eof()
 
 

@@ -22,7 +22,7 @@ from meshd.identity.naming import CLIENT_ROLE, WORKER_ROLE
 from meshd.link.interface import LOOPBACK
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.layer_work import LayerWork
-from meshd.model.output import DevicePath
+from meshd.model.output import NEAR_SECONDS, DevicePath
 from meshd.peer.interface import PathStatus, PeerState, PeerStatus
 from meshd.plan.machines import Held, Machines, NodeOffer, PlainRpc, with_given_back
 from meshd.plan.reasons import Reported
@@ -349,7 +349,10 @@ def path_to(paths: Sequence[PathStatus]) -> DevicePath | None:
     """Return the path that carries data; None where it was never measured."""
     path = next((path for path in paths if path.selected), None)
     rtt = None if path is None else path.idle_rtt
-    return None if path is None or rtt is None else DevicePath(rtt, path.rate, path.link.path == LOOPBACK)
+    if path is None or rtt is None:
+        return None
+    # a forwarded port of this machine leads elsewhere
+    return DevicePath(rtt, path.rate, path.link.path == LOOPBACK and rtt < NEAR_SECONDS)
 
 
 def own_timed(work: LayerWork, options: HeadOptions) -> Sequence[str]:

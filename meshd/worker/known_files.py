@@ -126,6 +126,11 @@ class LibraryFiles:
             file = await library.open(path)
             try:
                 index = await file.index() if is_reading else file.known_index()
+                if (
+                    is_reading and file.known_index() is None
+                ):  # it cannot be kept: each lease would read again
+                    self._marks[path] = frozenset()
+                    return
             finally:
                 file.close()
         except (UserError, OSError):  # it is being written or removed: looked at again later

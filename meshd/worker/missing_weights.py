@@ -13,7 +13,7 @@ from functools import partial
 
 from meshd.base import log
 from meshd.base.admission import Rates
-from meshd.base.errors import Refused, RemoteProtocolError
+from meshd.base.errors import MeshdError, Refused, RemoteProtocolError
 from meshd.base.peer_limits import FETCHES_ASKED
 from meshd.base.tasks import Owner, first_error
 from meshd.base.units import in_bytes
@@ -100,9 +100,11 @@ class MissingWeights:
         """Take the weights again and close their former descriptors."""
         outgoing.close()
         marks = b"".join(mark(one.digest) for one in needs.tensors)
-        return await self._files.take(
-            outgoing, progress_to(messages), peer=str(agreed.lease.peer), marks=marks
-        )
+        peer = str(agreed.lease.peer)
+        try:
+            return await self._files.take(outgoing, progress_to(messages), peer=peer, marks=marks)
+        except OSError as error:
+            raise MeshdError(f"cannot open the weights again: {error.strerror}") from None
 
     async def _until_paused(self) -> None:
         await self._pause.until_leases_end()

@@ -133,6 +133,28 @@ def test_each_installer_uninstalls(by: str, step: str) -> None:
     assert [shlex.join(one) for one in upgrade.removal(Installation(by), ["x", "y"])] == [step]
 
 
+@pytest.mark.parametrize("content", [b"sdist = 3", b"files = 1", b"\xff", bytes(65 << 20)])
+def test_a_wheel_with_an_odd_pin_has_none(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / WHEEL
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as wheel:
+        wheel.writestr("meshd/native/UPSTREAM.toml", content)
+    assert upgrade.carried_pin(str(file)) is None
+
+
+def test_a_wheel_of_a_page_is_not_looked_for_in_this_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    planted = tmp_path / "https:" / "host"
+    planted.mkdir(parents=True)
+    sources = native_folder()
+    with zipfile.ZipFile(planted / WHEEL, "w") as wheel:
+        for path in [sources / "UPSTREAM.toml", *(sources / "mesh").rglob("*")]:
+            wheel.write(path, f"meshd/native/{path.relative_to(sources)}")
+    assert upgrade.carried_pin(f"https://host/{WHEEL}") is None
+    assert upgrade.carried_pin(str(planted / WHEEL)) is not None
+
+
 @given(st.binary())
 def test_any_file_has_a_pin_or_none(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     file = tmp_path_factory.mktemp("wheels") / WHEEL

@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import os
 from pathlib import Path
 
 from meshd.cli.main import VERBS
@@ -49,3 +50,6 @@ def test_a_workers_library_is_the_whole_models_in_meshds_own_folder(tmp_path: Pa
     library = OwnModels(folder, HashCache(tmp_path / "weights"))
     assert set(asyncio.run(library.paths())) == set(whole)
     assert asyncio.run(OwnModels(tmp_path / "none", library.hashes).paths()) == []
+    if os.getuid() == 0:  # so that files can be another's
+        os.chown(whole[0], 12345, 12345)
+        assert whole[0] not in asyncio.run(library.paths()), "somebody else's"

@@ -121,6 +121,9 @@ def test_the_path_to_a_worker_is_the_one_with_the_data() -> None:
     assert path_to([replace(used, rtt_min=0.02)]) == DevicePath(0.02, 2e6)
     assert path_to([replace(used, rtt_min=0.02, rtt_floor=0.01)]) == DevicePath(0.01, 2e6)
     assert path_to([replace(used, rtt=None)]) is None
+    here = replace(path(selected=True, where="loopback"), rate=2e6)
+    assert path_to([replace(here, rtt=0.0005)]) == DevicePath(0.0005, 2e6, is_loopback=True)
+    assert path_to([replace(here, rtt=0.03)]) == DevicePath(0.03, 2e6), "a forwarded port"
     assert path_to([by]) is None
 
 

@@ -63,15 +63,17 @@ class Pulled(OneTensor):
 
     async def index(self, progress: ProgressCallback | None = None) -> WeightsIndex:
         await asyncio.sleep(self._library.read_seconds)
-        self._library.is_read = True
-        index = self.known_index()
-        assert index is not None
-        return index
+        self._library.reads += 1
+        self._library.is_read = self._library.keeps
+        return self._index()
 
     def known_index(self) -> WeightsIndex | None:
+        return self._index() if self._library.is_read else None
+
+    @staticmethod
+    def _index() -> WeightsIndex:
         tensors = [TensorEntry(0, 0, 0, 4, digest, "x") for digest in (MINE, IN_FILE)]
-        index = WeightsIndex((FileEntry(1, 1, 1, 1),), tuple(tensors), "e" * 64)
-        return index if self._library.is_read else None
+        return WeightsIndex((FileEntry(1, 1, 1, 1),), tuple(tensors), "e" * 64)
 
     def close(self) -> None:
         os.close(self.descriptors[0])
@@ -83,7 +85,8 @@ class FakeLibrary:
 
     def __init__(self, path: Path, *, is_read: bool) -> None:
         self.path, self.is_read = path, is_read
-        self.read_seconds, self.opens, self.opened = 0.0, 0, 0
+        self.read_seconds, self.opens, self.opened, self.reads = 0.0, 0, 0, 0
+        self.keeps = True  # hashes, for the next time
 
     async def paths(self) -> Sequence[Path]:
         return [self.path]
@@ -146,6 +149,15 @@ async def test_a_lease_does_not_wait_until_a_large_model_is_read(tmp_path: Path)
         assert asyncio.get_running_loop().time() - began < 10
         await asyncio.sleep(100)
         assert await taken(known, MINE) is not None
+
+
+async def test_a_model_whose_hashes_cannot_be_kept_is_read_once_and_not_lent(tmp_path: Path) -> None:
+    async with with_library(tmp_path, is_read=False, seconds=1.0) as (known, library):
+        library.keeps = False
+        for _ in range(3):
+            assert await taken(known, MINE) is None
+            await asyncio.sleep(10)
+        assert library.reads == 1 and known.lacks(mark(MINE)) == b"\x01"
 
 
 @pytest.mark.parametrize("how", ["removed", "replaced"])
