@@ -12,6 +12,7 @@ from pathlib import Path
 
 from meshd.fleet.node import LocalNode
 from meshd.store.hash_cache import FileState, HashCache
+from meshd.store.model_file import ModelFile
 from meshd.store.piece_cache import PieceCache
 
 from tests.e2e.models import cache_folder
@@ -116,4 +117,13 @@ def flipped(file: Path, truth: Path, cache: Path, places: Iterable[int]) -> None
     hashes = HashCache(cache / "weights")
     with truth.open("rb") as reader:
         good = asyncio.run(PieceCache(cache / "none", hashes).read([reader.fileno()], ["x"], lambda _: None))
-    PieceCache(cache / "pieces", hashes).save([FileState.at(file)], good)
+    state = FileState.at(file)
+    PieceCache(cache / "pieces", hashes).save([state], good)
+
+    async def digests() -> None:  # else the node would read them, and know
+        model = await ModelFile.open(truth, cache=HashCache(cache_folder() / "weights"))
+        index = await model.index()
+        hashes.save(state, model.headers[0], [one.digest for one in index.tensors])
+        model.close()
+
+    asyncio.run(digests())

@@ -55,12 +55,12 @@ def own_cache(folder: Path) -> Path:
 
 
 def cache_without_models(folder: Path) -> Path:
-    """The shared cache, but for the models in it: a worker would read what another node is to send."""
+    """The shared cache, but for the weights in it: a worker would read what another node is to send."""
     mine = folder / "shared-cache"
     if not mine.exists():
         mine.mkdir(parents=True)
         for entry in cache_folder().iterdir():
-            if entry.name != "models":
+            if entry.name not in ("models", "tensors"):
                 (mine / entry.name).symlink_to(entry)
     return mine
 
