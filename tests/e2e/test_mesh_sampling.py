@@ -1,6 +1,7 @@
 """Daemons that speak the mesh protocol take candidates from the worker; texts stay as they are."""
 
 import asyncio
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -81,7 +82,7 @@ def test_no_logits_cross_and_texts_are_those_of_all_logits(tmp_path: Path) -> No
                 assert got == expected
                 assert with_logits - without > MORE * LOGITS * 0.9
             assert 0 < await of_a_token(1) <= MOST_BYTES
-            # a stream that begins late has rounds of its own in the beginning, with graphs of their own
-            assert 0 < min([await of_a_token(STREAMS) for _ in range(3)]) <= MOST_BYTES
+            # a stream that begins late, in the short or the long one, has rounds and graphs of its own
+            assert 0 < statistics.median([await of_a_token(STREAMS) for _ in range(3)]) <= MOST_BYTES
 
     play(check())
