@@ -99,7 +99,7 @@ async def _make(tree: Tree, out: Path, module: Path | None) -> Path:
         await compile_tree(tree, backend="cuda", targets=("ggml-cuda",), progress=told, flags=flags)
         module = tree.build / "bin" / CUDA_MODULE
     licence = (tree.source / "LICENSE").read_text("utf-8")
-    kinds = machine_code(os.environ.get("CUDAARCHS", ARCHITECTURES))
+    kinds = machine_code(os.environ.get("CUDAARCHS", ""))  # of a module that others made, nothing is known
     return pack_module(module.read_bytes(), licence, pin, out, kinds=kinds)
 
 

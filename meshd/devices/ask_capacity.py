@@ -14,7 +14,7 @@ from meshd.peer.messages import MessageStream
 from meshd.wire.capacity import CAPACITY_SERVICE, AskCapacity, Capacity, Measuring, decode
 
 WORDLESS_SECONDS = 15.0  # without any message
-MEASURED_WITHIN_SECONDS = 300.0  # with progress messages: a GPU's driver may compile first
+MEASURED_WITHIN_SECONDS = 660.0  # with progress messages: two GPUs' drivers may compile first
 GIVEN_UP = 0  # code of a reset stream that is no longer needed
 
 OnProgress = Callable[[PeerId, str], None]

@@ -23,7 +23,7 @@ from meshd.process.interface import ChildSpec, Ended, RunToEnd
 from meshd.wire.capacity import WHOLE_SHARE, TimedLayer
 from meshd.wire.lease import OfferedDevice
 
-NO_LINE_SECONDS = 60.0  # without a line of output: a driver may compile its kernels for the first one
+NO_LINE_SECONDS = 300.0  # without a line of output: a driver may compile its kernels for the first one
 _TELL_SECONDS = 2.0
 # Memory that must be free beside a model: weights, results and caches of a measurement, and a driver's
 # context.

@@ -20,7 +20,7 @@ from meshd.process.interface import ChildSpec, RunToEnd
 from meshd.wire.lease import OfferedDevice
 
 REFERENCE = "CPU"  # the device with which all others are compared
-STILL_SECONDS = 120.0  # without a line of output: a driver may compile its kernels for the first one
+STILL_SECONDS = 300.0  # without a line of output: a driver may compile its kernels for the first one
 AGAIN_SECONDS = 600.0  # until a device that failed is tried again: its memory may just have been taken
 _TELL_SECONDS = 2.0
 # Variables that choose a device and how it computes.
