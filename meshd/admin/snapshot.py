@@ -16,7 +16,7 @@ from meshd.admin.api import ExposedView
 from meshd.admin.net_api import NatView, NetcheckReply, PortMappingView, ProblemView
 from meshd.admin.status import ChildView, DeviceView, LinkView, PathName, PeerView, TunnelView
 from meshd.identity.keys import PeerId
-from meshd.model.reference_layer import ReferenceRates
+from meshd.model.device_speed import ReferenceRates
 from meshd.model.status import LentMemory
 from meshd.netcheck.advice import advise, nat_class, outlook
 from meshd.netcheck.interface import NetReport

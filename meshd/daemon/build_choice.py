@@ -24,9 +24,8 @@ from meshd.devices.devices import list_devices, pick, twin
 from meshd.devices.interface import NativeBuild, RolePaths
 from meshd.devices.processors import usable_cores
 from meshd.devices.trial_cache import trial_key
-from meshd.model.device_speed import DeviceSpeed
-from meshd.model.operations import USUAL
-from meshd.model.reference_layer import REFERENCE_LAYERS, reference_rates
+from meshd.model.device_speed import REFERENCE_LAYERS, DeviceSpeed, reference_rates
+from meshd.model.layer_work import USUAL
 from meshd.process.interface import RunToEnd
 from meshd.wire.lease import OfferedDevice
 

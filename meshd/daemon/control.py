@@ -78,8 +78,7 @@ from meshd.devices.interface import ListedDevices
 from meshd.gateway.interface import GatewayStatus
 from meshd.identity.keys import PeerId
 from meshd.identity.keystore import Home
-from meshd.model.device_speed import DeviceSpeed
-from meshd.model.reference_layer import REFERENCE_LAYERS, reference_rates
+from meshd.model.device_speed import REFERENCE_LAYERS, DeviceSpeed, reference_rates
 from meshd.peer.mesh import UnknownPeer
 from meshd.rendezvous.interface import MdnsStatus
 from meshd.rendezvous.open_for_joiners import ACCEPT_SECONDS

@@ -30,10 +30,9 @@ from meshd.base.errors import UserError
 from meshd.head.draft_forecast import DraftForecast
 from meshd.head.explain import Explained
 from meshd.head.timed_answers import RunningAnswer, TimedAnswer
-from meshd.model.device_speed import DeviceSpeed
+from meshd.model.device_speed import DeviceSpeed, reference_rates
 from meshd.model.layer_range import parse_layer_range
 from meshd.model.output import DevicePath
-from meshd.model.reference_layer import reference_rates
 from meshd.plan.choice import SplitChoice
 from meshd.plan.fits import ModelFit
 from meshd.plan.machines import Machines

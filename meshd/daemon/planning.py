@@ -24,11 +24,11 @@ from meshd.head.missing_weights import lacking_shares, marks_of
 from meshd.head.speculation import Speculation
 from meshd.head.survey import Surveyor
 from meshd.head.worker_choice import Roster, ServedAs, roster_of
+from meshd.model.device_speed import REFERENCE_LAYERS
 from meshd.model.gguf import Header
 from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX
 from meshd.model.layer_work import layer_work
 from meshd.model.layers import ModelLayers, read_layers
-from meshd.model.reference_layer import REFERENCE_LAYERS
 from meshd.model.short_names import short_layers
 from meshd.model.weights_index import WeightsIndex
 from meshd.plan.choice import SplitChoice, ranked_splits

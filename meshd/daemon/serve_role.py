@@ -24,7 +24,7 @@ from meshd.devices.processors import head_threads
 from meshd.gateway.interface import GatewayConfig
 from meshd.identity.membership import Role
 from meshd.library.ollama import name_of_blob
-from meshd.model.known_architectures import check_architecture, check_is_model, check_projector
+from meshd.model.architectures import check_architecture, check_is_model, check_projector
 from meshd.model.status import ModelStatus
 from meshd.store.hash_cache import HashCache
 from meshd.store.model_file import ModelFile

@@ -27,8 +27,7 @@ from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.model.device_sampling import FEW_TOKENS, DeviceSampling
 from meshd.model.drafts import Drafts
-from meshd.model.layer_work import layer_work
-from meshd.model.operations import operations
+from meshd.model.layer_work import layer_work, operations
 from meshd.model.status import AnswersAtOnce, Speeds, SplitPart, WorkerWeights
 from meshd.peer.interface import PeerStatus
 from meshd.plan.choice import plan_model

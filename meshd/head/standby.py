@@ -26,7 +26,7 @@ from meshd.head.timed_answers import AwayTimes
 from meshd.head.worker_choice import Roster
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
-from meshd.model.operations import operations
+from meshd.model.layer_work import operations
 from meshd.model.status import StandbyStatus
 from meshd.model.weights_index import WeightsIndex
 from meshd.peer.interface import PeerStatus

@@ -35,8 +35,7 @@ from meshd.library.hub_client import (
 )
 from meshd.library.interface import NotTheSame, ReportProgress, TransferProgress
 from meshd.library.verify import Meter, hash_of
-from meshd.model.cursor import MAX_HEADER_BYTES
-from meshd.model.gguf import read_header
+from meshd.model.gguf import MAX_HEADER_BYTES, read_header
 from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX, SHARD, GgufFile, GgufModel, choose, models_in
 from meshd.model.model_name import HubName
 from meshd.model.short_names import short_model_of

@@ -8,9 +8,9 @@ from meshd.base.errors import UserError
 from meshd.base.units import in_exact_bytes
 from meshd.library.interface import StoredModel
 from meshd.library.pulled_models import ONLY_HEADER
-from meshd.model.file_types import FILE_TYPES
+from meshd.model.architectures import KNOWN_ARCHITECTURES
+from meshd.model.ggml import FILE_TYPES
 from meshd.model.gguf import Header
-from meshd.model.known_architectures import KNOWN_ARCHITECTURES
 from meshd.model.weights_index import fingerprint
 from meshd.store.hash_cache import HashCache
 from meshd.store.header_file import read_note

@@ -1,12 +1,15 @@
-"""The kind of memory that each architecture keeps for its context, as the pinned llama.cpp allocates it.
+"""The architectures that the pinned llama.cpp loads, and the memory that each keeps for its context.
 
-Taken from `src/models/*.cpp` (`load_arch_hparams`), `llama_model::create_memory` and `llm_arch_is_recurrent`,
-`llm_arch_is_hybrid` of the pinned commit. An architecture in none of these tables is treated as unknown: its
-cache is bounded from above, and the plan says so.
+The names are `LLM_ARCH_NAMES` of its `src/llama-arch.cpp`; a test compares them with the pinned source if
+that is in the cache. The kinds are taken from `src/models/*.cpp` (`load_arch_hparams`),
+`llama_model::create_memory` and `llm_arch_is_recurrent`, `llm_arch_is_hybrid`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from meshd.base.errors import UserError
+from meshd.model.gguf import Header
 
 
 def _names(text: str) -> frozenset[str]:
@@ -105,3 +108,90 @@ WINDOWED: Mapping[str, AttentionWindow] = {
 
 # layers from here on reuse the cache of earlier ones; gemma4 has the number in the file
 FIRST_SHARED_LAYER: Mapping[str, int] = {"gemma3n": 20}
+
+
+# those of which no kind of memory is known here: their caches are bounded from above
+_NOT_LOOKED_AT = _names(
+    """
+    bailingmoe3 deepseek32 deepseek4 dflash dots3note eagle3 gemma4-assistant glm-dsa glm5-next
+    graniteswitch hrm_text hy_v4 kimi-k3 llama-embed minimax-01 minimax-m3 nanbeige plamo2 pockettts
+    qwen3tts qwen4exp t5 t5encoder
+    """
+)
+KNOWN_ARCHITECTURES = frozenset().union(
+    PLAIN,
+    NO_CACHE,
+    RECURRENT,
+    HYBRID_BY_HEADS,
+    HYBRID_BY_INTERVAL,
+    HYBRID_BOTH,
+    WINDOWED,
+    _NOT_LOOKED_AT,
+)
+"""All that the pinned llama.cpp loads, but for `clip`, which projectors of images have."""
+
+# The names of some of them in Ollama's own engine.
+_OF_OLLAMA: Mapping[str, str] = {
+    "glm4moelite": "deepseek2",
+    "gptoss": "gpt-oss",
+    "qwen25vl": "qwen2vl",
+    "deepseekocr": "deepseek2-ocr",
+}
+PROJECTOR = "clip"  # the architecture of all mmproj files
+# Values of `general.type` for files that are no model (GGUFType of gguf-py): description and hint.
+_PROJECTOR_WORDS = (
+    "it is the part of a model that sees images or hears audio (mmproj), not a model",
+    "name the model's own file with `--model`, and this one with `--mmproj`",
+)
+_NO_MODEL: Mapping[str, tuple[str, str]] = {
+    "adapter": (
+        "it is an adapter (LoRA), which changes a model, not a model",
+        "name the model that it was made for; llama.cpp's `llama-export-lora` merges the two into one file",
+    ),
+    "imatrix": (
+        "it is an importance matrix, which llama-quantize uses, not a model",
+        "name the model's own file with `--model`",
+    ),
+    "mmproj": _PROJECTOR_WORDS,
+}
+
+
+def check_projector(header: Header, *, label: str) -> None:
+    """Check that a file is part of a multimodal model. Raises UserError; `label` names the file."""
+    architecture = header.text("general.architecture")
+    if architecture != PROJECTOR:
+        raise UserError(
+            f"`{label}` is not an mmproj file: its architecture is `{architecture[:80]}`",
+            hint="download the mmproj file of the model; most repositories name it `mmproj-….gguf`",
+        )
+
+
+def check_is_model(header: Header, *, label: str) -> None:
+    """Check that a GGUF file is a model. Raises UserError; `label` names the file."""
+    is_projector = header.text("general.architecture") == PROJECTOR
+    kind = "mmproj" if is_projector else header.text("general.type")
+    if kind in _NO_MODEL:
+        what, hint = _NO_MODEL[kind]
+        raise UserError(f"`{label}` cannot be served: {what}", hint=hint)
+
+
+def check_architecture(header: Header, *, label: str) -> None:
+    """Check that the pinned llama.cpp can load the model. Raises UserError; `label` names the file."""
+    architecture = header.text("general.architecture")
+    if architecture in KNOWN_ARCHITECTURES:
+        return
+    if not architecture:
+        raise UserError(
+            f"`{label}` does not say which architecture it has", hint="download the model again, as GGUF"
+        )
+    if (upstream := _OF_OLLAMA.get(architecture)) is not None:
+        raise UserError(
+            f"`{label}` has the architecture `{architecture}`, which only Ollama knows; in llama.cpp it is "
+            f"`{upstream}`, with other metadata",
+            hint="use the GGUF file of the same model from Hugging Face: `--model hf:ORG/REPO:QUANT`",
+        )
+    raise UserError(
+        f"`{label}` has the architecture `{architecture[:64]}`, which the pinned llama.cpp does not know",
+        hint="use the GGUF file of the same model from Hugging Face (`--model hf:ORG/REPO:QUANT`), or a "
+        "newer meshd if the model is new",
+    )

@@ -1,4 +1,4 @@
-"""Tensor types of ggml: the bytes of a row of each type.
+"""Tensor types of ggml with the bytes of a row of each, and the names of quantisations of files.
 
 The numbers are those of `ggml/include/ggml.h` (enum) and `ggml/src/ggml-common.h` (block layouts) of the
 pinned upstream commit. Types that upstream removed (4, 5, 31 to 33, 36 to 38) are absent, so a file that uses
@@ -75,3 +75,44 @@ _TABLE: tuple[tuple[int, str, int, int], ...] = (
 
 TENSOR_TYPES: Mapping[int, TensorType] = {row[0]: TensorType(*row) for row in _TABLE}
 TENSOR_TYPE_NAMES: Mapping[str, TensorType] = {kind.name: kind for kind in TENSOR_TYPES.values()}
+
+
+# by `general.file_type`, as in `llama_ftype` of the pinned source
+FILE_TYPES: Mapping[int, str] = {
+    0: "F32",
+    1: "F16",
+    2: "Q4_0",
+    3: "Q4_1",
+    7: "Q8_0",
+    8: "Q5_0",
+    9: "Q5_1",
+    10: "Q2_K",
+    11: "Q3_K_S",
+    12: "Q3_K_M",
+    13: "Q3_K_L",
+    14: "Q4_K_S",
+    15: "Q4_K_M",
+    16: "Q5_K_S",
+    17: "Q5_K_M",
+    18: "Q6_K",
+    19: "IQ2_XXS",
+    20: "IQ2_XS",
+    21: "Q2_K_S",
+    22: "IQ3_XS",
+    23: "IQ3_XXS",
+    24: "IQ1_S",
+    25: "IQ4_NL",
+    26: "IQ3_S",
+    27: "IQ3_M",
+    28: "IQ2_S",
+    29: "IQ2_M",
+    30: "IQ4_XS",
+    31: "IQ1_M",
+    32: "BF16",
+    36: "TQ1_0",
+    37: "TQ2_0",
+    38: "MXFP4_MOE",
+    39: "NVFP4",
+    40: "Q1_0",
+    41: "Q2_0",
+}

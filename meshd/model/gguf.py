@@ -8,15 +8,22 @@ Format: `docs/gguf.md` of ggml and `ggml/src/gguf.cpp` of the pinned upstream co
 (order and alignment of tensors, length of names) are made here too, so a file that passes also loads there.
 """
 
+import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from meshd.base.units import in_number
-from meshd.model.cursor import WINDOW_BYTES, Cursor, PRead
-from meshd.model.ggml import TENSOR_TYPES, TensorType
-from meshd.model.not_gguf import FORMAT_HINT, LOOKED_AT, what_it_is
+from blake3 import blake3
 
+from meshd.base.errors import UserError
+from meshd.base.units import in_exact_bytes, in_number
+from meshd.model.ggml import TENSOR_TYPES, TensorType
+
+PRead = Callable[[int, int], bytes]
+"""`pread(offset, length)` returns the bytes there, fewer only at the end of the file. Like `os.pread`."""
+
+WINDOW_BYTES = 256 * 1024  # two reads of a disk's usual read-ahead; a header needs a few dozen windows
+MAX_HEADER_BYTES = 128 * 1024 * 1024  # the largest vocabularies with merges and scores take about 20 MiB
 MAX_KEYS = 16_384  # real files have 20 to 100
 MAX_TENSORS = 65_536  # the largest models with unmerged experts have about 60,000
 MAX_KEY_BYTES = 256  # upstream allows 65535; real keys have up to 60
@@ -42,6 +49,141 @@ _FIXED: Mapping[int, tuple[str, struct.Struct]] = {
     11: ("int64", struct.Struct("<q")),
     12: ("float64", struct.Struct("<d")),
 }
+LOOKED_AT = 1024  # bytes at the beginning of a file that is not GGUF
+_FORMAT_HINT = "meshd reads models in llama.cpp's GGUF format (*.gguf)"
+_CONVERT_HINT = "download the model as GGUF, or convert it with llama.cpp's `convert_hf_to_gguf.py`"
+_TITLE = re.compile(r"<title[^>]*>([^<]{1,200})</title", re.IGNORECASE)
+_LFS_SIZE = re.compile(rb"^size ([0-9]{1,15})$", re.MULTILINE)
+_HTML = (b"<!doctype html", b"<html", b"<head", b"<body", b"<script")
+_PYTORCH = (b"PK\x03\x04", b"\x80\x02", b"\x80\x04")
+_OLD_GGML = (b"lmgg", b"fmgg", b"tjgg", b"algg")  # `ggml`, `ggmf`, `ggjt`, `ggla` as little-endian numbers
+
+_U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+
+
+class Cursor:
+    """Read little-endian values one after the other; every fault is a UserError that names `label`.
+
+    Reads forward, in bounded windows: the header of a model with a large vocabulary is tens of megabytes. At
+    most one window of it is in memory, and values nobody asks for are skipped without creating objects.
+    """
+
+    def __init__(self, pread: PRead, *, size: int, label: str, window: int = WINDOW_BYTES) -> None:
+        self._pread = pread
+        self._read_ahead = window
+        self._size = size
+        self._label = label
+        self._window = b""
+        self._start = 0  # file offset of the window's first byte
+        self._at = 0  # offset within the window
+        self._digest: blake3 | None = None
+        self._digested = 0  # offset within the window up to which the digest has seen the bytes
+
+    @property
+    def position(self) -> int:
+        return self._start + self._at
+
+    def fault(self, what: str, *, hint: str = "") -> UserError:
+        """Return a UserError about this file; the caller raises it."""
+        return UserError(f"cannot use `{self._label}`: {what}", hint=hint)
+
+    def short(self, part: str, missing: int) -> UserError:
+        """Return the fault of a file that ends inside `part`, `missing` bytes too early."""
+        return self.fault(
+            f"the file ends inside {part}: short by {in_exact_bytes(missing)}",
+            hint="the download or copy is not complete: download the file again",
+        )
+
+    def u32(self, part: str) -> int:
+        self._need(4, part)
+        value = int(_U32.unpack_from(self._window, self._at)[0])
+        self._at += 4
+        return value
+
+    def u64(self, part: str) -> int:
+        self._need(8, part)
+        value = int(_U64.unpack_from(self._window, self._at)[0])
+        self._at += 8
+        return value
+
+    def take(self, length: int, part: str) -> bytes:
+        """Return `length` bytes as an object; the caller has checked `length` against a limit."""
+        self._need(length, part)
+        value = self._window[self._at : self._at + length]
+        self._at += length
+        return value
+
+    def skip(self, length: int, part: str) -> None:
+        """Skip `length` bytes; they are read only while a digest runs."""
+        self._check_end(length, part)
+        if self._digest is None:
+            inside = min(length, len(self._window) - self._at)
+            self._at += inside
+            if length > inside:
+                self._start, self._at, self._window = self.position + length - inside, 0, b""
+            return
+        while length:
+            if self._at == len(self._window):
+                self._need(1, part)
+            step = min(length, len(self._window) - self._at)
+            self._at += step
+            length -= step
+
+    def skip_strings(self, count: int, part: str) -> None:
+        """Skip `count` length-prefixed strings: the hot loop of a header with a vocabulary."""
+        unpack = _U64.unpack_from
+        done = 0
+        while done < count:
+            self._need(8, part)
+            window, at, end = self._window, self._at, len(self._window) - 8
+            while done < count and at <= end:
+                after = at + 8 + unpack(window, at)[0]
+                if after > end + 8:
+                    break
+                at = after
+                done += 1
+            self._at = at
+            if done < count:  # the next string reaches beyond the window
+                self.skip(self.u64(part), part)
+                done += 1
+
+    def start_digest(self) -> None:
+        """Digest all bytes passed from here on."""
+        self._digest = blake3()
+        self._digested = self._at
+
+    def end_digest(self) -> bytes:
+        """Return the BLAKE3-256 of the bytes passed since `start_digest`."""
+        self._feed_digest()
+        assert self._digest is not None
+        value = self._digest.digest()
+        self._digest = None
+        return value
+
+    def _feed_digest(self) -> None:
+        if self._digest is not None and self._at > self._digested:
+            self._digest.update(memoryview(self._window)[self._digested : self._at])
+        self._digested = self._at
+
+    def _check_end(self, length: int, part: str) -> None:
+        end = self.position + length
+        if end > self._size:
+            raise self.short(part, end - self._size)
+        if end > MAX_HEADER_BYTES:
+            raise self.fault(f"{part} reaches beyond byte {MAX_HEADER_BYTES}, the limit for a header")
+
+    def _need(self, length: int, part: str) -> None:
+        """Load the next `length` bytes into the window. Raises UserError if the file is too short."""
+        if self._at + length <= len(self._window):
+            return
+        self._check_end(length, part)
+        self._feed_digest()
+        position = self.position
+        data = self._pread(position, max(length, min(self._read_ahead, self._size - position)))
+        if len(data) < length:
+            raise self.short(part, length - len(data))
+        self._window, self._start, self._at, self._digested = data, position, 0, 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +282,7 @@ def _magic_and_version(cursor: Cursor, size: int) -> int:
     if size == 0:
         raise cursor.fault("the file is empty", hint="download the model again")
     if size < 4:
-        raise cursor.fault(f"not a GGUF file: it has only {in_number(size, 'byte')}", hint=FORMAT_HINT)
+        raise cursor.fault(f"not a GGUF file: it has only {in_number(size, 'byte')}", hint=_FORMAT_HINT)
     magic = cursor.take(4, "the magic number")
     if magic != b"GGUF":
         what, hint = what_it_is(magic + cursor.take(min(size, LOOKED_AT) - 4, "the file"))
@@ -307,3 +449,42 @@ def _placed(
             TensorInfo(tensor.name, tensor.kind, tensor.dims, data_offset + tensor.offset, tensor.size)
         )
     return tuple(placed)
+
+
+def what_it_is(head: bytes) -> tuple[str, str]:
+    """Return what the file is, and a hint, from up to LOOKED_AT bytes that do not begin with `GGUF`.
+
+    People save a login page under the name of a model, clone a repository without Git LFS, or download
+    another format from the same repository.
+    """
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    if text.startswith(b"version https://git-lfs.github.com/spec/"):
+        size = _LFS_SIZE.search(head)
+        of = f" of {int(size[1])} bytes" if size is not None else ""
+        hint = "run `git lfs pull` in the clone, or download the file itself: `meshd model pull`"
+        return f"it is a Git LFS pointer to a file{of}, not that file", hint
+    if text.startswith(b"/annex/objects/"):
+        return "it is a git-annex pointer, not the file itself", "run `git annex get` on it"
+    if text.startswith(_HTML) or (text.startswith(b"<") and b"<html" in text):
+        hint = "download the file again: the server wants a login, or the address was that of a page"
+        return f"it is a web page{_title(head)}, not a model", hint
+    if text.startswith((b"<?xml", b"{")):
+        what = "it is a text document (XML or JSON), such as a server's error message, not a model"
+        return what, "open it to read what the server said, then download the file again"
+    if head[8:9] == b"{" and head[5:8] == bytes(3):
+        return "it is a model in the safetensors format, not GGUF", _CONVERT_HINT
+    if head.startswith(_PYTORCH):
+        return "it is a ZIP archive or a PyTorch file, not GGUF", _CONVERT_HINT
+    if head.startswith(_OLD_GGML):
+        return "it is in a llama.cpp format older than GGUF", "download the model again, as GGUF"
+    magic = head[:4]
+    is_text = magic.isascii() and magic.decode().isprintable()
+    seen = magic.decode() if is_text else magic.hex()
+    return f"not a GGUF file: it begins with `{seen}`, expected `GGUF`", _FORMAT_HINT
+
+
+def _title(head: bytes) -> str:
+    """Return the title of a web page for a message, with a space in front; empty if it has none."""
+    title = _TITLE.search(head.decode("utf-8", "replace"))
+    words = " ".join("".join(c for c in title[1] if c.isprintable() or c.isspace()).split()) if title else ""
+    return f" (`{words[:60]}`)" if words else ""

@@ -1,4 +1,5 @@
-"""A model's memory needs on the devices that share it: bytes per layer, of input and output, and widths.
+"""A model's memory needs on the devices that share it: bytes per layer, of input and output, for
+computing, and the longest answer.
 
 Classes of tensors follow `LLM_TENSOR_INFOS` of llama-arch.cpp: input tensors always lie on the serving node's
 CPU, tensors of `blk.N` with layer N, output tensors with the last device unless moved by `-ot`.
@@ -8,18 +9,26 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import pairwise
 
 from meshd.base.errors import UserError
-from meshd.model.cache import Hyperparameters, ModelCache, model_cache
+from meshd.base.units import MIB
+from meshd.model.cache import ContextShape, Hyperparameters, ModelCache, model_cache
 from meshd.model.gguf import Header, TensorInfo
 from meshd.model.layer_range import MAX_LAYERS
-from meshd.model.rope import RopeScaling, read_scaling
 
 DEFAULT_CONTEXT = 8192  # tokens; longer contexts only on request, as their cache fills a machine
 _BLOCK = re.compile(r"^(?:enc\.|dec\.)?blk\.(\d{1,4})\.")
 _INPUT = ("token_embd.", "position_embd.", "token_types.", "per_layer_token_embd.", "masked_embd")
 _PLACED_OUTPUT = "output.weight"
 _CUDA_ROW = 512  # ggml-cuda pads rows of quantized weights to this many elements
+_YARN = "yarn"
+MOST_TOKENS = 1 << 31
+_CONTEXT_KEY = ".context_length"
+_SCALES = ("--rope-scale", "--rope-freq-scale")
+PIPELINE_COPIES = 4
+_FIXED_CPU = 32 * MIB
+_FIXED_GPU = 64 * MIB
 
 
 class TensorPlace(Enum):
@@ -30,6 +39,15 @@ class TensorPlace(Enum):
     """The matrix that makes logits; in a tied model that is the input matrix."""
     OUTPUT_REST = auto()
     SHARED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """The scaling in the model's header. `original`: tokens before it was stretched, 0 if unknown."""
+
+    kind: str = "linear"
+    factor: float = 1.0
+    original: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,3 +227,107 @@ def _widths(known: Hyperparameters, count: int, embedding: TensorInfo) -> Widths
 
 def _lengths(known: Hyperparameters, kind: str) -> tuple[int, int]:
     return known.number(f"attention.{kind}_length_swa"), known.number(f"attention.{kind}_length_mla")
+
+
+def read_scaling(known: Hyperparameters) -> RopeScaling:
+    """Read the scaling from the header; invalid numbers count as absent."""
+    name, header = known.architecture, known.header
+    factor = header.metadata.get(f"{name}.rope.scaling.factor")
+    return RopeScaling(
+        kind=header.text(f"{name}.rope.scaling.type") or "linear",
+        factor=float(factor) if isinstance(factor, int | float) and 0 < factor < MOST_TOKENS else 1.0,
+        original=known.number("rope.scaling.original_context_length"),
+    )
+
+
+def longest_answer(trained: int, scaling: RopeScaling, llama_args: Sequence[str]) -> int:
+    """Return the maximum tokens of an answer with its prompt; 0: the header does not say.
+
+    That is the trained context unless the user stretches it, as in `n_ctx_slot` of server-context.cpp and
+    `llama_init_from_model` of the pinned commit. A longer context is not used, though its memory is spent.
+    YaRN with another scale than the model's own moves the limit; linear scaling (`--rope-scale` alone) does
+    not.
+
+    `llama_args` are the user's options after `--`. A value that llama-server would refuse counts as absent.
+    """
+    options = [(_name(option), value) for option, value in pairwise(llama_args)]
+    kind, scale, original = scaling.kind, 1 / scaling.factor, float(scaling.original)
+    for name, value in options:  # the last option counts
+        if name == "--override-kv":
+            trained = _overridden(value, trained)
+        elif name == "--rope-scaling":
+            kind = value
+        elif name in _SCALES and (number := _positive(value)):
+            scale = number if name == "--rope-freq-scale" else 1 / number
+        elif name == "--yarn-orig-ctx":
+            original = _positive(value) or original
+    if kind != _YARN or scale == 1 / scaling.factor:
+        return trained
+    return int(min((original or trained) / scale, MOST_TOKENS - 1))
+
+
+def _name(option: str) -> str:
+    return option.replace("_", "-") if option.startswith("--") else option
+
+
+def _positive(text: str) -> float:
+    """Return the number, or 0 if it is not a valid positive one."""
+    try:
+        number = float(text)
+    except ValueError:
+        return 0.0
+    return number if 0 < number < MOST_TOKENS else 0.0
+
+
+def _overridden(text: str, trained: int) -> int:
+    """Return N of `ARCHITECTURE.context_length=int:N`, one of several behind commas, or else `trained`."""
+    for one in text.split(","):
+        key, _, value = one.partition("=")
+        if key.endswith(_CONTEXT_KEY) and value.startswith("int:"):
+            trained = int(_positive(value.removeprefix("int:"))) or trained
+    return trained
+
+
+def compute_bound(
+    model: ModelLayers,
+    shape: ContextShape,
+    *,
+    on_gpu: bool,
+    with_layers: bool,
+    with_output: bool,
+    pipelined: bool,
+) -> int:
+    """Return an upper bound in bytes for the memory that llama.cpp computes in on one device.
+
+    llama.cpp reserves one buffer on each device for the largest step (`n_ubatch` tokens over a full cache,
+    `llama_context::sched_reserve`); its exact size comes out of the graph allocator. The bound counts what
+    can be alive at once, with T tokens a step and N cells of a stream, among which the tokens are divided:
+
+        inputs  = copies x (T x N x mask + 3 x 4 x T x n_embd)    mask: 2 (f16) with flash attention, else 4;
+                                                                  twice with windowed layers
+        layer   = 4 x T x (8 n_embd + 4 (q + k + v + result) + 4 n_ff + 4 n_expert) + 64 x state
+        scores  = 5 x T x N x n_head                              only without flash attention
+        output  = 4 x outputs x (2 n_vocab + n_embd)              outputs: one a sequence in llama-server,
+                                                                  and those that it drafts
+        fixed   = 32 MiB, on a GPU 64 MiB + 2 x elements of the largest tensor (it may be unpacked to f16)
+
+    `copies` is 4 with pipeline parallelism (GGML_SCHED_MAX_COPIES), else 1. Measured with SmolLM2 at 8192
+    tokens and 512 a step, by device: 20 MiB, bound 76 MiB with flash attention, 165 MiB, bound 264 MiB
+    without.
+    """
+    widths = model.widths
+    tokens = shape.step_tokens
+    mask = tokens * shape.cells * (2 if shape.flash_attention else 4)
+    if any(layer.window for layer in model.cache.layers):
+        mask *= 2
+    bound = (PIPELINE_COPIES if pipelined else 1) * (mask + 12 * tokens * widths.embedding)
+    if with_layers:
+        elements = 8 * widths.embedding + 4 * (widths.attention + widths.feed_forward + widths.experts)
+        bound += 4 * tokens * elements + 64 * widths.state
+        if not shape.flash_attention:
+            bound += 5 * tokens * shape.cells * widths.heads
+    if with_output:
+        bound += 4 * shape.outputs * (2 * widths.vocabulary + widths.embedding)
+    if on_gpu:
+        return bound + _FIXED_GPU + 2 * model.largest_elements
+    return bound + _FIXED_CPU

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from meshd.model.file_types import FILE_TYPES
+from meshd.model.ggml import FILE_TYPES
 
 if TYPE_CHECKING:  # verbs that only show a status do without it, and without what it imports
     from meshd.model.gguf import Header

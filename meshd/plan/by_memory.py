@@ -20,8 +20,7 @@ from itertools import accumulate
 
 from meshd.base.errors import LocalProtocolError, UserError
 from meshd.model.cache import CELL_PADDING
-from meshd.model.compute import compute_bound
-from meshd.model.layers import ModelLayers
+from meshd.model.layers import ModelLayers, compute_bound
 from meshd.model.output import OutputChoice, choose_output, output_on_cpu
 from meshd.plan.reasons import (
     Absence,

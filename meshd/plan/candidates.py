@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import permutations
 
 from meshd.model.cache import ContextShape
-from meshd.model.compute import compute_bound
-from meshd.model.layers import ModelLayers
+from meshd.model.layers import ModelLayers, compute_bound
 from meshd.plan.by_memory import MAX_SPLIT_DEVICES, share_out
 from meshd.plan.machines import Machines, NodeOffer, one_for_each_card
 from meshd.plan.prediction import ASSUMED_ANSWER, PlannedStage, PlanPredictor, Split

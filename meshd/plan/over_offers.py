@@ -288,7 +288,7 @@ def _computing(plan: Plan) -> list[tuple[str, str]]:
 
 
 def answers_at_once(shape: ContextShape, longest: int, note: str = "") -> AnswersAtOnce:
-    """Describe the answers; `longest`: tokens to which llama-server limits each (model/rope.py), 0: none."""
+    """Describe the answers; `longest`: tokens to which llama-server limits each, 0: none."""
     tokens = shape.cells
     if longest and not shape.is_shared:
         tokens = min(tokens, longest)

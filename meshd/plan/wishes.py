@@ -18,8 +18,7 @@ from meshd.model.cache import ContextShape
 from meshd.model.drafts import MOST_FREE
 from meshd.model.gguf import Header
 from meshd.model.layer_range import LayerRange
-from meshd.model.layers import ModelLayers, read_layers
-from meshd.model.rope import MOST_TOKENS, longest_answer
+from meshd.model.layers import MOST_TOKENS, ModelLayers, longest_answer, read_layers
 from meshd.wire.lease import OfferedDevice
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")  # of the pin

@@ -71,7 +71,7 @@ _Protocol = Annotated[str, Text(16, pattern=_PROTOCOL)]
 class Acquire(Message, tag="acquire"):
     """The head's request: its incarnation, the model (for the worker's status), its native version.
 
-    `operations`: what the model needs of a device (model/operations.py), to be tried before the offer.
+    `operations`: what the model needs of a device (model/layer_work.py), to be tried before the offer.
     `protocol` is what its llama-server speaks (NativeVersion.protocol). `marks` of the model's
     tensors (wire/needs.py), or nothing.
     """

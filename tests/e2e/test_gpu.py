@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from meshd.model.cache import ContextShape
-from meshd.model.operations import USUAL, operations
+from meshd.model.layer_work import USUAL, operations
 from meshd.model.weights_index import encode_index
 from meshd.rpc import mesh_protocol as wire
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from meshd.model.cache import ContextShape
-from meshd.model.operations import USUAL, operations
+from meshd.model.layer_work import USUAL, operations
 
 from tests.e2e import half_mesh, random_models
 from tests.e2e.alone import alone

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 from meshd.model.cache import ContextShape
-from meshd.model.compute import compute_bound
 from meshd.model.gguf import read_header
-from meshd.model.layers import read_layers
+from meshd.model.layers import compute_bound, read_layers
 from meshd.model.short_names import SHORT_NAMES, short_model
 
 from tests.e2e.alone import alone

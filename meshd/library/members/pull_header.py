@@ -25,8 +25,7 @@ from meshd.library.members.part_files import PLAN_KIND, PartFiles
 from meshd.library.members.piece_plan import PiecePlan
 from meshd.library.members.pull_model import HoldersLost, ModelPull, PullStep, UnusableContent
 from meshd.library.pulled_models import HEADER_KIND
-from meshd.model.cursor import MAX_HEADER_BYTES
-from meshd.model.gguf import Header, read_header
+from meshd.model.gguf import MAX_HEADER_BYTES, Header, read_header
 from meshd.model.gguf_names import HEADER_SUFFIX, file_names
 from meshd.model.piece_index import PIECE_BYTES, PieceIndex
 from meshd.model.weights_index import fingerprint

@@ -13,7 +13,7 @@ from meshd.admin.codec import from_json, to_json
 from meshd.admin.status import HealthWarning, MeshView, NodeView, Status
 from meshd.identity.keys import KeyPair
 from meshd.link.interface import LinkKind
-from meshd.model.reference_layer import ReferenceRates
+from meshd.model.device_speed import ReferenceRates
 from meshd.model.status import LentMemory, LentState
 from meshd.peer.interface import PathStatus, PeerState, PeerStatus
 from meshd.process.interface import ChildState, ChildStatus

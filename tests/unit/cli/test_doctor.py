@@ -14,7 +14,7 @@ from meshd.build.pin import read_pin
 from meshd.daemon import doctor
 from meshd.daemon.build_choice import TriedDevice, choose
 from meshd.daemon.doctor import look_at_programs
-from meshd.model.operations import USUAL
+from meshd.model.layer_work import USUAL
 
 from tests.process.failing_disk import failing
 from tests.unit.admin.fake import FakeControl, full_status

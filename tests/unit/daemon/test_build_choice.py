@@ -18,7 +18,7 @@ from meshd.daemon.build_choice import (
 from meshd.devices import devices
 from meshd.devices.device_trial import AGAIN_SECONDS
 from meshd.devices.interface import NativeBuild
-from meshd.model.operations import USUAL
+from meshd.model.layer_work import USUAL
 from meshd.process.run import run_to_end
 from meshd.wire.lease import OfferedDevice
 from meshd.wire.native import NativeVersion

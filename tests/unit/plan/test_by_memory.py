@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import LocalProtocolError, UserError
 from meshd.model.cache import ContextShape
-from meshd.model.compute import compute_bound
+from meshd.model.layers import compute_bound
 from meshd.model.output import DevicePath
 from meshd.plan.by_memory import ON_CPU, place, plan_split
 from meshd.plan.reasons import (
