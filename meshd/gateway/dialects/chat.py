@@ -2,8 +2,8 @@
 
 https://platform.openai.com/docs/api-reference/chat/create
 
-The pieces of a request come first, then the steps of an answer: a stream is read event by event, a whole
-answer at once, and both yield the same texts, thoughts and calls. At the end is the dialect itself: requests
+The pieces of a request come first, then those of an answer: an event of a stream and a whole answer are read
+alike, as text, reasoning, calls and figures. At the end is the dialect itself: requests
 that OpenAI's servers refuse are refused, and llama-server's answers stay unchanged.
 """
 
@@ -242,18 +242,6 @@ _DONE = b"[DONE]"
 _MOST_CALLS = 128  # of tools, in one answer; another node may send it
 
 
-class TextPiece(NamedTuple):
-    """More of the answer's text."""
-
-    text: str
-
-
-class ThoughtPiece(NamedTuple):
-    """More of the model's reasoning."""
-
-    text: str
-
-
 class CallPiece(NamedTuple):
     """More of the tool call with this `number`; `id` and `name` come with the first piece."""
 
@@ -261,12 +249,6 @@ class CallPiece(NamedTuple):
     id: str
     name: str
     arguments: str
-
-
-class AnswerEnd(NamedTuple):
-    """The end of the answer; only figures follow. `reason`: OpenAI's `finish_reason`."""
-
-    reason: str
 
 
 class AnswerUsage(NamedTuple):
@@ -277,27 +259,18 @@ class AnswerUsage(NamedTuple):
     generated: int = 0
 
 
-class AnswerFailed(NamedTuple):
-    """An error event: llama-server broke off the answer."""
+class ChatPiece(NamedTuple):
+    """A whole answer, or what one event of a stream adds to it.
 
-    failure: Failure
+    `reason`: OpenAI's `finish_reason`. `is_last`: the stream is over.
+    """
 
-
-class StreamDone(NamedTuple):
-    """The last event of the stream."""
-
-
-Step = TextPiece | ThoughtPiece | CallPiece | AnswerEnd | AnswerUsage | AnswerFailed | StreamDone
-
-
-class ChatAnswer(NamedTuple):
-    """A whole answer. `calls`: with all of their arguments."""
-
-    text: str
-    thought: str
-    calls: tuple[CallPiece, ...]
-    reason: str
-    usage: AnswerUsage
+    text: str = ""
+    thought: str = ""
+    calls: tuple[CallPiece, ...] = ()
+    reason: str = ""
+    usage: AnswerUsage | None = None
+    is_last: bool = False
 
 
 def event_fields(events: bytes) -> Iterator[Mapping[str, object] | None]:
@@ -308,73 +281,31 @@ def event_fields(events: bytes) -> Iterator[Mapping[str, object] | None]:
             yield fields if isinstance(fields, dict) else None
 
 
-def read_steps(events: bytes) -> Iterator[Step]:
-    """Read whole server-sent events of a streamed chat; skip unknown events."""
-    for fields in event_fields(events):
-        yield from (StreamDone(),) if fields is None else _steps_of(fields)
+def failure_of(fields: Mapping[str, object]) -> Failure | None:
+    """Read the failure in an event, if it is an error: llama-server broke off the answer."""
+    error = fields.get("error")
+    return object_failure(error, 500) if isinstance(error, dict) else None
 
 
-def _steps_of(fields: Mapping[str, object]) -> Iterator[Step]:
-    error, usage = fields.get("error"), fields.get("usage")
-    if isinstance(error, dict):
-        yield AnswerFailed(object_failure(error, 500))
-        return
-    for choice in objects_of(fields.get("choices")):
-        if choice.get("index", 0) == 0:
-            yield from _pieces_of(object_of(choice, "delta"))
-            if reason := text_of(choice, "finish_reason"):
-                yield AnswerEnd(reason)
-    if isinstance(usage, dict):
-        yield usage_of(usage)
-
-
-def _pieces_of(message: Mapping[str, object]) -> Iterator[TextPiece | ThoughtPiece | CallPiece]:
-    """Read a delta, or a whole message."""
-    if thought := text_of(message, "reasoning_content"):
-        yield ThoughtPiece(thought)
-    if text := text_of(message, "content"):
-        yield TextPiece(text)
-    for at, call in enumerate(objects_of(message.get("tool_calls"))[:_MOST_CALLS]):
-        number, of = call.get("index", at), object_of(call, "function")
-        if is_number(number) and number < _MOST_CALLS:
-            yield CallPiece(number, text_of(call, "id"), text_of(of, "name"), text_of(of, "arguments"))
-
-
-def read_whole(answer: Mapping[str, object]) -> ChatAnswer:
-    """Read a whole chat completion; missing parts are empty."""
-    first = next(iter(objects_of(answer.get("choices"))), {})
-    reason = text_of(first, "finish_reason") or "stop"
-    return whole_of(_pieces_of(object_of(first, "message")), reason, usage_of(object_of(answer, "usage")))
-
-
-def whole_of(pieces: Iterator[Step], reason: str, usage: AnswerUsage) -> ChatAnswer:
-    """Put the pieces of an answer together."""
-    text, thought, calls = "", "", []
-    for piece in pieces:
-        match piece:
-            case TextPiece(more):
-                text += more
-            case ThoughtPiece(more):
-                thought += more
-            case CallPiece():
-                calls.append(piece)
-            case AnswerEnd():
-                reason = piece.reason
-            case AnswerUsage():
-                usage = piece
-    return ChatAnswer(text, thought, tuple(calls), reason, usage)
-
-
-def usage_of(usage: Mapping[str, object]) -> AnswerUsage:
-    """Read OpenAI's `usage`; missing or invalid numbers are 0."""
+def usage_of(fields: Mapping[str, object]) -> AnswerUsage | None:
+    """Read the `usage` of an answer or event, if it has one; missing or invalid numbers are 0."""
+    if not isinstance(usage := fields.get("usage"), dict):
+        return None
     cached = object_of(usage, "prompt_tokens_details").get("cached_tokens")
     found = (usage.get("prompt_tokens"), cached, usage.get("completion_tokens"))
     prompt, from_cache, generated = (figure if is_number(figure) else 0 for figure in found)
     return AnswerUsage(prompt, min(from_cache, prompt), generated)
 
 
+def _calls_of(message: Mapping[str, object]) -> Iterator[CallPiece]:
+    for at, call in enumerate(objects_of(message.get("tool_calls"))[:_MOST_CALLS]):
+        number, of = call.get("index", at), object_of(call, "function")
+        if is_number(number) and number < _MOST_CALLS:
+            yield CallPiece(number, text_of(call, "id"), text_of(of, "name"), text_of(of, "arguments"))
+
+
 class ChatAnswering(Answering):
-    """The base of what translates the answer to a chat: it reads a stream and calls a method for each step.
+    """The base of what translates the answer to a chat: it reads a stream and calls a method for each piece.
 
     `_reason` and `_usage` are known at the end. Each method returns the bytes for the client.
     """
@@ -388,25 +319,23 @@ class ChatAnswering(Answering):
     def events(self, events: bytes) -> bytes:
         """Translate whole events of llama-server."""
         out = bytearray()
-        for step in self._steps(events):
+        for fields in event_fields(events):
             if self._is_over:
                 break
-            match step:
-                case ThoughtPiece(text):
-                    out += self._thought(text)
-                case TextPiece(text):
-                    out += self._text(text)
-                case CallPiece():
-                    out += self._called(step)
-                case AnswerEnd(reason):
-                    self._reason = reason
-                case AnswerUsage():
-                    self._usage, self._has_usage = step, True
-                case AnswerFailed(failure):
-                    out += self.failed(failure)
-                case StreamDone():
-                    self._is_over = True
-                    out += self._end()
+            if fields is not None and (failure := failure_of(fields)) is not None:
+                out += self.failed(failure)
+                break
+            piece = ChatPiece(is_last=True) if fields is None else self._read(fields)
+            if piece.thought:
+                out += self._thought(piece.thought)
+            if piece.text:
+                out += self._text(piece.text)
+            for call in piece.calls:
+                out += self._called(call)
+            self._note_end(piece)
+            if piece.is_last:
+                self._is_over = True
+                out += self._end()
         return bytes(out)
 
     def failed(self, failure: Failure) -> bytes:
@@ -417,14 +346,27 @@ class ChatAnswering(Answering):
     def whole(self, answer: Mapping[str, object]) -> dict[str, object]:
         """Translate a whole answer."""
         whole = self._read(answer)
-        self._reason, self._usage, self._has_usage = whole.reason, whole.usage, True
+        self._note_end(whole)
+        self._has_usage = True
         return self._whole(whole)
 
-    def _steps(self, events: bytes) -> Iterator[Step]:
-        return read_steps(events)
+    def _read(self, fields: Mapping[str, object]) -> ChatPiece:
+        """Read an event, or a whole answer; missing parts are empty."""
+        choices = (of for of in objects_of(fields.get("choices")) if of.get("index", 0) == 0)
+        choice: Mapping[str, object] = next(choices, {})
+        message = object_of(choice, "delta") or object_of(choice, "message")
+        return ChatPiece(
+            text_of(message, "content"),
+            text_of(message, "reasoning_content"),
+            tuple(_calls_of(message)),
+            text_of(choice, "finish_reason"),
+            usage_of(fields),
+        )
 
-    def _read(self, answer: Mapping[str, object]) -> ChatAnswer:
-        return read_whole(answer)
+    def _note_end(self, piece: ChatPiece) -> None:
+        self._reason = piece.reason or self._reason
+        if piece.usage is not None:
+            self._usage, self._has_usage = piece.usage, True
 
     def _thought(self, text: str) -> bytes:
         raise NotImplementedError
@@ -432,7 +374,7 @@ class ChatAnswering(Answering):
     def _text(self, text: str) -> bytes:
         raise NotImplementedError
 
-    def _called(self, step: CallPiece) -> bytes:
+    def _called(self, piece: CallPiece) -> bytes:
         raise NotImplementedError
 
     def _failed(self, failure: Failure) -> bytes:
@@ -441,7 +383,7 @@ class ChatAnswering(Answering):
     def _end(self) -> bytes:
         raise NotImplementedError
 
-    def _whole(self, whole: ChatAnswer) -> dict[str, object]:
+    def _whole(self, whole: ChatPiece) -> dict[str, object]:
         raise NotImplementedError
 
 
@@ -470,9 +412,9 @@ class PassedOn(Answering):
 
     def events(self, events: bytes) -> bytes:
         """Return the events unchanged, or an error in OpenAI's form."""
-        steps = read_steps(events) if _ERROR in events else ()
-        failed = next((step for step in steps if isinstance(step, AnswerFailed)), None)
-        return events if failed is None else self.failed(failed.failure)
+        objects = filter(None, event_fields(events)) if _ERROR in events else ()
+        failure = next(filter(None, map(failure_of, objects)), None)
+        return events if failure is None else self.failed(failure)
 
     def failed(self, failure: Failure) -> bytes:
         """Return the end of a stream that breaks off with this failure."""

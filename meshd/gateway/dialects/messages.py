@@ -54,11 +54,13 @@ class MessagesAnswering(chat.ChatAnswering):
     def _text(self, text: str) -> bytes:
         return self._block("text", text="") + self._delta("text_delta", text=text)
 
-    def _called(self, step: chat.CallPiece) -> bytes:
-        if step.number < self._call:
+    def _called(self, piece: chat.CallPiece) -> bytes:
+        if piece.number < self._call:
             return b""  # llama-server makes one call after the other
-        out = self._block("tool_use", step.number, id=step.id, name=step.name, input={})
-        return out + (self._delta("input_json_delta", partial_json=step.arguments) if step.arguments else b"")
+        out = self._block("tool_use", piece.number, id=piece.id, name=piece.name, input={})
+        return out + (
+            self._delta("input_json_delta", partial_json=piece.arguments) if piece.arguments else b""
+        )
 
     def _failed(self, failure: Failure) -> bytes:
         return sse(messages_error(failure), name="error")
@@ -68,7 +70,7 @@ class MessagesAnswering(chat.ChatAnswering):
         last = _event("message_delta", delta=delta, usage=self._used)
         return self._begin() + self._close() + last + _event("message_stop")
 
-    def _whole(self, whole: chat.ChatAnswer) -> dict[str, object]:
+    def _whole(self, whole: chat.ChatPiece) -> dict[str, object]:
         blocks: list[dict[str, object]] = []
         if whole.thought:
             blocks.append({"type": "thinking", "thinking": whole.thought, "signature": ""})

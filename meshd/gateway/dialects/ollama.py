@@ -7,7 +7,7 @@ Answers are lines of JSON, or whole objects. `meshd serve` decides how a model i
 import json
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -89,13 +89,13 @@ class OllamaAnswering(chat.ChatAnswering):
     def _thought(self, text: str) -> bytes:
         return self._said(self._piece("", text))
 
-    def _called(self, step: chat.CallPiece) -> bytes:
+    def _called(self, piece: chat.CallPiece) -> bytes:
         """Collect the pieces of a call, because Ollama's clients expect it whole."""
-        call = self._calls.get(step.number, step)
-        self._calls[step.number] = call._replace(id=call.id or step.id, name=call.name or step.name)
-        self._room -= len(step.arguments)
+        call = self._calls.get(piece.number, piece)
+        self._calls[piece.number] = call._replace(id=call.id or piece.id, name=call.name or piece.name)
+        self._room -= len(piece.arguments)
         if self._room >= 0:
-            self._arguments.setdefault(step.number, []).append(step.arguments)
+            self._arguments.setdefault(piece.number, []).append(piece.arguments)
         return b""
 
     def _failed(self, failure: Failure) -> bytes:
@@ -109,7 +109,7 @@ class OllamaAnswering(chat.ChatAnswering):
         out = self._said(self._piece("", calls=_calls(whole))) if whole else b""
         return out + _line({**self._head, **self._piece(""), **self._figures()})
 
-    def _whole(self, whole: chat.ChatAnswer) -> dict[str, object]:
+    def _whole(self, whole: chat.ChatPiece) -> dict[str, object]:
         piece = self._piece(whole.text, whole.thought, _calls(whole.calls))
         return {**self._head, **piece, **self._figures()}
 
@@ -147,31 +147,17 @@ class GenerateAnswering(OllamaAnswering):
 class TextAnswering(GenerateAnswering):
     """The writer of answers from completions and infills, which have no messages."""
 
-    def _steps(self, events: bytes) -> Iterator[chat.Step]:
-        for fields in chat.event_fields(events):
-            yield from _text_steps(fields) if fields is not None else [chat.StreamDone()]
-
-    def _read(self, answer: Mapping[str, object]) -> chat.ChatAnswer:
-        return chat.whole_of(_text_steps(answer), "", chat.AnswerUsage())
-
-
-def _text_steps(fields: Mapping[str, object]) -> Iterator[chat.Step]:
-    """Read an event of a completion, or a whole one: OpenAI's form, or llama-server's own (of infills)."""
-    for choice in objects_of(fields.get("choices"))[:1]:
-        if text := text_of(choice, "text"):
-            yield chat.TextPiece(text)
-        if reason := text_of(choice, "finish_reason"):
-            yield chat.AnswerEnd(reason)
-    if isinstance(usage := fields.get("usage"), dict):
-        yield chat.usage_of(usage)
-    if text := text_of(fields, "content"):
-        yield chat.TextPiece(text)
-    if fields.get("stop") is True:
-        yield chat.AnswerEnd("length" if fields.get("stop_type") == "limit" else "stop")
-        counts = (fields.get(name) for name in ("tokens_evaluated", "tokens_predicted"))
-        prompt, generated = (count if is_number(count) else 0 for count in counts)
-        yield chat.AnswerUsage(prompt, 0, generated)
-        yield chat.StreamDone()
+    def _read(self, fields: Mapping[str, object]) -> chat.ChatPiece:
+        """Read OpenAI's form, or llama-server's own (of infills)."""
+        choice = next(iter(objects_of(fields.get("choices"))), {})
+        text, reason = text_of(choice, "text") + text_of(fields, "content"), text_of(choice, "finish_reason")
+        if fields.get("stop") is True:
+            reason = "length" if fields.get("stop_type") == "limit" else "stop"
+            counts = (fields.get(name) for name in ("tokens_evaluated", "tokens_predicted"))
+            prompt, generated = (count if is_number(count) else 0 for count in counts)
+            usage = chat.AnswerUsage(prompt, 0, generated)
+            return chat.ChatPiece(text, reason=reason, usage=usage, is_last=True)
+        return chat.ChatPiece(text, reason=reason, usage=chat.usage_of(fields))
 
 
 class EmbeddingAnswering(Answering):
@@ -186,8 +172,8 @@ class EmbeddingAnswering(Answering):
         found = [item.get("embedding") for item in objects_of(answer.get("data"))]
         if self._single:
             return {"embedding": found[0] if found else []}
-        prompt = chat.usage_of(object_of(answer, "usage")).prompt
-        return {"model": self._model, "embeddings": found, "prompt_eval_count": prompt}
+        usage = chat.usage_of(answer) or chat.AnswerUsage()
+        return {"model": self._model, "embeddings": found, "prompt_eval_count": usage.prompt}
 
 
 VERSION = "0.12.6"  # of Ollama's API that is offered: clients ask for a least one

@@ -119,18 +119,18 @@ class ResponsesAnswering(chat.ChatAnswering):
     def _text(self, text: str) -> bytes:
         return self._said("message", "output_text.delta", text, logprobs=[])
 
-    def _called(self, step: chat.CallPiece) -> bytes:
+    def _called(self, piece: chat.CallPiece) -> bytes:
         item, out = self._item, b""
-        if item is None or item.number != step.number:
-            if item is not None and step.number < item.number:
+        if item is None or item.number != piece.number:
+            if item is not None and piece.number < item.number:
                 return b""  # llama-server makes one call after the other
-            out, item = self._added(self._call_item(step, self._next_index))
-        if not step.arguments:
+            out, item = self._added(self._call_item(piece, self._next_index))
+        if not piece.arguments:
             return out
-        self._pieces.append(step.arguments)
+        self._pieces.append(piece.arguments)
         if item.tool.is_custom:
             return out  # its input is a text within the arguments, which are known when they are whole
-        return out + self._event("function_call_arguments.delta", **item.place, delta=step.arguments)
+        return out + self._event("function_call_arguments.delta", **item.place, delta=piece.arguments)
 
     def _failed(self, failure: Failure) -> bytes:
         """Return the end of the stream: some clients look for `error`, others for `response.failed`.
@@ -150,7 +150,7 @@ class ResponsesAnswering(chat.ChatAnswering):
         status = "incomplete" if self._reason in _INCOMPLETE else "completed"
         return self._begin() + self._close(status) + self._ended(status)
 
-    def _whole(self, whole: chat.ChatAnswer) -> dict[str, object]:
+    def _whole(self, whole: chat.ChatPiece) -> dict[str, object]:
         items: list[_Item] = []
         if whole.thought:
             items.append(_Item("reasoning", 0, self._id("rs", 0), whole.thought))
