@@ -10,8 +10,7 @@ from meshd.base.backoff import Backoff
 from meshd.base.errors import MeshdError
 from meshd.base.peer_limits import SERVING_HEARD
 from meshd.base.tasks import Owner
-from meshd.client.followed_heads import heads_to_follow
-from meshd.client.head_choice import HEAD_AVOIDED_SECONDS, KnownHead
+from meshd.client.head_choice import HEAD_AVOIDED_SECONDS, KnownHead, heads_to_follow
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Role

@@ -1,13 +1,14 @@
-"""Choose the head that answers a request. Pure.
+"""Choose the heads that a client follows, and the one that answers a request. Pure.
 
 Only heads whose API has the model count. The order is: connected before lost a moment ago, no recent trouble,
 the model loaded before loading before not loaded, then the least busy, then the nearest.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshd.base.errors import BANNED_HINT
+from meshd.base.peer_limits import HEADS_FOLLOWED, HEADS_FOLLOWED_OF_ISSUER
 from meshd.identity.keys import PeerId
 from meshd.model.status import ModelState
 from meshd.wire.serving import ApiModel, ServingTold
@@ -18,6 +19,26 @@ HEAD_AVOIDED_SECONDS = 15.0  # after a head has lost or refused a request
 _MOST_SHOWN = 8  # reasons, or names of models, in a text: heads may have any number of them
 _STEPS: Mapping[str, int] = {ModelState.READY: 0, ModelState.LOADING: 1}
 _FAR = 3600.0  # assumed round trip of a path that was not measured, in seconds
+
+
+def heads_to_follow(
+    heads: Iterable[tuple[PeerId, Hashable]], followed: Collection[PeerId]
+) -> frozenset[PeerId]:
+    """Choose heads to follow, so that each invite or inviter gets the same share.
+
+    The second of each pair is the invite or inviter. The heads of a few invites keep no others out, however
+    early they come. Among equals, heads that are already followed stay.
+    """
+    shares: dict[Hashable, list[PeerId]] = {}
+    for peer, issuer in sorted(heads, key=lambda one: one[0] not in followed):
+        shares.setdefault(issuer, []).append(peer)
+    ranked = [
+        (place, peer not in followed, peer)
+        for share in shares.values()
+        for place, peer in enumerate(share[: HEADS_FOLLOWED_OF_ISSUER.most])
+    ]
+    ranked.sort(key=lambda one: one[:2])
+    return frozenset(peer for _, _, peer in ranked[: HEADS_FOLLOWED.most])
 
 
 @dataclass(frozen=True, slots=True)

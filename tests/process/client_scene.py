@@ -113,7 +113,7 @@ class Scene:
 
     def told(self, name: str) -> Sequence[ApiModel] | None:
         """What the client has heard from the head of that name."""
-        known = next((one for one in self.api._heads.known() if one.name == name), None)
+        known = next((one for one in self.api.heads.known() if one.name == name), None)
         return known.told.models if known is not None and known.told is not None else None
 
     async def post(

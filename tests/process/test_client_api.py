@@ -252,7 +252,7 @@ def test_a_client_that_hangs_up_frees_the_slot() -> None:
             await answer.content.readuntil(b"\n\n")
             answer.close()
             await head.server.until(lambda: head.server.cancelled == 1)
-            await until(lambda: [one.mine for one in here.api._heads.known()] == [0])
+            await until(lambda: [one.mine for one in here.api.heads.known()] == [0])
             assert not here.api.status.tunnels
 
     run(main())

@@ -12,8 +12,7 @@ from meshd.base.wakeful_loop import Conversation
 from meshd.bench.interface import BenchOutput
 from meshd.cli.main import VERBS, Verb
 from meshd.cli.output import Output
-from meshd.client.api_client import ApiClient
-from meshd.client.head_call import HeadCall
+from meshd.client.api_client import ApiClient, HeadCall
 from meshd.demo.interface import DemoOutput
 from meshd.devices.interface import DescriptorSocket, Report, RunningRole, Tunnel, WeightsFromMembers
 from meshd.gateway.interface import MemberGate, Models, ModelTurn, NamedModel, Upstream

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from meshd.base.peer_limits import HEADS_FOLLOWED, HEADS_FOLLOWED_OF_ISSUER
 from meshd.base.tasks import Owner
 from meshd.client.follow_heads import HeadFollower
-from meshd.client.followed_heads import heads_to_follow
+from meshd.client.head_choice import heads_to_follow
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Chain
 from meshd.peer.interface import PeerState, Stream
