@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from meshd.gateway.own_answers import load_page
+from meshd.gateway.server import load_page
 
 from tests.process.gateway_fake import DONE, FakeServer, begin_stream, chunk, die, event, last_chunk, world
 

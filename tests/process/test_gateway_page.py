@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from meshd.gateway.interface import ApiKey, GatewayConfig, Readiness
-from meshd.gateway.own_answers import load_page
+from meshd.gateway.server import load_page
 from meshd.model.status import ModelState
 
 from tests.process.gateway_fake import says, world

@@ -6,8 +6,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from meshd.gateway import own_answers
-from meshd.gateway.own_answers import load_page
+from meshd.gateway import server
+from meshd.gateway.server import load_page
 
 PAGE = load_page()
 HTML, SCRIPT, STYLE = (PAGE[path].body.decode() for path in ("/", "/chat.js", "/chat.css"))
@@ -63,7 +63,7 @@ def faults(page: str) -> list[str]:
 
 def test_it_is_three_files_and_nothing_else_lies_beside_them() -> None:
     assert set(PAGE) == {"/", "/chat.js", "/chat.css"}
-    folder = Path(own_answers.__file__).parent / "page"
+    folder = Path(server.__file__).parent / "page"
     assert {path.name for path in folder.iterdir()} == {"index.html", "chat.js", "chat.css"}
 
 

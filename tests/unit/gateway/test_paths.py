@@ -2,8 +2,8 @@
 
 import re
 
-from meshd.gateway.own_answers import HEALTH_PATHS, MODELS_PATHS
 from meshd.gateway.paths import OLLAMA_PREFIX, ROUTES, unknown_path
+from meshd.gateway.server import HEALTH_PATHS, MODELS_PATHS
 
 from tests.pinned_source import pinned_source
 
