@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from meshd.base import peer_limits as limits
-from meshd.base.peer_limits import Rate, Share
+from meshd.base.admission import Rate, Share
 
 BEGIN, END = "<!-- limits -->", "<!-- end of limits -->"
 COLUMN = 24

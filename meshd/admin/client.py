@@ -16,7 +16,7 @@ from meshd.admin.codec import decode_line, encode_request, from_json
 from meshd.admin.request import Request
 from meshd.admin.socket_path import MAX_REPLY_BYTES, find_socket
 from meshd.base.errors import Broken, Refused, RemoteProtocolError, UserError
-from meshd.base.other_process import allowed, is_stopped_by_ps, peer_of
+from meshd.base.processes import allowed, is_stopped_by_ps, peer_of
 
 _CONNECT_SECONDS = 5.0
 _MISUNDERSTOOD = "message"  # the code of a request or a reply that the other side cannot read

@@ -24,7 +24,7 @@ from meshd.admin.socket_path import (
 )
 from meshd.base.errors import LocalProtocolError, MeshdError, Refused, RemoteProtocolError, UserError
 from meshd.base.fault_boundary import Contained
-from meshd.base.other_process import allowed, peer_of
+from meshd.base.processes import allowed, peer_of
 from meshd.base.tasks import Owner
 
 _IDLE_SECONDS = 60.0  # for the next request; a connection that asks nothing must not hold one of few places

@@ -10,15 +10,14 @@ import errno
 import time
 import traceback
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
 
 from meshd.base import log
+from meshd.base.admission import TokenBucket
 from meshd.base.errors import Broken, LocalProtocolError, MeshdError
 from meshd.base.peer_limits import FAULT_LINES, FAULT_LINES_IN_ALL
 from meshd.base.sockets import NO_ROOM
-from meshd.base.token_bucket import TokenBucket
 
 T = TypeVar("T")
 Blame = Callable[["Fault"], object]
@@ -38,43 +37,28 @@ class Fault(Broken):
         self.is_theirs = is_theirs
 
 
-@dataclass(slots=True)
-class _FaultLines:
-    """The budget of lines for one kind of failure of one source."""
-
-    bucket: TokenBucket
-    left_out: int = 0
-
-
 class _FaultLedger:
     """The ledger of failures logged lately: one for the process, as the log is."""
 
     def __init__(self) -> None:
-        self._kinds: dict[tuple[str, str], _FaultLines] = {}
+        self.kinds = log.LineBudgets(FAULT_LINES, most=MAX_FAULT_KINDS)
         self._all: TokenBucket | None = None
 
-    def may_say(self, source: str, kind: str, now: float) -> int | None:
+    def may_say(self, kind: str, now: float) -> int | None:
         """Return how many similar lines were suppressed before, or None to suppress this one, too."""
         if self._all is None:
             self._all = FAULT_LINES_IN_ALL.bucket(now)
-        lines = self._kinds.pop((source, kind), None) or _FaultLines(FAULT_LINES.bucket(now))
-        self._kinds[source, kind] = lines
-        if len(self._kinds) > MAX_FAULT_KINDS:
-            del self._kinds[next(iter(self._kinds))]
-        if not (lines.bucket.spend(1, now) and self._all.spend(1, now)):
-            lines.left_out += 1
-            return None
-        left_out, lines.left_out = lines.left_out, 0
-        return left_out
-
-    def forget(self) -> None:
-        """Reset the ledger to its state at the start of the process."""
-        self._kinds.clear()
-        self._all = None
+        may = self.kinds.of(kind, now).spend(1, now) and self._all.spend(1, now)
+        return self.kinds.count(kind, may=may)
 
 
 _ledger = _FaultLedger()
-forget = _ledger.forget  # for tests
+
+
+def forget() -> None:
+    """Reset the ledger to its state at the start of the process, for tests."""
+    global _ledger
+    _ledger = _FaultLedger()
 
 
 class Contained:
@@ -164,7 +148,7 @@ def note(error: BaseException, *, source: str, name: str) -> None:
     """Log an unexpected failure, unless too many similar ones were logged recently."""
     place = _place(error)
     now = time.monotonic()
-    left_out = _ledger.may_say(source, f"{name} {type(error).__name__} {place}", now)
+    left_out = _ledger.may_say(f"{source} {name} {type(error).__name__} {place}", now)
     if left_out is not None:
         LOG.error("work_failed", cause=source, name=name, why=_words(error), place=place, left_out=left_out)
 

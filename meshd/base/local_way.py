@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from socket import AF_UNIX, SOCK_STREAM, socket
 
-from meshd.base.other_process import peer_of
+from meshd.base.processes import peer_of
 
 LOCAL = "local"  # in the metadata of a stream: name and secret, in case both nodes are on one machine
 NAME_BYTES = 16

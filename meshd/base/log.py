@@ -3,6 +3,12 @@
 An event is a fixed phrase, values are fields of a closed list (docs/logging.md). Logs go to stderr, and
 if asked to a file that is rotated by size. Values under names that hold secrets are replaced before anything
 is written.
+
+Lines that outsiders cause are limited, so that they cannot rotate others out of the log. A line that names a
+peer counts for the peer. One that names none (an unproven connection, a relay, a client at a local port, this
+node itself) counts for its kind, so there is no line without a limit. The first lines about each peer come
+from a share of their own: peers that are talked about all the time use up what all have together, and nothing
+of that.
 """
 
 import io
@@ -18,8 +24,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Protocol
 
-from meshd.base.log_limits import LineShares
-from meshd.base.rotated_file import RotatedFile
+from meshd.base.admission import Rate, TokenBucket
+from meshd.base.files import RotatedFile
+from meshd.base.peer_limits import (
+    FIRST_LINES,
+    FIRST_LINES_IN_ALL,
+    KIND_LINES,
+    PEER_LINES,
+    PEER_LINES_IN_ALL,
+)
 from meshd.base.units import in_bytes, in_memory
 
 _MOST_LETTERS = 300  # of what one says: some repeat whole requests, or tracebacks
@@ -38,6 +51,8 @@ FLUSH_SECONDS = 0.5  # at the end, for what stderr has not taken yet
 MAX_LOG_BYTES = 4 << 20  # of the file; the one before it is kept beside it, so twice as much at most
 _MOST_VALUE_LETTERS = 4000  # of one field: a reason may be a peer's, and is to leave room for other lines
 _UNITS = {"bytes": in_bytes, "free": in_memory}  # fields for people
+MAX_LOGGED_PEERS = 512  # whose lines are counted; of more the one silent longest is forgotten
+MAX_LINE_KINDS = 512  # of lines; the source has fewer
 SECRET_FIELDS = frozenset({"token", "secret", "key", "password", "authorization", "api_key"})
 
 
@@ -204,7 +219,62 @@ def _written(text: str) -> str:
     return f"{shown}… ({cut} more)" if cut > 0 else shown
 
 
-_shares = LineShares()
+class LineBudgets:
+    """The lines that may be written about each key. Beyond `most` keys the one silent longest is forgotten.
+
+    `now` is a clock in seconds that never goes back.
+    """
+
+    def __init__(self, rate: Rate, *, most: int) -> None:
+        self._rate = rate
+        self._most = most
+        self._buckets: dict[str, TokenBucket] = {}
+        self._left_out: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def of(self, key: str, now: float) -> TokenBucket:
+        """Return the budget of `key`, which is now the latest heard of."""
+        self._buckets[key] = bucket = self._buckets.pop(key, None) or self._rate.bucket(now)
+        if len(self._buckets) > self._most:
+            forgotten = next(iter(self._buckets))
+            del self._buckets[forgotten]
+            self._left_out.pop(forgotten, None)
+        return bucket
+
+    def count(self, key: str, *, may: bool) -> int | None:
+        """Return how many lines were left out before this one, or None to leave this one out, too."""
+        if may:
+            return self._left_out.pop(key, 0)
+        self._left_out[key] = self._left_out.get(key, 0) + 1
+        return None
+
+
+class LineShares:
+    """The shares of lines. A method returns how many were left out before; None: leave this one out, too."""
+
+    def __init__(self, now: float) -> None:
+        self.peers = LineBudgets(PEER_LINES, most=MAX_LOGGED_PEERS)
+        self.kinds = LineBudgets(KIND_LINES, most=MAX_LINE_KINDS)
+        self._first = LineBudgets(FIRST_LINES, most=MAX_LOGGED_PEERS)
+        self._all, self._all_first = PEER_LINES_IN_ALL.bucket(now), FIRST_LINES_IN_ALL.bucket(now)
+
+    def may_say(self, peer: str, now: float) -> int | None:
+        """Spend a line about `peer`."""
+        lines, first = self.peers.of(peer, now), self._first.of(peer, now)
+        may = lines.has(1, now) and (
+            (first.has(1, now) and self._all_first.spend(1, now) and first.spend(1, now))
+            or self._all.spend(1, now)
+        )
+        return self.peers.count(peer, may=may and lines.spend(1, now))
+
+    def may_say_kind(self, kind: str, now: float) -> int | None:
+        """Spend a line that names no peer; peers' lines do not count against it."""
+        return self.kinds.count(kind, may=self.kinds.of(kind, now).spend(1, now))
+
+
+_shares = LineShares(time.monotonic())
 _clock: Callable[[], float] = time.monotonic
 
 
@@ -335,7 +405,7 @@ def set_up(
     `clock` is that of peers' shares of lines.
     """
     global _clock, _file, _shares
-    _shares, _clock = LineShares(), clock
+    _shares, _clock = LineShares(clock()), clock
     # Take over what libraries log.
     take_over(_library_said)
     logging.getLogger("asyncio").addFilter(_worth_a_line)  # the same one again is no second filter

@@ -7,38 +7,7 @@ docs/security.md shows an excerpt. Every limit against a member is here and nowh
 messages are in wire/limits.py.
 """
 
-from dataclasses import dataclass
-from typing import Literal
-
-from meshd.base.token_bucket import TokenBucket
-
-Of = Literal["peer", "issuer", "address", "service", "lease", "key", "node"]
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """At most `most` of `what` at once, for each `of`; `beyond` says what happens above that."""
-
-    what: str
-    most: int
-    of: Of
-    beyond: str
-
-
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """`per_second` of `what`, `burst` at once, for each `of`; `beyond` says what happens above that."""
-
-    what: str
-    per_second: float
-    burst: float
-    of: Of
-    beyond: str
-
-    def bucket(self, now: float) -> TokenBucket:
-        """Return a full bucket."""
-        return TokenBucket(rate=self.per_second, burst=self.burst, now=now)
-
+from meshd.base.admission import Rate, Share
 
 # Links, and connections before they become links.
 LINKS = Share("links, including those still in the greeting", 8, "peer", "further links are closed")

@@ -1,11 +1,13 @@
-"""Task owners: the only place where tasks are created.
+"""Own tasks and timers: the only place where tasks are created.
 
 An `Owner` is a `TaskGroup` that can also be asked to stop: leaving its block waits for every task;
-`cancel()` ends them. Nothing is fired and forgotten.
+`cancel()` ends them. Nothing is fired and forgotten. An `Alarm` is a timer that is set at will and cancelled
+with its owner; `watch_sleep` notices that this machine, or this process, has slept.
 """
 
 import asyncio
 import sys
+import time
 from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Self, TypeVar
@@ -14,6 +16,8 @@ from meshd.base.errors import Closed, MeshdError
 from meshd.base.fault_boundary import Blame, ended
 
 T = TypeVar("T")
+CLOCK_LOOK_SECONDS = 2.0  # between two checks of the clocks
+SLEPT_LEAST = 5.0  # seconds; a busy machine is late by less
 
 
 class Owner:
@@ -199,3 +203,74 @@ async def first_success(
     if winner is None:
         raise ExceptionGroup("all attempts failed", failures)
     return winner.result()
+
+
+class Alarm:
+    """Call `ring` at the time that was set last. `run` must be running for anything to happen.
+
+    A session moves its next timeout with nearly every message. Waking a task for each would cost more than
+    the message; a handle of the loop costs a few microseconds.
+    """
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        self._ring = ring
+        self.at: float | None = None  # loop time in seconds at which it rings; None: it does not
+        self._handle: asyncio.TimerHandle | None = None
+        self._failed: asyncio.Future[None] | None = None  # while `run` runs
+
+    def set(self, at: float | None) -> None:
+        """Ring at loop time `at`, instead of when it would have."""
+        if at == self.at and self._handle is not None:
+            return
+        self.at = at
+        self._drop()
+        if at is not None and self._failed is not None:
+            self._handle = self._failed.get_loop().call_at(at, self._fired)
+
+    async def run(self) -> None:
+        """Own the timer until cancelled. Raises what `ring` raised."""
+        self._failed = asyncio.get_running_loop().create_future()
+        self.set(self.at)
+        try:
+            await self._failed
+        finally:
+            self._failed = None
+            self._drop()
+
+    def _fired(self) -> None:
+        """Rings here and now: a turn of the event loop more, to wake a task, would cost as much again."""
+        self._handle = self.at = None
+        try:
+            self._ring()
+        except Exception as error:
+            if self._failed is not None and not self._failed.done():
+                self._failed.set_exception(error)  # which `run` raises
+                return
+            raise
+
+    def _drop(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+
+def boot_seconds() -> float:
+    """Return the seconds since boot, including suspends if the system tells (Linux)."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
+
+
+async def watch_sleep(woke: Callable[[float], None], *, boot: Callable[[], float] = boot_seconds) -> None:
+    """Call `woke` with the seconds slept after each sleep of SLEPT_LEAST or more, until cancelled.
+
+    During a suspend the monotonic clock stops, so code that counts seconds does not notice. The clock since
+    boot continues, and their difference is the sleep. A stopped process (SIGSTOP) sees monotonic time jump.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        since, booted = loop.time(), boot()
+        await asyncio.sleep(CLOCK_LOOK_SECONDS)
+        ran = loop.time() - since
+        slept = max(boot() - booted, ran) - CLOCK_LOOK_SECONDS
+        if slept >= SLEPT_LEAST:
+            woke(slept)

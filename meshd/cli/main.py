@@ -15,7 +15,7 @@ from typing import Protocol
 
 from meshd import __version__
 from meshd.base.errors import MeshdError, UsageError
-from meshd.base.own_process import forbid_core_dumps
+from meshd.base.processes import forbid_core_dumps
 from meshd.cli.options import Arguments, Parser, split_rest
 from meshd.cli.output import Output, standard
 

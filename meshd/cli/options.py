@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from meshd.base.errors import UsageError, UserError
+from meshd.base.files import read_regular
 from meshd.base.home_folder import expanded
-from meshd.base.regular_file import read_regular
 from meshd.cli.output import Output, standard
 from meshd.config.forms import RATE, parse_duration, parse_rate, whole
 from meshd.config.given import unknown_variables

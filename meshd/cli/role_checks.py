@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshd.base.errors import UsageError, UserError
+from meshd.base.files import open_regular, read_regular
 from meshd.base.home_folder import expanded
 from meshd.base.hosts import is_loopback
-from meshd.base.regular_file import open_regular, read_regular
 from meshd.config.serve_settings import ModelConfig, ServeConfig
 from meshd.config.tree import Config
 from meshd.identity import naming

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from meshd.base.errors import UsageError, UserError
+from meshd.base.files import read_regular
 from meshd.base.home_folder import expanded
-from meshd.base.regular_file import read_regular
 from meshd.config import forms
 from meshd.config.given import Given, raw_text, read_given, unknown_key
 from meshd.config.removed import check_variables, removed_key

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from meshd.base import log
 from meshd.base.errors import MeshdError
-from meshd.base.replaced_file import replace_file
+from meshd.base.files import replace_file
 from meshd.build.cache import locked
 from meshd.build.interface import BuildProgress
 from meshd.devices.device_list import hardware_names

@@ -13,7 +13,7 @@ from pathlib import Path
 from meshd.admin.socket_path import socket_folder
 from meshd.base import log
 from meshd.base.errors import UserError
-from meshd.base.other_process import is_stopped, work_of
+from meshd.base.processes import is_stopped, work_of
 from meshd.base.wakeful_loop import AUTO
 from meshd.build import native as native_build
 from meshd.build.interface import LLAMA_SERVER, MESH_MODULE, MESH_PROGRAM, NativeInfo

@@ -23,7 +23,7 @@ from meshd.admin.server import AdminServer
 from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.base.fault_boundary import watch_loop
-from meshd.base.own_process import keep_freed_memory, raise_limit
+from meshd.base.processes import keep_freed_memory, raise_limit
 from meshd.base.tasks import Owner, first_error
 from meshd.base.wakeful_loop import WakefulLoop, loop_waiting
 from meshd.build.pin import read_pin

@@ -21,13 +21,13 @@ from meshd.admin.snapshot import exposed_view, tunnel_views
 from meshd.admin.status import TunnelView
 from meshd.base import log
 from meshd.base.errors import UserError
+from meshd.base.socket_owners import Address, ConnectionOwners
 from meshd.base.sockets import LOOPBACK_HOST
 from meshd.config.forms import HostPort, parse_address
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.identity.keystore import Home
 from meshd.peer.mesh import PeerMesh, UnknownPeer
-from meshd.process.connections import Address, ConnectionOwners
 from meshd.tunnel.interface import OwnerCheck, TunnelStatus
 from meshd.tunnel.user_tunnels import OwnTunnels
 

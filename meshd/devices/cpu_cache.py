@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshd.base import log
-from meshd.base.replaced_file import replace_file
+from meshd.base.files import replace_file
 from meshd.devices.devices import parse_devices
 from meshd.wire.lease import OfferedDevice
 

@@ -12,7 +12,7 @@ from socket import socket
 from typing import Protocol
 
 from meshd.base.errors import MeshdError
-from meshd.base.other_process import ProcessWork
+from meshd.base.processes import ProcessWork
 from meshd.gateway.interface import AnswerTimings, FindSampling, ReadyReport
 from meshd.identity.keys import PeerId
 from meshd.model.device_sampling import DeviceSampling

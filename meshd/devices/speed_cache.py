@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshd.base import log
-from meshd.base.replaced_file import replace_file
+from meshd.base.files import replace_file
 from meshd.wire.capacity import MAX_POINTS, TimedLayer, checked_time
 
 _MOST_SPEEDS = 256  # lines

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshd.base import log
-from meshd.base.replaced_file import replace_file
+from meshd.base.files import replace_file
 
 MAX_TRIALS = 256  # trials kept, the newest
 _LINE = re.compile(r"[0-9a-f]{64}")

@@ -31,9 +31,9 @@ from typing import Self
 from multidict import CIMultiDictProxy
 
 from meshd.base.errors import UserError
+from meshd.base.files import open_regular
 from meshd.base.hosts import is_loopback
-from meshd.base.port_holder import port_holder
-from meshd.base.regular_file import open_regular
+from meshd.base.socket_owners import port_holder
 from meshd.base.sockets import listen_at
 from meshd.gateway.failure import Failure, HttpRefusal
 from meshd.gateway.interface import ApiKey, GatewayConfig, KeyLimits

@@ -17,10 +17,9 @@ from pathlib import Path
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
-from meshd.base.admission import Slots
+from meshd.base.admission import Share, Slots
 from meshd.base.errors import Broken
 from meshd.base.log import get
-from meshd.base.peer_limits import Share
 from meshd.base.sockets import adopt
 from meshd.base.tasks import Owner, in_thread
 from meshd.gateway.access import (

@@ -29,11 +29,11 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from meshd.base.admission import TokenBucket
 from meshd.base.errors import UserError
+from meshd.base.files import RotatedFile
 from meshd.base.log import get
 from meshd.base.peer_limits import API_USERS_KNOWN
-from meshd.base.rotated_file import RotatedFile
-from meshd.base.token_bucket import TokenBucket
 from meshd.base.units import in_number, in_time
 from meshd.gateway.events import AnswerMeter, parsed
 from meshd.gateway.failure import Failure, HttpRefusal, unavailable

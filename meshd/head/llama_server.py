@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from meshd.base import log
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError
-from meshd.base.other_process import ProcessWork
+from meshd.base.processes import ProcessWork
 from meshd.base.tasks import Owner
 from meshd.base.wakeful_loop import children_waiting
 from meshd.devices import command_lines

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from meshd.base.errors import UserError
-from meshd.base.replaced_file import replace_file
+from meshd.base.files import replace_file
 from meshd.library.disk import bytes_on_disk, files_below, folders_in, size_of
 from meshd.library.interface import ModelSource, StoredModel
 from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX, header_stem, quant_of

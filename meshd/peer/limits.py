@@ -14,7 +14,7 @@ are shown to users for an hour.
 from collections import Counter
 from dataclasses import dataclass, field
 
-from meshd.base.admission import Rates
+from meshd.base.admission import Rates, TokenBucket
 from meshd.base.errors import Refused
 from meshd.base.hosts import is_loopback
 from meshd.base.peer_limits import (
@@ -30,7 +30,6 @@ from meshd.base.peer_limits import (
     PROVEN_PEERS,
     RETRIES,
 )
-from meshd.base.token_bucket import TokenBucket
 from meshd.base.unproven_connections import origin
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Admitter

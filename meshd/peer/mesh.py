@@ -13,9 +13,8 @@ from dataclasses import replace
 from meshd.base import log
 from meshd.base.errors import Broken, MeshdError, RemoteProtocolError, UserError
 from meshd.base.fault_boundary import Contained, Fault, contained
-from meshd.base.machine_sleep import boot_seconds, watch_sleep
 from meshd.base.peer_limits import TABLED_ADMITTED, TABLED_PEERS
-from meshd.base.tasks import Owner
+from meshd.base.tasks import Owner, boot_seconds, watch_sleep
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Admitter, Member

@@ -2,8 +2,8 @@
 
 import asyncio
 
+from meshd.base.admission import Rate
 from meshd.base.errors import EndOfStream, RemoteProtocolError
-from meshd.base.peer_limits import Rate
 from meshd.peer.interface import Stream
 from meshd.wire.message import LengthParser, framed
 

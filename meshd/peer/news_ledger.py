@@ -12,10 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from meshd.base.admission import TokenBuckets
+from meshd.base.admission import TokenBucket, TokenBuckets
 from meshd.base.change_journal import Journal
 from meshd.base.peer_limits import LIVES_OF_ONE, NEWS_HEARD, NEWS_OF_ONE, SIGNS_OF_ONE
-from meshd.base.token_bucket import TokenBucket
 from meshd.identity.keys import PeerId
 from meshd.identity.revocation import RevocationSet
 from meshd.peer.interface import Book

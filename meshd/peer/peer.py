@@ -14,11 +14,10 @@ from functools import partial
 
 from meshd.base import log
 from meshd.base.admission import Slots
-from meshd.base.alarm import Alarm
 from meshd.base.errors import Broken, Closed, CutOff, EndOfStream, MeshdError, Refused, RemoteProtocolError
 from meshd.base.fault_boundary import Contained, Fault, contained
 from meshd.base.peer_limits import LINKS
-from meshd.base.tasks import Owner
+from meshd.base.tasks import Alarm, Owner
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Admitter
 from meshd.link.interface import TRANSPORTS, Dialer, DialError, DialFailure, Link, LinkKind, Transport, Tried

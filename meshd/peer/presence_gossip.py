@@ -11,10 +11,9 @@ others speak.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from meshd.base.admission import TokenBuckets
+from meshd.base.admission import TokenBucket, TokenBuckets
 from meshd.base.change_journal import Journal
 from meshd.base.peer_limits import AWAY_OF_ISSUER, AWAY_OF_ONE, AWAY_OF_SUBJECT, REFUTATIONS
-from meshd.base.token_bucket import TokenBucket
 from meshd.identity.keys import KeyPair, MeshId, PeerId
 from meshd.identity.membership import Admitter
 from meshd.identity.presence import Away, Presence

@@ -15,7 +15,7 @@ from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 from meshd.base import log
-from meshd.base.admission import Rates, Release, Slots
+from meshd.base.admission import FairQueue, Rates, Release, Slots
 from meshd.base.backoff import Asked
 from meshd.base.errors import (
     Broken,
@@ -26,7 +26,6 @@ from meshd.base.errors import (
     Refused,
     RemoteProtocolError,
 )
-from meshd.base.fair_queue import FairQueue
 from meshd.base.fault_boundary import Contained, Fault
 from meshd.base.peer_limits import (
     COOKIES_TOLD,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from meshd.base import log
-from meshd.base.admission import Release
+from meshd.base.admission import Release, TokenBucket
 from meshd.base.errors import (
     Broken,
     Busy,
@@ -25,7 +25,6 @@ from meshd.base.errors import (
 from meshd.base.fault_boundary import Blame, Contained, Fault
 from meshd.base.peer_limits import NEWS_STREAMS
 from meshd.base.tasks import Owner
-from meshd.base.token_bucket import TokenBucket
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
 from meshd.mux import events

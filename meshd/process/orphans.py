@@ -27,7 +27,7 @@ from typing import Self
 
 from meshd.base import log
 from meshd.base.errors import MeshdError, UserError
-from meshd.base.replaced_file import replace_file
+from meshd.base.files import replace_file
 
 SHELL = "/bin/sh"
 SCRIPT = """trap '' HUP INT QUIT TERM PIPE ALRM USR1 USR2 TSTP TTIN TTOU

@@ -17,7 +17,7 @@ from pathlib import Path
 from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.base.fault_boundary import OURS
-from meshd.base.rotated_file import RotatedFile
+from meshd.base.files import RotatedFile
 
 LINE_BYTES = 4096  # longer lines are cut: the longest of llama.cpp (system_info) has about 700
 TAIL_LINES = 20

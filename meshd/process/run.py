@@ -22,7 +22,7 @@ from typing import Self
 
 from meshd.base import log
 from meshd.base.errors import MeshdError, UserError
-from meshd.base.own_process import lower_for
+from meshd.base.processes import lower_for
 from meshd.base.resource_limits import memory_limit, out_of_memory_kills
 from meshd.base.units import in_memory
 from meshd.process import orphans

@@ -17,7 +17,7 @@ from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.base.fault_boundary import watch_loop
 from meshd.base.hosts import is_loopback
-from meshd.base.own_process import raise_limit
+from meshd.base.processes import raise_limit
 from meshd.base.tasks import Owner, first_error
 from meshd.identity.keys import KeyPair, MeshId
 from meshd.identity.keystore import Home

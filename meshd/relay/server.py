@@ -13,10 +13,10 @@ import socket
 import ssl
 from collections.abc import Callable
 
+from meshd.base.admission import TokenBucket
 from meshd.base.errors import Closed, LocalProtocolError, MeshdError, UserError
 from meshd.base.log import get
 from meshd.base.tasks import Owner
-from meshd.base.token_bucket import TokenBucket
 from meshd.base.unproven_connections import UnprovenConnections
 from meshd.identity.invite import JoinKeys, RelayHint
 from meshd.identity.keys import MeshId

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from meshd.base.token_bucket import TokenBucket
+from meshd.base.admission import TokenBucket
 from meshd.relay.limits import Limits
 from meshd.wire.limits import PEER_BYTES
 from meshd.wire.relay import (

@@ -19,7 +19,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from meshd.base import log
-from meshd.base.replaced_file import NEW_PREFIX, read_own_file, replace_file
+from meshd.base.files import NEW_PREFIX, read_own_file, replace_file
 from meshd.model.gguf import Header
 from meshd.model.weights_index import FileEntry
 
@@ -157,7 +157,7 @@ class HashCache:
         return self._folder / (blake3(state.here.encode()).hexdigest(16) + _SUFFIX)
 
     def _prune(self) -> None:
-        # others are left by writers that were killed (base/replaced_file.py)
+        # others are left by writers that were killed (base/files.py)
         kept = [path for path in self._folder.iterdir() if path.name.endswith(_SUFFIX)]
         kept.sort(key=lambda path: path.stat().st_mtime_ns)
         for path in kept[: max(0, len(kept) - MAX_HASHED_FILES)]:

@@ -22,7 +22,7 @@ from typing import Self
 from blake3 import blake3
 
 from meshd.base.errors import UserError
-from meshd.base.replaced_file import read_own_file, replace_file
+from meshd.base.files import read_own_file, replace_file
 from meshd.base.tasks import in_thread
 from meshd.model.gguf import Header, TensorInfo
 from meshd.model.gguf_names import GGUF_SUFFIX

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from meshd.base.replaced_file import NEW_PREFIX
+from meshd.base.files import NEW_PREFIX
 from meshd.model.ggml import TENSOR_TYPES
 from meshd.model.gguf import TensorInfo
 from meshd.rpc.mesh_keeping import Missed

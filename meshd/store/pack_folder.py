@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from meshd.base import log
-from meshd.base.replaced_file import NEW_PREFIX
+from meshd.base.files import NEW_PREFIX
 from meshd.store.eviction import MAX_PACKS, EvictablePack, limit_now, packs_to_evict
 from meshd.store.hash_cache import FileState
 from meshd.store.pack import JOURNAL, SUFFIX, finish_leftover, locked, read_table, remove

@@ -15,7 +15,7 @@ from typing import Self
 from blake3 import blake3
 
 from meshd.base import log
-from meshd.base.replaced_file import read_own_file, replace_file
+from meshd.base.files import read_own_file, replace_file
 from meshd.model.piece_index import HASH_BYTES, PIECE_BYTES, PieceIndex
 from meshd.store.hash_cache import FileState, HashCache
 from meshd.store.hashes import hash_tensors

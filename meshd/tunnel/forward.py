@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from meshd.base import log
 from meshd.base.errors import Broken, MeshdError, UserError
-from meshd.base.port_holder import port_holder
+from meshd.base.socket_owners import port_holder
 from meshd.base.sockets import LOOPBACK_HOST, NO_ROOM, NO_ROOM_SECONDS, adopt, listen_at
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId

@@ -17,7 +17,7 @@ from pathlib import Path
 from meshd.base import log
 from meshd.base.errors import MeshdError
 from meshd.base.local_way import LOCAL, come
-from meshd.base.own_process import keep_freed_memory
+from meshd.base.processes import keep_freed_memory
 from meshd.base.tasks import Owner
 from meshd.base.wakeful_loop import WakefulLoop
 from meshd.identity.membership import Member

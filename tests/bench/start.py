@@ -32,7 +32,7 @@ from pathlib import Path
 import meshd
 from meshd.base import log
 from meshd.base.errors import MeshdError
-from meshd.base.other_process import work_of
+from meshd.base.processes import work_of
 from meshd.base.tasks import Owner
 from meshd.bench.cells import programs_and_model
 from meshd.bench.distance import machine

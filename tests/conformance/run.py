@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TypeVar
 
-from meshd.base.peer_limits import Rate
+from meshd.base.admission import Rate
 
 T = TypeVar("T")
 ANY_RATE = Rate("anything", 1e9, 1e9, "peer", "nothing")  # for tests of something else than rates

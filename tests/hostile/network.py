@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVarTuple, Unpack
 
+from meshd.base.admission import TokenBucket
 from meshd.base.peer_limits import DIALS
-from meshd.base.token_bucket import TokenBucket
 from meshd.identity.keys import PeerId
 from meshd.link.interface import Dialer, Link, Transport
 from meshd.link.quic.sockets import DialPort

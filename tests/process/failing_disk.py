@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, AnyStr
 from unittest import mock
 
-from meshd.base.replaced_file import NEW_PREFIX
+from meshd.base.files import NEW_PREFIX
 
 ERRNOS = (errno.ENOSPC, errno.EROFS, errno.EMFILE, errno.EIO)
 STAGES = ("open", "write", "sync", "replace")
@@ -183,7 +183,7 @@ def one_file(name: str) -> Callable[[Path], bool]:
     def concerned(path: Path) -> bool:
         if name.startswith("*"):
             return path.name.endswith(name[1:])
-        fresh = name.endswith(".pid") and path.name.startswith(NEW_PREFIX)  # base/replaced_file.py
+        fresh = name.endswith(".pid") and path.name.startswith(NEW_PREFIX)  # base/files.py
         return fresh or path.name in (name, f"{name}.1") or path.name.startswith((f".{name}.", f"{name}."))
 
     return concerned

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from meshd.base import socket_owners
+from meshd.base.socket_owners import Address, ConnectionOwners, find_user, user_has_connection
 from meshd.daemon import tunnels
-from meshd.process import connections
-from meshd.process.connections import Address, ConnectionOwners, find_user, user_has_connection
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whose a connection is")
 
@@ -121,7 +121,7 @@ async def test_the_loop_runs_on_while_a_table_is_read(monkeypatch: pytest.Monkey
     def find(*_of: object) -> None:
         heard.append(ran_on.wait(5))
 
-    monkeypatch.setattr(connections, "find_user", find)
+    monkeypatch.setattr(socket_owners, "find_user", find)
     owners, here, there = ConnectionOwners(), ("127.0.0.1", 1), ("127.0.0.1", 2)
     asyncio.get_running_loop().call_soon(ran_on.set)
     assert await owners.user_has(1, here, there) is False
@@ -144,7 +144,7 @@ async def test_of_many_askers_one_looks_at_a_time(monkeypatch: pytest.MonkeyPatc
         finally:
             now -= 1
 
-    monkeypatch.setattr(connections, "in_thread", look)
+    monkeypatch.setattr(socket_owners, "in_thread", look)
     owners, here, there = ConnectionOwners(), ("127.0.0.1", 1), ("127.0.0.1", 2)
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         asking = [group.create_task(owners.user_has(1, here, there)) for _ in range(100)]

@@ -8,7 +8,7 @@ import socket
 from collections.abc import AsyncIterator
 
 import pytest
-from meshd.base.peer_limits import Share
+from meshd.base.admission import Share
 from meshd.gateway import client_connections
 from meshd.gateway.interface import GatewayConfig, MemberCaller
 

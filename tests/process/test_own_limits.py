@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import asyncio, os, resource, sys
 from pathlib import Path
-from meshd.base.own_process import forbid_core_dumps, raise_limit
+from meshd.base.processes import forbid_core_dumps, raise_limit
 from meshd.process.interface import ChildSpec
 from meshd.process.run import Run
 

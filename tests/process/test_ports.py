@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.base.port_holder import port_holder
+from meshd.base.socket_owners import port_holder
 from meshd.fleet import proxy
 from meshd.fleet.proxy import listening_socket
 

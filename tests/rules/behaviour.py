@@ -17,7 +17,7 @@ TIMERS = frozenset({"call_later", "call_at"})
 TIMERS_ALLOWED = frozenset(
     {
         "meshd/link/quic/pipe.py",  # the timers of QUIC are the library's: it says when, for each connection
-        "meshd/base/alarm.py",  # a session moves its timeout with nearly every message
+        "meshd/base/tasks.py",  # a session moves its timeout with nearly every message
         "meshd/process/output.py",  # holds a child back that prints too much
         "meshd/link/webrtc/sctp_association.py",  # probes, late acknowledgements: a task for each costs more
     }
@@ -59,8 +59,8 @@ PROCESSES_ALLOWED = frozenset(
     {
         "meshd/process/run.py",  # children of the daemon
         "meshd/process/orphans.py",  # the guard that outlives a killed daemon
-        "meshd/base/port_holder.py",  # lsof names who holds a port
-        "meshd/base/other_process.py",  # ps tells on macOS whether a process is suspended
+        "meshd/base/socket_owners.py",  # lsof names who holds a port
+        "meshd/base/processes.py",  # ps tells on macOS whether a process is suspended
         "meshd/build/run.py",  # compilers, in the foreground
         "meshd/cli/upgrade.py",  # installers, on the user's terminal
         "tests/bench/tunnel.py",  # the far end of a measured pump

@@ -28,8 +28,9 @@ from dataclasses import dataclass
 from unittest import mock
 
 from meshd.base import log
+from meshd.base.admission import Rate
 from meshd.base.errors import Broken, Busy, Refused
-from meshd.base.peer_limits import LIVES_OF_ONE, NEWS_CHECKS, NEWS_OF_ONE, Rate
+from meshd.base.peer_limits import LIVES_OF_ONE, NEWS_CHECKS, NEWS_OF_ONE
 from meshd.identity import keys, membership, presence, record
 from meshd.identity.presence import Presence
 from meshd.mux.config import MuxConfig

@@ -5,7 +5,7 @@ import gc
 import tracemalloc
 
 import pytest
-from meshd.base.machine_sleep import CLOCK_LOOK_SECONDS, SLEPT_LEAST, watch_sleep
+from meshd.base.tasks import CLOCK_LOOK_SECONDS, SLEPT_LEAST, watch_sleep
 from meshd.link.interface import LinkKind
 from meshd.peer.interface import PeerState
 

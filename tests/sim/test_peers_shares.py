@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from meshd.base.admission import Release, Slots
+from meshd.base.admission import Release, Share, Slots
 from meshd.base.errors import MeshdError, Refused
-from meshd.base.peer_limits import PASSED_ON_OF_PEER, WELCOMED_BY_PEER, Share
+from meshd.base.peer_limits import PASSED_ON_OF_PEER, WELCOMED_BY_PEER
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member

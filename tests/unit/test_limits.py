@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from meshd.base.peer_limits import ALL_LIMITS, Share
+from meshd.base.admission import Share
+from meshd.base.peer_limits import ALL_LIMITS
 
 from tests.limits import BEGIN, END, with_table
 from tests.rules.source import ROOT

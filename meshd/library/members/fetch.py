@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import Self
 
 from meshd.base import log
+from meshd.base.admission import TokenBucket
 from meshd.base.errors import Broken, MeshdError, RemoteProtocolError, UserError
 from meshd.base.peer_limits import MODEL_HOLDERS
 from meshd.base.tasks import Owner, cancel_and_wait, first_error
-from meshd.base.token_bucket import TokenBucket
 from meshd.base.units import in_bytes
 from meshd.identity.keys import PeerId
 from meshd.library.members.piece_plan import PiecePlan

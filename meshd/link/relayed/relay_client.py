@@ -10,9 +10,9 @@ import random
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
+from meshd.base.admission import FairQueue
 from meshd.base.backoff import Backoff
 from meshd.base.errors import Broken, MeshdError, Refused
-from meshd.base.fair_queue import FairQueue
 from meshd.base.fault_boundary import contained
 from meshd.base.log import get
 from meshd.base.peer_limits import MAIL_WAITING, RELAY_VISITS

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from meshd.base.errors import UserError
 from meshd.base.fault_boundary import Contained, Fault
 from meshd.base.log import get
-from meshd.base.port_holder import port_holder
+from meshd.base.socket_owners import port_holder
 from meshd.base.sockets import NO_ROOM, NO_ROOM_SECONDS, listen_at
 from meshd.link.net.one_port import open_on_one_port
 

@@ -39,7 +39,7 @@ from meshd.admin.api import (
 from meshd.admin.client import Client, NotRunning, OtherVersion, ask
 from meshd.admin.server import AdminServer
 from meshd.admin.socket_path import MAX_CONNECTIONS, MAX_LINE_BYTES, SOCKET_NAME
-from meshd.base import other_process
+from meshd.base import processes
 from meshd.base.errors import Broken, LocalProtocolError, Refused, UserError
 
 from .fake import FakeControl, full_status
@@ -277,11 +277,9 @@ def test_a_strange_user_is_sent_away(
 
 def test_the_kernel_tells_who_connects(home: Path, control: FakeControl) -> None:
     with raw(home) as connection:
-        assert other_process.peer_of(connection) == (os.geteuid(), os.getpid())
+        assert processes.peer_of(connection) == (os.geteuid(), os.getpid())
     assert (
-        other_process.allowed(os.geteuid())
-        and other_process.allowed(0)
-        and not other_process.allowed(os.geteuid() + 1)
+        processes.allowed(os.geteuid()) and processes.allowed(0) and not processes.allowed(os.geteuid() + 1)
     )
 
 

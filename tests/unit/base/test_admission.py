@@ -1,7 +1,8 @@
-"""Places that are counted when somebody is let in."""
+"""Limits on work from outside: buckets, rates, reserved places, and a queue that several fill."""
 
-from meshd.base.admission import MANY, Rates, Slots, TokenBuckets
-from meshd.base.peer_limits import Rate, Share
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.base.admission import MANY, FairQueue, Rate, Rates, Share, Slots, TokenBucket, TokenBuckets
 
 ALL = Share("things", 5, "node", "no more")
 OF_ONE = Share("things", 3, "peer", "no more")
@@ -68,3 +69,78 @@ def test_a_key_that_owes_is_remembered_however_many_come() -> None:
     assert not buckets.of(-1, 100).spend(1, 100)
     assert len(buckets._of) <= 2 * MANY
     assert buckets.of(-1, 110).spend(1, 110)
+
+
+def test_a_burst_is_free_and_then_the_rate_holds() -> None:
+    bucket = TokenBucket(rate=100, burst=50, now=0)
+    assert bucket.take(50, 0) == 0
+    assert bucket.take(100, 0) == 1.0
+    assert bucket.take(0, 1.0) == 0
+    assert not bucket.full(1.2)
+    assert bucket.full(1.5)
+
+
+@given(st.lists(st.tuples(st.floats(0, 500), st.floats(0, 3)), max_size=50))
+def test_who_rests_as_told_is_held_to_the_rate(takes: list[tuple[float, float]]) -> None:
+    now, taken = 0.0, 0.0
+    bucket = TokenBucket(rate=100, burst=50, now=now)
+    for amount, idle in takes:
+        now += bucket.take(amount, now)
+        taken += amount
+        assert taken <= 50 + 100 * now + 1e-6
+        now += idle
+
+
+def test_who_spends_more_than_there_is_gets_nothing_and_owes_nothing() -> None:
+    bucket = TokenBucket(rate=2.0, burst=4.0, now=0.0)
+    assert bucket.spend(3.0, 0.0)
+    assert not bucket.spend(2.0, 0.0)
+    assert bucket.spend(1.0, 0.0)
+    assert not bucket.spend(2.0, 0.5)
+    assert bucket.spend(2.0, 1.0)
+
+
+def test_whether_there_is_enough_is_asked_for_nothing() -> None:
+    bucket = TokenBucket(rate=2.0, burst=4.0, now=0.0)
+    assert all(bucket.has(4.0, 0.0) for _ in range(9))
+    assert bucket.spend(4.0, 0.0)
+    assert not bucket.has(1.0, 0.4)
+    assert bucket.has(1.0, 0.5) and not bucket.has(4.1, 99.0)
+
+
+def test_items_come_in_order() -> None:
+    queue: FairQueue[int] = FairQueue(8)
+    for number in range(5):
+        queue.put(number, number % 2)
+    assert [queue.pop() for _ in range(5)] == [0, 1, 2, 3, 4]
+    assert len(queue) == 0
+
+
+def test_who_floods_displaces_its_own_items() -> None:
+    queue: FairQueue[str] = FairQueue(8)
+    for who in ("anna", "bert", "carl"):
+        queue.put(who, who)
+    for _ in range(1000):
+        queue.put("noise", "hostile")
+    assert [queue.pop() for _ in range(8)] == ["anna", "bert", "carl", *["noise"] * 5]
+
+
+@given(st.lists(st.integers(0, 5), max_size=80))
+def test_who_has_no_more_than_its_part_loses_nothing(puts: list[int]) -> None:
+    queue: FairQueue[int] = FairQueue(12)
+    for who in puts:
+        queue.put(who, who)
+    left = [queue.pop() for _ in range(len(queue))]
+    assert len(left) == min(len(puts), 12)
+    for who in set(puts):
+        assert left.count(who) >= min(puts.count(who), 2)  # 12 places, six that fill them
+
+
+def test_who_has_many_names_is_counted_by_what_they_have_in_common() -> None:
+    queue: FairQueue[str] = FairQueue(8)
+    for who in ("anna", "bert", "carl"):
+        queue.put(who, "ours", who)
+    for number in range(1000):
+        queue.put("noise", "theirs", f"key {number}")
+    assert [queue.pop() for _ in range(8)] == ["anna", "bert", "carl", *["noise"] * 5]
+    assert not queue._below

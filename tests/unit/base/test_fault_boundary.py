@@ -115,7 +115,7 @@ def test_many_sources_have_few_lines_together(lines: io.StringIO, monkeypatch: p
     for number in range(5000):
         fault_boundary.note(KeyError("x"), source=f"host {number}", name="link")
     assert lines.getvalue().count("work_failed") == 30
-    assert len(fault_boundary._ledger._kinds) <= fault_boundary.MAX_FAULT_KINDS
+    assert len(fault_boundary._ledger.kinds) <= fault_boundary.MAX_FAULT_KINDS
 
 
 def test_a_task_that_is_cancelled_before_its_first_step_leaves_nothing() -> None:

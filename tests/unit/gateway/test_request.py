@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.base.peer_limits import Share
+from meshd.base.admission import Share
 from meshd.gateway import request as request_module
 from meshd.gateway.dialects.chat import PassedOn
 from meshd.gateway.dialects.dialect import Translation

@@ -7,7 +7,7 @@ from pathlib import Path
 from socket import socket
 
 from meshd.base.errors import MeshdError
-from meshd.base.other_process import ProcessWork
+from meshd.base.processes import ProcessWork
 from meshd.daemon.role_runtime import make_processes
 from meshd.devices.interface import NativeBuild, RolePaths, RoleRuntime, Tunnel, TunnelRequest, Tunnels
 from meshd.gateway.interface import AnswerTimings, ReadyReport

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.base.other_process import ProcessWork
+from meshd.base.processes import ProcessWork
 from meshd.base.tasks import cancel_and_wait
 from meshd.head.llama_server import LOAD_STILL_SECONDS, STUCK
 from meshd.model.status import ModelState

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from meshd.base.other_process import ProcessWork
+from meshd.base.processes import ProcessWork
 from meshd.head.llama_server import LOAD_STILL_SECONDS, STUCK, LoadWatch
 
 Step = Callable[[float], tuple[ProcessWork, int]]

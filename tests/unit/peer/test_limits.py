@@ -5,6 +5,7 @@ from functools import cache
 
 from hypothesis import given
 from hypothesis import strategies as st
+from meshd.base.admission import Rate
 from meshd.base.peer_limits import (
     DIALS,
     DIALS_OF_ISSUER,
@@ -15,7 +16,6 @@ from meshd.base.peer_limits import (
     FAULTS_KNOWN,
     PROVEN_HOSTS,
     PROVEN_PEERS,
-    Rate,
 )
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Admitter, Chain, Member

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from meshd.base.admission import Rate
 from meshd.base.errors import Broken, EndOfStream, RemoteProtocolError
-from meshd.base.peer_limits import Rate
 from meshd.peer.messages import MessageStream
 from meshd.wire.message import framed
 

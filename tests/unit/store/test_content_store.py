@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from meshd.base.replaced_file import NEW_PREFIX
+from meshd.base.files import NEW_PREFIX
 from meshd.rpc.mesh_keeping import Missed
 from meshd.store import content_store
 from meshd.store.eviction import MAX_PACKS

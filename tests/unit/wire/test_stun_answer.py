@@ -3,8 +3,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from meshd.base.admission import Rate
 from meshd.base.errors import RemoteProtocolError
-from meshd.base.peer_limits import STUN_ANSWERS, STUN_ANSWERS_IN_ALL, STUN_SOURCES, Rate
+from meshd.base.peer_limits import STUN_ANSWERS, STUN_ANSWERS_IN_ALL, STUN_SOURCES
 from meshd.wire.stun import (
     MAX_STREAM_REQUESTS,
     AnswerRates,

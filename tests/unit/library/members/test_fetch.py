@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from blake3 import blake3
-from meshd.base.token_bucket import TokenBucket
+from meshd.base.admission import TokenBucket
 from meshd.identity.keys import PeerId
 from meshd.library.members.fetch import LEAST_PIECE_RATE, PieceFetcher, TooSlow
 from meshd.library.members.piece_plan import PiecePlan

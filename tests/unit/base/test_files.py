@@ -1,11 +1,11 @@
-"""The file of a log: bounded, private, and harmless when it cannot be written."""
+"""Files: a log is bounded, private, harmless when it cannot be written; a cache file is old or new, whole."""
 
 import os
 import stat
 from pathlib import Path
 
 import pytest
-from meshd.base.rotated_file import RotatedFile
+from meshd.base.files import RotatedFile, replace_file
 
 
 @pytest.mark.parametrize("opened", [False, True])
@@ -93,3 +93,21 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     file.write(b"lost\n")
     file.close()
     assert not (tmp_path / "else").exists()
+
+
+def test_a_file_is_made_with_its_folder_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "kept"
+    replace_file(path, b"one")
+    replace_file(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_what_cannot_be_replaced_stays_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    path.mkdir()
+    with pytest.raises(OSError):
+        replace_file(path, b"new")
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,4 +1,4 @@
-"""Who holds a port, from the texts of /proc/net/tcp and lsof."""
+"""The holder of a port, from the texts of /proc/net/tcp and lsof."""
 
 import os
 import shutil
@@ -8,8 +8,8 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.base import port_holder
-from meshd.base.port_holder import parse_listeners, parse_lsof, proc_address
+from meshd.base import socket_owners
+from meshd.base.socket_owners import parse_listeners, parse_lsof, proc_address
 
 TABLE = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
    0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 4242 1 x 100 0
@@ -65,20 +65,20 @@ def test_any_lsof_is_read_without_error(text: str) -> None:
 def test_this_program_is_found_until_it_lets_go(host: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        found = port_holder.port_holder(host, port)
+        found = socket_owners.port_holder(host, port)
         assert found is not None
         assert f"(pid {os.getpid()})" in found
-    assert port_holder.port_holder(host, port) is None
+    assert socket_owners.port_holder(host, port) is None
 
 
 @pytest.mark.skipif(shutil.which("lsof") is None, reason="no lsof")
 def test_lsof_tells_the_same_where_it_is() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        holder = port_holder._holder_by_lsof(listener.getsockname()[1])
+        holder = socket_owners._holder_by_lsof(listener.getsockname()[1])
     assert holder is not None
     assert f"(pid {os.getpid()})" in holder
 
 
 def test_without_lsof_nobody_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda *_args, **_more: None)
-    assert port_holder._holder_by_lsof(1) is None
+    assert socket_owners._holder_by_lsof(1) is None

@@ -1,9 +1,18 @@
-"""A log file of bounded size, and the one before it: for meshd's own log and for what children print."""
+"""Open, read and write files with care: logs of bounded size, cache files, and files that users name.
+
+A log is a RotatedFile. A cache file is replaced as a whole or not at all (for state that must survive a
+crash: identity/folder.py). A file that a user names may be a pipe or a device by mistake: these never end, or
+hang.
+"""
 
 import errno
 import os
+import stat
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+
+NEW_PREFIX = ".new-"  # of a name that a writer which was killed leaves
 
 
 class RotatedFile:
@@ -74,3 +83,54 @@ def _make_private(folder: Path) -> None:
     for parent in reversed((folder, *folder.parents)):
         if not parent.is_dir():
             parent.mkdir(mode=0o700, exist_ok=True)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Make `path` (0600) hold `content`; its folder is made (0700) if need be. Raises OSError."""
+    import tempfile  # a verb that writes no file starts without it
+
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=NEW_PREFIX)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(name).replace(path)
+    except BaseException:
+        with suppress(OSError):
+            Path(name).unlink()
+        raise
+
+
+def read_own_file(path: Path, *, most: int) -> bytes | None:
+    """Read at most `most` bytes of a file that no other user can have written; return None for any other.
+
+    Raises OSError.
+    """
+    with path.open("rb") as file:
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
+            return None
+        return file.read(most)
+
+
+def open_regular(path: Path) -> int:
+    """Open a regular file for reading and return the descriptor. Raises OSError, also for any other kind."""
+    # O_NONBLOCK: to open a FIFO would wait for its writer
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            kind = "a pipe" if stat.S_ISFIFO(mode) else "a device or socket"
+            raise OSError(errno.EINVAL, f"it is {kind}, not a regular file", str(path))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """Read at most `most` bytes of a regular file. Raises OSError, also for any other kind."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        return file.read(most)
