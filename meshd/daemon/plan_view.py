@@ -27,9 +27,9 @@ from meshd.admin.plan_api import (
 )
 from meshd.admin.snapshot import view_of
 from meshd.base.errors import UserError
-from meshd.head.draft_forecast import DraftForecast
 from meshd.head.explain import Explained
-from meshd.head.timed_answers import RunningAnswer, TimedAnswer
+from meshd.head.measures import RunningAnswer, TimedAnswer
+from meshd.head.speculation import DraftForecast
 from meshd.model.device_speed import DeviceSpeed, reference_rates
 from meshd.model.layer_range import parse_layer_range
 from meshd.model.output import DevicePath

@@ -19,9 +19,8 @@ from meshd.daemon.serve_role import head_options
 from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.devices import list_devices, pick_for_head
 from meshd.devices.interface import RoleRuntime
-from meshd.head.draft_forecast import DraftForecast, Drafting, forecast
-from meshd.head.missing_weights import lacking_shares, marks_of
-from meshd.head.speculation import Speculation
+from meshd.head.served_files import lacking_shares, marks_of
+from meshd.head.speculation import DraftForecast, Drafting, Speculation, forecast
 from meshd.head.survey import Surveyor
 from meshd.head.worker_choice import Roster, ServedAs, roster_of
 from meshd.model.device_speed import REFERENCE_LAYERS

@@ -21,8 +21,8 @@ from meshd.worker.pause import Pause
 
 if TYPE_CHECKING:
     from meshd.gateway.server import Gateway
-    from meshd.head.draft_forecast import Drafting
     from meshd.head.explain import Explained
+    from meshd.head.speculation import Drafting
     from meshd.head.worker_choice import ServedAs
 
 

@@ -13,9 +13,9 @@ from itertools import pairwise
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, first_error
 from meshd.devices.ask_capacity import ask_capacity
-from meshd.head.survey import Surveyor, path_to
-from meshd.head.timed_answers import (
+from meshd.head.measures import (
     AwayTimes,
+    RunFacts,
     RunningAnswer,
     Span,
     TimedAnswer,
@@ -23,10 +23,9 @@ from meshd.head.timed_answers import (
     choose_rounds,
     choose_spans,
 )
+from meshd.head.survey import Surveyor, path_to
 from meshd.head.worker_choice import Roster
 from meshd.identity.keys import PeerId
-from meshd.model.layer_work import LayerWork
-from meshd.model.layers import ModelLayers
 from meshd.model.output import SAMPLED_BYTES, DevicePath
 from meshd.model.status import SplitPart
 from meshd.model.time_account import (
@@ -42,46 +41,13 @@ from meshd.model.time_account import (
 from meshd.peer.interface import Mesh
 from meshd.plan.advice import SplitAdvice, advise
 from meshd.plan.machines import Machines
-from meshd.plan.over_offers import reservations
-from meshd.plan.prediction import PlanOutcome, PlanPredictor
-from meshd.plan.split import Plan
-from meshd.plan.wishes import HeadOptions, read_llama_args
+from meshd.plan.wishes import read_llama_args
 from meshd.wire.capacity import MAX_SPAN_US, AskCapacity, ComputedSpan
 
 _ASK_SECONDS = 5.0
 
 Computed = Mapping[str, Sequence[ComputedSpan]]
 """What each worker that knows it computed in each of the spans."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunFacts:
-    """Describe how a model runs: its split, what that was planned with, and the prediction at load."""
-
-    plan: Plan
-    machines: Machines
-    options: HeadOptions
-    layers: ModelLayers
-    work: LayerWork
-    at_load: PlanOutcome
-
-    @property
-    def held(self) -> dict[tuple[str, str], int]:
-        """Return the memory that this takes, by node and device: reservations, and GPUs of the head.
-
-        Of the head's CPU nothing: what it has mapped of the model's file still counts as free.
-        """
-        used = {share.device.node for share in self.plan.shares if share.layers}
-        offers = [offer for offer in self.machines.offers if offer.node in used]
-        found = {
-            (offer.node, device.name): count
-            for offer, counts in zip(offers, reservations(self.plan, offers), strict=True)
-            for device, count in zip(offer.offer.devices, counts, strict=True)
-        }
-        for share in self.plan.shares:
-            if share.device.is_head and share.device.is_gpu and share.layers:
-                found[share.device.node, share.device.name] = share.total
-        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,8 +224,7 @@ def _spent(
     device_s: Mapping[str, float] = {}  # of a round
     rounds = made.rounds if made is not None else 0
     if made is not None:
-        predictor = PlanPredictor(facts.layers, facts.work, facts.machines, facts.options)
-        device_s = predictor.device_seconds(facts.plan, made.computed / made.rounds)
+        device_s = facts.predictor.device_seconds(facts.plan, made.computed / made.rounds)
     shares = [share.device for share in facts.plan.shares if share.layers]
     own = {one.label: device_s.get(one.label, 0.0) * rounds for one in shares if one.is_head}
     workers: list[ComputingTime] = []

@@ -1,20 +1,28 @@
-"""Lease: one worker's part in a run, from the question to its end, with the tunnel to its mesh-server."""
+"""Lease: one worker's part in a run, from the question to its end, with the tunnel to its mesh-server.
+
+A worker's end of that tunnel is llama-server's connection (`MeshEnd`), on which this node sees which weights
+are sent, which the worker had, and when llama-server waits.
+"""
 
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from socket import socket
 
 from meshd import __version__
 from meshd.base import log
 from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused, RemoteProtocolError, UserError
 from meshd.base.peer_limits import LEASE_MESSAGES, PROGRESS_SHOWN
+from meshd.base.units import in_memory
 from meshd.devices.interface import Tunnel, TunnelRequest, Tunnels
-from meshd.head.load_report import WeightsReport
-from meshd.head.timed_answers import AwayTimes
+from meshd.devices.report_line import count_of
+from meshd.gateway.interface import Readiness
+from meshd.head.measures import AwayTimes
 from meshd.identity.keys import PeerId
 from meshd.model.layers import is_of_layer
+from meshd.model.status import NetworkTensor, WorkerWeights
 from meshd.model.weights_index import WeightsIndex
 from meshd.peer.interface import Mesh, PeerStatus
 from meshd.peer.messages import MessageStream
@@ -49,6 +57,7 @@ OFFER_SECONDS = (
 )
 FETCH_SECONDS = 600.0  # for weights from members, and a second more for each SLOW_FETCH_BYTES of a part
 SLOW_FETCH_BYTES = 100_000
+MAX_KEPT = 4096  # tensors from the network that are kept by name; the bytes of all are counted
 GRANT_SECONDS = 120.0  # with it: a mesh-server that does not start is given up after 60 s
 LOG = log.get("serve")
 
@@ -94,7 +103,7 @@ class Lease:
         self.unreached: dict[int, str] = {}  # neighbours that it cannot reach, and why
         self._introduced: set[int] = set()
         self.mesh_end = mesh_end
-        self.lent: tuple[int, ...] = ()  # bytes of each device of which a part is reserved
+        self._reserved: tuple[int, ...] = ()  # bytes of each device of the offer
         self.place = 0  # in the list of workers that llama-server gets
 
     @property
@@ -111,6 +120,17 @@ class Lease:
     def sent_bytes(self) -> int:
         """Count the bytes sent through its tunnel."""
         return self.tunnel.status.sent_bytes if self.tunnel is not None else 0
+
+    @property
+    def lent(self) -> tuple[int, ...]:
+        """Return the bytes of each device of which a part is reserved."""
+        return tuple(count for count in self._reserved if count)
+
+    @property
+    def devices(self) -> list[str]:
+        """Name the devices of which a part is reserved: its server runs these, in their order."""
+        offered = self.offer.devices if self.offer is not None else ()
+        return [device.name for device, count in zip(offered, self._reserved, strict=False) if count]
 
     async def ask(self, acquire: Acquire) -> WorkerOffer:
         """Ask what the worker could lend. Raises Refused with its reason, Broken."""
@@ -139,7 +159,7 @@ class Lease:
         """
         assert self._messages is not None and self.offer is not None
         self.place = place
-        self.lent = tuple(count for count in bytes_per_device if count)
+        self._reserved = bytes_per_device
         await self._messages.send((Begin() if fetched else Reserve(bytes_per_device)).encode())
         self._open_tunnel(self.offer)
 
@@ -283,6 +303,71 @@ class Lease:
                     self._reached(reached)
                 case _:
                     return message
+
+
+@dataclass(slots=True)
+class NodeWeights:
+    """Count what one node read from its own files, and what it lacks; in bytes."""
+
+    local_bytes: int = 0
+    network_bytes: int = 0
+
+
+@dataclass(slots=True)
+class WeightsReport:
+    """Sum up where the tensors of one load came from; `names` maps an endpoint to the node behind it."""
+
+    names: dict[str, str]
+    local_bytes: int = 0
+    network_bytes: int = 0
+    fetched_bytes: int = 0
+    """What workers took from members before the load; what they needed of it counts as local."""
+    from_network: tuple[NetworkTensor, ...] = ()
+    exceeded: str = ""
+    """What llama-server asked of a worker beyond its reservation, as far as it said: no worker's fault."""
+    by_node: dict[str, NodeWeights] = field(default_factory=dict)
+
+    def line(self, text: str) -> None:
+        """Take one line in; what is not understood is a later version's and is left alone."""
+        match text.split(" "):
+            case ["exceeded", endpoint, _device, needed, lent] if (
+                count_of(needed) is not None and count_of(lent) is not None
+            ):
+                node = self.names.get(endpoint, endpoint)
+                self.exceeded = (
+                    f"llama-server needs {in_memory(int(needed))} on a device of {node}, "
+                    f"{in_memory(int(lent))} are reserved there; use a smaller `--ctx-size` or batch"
+                )
+
+    def placed(self, endpoint: str, name: str, size: int, why: str) -> None:
+        """Count a tensor in a worker's memory, as its tunnel tells; `why` it was sent, or empty."""
+        weights = self._of(endpoint)
+        if not why:
+            self.local_bytes += size
+            weights.local_bytes += size
+            return
+        self.network_bytes += size
+        weights.network_bytes += size
+        if len(self.from_network) < MAX_KEPT:
+            node = self.names.get(endpoint, endpoint)
+            self.from_network = (*self.from_network, NetworkTensor(name, size, node, why.replace("_", " ")))
+
+    def load_of(self, node: str, total: int, passed: int) -> WorkerWeights:
+        """Return how far a node is with `total` bytes; at most `passed` of them went through its tunnel."""
+        weights = self.by_node.get(node, NodeWeights())
+        missing = weights.network_bytes
+        return WorkerWeights(node, total, weights.local_bytes, missing, min(passed, missing))
+
+    def _of(self, endpoint: str) -> NodeWeights:
+        return self.by_node.setdefault(self.names.get(endpoint, endpoint), NodeWeights())
+
+
+def with_loads(now: Readiness, loads: Sequence[WorkerWeights]) -> Readiness:
+    """Add how far the weights of all workers are."""
+    reason = "; ".join([now.reason, *(load.text for load in loads)])
+    done = sum(load.share * load.total_bytes for load in loads)
+    done /= max(1, sum(load.total_bytes for load in loads))
+    return replace(now, reason=reason, progress=done, workers=tuple(loads))
 
 
 class ModelHeader:

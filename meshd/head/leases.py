@@ -1,4 +1,8 @@
-"""All leases of one run: asked for and reserved at once, granted side by side, watched, given up.
+"""All leases of one run: asked for and reserved at once, granted and introduced, watched, given up.
+
+Workers whose layers follow one another send their activations straight to the next one. The head introduces
+them, and hears what came of it: from a worker why there is no way to the other one, from both of their
+servers with whom they have a connection.
 
 Losing a link is not losing a worker: a lost link comes back within seconds, mostly, and nobody needs to know.
 Answers under way wait on for the grace, while new requests would wait behind them, so they hear of it earlier
@@ -7,30 +11,26 @@ ever: so its gaps count together, until it has made up for them (`PeerPatience`)
 """
 
 import asyncio
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
-from itertools import combinations
+from dataclasses import dataclass, replace
 
 from meshd.base import log
 from meshd.base.errors import MeshdError, Refused
 from meshd.base.tasks import Owner
 from meshd.devices.interface import RoleRuntime
 from meshd.gateway.interface import Readiness
-from meshd.head.device_exclusions import DeviceExclusions, DevicesInUse
-from meshd.head.lease import Lease, MeshEnd, why_unfit
-from meshd.head.load_report import WeightsReport
-from meshd.head.missing_weights import marks_of
-from meshd.head.push_plan import names_neighbour
-from meshd.head.served_files import ServedModel
+from meshd.head.failures import Blame, DeviceExclusions
+from meshd.head.lease import Lease, MeshEnd, WeightsReport, why_unfit
+from meshd.head.served_files import ServedModel, marks_of
 from meshd.head.survey import path_to
-from meshd.head.worker_backoff import WorkerBackoff
 from meshd.identity.keys import PeerId
-from meshd.model.status import ModelState
+from meshd.model.status import ModelState, SplitPart
 from meshd.peer.interface import Mesh, PeerState, PeerStatus
 from meshd.plan.machines import NodeOffer
 from meshd.plan.over_offers import reservations
 from meshd.plan.reasons import Reported
-from meshd.plan.split import Plan
+from meshd.plan.split import Plan, followers
 from meshd.plan.words import why_idle
 from meshd.tunnel.interface import LISTEN_LOCAL, TunnelStatus
 from meshd.wire.lease import HEAD_ENDED, Acquire, Lost
@@ -48,69 +48,6 @@ LATE_SECONDS = 5.0  # one gap of the grace ends the session by itself, which is 
 _LOOK_SECONDS = 1.0
 _NAMED = 4  # of those that are asked
 LOG = log.get("serve")
-
-
-class Blame:
-    """Remember whose doing the end of one run was: filled while it lives, told to the back-off at its end."""
-
-    def __init__(self) -> None:
-        self.failed: dict[PeerId, str] = {}
-        """Before the model was loaded."""
-        self.loaded_at: float | None = None
-        self._left: dict[PeerId, str] = {}
-        self._given_up: dict[PeerId, str] = {}
-        self._in_doubt: dict[PeerId, str] = {}
-        self._pairs: list[tuple[PeerId, PeerId]] = []
-
-    @property
-    def anybody(self) -> bool:
-        """Return True if a worker is to blame."""
-        return bool(self.failed or self._left or self._given_up or self._in_doubt)
-
-    def ended(self, peer: PeerId, why: str, others: Collection[PeerId] = ()) -> None:
-        """Blame a worker whose lease or connection ended first; `others` may have made it end.
-
-        A mesh-server ends when a push fails, or when it cannot compute with a value that it has: any of them
-        may be at fault, and nobody can tell who. They push to each other no more: what goes through the head
-        is looked at there, so the next time it is certain.
-        """
-        if not others:
-            self._of_now()[peer] = why
-            return
-        for one in (peer, *others):
-            self.doubt(one, why)
-        self._pairs += combinations((peer, *others), 2)
-
-    def doubt(self, peer: PeerId, why: str) -> None:
-        """Note that it may have been this one."""
-        self._in_doubt[peer] = why
-
-    def given_up(self, peer: PeerId, why: str) -> None:
-        """Note that the head does not wait for this one any more."""
-        self._given_up[peer] = why
-
-    def _of_now(self) -> dict[PeerId, str]:
-        return self.failed if self.loaded_at is None else self._left
-
-    def tell(self, backoff: WorkerBackoff, workers: Iterable[PeerStatus], now: float) -> None:
-        """Tell the back-off, which leaves workers out of later runs for a while."""
-        for one, other in self._pairs:
-            backoff.part(one, other)
-        lasted = now - self.loaded_at if self.loaded_at is not None else 0.0
-        for worker in workers:
-            peer = worker.peer
-            if peer in self.failed:
-                backoff.failed(worker, self.failed[peer], now)
-            if peer in self._given_up:
-                backoff.hung(worker, self._given_up[peer], now)
-            elif peer in self._left:
-                backoff.ended(worker, self._left[peer], now, lasted=lasted)
-            elif peer in self._in_doubt:
-                backoff.ended(worker, self._in_doubt[peer], now, lasted=lasted, in_doubt=True)
-            else:
-                continue
-            if (why := backoff.unsteady(peer, now)) is not None:
-                LOG.warning("worker_unsteady", peer=peer.short, name=worker.name, why=why)
 
 
 class Leases:
@@ -144,7 +81,9 @@ class Leases:
         self.held: list[Lease] = []
         self.are_granted = False
         """All workers run their mesh-servers for us."""
-        self.devices_in_use = DevicesInUse(exclusions)
+        self._exclusions = exclusions
+        self.device_failed = False
+        """The server of a worker crashed in the load, so a device of its may be unable."""
         self.blame = Blame()
         self.refusals: list[MeshdError] = []
         """Why workers that were asked have no lease."""
@@ -266,7 +205,7 @@ class Leases:
         offers = []
         for lease in self.held:
             assert lease.offer is not None
-            unable = self.devices_in_use.offered(lease.peer, versions[lease.peer], lease.offer)
+            unable = self._exclusions.offered(lease.peer, versions[lease.peer], lease.offer)
             excluded = {name: Reported(why) for name, why in unable.items()}
             offers.append(NodeOffer(lease.name, lease.offer, paths.get(lease.peer), excluded))
         return offers
@@ -320,8 +259,7 @@ class Leases:
                     fetching.start(work, name=f"fetch {lease.name}")
         if self.held:
             self._on_progress(f"starting the server of {', '.join(lease.name for lease in self.held)}")
-        for place, (lease, item, counts) in enumerate(zip(self.held, offers, wanted, strict=True)):
-            self.devices_in_use.uses(lease.peer, item.offer.devices, counts)
+        for place, (lease, counts) in enumerate(zip(self.held, wanted, strict=True)):
             try:
                 await lease.reserve(counts, place, fetched=bool(needs))
             except MeshdError as error:
@@ -368,6 +306,11 @@ class Leases:
         owner.start(self._watch(lease), name=f"lease {lease.name}")
 
     # Losing.
+
+    def device_crashed(self, lease: Lease, why: str) -> None:
+        """Note that the lease's server ended by its own fault before the model was loaded."""
+        self.device_failed = True
+        self._exclusions.crashed(lease.peer, lease.devices, why)
 
     async def _watch(self, lease: Lease) -> None:
         lost = await lease.until_lost()
@@ -454,3 +397,144 @@ class PeerPatience:
             if away >= self._grace + LATE_SECONDS:
                 return peer
         return None
+
+
+_WRONG_VALUE = ": wrong value: "  # a mesh-server cannot compute with this (`bad_value` in native/mesh/wire.h)
+_SENT_WRONG = ": it sent values that are not finite"  # to llama-server (client_copies.cpp)
+OFF = "disabled (`no_push`)"
+WHY_APART = "during this push one of the two ended a lease before, and it is unknown which"
+_NAMED_NEIGHBOUR = re.compile(r"neighbour ([0-9]{1,2})\b")
+UNCONNECTED = "the two have no connection"
+
+
+def names_neighbour(why: str) -> bool:
+    """Return True if a mesh-server says that it has ended because of another one."""
+    return _NAMED_NEIGHBOUR.search(why) is not None
+
+
+Place = tuple[str, str]  # node and device
+
+
+@dataclass(frozen=True, slots=True)
+class PushRoute:
+    """Lead from a worker to the one with the layers behind its own, which is `number` in the head's list."""
+
+    source: Lease
+    target: Lease
+    number: int
+
+    @property
+    def ends(self) -> Place:
+        """Return both as llama-server names them."""
+        return self.source.endpoint, self.target.endpoint
+
+
+class PushPlan:
+    """Hold the push routes of one run, and what came of each.
+
+    `introduce` once all leases are there.
+    """
+
+    def __init__(self, *, allowed: bool, are_apart: Callable[[PeerId, PeerId], bool]) -> None:
+        """Introduce nobody yet. `allowed`: the user wants pushes. `are_apart`: these two may not."""
+        self._allowed = allowed
+        self._are_apart = are_apart
+        self._routes: dict[Place, PushRoute] = {}  # by where they lead
+        self._no_push_reasons: dict[Place, str] = {}
+        self._chain: list[PeerId] = []  # workers in the order of their layers
+
+    async def introduce(self, plan: Plan, leases: Sequence[Lease]) -> None:
+        """Tell the workers of each other. One that is lost meanwhile is found out elsewhere."""
+        numbers = {lease.name: number for number, lease in enumerate(leases)}
+        by_name = {lease.name: lease for lease in leases}
+        nodes = [share.device.node for share in plan.shares if share.layers]
+        self._chain = [by_name[node].peer for node in nodes if node in by_name]
+        for before, behind in followers(plan):
+            place = behind.device.node, behind.device.name
+            source, target = by_name.get(before.device.node), by_name.get(behind.device.node)
+            if not self._allowed:
+                self._no_push_reasons[place] = OFF
+            elif source is None or target is None:
+                plain = behind if target is None else before
+                self._no_push_reasons[place] = f"{plain.device.node} is a plain rpc-server"
+            elif self._are_apart(source.peer, target.peer):
+                self._no_push_reasons[place] = WHY_APART
+            else:
+                self._routes[place] = PushRoute(source, target, numbers[target.name])
+        await self._tell_workers(leases)
+
+    async def _tell_workers(self, leases: Sequence[Lease]) -> None:
+        routes = {route.ends: route for route in self._routes.values()}.values()
+        for route in routes:
+            await route.target.admit(route.source)
+        for route in routes:
+            await route.source.introduce(route.number, route.target)
+        for lease in leases:
+            await lease.say_introduced()
+
+    def others(self, peer: PeerId, why: str) -> tuple[PeerId, ...]:
+        """Find who else may be at fault for its loss, by what `why` says.
+
+        The neighbour that it names. All with layers before its own, if it cannot compute with a value: they
+        may have sent what leads to that. If llama-server got hidden states from it that are not finite, those
+        whose own were pushed on to it: of all others llama-server has seen that they were finite.
+        """
+        if _SENT_WRONG in why:
+            return self._pushed_on_to(peer)
+        if _WRONG_VALUE in why:
+            return self._before(peer)
+        named = _NAMED_NEIGHBOUR.search(why)
+        found = []
+        for route in self._routes.values():
+            ends = (route.source, route.target)
+            if peer not in (ends[0].peer, ends[1].peer) or not self._result(route)[0]:
+                continue
+            other = ends[1] if ends[0].peer == peer else ends[0]
+            if named is not None and int(named[1]) == other.place:
+                found.append(other.peer)
+        return tuple(dict.fromkeys(found))
+
+    def _before(self, peer: PeerId) -> tuple[PeerId, ...]:
+        last = max((place for place, one in enumerate(self._chain) if one == peer), default=0)
+        return tuple(dict.fromkeys(one for one in self._chain[:last] if one != peer))
+
+    def _pushed_on_to(self, peer: PeerId) -> tuple[PeerId, ...]:
+        found, last = [peer], 0
+        while last < len(found):
+            found += [
+                route.source.peer
+                for route in self._routes.values()
+                if route.target.peer == found[last]
+                and route.source.peer not in found
+                and self._result(route)[0]
+            ]
+            last += 1
+        return tuple(found[1:])
+
+    def parts(self, split: Sequence[SplitPart]) -> tuple[SplitPart, ...]:
+        """Return the split with how each part gets its activations now."""
+        return tuple(self._part(part) for part in split)
+
+    def _part(self, part: SplitPart) -> SplitPart:
+        place = part.node, part.device
+        if (route := self._routes.get(place)) is not None:
+            pushed, why = self._result(route)
+            return replace(part, push=pushed, why_no_push=why)
+        if (reason := self._no_push_reasons.get(place)) is not None:
+            return replace(part, push=False, why_no_push=reason)
+        return part
+
+    def _result(self, route: PushRoute) -> tuple[bool, str]:
+        """Return True if both servers have a connection with each other, and if not, why."""
+        pushed = route.source.has_neighbour(route.target) and route.target.has_neighbour(route.source)
+        return pushed, "" if pushed else route.source.unreached.get(route.number) or UNCONNECTED
+
+    def tell(self) -> None:
+        """Log the routes, once a load."""
+        for route in self._routes.values():
+            pushed, why = self._result(route)
+            source, target = route.source.name, route.target.name
+            if pushed:
+                LOG.info("push_direct", source=source, target=target)
+            else:
+                LOG.warning("push_through_head", source=source, target=target, why=why)

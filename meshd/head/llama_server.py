@@ -29,10 +29,9 @@ from meshd.devices import command_lines
 from meshd.devices.fd_handover import Outgoing
 from meshd.devices.interface import IS_SUSPENDED, NativeBuild, Processes, Report, RolePaths
 from meshd.devices.processors import head_threads, llama_threads
-from meshd.head.lease import Lease, MeshEnd, ModelHeader
-from meshd.head.load_report import WeightsReport
+from meshd.head.lease import Lease, MeshEnd, ModelHeader, WeightsReport
+from meshd.head.measures import AwayTimes
 from meshd.head.served_files import ServedModel
-from meshd.head.timed_answers import AwayTimes
 from meshd.model.drafts import Drafts
 from meshd.model.status import NOT_HELD
 from meshd.model.weights_index import encode_index

@@ -19,21 +19,21 @@ once nobody asks. A worker that comes is judged as `meshd plan` does it, which r
 import asyncio
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from meshd.base import log
 from meshd.base.errors import MeshdError
 from meshd.base.fault_boundary import Contained
 from meshd.base.tasks import Owner, first_error
-from meshd.head.explain import RunFacts
+from meshd.head.measures import RunFacts
 from meshd.head.survey import Surveyor
 from meshd.head.worker_choice import Roster
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import PeerStatus
 from meshd.plan.choice import SplitChoice, choose_split
 from meshd.plan.machines import Machines, measured_machines
-from meshd.plan.prediction import PlanOutcome, PlanPredictor, on_paths
+from meshd.plan.prediction import PlanOutcome, on_paths
 
 UNASKED_SECONDS = 15.0
 SETTLED_SECONDS = 10.0  # of a connection: one that ends at once is no help
@@ -266,7 +266,7 @@ async def compare_now(facts: RunFacts, surveyor: Surveyor, roster: Roster) -> Sp
         with Contained("workers", "a comparison of splits"):
             best = choose_split(layers, work, machines, options, least=options.least_workers)[0]
             plan = on_paths(facts.plan, {one.node: one.path for one in machines.offers}.get)
-            now = PlanPredictor(layers, work, machines, options).predict(plan)
+            now = replace(facts, machines=machines).predictor.predict(plan)
             return SplitNow(best, now, machines, found.names)
 
     return await asyncio.to_thread(compare)

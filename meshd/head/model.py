@@ -21,19 +21,16 @@ from meshd.devices.device_list import AHEAD_SECONDS
 from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.interface import RoleRuntime, RoleStatus
 from meshd.gateway.interface import AnswerTimings, Readiness
-from meshd.head.device_exclusions import DeviceExclusions
-from meshd.head.draft_forecast import Drafting
 from meshd.head.explain import Explained
+from meshd.head.failures import DeviceExclusions, ServerFailures
+from meshd.head.lease import with_loads
 from meshd.head.leases import as_reached
 from meshd.head.load_again import Arrivals, LateMeasuring, QuietMoments
-from meshd.head.load_report import with_loads
 from meshd.head.run import LoadedModel, Run, RunHistory
 from meshd.head.served_files import ServedFiles, ServedModel
-from meshd.head.server_failures import ServerFailures
-from meshd.head.speculation import Speculation
+from meshd.head.speculation import Drafting, Speculation
 from meshd.head.standby import StandbyWorkers
-from meshd.head.stock_rpc import ask_plain
-from meshd.head.survey import OwnDevices, Surveyor
+from meshd.head.survey import OwnDevices, Surveyor, ask_plain
 from meshd.head.worker_choice import ServedAs, roster_of
 from meshd.model.device_sampling import DeviceSampling
 from meshd.model.served_facts import ServedFacts, with_properties
@@ -366,7 +363,10 @@ class Model:
         failures = self._server_failures
         failures.restarts += run.started and not run.replaced and not self._was_stopped(run)
         now = asyncio.get_running_loop().time()
-        run.blame.tell(self._roster.backoff, workers, now)
+        backoff = self._roster.backoff
+        for worker in run.blame.tell(backoff, workers, now):
+            if (unsteady := backoff.unsteady(worker.peer, now)) is not None:
+                LOG.warning("worker_unsteady", peer=worker.peer.short, name=worker.name, why=unsteady)
         if run.loaded:
             failures.was_ready()
         elif run.server_died is not None:

@@ -15,10 +15,10 @@ from meshd.base.tasks import Owner
 from meshd.base.units import in_number
 from meshd.devices.interface import RoleStatus
 from meshd.gateway.interface import ModelWish, Readiness
-from meshd.head.draft_forecast import Drafting
 from meshd.head.explain import Explained
 from meshd.head.load_policy import LoadPolicy, ModelRule, ModelStage
 from meshd.head.model import TRY_AGAIN_SECONDS, Model
+from meshd.head.speculation import Drafting
 from meshd.head.worker_choice import ServedAs
 from meshd.model.status import ModelState, ModelStatus
 

@@ -8,18 +8,14 @@ from meshd.base import log
 from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.tasks import Owner, first_error
 from meshd.devices.interface import RoleRuntime
-from meshd.head.device_exclusions import DeviceExclusions
-from meshd.head.explain import Explained, RunFacts, explain
-from meshd.head.lease import Lease
-from meshd.head.leases import LEASE_WORD_SECONDS, Leases
+from meshd.head.explain import Explained, explain
+from meshd.head.failures import DeviceExclusions, ServerDied
+from meshd.head.lease import Lease, WeightsReport
+from meshd.head.leases import LEASE_WORD_SECONDS, Leases, PushPlan
 from meshd.head.llama_server import LlamaServer, Over, ServerWatch
 from meshd.head.load_again import Arrivals, Judgement, LateMeasuring, QuietMoments, SplitNow, compare_now
-from meshd.head.load_report import WeightsReport
-from meshd.head.missing_weights import find_needs
-from meshd.head.push_plan import PushPlan
-from meshd.head.run_measures import RunMeasures
-from meshd.head.served_files import ServedModel
-from meshd.head.server_failures import ServerDied
+from meshd.head.measures import RunFacts, RunMeasures
+from meshd.head.served_files import ServedModel, find_needs
 from meshd.head.speculation import Speculation, round_estimate
 from meshd.head.survey import MachineSpeeds, OwnDevices, Surveyor, own_timed
 from meshd.head.worker_choice import Roster
@@ -192,7 +188,7 @@ class Run:
         self._predicted: Speeds | None = None
         self._estimated: frozenset[str] = frozenset()  # nodes whose speed is to be measured
         self._are_paths_unknown = False
-        self.measures = RunMeasures(self._leases.crossed)
+        self.measures = RunMeasures(asyncio.get_running_loop().time, self._leases.crossed)
         self.loaded = self.replaced = False
         self.result = LoadedModel()
         self.crashed = False  # llama-server ended by itself, and no worker before it
@@ -300,7 +296,7 @@ class Run:
             paths = [*(offer.path for offer in offers), *machines.paths.values()]
             self._are_paths_unknown = any(path is None or path.rate is None for path in paths)
         facts = RunFacts(plan, split.machines, self._options, model.layers, self._work, at_load=split.outcome)
-        self.measures.planned(facts)
+        self.measures.facts = facts
         self._leases.keep(plan, split.offers)
         LOG.info("plan", why=brief(plan.reasons, estimated=self._estimated))
         if plan.answers is not None and plan.answers.note:
@@ -401,7 +397,7 @@ class Run:
         """End the run: a worker's own word, or that of its lease's stream."""
         # 1. Note a device that cannot run this model.
         if not self.loaded and lost.code == RPC_SERVER_CRASHED:
-            self._leases.devices_in_use.crashed(lease.peer, lost.text)
+            self._leases.device_crashed(lease, lost.text)
         # 2. Decide who is to blame: nobody for a pause or a lack of memory, as it is asked again.
         if lost.code in (PAUSED, NO_MEMORY):
             self.replaced = True
@@ -426,7 +422,7 @@ class Run:
             over = self._server.lost or over
             if self._server.report.exceeded and not over.endpoint:
                 over = Over(f"{self._server.report.exceeded}; {over.why}", over.tail)
-        known = self.end.known or (not self.loaded and self._leases.devices_in_use.failed)
+        known = self.end.known or (not self.loaded and self._leases.device_failed)
         lease = self._leases.at(over.endpoint)
         if not known and lease is not None:
             self.blame.ended(lease.peer, over.why, self._push_plan.others(lease.peer, over.why))
@@ -560,4 +556,4 @@ class Run:
             unmeasured=now.unmeasured,
             to_measure=frozenset(),
         )
-        self.measures.planned(replace(facts, machines=machines, at_load=found.runs))
+        self.measures.facts = replace(facts, machines=machines, at_load=found.runs)

@@ -10,6 +10,10 @@ What a round takes without drafts is measured after a load, and by answers in wh
 a draft model costs is measured before anybody is told that the model is ready, and by answers; a length with
 which text would lose of which little is accepted is not used (model/drafts.py). Before that, a round is
 estimated: as predicted for the split, else by its paths and weights, at the rates of model/output.py.
+
+`forecast` says how fast a plan would be with drafts, for text that repeats itself and for prose. A round that
+checks n drafted tokens takes what a token of 1 + n answers at once does: the same layers compute as many
+tokens, and as many cross. Prose repeats nothing, so only a draft model drafts it.
 """
 
 from collections.abc import Callable
@@ -27,9 +31,11 @@ from meshd.model.drafts import (
     best_length,
     best_safe_length,
     gain,
+    tokens_of_round,
 )
 from meshd.model.output import CPU_RATE, GPU_RATE
 from meshd.model.status import SpeculationStatus
+from meshd.plan.prediction import PlanOutcome, PlanPredictor
 from meshd.plan.split import Plan
 from meshd.plan.wishes import DraftModel, MayDraft
 
@@ -400,3 +406,77 @@ class Speculation:
         if drafts.free and self._free.is_enough(now, ENOUGH_TOKENS):
             return self._free.gain(self._free_round, self._round)
         return 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """Tell how a model is drafted for: what its answers have shown, and its draft model."""
+
+    speculation: Speculation
+    draft_model: DraftModel | None = None
+
+    @property
+    def snapshot(self) -> "Drafting":
+        """Return a copy for another thread."""
+        return Drafting(deepcopy(self.speculation), self.draft_model)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftForecast:
+    """Forecast the speed of a plan with drafts.
+
+    `free`, `model`: tokens of a draft, at most (model.drafts.Drafts), and the share that is accepted.
+
+    `measured`: that share was, in answers. `why` nothing is drafted, `why_no_model` nothing by the draft
+    model; else empty.
+    """
+
+    free: int
+    model: int
+    free_acceptance: float
+    model_acceptance: float
+    measured: bool
+    repetitive_tok_s: float
+    prose_tok_s: float
+    why: str = ""
+    why_no_model: str = ""
+
+
+def forecast(
+    plan: Plan,
+    predictor: PlanPredictor,
+    outcome: PlanOutcome,
+    drafting: Drafting,
+    weights: int,
+    now: float,
+) -> DraftForecast:
+    """Forecast with the drafts that a load of this plan would begin with; `weights`: bytes of the model."""
+    prediction, draft = outcome.prediction, drafting.draft_model
+    estimate = round_estimate(plan, weights, predictor.rounds_of(plan), draft)
+    begun = drafting.speculation.would_begin(estimate, now, most=plan.shape.most_drafted)
+    drafts = begun.drafts
+    shown = drafting.speculation.shown(now)
+    free = shown.free if shown.free is not None else ASSUMED_FREE
+    model = shown.model if shown.model is not None else ASSUMED_MODEL
+    base = estimate.base if drafts.model else 0.0
+
+    def rate(length: int, acceptance: float, token_s: float) -> float:
+        """Return the rate of rounds with so long drafts; `token_s`: to draft one token."""
+        seconds = predictor.round_seconds(plan, 1 + length) + base + length * token_s
+        return tokens_of_round(acceptance, length) / seconds
+
+    plain = prediction.generate_tok_s
+    prose = rate(drafts.model, model, estimate.token - estimate.check) if drafts.model else plain
+    used = [shown.free] if drafts.free else []
+    used += [shown.model] if drafts.model else []
+    return DraftForecast(
+        free=drafts.free,
+        model=drafts.model,
+        free_acceptance=free,
+        model_acceptance=model,
+        measured=bool(used) and all(one is not None for one in used),
+        repetitive_tok_s=rate(drafts.free, free, 0.0) if drafts.free else prose,
+        prose_tok_s=prose,
+        why="" if drafts.longest else begun.why_nothing,
+        why_no_model=begun.why_no_model,
+    )

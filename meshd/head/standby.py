@@ -14,15 +14,12 @@ from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.tasks import Owner, first_error
 from meshd.base.units import in_bytes
 from meshd.devices.interface import RoleRuntime
-from meshd.head.explain import RunFacts
-from meshd.head.lease import Lease, MeshEnd, why_unfit
+from meshd.head.lease import Lease, MeshEnd, WeightsReport, why_unfit
 from meshd.head.leases import acquire_for
-from meshd.head.load_report import WeightsReport
-from meshd.head.missing_weights import lacking, needs_of
+from meshd.head.measures import AwayTimes, RunFacts
 from meshd.head.run import Run
-from meshd.head.served_files import ServedModel
+from meshd.head.served_files import ServedModel, lacking, needs_of
 from meshd.head.survey import Surveyor, path_to
-from meshd.head.timed_answers import AwayTimes
 from meshd.head.worker_choice import Roster
 from meshd.identity import naming
 from meshd.identity.keys import PeerId

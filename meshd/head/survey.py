@@ -1,12 +1,20 @@
 """Look at all machines of the mesh for a model: what they could lend, how fast they are, how far apart.
 
 Nothing is reserved. What somebody computes meanwhile is not disturbed: then devices have no new times.
+
+Plain rpc-servers of the LAN (`--rpc HOST:PORT`) are without meshd and without a secret, and get weights over
+the wire. They are asked once before a load, while nobody uses the connection: such a server has one client at
+a time.
 """
 
+import asyncio
+import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from meshd.base import log
+from meshd.base.errors import MeshdError, RemoteProtocolError
 from meshd.devices.ask_capacity import CapacityAnswer, ask_all, lacks_times
 from meshd.devices.cpu_cache import CpuCache
 from meshd.devices.device_list import Listing
@@ -28,6 +36,7 @@ from meshd.plan.machines import Held, Machines, NodeOffer, PlainRpc, with_given_
 from meshd.plan.reasons import Reported
 from meshd.plan.wishes import HeadOptions
 from meshd.process.interface import RunToEnd
+from meshd.rpc import probe
 from meshd.wire.capacity import WHOLE_SHARE, Capacity
 from meshd.wire.lease import LEASE_ID_BYTES, OfferedDevice, WorkerOffer
 
@@ -41,6 +50,8 @@ ONLY_ASKS = "it is a client, and lends nothing"
 
 IN_VAIN = "its speed cannot be measured"
 
+_ASK_SECONDS = 5.0  # a plain rpc-server
+LOG = log.get("serve")
 OnProgress = Callable[[str], None]
 
 Lendable = Callable[[Sequence[OfferedDevice]], tuple[OfferedDevice, ...]]
@@ -410,3 +421,76 @@ class OwnDevices:
         gpus = [device for device in found if device.kind == "gpu"]
         reasons = await self._trials.unfit(gpus, operations, on_progress)
         return found, {device.name: why for device, why in zip(gpus, reasons, strict=True) if why}
+
+
+# rpc-servers without meshd.
+
+
+async def ask_plain(endpoints: Sequence[str], *, protocol: str) -> tuple[PlainRpc, ...]:
+    """Ask each for its devices; `protocol` is ours (`7.0.0`). Raises MeshdError naming the server."""
+    servers = []
+    for endpoint in endpoints:
+        LOG.warning("plain_rpc", remote=endpoint, why="no encryption, no identity, weights over the network")
+        try:
+            async with asyncio.timeout(_ASK_SECONDS):
+                servers.append(PlainRpc(endpoint, await _devices(endpoint, protocol)))
+        except TimeoutError:
+            raise MeshdError(
+                f"the rpc-server `{endpoint}` does not answer",
+                hint="another client may be using it: it serves one at a time",
+            ) from None
+        except (OSError, asyncio.IncompleteReadError) as error:
+            raise MeshdError(
+                f"cannot use the rpc-server `{endpoint}`: {_in_words(error)}",
+                hint="check that it is running, and its port",
+            ) from None
+        except RemoteProtocolError as error:
+            raise MeshdError(
+                f"cannot use the rpc-server `{endpoint}`: {error.what}", hint=error.hint
+            ) from None
+    return tuple(servers)
+
+
+def _in_words(error: OSError | asyncio.IncompleteReadError) -> str:
+    if isinstance(error, asyncio.IncompleteReadError):
+        return "it closed the connection; llama.cpp's rpc-server does not"
+    if isinstance(error, ConnectionRefusedError):
+        return "nothing listens there"
+    if isinstance(error, socket.gaierror):
+        return "its name cannot be resolved"
+    return (error.strerror or "no connection to any of its addresses").lower()
+
+
+async def _devices(endpoint: str, protocol: str) -> tuple[OfferedDevice, ...]:
+    host, _, port = endpoint.rpartition(":")
+    reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+
+    async def ask(request: bytes) -> bytes:
+        writer.write(request)
+        await writer.drain()
+        (size,) = probe.RPC_ANSWER.unpack(await reader.readexactly(probe.RPC_ANSWER.size))
+        if size > probe.MAX_ANSWER_BYTES:
+            raise RemoteProtocolError(
+                "the answer is too long", hint="check that it is llama.cpp's rpc-server"
+            )
+        return await reader.readexactly(size)
+
+    try:
+        version = probe.read_hello(await ask(probe.hello()))
+        mine = tuple(int(part) for part in protocol.split("."))
+        if version[0] != mine[0] or version[1] > mine[1]:
+            theirs = ".".join(map(str, version))
+            raise RemoteProtocolError(
+                f"it speaks RPC protocol {theirs}, this build {protocol}",
+                hint="build both from one version of llama.cpp",
+            )
+        count = probe.read_count(await ask(probe.device_count()))
+        devices = []
+        for number in range(count):
+            memory = probe.read_memory(await ask(probe.device_memory(number)))
+            # the protocol does not tell what a device is; people lend GPUs this way, or have nothing better
+            devices.append(OfferedDevice(f"RPC{number}", "gpu", endpoint[:64], memory.free, memory.total))
+        return tuple(devices)
+    finally:
+        writer.close()
+        await writer.wait_closed()

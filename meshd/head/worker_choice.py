@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from meshd.head.worker_backoff import WorkerBackoff
+from meshd.head.failures import WorkerBackoff
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Role

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from meshd.admin.codec import to_fields
 from meshd.daemon.plan_view import why_reply
-from meshd.head.explain import Explained, RunFacts
+from meshd.head.explain import Explained
+from meshd.head.measures import RunFacts
 from meshd.model.output import DevicePath
 from meshd.model.time_account import TimeAccount
 from meshd.plan.advice import advise

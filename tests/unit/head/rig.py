@@ -11,9 +11,8 @@ from meshd.base.processes import ProcessWork
 from meshd.daemon.role_runtime import make_processes
 from meshd.devices.interface import NativeBuild, RolePaths, RoleRuntime, Tunnel, TunnelRequest, Tunnels
 from meshd.gateway.interface import AnswerTimings, ReadyReport
-from meshd.head.lease import MeshEnd
-from meshd.head.load_report import WeightsReport
-from meshd.head.timed_answers import AwayTimes
+from meshd.head.lease import MeshEnd, WeightsReport
+from meshd.head.measures import AwayTimes
 from meshd.process.handover import ReportPipe, pipe_with, socket_pair
 from meshd.process.interface import Child, ChildSpec, Ended
 from meshd.tunnel.joined import join

@@ -1,7 +1,7 @@
 """When llama-server waits, from the messages that pass its daemon."""
 
 import pytest
-from meshd.head.timed_answers import AwayTimes
+from meshd.head.measures import AwayTimes
 from meshd.rpc import mesh_protocol as wire
 
 

@@ -1,7 +1,7 @@
 """Tokens of all streamed answers together, in the newest busy time."""
 
 from meshd.gateway.interface import AnswerTimings
-from meshd.head.timed_answers import BUSY_SECONDS, BusySpan, BusyTimes
+from meshd.head.measures import BUSY_SECONDS, BusySpan, BusyTimes
 
 
 def test_tokens_of_all_answers_count_and_those_of_the_first_moment_came_before() -> None:

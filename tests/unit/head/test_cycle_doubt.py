@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from meshd.gateway.interface import ReadyReport
+from meshd.head.failures import ENDS
+from meshd.head.leases import WHY_APART
 from meshd.head.model import Model
-from meshd.head.push_plan import WHY_APART
-from meshd.head.worker_backoff import ENDS
 
 from tests.unit.head.rig import Bench
 from tests.unit.head.scene import view

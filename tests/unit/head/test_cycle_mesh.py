@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from meshd.config.forms import HostPort
 from meshd.head import model as model_module
-from meshd.head.push_plan import UNCONNECTED, WHY_APART
+from meshd.head.leases import UNCONNECTED, WHY_APART
 from meshd.model.status import ModelState, SplitPart
 from meshd.plan.machines import PlainRpc
 from meshd.rpc import mesh_protocol as wire

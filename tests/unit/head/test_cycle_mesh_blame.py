@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from meshd.gateway.interface import ReadyReport
+from meshd.head.failures import TRIES
 from meshd.head.leases import AFTER_HEAD_SECONDS
-from meshd.head.worker_backoff import TRIES
 from meshd.model.status import ModelState
 
 from tests.sim.loop import until

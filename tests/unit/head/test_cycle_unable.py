@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from meshd.gateway.interface import ReadyReport
-from meshd.head.worker_backoff import FIRST_SECONDS, TRIES
+from meshd.head.failures import FIRST_SECONDS, TRIES
 from meshd.peer.interface import PeerState
 
 from tests.sim import loop

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from meshd.head.failures import ENDS
 from meshd.head.model import Model
-from meshd.head.worker_backoff import ENDS
 
 from tests.unit.head.rig import Bench, cpu_lines
 from tests.unit.head.stubs import StubTunnel

@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.gateway.interface import AnswerTimings
-from meshd.head.draft_forecast import DraftForecast, Drafting, forecast
-from meshd.head.speculation import ASSUMED_FREE, ASSUMED_MODEL, Speculation, round_estimate
+from meshd.head.speculation import (
+    ASSUMED_FREE,
+    ASSUMED_MODEL,
+    DraftForecast,
+    Drafting,
+    Speculation,
+    forecast,
+    round_estimate,
+)
 from meshd.model.drafts import MOST_FREE, tokens_of_round
 from meshd.plan.choice import plan_model
 from meshd.plan.machines import Machines

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from meshd.head.explain import RunFacts, ways_of
+from meshd.head.explain import ways_of
+from meshd.head.measures import RunFacts
 from meshd.model.output import DevicePath
 from meshd.model.status import SplitPart
 from meshd.plan.choice import plan_model

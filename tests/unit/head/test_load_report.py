@@ -2,7 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.head.load_report import MAX_KEPT, NodeWeights, WeightsReport
+from meshd.head.lease import MAX_KEPT, NodeWeights, WeightsReport
 from meshd.model.status import NetworkTensor
 
 

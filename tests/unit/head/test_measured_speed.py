@@ -2,7 +2,7 @@
 
 import pytest
 from meshd.gateway.interface import AnswerTimings
-from meshd.head.run_measures import MeasuredSpeed
+from meshd.head.measures import MeasuredSpeed
 from meshd.model.status import Speeds
 
 

@@ -9,7 +9,7 @@ import pytest
 from meshd.base.errors import Broken, RemoteProtocolError
 from meshd.devices.interface import FromMembers
 from meshd.head.lease import FETCH_SECONDS, SLOW_FETCH_BYTES
-from meshd.head.missing_weights import READ_SECONDS, gains_alone
+from meshd.head.served_files import READ_SECONDS, gains_alone
 from meshd.model.status import ModelState
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
 from meshd.rpc import mesh_protocol as wire

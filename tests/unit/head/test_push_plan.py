@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from meshd.gateway.interface import ReadyReport
-from meshd.head.push_plan import UNCONNECTED
+from meshd.head.leases import UNCONNECTED
 from meshd.model.status import ModelState, ModelStatus
 from meshd.peer.interface import PeerState
 from meshd.plan.wishes import HeadOptions

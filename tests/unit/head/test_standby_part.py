@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from meshd.head.explain import RunFacts
+from meshd.head.measures import RunFacts
 from meshd.head.standby import FOR_ANY, PartChoice, StandbyPart
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
 from meshd.plan.choice import plan_model

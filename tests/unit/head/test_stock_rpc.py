@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from meshd.base.errors import MeshdError
-from meshd.head import stock_rpc as module
-from meshd.head.stock_rpc import ask_plain
+from meshd.head import survey as module
+from meshd.head.survey import ask_plain
 from meshd.plan.machines import PlainRpc
 from meshd.wire.lease import OfferedDevice
 

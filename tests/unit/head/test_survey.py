@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from meshd.base.errors import UserError
 from meshd.devices.device_speeds import DeviceSpeeds
-from meshd.head.missing_weights import lacking_shares, marks_of
+from meshd.head.served_files import lacking_shares, marks_of
 from meshd.head.survey import BUSY, COMPUTES, LENDS_NOTHING, ONLY_ASKS, Lendable, MachineSpeeds, Surveyor
 from meshd.head.worker_choice import FOR_LOSSES, roster_of
 from meshd.model.weights_index import TensorEntry, WeightsIndex

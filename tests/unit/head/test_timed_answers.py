@@ -1,7 +1,7 @@
 """The last answers, and the one that runs."""
 
 from meshd.gateway.interface import AnswerTimings
-from meshd.head.timed_answers import AwayTimes, RunningAnswer, TimedAnswers, choose_rounds, choose_spans
+from meshd.head.measures import AwayTimes, RunningAnswer, TimedAnswers, choose_rounds, choose_spans
 from meshd.model.time_account import TokenRounds
 from meshd.rpc import mesh_protocol as wire
 

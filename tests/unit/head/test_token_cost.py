@@ -1,6 +1,6 @@
 """What a token costs is measured on streamed answers, and on nothing else that crosses."""
 
-from meshd.head.run_measures import FIRST_TOKENS, SAMPLE_TOKENS, TokenCost
+from meshd.head.measures import FIRST_TOKENS, SAMPLE_TOKENS, TokenCost
 
 PROMPT, TOKEN = 50_000, 700
 

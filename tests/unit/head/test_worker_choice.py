@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from meshd.base.tasks import Owner
 from meshd.config.forms import HostPort
-from meshd.head.worker_backoff import ENDS, TRIES
+from meshd.head.failures import ENDS, TRIES
 from meshd.head.worker_choice import FOR_LOSSES, Roster, roster_of
 from meshd.identity.membership import Role
 from meshd.model.layer_range import LayerRange

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from meshd.config.forms import HostPort
 from meshd.daemon.plan_view import plan_reply
-from meshd.head.draft_forecast import DraftForecast
+from meshd.head.speculation import DraftForecast
 from meshd.plan.advice import SplitAdvice, advise
 from meshd.plan.choice import ServingSplit, choose_split, plan_model
 from meshd.plan.machines import Machines

@@ -1,6 +1,7 @@
-"""The last answers of a model, when it was busy or waited, and the spans that are divided into parts. Pure.
+"""Measure one run: its speed, the bytes of a token, when it was busy or waited, and its last answers. Pure.
 
-The gateway tells what becomes of requests. For rounds it does not matter who runs beside whom: a round of
+The gateway tells what becomes of requests. Only answers that had all machines to themselves count as measured
+speed, so that it compares with a prediction. For rounds it does not matter who runs beside whom: a round of
 llama-server computes for all answers.
 """
 
@@ -9,7 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshd.gateway.interface import AnswerTimings
+from meshd.model.layer_work import LayerWork
+from meshd.model.layers import ModelLayers
+from meshd.model.status import Speeds
 from meshd.model.time_account import TokenRounds
+from meshd.plan.machines import Machines
+from meshd.plan.over_offers import reservations
+from meshd.plan.prediction import PlanOutcome, PlanPredictor
+from meshd.plan.split import Plan
+from meshd.plan.wishes import HeadOptions
 from meshd.rpc import mesh_protocol as wire
 
 _KEPT = 8192  # intervals of each kind, the newest: about as many tokens
@@ -27,6 +36,41 @@ _LEAST_TOKENS = 8  # of an answer that runs, or rounds of several, before it cou
 _MOST_ACCOUNTED = 4000  # of which all that is remembered
 _NOTHING = TokenRounds(0, 0, 0)
 Span = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """Describe how a model runs: its split, what that was planned with, and the prediction at load."""
+
+    plan: Plan
+    machines: Machines
+    options: HeadOptions
+    layers: ModelLayers
+    work: LayerWork
+    at_load: PlanOutcome
+
+    @property
+    def predictor(self) -> PlanPredictor:
+        """Return a predictor of splits of this model on these machines."""
+        return PlanPredictor(self.layers, self.work, self.machines, self.options)
+
+    @property
+    def held(self) -> dict[tuple[str, str], int]:
+        """Return the memory that this takes, by node and device: reservations, and GPUs of the head.
+
+        Of the head's CPU nothing: what it has mapped of the model's file still counts as free.
+        """
+        used = {share.device.node for share in self.plan.shares if share.layers}
+        offers = [offer for offer in self.machines.offers if offer.node in used]
+        found = {
+            (offer.node, device.name): count
+            for offer, counts in zip(offers, reservations(self.plan, offers), strict=True)
+            for device, count in zip(offer.offer.devices, counts, strict=True)
+        }
+        for share in self.plan.shares:
+            if share.device.is_head and share.device.is_gpu and share.layers:
+                found[share.device.node, share.device.name] = share.total
+        return found
 
 
 class AwayTimes:
@@ -276,3 +320,108 @@ def choose_rounds(log: TimedAnswers, away: AwayTimes, token: Span | None) -> Cho
         return ChosenRounds(why_not=f"of {rounds} rounds no mean is worth anything")
     made = TokenRounds(busy.tokens, rounds, busy.tokens + busy.more)
     return ChosenRounds((busy.begin, busy.end), made)
+
+
+LEAST_PROMPT = 64  # tokens; shorter prompts measure a start
+_LEAST_GENERATED = 8
+_REMEMBERED_TOKENS = 4096
+
+
+# The second token of an answer still carries the graph of its shape; those before it the prompt.
+FIRST_TOKENS = 3
+SAMPLE_TOKENS = 8  # between two looks at the links: a look costs more than a token is worth
+
+
+class MeasuredSpeed:
+    """Average the rates of one run; older answers count less."""
+
+    def __init__(self) -> None:
+        self._prompt = _Mean()
+        self._generated = _Mean()
+
+    def answered(self, timings: AnswerTimings) -> None:
+        """Count an answer that was made alone."""
+        if timings.prompt_tokens >= LEAST_PROMPT:
+            self._prompt.add(timings.prompt_tokens, timings.prompt_seconds)
+        if timings.generated_tokens >= _LEAST_GENERATED:
+            self._generated.add(timings.generated_tokens, timings.generated_seconds)
+
+    @property
+    def speeds(self) -> Speeds | None:
+        """Return both speeds; None before the first answer."""
+        prompt, generated = self._prompt.rate, self._generated.rate
+        return None if prompt is None and generated is None else Speeds(prompt, generated)
+
+
+class _Mean:
+    def __init__(self) -> None:
+        self._tokens = self._seconds = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        if self._tokens > _REMEMBERED_TOKENS:
+            self._tokens, self._seconds = self._tokens / 2, self._seconds / 2
+        self._tokens += tokens
+        self._seconds += seconds
+
+    @property
+    def rate(self) -> float | None:
+        return round(self._tokens / self._seconds, 2) if self._seconds > 0 else None
+
+
+class TokenCost:
+    """Measure the bytes of a token on the wire. Tokens of several answers cross together and do not count."""
+
+    def __init__(self, crossed: Callable[[], int]) -> None:
+        """Take `crossed`: bytes on the links to the workers so far, both directions."""
+        self._crossed = crossed
+        self._mark: tuple[int, int] | None = None  # tokens of the answer, and bytes, at the last look
+        self._tokens = 0
+        self._bytes = 0
+
+    def generated(self, total: int, *, alone: bool) -> None:
+        """Look at the links: an answer has `total` tokens by now. `alone`: no other request is under way."""
+        if not alone or total < FIRST_TOKENS or (self._mark is not None and total < self._mark[0]):
+            self._mark = None
+        if not alone or total < FIRST_TOKENS:
+            return
+        if self._mark is None:
+            self._mark = total, self._crossed()
+        elif total - self._mark[0] >= SAMPLE_TOKENS:
+            now = self._crossed()
+            self._tokens += total - self._mark[0]
+            self._bytes += now - self._mark[1]
+            self._mark = total, now
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """Return the average; None until an answer was long enough."""
+        return self._bytes / self._tokens if self._tokens else None
+
+
+class RunMeasures:
+    """Measure one run, as the gateway tells what becomes of requests (gateway.interface.Upstream)."""
+
+    def __init__(self, now: Callable[[], float], crossed: Callable[[], int]) -> None:
+        """Measure nothing yet. `crossed`: bytes on the links to the workers so far, both directions."""
+        self._now = now
+        self.speed = MeasuredSpeed()
+        self.token_cost = TokenCost(crossed)
+        self.answers = TimedAnswers()
+        self.facts: RunFacts | None = None
+        """How the model runs, as soon as there is a plan."""
+
+    @property
+    def round_seconds(self) -> Callable[[int], float] | None:
+        """Return the predicted seconds of rounds; None where they are not."""
+        return self.facts.predictor.rounds_of(self.facts.plan) if self.facts is not None else None
+
+    def generated(self, total: int, grown: int, *, alone: bool) -> None:
+        """Note the progress of a stream."""
+        self.token_cost.generated(total, alone=alone)
+        self.answers.generated(total, grown, self._now(), alone=alone)
+
+    def answered(self, timings: AnswerTimings, *, alone: bool, seconds: float) -> None:
+        """Note the end of an answer."""
+        if alone:
+            self.speed.answered(timings)
+        self.answers.answered(timings, self._now(), alone=alone, seconds=seconds)

@@ -1,22 +1,158 @@
-"""Which workers are left out, for how long, and when they are tried again."""
+"""What failed is remembered: llama-server, devices and workers, for how long, and what ends that."""
 
 from dataclasses import replace
 
+import pytest
 from meshd.base.peer_limits import APART, MARKED
-from meshd.head.worker_backoff import (
+from meshd.head.failures import (
     ENDS,
     FIRST_END_SECONDS,
     FIRST_SECONDS,
     MOST_END_SECONDS,
     MOST_SECONDS,
+    SERVER_RETRY,
+    SERVER_TRIES,
+    SERVER_TRIES_ANY,
     STEADY_SECONDS,
     TRIES,
+    DeviceExclusions,
+    ServerDied,
+    ServerFailures,
     WorkerBackoff,
 )
 from meshd.identity.keys import PeerId
+from meshd.model.status import SplitPart
 from meshd.peer.interface import PeerState, PeerStatus
+from meshd.process.interface import ChildState, ChildStatus
+from meshd.wire.lease import OfferedDevice, WorkerOffer
+from meshd.wire.native import NativeVersion
 
 from tests.unit.identity.cast import GUEST, WORKER
+
+
+def died(layers: int = 30, tail: tuple[str, ...] = ("last line",)) -> ServerDied:
+    return ServerDied("llama-server", (SplitPart("a", "CPU", layers, 0),), tail)
+
+
+def test_with_one_split() -> None:
+    it = ServerFailures()
+    for number in range(1, SERVER_TRIES + 1):
+        assert not it.is_no_chance(spares=False)
+        it.died(died())
+        assert it.in_row == number
+    assert it.is_no_chance(spares=False) and not it.is_no_chance(spares=True)
+    assert it.delay == SERVER_RETRY.first
+    it.died(died(29))
+    assert not it.is_no_chance(spares=False), "another split is another matter"
+    assert it.delay == SERVER_RETRY.first * SERVER_RETRY.factor
+
+
+def test_with_whatever_split() -> None:
+    it = ServerFailures()
+    for number in range(SERVER_TRIES_ANY):
+        assert not it.is_no_chance(spares=True)
+        it.died(died(number))
+    assert it.is_no_chance(spares=True)
+
+
+def test_a_life_that_was_ready_begins_anew() -> None:
+    it = ServerFailures()
+    for _ in range(SERVER_TRIES_ANY):
+        it.died(died())
+    shown = it.failed_child
+    assert shown is not None and shown.state is ChildState.FAILED
+    it.was_ready()
+    after = ServerFailures()
+    assert it.failed_child is after.failed_child is None
+    for one in (it, after):
+        one.died(died())
+        assert not one.is_no_chance(spares=False)
+
+
+def test_options_that_are_refused_are_no_chance() -> None:
+    it = ServerFailures()
+    it.died(died(tail=("error: invalid argument: --nosuchopt",)))
+    assert it.is_no_chance(spares=True)
+    what, hint = it.what_to_say("exit code 1", ("--nosuchopt", "1"))
+    assert what == "llama-server refuses its options: invalid argument: --nosuchopt"
+    assert hint == "check the arguments after `--`: `--nosuchopt 1`"
+
+
+def test_its_user_sees_one_that_is_restarted() -> None:
+    it = ServerFailures()
+    child = ChildStatus("llama-server", ChildState.READY, 5, 0, "", ())
+    assert it.as_one(child) == child
+    it.restarts, it.why_restarted = 2, "a worker is lost"
+    shown = it.as_one(child)
+    assert (shown.restarts, shown.reason, shown.pid) == (2, "the last time because a worker is lost", 5)
+
+
+NATIVE = NativeVersion("mesh 4", "pin", "sources", "cuda")
+CARD = OfferedDevice("CUDA0", "gpu", "a card", 5, 10)
+CPU = OfferedDevice("CPU", "cpu", "a processor", 5, 10)
+ABORTED = "`rpc-server` was ended by SIGABRT while it ran"
+
+
+class Crashing:
+    """A worker whose server crashes, and what the head thinks of its devices."""
+
+    def __init__(self) -> None:
+        self.exclusions = DeviceExclusions()
+
+    def out(self, *devices: OfferedDevice, native: NativeVersion | None = NATIVE) -> dict[str, str]:
+        """Return what is left out of its next offer, with these devices."""
+        offer = WorkerOffer(devices or (CARD, CPU), has_model=False, machine="m", lease_id=bytes(16))
+        return dict(self.exclusions.offered(WORKER.peer, native, offer))
+
+    def crashed(self) -> None:
+        self.exclusions.crashed(WORKER.peer, ["CUDA0"], ABORTED)
+
+
+def test_a_device_may_crash_once_until_the_next_load_that_works() -> None:
+    it = Crashing()
+    assert it.out() == {}
+    it.crashed()
+    it.exclusions.worked([WORKER.peer])
+    it.crashed()
+    assert it.out() == {}
+    it.exclusions.worked([GUEST.peer])
+    it.crashed()
+    ((name, why),) = it.out().items()
+    assert name == "CUDA0" and "crashed 2 times" in why and "SIGABRT" in why
+    it.exclusions.worked([WORKER.peer])
+    assert it.out(replace(CARD, free_bytes=1), CPU), "it stays out when others work and memory changes"
+
+
+@pytest.mark.parametrize(
+    ("devices", "native"),
+    [
+        ((CARD, CPU), replace(NATIVE, sources="newer")),
+        ((CARD, CPU), None),
+        ((CARD,), NATIVE),
+        ((replace(CARD, description="another card"), CPU), NATIVE),
+    ],
+)
+def test_another_native_part_or_other_devices_are_tried(
+    devices: tuple[OfferedDevice, ...], native: NativeVersion | None
+) -> None:
+    it = Crashing()
+    assert it.out() == {}
+    it.crashed()
+    it.crashed()
+    assert it.out(*devices, native=native) == {}
+
+
+def test_crashes_count_on_when_the_devices_are_said_to_be_others() -> None:
+    it = Crashing()
+    for number, card in enumerate((replace(CARD, total_bytes=10 + more) for more in range(4)), 1):
+        assert it.out(card, CPU) == {}
+        it.crashed()
+        assert list(it.out(card, CPU)) == ["CUDA0"] * (number > 1)
+    it.exclusions.worked([WORKER.peer])
+    assert it.out() == {}
+    it.crashed()
+    assert it.out() == {}, "it was of use meanwhile"
+
 
 BAD = PeerStatus(
     peer=WORKER.peer,
