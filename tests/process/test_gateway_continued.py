@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 
 import pytest
 from aiohttp import ClientResponse, web
@@ -72,14 +71,6 @@ class Held(Dying):
         return response
 
 
-def play(answer: Dying, check: Callable[[World], Awaitable[None]], config: GatewayConfig = CONFIG) -> None:
-    async def scenario() -> None:
-        async with world(answer, config=config) as here:
-            await check(here)
-
-    asyncio.run(scenario())
-
-
 def data_of(stream: bytes) -> list[bytes]:
     """Its events, without comments."""
     return [one + b"\n\n" for one in stream.split(b"\n\n") if one and not one.startswith(b":")]
@@ -92,8 +83,10 @@ async def next_notice(reply: ClientResponse) -> bytes:
     return comment
 
 
-def test_the_client_gets_the_rest() -> None:
-    async def check(here: World) -> None:
+async def test_the_client_gets_the_rest() -> None:
+    async with world(
+        dies_after(chunk("a"), chunk("b"), then=(chunk("c"), last_chunk(3), DONE)), config=CONFIG
+    ) as here:
         reply = await here.chat(stream=True, max_tokens=9)
         assert data_of(await reply.read()) == [chunk("a"), chunk("b"), chunk("c"), last_chunk(3), DONE]
         first, second = (json.loads(body) for *_, body in here.server.seen)
@@ -102,11 +95,9 @@ def test_the_client_gets_the_rest() -> None:
         assert (first["max_tokens"], second["max_tokens"]) == (9, 7)
         assert len(here.upstream.broke) == 1
 
-    play(dies_after(chunk("a"), chunk("b"), then=(chunk("c"), last_chunk(3), DONE)), check)
 
-
-def test_it_waits_for_the_model_and_says_why() -> None:
-    async def check(here: World) -> None:
+async def test_it_waits_for_the_model_and_says_why() -> None:
+    async with world(Held(chunk("b"), DONE), config=CONFIG) as here:
         here.upstream.knows = LOADING.reason
         here.upstream.readiness = READY
         reply = await here.chat(stream=True)
@@ -118,13 +109,12 @@ def test_it_waits_for_the_model_and_says_why() -> None:
         here.upstream.readiness = READY
         assert data_of(await reply.read()) == [chunk("b"), DONE]
 
-    play(Held(chunk("b"), DONE), check)
 
-
-def test_a_short_wait_is_explained_too() -> None:
+async def test_a_short_wait_is_explained_too() -> None:
     """The model is ready again long before the next look for something to tell."""
+    config = GatewayConfig(port=0, keepalive_seconds=60.0, continue_seconds=5.0)
+    async with world(dies_after(chunk("a"), then=(chunk("b"), DONE)), config=config) as here:
 
-    async def check(here: World) -> None:
         async def broke(why: str) -> str:
             here.upstream.readiness = LOADING
             asyncio.get_running_loop().call_later(0.1, lambda: setattr(here.upstream, "readiness", READY))
@@ -135,17 +125,12 @@ def test_a_short_wait_is_explained_too() -> None:
         rest = await reply.read()
         assert b": worker garage is lost\n\n" in rest and data_of(rest) == [chunk("a"), chunk("b"), DONE]
 
-    config = GatewayConfig(port=0, keepalive_seconds=60.0, continue_seconds=5.0)
-    play(dies_after(chunk("a"), then=(chunk("b"), DONE)), check, config)
 
-
-def test_a_stream_that_nobody_asked_for_goes_on_as_well() -> None:
-    async def check(here: World) -> None:
+async def test_a_stream_that_nobody_asked_for_goes_on_as_well() -> None:
+    async with world(Dying((chunk("a"),), 1, (chunk("a"), chunk("b"), DONE)), config=CONFIG) as here:
         reply = await here.chat(seed=1, temperature=0)
         assert reply.content_type == "text/event-stream"
         assert data_of(await reply.read()) == [chunk("a"), chunk("b"), DONE]
-
-    play(Dying((chunk("a"),), 1, (chunk("a"), chunk("b"), DONE)), check)
 
 
 class Resumed(Dying):
@@ -168,11 +153,10 @@ class Resumed(Dying):
         return response
 
 
-def test_a_client_is_told_that_its_greedy_answer_is_computed_again() -> None:
+async def test_a_client_is_told_that_its_greedy_answer_is_computed_again() -> None:
     again = b": computing the answer again up to where it stopped\n\n"
     server = Resumed(chunk("b"), chunk("c"))
-
-    async def check(here: World) -> None:
+    async with world(server, config=CONFIG) as here:
         reply = await here.chat(stream=True, temperature=0)
         told = b""
         while again not in told:
@@ -185,8 +169,6 @@ def test_a_client_is_told_that_its_greedy_answer_is_computed_again() -> None:
         server.may_end.set()
         assert data_of(told + await reply.read()) == [chunk("a"), chunk("b"), chunk("c"), DONE]
 
-    play(server, check)
-
 
 def _ends_with_an_error(here: World, stream: bytes) -> None:
     *before, last = data_of(stream)
@@ -195,8 +177,8 @@ def _ends_with_an_error(here: World, stream: bytes) -> None:
 
 
 @pytest.mark.parametrize("state", [ModelState.FAILED, ModelState.UNLOADED])
-def test_a_model_that_has_failed_or_made_room_is_not_waited_for(state: ModelState) -> None:
-    async def check(here: World) -> None:
+async def test_a_model_that_has_failed_or_made_room_is_not_waited_for(state: ModelState) -> None:
+    async with world(Held(), config=CONFIG) as here:
         reply = await here.chat(stream=True)
         await reply.content.readuntil(b"\n\n")
         here.upstream.readiness = Readiness(state, "no memory")
@@ -204,14 +186,11 @@ def test_a_model_that_has_failed_or_made_room_is_not_waited_for(state: ModelStat
         rest = await reply.read()
         assert b"upstream_lost" in rest and len(here.server.seen) == 1
 
-    play(Held(), check)
 
-
-def test_one_that_does_not_fit_is_waited_for() -> None:
+async def test_one_that_does_not_fit_is_waited_for() -> None:
     """The worker that was lost may come back."""
     why = "waiting for garage to come back: `m` does not fit"
-
-    async def check(here: World) -> None:
+    async with world(Held(chunk("b"), DONE), config=CONFIG) as here:
         here.upstream.readiness = READY
         reply = await here.chat(stream=True)
         assert await reply.content.readuntil(b"\n\n") == chunk("a")
@@ -221,11 +200,11 @@ def test_one_that_does_not_fit_is_waited_for() -> None:
         here.upstream.readiness = READY
         assert data_of(await reply.read()) == [chunk("b"), DONE]
 
-    play(Held(chunk("b"), DONE), check)
 
+async def test_nor_longer_than_asked() -> None:
+    config = GatewayConfig(port=0, keepalive_seconds=0.1, continue_seconds=0.3)
+    async with world(dies_after(chunk("a"), then=(DONE,)), config=config) as here:
 
-def test_nor_longer_than_asked() -> None:
-    async def check(here: World) -> None:
         async def broke(why: str) -> str:
             here.upstream.readiness = LOADING
             return why
@@ -235,29 +214,21 @@ def test_nor_longer_than_asked() -> None:
         _ends_with_an_error(here, await reply.read())
         assert len(here.server.seen) == 1
 
-    config = GatewayConfig(port=0, keepalive_seconds=0.1, continue_seconds=0.3)
-    play(dies_after(chunk("a"), then=(DONE,)), check, config)
 
-
-def test_a_request_that_ends_each_llama_server_is_given_up() -> None:
-    async def check(here: World) -> None:
+async def test_a_request_that_ends_each_llama_server_is_given_up() -> None:
+    async with world(dies_after(chunk("a"), times=99), config=CONFIG) as here:
         reply = await here.chat(stream=True)
         stream = data_of(await reply.read())
         assert stream[:-1] == [chunk("a")] * 4 and b"upstream_lost" in stream[-1]
         assert len(here.server.seen) == 4
 
-    play(dies_after(chunk("a"), times=99), check)
 
-
-def test_an_answer_that_cannot_be_joined_ends_with_the_loss() -> None:
+async def test_an_answer_that_cannot_be_joined_ends_with_the_loss() -> None:
     """It is asked for again, as it was to have a grammar; and then it differs."""
-
-    async def check(here: World) -> None:
+    async with world(dies_after(chunk("a"), then=(chunk("x"), DONE)), config=CONFIG) as here:
         reply = await here.chat(stream=True, grammar="root ::= [a-z]+")
         _ends_with_an_error(here, await reply.read())
         assert len(here.server.seen) == 2
-
-    play(dies_after(chunk("a"), then=(chunk("x"), DONE)), check)
 
 
 def _called(arguments: str, name: str = "") -> bytes:
@@ -281,8 +252,10 @@ async def test_the_same_is_asked_for_where_the_rest_is_refused() -> None:
         assert len(here.server.seen) == 3
 
 
-def test_a_client_that_leaves_while_it_waits_is_forgotten() -> None:
-    async def check(here: World) -> None:
+async def test_a_client_that_leaves_while_it_waits_is_forgotten() -> None:
+    async with world(
+        Held(), config=GatewayConfig(port=0, keepalive_seconds=0.1, continue_seconds=60.0)
+    ) as here:
         here.upstream.readiness = READY
         reply = await here.chat(stream=True)
         await reply.content.readuntil(b"\n\n")
@@ -292,8 +265,6 @@ def test_a_client_that_leaves_while_it_waits_is_forgotten() -> None:
         reply.close()
         await here.until_idle()
         assert len(here.server.seen) == 1
-
-    play(Held(), check, GatewayConfig(port=0, keepalive_seconds=0.1, continue_seconds=60.0))
 
 
 async def test_a_node_that_stops_ends_what_waits() -> None:
@@ -326,11 +297,9 @@ async def test_a_node_that_stops_ends_what_waits_for_a_template() -> None:
     await writer.wait_closed()
 
 
-def test_a_seed_is_added_only_where_the_client_has_none() -> None:
-    async def check(here: World) -> None:
+async def test_a_seed_is_added_only_where_the_client_has_none() -> None:
+    async with world(dies_after(times=0, then=(chunk("a"), DONE)), config=CONFIG) as here:
         for seed in (None, -1, 7):
             await (await here.chat(stream=True, **({} if seed is None else {"seed": seed}))).read()
         seeds = [json.loads(body)["seed"] for *_, body in here.server.seen]
         assert seeds[2] == 7 and all(0 <= seed < 1 << 31 for seed in seeds) and seeds[0] != seeds[1]
-
-    play(dies_after(times=0, then=(chunk("a"), DONE)), check)

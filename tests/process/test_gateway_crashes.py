@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import replace
 
 import aiohttp
@@ -89,17 +89,6 @@ class Crashing:
                 request.transport.abort()
 
 
-def play(
-    crashing: Crashing, check: Callable[[World], Awaitable[None]], config: GatewayConfig = CONFIG
-) -> None:
-    async def scenario() -> None:
-        async with world(crashing, config=config) as here:
-            crashing.watch(here.upstream)
-            await check(here)
-
-    asyncio.run(scenario())
-
-
 async def until_under_way(here: World, count: int) -> None:
     async with here.server.changed:
         await here.server.changed.wait_for(lambda: here.server.active == count)
@@ -122,10 +111,10 @@ async def body_of(answer: Awaitable[aiohttp.ClientResponse]) -> tuple[int, bytes
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_the_one_that_ends_it_alone_is_told_so_and_the_others_go_on(stream: bool) -> None:
+async def test_the_one_that_ends_it_alone_is_told_so_and_the_others_go_on(stream: bool) -> None:
     crashing = Crashing(together=3)
-
-    async def check(here: World) -> None:
+    async with world(crashing, config=CONFIG) as here:
+        crashing.watch(here.upstream)
         good = [asyncio.ensure_future(body_of(here.chat(stream=stream, user=f"g{n}"))) for n in range(2)]
         await until_under_way(here, 2)
         bad = await here.chat(stream=stream, user="bad")
@@ -144,14 +133,12 @@ def test_the_one_that_ends_it_alone_is_told_so_and_the_others_go_on(stream: bool
             assert not stream or (body.count(b'"a"') == 1 and body.count(b'"b"') == PASSED_PIECES)
         assert len(crashing.alone_with) == 2
 
-    play(crashing, check)
 
-
-def test_without_the_culprit_each_is_tried_by_itself_and_new_ones_wait() -> None:
+async def test_without_the_culprit_each_is_tried_by_itself_and_new_ones_wait() -> None:
     """Its client has left, as clients do whose request hangs."""
     crashing = Crashing(together=3)
-
-    async def check(here: World) -> None:
+    async with world(crashing, config=CONFIG) as here:
+        crashing.watch(here.upstream)
         good = [asyncio.ensure_future(body_of(here.chat(user=f"g{n}"))) for n in range(2)]
         await until_under_way(here, 2)
         crashing.holds = asyncio.Event()
@@ -170,15 +157,13 @@ def test_without_the_culprit_each_is_tried_by_itself_and_new_ones_wait() -> None
         assert [status for status, _ in await asyncio.gather(*good, new)] == [200] * 3
         assert len(crashing.alone_with) == 1
 
-    play(crashing, check)
-
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_where_nothing_is_repeated_nobody_of_several_is_at_fault(stream: bool) -> None:
+async def test_where_nothing_is_repeated_nobody_of_several_is_at_fault(stream: bool) -> None:
     """All may ask again; a loss of one after another does not leave the last one alone with it."""
     crashing = Crashing(together=3)
-
-    async def check(here: World) -> None:
+    async with world(crashing, config=GatewayConfig(port=0)) as here:
+        crashing.watch(here.upstream)
         good = [asyncio.ensure_future(body_of(here.chat(stream=stream, user=f"g{n}"))) for n in range(2)]
         await until_under_way(here, 2)
         all_of_them = [await body_of(here.chat(stream=stream, user="bad")), *await asyncio.gather(*good)]
@@ -187,21 +172,17 @@ def test_where_nothing_is_repeated_nobody_of_several_is_at_fault(stream: bool) -
             assert status == (200 if stream else 502)
             assert b'"code": "upstream_lost"' in said and ENDS_SERVER.encode() not in said
 
-    play(crashing, check, GatewayConfig(port=0))
-
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_where_nothing_is_repeated_the_answer_to_one_alone_is_final(stream: bool) -> None:
+async def test_where_nothing_is_repeated_the_answer_to_one_alone_is_final(stream: bool) -> None:
     """Another node's gateway would send it to the next head after a 502."""
     crashing = Crashing(together=1)
-
-    async def check(here: World) -> None:
+    async with world(crashing, config=GatewayConfig(port=0)) as here:
+        crashing.watch(here.upstream)
         reply = await here.chat(stream=stream, user="bad")
         said = await reply.read()
         assert ENDS_SERVER.encode() in said and len(here.server.seen) == 1
         assert stream or reply.status == 500
-
-    play(crashing, check, GatewayConfig(port=0))
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -219,12 +200,12 @@ async def test_a_client_of_heads_passes_that_on_and_asks_no_other_head(stream: b
         assert error["code"] == ENDS_SERVER
 
 
-def test_a_key_that_ends_it_again_and_again_is_refused_for_a_while_and_others_go_on() -> None:
+async def test_a_key_that_ends_it_again_and_again_is_refused_for_a_while_and_others_go_on() -> None:
     crashing = Crashing(together=1)
     keys = ("good-key", "bad-key")
     config = replace(CONFIG, api_keys=tuple(map(ApiKey, keys)))
-
-    async def check(here: World) -> None:
+    async with world(crashing, config=config) as here:
+        crashing.watch(here.upstream)
         good, bad = ({"Authorization": f"Bearer {key}"} for key in keys)
         url = f"{here.url}/v1/chat/completions"
         for _ in range(API_CULPRITS.most):
@@ -247,19 +228,18 @@ def test_a_key_that_ends_it_again_and_again_is_refused_for_a_while_and_others_go
         async with here.http.post(url, json={**HI, "user": "good"}, headers=good) as reply:
             assert reply.status == 200
 
-    play(crashing, check, config)
-
 
 @pytest.mark.parametrize("seconds", [0.0, 10.0])
-def test_a_key_whose_clients_hang_up_after_each_crash_is_refused_and_the_one_beside_it_is_not(
+async def test_a_key_whose_clients_hang_up_after_each_crash_is_refused_and_the_one_beside_it_is_not(
     seconds: float,
 ) -> None:
     """They hang up before the head knows why llama-server is gone, so nobody is told to be the reason."""
     crashing = Crashing(together=2)
     keys = ("good-key", "bad-key")
     config = replace(CONFIG, api_keys=tuple(map(ApiKey, keys)), continue_seconds=seconds)
+    async with world(crashing, config=config) as here:
+        crashing.watch(here.upstream)
 
-    async def check(here: World) -> None:
         async def ask(key: str) -> tuple[int, bytes]:
             name, headers = key.removesuffix("-key"), {"Authorization": f"Bearer {key}"}
             url = f"{here.url}/v1/chat/completions"
@@ -289,13 +269,11 @@ def test_a_key_whose_clients_hang_up_after_each_crash_is_refused_and_the_one_bes
         assert (status, json.loads(said)["error"]["code"]) == (429, "too_many_crashes")
         assert len(crashing.alone_with) == crashes == API_CULPRITS_GONE.most
 
-    play(crashing, check, config)
 
-
-def test_requests_that_wait_for_their_turn_are_refused_as_well() -> None:
+async def test_requests_that_wait_for_their_turn_are_refused_as_well() -> None:
     crashing = Crashing(together=1)
-
-    async def check(here: World) -> None:
+    async with world(crashing, config=CONFIG) as here:
+        crashing.watch(here.upstream)
         here.upstream.slots = 1
         replies = await asyncio.gather(
             *(body_of(here.chat(stream=True, user="bad")) for _ in range(API_CULPRITS.most + 3))
@@ -303,5 +281,3 @@ def test_requests_that_wait_for_their_turn_are_refused_as_well() -> None:
         codes = Counter(json.loads(said.split(b"data: ")[-1])["error"]["code"] for _, said in replies)
         assert codes == {ENDS_SERVER: API_CULPRITS.most, "too_many_crashes": 3}
         assert len(crashing.alone_with) == 2 * API_CULPRITS.most
-
-    play(crashing, check)

@@ -9,14 +9,14 @@ from typing import Any
 import anthropic
 import pytest
 from aiohttp import web
-from meshd.gateway import answer, server
+from meshd.gateway import server
 from meshd.gateway.dialects.dialect import Translation
 from meshd.gateway.dialects.template_fit import template_questions
 from meshd.gateway.interface import ApiKey, GatewayConfig, Readiness
 from meshd.gateway.request import UpstreamRequest, upstream_request
 from meshd.model.status import ModelState
 
-from tests.process.gateway_fake import HI, Answer, FakeServer, World, die, says, streams, world
+from tests.process.gateway_fake import HI, FakeServer, World, die, says, streams, world
 from tests.process.test_gateway_continued import CONFIG
 from tests.unit.gateway.dialects.llama_server import BEGIN, end, text, whole
 
@@ -39,18 +39,10 @@ def of_anthropic(here: World, *, key: str = KEY) -> anthropic.AsyncAnthropic:
     return anthropic.AsyncAnthropic(base_url=here.url, api_key=key, max_retries=0, timeout=20)
 
 
-def play(answer: Answer, check: Any, config: GatewayConfig = CONFIG) -> None:
-    async def scenario() -> None:
-        async with world(answer, config=config) as here:
-            await check(here)
-
-    asyncio.run(scenario())
-
-
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_prompt_that_is_too_long_is_named_in_each_dialect(path: str, stream: bool) -> None:
-    async def check(here: World) -> None:
+async def test_a_prompt_that_is_too_long_is_named_in_each_dialect(path: str, stream: bool) -> None:
+    async with world(says(400, {"error": TOO_LONG}), config=CONFIG) as here:
         async with here.http.post(here.url + path, json={**BODY, "stream": stream}) as answer:
             assert answer.status == 400 and answer.headers["x-should-retry"] == "false"
             error = (await answer.json())["error"]
@@ -63,11 +55,9 @@ def test_a_prompt_that_is_too_long_is_named_in_each_dialect(path: str, stream: b
         else:
             assert error["code"] == "context_length_exceeded"
 
-    play(says(400, {"error": TOO_LONG}), check)
 
-
-def test_a_base_url_with_v1_too_many_is_told_to_the_library_of_anthropic() -> None:
-    async def check(here: World) -> None:
+async def test_a_base_url_with_v1_too_many_is_told_to_the_library_of_anthropic() -> None:
+    async with world(says(200, {}), config=CONFIG) as here:
         async with anthropic.AsyncAnthropic(base_url=f"{here.url}/v1", api_key=KEY, max_retries=0) as client:
             with pytest.raises(anthropic.NotFoundError) as refused:
                 await client.messages.create(model="tiny", max_tokens=9, messages=ASKED)
@@ -76,11 +66,9 @@ def test_a_base_url_with_v1_too_many_is_told_to_the_library_of_anthropic() -> No
         assert "use the base URL `http://HOST:PORT` (without `/v1`)" in body["error"]["message"]
         assert refused.value.response.headers["x-should-retry"] == "false"
 
-    play(says(200, {}), check)
 
-
-def test_errors_before_a_model_are_in_the_dialect_of_the_path() -> None:
-    async def check(here: World) -> None:
+async def test_errors_before_a_model_are_in_the_dialect_of_the_path() -> None:
+    async with world(says(200, {}), config=GatewayConfig(port=0, api_keys=(ApiKey(KEY),))) as here:
         async with of_anthropic(here, key="sk-wrong") as client:
             with pytest.raises(anthropic.AuthenticationError) as refused:
                 await client.messages.create(model="tiny", max_tokens=9, messages=ASKED)
@@ -95,13 +83,13 @@ def test_errors_before_a_model_are_in_the_dialect_of_the_path() -> None:
             assert (answer.status, (await answer.json())["error"]["type"]) == (503, "api_error")
             assert answer.headers["x-should-retry"] == "false", "it will not be ready later"
 
-    play(says(200, {}), check, GatewayConfig(port=0, api_keys=(ApiKey(KEY),)))
-
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("sent", "place"), [("\\ud800", "messages[0].content"), ("NaN", "")])
-def test_what_is_no_json_for_llama_server_is_the_client_s_fault(path: str, sent: str, place: str) -> None:
-    async def check(here: World) -> None:
+async def test_what_is_no_json_for_llama_server_is_the_client_s_fault(
+    path: str, sent: str, place: str
+) -> None:
+    async with world(says(200, {}), config=CONFIG) as here:
         body = json.dumps(BODY).replace('"hi"', f'"a{sent}"' if place else sent)
         async with here.http.post(
             here.url + path, data=body, headers={"Content-Type": "application/json"}
@@ -110,12 +98,10 @@ def test_what_is_no_json_for_llama_server_is_the_client_s_fault(path: str, sent:
             assert place in (await answer.json())["error"]["message"]
         assert not here.server.seen
 
-    play(says(200, {}), check)
-
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_stream_is_held_while_the_model_is_loaded(path: str) -> None:
-    async def check(here: World) -> None:
+async def test_a_stream_is_held_while_the_model_is_loaded(path: str) -> None:
+    async with world(streams(BEGIN, text("So"), end()), config=CONFIG) as here:
         here.upstream.readiness = Readiness(ModelState.LOADING, "reading 43 %")
         async with here.http.post(here.url + path, json={**BODY, "stream": True}) as answer:
             assert answer.status == 200
@@ -124,16 +110,13 @@ def test_a_stream_is_held_while_the_model_is_loaded(path: str) -> None:
             here.upstream.readiness = Readiness(ModelState.READY, "")
             assert b"So" in await answer.read()
 
-    play(streams(BEGIN, text("So"), end()), check)
-
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_stream_without_a_worker_ends_with_an_error_that_says_why(
+async def test_a_stream_without_a_worker_ends_with_an_error_that_says_why(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answer, "BEGIN_SECONDS", 0.3)
-
-    async def check(here: World) -> None:
+    monkeypatch.setattr("meshd.gateway.answer.BEGIN_SECONDS", 0.3)
+    async with world(says(200, {}), config=CONFIG) as here:
         here.upstream.readiness = Readiness(ModelState.WAITING, "no worker is connected")
         async with here.http.post(here.url + path, json={**BODY, "stream": True}) as answer:
             assert answer.status == 200
@@ -142,8 +125,6 @@ def test_a_stream_without_a_worker_ends_with_an_error_that_says_why(
         async with here.http.post(here.url + path, json=BODY) as answer:
             assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
             assert answer.headers["x-should-retry"] == "false", "it waited already: libraries show the error"
-
-    play(says(200, {}), check)
 
 
 HELD = {
@@ -163,8 +144,12 @@ def unstreamed(path: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("path", HELD)
-def test_a_request_that_is_not_streamed_is_held_while_the_model_is_loaded(path: str) -> None:
-    async def check(here: World) -> None:
+async def test_a_request_that_is_not_streamed_is_held_while_the_model_is_loaded(path: str) -> None:
+    async def answers(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        templated = request.path == "/apply-template"
+        return await says(200, {"prompt": ""} if templated else HELD[path])(server, request)
+
+    async with world(answers, config=CONFIG) as here:
         here.upstream.readiness = Readiness(ModelState.LOADING, "reading 43 %")
         asked = asyncio.ensure_future(here.http.post(here.url + path, json=unstreamed(path)))
         while not here.gateway.status.requests:
@@ -176,16 +161,10 @@ def test_a_request_that_is_not_streamed_is_held_while_the_model_is_loaded(path: 
             assert answer.status == 200, await answer.text()
             assert await answer.json()
 
-    async def answers(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
-        templated = request.path == "/apply-template"
-        return await says(200, {"prompt": ""} if templated else HELD[path])(server, request)
-
-    play(answers, check)
-
 
 @pytest.mark.parametrize("path", HELD)
-def test_a_load_that_takes_too_long_is_told_in_the_dialect(path: str) -> None:
-    async def check(here: World) -> None:
+async def test_a_load_that_takes_too_long_is_told_in_the_dialect(path: str) -> None:
+    async with world(says(200, {}), config=replace(CONFIG, continue_seconds=0.3)) as here:
         here.upstream.readiness = Readiness(ModelState.LOADING, "reading 43 %", retry_after=7)
         async with here.http.post(here.url + path, json=unstreamed(path)) as answer:
             assert (answer.status, answer.headers["Retry-After"]) == (503, "7")
@@ -194,20 +173,16 @@ def test_a_load_that_takes_too_long_is_told_in_the_dialect(path: str) -> None:
         assert path != "/v1/messages" or error["type"] == "api_error"
         assert not here.server.seen
 
-    play(says(200, {}), check, replace(CONFIG, continue_seconds=0.3))
-
 
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/messages/count_tokens"])
-def test_what_computes_nothing_is_not_held(path: str) -> None:
-    async def check(here: World) -> None:
+async def test_what_computes_nothing_is_not_held(path: str) -> None:
+    async with world(says(200, {}), config=CONFIG) as here:
         here.upstream.readiness = Readiness(ModelState.LOADING, "reading 43 %")
         async with here.http.post(here.url + path, json={**BODY, "content": "a"}) as answer:
             assert answer.status == 503
 
-    play(says(200, {}), check)
 
-
-def test_a_template_is_asked_once_and_gets_what_it_takes() -> None:
+async def test_a_template_is_asked_once_and_gets_what_it_takes() -> None:
     """One that refuses a second system message, as Qwen3.5's does."""
 
     async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
@@ -223,7 +198,7 @@ def test_a_template_is_asked_once_and_gets_what_it_takes() -> None:
             return await says(500, {"error": error})(server, request)
         return await says(200, {"prompt": json.dumps(asked)})(server, request)
 
-    async def check(here: World) -> None:
+    async with world(answer, config=CONFIG) as here:
         messages = [{"role": role, "content": role} for role in ("system", "developer", "user", "system")]
         for _ in range(2):
             assert (await here.chat(messages=messages)).status == 200
@@ -232,10 +207,8 @@ def test_a_template_is_asked_once_and_gets_what_it_takes() -> None:
             first = {"role": "system", "content": "system\n\ndeveloper\n\nsystem"}
             assert heard["messages"] == [first, {"role": "user", "content": "user"}]
 
-    play(answer, check)
 
-
-def test_a_template_without_tools_is_told_of() -> None:
+async def test_a_template_without_tools_is_told_of() -> None:
     async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
         asked = json.loads(server.seen[-1][-1])
         if request.path != "/apply-template":
@@ -243,20 +216,18 @@ def test_a_template_without_tools_is_told_of() -> None:
         told = [f"{one['role']}: {one['content']}" for one in asked["messages"]]
         return await says(200, {"prompt": "\n".join(told)})(server, request)
 
-    async def check(here: World) -> None:
+    async with world(answer, config=CONFIG) as here:
         tools = [{"type": "function", "function": {"name": "ls"}}]
-        answer = await here.chat(tools=tools)
-        assert answer.status == 200 and "`ls`" in answer.headers["X-Meshd-Left-Out"]
+        reply = await here.chat(tools=tools)
+        assert reply.status == 200 and "`ls`" in reply.headers["X-Meshd-Left-Out"]
         for choice in ("required", {"type": "function", "function": {"name": "ls"}}):
             refused = await here.chat(tools=tools, tool_choice=choice)
             assert refused.status == 400
             error = (await refused.json())["error"]
             assert error["code"] == "tools_not_offered" and "`ls`" in error["message"]
 
-    play(answer, check)
 
-
-def test_a_llama_server_that_dies_under_the_questions_is_asked_later() -> None:
+async def test_a_llama_server_that_dies_under_the_questions_is_asked_later() -> None:
     async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
         if request.path == "/apply-template" and len(server.seen) <= QUESTIONS:
             die(request)
@@ -264,28 +235,24 @@ def test_a_llama_server_that_dies_under_the_questions_is_asked_later() -> None:
             return await says(200, {"prompt": server.seen[-1][-1].decode()})(server, request)
         return await says(200, whole("So"))(server, request)
 
-    async def check(here: World) -> None:
+    async with world(answer, config=CONFIG) as here:
         for _ in range(3):
             tools = [{"type": "function", "function": {"name": "ls"}}]
             assert (await here.chat(tools=tools)).status == 200
         assert [path for _, path, *_ in here.server.seen].count("/apply-template") == 2 * QUESTIONS
 
-    play(answer, check)
 
-
-def test_a_template_that_is_answered_with_no_json_takes_what_all_take() -> None:
+async def test_a_template_that_is_answered_with_no_json_takes_what_all_take() -> None:
     async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
         if request.path == "/apply-template":
             return web.Response(text="oops")
         return await says(200, whole("So"))(server, request)
 
-    async def check(here: World) -> None:
+    async with world(answer, config=CONFIG) as here:
         messages = [{"role": role, "content": role} for role in ("system", "user", "system")]
         assert (await here.chat(messages=messages)).status == 200
         [heard] = here.server.asked()
         assert [one["role"] for one in heard["messages"]] == ["system", "user"]
-
-    play(answer, check)
 
 
 @pytest.mark.parametrize(("letters", "at_once"), [(1, True), (40_000, False)])

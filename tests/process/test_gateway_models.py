@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
 import aiohttp
@@ -12,7 +11,6 @@ from meshd.model.status import ModelState
 
 from tests.process.gateway_fake import (
     DONE,
-    Answer,
     FakeModel,
     ManyWorld,
     chunk,
@@ -29,14 +27,6 @@ ANSWERS = {name: says(200, {"from": name}) for name in ("a", "b")}
 STREAMS = {name: streams(chunk(name), last_chunk(1), DONE) for name in ("a", "b")}
 
 
-def play(answers: Mapping[str, Answer], check: Callable[[ManyWorld], Awaitable[None]]) -> None:
-    async def scenario() -> None:
-        async with many_world(answers, config=CONFIG) as here:
-            await check(here)
-
-    asyncio.run(scenario())
-
-
 def all_ready(here: ManyWorld) -> None:
     for model in here.models.values():
         model.granted.set()
@@ -47,8 +37,8 @@ async def until_asked(model: FakeModel, count: int = 1) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_a_request_goes_to_the_model_that_it_names() -> None:
-    async def check(here: ManyWorld) -> None:
+async def test_a_request_goes_to_the_model_that_it_names() -> None:
+    async with many_world(ANSWERS, config=CONFIG) as here:
         all_ready(here)
         asked: dict[str | None, str] = {"b": "b", "a": "a", "b-alias": "b", None: "a", "": "a"}
         for name, expected in asked.items():
@@ -57,11 +47,9 @@ def test_a_request_goes_to_the_model_that_it_names() -> None:
         assert all(turn.ended for model in here.models.values() for turn in model.turns)
         assert here.models["b"].upstream.active == [1, 0, 1, 0]
 
-    play(ANSWERS, check)
 
-
-def test_an_unknown_model_is_refused_with_the_names_of_those_that_exist() -> None:
-    async def check(here: ManyWorld) -> None:
+async def test_an_unknown_model_is_refused_with_the_names_of_those_that_exist() -> None:
+    async with many_world(ANSWERS, config=CONFIG) as here:
         all_ready(here)
         answer = await here.chat("gpt-4")
         error = (await answer.json())["error"]
@@ -73,11 +61,9 @@ def test_an_unknown_model_is_refused_with_the_names_of_those_that_exist() -> Non
             assert (answer.status, (await answer.json())["error"]["code"]) == (400, "invalid_model")
         assert not any(model.turns for model in here.models.values())
 
-    play(ANSWERS, check)
 
-
-def test_a_stream_hears_what_it_waits_for() -> None:
-    async def check(here: ManyWorld) -> None:
+async def test_a_stream_hears_what_it_waits_for() -> None:
+    async with many_world(STREAMS, config=CONFIG) as here:
         here.models["b"].notice = "b: hashing 3 of 17 GB"
         asked = asyncio.create_task(here.chat("b", stream=True))
         answer = await asked
@@ -88,11 +74,9 @@ def test_a_stream_hears_what_it_waits_for() -> None:
         here.models["b"].granted.set()
         assert data_of(await answer.read()) == [chunk("b"), last_chunk(1), DONE]
 
-    play(STREAMS, check)
 
-
-def test_a_plain_request_waits_as_well() -> None:
-    async def check(here: ManyWorld) -> None:
+async def test_a_plain_request_waits_as_well() -> None:
+    async with many_world(ANSWERS, config=CONFIG) as here:
         asked = asyncio.create_task(here.chat("b"))
         await until_asked(here.models["b"])
         assert here.models["b"].server.seen == []
@@ -101,11 +85,9 @@ def test_a_plain_request_waits_as_well() -> None:
         here.models["b"].granted.set()
         assert (await (await asked).json())["from"] == "b"
 
-    play(ANSWERS, check)
 
-
-def test_fields_that_depend_on_the_load_are_added_after_it() -> None:
-    async def check(here: ManyWorld) -> None:
+async def test_fields_that_depend_on_the_load_are_added_after_it() -> None:
+    async with many_world(ANSWERS, config=CONFIG) as here:
         model = here.models["a"]
         asked = asyncio.create_task(here.chat("a", backend_sampling=True))
         await until_asked(model)
@@ -120,11 +102,9 @@ def test_fields_that_depend_on_the_load_are_added_after_it() -> None:
         _, _, _, body = model.server.seen[0]
         assert json.loads(body)["backend_sampling"] is True and "seed" in json.loads(body)
 
-    play(ANSWERS, check)
 
-
-def test_what_cannot_be_loaded_is_an_answer_with_the_reason() -> None:
-    async def check(here: ManyWorld) -> None:
+async def test_what_cannot_be_loaded_is_an_answer_with_the_reason() -> None:
+    async with many_world(ANSWERS, config=CONFIG) as here:
         model = here.models["a"]
         model.refused = Readiness(ModelState.FAILED, "no memory", retry_after=7)
         model.granted.set()
@@ -136,11 +116,9 @@ def test_what_cannot_be_loaded_is_an_answer_with_the_reason() -> None:
             assert "no memory" in error["message"]
         assert all(turn.ended for turn in model.turns)
 
-    play(ANSWERS, check)
 
-
-def test_after_a_comment_it_is_an_event() -> None:
-    async def check(here: ManyWorld) -> None:
+async def test_after_a_comment_it_is_an_event() -> None:
+    async with many_world(ANSWERS, config=CONFIG) as here:
         model = here.models["a"]
         model.notice, model.refused = "a: loading", Readiness(ModelState.FAILED, "no memory")
         answer = await here.chat("a", stream=True)
@@ -149,11 +127,9 @@ def test_after_a_comment_it_is_an_event() -> None:
         (event,) = data_of(await answer.read())
         assert json.loads(event.removeprefix(b"data: "))["error"]["code"] == "model_failed"
 
-    play(ANSWERS, check)
 
-
-def test_a_client_that_goes_while_it_waits_gives_its_turn_up() -> None:
-    async def check(here: ManyWorld) -> None:
+async def test_a_client_that_goes_while_it_waits_gives_its_turn_up() -> None:
+    async with many_world(ANSWERS, config=CONFIG) as here:
         model = here.models["b"]
         asked = asyncio.create_task(here.chat("b"))
         await until_asked(model)
@@ -162,23 +138,20 @@ def test_a_client_that_goes_while_it_waits_gives_its_turn_up() -> None:
             await asyncio.sleep(0.01)
         assert model.server.seen == [] and model.upstream.active == [1, 0]
 
-    play(ANSWERS, check)
+
+async def test_those_who_wait_hear_that_meshd_stops() -> None:
+    async with aiohttp.ClientSession() as http:
+        async with many_world(ANSWERS, config=CONFIG) as here:
+            asked = asyncio.create_task(replace(here, http=http).chat("b"))
+            await until_asked(here.models["b"])
+        async with await asked as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (503, "stopping")
 
 
-def test_those_who_wait_hear_that_meshd_stops() -> None:
-    async def scenario() -> None:
-        async with aiohttp.ClientSession() as http:
-            async with many_world(ANSWERS, config=CONFIG) as here:
-                asked = asyncio.create_task(replace(here, http=http).chat("b"))
-                await until_asked(here.models["b"])
-            async with await asked as answer:
-                assert (answer.status, (await answer.json())["error"]["code"]) == (503, "stopping")
-
-    asyncio.run(scenario())
-
-
-def test_an_answer_goes_on_at_its_own_model() -> None:
-    async def check(here: ManyWorld) -> None:
+async def test_an_answer_goes_on_at_its_own_model() -> None:
+    async with many_world(
+        {**ANSWERS, "b": dies_after(chunk("x"), then=(chunk("y"), last_chunk(2), DONE))}, config=CONFIG
+    ) as here:
         all_ready(here)
         answer = await here.chat("b", stream=True, max_tokens=9)
         assert data_of(await answer.read()) == [chunk("x"), chunk("y"), last_chunk(2), DONE]
@@ -186,11 +159,9 @@ def test_an_answer_goes_on_at_its_own_model() -> None:
         assert len(here.models["b"].upstream.broke) == 1 and here.models["a"].upstream.broke == []
         assert len(here.models["b"].turns) == 1, "it keeps its turn"
 
-    play({**ANSWERS, "b": dies_after(chunk("x"), then=(chunk("y"), last_chunk(2), DONE))}, check)
 
-
-def test_models_are_listed_with_their_states() -> None:
-    async def check(here: ManyWorld) -> None:
+async def test_models_are_listed_with_their_states() -> None:
+    async with many_world(ANSWERS, config=CONFIG) as here:
         here.models["b"].state = ModelState.UNLOADED
         here.models["b"].upstream.facts = ServedFacts(context=4096, created=7)
         status, listed = await here.get("/v1/models")
@@ -209,11 +180,9 @@ def test_models_are_listed_with_their_states() -> None:
             status, error = await here.get(path)
             assert (status, error["error"]["code"]) == (404, "model_not_found")
 
-    play(ANSWERS, check)
 
-
-def test_health_is_that_of_any_model_or_of_the_one_asked_for() -> None:
-    async def check(here: ManyWorld) -> None:
+async def test_health_is_that_of_any_model_or_of_the_one_asked_for() -> None:
+    async with many_world(ANSWERS, config=CONFIG) as here:
         a, b = here.models.values()
         a.state, b.state = ModelState.FAILED, ModelState.UNLOADED
         said = await here.get("/health")
@@ -227,11 +196,9 @@ def test_health_is_that_of_any_model_or_of_the_one_asked_for() -> None:
         status, whole = await here.get("/health")
         assert (status, whole["status"], whole["error"]["code"]) == (503, "failed", "model_failed")
 
-    play(ANSWERS, check)
 
-
-def test_what_a_llama_server_tells_of_itself_is_asked_by_name_and_loads_nothing() -> None:
-    async def check(here: ManyWorld) -> None:
+async def test_what_a_llama_server_tells_of_itself_is_asked_by_name_and_loads_nothing() -> None:
+    async with many_world(ANSWERS, config=CONFIG) as here:
         assert await here.get("/props?model=b") == (200, {"from": "b"})
         assert await here.get("/metrics") == (200, {"from": "a"})
         here.models["a"].upstream.readiness = Readiness(ModelState.UNLOADED, "nobody needs it")
@@ -239,5 +206,3 @@ def test_what_a_llama_server_tells_of_itself_is_asked_by_name_and_loads_nothing(
         assert (status, error["error"]["code"]) == (503, "model_unloaded")
         assert (await here.get("/props?model=c"))[0] == 404
         assert not any(model.turns for model in here.models.values())
-
-    play(ANSWERS, check)

@@ -1,7 +1,7 @@
 """The `ollama` client of PyPI lists and shows models, chats, calls tools and understands our errors."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator
 
 import httpx
 import ollama
@@ -39,7 +39,6 @@ FACTS = ServedFacts(
     quantization="Q8_0",
     capabilities=("completion", "tools"),
 )
-Ask = Callable[[World, ollama.AsyncClient], Awaitable[None]]
 
 
 def piece(**delta: object) -> bytes:
@@ -56,27 +55,27 @@ def whole(**message: object) -> Answer:
     return says(200, {"id": "c", "choices": [choice], "usage": USAGE, "timings": TIMINGS})
 
 
-def play(answer: Answer, ask: Ask, config: GatewayConfig | None = None) -> None:
-    async def scenario() -> None:
-        async with world(answer, config=config) as here:
-            here.upstream.facts = FACTS
-            client = ollama.AsyncClient(host=here.url, headers={"Authorization": f"Bearer {KEY}"})
-            try:
-                await ask(here, client)
-            finally:
-                await client._client.aclose()
+@contextlib.asynccontextmanager
+async def with_client(
+    answer: Answer, config: GatewayConfig | None = None
+) -> AsyncIterator[tuple[World, ollama.AsyncClient]]:
+    async with world(answer, config=config) as here:
+        here.upstream.facts = FACTS
+        client = ollama.AsyncClient(host=here.url, headers={"Authorization": f"Bearer {KEY}"})
+        try:
+            yield here, client
+        finally:
+            await client._client.aclose()
 
-    asyncio.run(scenario())
 
-
-def test_errors_have_ollamas_form_before_and_within_a_stream() -> None:
+async def test_errors_have_ollamas_form_before_and_within_a_stream() -> None:
     async def answer(_server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
         response = await begin_stream(request)
         await response.write(chunk("a"))
         die(request)
         return response
 
-    async def ask(here: World, client: ollama.AsyncClient) -> None:
+    async with with_client(answer) as (here, client):
         seen: list[str | None] = []
         with pytest.raises(ollama.ResponseError, match="llama-server exited"):
             async for part in await client.chat("tiny", HI, stream=True):
@@ -94,22 +93,18 @@ def test_errors_have_ollamas_form_before_and_within_a_stream() -> None:
             await client.list()
         assert caught.value.status_code == 503
 
-    play(answer, ask)
 
-
-def test_a_wrong_key_is_an_error_that_it_shows() -> None:
-    async def ask(here: World, client: ollama.AsyncClient) -> None:
+async def test_a_wrong_key_is_an_error_that_it_shows() -> None:
+    async with with_client(says(200, {}), GatewayConfig(port=0, api_keys=(ApiKey(KEY),))) as (here, _):
         stranger = ollama.AsyncClient(host=here.url)
         with pytest.raises(ollama.ResponseError, match="this API needs a key") as caught:
             await stranger.chat("tiny", HI)
         assert caught.value.status_code == 401
         await stranger._client.aclose()
 
-    play(says(200, {}), ask, GatewayConfig(port=0, api_keys=(ApiKey(KEY),)))
 
-
-def test_a_base_url_with_v1_is_an_error_that_says_what_to_use() -> None:
-    async def ask(here: World, client: ollama.AsyncClient) -> None:
+async def test_a_base_url_with_v1_is_an_error_that_says_what_to_use() -> None:
+    async with with_client(says(200, {})) as (here, _):
         wrong = ollama.AsyncClient(host=f"{here.url}/v1")
         with pytest.raises(ollama.ResponseError, match=r"HOST:PORT` \(without `/v1`\)") as caught:
             await wrong.chat("tiny", HI)
@@ -119,15 +114,13 @@ def test_a_base_url_with_v1_is_an_error_that_says_what_to_use() -> None:
         assert isinstance((await response.json())["error"], str), "Ollama's form, not OpenAI's"
         await wrong._client.aclose()
 
-    play(says(200, {}), ask)
 
-
-def test_a_silent_stream_is_kept_alive_by_lines_that_clients_skip() -> None:
+async def test_a_silent_stream_is_kept_alive_by_lines_that_clients_skip() -> None:
     async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
         await server.let_go.wait()
         return await streams(piece(content="hello"), *end())(server, request)
 
-    async def ask(here: World, client: ollama.AsyncClient) -> None:
+    async with with_client(answer, GatewayConfig(port=0, keepalive_seconds=0.01)) as (here, client):
         stream = await client.chat("tiny", HI, stream=True)
         text = ""
         async for part in stream:
@@ -135,11 +128,9 @@ def test_a_silent_stream_is_kept_alive_by_lines_that_clients_skip() -> None:
             text += part.message.content or ""
         assert text == "hello"
 
-    play(answer, ask, GatewayConfig(port=0, keepalive_seconds=0.01))
 
-
-def test_programs_that_look_for_ollama_find_it() -> None:
-    async def ask(here: World, _client: ollama.AsyncClient) -> None:
+async def test_programs_that_look_for_ollama_find_it() -> None:
+    async with with_client(says(200, {})) as (here, _):
         async with httpx.AsyncClient(base_url=here.url) as http:
             assert (await http.head("/")).status_code == 200
             version = (await http.get("/api/version")).json()["version"]
@@ -149,8 +140,6 @@ def test_programs_that_look_for_ollama_find_it() -> None:
                 assert (refused.status_code, refused.json()) == (405, {"error": "use POST for this path"})
             page = {"Origin": "http://localhost:3000", "Content-Type": "text/plain"}
             assert (await http.post("/api/show", content="{}", headers=page)).status_code == 415
-
-    play(says(200, {}), ask)
 
 
 async def test_several_models_are_found_by_name_with_or_without_a_tag() -> None:

@@ -1,8 +1,9 @@
 """Bodies that are there at once are parsed one after another, and whatever else waits goes on between two."""
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import AsyncIterator, Hashable
 from contextlib import AbstractContextManager
 
 import pytest
@@ -70,16 +71,14 @@ class HeldJudging:
         monkeypatch.setattr(server, "upstream_request", judge)
         monkeypatch.setattr(Turns, "enter", counted)
 
-    def play(self, check: Callable[[World], Awaitable[None]]) -> None:
-        async def scenario() -> None:
-            keys = tuple(ApiKey(secret, name) for name, secret in SECRETS.items())
-            try:
-                async with world(says(200, {}), config=GatewayConfig(port=0, api_keys=keys)) as here:
-                    await check(here)
-            finally:
-                self.let_go.set()
-
-        asyncio.run(scenario())
+    @contextlib.asynccontextmanager
+    async def world(self) -> AsyncIterator[World]:
+        keys = tuple(ApiKey(secret, name) for name, secret in SECRETS.items())
+        try:
+            async with world(says(200, {}), config=GatewayConfig(port=0, api_keys=keys)) as here:
+                yield here
+        finally:
+            self.let_go.set()
 
     async def until_queued(self, here: World, count: int) -> None:
         """Each look is a round trip, so that the gateway gets its turn."""
@@ -94,10 +93,9 @@ async def embed(here: World, name: str, text: str) -> int:
         return reply.status
 
 
-def test_large_bodies_of_several_keys_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_bodies_of_several_keys_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     held = HeldJudging(monkeypatch)
-
-    async def check(here: World) -> None:
+    async with held.world() as here:
         many = [asyncio.ensure_future(embed(here, "anna", f"{LARGE}anna")) for _ in range(4)]
         await held.until_queued(here, 4)
         other = asyncio.ensure_future(embed(here, "ben", f"{LARGE}ben"))
@@ -106,18 +104,13 @@ def test_large_bodies_of_several_keys_take_turns(monkeypatch: pytest.MonkeyPatch
         assert await asyncio.gather(other, *many) == [200] * 5
         assert held.users == ["anna", "ben", "anna", "anna", "anna"]
 
-    held.play(check)
 
-
-def test_a_small_body_does_not_wait_for_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_small_body_does_not_wait_for_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     held = HeldJudging(monkeypatch)
-
-    async def check(here: World) -> None:
+    async with held.world() as here:
         large = asyncio.ensure_future(embed(here, "anna", f"{LARGE}anna"))
         await held.until_queued(here, 1)
         assert await embed(here, "ben", "short") == 200
         assert not large.done()
         held.let_go.set()
         assert await large == 200
-
-    held.play(check)

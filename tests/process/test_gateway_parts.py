@@ -4,7 +4,8 @@ import asyncio
 import json
 import threading
 import tracemalloc
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
@@ -37,14 +38,12 @@ class OneByOne:
         return await says(200, answer)(server, request)
 
 
-def play(check: Callable[[World, OneByOne], Awaitable[None]], config: GatewayConfig = CONFIG) -> None:
-    async def scenario() -> None:
-        answer = OneByOne()
-        async with world(answer, config=config) as here:
-            here.upstream.slots = 1
-            await check(here, answer)
-
-    asyncio.run(scenario())
+@asynccontextmanager
+async def one_slot(config: GatewayConfig = CONFIG) -> AsyncIterator[tuple[World, OneByOne]]:
+    answer = OneByOne()
+    async with world(answer, config=config) as here:
+        here.upstream.slots = 1
+        yield here, answer
 
 
 async def complete(here: World, name: str, **asked: object) -> tuple[int, object]:
@@ -58,8 +57,8 @@ async def until_came(here: World, count: int) -> None:
         await here.server.changed.wait_for(lambda: len(here.server.seen) >= count)
 
 
-def test_another_key_waits_for_one_prompt_and_not_for_all() -> None:
-    async def check(here: World, answer: OneByOne) -> None:
+async def test_another_key_waits_for_one_prompt_and_not_for_all() -> None:
+    async with one_slot() as (here, answer):
         many = asyncio.ensure_future(complete(here, "anna", prompt=["a0", "a1", "a2", "a3"]))
         await until_came(here, 1)
         other = asyncio.ensure_future(complete(here, "ben", prompt="b"))
@@ -80,11 +79,9 @@ def test_another_key_waits_for_one_prompt_and_not_for_all() -> None:
         assert (anna.prompt_tokens, anna.generated_tokens) == (8, 20)
         assert (ben.prompt_tokens, ben.generated_tokens) == (2, 5)
 
-    play(check)
 
-
-def test_choices_count_each() -> None:
-    async def check(here: World, answer: OneByOne) -> None:
+async def test_choices_count_each() -> None:
+    async with one_slot() as (here, answer):
         for _ in range(3):
             answer.next.release()
         _, told = await complete(here, "anna", prompt="a", n=3)
@@ -95,11 +92,9 @@ def test_choices_count_each() -> None:
         seeds = [json.loads(body).get("n") for *_, body in here.server.seen]
         assert seeds == [None] * 3
 
-    play(check)
 
-
-def test_one_that_is_refused_ends_the_request() -> None:
-    async def check(here: World, answer: OneByOne) -> None:
+async def test_one_that_is_refused_ends_the_request() -> None:
+    async with one_slot() as (here, answer):
         answer.refuses = "a1"
         for _ in range(9):
             answer.next.release()
@@ -108,17 +103,13 @@ def test_one_that_is_refused_ends_the_request() -> None:
         assert answer.prompts == ["a0", "a1"]
         assert here.gateway.status.running == here.gateway.status.waiting == 0
 
-    play(check)
-
 
 @pytest.mark.parametrize("prompt", [["a", "b"], [[1], [2]]])
-def test_several_prompts_cannot_be_streamed(prompt: object) -> None:
-    async def check(here: World, answer: OneByOne) -> None:
+async def test_several_prompts_cannot_be_streamed(prompt: object) -> None:
+    async with one_slot() as (here, answer):
         status, told = await complete(here, "anna", prompt=prompt, stream=True)
         assert status == 400 and isinstance(told, dict) and told["error"]["param"] == "prompt"
         assert not answer.prompts
-
-    play(check)
 
 
 def test_what_was_cached_is_told_to_nobody_where_there_are_several_keys() -> None:
@@ -135,16 +126,14 @@ def test_what_was_cached_is_told_to_nobody_where_there_are_several_keys() -> Non
     assert asyncio.run(scenario(GatewayConfig(port=0, api_keys=CONFIG.api_keys[:1]))) == 7
 
 
-def test_the_tokens_of_a_day_are_looked_at_before_each_answer() -> None:
-    async def check(here: World, answer: OneByOne) -> None:
+async def test_the_tokens_of_a_day_are_looked_at_before_each_answer() -> None:
+    limited = ApiKey(SECRETS["anna"], "anna", KeyLimits(tokens_per_day=10))
+    async with one_slot(GatewayConfig(port=0, api_keys=(limited,))) as (here, answer):
         for _ in range(9):
             answer.next.release()
         status, told = await complete(here, "anna", prompt=["a0", "a1", "a2", "a3"])
         assert status == 429 and isinstance(told, dict) and told["error"]["code"] == "insufficient_quota"
         assert answer.prompts == ["a0", "a1"]
-
-    limited = ApiKey(SECRETS["anna"], "anna", KeyLimits(tokens_per_day=10))
-    play(check, GatewayConfig(port=0, api_keys=(limited,)))
 
 
 @pytest.mark.parametrize(
@@ -188,10 +177,9 @@ async def test_inputs_of_embeddings_are_sent_in_groups_that_take_turns(path: str
             ]
 
 
-def test_each_answer_of_a_request_counts_in_the_requests_of_a_minute() -> None:
+async def test_each_answer_of_a_request_counts_in_the_requests_of_a_minute() -> None:
     limited = ApiKey(SECRETS["anna"], "anna", KeyLimits(requests_per_minute=4))
-
-    async def check(here: World, answer: OneByOne) -> None:
+    async with one_slot(GatewayConfig(port=0, api_keys=(limited,))) as (here, answer):
         for _ in range(9):
             answer.next.release()
         assert (await complete(here, "anna", prompt=["a", "b"], n=2))[0] == 200
@@ -199,10 +187,8 @@ def test_each_answer_of_a_request_counts_in_the_requests_of_a_minute() -> None:
         assert status == 429 and isinstance(told, dict) and told["error"]["code"] == "rate_limit_exceeded"
         assert len(answer.prompts) == 4
 
-    play(check, GatewayConfig(port=0, api_keys=(limited,)))
 
-
-def test_answers_are_joined_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answers_are_joined_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     began, let_go = threading.Event(), threading.Event()
 
     def held(parts: Parts, answers: Sequence[bytes]) -> object:
@@ -210,29 +196,26 @@ def test_answers_are_joined_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> 
         assert let_go.wait(DEADLINE)
         return joined_answer(parts, answers)
 
-    async def check(here: World, answer: OneByOne) -> None:
-        answer.next.release()
-        answer.next.release()
-        many = asyncio.ensure_future(complete(here, "anna", prompt=["a0", "a1"]))
-        while not began.is_set():
-            async with here.http.get(f"{here.url}/health") as reply:
-                await reply.read()
-        async with here.http.get(f"{here.url}/health") as reply:
-            assert reply.status == 200, "the loop goes on"
-        let_go.set()
-        assert (await many)[0] == 200
-
     monkeypatch.setattr(server, "joined_answer", held)
     try:
-        play(check)
+        async with one_slot() as (here, answer):
+            answer.next.release()
+            answer.next.release()
+            many = asyncio.ensure_future(complete(here, "anna", prompt=["a0", "a1"]))
+            while not began.is_set():
+                async with here.http.get(f"{here.url}/health") as reply:
+                    await reply.read()
+            async with here.http.get(f"{here.url}/health") as reply:
+                assert reply.status == 200, "the loop goes on"
+            let_go.set()
+            assert (await many)[0] == 200
     finally:
         let_go.set()
 
 
-def test_a_request_that_waits_holds_its_body_and_no_more() -> None:
+async def test_a_request_that_waits_holds_its_body_and_no_more() -> None:
     tokens = [[999] * 500 + [100_000 + at] * 500 for at in range(64)]
-
-    async def check(here: World, answer: OneByOne) -> None:
+    async with one_slot() as (here, answer):
         first = asyncio.ensure_future(complete(here, "anna", prompt="a"))
         await until_came(here, 1)
         body = json.dumps({"prompt": tokens}).encode()
@@ -250,5 +233,3 @@ def test_a_request_that_waits_holds_its_body_and_no_more() -> None:
         many.cancel()
         answer.next.release()
         assert (await first)[0] == 200
-
-    play(check)

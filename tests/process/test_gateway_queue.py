@@ -77,46 +77,40 @@ def lines(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
 
 
-def test_what_computes_nothing_does_not_wait() -> None:
-    async def scenario() -> None:
-        server = OneByOne(COMPLETION)
-        async with world(server) as here:
-            here.upstream.slots = 1
-            first = asyncio.ensure_future(ask(here, AGENT, "first"))
-            await until(here, running=1, waiting=0)
-            here.server.answer = says(200, {"tokens": []})
-            async with here.http.post(f"{here.url}/tokenize", json={"content": "a"}) as answer:
-                assert answer.status == 200
-            server.answer_one()
-            assert (await first)[0] == 200
-
-    asyncio.run(scenario())
+async def test_what_computes_nothing_does_not_wait() -> None:
+    server = OneByOne(COMPLETION)
+    async with world(server) as here:
+        here.upstream.slots = 1
+        first = asyncio.ensure_future(ask(here, AGENT, "first"))
+        await until(here, running=1, waiting=0)
+        here.server.answer = says(200, {"tokens": []})
+        async with here.http.post(f"{here.url}/tokenize", json={"content": "a"}) as answer:
+            assert answer.status == 200
+        server.answer_one()
+        assert (await first)[0] == 200
 
 
-def test_a_model_that_is_lost_is_told_before_the_place_in_the_queue() -> None:
-    async def scenario() -> None:
-        server = OneByOne(COMPLETION)
-        config = GatewayConfig(port=0, keepalive_seconds=0.02, continue_seconds=5.0)
-        async with world(server, config=config) as here:
-            here.upstream.slots = 1
-            first = asyncio.ensure_future(ask(here, AGENT, "first"))
-            await until(here, running=1, waiting=0)
-            second = await here.chat(stream=True, user="second")
-            assert await second.content.readline() == b": waiting for a turn: next\n"
-            here.upstream.readiness = Readiness(ModelState.LOADING, "worker anna is lost")
-            while await second.content.readline() != b": worker anna is lost\n":
-                pass
-            here.upstream.readiness = Readiness(ModelState.READY, "")
-            server.answer_one()
-            server.answer_one()
-            assert (await first)[0] == 200
-            await second.read()
-            assert server.came == ["first", "second"]
-
-    asyncio.run(scenario())
+async def test_a_model_that_is_lost_is_told_before_the_place_in_the_queue() -> None:
+    server = OneByOne(COMPLETION)
+    config = GatewayConfig(port=0, keepalive_seconds=0.02, continue_seconds=5.0)
+    async with world(server, config=config) as here:
+        here.upstream.slots = 1
+        first = asyncio.ensure_future(ask(here, AGENT, "first"))
+        await until(here, running=1, waiting=0)
+        second = await here.chat(stream=True, user="second")
+        assert await second.content.readline() == b": waiting for a turn: next\n"
+        here.upstream.readiness = Readiness(ModelState.LOADING, "worker anna is lost")
+        while await second.content.readline() != b": worker anna is lost\n":
+            pass
+        here.upstream.readiness = Readiness(ModelState.READY, "")
+        server.answer_one()
+        server.answer_one()
+        assert (await first)[0] == 200
+        await second.read()
+        assert server.came == ["first", "second"]
 
 
-def test_a_stream_that_waits_is_told_its_place() -> None:
+async def test_a_stream_that_waits_is_told_its_place() -> None:
     async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
         await server.let_go.wait()
         response = await begin_stream(request)
@@ -124,75 +118,63 @@ def test_a_stream_that_waits_is_told_its_place() -> None:
             await response.write(piece)
         return response
 
-    async def scenario() -> None:
-        async with world(answer, config=GatewayConfig(port=0, keepalive_seconds=0.02)) as here:
+    async with world(answer, config=GatewayConfig(port=0, keepalive_seconds=0.02)) as here:
+        here.upstream.slots = 1
+        first = asyncio.ensure_future(here.chat(stream=True))
+        await until(here, running=1, waiting=0)
+        second = await here.chat(stream=True)
+        third = await here.chat(stream=True)
+        assert await second.content.readline() == b": waiting for a turn: next\n"
+        assert await third.content.readline() == b": waiting for a turn: 1 before this one\n"
+        assert len(here.server.seen) == 1
+        here.server.let_go.set()
+        for stream in (await first, second, third):
+            assert (await stream.read()).endswith(DONE)
+
+
+async def test_waiting_requests_end_when_the_gateway_stops() -> None:
+    async with aiohttp.ClientSession() as http:
+        async with world(OneByOne(COMPLETION)) as here:
             here.upstream.slots = 1
-            first = asyncio.ensure_future(here.chat(stream=True))
+            there = replace(here, http=http)  # a session that outlives the gateway
+            first = asyncio.ensure_future(ask(there, AGENT, "first"))
             await until(here, running=1, waiting=0)
-            second = await here.chat(stream=True)
-            third = await here.chat(stream=True)
-            assert await second.content.readline() == b": waiting for a turn: next\n"
-            assert await third.content.readline() == b": waiting for a turn: 1 before this one\n"
-            assert len(here.server.seen) == 1
-            here.server.let_go.set()
-            for stream in (await first, second, third):
-                assert (await stream.read()).endswith(DONE)
-
-    asyncio.run(scenario())
-
-
-def test_waiting_requests_end_when_the_gateway_stops() -> None:
-    async def scenario() -> None:
-        async with aiohttp.ClientSession() as http:
-            async with world(OneByOne(COMPLETION)) as here:
-                here.upstream.slots = 1
-                there = replace(here, http=http)  # a session that outlives the gateway
-                first = asyncio.ensure_future(ask(there, AGENT, "first"))
-                await until(here, running=1, waiting=0)
-                second = asyncio.ensure_future(ask(there, AGENT, "second"))
-                await until(here, running=1, waiting=1)
-            for status, said in await asyncio.gather(first, second):
-                error = said["error"]
-                assert status == 503 and isinstance(error, dict) and error["code"] == "stopping"
-
-    asyncio.run(scenario())
-
-
-def test_a_model_that_is_lost_before_the_turn_is_told_where_answers_do_not_wait() -> None:
-    async def scenario() -> None:
-        server = OneByOne(COMPLETION)
-        async with world(server) as here:
-            here.upstream.slots = 1
-            first = asyncio.ensure_future(ask(here, AGENT, "first"))
-            await until(here, running=1, waiting=0)
-            second = asyncio.ensure_future(ask(here, AGENT, "second"))
+            second = asyncio.ensure_future(ask(there, AGENT, "second"))
             await until(here, running=1, waiting=1)
-            here.upstream.readiness = Readiness(ModelState.LOADING, "worker anna is lost")
-            server.answer_one()
-            await first
-            status, said = await second
-            assert status == 503 and "worker anna is lost" in str(said["error"])
-            assert server.came == ["first"]
-
-    asyncio.run(scenario())
-
-
-def test_two_requests_of_one_key_leave_room_for_one_of_another() -> None:
-    async def scenario() -> None:
-        server, config = OneByOne(COMPLETION), GatewayConfig(port=0, api_keys=KEYS, max_requests=3)
-        async with world(server, config=config) as here:
-            flood = [asyncio.ensure_future(ask(here, AGENT, "agent")) for _ in range(2)]
-            await until(here, running=2, waiting=0)
-            status, said = await ask(here, AGENT, "agent")
+        for status, said in await asyncio.gather(first, second):
             error = said["error"]
-            assert status == 503 and isinstance(error, dict) and error["code"] == "busy"
-            mine = asyncio.ensure_future(ask(here, CHAT, "chat"))
-            await until(here, running=3, waiting=0)
-            for _ in range(3):
-                server.answer_one()
-            assert {status for status, _ in await asyncio.gather(mine, *flood)} == {200}
+            assert status == 503 and isinstance(error, dict) and error["code"] == "stopping"
 
-    asyncio.run(scenario())
+
+async def test_a_model_that_is_lost_before_the_turn_is_told_where_answers_do_not_wait() -> None:
+    server = OneByOne(COMPLETION)
+    async with world(server) as here:
+        here.upstream.slots = 1
+        first = asyncio.ensure_future(ask(here, AGENT, "first"))
+        await until(here, running=1, waiting=0)
+        second = asyncio.ensure_future(ask(here, AGENT, "second"))
+        await until(here, running=1, waiting=1)
+        here.upstream.readiness = Readiness(ModelState.LOADING, "worker anna is lost")
+        server.answer_one()
+        await first
+        status, said = await second
+        assert status == 503 and "worker anna is lost" in str(said["error"])
+        assert server.came == ["first"]
+
+
+async def test_two_requests_of_one_key_leave_room_for_one_of_another() -> None:
+    server, config = OneByOne(COMPLETION), GatewayConfig(port=0, api_keys=KEYS, max_requests=3)
+    async with world(server, config=config) as here:
+        flood = [asyncio.ensure_future(ask(here, AGENT, "agent")) for _ in range(2)]
+        await until(here, running=2, waiting=0)
+        status, said = await ask(here, AGENT, "agent")
+        error = said["error"]
+        assert status == 503 and isinstance(error, dict) and error["code"] == "busy"
+        mine = asyncio.ensure_future(ask(here, CHAT, "chat"))
+        await until(here, running=3, waiting=0)
+        for _ in range(3):
+            server.answer_one()
+        assert {status for status, _ in await asyncio.gather(mine, *flood)} == {200}
 
 
 @pytest.mark.parametrize(
@@ -203,36 +185,30 @@ def test_two_requests_of_one_key_leave_room_for_one_of_another() -> None:
         (KeyLimits(requests_per_minute=2, tokens_per_day=500, concurrent=1), 200, None, None),
     ],
 )
-def test_limits_of_a_key(limits: KeyLimits, status: int, code: str | None, kind: str | None) -> None:
-    async def scenario() -> None:
-        keys = (ApiKey(AGENT, "agent", limits), KEYS[1])
-        async with world(says(200, COMPLETION), config=GatewayConfig(port=0, api_keys=keys)) as here:
-            assert (await ask(here, AGENT))[0] == 200
-            got, said = await ask(here, AGENT)
-            assert got == status
-            if code is not None:
-                error = said["error"]
-                assert isinstance(error, dict) and (error["code"], error["type"]) == (code, kind)
-                assert "`agent`" in str(error["message"]) and AGENT not in str(said)
-                assert said["retry"]
-            assert (await ask(here, CHAT))[0] == 200
-
-    asyncio.run(scenario())
+async def test_limits_of_a_key(limits: KeyLimits, status: int, code: str | None, kind: str | None) -> None:
+    keys = (ApiKey(AGENT, "agent", limits), KEYS[1])
+    async with world(says(200, COMPLETION), config=GatewayConfig(port=0, api_keys=keys)) as here:
+        assert (await ask(here, AGENT))[0] == 200
+        got, said = await ask(here, AGENT)
+        assert got == status
+        if code is not None:
+            error = said["error"]
+            assert isinstance(error, dict) and (error["code"], error["type"]) == (code, kind)
+            assert "`agent`" in str(error["message"]) and AGENT not in str(said)
+            assert said["retry"]
+        assert (await ask(here, CHAT))[0] == 200
 
 
-def test_requests_of_a_key_at_a_time() -> None:
-    async def scenario() -> None:
-        server, keys = OneByOne(COMPLETION), (ApiKey(AGENT, "agent", KeyLimits(concurrent=1)), KEYS[1])
-        async with world(server, config=GatewayConfig(port=0, api_keys=keys)) as here:
-            first = asyncio.ensure_future(ask(here, AGENT, "a"))
-            await until(here, running=1, waiting=0)
-            assert (await ask(here, AGENT, "a"))[0] == 429
-            server.answer_one()
-            assert (await first)[0] == 200
-            server.answer_one()
-            assert (await ask(here, AGENT, "a"))[0] == 200
-
-    asyncio.run(scenario())
+async def test_requests_of_a_key_at_a_time() -> None:
+    server, keys = OneByOne(COMPLETION), (ApiKey(AGENT, "agent", KeyLimits(concurrent=1)), KEYS[1])
+    async with world(server, config=GatewayConfig(port=0, api_keys=keys)) as here:
+        first = asyncio.ensure_future(ask(here, AGENT, "a"))
+        await until(here, running=1, waiting=0)
+        assert (await ask(here, AGENT, "a"))[0] == 429
+        server.answer_one()
+        assert (await first)[0] == 200
+        server.answer_one()
+        assert (await ask(here, AGENT, "a"))[0] == 200
 
 
 def test_each_answer_is_a_line_of_the_log_without_its_text_or_key(tmp_path: Path) -> None:
@@ -261,18 +237,13 @@ def test_each_answer_is_a_line_of_the_log_without_its_text_or_key(tmp_path: Path
     assert AGENT not in repr(status)
 
 
-def test_a_restart_does_not_give_the_day_s_tokens_anew(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        config = GatewayConfig(
-            port=0, api_keys=(ApiKey(AGENT, "agent", KeyLimits(tokens_per_day=8)), KEYS[1])
-        )
-        async with logged(says(200, COMPLETION), tmp_path, config) as here:
-            assert (await ask(here, AGENT))[0] == 200
-        async with logged(says(200, COMPLETION), tmp_path, config) as here:
-            assert (await ask(here, AGENT))[0] == 429
-            assert (await ask(here, CHAT))[0] == 200
-
-    asyncio.run(scenario())
+async def test_a_restart_does_not_give_the_day_s_tokens_anew(tmp_path: Path) -> None:
+    config = GatewayConfig(port=0, api_keys=(ApiKey(AGENT, "agent", KeyLimits(tokens_per_day=8)), KEYS[1]))
+    async with logged(says(200, COMPLETION), tmp_path, config) as here:
+        assert (await ask(here, AGENT))[0] == 200
+    async with logged(says(200, COMPLETION), tmp_path, config) as here:
+        assert (await ask(here, AGENT))[0] == 429
+        assert (await ask(here, CHAT))[0] == 200
 
 
 def test_a_stream_is_logged_as_it_ended(tmp_path: Path) -> None:
