@@ -1,4 +1,4 @@
-"""Prevents orphans: a guard for each process group, and a pid file for reports.
+"""Prevent orphans: guard each process group, and end it when meshd is gone.
 
 The guard is `/bin/sh` (0.3 MB), leader of the child's process group. It reads a pipe whose
 write end only meshd holds and that nobody ever writes to. When meshd is gone, however it went, the read
@@ -21,13 +21,11 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from meshd.base import log
 from meshd.base.errors import MeshdError, UserError
-from meshd.base.files import replace_file
 
 SHELL = "/bin/sh"
 SCRIPT = """trap '' HUP INT QUIT TERM PIPE ALRM USR1 USR2 TSTP TTIN TTOU
@@ -80,12 +78,6 @@ class Guard:
         """The number of the group, which stays taken until `end`."""
         assert self._leader is not None
         return self._leader.pid
-
-    @property
-    def guard_pids(self) -> tuple[int, ...]:
-        """The pids of the guard, and of those that replaced it (for tests and reports)."""
-        first = (self._leader,) if self._leader is not None else ()
-        return tuple(process.pid for process in (*first, *self._others))
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the whole group; the guard ignores all but KILL. Does nothing after `end`."""
@@ -203,26 +195,3 @@ def _lives_in(entry: Path, group: int) -> bool:
     except OSError:
         return False
     return len(fields) > 2 and fields[2] == str(group) and fields[0] not in "ZX"
-
-
-@dataclass(frozen=True, slots=True)
-class PidRecord:
-    """The content of a pid file. The numbers may be reused by now: for reports, never for signals."""
-
-    name: str
-    pid: int
-    group: int
-    owner: int
-
-
-def write_pid_file(path: Path, record: PidRecord) -> None:
-    """Write the pid file. A failure is ignored."""
-    with contextlib.suppress(OSError):
-        text = f"{record.pid} {record.group} {record.owner} {record.name}\n"
-        replace_file(path, text.encode())
-
-
-def remove_pid_file(path: Path) -> None:
-    """Remove the pid file: the child ended as it should."""
-    with contextlib.suppress(OSError):
-        path.unlink(missing_ok=True)

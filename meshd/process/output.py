@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from meshd.base import log
+from meshd.base.admission import TokenBucket
 from meshd.base.errors import UserError
 from meshd.base.fault_boundary import OURS
 from meshd.base.files import RotatedFile
@@ -67,23 +68,6 @@ class LineCutter:
         return f"{text} [{dropped} bytes more]" if dropped else text
 
 
-class WriteBudget:
-    """The bytes that may go into the file now: a token bucket. Pure."""
-
-    def __init__(self, now: float) -> None:
-        self._left = float(WRITE_BURST)
-        self._at = now
-
-    def take(self, count: int, now: float) -> bool:
-        """Return True when `count` bytes may be written at `now`, and spend them."""
-        self._left = min(WRITE_BURST, self._left + (now - self._at) * WRITE_RATE)
-        self._at = now
-        if count > self._left:
-            return False
-        self._left -= count
-        return True
-
-
 class ChildOutput:
     """Output of one start of a child. `attach` gives the descriptor for it; `finish` or `close` ends it."""
 
@@ -100,7 +84,7 @@ class ChildOutput:
         self._stamped = stamped
         self._loop = asyncio.get_running_loop()
         self._cutter = LineCutter()
-        self._budget = WriteBudget(self._loop.time())
+        self._budget = TokenBucket(rate=WRITE_RATE, burst=WRITE_BURST, now=self._loop.time())
         self._left_out = 0
         self._on_line = on_line
         self._log_filter = log_filter
@@ -187,7 +171,7 @@ class ChildOutput:
         text = line if self._log_filter is None else self._log_filter(line)
         self._tail.append(text)
         data = f"{text}\n".encode("utf-8", errors="replace")
-        if self._budget.take(_STAMP_BYTES + len(data), self._loop.time()):
+        if self._budget.spend(_STAMP_BYTES + len(data), self._loop.time()):
             if self._left_out:
                 self.note(f"{self._left_out} bytes of output were dropped because it printed too much")
                 self._left_out = 0

@@ -1,12 +1,9 @@
-"""One run of a program, from spawn to an empty group; used by OwnedChild, and alone for programs that end.
+"""Run a program once, from spawn to an empty group; used by OwnedChild, and alone for programs that end.
 
 `async with Run(spec) as run`: leaving the block ends the group (TERM first when we were cancelled, for
-`stop_timeout` at most) and closes every descriptor, on every path.
-
-One living process group: a guard, the program itself, and whatever it forked.
-
-`Group.spawn` starts it, `exited` returns the moment the program ends (the loop's child watcher says so,
-even while another process holds its pipes), `bury` leaves nothing of it. Signals go to the whole group.
+`stop_timeout` at most) and closes every descriptor, on every path. The process group holds a guard
+(orphans.py), the program itself, and whatever it forked. `exited` returns the moment the program ends (the
+loop's child watcher says so, even while another process holds its pipes).
 """
 
 import asyncio
@@ -22,10 +19,10 @@ from typing import Self
 
 from meshd.base import log
 from meshd.base.errors import MeshdError, UserError
+from meshd.base.files import replace_file
 from meshd.base.processes import lower_for
 from meshd.base.resource_limits import memory_limit, out_of_memory_kills
 from meshd.base.units import in_memory
-from meshd.process import orphans
 from meshd.process.interface import ChildSpec, Ended
 from meshd.process.orphans import Guard, group_lives
 from meshd.process.output import ChildOutput
@@ -106,78 +103,42 @@ def _spawn_error(spec: ChildSpec, program: str, error: OSError) -> MeshdError:
             return MeshdError(f"{what}: {error.strerror or error}")
 
 
-class Group:
-    """A running program with its group. Made by `spawn`; `bury` must be awaited on every path."""
+async def _spawn(spec: ChildSpec, *, output: int) -> tuple[Guard, asyncio.subprocess.Process]:
+    """Start the program in a guarded group, with stdout and stderr into descriptor `output`, stdin empty.
 
-    def __init__(self, guard: Guard, process: asyncio.subprocess.Process, name: str) -> None:
-        self._guard = guard
-        self._process = process
-        self._name = name
-
-    @classmethod
-    async def spawn(cls, spec: ChildSpec, *, output: int) -> Self:
-        """Start `spec` with stdout and stderr into descriptor `output`, stdin empty.
-
-        Raises UserError when only the user can mend it, MeshdError when it may pass. When it raises, or is
-        cancelled, nothing runs.
-        """
-        program = find_program(spec)
-        guard = await Guard.start(spec.name)
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *spec.argv,
-                executable=program,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=environment(spec.env),
-                cwd=spec.cwd,
-                pass_fds=(*spec.pass_fds, *spec.hand_over),
-                process_group=guard.pid,
-            )
-        except OSError as error:
-            await _leave_nothing(guard, guard.pid, None, spec.name)
+    Raises UserError when only the user can mend it, MeshdError when it may pass. When it raises, or is
+    cancelled, nothing runs.
+    """
+    program = find_program(spec)
+    guard = await Guard.start(spec.name)
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *spec.argv,
+            executable=program,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment(spec.env),
+            cwd=spec.cwd,
+            pass_fds=(*spec.pass_fds, *spec.hand_over),
+            process_group=guard.pid,
+        )
+    except BaseException as error:
+        await _leave_nothing(guard, guard.pid, None, spec.name)
+        if isinstance(error, OSError):
             raise _spawn_error(spec, program, error) from error
-        except BaseException:
-            await _leave_nothing(guard, guard.pid, None, spec.name)
-            raise
-        lower_for(process.pid)
-        return cls(guard, process, spec.name)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def number(self) -> int:
-        """The number of the process group (the guard's pid)."""
-        return self._guard.pid
-
-    @property
-    def guard_pids(self) -> tuple[int, ...]:
-        return self._guard.guard_pids
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to every process of the group; the guard heeds only KILL."""
-        self._guard.signal(number)
-        if number == signal.SIGTERM:
-            self._guard.signal(signal.SIGCONT)  # one that was stopped could not heed it
-
-    async def exited(self) -> int:
-        """Return the exit code, or minus the signal's number, as soon as the program itself has ended."""
-        return await self._process.wait()
-
-    async def bury(self) -> None:
-        """Kill the rest, reap, and wait until the group is empty (2 s at most for those that others reap).
-
-        Cancelled, it finishes all the same and then raises: a group is never left behind.
-        """
-        await _leave_nothing(self._guard, self._guard.pid, self._process, self._name)
+        raise
+    lower_for(process.pid)
+    return guard, process
 
 
 async def _leave_nothing(
     guard: Guard, group: int, process: asyncio.subprocess.Process | None, name: str
 ) -> None:
+    """Kill the rest, reap, and wait until the group is empty (2 s at most for those that others reap).
+
+    Cancelled, it finishes all the same and then raises: a group is never left behind.
+    """
     guard.signal(signal.SIGKILL)
     try:
         if process is not None:
@@ -211,13 +172,14 @@ async def _emptied(group: int, name: str) -> None:
 
 
 class Run:
-    """Async context manager around one process group and its output."""
+    """Async context manager around one program, the group of what it forked, and its output."""
 
     def __init__(self, spec: ChildSpec) -> None:
         self._spec = spec
         self._pid_file = pid_file_of(spec.log)
-        self._group: Group | None = None
         self._output: ChildOutput | None = None
+        self._guard: Guard | None = None
+        self._process: asyncio.subprocess.Process | None = None
         self._kills_before = 0  # by the kernel, for lack of memory
         self._is_killed = False  # by us
 
@@ -227,6 +189,7 @@ class Run:
         """
         spec = self._spec
         try:
+            # Open the log, and start the program in its group.
             self._output = ChildOutput(
                 spec.log,
                 limit=spec.log_bytes,
@@ -237,7 +200,7 @@ class Run:
             write_end = self._output.attach()
             try:
                 self._kills_before = out_of_memory_kills()
-                self._group = await Group.spawn(spec, output=write_end)
+                self._guard, self._process = await _spawn(spec, output=write_end)
             finally:
                 os.close(write_end)
         except BaseException as error:
@@ -248,44 +211,51 @@ class Run:
             raise
         finally:
             close_all(spec.hand_over)
-        self._note_start(self._group)
+        # Note the start for reports. The numbers may be reused later, so nobody signals them.
+        self._output.note(f"started, pid {self._process.pid}")
+        with contextlib.suppress(OSError):
+            record = f"{self._process.pid} {self._guard.pid} {os.getpid()} {spec.name}\n"
+            replace_file(self._pid_file, record.encode())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._group is not None
+        assert self._guard is not None
         assert self._output is not None
         try:
             try:
                 if isinstance(error, asyncio.CancelledError):
-                    await self._end_gently(self._group)
+                    await self._end_gently()
             finally:
-                await self._group.bury()
+                await _leave_nothing(self._guard, self._guard.pid, self._process, self._spec.name)
             await self._output.finish(DRAIN_SECONDS)
         finally:
             self._output.close()
-            orphans.remove_pid_file(self._pid_file)
+            with contextlib.suppress(OSError):
+                self._pid_file.unlink(missing_ok=True)
 
     @property
     def pid(self) -> int:
-        assert self._group is not None
-        return self._group.pid
+        assert self._process is not None
+        return self._process.pid
 
     @property
     def tail(self) -> tuple[str, ...]:
         return self._output.tail if self._output is not None else ()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the whole group."""
-        assert self._group is not None
+        """Send a signal to every process of the group; the guard heeds only KILL."""
+        assert self._guard is not None
         self._is_killed = self._is_killed or number == signal.SIGKILL
-        self._group.signal(number)
+        self._guard.signal(number)
+        if number == signal.SIGTERM:
+            self._guard.signal(signal.SIGCONT)  # one that was stopped could not heed it
 
     async def exited(self) -> int:
-        """Return the exit code as Group.exited does."""
-        assert self._group is not None
-        return await self._group.exited()
+        """Return the exit code, or minus the signal's number, as soon as the program itself has ended."""
+        assert self._process is not None
+        return await self._process.wait()
 
     def no_memory(self, code: int) -> str:
         """Return the memory whose exhaustion made the kernel end it; empty if it ended otherwise.
@@ -299,17 +269,11 @@ class Run:
             return "the memory of this machine ran out"
         return f"this node reached its memory limit of {in_memory(limit.limit)} (`{limit.group}`)"
 
-    async def _end_gently(self, group: Group) -> None:
-        group.signal(signal.SIGTERM)
+    async def _end_gently(self) -> None:
+        self.signal(signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._spec.stop_timeout):
-                await group.exited()
-
-    def _note_start(self, group: Group) -> None:
-        assert self._output is not None
-        self._output.note(f"started, pid {group.pid}")
-        record = orphans.PidRecord(self._spec.name, pid=group.pid, group=group.number, owner=os.getpid())
-        orphans.write_pid_file(self._pid_file, record)
+                await self.exited()
 
 
 def close_all(descriptors: tuple[int, ...]) -> None:

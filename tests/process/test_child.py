@@ -176,7 +176,9 @@ def test_the_pid_file_is_there_while_it_runs(tmp_path: Path) -> None:
         async with owned(Maker(tmp_path)) as child:
             await child.ensure_ready()
             text = (tmp_path / "child.pid").read_text()
-            assert text.split()[0] == str(child.status.pid)
+            pid = child.status.pid or 0
+            assert text == f"{pid} {os.getpgid(pid)} {os.getpid()} child\n"
+            assert (tmp_path / "child.pid").stat().st_mode & 0o077 == 0
         assert not (tmp_path / "child.pid").exists()
 
     play(scene)

@@ -1,4 +1,4 @@
-"""Lines out of bytes, the budget of the log, and a log that cannot be had."""
+"""Lines out of bytes, and a log that cannot be had."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import UserError
 from meshd.process import output
-from meshd.process.output import LINE_BYTES, WRITE_BURST, LineCutter, WriteBudget, show_tail
+from meshd.process.output import LINE_BYTES, LineCutter, show_tail
 
 
 def cut(*pieces: bytes) -> list[str]:
@@ -54,16 +54,6 @@ def test_a_long_line_is_cut_and_counted_and_kept_small() -> None:
         f"{'z' * LINE_BYTES} [{1_000_000 - LINE_BYTES} bytes more]",
         "next",
     ]
-
-
-def test_the_budget_gives_a_burst_then_the_rate() -> None:
-    budget = WriteBudget(0.0)
-    assert budget.take(WRITE_BURST, 0.0)
-    assert not budget.take(1, 0.0)
-    assert budget.take(output.WRITE_RATE, 1.0)
-    assert not budget.take(1, 1.0)
-    assert not budget.take(WRITE_BURST + 1, 1e9), "never more than the burst at once"
-    assert budget.take(WRITE_BURST, 1e9)
 
 
 def test_a_folder_that_cannot_be_made_is_a_user_error(tmp_path: Path) -> None:
