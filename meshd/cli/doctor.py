@@ -1,48 +1,54 @@
-"""Diagnose this machine: what is wrong, and what to do about it.
-
-Tests the llama.cpp binaries, lists the devices, and shows the warnings of the daemon if one runs. For the
-network, run `meshd netcheck`.
-"""
+"""The verbs that look for faults: doctor on this machine, netcheck in its network."""
 
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from meshd.admin.net_api import NatView, NetcheckReply, NetcheckRequest, PortMappingView
 from meshd.base.units import in_number
 from meshd.cli.options import Arguments, add_config_file, add_keys, load_role
 from meshd.cli.output import Output
-from meshd.cli.role_checks import check_node
+from meshd.cli.roles import check_node
 
-if TYPE_CHECKING:  # it imports what runs children: `--help` needs none of it
+if TYPE_CHECKING:
     from meshd.daemon.doctor import Finding
 
 _WIDTH = 12
+OPTIONS = ("links.stun", "links.relays", "links.no_portmap")
+_CHECK_SECONDS = 30.0
+_LABEL_WIDTH = 14
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--json, and what replaces the configuration."""
-    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
-    add_config_file(parser)
-    add_keys(parser, ("paths.native_bin",))
+class Doctor:
+    """Diagnose this machine: what is wrong, and what to do about it.
 
+    Tests the llama.cpp binaries, lists the devices, and shows the warnings of the daemon if one runs. For the
+    network, run `meshd netcheck`.
+    """
 
-def run(args: Arguments, out: Output) -> int:
-    """0 when nothing is an error, else 1."""
-    from meshd.daemon.doctor import look
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """--json, and what replaces the configuration."""
+        parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+        add_config_file(parser)
+        add_keys(parser, ("paths.native_bin",))
 
-    config = load_role(args, "worker").config
-    check_node(config)
-    findings = [*look(config), *_daemon()]
-    if args.json:
-        out.json({"findings": [asdict(found) for found in findings]})
-    else:
-        for found in findings:
-            out.line(f"{found.state:<8} {found.name:<{_WIDTH}} {found.what}")
-            if found.hint and found.state != "ok":
-                out.line(f"{'':<8} {'':<{_WIDTH}} hint: {found.hint}")
-        out.line(_verdict(findings))
-    return int(any(found.state == "error" for found in findings))
+    def run(self, args: Arguments, out: Output) -> int:
+        """0 when nothing is an error, else 1."""
+        from meshd.daemon.doctor import look
+
+        config = load_role(args, "worker").config
+        check_node(config)
+        findings = [*look(config), *_daemon()]
+        if args.json:
+            out.json({"findings": [asdict(found) for found in findings]})
+        else:
+            for found in findings:
+                out.line(f"{found.state:<8} {found.name:<{_WIDTH}} {found.what}")
+                if found.hint and found.state != "ok":
+                    out.line(f"{'':<8} {'':<{_WIDTH}} hint: {found.hint}")
+            out.line(_verdict(findings))
+        return int(any(found.state == "error" for found in findings))
 
 
 def _verdict(findings: "Sequence[Finding]") -> str:
@@ -69,3 +75,96 @@ def _daemon() -> "list[Finding]":
         state = "ok" if warning.severity == "info" else warning.severity
         found.append(Finding(warning.code, state, warning.what, warning.hint))
     return found
+
+
+class Netcheck:
+    """Diagnose the network of this machine: what is wrong, and what to do about it.
+
+    The running node does the check; if none runs, or if you pass --stun or --relay, this command does it. It
+    contacts only the configured STUN servers and relays, and the router.
+    """
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add --json, and options that replace the configuration."""
+        parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+        add_config_file(parser)
+        add_keys(parser, OPTIONS)
+
+    def run(self, args: Arguments, out: Output) -> int:
+        """Return 0 when no problem is an error, else 1."""
+        reply = _reply(args, out)
+        if args.json:
+            from meshd.admin.codec import to_fields
+
+            out.json(to_fields(reply))
+        else:
+            show(reply, out)
+        return int(any(problem.severity == "error" for problem in reply.problems))
+
+
+def _reply(args: Arguments, out: Output) -> NetcheckReply:
+    from meshd.admin.client import NotRunning, ask
+    from meshd.config.tree import home_here
+
+    own = args.config is not None or any(vars(args).get(name) is not None for name in OPTIONS)
+    if not own:
+        try:
+            return ask(home_here(), NetcheckRequest(), seconds=_CHECK_SECONDS)
+        except NotRunning:
+            pass
+    config = load_role(args, "worker").config
+    from meshd.daemon.network_state import check_alone, servers_of
+
+    servers = servers_of(config)
+    out.note("checking without a running node; this takes some seconds")
+    return check_alone(config, servers)
+
+
+def show(reply: NetcheckReply, out: Output) -> None:
+    """Show the whole reply to a person."""
+    _line(out, "UDP", reply.udp)
+    _line(out, "TCP", reply.tcp.replace("only_443", "only to port 443"))
+    _line(out, "NAT", reply.nat.kind + _ports(reply.nat))
+    _line(out, "NAT for TCP", reply.tcp_nat.kind + _ports(reply.tcp_nat))
+    _line(out, "IPv4 outside", reply.public_v4 or "not known")
+    _line(out, "IPv6", {"yes": f"yes, {reply.public_v6}"}.get(reply.ipv6, reply.ipv6))
+    _line(out, "port mapping", _mapping(reply.port_mapping))
+    _line(out, "hairpin", reply.hairpin)
+    _line(out, "direct peers", reply.direct)
+    _line(out, "asked", ", ".join(reply.servers) or "nobody")
+    if reply.daemon and reply.age_s >= 60:
+        _line(out, "checked", f"{reply.age_s / 60:.0f} min ago")
+    for problem in reply.problems:
+        out.line()
+        out.line(f"{problem.severity}: {problem.what} [{problem.code}]")
+        if problem.hint:
+            out.line(f"  hint: {problem.hint}")
+
+
+def _line(out: Output, name: str, text: str) -> None:
+    out.line(f"{name:<{_LABEL_WIDTH}}{text}")
+
+
+def _ports(nat: NatView) -> str:
+    if nat.mapping in ("unknown", "none") or nat.ports == "unknown":
+        return ""
+    if nat.ports == "counting":
+        return f", ports count by {nat.step}"
+    return {"preserved": ", ports are kept", "random": ", ports are not kept"}.get(nat.ports, "")
+
+
+def _mapping(router: PortMappingView) -> str:
+    by = f" by {router.language}" if router.language else ""
+    match router.state:
+        case "mapped":
+            sure = {True: ", seen to work", False: ", not reached", None: ""}[router.verified]
+            return f"{', '.join(router.mappings) or router.external}{by}{sure}"
+        case "offered":
+            outside = f", outer address {router.external}" if router.external else ""
+            return f"the router {router.gateway} offers it{by}{outside}"
+        case "off":
+            return "disabled"
+        case "asking":
+            return "asking the router"
+        case _:
+            return f"none: {router.why}" if router.why else "none"

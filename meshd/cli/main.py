@@ -16,7 +16,7 @@ from typing import Protocol
 from meshd import __version__
 from meshd.base.errors import MeshdError, UsageError
 from meshd.base.processes import forbid_core_dumps
-from meshd.cli.options import Arguments, Parser, split_rest
+from meshd.cli.options import Arguments, Parser, split_rest, unknown_verb
 from meshd.cli.output import Output, standard
 
 INTERRUPTED = 130
@@ -60,10 +60,10 @@ class Verb:
 
 GROUPS = ("get started", "run", "watch and diagnose", "members", "share other services", "configure")
 VERBS: tuple[Verb, ...] = (
-    Verb("doctor", GROUPS[0], "diagnose this machine: llama.cpp, devices, running node"),
+    Verb("doctor", GROUPS[0], "diagnose this machine: llama.cpp, devices, running node", module="doctor"),
     Verb("native", GROUPS[0], "build llama.cpp for this machine, or show the build"),
     Verb("upgrade", GROUPS[0], "install a newer version of meshd"),
-    Verb("demo", GROUPS[0], "try it out: split a small model over two nodes on this machine"),
+    Verb("demo", GROUPS[0], "try it out: split a small model over two nodes on this machine", module="roles"),
     Verb("model", GROUPS[0], "list, download, check and remove models"),
     Verb("worker", GROUPS[1], "lend this machine's GPUs or CPU to the mesh", module="roles"),
     Verb(
@@ -79,33 +79,36 @@ VERBS: tuple[Verb, ...] = (
         "offer the API of the serving nodes on this machine, without a model",
         module="roles",
     ),
-    Verb("relay", GROUPS[1], "forward traffic between nodes that cannot connect directly"),
-    Verb("pause", GROUPS[1], "lend nothing until resume", module="lending"),
-    Verb("drain", GROUPS[1], "let running requests finish, then lend nothing", module="lending"),
-    Verb("resume", GROUPS[1], "lend again after pause or drain", module="lending"),
-    Verb("stop", GROUPS[1], "stop the node that runs on this machine"),
-    Verb("status", GROUPS[2], "show what this node does, and what needs attention"),
-    Verb("peers", GROUPS[2], "list the other nodes and the connection to each"),
+    Verb("relay", GROUPS[1], "forward traffic between nodes that cannot connect directly", module="roles"),
+    Verb("pause", GROUPS[1], "lend nothing until resume", module="stop"),
+    Verb("drain", GROUPS[1], "let running requests finish, then lend nothing", module="stop"),
+    Verb("resume", GROUPS[1], "lend again after pause or drain", module="stop"),
+    Verb("stop", GROUPS[1], "stop the node that runs on this machine", module="stop"),
+    Verb("status", GROUPS[2], "show what this node does, and what needs attention", module="status"),
+    Verb("peers", GROUPS[2], "list the other nodes and the connection to each", module="status"),
     Verb("logs", GROUPS[2], "show the logs of meshd and of llama.cpp"),
     Verb(
         "netcheck",
         GROUPS[2],
         "diagnose the network: NAT type, port mapping, what blocks connections",
+        module="doctor",
     ),
-    Verb("ping", GROUPS[2], "measure the round trip to a node"),
-    Verb("capacity", GROUPS[2], "measure the devices and paths of all nodes"),
-    Verb("why", GROUPS[2], "show where the time of a token goes, and what would save most"),
-    Verb("plan", GROUPS[2], "predict how fast a model would run, and choose machines and split"),
+    Verb("ping", GROUPS[2], "measure the round trip to a node", module="status"),
+    Verb("capacity", GROUPS[2], "measure the devices and paths of all nodes", module="plan"),
+    Verb("why", GROUPS[2], "show where the time of a token goes, and what would save most", module="plan"),
+    Verb(
+        "plan", GROUPS[2], "predict how fast a model would run, and choose machines and split", module="plan"
+    ),
     Verb("bench", GROUPS[2], "run benchmarks"),
-    Verb("invite", GROUPS[3], "create, list and revoke invites"),
+    Verb("invite", GROUPS[3], "create, list and revoke invites", module="members"),
     Verb("accept", GROUPS[3], "let in a node that printed a reply code", module="members"),
     Verb("forget", GROUPS[3], "remove a node that is gone from this node's list", module="members"),
     Verb("revoke", GROUPS[3], "ban a node from the mesh", module="members"),
     Verb("unban", GROUPS[3], "list the bans, or lift one", module="members"),
     Verb("leave", GROUPS[3], "leave the mesh", module="members"),
     Verb("mesh", GROUPS[3], "back up and restore the mesh's root key", module="members"),
-    Verb("expose", GROUPS[4], "give chosen nodes access to a TCP service of this machine"),
-    Verb("tunnel", GROUPS[4], "use a service that another node exposes"),
+    Verb("expose", GROUPS[4], "give chosen nodes access to a TCP service of this machine", module="tunnels"),
+    Verb("tunnel", GROUPS[4], "use a service that another node exposes", module="tunnels"),
     Verb("config", GROUPS[5], "show the effective configuration, or write an example file"),
     Verb("completion", GROUPS[5], "print the completion script for a shell", module="shell"),
     Verb("man", GROUPS[5], "write the man pages into a folder", module="shell"),
@@ -158,8 +161,6 @@ def _run(argv: list[str], out: Output) -> int:
         return 0
     verb = next((verb for verb in VERBS if verb.name == name), None)
     if verb is None:
-        from meshd.cli.unknown_verb import unknown_verb
-
         raise unknown_verb(name, [*(verb.name for verb in VERBS), "help", "version"], LATER)
     parser = verb.parser()
     after: list[str] | None = None

@@ -25,11 +25,10 @@ from meshd.admin.codec import to_json
 from meshd.admin.models_api import FilesInUseRequest
 from meshd.base.errors import UserError
 from meshd.base.units import in_bytes
-from meshd.cli.find_models import as_given, check_no_file, reporter
+from meshd.cli.find_models import as_given, begin_pull, check_no_file, pull_from_members, reporter
 from meshd.cli.list_models import ListedModel, list_fits, list_models, meant_views, members_models
 from meshd.cli.options import Arguments, Parser, add_config_file, load_role, rate
 from meshd.cli.output import Json, Output
-from meshd.cli.pull_model import begin_pull, pull_from_members
 from meshd.config.tree import Config
 from meshd.model.model_name import MESH, is_digits
 

@@ -2,8 +2,9 @@
 
 import argparse
 import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,9 +13,9 @@ from meshd.base.files import read_regular
 from meshd.base.home_folder import expanded
 from meshd.cli.output import Output, standard
 from meshd.config.forms import RATE, parse_duration, parse_rate, whole
-from meshd.config.given import unknown_variables
+from meshd.config.given import nearest, unknown_variables
 from meshd.config.load import LoadedConfig, load
-from meshd.config.removed import removed_key
+from meshd.config.removed import IS_GONE, instead_of_option, removed_key
 from meshd.config.setting import Setting, help_of
 from meshd.config.tree import SETTINGS
 
@@ -22,6 +23,25 @@ Arguments = argparse.Namespace
 _REQUIRED = "the following arguments are required: "  # argparse's words
 MOST_MILLISECONDS = 10_000
 VARIABLES = ("MESHD_HOME", "MESHD_CACHE", "MESHD_CONFIG", *(one.variable for one in SETTINGS if one.variable))
+_LEAST_BEGINNING = 5  # letters of an option, with its dashes, to be taken for the beginning of a longer one
+# an argument that begins like an invite or a reply code, its option included where `=` joins them
+_PASTED = re.compile(r"(?:--[a-z-]+=)?[\"'`<]*(meshd(?:reply)?[0-9].*)", re.IGNORECASE | re.DOTALL)
+NOT_HERE = "not in this version"
+# verbs of other programs for models, and what does the same here
+LIKE_OTHERS = {
+    "chat": "serve",
+    "join": "worker --join INVITE",
+    "list": "model ls",
+    "ls": "model ls",
+    "ps": "status",
+    "pull": "model pull NAME",
+    "rm": "model rm NAME",
+    "run": "serve --model FILE|NAME",
+    "show": "model show NAME",
+    "start": "worker",
+}
+# options of a later version, by verb and option, and what to do until then
+LATER_OPTIONS = {("meshd invite", "--qr"): "copy the invite, or send it as a file for `--join @FILE`"}
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -56,8 +76,6 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: object) -> None:
         """Raise UsageError that names the nearest choice, if there is one."""
         if action.choices is not None and value not in action.choices:
-            from meshd.cli.unknown_verb import unknown_choice
-
             option = action.option_strings[0] if action.option_strings else ""
             raise unknown_choice(self.prog, option, str(value), list(action.choices))
 
@@ -65,8 +83,6 @@ class Parser(argparse.ArgumentParser):
         """Parse a verb's arguments; `passes_on`: it passes options to llama-server. Raises UsageError."""
         args, unknown = self.parse_known_args(argv)
         if unknown:
-            from meshd.cli.unknown_verb import unknown_options  # difflib, which no daemon needs
-
             raise unknown_options(self.prog, argv, unknown, option_strings(self), passes_on=passes_on)
         return args
 
@@ -165,8 +181,6 @@ def _assigned(words: Sequence[str], role: str) -> Mapping[str, str]:
             raise UsageError(gone.what, hint=gone.hint)
         setting = known.get(name)
         if setting is None:
-            from meshd.cli.unknown_verb import unknown_setting  # difflib, which no daemon needs
-
             raise unknown_setting(name, known)
         if not setting.is_for(role):
             raise UsageError(f"`{name}` is a setting of `meshd {setting.section}`, not of `meshd {role}`")
@@ -248,3 +262,116 @@ def read_text(source: str, what: str, limit: int) -> str:
         raise UserError(
             f"cannot read {what} `{source}`: {why}", hint="check the path and its permissions"
         ) from None
+
+
+def unknown_verb(name: str, verbs: Collection[str], later: Collection[str]) -> UsageError:
+    """Return the error, with what may have been meant as its hint."""
+    if name in later:
+        return UsageError(f"`meshd {name}` is {NOT_HERE}", hint="run `meshd --help` for the list")
+    if name.startswith("-"):
+        near = nearest(name, ["--help", "--version"], cutoff=0.75)
+        hint = f"did you mean `{near[0]}`?" if near else "put a command first; `meshd --help` lists them"
+        return UsageError(f"unknown option `{name}`", hint=hint)
+    if name in LIKE_OTHERS:
+        return UsageError(f"unknown command `{name}`", hint=f"try `meshd {LIKE_OTHERS[name]}`")
+    near = nearest(name, verbs)
+    hint = f"try `meshd {near[0]}`" if near else "run `meshd --help` for the list"
+    return UsageError(f"unknown command `{name}`", hint=hint)
+
+
+def unknown_choice(verb: str, option: str, value: str, choices: Sequence[str]) -> UsageError:
+    """Return the error for an action that the verb does not have, or for a value that its option does not
+    take.
+    """
+    near = nearest(value, choices)
+    if option:
+        expected = f"expected one of {', '.join(choices)}"
+        hint = f"did you mean `{option} {near[0]}`?" if near else f"run `{verb} --help`"
+        return UsageError(f"cannot use `{option} {value}`: {expected}", hint=hint)
+    hint = f"did you mean `{verb} {near[0]}`?" if near else f"choose one of {', '.join(choices)}"
+    return UsageError(f"`{verb}` has no `{value}`", hint=hint)
+
+
+def _verbs_with(option: str) -> str:
+    """Return the daemons that have this option, as a phrase; empty if none has."""
+    from meshd.config.tree import SETTINGS
+
+    verbs = [f"`meshd {key.section}`" for key in SETTINGS if key.option == option and not key.is_common]
+    if option and any(key.option == option and key.is_common for key in SETTINGS):
+        verbs = ["`meshd worker`", "`meshd serve`", "`meshd client`"]
+    return " and ".join(verbs) if len(verbs) < 3 else f"{', '.join(verbs[:-1])} and {verbs[-1]}"
+
+
+def _is_token(text: str) -> bool:
+    """Return True if `text` is a whole token, not its first piece."""
+    from meshd.identity.invite import parse_token  # cryptography, which `--help` does without
+
+    try:
+        parse_token(text)
+    except UserError:
+        return False
+    return True
+
+
+def _misplaced_paste(
+    verb: str, argv: Sequence[str], unknown: Sequence[str], options: Collection[str]
+) -> UsageError | None:
+    """Return the error for an invite or reply code in pieces or without its option, none of it shown."""
+    has_join = "--join" in options
+    for at, word in enumerate(argv):
+        if (begun := _PASTED.fullmatch(word)) is None:
+            continue
+        stray = [text for text in argv[at + 1 : at + 2] if text in unknown and not text.startswith("-")]
+        if stray and not _is_token(begun[1]):
+            in_file = ", or in a file: `--join @FILE`" if has_join else ""
+            what = "invite" if has_join else "code"
+            return UsageError(
+                f"the {what} was split at a space or line break", hint=f"put it in quotes{in_file}"
+            )
+        if word in unknown:
+            hint = "give it with `--join INVITE`, or in a file: `--join @FILE`" if has_join else ""
+            return UsageError(f"`{verb}` takes no invite as an argument", hint=hint)
+    return None
+
+
+def unknown_setting(name: str, known: Collection[str]) -> UsageError:
+    """Return the error for a key of `--set` that does not exist, with the nearest one."""
+    near = [key for key in known if key.endswith(f".{name}")] or nearest(name, known)
+    hint = f"did you mean `{near[0]}`?" if near else "run `meshd config show` to list all keys"
+    return UsageError(f"cannot use `--set {name[:64]}=…`: there is no such setting", hint=hint)
+
+
+def unknown_options(
+    verb: str, argv: Sequence[str], unknown: Sequence[str], options: Collection[str], *, passes_on: bool
+) -> UsageError:
+    """Return the error for the arguments in `argv` that the verb does not have.
+
+    `passes_on`: it hands llama-server its options.
+    """
+    # A pasted token in pieces, or an option that is gone or still to come.
+    if (misplaced := _misplaced_paste(verb, argv, unknown, options)) is not None:
+        return misplaced
+    for option in (word.partition("=")[0] for word in unknown if word.startswith("--")):
+        if until_then := LATER_OPTIONS.get((verb, option)):
+            return UsageError(f"`{option}` is {NOT_HERE}", hint=until_then)
+        if instead := instead_of_option(verb.removeprefix("meshd "), option):
+            return UsageError(f"`{option}` of `{verb}` {IS_GONE}", hint=instead)
+    # Else the nearest option of this verb, or a verb that has it.
+    help_of_verb = f"run `{verb} --help`"
+    option = next((word.partition("=")[0] for word in unknown if word.startswith("-")), "")
+    near = nearest(option, options, cutoff=0.75) if option else []
+    if not near and len(option) >= _LEAST_BEGINNING:
+        near = [word for word in options if word.startswith(f"{option}-")]
+    hint = help_of_verb
+    if option in options:  # of the verb itself, or of another of its actions
+        hint = f"`{option}` does not apply here; run `{verb} ACTION --help` for the options of an action"
+    elif near:
+        hint = f"did you mean `{near[0]}`? All options: `{verb} --help`"
+    elif not option:
+        if "--model" in options:
+            hint = f"give a model with its option: `--model {unknown[0]}`"
+    elif others := _verbs_with(option):
+        hint = f"`{option}` is an option of {others}; for those of this one {help_of_verb}"
+    elif passes_on:
+        hint = f"options of llama-server go after `--`: `{verb} … -- {option}`; for others {help_of_verb}"
+    return UsageError(f"{verb}: unrecognized arguments: {' '.join(unknown)}", hint=hint)

@@ -1,12 +1,4 @@
-"""Predict how fast a model would run on the machines of this mesh, and choose machines and split.
-
-The running node asks all workers and loads nothing; devices whose speed is not known yet are measured first,
-which takes a few seconds each.
-
-examples:
-  meshd plan --model model.gguf
-  meshd plan --model qwen3 --ctx-size 32768 --streams 4
-"""
+"""The verbs about speed: plan predicts it, why explains it, capacity measures what all nodes have."""
 
 import argparse
 import shutil
@@ -17,79 +9,109 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshd.admin.client import Client
-from meshd.admin.codec import to_fields
+from meshd.admin.codec import to_fields, to_json
 from meshd.admin.models_api import NO_MEMBER_HAS_IT, PullRequest
-from meshd.admin.plan_api import MemoryLimit, PlanReply, PlanRequest, PlanSpeculation, PlanView
+from meshd.admin.plan_api import (
+    AnswerTime,
+    CapacityReply,
+    CapacityRequest,
+    DeviceCapacity,
+    MemoryLimit,
+    PathCapacity,
+    PlanReply,
+    PlanRequest,
+    PlanSpeculation,
+    PlanView,
+    StorageCapacity,
+    WhyReply,
+    WhyRequest,
+)
 from meshd.base.errors import UsageError, UserError
 from meshd.base.units import in_bytes, in_memory, in_number
-from meshd.cli.capacity import MEASURE_SECONDS
-from meshd.cli.find_models import check_no_file, local_model, reporter
+from meshd.cli.find_models import check_no_file, local_model, reporter, watched
+from meshd.cli.list_models import MEMBERS_SECONDS
 from meshd.cli.options import Arguments
 from meshd.cli.output import Output
-from meshd.cli.pull_model import watched
 from meshd.config.forms import SIZE, WEIGHT, WORD, Form, listed, parse_size
 from meshd.config.tree import Config, home_here
 from meshd.model.layer_range import parse_layer_range
 from meshd.model.model_name import MESH, OLLAMA
+from meshd.model.time_account import TimeAccount
 
 _LARGEST_CONTEXT = 1 << 24
 _LONGEST = "max"
 _MOST_STREAMS = 64
 _SHOWN = 5
 _COLUMNS = ("SPLIT", "REQUEST", "GENERATION", "AT ONCE", "PROMPT", "LOAD", "A TOKEN")
+_SHOWN_ANSWERS = 4
+_ASK_SECONDS = 60.0
+MEASURE_SECONDS = 330.0  # a GPU's driver may compile first
+_SHOWN_DIGITS = 16  # of a fingerprint
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what to plan for, and --json."""
-    parser.add_argument(
-        "--model",
-        metavar="MODEL",
-        required=True,
-        help="GGUF file, or the name of a model; if it is not on this machine, only its header is downloaded",
-    )
-    parser.add_argument(
-        "--ctx-size",
-        metavar="N|max",
-        default="",
-        help="context length per request, in tokens; max: the longest that fits, up to the length the model "
-        "was trained for",
-    )
-    add_split_options(parser)
-    parser.add_argument(
-        "--streams", metavar="S", type=int, default=0, help="concurrent requests (default: up to 4)"
-    )
-    parser.add_argument(
-        "--draft-model",
-        metavar="MODEL",
-        default="",
-        help="a small model with the same vocabulary that drafts tokens: a GGUF file, or the name of a model",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+class Plan:
+    """Predict how fast a model would run on the machines of this mesh, and choose machines and split.
 
+    The running node asks all workers and loads nothing; devices whose speed is not known yet are measured
+    first, which takes a few seconds each.
 
-def run(args: Arguments, out: Output) -> int:
-    """Ask the daemon and print. Returns 1 when nothing fits."""
-    ctx_size = _context(args.ctx_size)
-    if not 0 <= args.streams <= _MOST_STREAMS:
-        raise UsageError(f"--streams takes a number from 1 to {_MOST_STREAMS}")
-    request = PlanRequest(
-        model="",
-        ctx_size=ctx_size,
-        streams=args.streams,
-        largest_context=args.ctx_size == _LONGEST,
-    )
-    request = with_split_options(request, args)
-    with Client(home_here()) as client, ExitStack() as held:
-        file = model_for_plan(args.model, Config(), client, held, out)
-        draft = model_for_plan(args.draft_model, Config(), client, held, out) if args.draft_model else ""
-        request = replace(request, model=str(file), draft_model=str(draft))
-        out.progress("asking the nodes, and measuring what is not known yet")
-        reply = client.ask(request, seconds=MEASURE_SECONDS)
-    if args.json:
-        out.json(to_fields(reply))
-    else:
-        _show(reply, out)
-    return 0
+    examples:
+      meshd plan --model model.gguf
+      meshd plan --model qwen3 --ctx-size 32768 --streams 4
+    """
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add what to plan for, and --json."""
+        parser.add_argument(
+            "--model",
+            metavar="MODEL",
+            required=True,
+            help="GGUF file, or the name of a model; if it is not on this machine, only its header is "
+            "downloaded",
+        )
+        parser.add_argument(
+            "--ctx-size",
+            metavar="N|max",
+            default="",
+            help="context length per request, in tokens; max: the longest that fits, up to the length the "
+            "model was trained for",
+        )
+        add_split_options(parser)
+        parser.add_argument(
+            "--streams", metavar="S", type=int, default=0, help="concurrent requests (default: up to 4)"
+        )
+        parser.add_argument(
+            "--draft-model",
+            metavar="MODEL",
+            default="",
+            help="a small model with the same vocabulary that drafts tokens: a GGUF file, or the name of a "
+            "model",
+        )
+        parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+
+    def run(self, args: Arguments, out: Output) -> int:
+        """Ask the daemon and print. Returns 1 when nothing fits."""
+        ctx_size = _context(args.ctx_size)
+        if not 0 <= args.streams <= _MOST_STREAMS:
+            raise UsageError(f"--streams takes a number from 1 to {_MOST_STREAMS}")
+        request = PlanRequest(
+            model="",
+            ctx_size=ctx_size,
+            streams=args.streams,
+            largest_context=args.ctx_size == _LONGEST,
+        )
+        request = with_split_options(request, args)
+        with Client(home_here()) as client, ExitStack() as held:
+            file = model_for_plan(args.model, Config(), client, held, out)
+            draft = model_for_plan(args.draft_model, Config(), client, held, out) if args.draft_model else ""
+            request = replace(request, model=str(file), draft_model=str(draft))
+            out.progress("asking the nodes, and measuring what is not known yet")
+            reply = client.ask(request, seconds=MEASURE_SECONDS)
+        if args.json:
+            out.json(to_fields(reply))
+        else:
+            _show(reply, out)
+        return 0
 
 
 def _context(given: str) -> int:
@@ -319,3 +341,226 @@ def _memory(given: Sequence[str]) -> tuple[MemoryLimit, ...]:
         except ValueError:
             raise UsageError(f"--memory takes [NODE=]SIZE, not `{limit}`: {SIZE.expected}") from None
     return tuple(limits)
+
+
+class Why:
+    """Show where the time of a token and of a prompt goes, and the one change that would gain most.
+
+    Run it on the node that serves the model, while it answers or afterwards.
+
+    examples:
+      meshd why
+      meshd why --json
+    """
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add --json."""
+        parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+
+    def run(self, args: Arguments, out: Output) -> int:
+        """Ask the daemon and print. Returns 1 if nothing was answered yet."""
+        with Client(home_here()) as client:
+            reply = client.ask(WhyRequest(), seconds=_ASK_SECONDS)
+        if args.json:
+            out.json(to_fields(reply))
+        else:
+            _show_time(reply, out)
+        return 0
+
+
+def _show_time(reply: WhyReply, out: Output) -> None:
+    # The split, and the last answers.
+    out.line(f"{reply.model}: {reply.split}")
+    out.line()
+    out.table(
+        ("REQUEST", "QUEUE", "PROMPT", "GENERATED"),
+        [_answer_row(answer) for answer in reversed(reply.answers[-_SHOWN_ANSWERS:])],
+    )
+    # Where the time of a token, a round and a prompt goes.
+    if reply.token is not None:
+        of = f"mean of {in_number(reply.token.tokens, 'token')}"
+        if reply.token.rounds < reply.token.tokens:
+            of += f" in {in_number(reply.token.rounds, 'round')}"
+        _show_account("A TOKEN", reply.token, of, out)
+    if reply.round is not None:
+        each = reply.round.tokens / max(1, reply.round.rounds)
+        of = f"mean of {in_number(reply.round.rounds, 'round')}, {each:.1f} tokens each"
+        _show_account("A ROUND", reply.round, of, out)
+        out.line()
+        out.line(
+            "A ROUND: llama-server computes one for all running requests, or for a step of a prompt; "
+            "mean of the last half minute of streamed requests"
+        )
+    if reply.prompt is not None:
+        _show_account("A PROMPT", reply.prompt, "to the first token", out)
+    if reply.token is None and reply.prompt is None:
+        out.note("no request ran alone from start to end, so its time cannot be divided by tokens")
+        if reply.round is None:
+            out.note(f"it cannot be divided by rounds: {reply.why_no_round}")
+    # Speeds, and the change that would gain most.
+    out.line()
+    out.line(f"speed: {_speeds(reply)}")
+    if reply.since_load:
+        out.line(f"since the load: {'; '.join(reply.since_load)}")
+    advice = reply.advice
+    if advice.change:
+        speeds = f"predicted {advice.generate_tok_s:.1f} → {advice.generate_tok_s_then:.1f} tok/s"
+        longer = f"as it runs, a request takes {1 / max(1e-4, 1 - advice.gain):.2f} times as long"
+        out.line(f"change: {advice.change} ({speeds}; {longer})")
+    else:
+        out.line(f"change: nothing: {advice.why}")
+    if advice.change and advice.why:
+        out.line(f"why: {advice.why}")
+
+
+def _speeds(reply: WhyReply) -> str:
+    """Return the speed of the running split: measured, predicted now, and predicted when it was loaded."""
+    token = reply.token
+    parts = [f"{1 / token.seconds:.1f} tok/s measured"] if token is not None and token.seconds > 0 else []
+    parts.append(f"{reply.advice.generate_tok_s:.1f} tok/s predicted now, as by `meshd plan`")
+    if reply.generate_tok_s_at_load is not None:
+        parts.append(f"{reply.generate_tok_s_at_load:.1f} tok/s predicted at load")
+    return ", ".join(parts)
+
+
+def _answer_row(answer: AnswerTime) -> tuple[str, ...]:
+    when = "running" if answer.running else f"{answer.ended_s_ago:.0f} s ago"
+    shown = when if answer.alone else f"{when}, among others"
+    rate = f", {answer.generated_tokens / answer.generated_s:.1f} tok/s" if answer.generated_s > 0 else ""
+    prompt = "-" if answer.running else f"{in_number(answer.prompt_tokens, 'token')}, {answer.prompt_s:.2f} s"
+    queue = "-" if answer.running else f"{answer.queue_s:.2f} s"
+    return shown, queue, prompt, f"{in_number(answer.generated_tokens, 'token')}{rate}"
+
+
+def _show_account(title: str, account: TimeAccount, of: str, out: Output) -> None:
+    out.line()
+    rows = [
+        (part.kind.value, part.where, *_time(part.seconds, account), part.source.value)
+        for part in account.parts
+    ]
+    rows.append(("not explained", "", *_time(account.unexplained, account), ""))
+    rows.append(("whole", of, *_time(account.seconds, account), "measured"))
+    out.table((title, "WHERE", "TIME", "SHARE", "KNOWN BY"), rows)
+
+
+def _time(seconds: float, account: TimeAccount) -> tuple[str, str]:
+    share = seconds / account.seconds if account.seconds > 0 else 0.0
+    return f"{seconds * 1000:.1f} ms", f"{share:.0%}"
+
+
+class Capacity:
+    """Measure what all nodes could contribute: memory and speed of each device, the paths between nodes,
+    disks and model files.
+
+    What has not been measured before is measured now, which takes a few seconds per device. Nothing is
+    reserved. If something else computed on a machine while it was measured, run `meshd capacity --again`
+    there.
+    """
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add --again, --json."""
+        parser.add_argument(
+            "--again",
+            action="store_true",
+            help="measure this machine's devices again, for all models; other machines keep their speeds, so "
+            "run it there as well",
+        )
+        parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+
+    def run(self, args: Arguments, out: Output) -> int:
+        """Ask the daemon and print."""
+        with Client(home_here()) as client:
+            out.progress("measuring devices")
+            reply = client.ask(CapacityRequest(again=args.again), seconds=MEASURE_SECONDS + MEMBERS_SECONDS)
+        if args.json:
+            paths = [_path_json(path) for path in reply.paths]
+            left_out, unmeasured = to_json(reply.left_out), to_json(reply.unmeasured)
+            devices, storage = to_json(reply.devices), to_json(reply.storage)
+            out.json(
+                {
+                    "devices": devices,
+                    "paths": paths,
+                    "storage": storage,
+                    "left_out": left_out,
+                    "unmeasured": unmeasured,
+                }
+            )
+        else:
+            _show_capacity(reply, out)
+        return 0
+
+
+def _path_json(path: PathCapacity) -> dict[str, str | float | None]:
+    return {"from": path.source, "to": path.to, "rtt_ms": path.rtt_ms, "bytes_s": path.bytes_s}
+
+
+def _show_capacity(reply: CapacityReply, out: Output) -> None:
+    out.table(
+        ("NODE", "DEVICE", "FREE", "TOTAL", "WEIGHTS", "PROMPTS"),
+        [_device_row(device) for device in reply.devices],
+    )
+    if reply.paths:
+        out.line()
+        out.table(
+            ("FROM", "TO", "RTT", "RATE"),
+            [
+                (
+                    path.source,
+                    path.to,
+                    f"{path.rtt_ms:.2f} ms",
+                    "-" if path.bytes_s is None else f"{in_bytes(path.bytes_s)}/s",
+                )
+                for path in reply.paths
+            ],
+        )
+    _show_storage(reply.storage, out)
+    for left in reply.left_out:
+        out.note(f"{left.node}: left out: {left.why}")
+    for slow in reply.unmeasured:
+        out.note(f"{slow.node}: no speed: {slow.why}")
+    for silent in reply.storage:
+        if silent.why_not:
+            out.note(f"{silent.node} did not say what it stores: {silent.why_not}")
+
+
+def _show_storage(storage: Sequence[StorageCapacity], out: Output) -> None:
+    known = [disk for disk in storage if not disk.why_not]
+    if not known:
+        return
+    out.line()
+    out.table(
+        ("NODE", "DISK FREE", "CACHE ROOM", "MODELS"),
+        [
+            (
+                disk.node,
+                "unknown" if disk.free_bytes is None else in_bytes(disk.free_bytes),
+                "-" if disk.cache_room_bytes is None else in_bytes(disk.cache_room_bytes),
+                str(len(disk.models) + disk.more_models),
+            )
+            for disk in known
+        ],
+    )
+    rows = [row for disk in known for row in _model_rows(disk)]
+    if rows:
+        out.line()
+        out.table(("NODE", "MODEL", "SIZE", "FINGERPRINT"), rows)
+
+
+def _model_rows(disk: StorageCapacity) -> list[tuple[str, ...]]:
+    rows = [
+        (disk.node, model.name, in_bytes(model.bytes), (model.fingerprint or "-")[:_SHOWN_DIGITS])
+        for model in disk.models
+    ]
+    more = [(disk.node, f"and {disk.more_models} more", "", "")] if disk.more_models else []
+    return [*rows, *more]
+
+
+def _device_row(device: DeviceCapacity) -> tuple[str, ...]:
+    return (
+        device.node,
+        device.device,
+        in_memory(device.free_bytes),
+        in_memory(device.total_bytes),
+        "-" if device.weight_bytes_s is None else f"{in_bytes(device.weight_bytes_s)}/s",
+        "-" if device.flops is None else f"{device.flops / 1e9:.0f} GFLOP/s",
+    )

@@ -1,18 +1,20 @@
-"""Show what this node does: mesh, peers, tunnels, model, API, and what needs attention."""
+"""The verbs about the running node and its peers: status, peers and ping."""
 
 import argparse
 import time
 from collections.abc import Sequence
 
 from meshd import __version__
-from meshd.admin.api import StatusRequest
-from meshd.admin.client import Client
-from meshd.admin.codec import to_fields
-from meshd.admin.status import Status
+from meshd.admin.api import PingReply, PingRequest, StatusRequest
+from meshd.admin.client import Client, ask
+from meshd.admin.codec import to_fields, to_json
+from meshd.admin.health import is_away, is_met
+from meshd.admin.status import PeerView
+from meshd.admin.status import Status as NodeStatus
+from meshd.base.errors import Refused
 from meshd.base.units import in_bytes, in_memory, in_number, in_time
-from meshd.cli.options import Arguments
+from meshd.cli.options import Arguments, number
 from meshd.cli.output import Output, bar
-from meshd.cli.peers import print_peers
 from meshd.config.tree import home_here
 from meshd.gateway.interface import GatewayStatus
 from meshd.identity.naming import WORKER_ROLE
@@ -27,30 +29,36 @@ from meshd.model.status import (
 )
 
 WATCH_SECONDS = 1.0
+DEFAULT_COUNT = 4
+_PAUSE_SECONDS = 0.5
+REPLY_MARGIN_SECONDS = 5.0
+MISTAKE = "user"  # what was asked cannot be done: asking again changes nothing
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --json, --watch."""
-    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
-    parser.add_argument(
-        "--watch",
-        action="store_true",
-        help="refresh every second; without a terminal, print a line per change",
-    )
+class Status:
+    """Show what this node does: mesh, peers, tunnels, model, API, and what needs attention."""
 
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add --json, --watch."""
+        parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+        parser.add_argument(
+            "--watch",
+            action="store_true",
+            help="refresh every second; without a terminal, print a line per change",
+        )
 
-def run(args: Arguments, out: Output) -> int:
-    """Ask the daemon and print."""
-    home = home_here()
-    with Client(home) as client:
-        if args.watch:
-            _watch(client, out, as_json=args.json)
-        status = client.ask(StatusRequest())
-    if args.json:
-        out.json(to_fields(status))
-    else:
-        show(status, out)
-    return 0
+    def run(self, args: Arguments, out: Output) -> int:
+        """Ask the daemon and print."""
+        home = home_here()
+        with Client(home) as client:
+            if args.watch:
+                _watch(client, out, as_json=args.json)
+            status = client.ask(StatusRequest())
+        if args.json:
+            out.json(to_fields(status))
+        else:
+            show(status, out)
+        return 0
 
 
 def _watch(client: Client, out: Output, *, as_json: bool) -> None:
@@ -69,7 +77,7 @@ def _watch(client: Client, out: Output, *, as_json: bool) -> None:
         time.sleep(WATCH_SECONDS)
 
 
-def summary(status: Status) -> str:
+def summary(status: NodeStatus) -> str:
     """Return one line that changes when something worth a look has changed."""
     states = [f"{peer.name}={peer.state}" for peer in status.peers]
     parts = [f"{status.node.name} {status.node.role}", "peers " + (" ".join(states) or "none")]
@@ -84,7 +92,7 @@ def summary(status: Status) -> str:
     return ", ".join(parts)
 
 
-def show(status: Status, out: Output) -> None:
+def show(status: NodeStatus, out: Output) -> None:
     """Show the whole status to a person."""
     _show_node(status, out)
     _show_lent(status, out)
@@ -115,7 +123,7 @@ def show(status: Status, out: Output) -> None:
         out.line(f"  hint: {warning.hint}")
 
 
-def _show_node(status: Status, out: Output) -> None:
+def _show_node(status: NodeStatus, out: Output) -> None:
     node = status.node
     out.line(f"node    {node.name} ({node.id[:10]})  {node.role}, meshd {node.version}, process {node.pid}")
     out.line(f"        up {in_time(node.uptime_s)}, {in_memory(node.rss_bytes)} of memory")
@@ -142,7 +150,7 @@ def _show_node(status: Status, out: Output) -> None:
             out.line(f"        {api.reason}")
 
 
-def _show_lent(status: Status, out: Output) -> None:
+def _show_lent(status: NodeStatus, out: Output) -> None:
     """Show who has a worker's memory."""
     if status.node.role != WORKER_ROLE:
         return
@@ -171,12 +179,12 @@ def _show_fetch(now: FetchStatus, out: Output) -> None:
             out.line(f"        {one.node} gives no more: {one.problem}")
 
 
-def _show_machine(status: Status, out: Output) -> None:
-    for number, device in enumerate(status.devices):
+def _show_machine(status: NodeStatus, out: Output) -> None:
+    for place, device in enumerate(status.devices):
         memory = f"{in_memory(device.free_bytes)} of {in_memory(device.total_bytes)} free"
         speeds = f", weights {in_bytes(device.weight_bytes_s)}/s" if device.weight_bytes_s is not None else ""
         speeds += f", prompts {device.flops / 1e9:.0f} GFLOP/s" if device.flops is not None else ""
-        head = "device " if number == 0 else "       "
+        head = "device " if place == 0 else "       "
         out.line(f"{head} {device.name}: {memory} {in_time(device.listed_s)} ago{speeds}")
     if (storage := status.storage) is not None:
         free = "" if storage.free_bytes is None else f"{in_bytes(storage.free_bytes)} free"
@@ -205,7 +213,7 @@ def _show_keys(api: GatewayStatus, out: Output) -> None:
         out.table(("KEY", "NOW", "ANSWERS", "PROMPT TOKENS", "GENERATED", "TODAY"), rows)
 
 
-def _show_tunnels(status: Status, out: Output) -> None:
+def _show_tunnels(status: NodeStatus, out: Output) -> None:
     if not status.tunnels:
         return
     rows = [
@@ -357,7 +365,7 @@ def _push(part: SplitPart) -> str:
     return "direct" if part.push else f"through the head: {part.why_no_push}"
 
 
-def _peer_name(status: Status, peer: str) -> str:
+def _peer_name(status: NodeStatus, peer: str) -> str:
     """Return the name, with the id where another node, or this one, has the same name."""
     names = {p.id: p.name for p in status.peers}
     name = names.get(peer)
@@ -365,3 +373,160 @@ def _peer_name(status: Status, peer: str) -> str:
         return peer[:10]
     same = [node for node, other in {**names, status.node.id: status.node.name}.items() if other == name]
     return name if len(same) == 1 else f"{name} ({peer[:10]})"
+
+
+class Peers:
+    """List the other nodes of the mesh: their state, and the connection to each."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add --json."""
+        parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+
+    def run(self, args: Arguments, out: Output) -> int:
+        """Ask the daemon and print."""
+        status = ask(home_here(), StatusRequest())
+        if args.json:
+            out.json({"peers": to_json(status.peers)})
+        else:
+            print_peers(status, out)
+        return 0
+
+
+def print_peers(status: NodeStatus, out: Output) -> None:
+    """Print a table, or a line that says that there are none."""
+    if not status.peers:
+        out.line("no other nodes known yet")
+        return
+    out.table(
+        (
+            "PEER",
+            "ID",
+            "ROLE",
+            "MESHD",
+            "STATE",
+            "LINK",
+            "RTT",
+            "RATE",
+            "SENT",
+            "RECEIVED",
+            "RESUMES",
+            "NOTE",
+        ),
+        [_row(peer) for peer in status.peers],
+    )
+
+
+def _peer_state(peer: PeerView) -> str:
+    if is_away(peer):
+        return f"away {in_time(peer.state_s or 0.0)}" if is_met(peer) else "away"
+    state = "there" if peer.present else peer.state
+    if peer.fetching:
+        return f"{state}, fetching"
+    return f"{state}, paused" if peer.paused else state
+
+
+def _row(peer: PeerView) -> tuple[str, ...]:
+    link = peer.link
+    note = peer.why_not_direct or ("" if link is not None else _why_no_link(peer))
+    if peer.standby_links:
+        note = in_number(len(peer.standby_links), "spare link") + (f"; {note}" if note else "")
+    return (
+        peer.name,
+        peer.id[:10],
+        peer.role,
+        peer.version or "-",
+        _peer_state(peer),
+        "-" if link is None else f"{link.kind} {link.path} {link.remote}",
+        "-" if link is None or link.rtt_ms is None else f"{link.rtt_ms:.2f} ms",
+        "-" if link is None or not link.bytes_s else f"{in_bytes(link.bytes_s)}/s",
+        "-" if link is None else in_bytes(link.sent_bytes),
+        "-" if link is None else in_bytes(link.received_bytes),
+        str(peer.resumes),
+        note,
+    )
+
+
+def _why_no_link(peer: PeerView) -> str:
+    if is_away(peer) and not is_met(peer):  # what its addresses say is of no use to anybody then
+        return "not connected since this node started"
+    return peer.stopped or peer.last_error
+
+
+class Ping:
+    """Measure the round trip to a node, given by its name, its id, or the beginning of its id.
+
+    Each answer shows the kind of link, the path and the address it used.
+    """
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add PEER, --count, --timeout, --json."""
+        parser.add_argument("peer", metavar="PEER", help="name, id, or unique beginning of an id")
+        parser.add_argument(
+            "--count",
+            metavar="N",
+            default=str(DEFAULT_COUNT),
+            help=f"number of pings (default: {DEFAULT_COUNT})",
+        )
+        parser.add_argument(
+            "--timeout",
+            metavar="SECONDS",
+            default="5",
+            help="how long to wait for each answer (default: 5, at most 60)",
+        )
+        parser.add_argument("--json", action="store_true", help="print JSON at the end, for scripts")
+
+    def run(self, args: Arguments, out: Output) -> int:
+        """Return 0 when at least one answer came."""
+        count = number("--count", args.count, 1, 1_000_000)
+        seconds = float(number("--timeout", args.timeout, 1, 60))
+        replies: list[tuple[int, PingReply]] = []
+        last: Refused | None = None
+        # Ping; a refusal is a lost ping, but for a mistake in the arguments.
+        with Client(home_here()) as client:
+            for turn in range(count):
+                if turn:
+                    time.sleep(_PAUSE_SECONDS)
+                try:
+                    reply = client.ask(
+                        PingRequest(peer=args.peer, timeout_s=seconds),
+                        seconds=seconds + REPLY_MARGIN_SECONDS,
+                    )
+                except Refused as refusal:
+                    if refusal.code == MISTAKE:
+                        raise
+                    last = refusal
+                    out.note(f"no answer: {refusal.what}")
+                    continue
+                replies.append((turn, reply))
+                if not args.json:
+                    out.line(
+                        f"pong from {reply.name} ({reply.peer[:10]}) via {reply.kind} {reply.path} "
+                        f"{reply.remote} in {reply.rtt_ms:.2f} ms"
+                    )
+        # Report the result.
+        if args.json:
+            _print_json(args.peer, count, replies, out)
+        if not replies:
+            hint = last.hint if last is not None else ""
+            out.error(f"`{args.peer}` did not answer", hint or "run `meshd peers` for the state of each node")
+            return 1
+        return 0
+
+
+def _print_json(peer: str, count: int, replies: list[tuple[int, PingReply]], out: Output) -> None:
+    times = [reply.rtt_ms for _, reply in replies]
+    out.json(
+        {
+            "peer": replies[0][1].peer if replies else peer,
+            "name": replies[0][1].name if replies else None,
+            "sent": count,
+            "received": len(replies),
+            "rtt_min_ms": min(times, default=None),
+            "rtt_avg_ms": sum(times) / len(times) if times else None,
+            "rtt_max_ms": max(times, default=None),
+            "replies": [
+                {"seq": turn, "rtt_ms": r.rtt_ms, "kind": r.kind, "path": r.path, "remote": r.remote}
+                for turn, r in replies
+            ],
+        }
+    )

@@ -1,4 +1,4 @@
-"""Stop the daemon and its children; return when they have ended."""
+"""The verbs that stop a node, or its lending: stop, pause, drain and resume."""
 
 import argparse
 import contextlib
@@ -9,40 +9,45 @@ import sys
 import time
 from pathlib import Path
 
-from meshd.admin.api import LeaveRequest, StatusRequest, StopRequest
-from meshd.admin.client import Client, NotAnswering
+from meshd.admin.api import LeaveRequest, PauseRequest, ResumeRequest, StatusRequest, StopRequest
+from meshd.admin.client import Client, NotAnswering, ask
 from meshd.admin.status import Status
 from meshd.base.errors import Broken, UserError
+from meshd.base.units import in_number
 from meshd.cli.options import Arguments, number
 from meshd.cli.output import Output
 from meshd.config.tree import home_here
 
 DEFAULT_SECONDS = 60
 _POLL_SECONDS = 0.05
+LENT_SECONDS = 600
+_LOOK_SECONDS = 0.5
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --timeout."""
-    parser.add_argument(
-        "--timeout",
-        metavar="SECONDS",
-        default=str(DEFAULT_SECONDS),
-        help=f"how long to wait (default: {DEFAULT_SECONDS})",
-    )
+class Stop:
+    """Stop the daemon and its children; return when they have ended."""
 
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add --timeout."""
+        parser.add_argument(
+            "--timeout",
+            metavar="SECONDS",
+            default=str(DEFAULT_SECONDS),
+            help=f"how long to wait (default: {DEFAULT_SECONDS})",
+        )
 
-def run(args: Arguments, out: Output) -> int:
-    """Ask it to stop, and wait."""
-    seconds = number("--timeout", args.timeout, 1, 86400)
-    home = home_here()
-    try:
-        status = end_daemon(home, StopRequest(), seconds)
-    except NotAnswering as early:
-        _end_early(early, seconds)
-        out.line(f"stopped a daemon that was still starting (process {early.pid})")
-    else:
-        out.line(f"stopped {status.node.name} (process {status.node.pid})")
-    return 0
+    def run(self, args: Arguments, out: Output) -> int:
+        """Ask it to stop, and wait."""
+        seconds = number("--timeout", args.timeout, 1, 86400)
+        home = home_here()
+        try:
+            status = end_daemon(home, StopRequest(), seconds)
+        except NotAnswering as early:
+            _end_early(early, seconds)
+            out.line(f"stopped a daemon that was still starting (process {early.pid})")
+        else:
+            out.line(f"stopped {status.node.name} (process {status.node.pid})")
+        return 0
 
 
 def _end_early(early: NotAnswering, seconds: float) -> None:
@@ -134,3 +139,69 @@ def _is_gone(pid: int) -> bool:
     except PermissionError:
         return True  # the number has gone to somebody else's process
     return False
+
+
+class Pause:
+    """Lend nothing from now on, even after a restart, until `meshd resume`.
+
+    Models that use this worker are reloaded without it, or wait for it; running requests then continue.
+    `meshd drain` lets running requests finish first.
+    """
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add nothing."""
+
+    def run(self, args: Arguments, out: Output) -> int:
+        """Ask the daemon."""
+        ask(home_here(), PauseRequest())
+        out.line("paused: this node lends nothing until `meshd resume`")
+        return 0
+
+
+class Drain:
+    """Let running requests finish, then lend nothing: before an update or a shutdown.
+
+    Models that use this worker are reloaded without it once their running requests have finished. Like
+    `meshd pause`, this lasts until `meshd resume`, even after a restart.
+    """
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add --timeout."""
+        parser.add_argument(
+            "--timeout",
+            metavar="SECONDS",
+            default=str(LENT_SECONDS),
+            help=f"how long to wait (default: {LENT_SECONDS})",
+        )
+
+    def run(self, args: Arguments, out: Output) -> int:
+        """Ask the daemon, and wait. Returns 1 when something is still lent at the end."""
+        deadline = time.monotonic() + number("--timeout", args.timeout, 1, 86400)
+        with Client(home_here()) as client:
+            client.ask(PauseRequest(drain=True))
+            while lent := len(client.ask(StatusRequest()).children):
+                if time.monotonic() >= deadline:
+                    raise UserError(
+                        f"{in_number(lent, 'model')} still in use here",
+                        hint="run `meshd drain` again to keep waiting, or `meshd pause` to end the use now",
+                    )
+                out.progress(f"waiting for the head of {in_number(lent, 'model')} to let go of this node")
+                time.sleep(_LOOK_SECONDS)
+        out.line("drained: nothing is lent, and nothing will be until `meshd resume`")
+        return 0
+
+
+class Resume:
+    """Lend devices again after `meshd pause` or `meshd drain`.
+
+    A model that used this worker uses it again after 15 s without requests.
+    """
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add nothing."""
+
+    def run(self, args: Arguments, out: Output) -> int:
+        """Ask the daemon."""
+        ask(home_here(), ResumeRequest())
+        out.line("resumed: this node lends its devices again")
+        return 0

@@ -1,6 +1,6 @@
 """Turns a raw value of a setting, from any origin, into the value of the tree; errors name the setting."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,6 +80,13 @@ def raw_text(setting: Setting, raw: object) -> str:
     return str(raw).lower() if isinstance(raw, bool) else str(raw)
 
 
+def nearest(word: str, known: Collection[str], cutoff: float = 0.6) -> list[str]:
+    """Return the known word that is most like this one, in a list; an empty list where none is like it."""
+    import difflib  # which nothing needs but an error
+
+    return difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
+
+
 def unknown_variables(environ: Mapping[str, str], known: Sequence[str]) -> list[str]:
     """Return a line about each variable that looks like a setting and is none: no error, as it may be another
     program's.
@@ -87,10 +94,8 @@ def unknown_variables(environ: Mapping[str, str], known: Sequence[str]) -> list[
     lines = []
     for name in sorted(environ):
         if name.startswith(_PREFIX) and name not in known:
-            import difflib
-
             own = [variable.removeprefix(_PREFIX) for variable in known]  # what all share says nothing
-            near = difflib.get_close_matches(name.removeprefix(_PREFIX), own, n=1, cutoff=0.8)
+            near = nearest(name.removeprefix(_PREFIX), own, cutoff=0.8)
             hint = (
                 f"did you mean `{_PREFIX}{near[0]}`?"
                 if near
@@ -102,14 +107,12 @@ def unknown_variables(environ: Mapping[str, str], known: Sequence[str]) -> list[
 
 def unknown_key(name: str, known: Sequence[str], file: Path) -> UserError:
     """Return the error for an unknown key, with the nearest known one."""
-    import difflib
-
     section = name.rpartition(".")[0]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    near = nearest(name, known, cutoff=0.75)
     if section and near and near[0].startswith(f"{section}."):  # what they share says nothing
         fields = [key.removeprefix(f"{section}.") for key in known if key.startswith(f"{section}.")]
         field = name.removeprefix(f"{section}.")
-        near = [f"{section}.{key}" for key in difflib.get_close_matches(field, fields, n=1)]
+        near = [f"{section}.{key}" for key in nearest(field, fields)]
     short = [k for k in known if k.split(".")[-1] == name.split(".")[-1]]
     best = (short or near or [""])[0]
     hint = f"use `{best}`, the nearest key" if best else "run `meshd config show` to list all keys"

@@ -78,7 +78,6 @@ WALL_CLOCK_ALLOWED = frozenset(
         "tests/bench/networks.py",  # to be compared with the times in nodes' logs
         "tests/bench/performance.py",
         "tests/bench/readiness.py",
-        "meshd/cli/invite.py",
         "meshd/cli/logs.py",
         "meshd/cli/members.py",
         "meshd/daemon/build_choice.py",  # the age of a file that an earlier process wrote

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from meshd.cli.main import VERBS
 from meshd.cli.options import Parser
-from meshd.cli.relay import DEFAULT_PORT as RELAY_PORT
+from meshd.cli.roles import DEFAULT_PORT as RELAY_PORT
 from meshd.config.serve_settings import ServeConfig
 from meshd.config.tree import DEFAULT_MESH_PORT, SETTINGS
 

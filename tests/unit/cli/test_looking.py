@@ -345,7 +345,7 @@ def test_a_peer_that_was_off_when_this_node_started_is_away(daemon: FakeControl)
 
 
 def test_ping_names_the_way(daemon: FakeControl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshd.cli.ping._PAUSE_SECONDS", 0)
+    monkeypatch.setattr("meshd.cli.status._PAUSE_SECONDS", 0)
     ran = meshd("ping", "garage", "--count", "2")
     line = f"pong from garage ({PEER.id[:10]}) via tcp lan 192.168.1.5:17430 in 1.23 ms\n"
     assert (ran.code, ran.out, ran.err) == (0, line * 2, "")
@@ -361,7 +361,7 @@ def test_ping_for_a_script(daemon: FakeControl) -> None:
 
 
 def test_ping_without_an_answer_fails(daemon: FakeControl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshd.cli.ping._PAUSE_SECONDS", 0)
+    monkeypatch.setattr("meshd.cli.status._PAUSE_SECONDS", 0)
     ran = meshd("ping", "silent", "--count", "2")
     assert (ran.code, ran.out) == (1, "")
     assert ran.err.count("no answer: no answer within 5 s") == 2

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from meshd.admin.snapshot import netcheck_reply
-from meshd.cli import netcheck
+from meshd.cli import doctor
 from meshd.netcheck.interface import NetReport
 from meshd.portmap.interface import Language, MapState, MapStatus
 from meshd.wire.netfacts import NetFacts
@@ -85,5 +85,5 @@ STATUS = MapStatus(state=MapState.SILENT, why="nobody answers")
 def test_what_the_router_does(router: MapStatus, words: str) -> None:
     report = NetReport(facts=NetFacts(), at=5.0, seconds=1.0, servers=())
     reply = netcheck_reply(report, router, now=10.0, daemon=True)
-    assert reply.age_s == 5.0 and words in netcheck._mapping(reply.port_mapping)
+    assert reply.age_s == 5.0 and words in doctor._mapping(reply.port_mapping)
     assert NETCHECK.daemon

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import UsageError, UserError
-from meshd.cli.role_checks import check_serve, check_worker, read_join
+from meshd.cli.roles import check_serve, check_worker, read_join
 from meshd.config.forms import HostPort
 from meshd.config.serve_settings import ServeConfig
 from meshd.config.tree import Config, NodeConfig, Paths, WorkerConfig

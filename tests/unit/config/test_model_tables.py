@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meshd.base.errors import UsageError, UserError
-from meshd.cli.role_checks import check_serve
+from meshd.cli.roles import check_serve
 from meshd.config.load import MAX_MODELS, MODEL_SETTINGS, load, read_model_tables
 from meshd.config.serve_settings import ModelConfig, ServeConfig
 from meshd.config.tree import Config
