@@ -1,18 +1,25 @@
-"""A daemon whose stderr is a full pipe that nobody reads: it starts, answers, and ends."""
+"""Daemons whose stderr is a full pipe that nobody reads: they answer, whatever strangers send, and end."""
 
 import asyncio
+import contextlib
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.models import cache_folder
+from tests.e2e.models import cache_folder, smollm2
 from tests.e2e.nodes import cli, play
+from tests.process.malformed import BROKEN_BODIES, MALFORMED, told
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(300)]
 END_SECONDS = 60.0
+REQUESTS = 20  # of each kind: the pipe is full, so the first line would stop the daemon
+HEALTH_SECONDS = 1.0
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def full_pipe() -> tuple[int, int]:
@@ -27,34 +34,68 @@ def full_pipe() -> tuple[int, int]:
     return reader, writer
 
 
-@pytest.mark.parametrize(
-    "verb", [["worker", "--listen", "127.0.0.1:0"], ["relay", "--listen", "127.0.0.1:0"]]
-)
-def test_it_starts_answers_and_ends(verb: list[str], tmp_path: Path) -> None:
-    async def check() -> None:
-        reader, writer = full_pipe()
-        process = subprocess.Popen(  # noqa: ASYNC220 - it is there at once
-            [sys.executable, "-m", "meshd", *verb, "--log-level", "debug"],
-            env={"MESHD_HOME": str(tmp_path), "MESHD_CACHE": str(cache_folder()), "PATH": "/usr/bin:/bin"},
-            stdout=subprocess.PIPE,
-            stderr=writer,
-            text=True,
-        )
-        os.close(writer)
-        try:
-            assert process.stdout is not None
+@contextlib.contextmanager
+def daemon(home: Path, *words: str, token: str = "") -> Iterator[subprocess.Popen[str]]:
+    """With nobody who reads what it writes to stderr."""
+    reader, writer = full_pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "meshd", *words, "--listen", "127.0.0.1:0", "--log-level", "debug"],
+        env={
+            "MESHD_HOME": str(home),
+            "MESHD_CACHE": str(cache_folder()),
+            "PATH": "/usr/bin:/bin",
+            **({"MESHD_JOIN": token} if token else {}),
+        },
+        stdout=subprocess.PIPE,
+        stderr=writer,
+        text=True,
+    )
+    os.close(writer)
+    try:
+        yield process
+        process.terminate()
+        assert process.wait(END_SECONDS) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(reader)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+async def api_port(home: Path) -> int:
+    async with asyncio.timeout(END_SECONDS):
+        while True:
+            told_status = await cli(home, "status", "--json")
+            if told_status.returncode == 0 and (api := json.loads(told_status.stdout)["api"]):
+                return int(api["url"].rpartition(":")[2])
+
+
+async def answers(port: int) -> None:
+    async with asyncio.timeout(HEALTH_SECONDS):
+        assert (await told(port, HEALTH)).startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 503 "))
+
+
+async def bears(port: int) -> None:
+    """All that is malformed, and then health is told as before."""
+    await answers(port)
+    for sent in [*(one for one, _, _ in MALFORMED.values()), *BROKEN_BODIES.values()]:
+        for _ in range(REQUESTS):
             async with asyncio.timeout(END_SECONDS):
-                line = await asyncio.to_thread(process.stdout.readline)
-            assert line.startswith(("meshd1", "relay://"))
-            for _ in range(20 if verb[0] == "worker" else 0):
-                assert (await cli(tmp_path, "status")).returncode == 0
-            process.terminate()
-            assert await asyncio.to_thread(process.wait, END_SECONDS) == 0
-        finally:
-            process.kill()
-            process.wait()
-            os.close(reader)
-            if process.stdout is not None:
-                process.stdout.close()
+                await told(port, sent)
+        await answers(port)
+
+
+def test_requests_that_are_no_http_stop_neither_serve_nor_client(tmp_path: Path) -> None:
+    async def check() -> None:
+        head, client = tmp_path / "head", tmp_path / "client"
+        with daemon(head, "serve", "--model", str(smollm2()), "--port", "0") as serve:
+            assert serve.stdout is not None
+            async with asyncio.timeout(END_SECONDS):
+                token = (await asyncio.to_thread(serve.stdout.readline)).strip()
+            assert token.startswith("meshd1")
+            with daemon(client, "client", "--port", "0", token=token):
+                await bears(await api_port(head))
+                await bears(await api_port(client))
 
     play(check())

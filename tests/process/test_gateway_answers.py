@@ -307,7 +307,11 @@ async def test_a_listed_model_says_how_long_its_context_is_and_what_it_can() -> 
         "/cors-proxy",
         "/v1/stream",
         "/index.html",
+        "/chat.js/",
+        "/page/chat.js",
+        "//",
         "/v1/files",
+        "/api/v0/models",
     ],
 )
 async def test_paths_that_are_not_listed_do_not_exist(path: str) -> None:
@@ -322,13 +326,20 @@ async def test_paths_that_are_not_listed_do_not_exist(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path"), [("POST", "/props"), ("GET", "/v1/chat/completions"), ("POST", "/health")]
+    ("method", "path"),
+    [
+        ("POST", "/props"),
+        ("GET", "/v1/chat/completions"),
+        ("POST", "/health"),
+        ("PUT", "/"),
+        ("DELETE", "/chat.js"),
+    ],
 )
 async def test_another_method_is_refused(method: str, path: str) -> None:
     async with world(says(200, {})) as here:
         async with here.http.request(method, f"{here.url}{path}", json={}) as answer:
             assert answer.status == 405
-            assert answer.headers["Allow"] == ("GET" if method == "POST" else "POST")
+            assert answer.headers["Allow"] == ("POST" if method == "GET" else "GET")
             await error_of(answer)
         assert here.server.seen == []
 

@@ -223,14 +223,6 @@ async def test_a_request_that_ends_each_llama_server_is_given_up() -> None:
         assert len(here.server.seen) == 4
 
 
-async def test_an_answer_that_cannot_be_joined_ends_with_the_loss() -> None:
-    """It is asked for again, as it was to have a grammar; and then it differs."""
-    async with world(dies_after(chunk("a"), then=(chunk("x"), DONE)), config=CONFIG) as here:
-        reply = await here.chat(stream=True, grammar="root ::= [a-z]+")
-        _ends_with_an_error(here, await reply.read())
-        assert len(here.server.seen) == 2
-
-
 def _called(arguments: str, name: str = "") -> bytes:
     function = {"name": name, "arguments": arguments} if name else {"arguments": arguments}
     return event({"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "function": function}]}}]})
@@ -265,19 +257,6 @@ async def test_a_client_that_leaves_while_it_waits_is_forgotten() -> None:
         reply.close()
         await here.until_idle()
         assert len(here.server.seen) == 1
-
-
-async def test_a_node_that_stops_ends_what_waits() -> None:
-    async with world(Held(), config=CONFIG) as here:
-        reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
-        writer.write(raw_post(here.port, {"stream": True}))
-        await reader.readuntil(chunk("a"))
-        here.upstream.readiness = LOADING
-        here.server.let_go.set()
-        await reader.readuntil(b": worker garage is lost\n\n")
-    assert b'"code": "stopping"' in await reader.read()
-    writer.close()
-    await writer.wait_closed()
 
 
 async def test_a_node_that_stops_ends_what_waits_for_a_template() -> None:

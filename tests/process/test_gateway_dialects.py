@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import anthropic
+import openai
 import pytest
 from aiohttp import web
 from meshd.gateway import server
@@ -16,7 +17,7 @@ from meshd.gateway.interface import ApiKey, GatewayConfig, Readiness
 from meshd.gateway.request import UpstreamRequest, upstream_request
 from meshd.model.status import ModelState
 
-from tests.process.gateway_fake import HI, FakeServer, World, die, says, streams, world
+from tests.process.gateway_fake import HI, FakeServer, World, begin_stream, chunk, die, says, streams, world
 from tests.process.test_gateway_continued import CONFIG
 from tests.unit.gateway.dialects.llama_server import BEGIN, end, text, whole
 
@@ -33,6 +34,10 @@ PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 BODY = {**HI, "input": "hi", "max_tokens": 9}
 
 QUESTIONS = len(template_questions())  # that a template is asked
+
+
+def of_openai(here: World, *, key: str = KEY) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{here.url}/v1", api_key=key, max_retries=0, timeout=20)
 
 
 def of_anthropic(here: World, *, key: str = KEY) -> anthropic.AsyncAnthropic:
@@ -274,3 +279,35 @@ def test_a_large_body_is_judged_beside_the_loop(
     monkeypatch.setattr(server, "upstream_request", noted)
     asyncio.run(scenario())
     assert [one == threading.get_ident() for one in threads] == [at_once]
+
+
+async def test_comments_do_not_disturb_it_and_a_loss_raises_with_the_reason() -> None:
+    async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        await server.let_go.wait()
+        response = await begin_stream(request)
+        await response.write(chunk("a"))
+        die(request)
+        return response
+
+    async with world(answer, config=GatewayConfig(port=0, keepalive_seconds=0.01)) as here:
+        async with of_openai(here) as ai:
+            stream = await ai.chat.completions.create(model="tiny", messages=ASKED, stream=True)
+            here.server.let_go.set()  # the headers are here, and so was a comment
+            seen = []
+            with pytest.raises(openai.APIError, match="llama-server exited"):
+                async for part in stream:
+                    seen.append(part.choices[0].delta.content)
+            assert seen == ["a"]
+
+
+async def test_it_understands_our_refusals() -> None:
+    async with world(says(200, {}), config=GatewayConfig(port=0, api_keys=(ApiKey(KEY),))) as here:
+        async with of_openai(here, key="sk-wrong-key") as ai:
+            with pytest.raises(openai.AuthenticationError):
+                await ai.models.list()
+        here.upstream.readiness = Readiness(ModelState.LOADING, "loading layer 3")
+        async with of_openai(here) as ai:
+            with pytest.raises(openai.InternalServerError, match="loading layer 3") as caught:
+                await ai.chat.completions.create(model="tiny", messages=ASKED)
+            assert caught.value.status_code == 503
+            assert caught.value.code == "model_loading"

@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-from dataclasses import replace
 
-import aiohttp
 from meshd.gateway.interface import GatewayConfig, Readiness
 from meshd.model.served_facts import ServedFacts
 from meshd.model.status import ModelState
@@ -19,7 +17,7 @@ from tests.process.gateway_fake import (
     says,
     streams,
 )
-from tests.process.test_gateway_continued import data_of, dies_after
+from tests.process.test_gateway_continued import data_of
 from tests.process.test_gateway_sampling import EXACT
 
 CONFIG = GatewayConfig(port=0, keepalive_seconds=0.1, continue_seconds=5.0)
@@ -137,27 +135,6 @@ async def test_a_client_that_goes_while_it_waits_gives_its_turn_up() -> None:
         while not model.turns[0].ended:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.01)
         assert model.server.seen == [] and model.upstream.active == [1, 0]
-
-
-async def test_those_who_wait_hear_that_meshd_stops() -> None:
-    async with aiohttp.ClientSession() as http:
-        async with many_world(ANSWERS, config=CONFIG) as here:
-            asked = asyncio.create_task(replace(here, http=http).chat("b"))
-            await until_asked(here.models["b"])
-        async with await asked as answer:
-            assert (answer.status, (await answer.json())["error"]["code"]) == (503, "stopping")
-
-
-async def test_an_answer_goes_on_at_its_own_model() -> None:
-    async with many_world(
-        {**ANSWERS, "b": dies_after(chunk("x"), then=(chunk("y"), last_chunk(2), DONE))}, config=CONFIG
-    ) as here:
-        all_ready(here)
-        answer = await here.chat("b", stream=True, max_tokens=9)
-        assert data_of(await answer.read()) == [chunk("x"), chunk("y"), last_chunk(2), DONE]
-        assert len(here.models["b"].server.seen) == 2 and here.models["a"].server.seen == []
-        assert len(here.models["b"].upstream.broke) == 1 and here.models["a"].upstream.broke == []
-        assert len(here.models["b"].turns) == 1, "it keeps its turn"
 
 
 async def test_models_are_listed_with_their_states() -> None:

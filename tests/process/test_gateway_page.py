@@ -69,38 +69,6 @@ def test_a_head_has_the_headers_alone(path: str) -> None:
     assert {name: headers.get(name) for name in HEADERS} == HEADERS
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
-def test_other_methods_are_refused(path: str, method: str) -> None:
-    status, headers, body = ask(path, method=method, keys=(KEY,))
-    assert (status, headers["Allow"]) == (405, "GET")
-    assert b"method_not_allowed" in body
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_the_guards_apply_to_it_as_to_every_path(path: str) -> None:
-    status, _, body = ask(path, headers={"Host": "evil.example"})
-    assert (status, b"host_not_allowed" in body) == (403, True)
-    status, _, body = ask(path, headers={"Origin": "http://evil.example"})
-    assert (status, b"origin_not_allowed" in body) == (403, True)
-    status, _, body = ask(path, headers={"Origin": "http://evil.example"}, method="OPTIONS")
-    assert status == 403
-
-
 @pytest.mark.parametrize("state", [ModelState.WAITING, ModelState.LOADING, ModelState.FAILED])
 def test_it_is_there_before_the_model_is(state: ModelState) -> None:
     assert ask("/", state=state)[0] == 200
-
-
-@pytest.mark.parametrize(
-    "path", ["/index.html", "/chat", "/chat.js/", "/page/chat.js", "/chat_page.py", "//"]
-)
-def test_nothing_else_is_served(path: str) -> None:
-    status, _, body = ask(path)
-    assert (status, b"unknown_path" in body) == (404, True)
-
-
-@pytest.mark.parametrize("path", ["/api/v0/models", "/api/v0/chat/completions"])
-def test_lm_studios_own_api_points_to_v1(path: str) -> None:
-    status, _, body = ask(path)
-    assert (status, b"use the paths below `/v1`" in body) == (404, True)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from meshd.gateway.access import ApiPort
 from meshd.gateway.interface import ApiKey, GatewayConfig, GatewayStatus, KeyLimits, Readiness
 from meshd.gateway.request import OneModel
 from meshd.gateway.server import Gateway
-from meshd.gateway.turns import AnswerLog
+from meshd.gateway.turns import AnswerLog, Turn
 from meshd.model.status import ModelState
 
 from tests.process.gateway_fake import (
@@ -75,19 +76,6 @@ async def logged(answer: object, folder: Path, config: GatewayConfig) -> AsyncIt
 
 def lines(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
-
-
-async def test_what_computes_nothing_does_not_wait() -> None:
-    server = OneByOne(COMPLETION)
-    async with world(server) as here:
-        here.upstream.slots = 1
-        first = asyncio.ensure_future(ask(here, AGENT, "first"))
-        await until(here, running=1, waiting=0)
-        here.server.answer = says(200, {"tokens": []})
-        async with here.http.post(f"{here.url}/tokenize", json={"content": "a"}) as answer:
-            assert answer.status == 200
-        server.answer_one()
-        assert (await first)[0] == 200
 
 
 async def test_a_model_that_is_lost_is_told_before_the_place_in_the_queue() -> None:
@@ -199,18 +187,6 @@ async def test_limits_of_a_key(limits: KeyLimits, status: int, code: str | None,
         assert (await ask(here, CHAT))[0] == 200
 
 
-async def test_requests_of_a_key_at_a_time() -> None:
-    server, keys = OneByOne(COMPLETION), (ApiKey(AGENT, "agent", KeyLimits(concurrent=1)), KEYS[1])
-    async with world(server, config=GatewayConfig(port=0, api_keys=keys)) as here:
-        first = asyncio.ensure_future(ask(here, AGENT, "a"))
-        await until(here, running=1, waiting=0)
-        assert (await ask(here, AGENT, "a"))[0] == 429
-        server.answer_one()
-        assert (await first)[0] == 200
-        server.answer_one()
-        assert (await ask(here, AGENT, "a"))[0] == 200
-
-
 def test_each_answer_is_a_line_of_the_log_without_its_text_or_key(tmp_path: Path) -> None:
     async def scenario() -> GatewayStatus:
         config = GatewayConfig(port=0, api_keys=KEYS)
@@ -235,15 +211,6 @@ def test_each_answer_is_a_line_of_the_log_without_its_text_or_key(tmp_path: Path
     used = [(key.name, key.answers, key.prompt_tokens, key.generated_tokens) for key in status.keys]
     assert used == [("agent", 1, 3, 5), ("chat", 1, 0, 0)]
     assert AGENT not in repr(status)
-
-
-async def test_a_restart_does_not_give_the_day_s_tokens_anew(tmp_path: Path) -> None:
-    config = GatewayConfig(port=0, api_keys=(ApiKey(AGENT, "agent", KeyLimits(tokens_per_day=8)), KEYS[1]))
-    async with logged(says(200, COMPLETION), tmp_path, config) as here:
-        assert (await ask(here, AGENT))[0] == 200
-    async with logged(says(200, COMPLETION), tmp_path, config) as here:
-        assert (await ask(here, AGENT))[0] == 429
-        assert (await ask(here, CHAT))[0] == 200
 
 
 def test_a_stream_is_logged_as_it_ended(tmp_path: Path) -> None:
@@ -291,42 +258,36 @@ def test_a_stream_is_logged_as_it_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_waits_for_a_load_after_a_loss_uses_nothing(stream: bool) -> None:
-    """Else those who were interrupted would stand behind all others, by as long as the load took."""
+async def test_the_wait_for_a_load_after_a_loss_counts_as_no_use(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What that means for who is next: tests/unit/gateway/test_turns.py."""
+    waits: list[Turn] = []
+    for_model = Turn.for_model
 
-    async def scenario() -> None:
-        asked = 0
+    def noted(turn: Turn) -> AbstractAsyncContextManager[None]:
+        waits.append(turn)
+        return for_model(turn)
 
-        async def answer(_server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
-            nonlocal asked
-            asked += 1
-            begun = await begin_stream(request) if stream else None
-            if asked == 1:
-                here.upstream.readiness = LOADING
-                die(request)
-            if begun is None:
-                return web.json_response(COMPLETION)
-            await begun.write(last_chunk(1) + DONE)
-            return begun
+    monkeypatch.setattr(Turn, "for_model", noted)
 
-        config = GatewayConfig(port=0, api_keys=KEYS, continue_seconds=20.0)
-        async with world(answer, config=config) as here:
-            here.upstream.slots = 1
-            served = here.gateway._answers.served.of(here.upstream)
-            assert served is not None
-            body, headers = {**HI, "stream": stream}, {"Authorization": f"Bearer {AGENT}"}
-            asking = asyncio.ensure_future(
-                here.http.post(f"{here.url}/v1/chat/completions", json=body, headers=headers)
-            )
-            await until(here, running=1, waiting=0)
-            (user,) = served.turns.queue._users.values()
-            while here.upstream.readiness is not LOADING or user.computing:
-                await look(here)
-            assert user.running == 1
-            here.upstream.readiness = READY
-            async with await asking as reply:
-                assert reply.status == 200 and await reply.read()
-            await until(here, running=0, waiting=0)
-            assert asked == 2 and user.computing == 0
+    async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        begun = await begin_stream(request) if stream else None
+        if len(server.seen) == 1:
+            here.upstream.readiness = LOADING
+            die(request)
+        if begun is None:
+            return web.json_response(COMPLETION)
+        await begun.write(last_chunk(1) + DONE)
+        return begun
 
-    asyncio.run(scenario())
+    async with world(answer, config=GatewayConfig(port=0, continue_seconds=20.0)) as here:
+        asking = asyncio.ensure_future(here.chat(stream=stream))
+        await here.server.until(lambda: len(here.server.seen) == 1)
+        before = len(waits)
+        while here.upstream.readiness is not LOADING or len(waits) == before:
+            await look(here)
+        here.upstream.readiness = READY
+        async with await asking as reply:
+            assert reply.status == 200 and await reply.read()
+        assert len(here.server.seen) == 2
