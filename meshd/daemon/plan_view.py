@@ -37,8 +37,8 @@ from meshd.plan.choice import SplitChoice
 from meshd.plan.fits import ModelFit
 from meshd.plan.machines import Machines
 from meshd.plan.prediction import ASSUMED_ANSWER, ASSUMED_PROMPT
+from meshd.plan.reasons import in_words
 from meshd.plan.wishes import HeadOptions, nodes_of
-from meshd.plan.words import basis_in_words, change_in_words, in_words, part_in_words
 from meshd.wire.lease import OfferedDevice
 
 LeftOut = Sequence[tuple[str, str]]
@@ -146,9 +146,9 @@ def why_reply(model: str, found: Explained) -> WhyReply:
         requests=found.active,
         answers=tuple(answers),
         advice=AdviceView(
-            change=change_in_words(advice.change) if advice.change is not None else "",
+            change=str(advice.change) if advice.change is not None else "",
             gain=advice.gain,
-            why=basis_in_words(advice.basis),
+            why=str(advice.basis),
             generate_tok_s=now.generate_tok_s,
             generate_tok_s_then=advice.then_tok_s,
             measured=now.is_measured,
@@ -156,7 +156,7 @@ def why_reply(model: str, found: Explained) -> WhyReply:
         generate_tok_s_at_load=(
             at_load.prediction.generate_tok_s if at_load.prediction.is_measured else None
         ),
-        since_load=tuple(map(part_in_words, advice.now.changes_since(at_load))),
+        since_load=tuple(map(str, advice.now.changes_since(at_load))),
     )
 
 

@@ -41,7 +41,6 @@ from meshd.plan.machines import (
 )
 from meshd.plan.prediction import PlanPredictor
 from meshd.plan.wishes import HeadOptions, draft_model, may_draft, named_by, shape_of
-from meshd.plan.words import absent
 from meshd.process.run import run_to_end
 from meshd.store.hash_cache import HashCache
 from meshd.store.header_file import HeaderFile, note_path
@@ -172,7 +171,7 @@ class Planning:
         found, spared = await asyncio.to_thread(with_fewest, choices, surveyed.spared)
         named = {*dict(spared), *(node for choice, _ in found for node in choice.nodes)}
         unmeasured = measured_machines(work, machines, options).unmeasured.items()
-        not_compared = [(node, absent(why)) for node, why in unmeasured if node not in named]
+        not_compared = [(node, str(why)) for node, why in unmeasured if node not in named]
         return plan_reply(model.name, options.node_name, found, [*surveyed.left_out, *spared, *not_compared])
 
     async def _drafts(

@@ -29,9 +29,8 @@ from meshd.model.status import ModelState, SplitPart
 from meshd.peer.interface import Mesh, PeerState, PeerStatus
 from meshd.plan.machines import NodeOffer
 from meshd.plan.over_offers import reservations
-from meshd.plan.reasons import Reported
+from meshd.plan.reasons import Reported, why_idle
 from meshd.plan.split import Plan, followers
-from meshd.plan.words import why_idle
 from meshd.tunnel.interface import LISTEN_LOCAL, TunnelStatus
 from meshd.wire.lease import HEAD_ENDED, Acquire, Lost
 from meshd.wire.native import NativeVersion

@@ -36,9 +36,9 @@ from meshd.model.device_sampling import DeviceSampling
 from meshd.model.served_facts import ServedFacts, with_properties
 from meshd.model.status import ModelState, ModelStatus
 from meshd.peer.interface import PeerStatus
+from meshd.plan.reasons import in_words
 from meshd.plan.split import NoSplit, NotEnoughMemory
 from meshd.plan.wishes import HeadOptions, may_draft, read_llama_args
-from meshd.plan.words import in_words
 from meshd.process.interface import ChildStatus
 from meshd.store.interface import HashProgress, WeightsFile
 from meshd.tunnel.interface import TunnelStatus

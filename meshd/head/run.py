@@ -28,9 +28,9 @@ from meshd.model.status import AnswersAtOnce, Speeds, SplitPart, WorkerWeights
 from meshd.peer.interface import PeerStatus
 from meshd.plan.choice import plan_model
 from meshd.plan.machines import NodeOffer
+from meshd.plan.reasons import brief, faster_in_words
 from meshd.plan.split import Plan, split_of
 from meshd.plan.wishes import read_llama_args, shape_of
-from meshd.plan.words import brief, faster_in_words
 from meshd.process.interface import ChildStatus
 from meshd.tunnel.interface import TunnelStatus
 from meshd.wire.lease import NO_MEMORY, PAUSED, RPC_SERVER_CRASHED, Lost, OfferedDevice

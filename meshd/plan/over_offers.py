@@ -41,10 +41,9 @@ from meshd.model.output import FAR_RATE, NEAR_SECONDS, DevicePath
 from meshd.model.status import AnswersAtOnce
 from meshd.plan.by_memory import plan_split
 from meshd.plan.machines import Machines, NodeOffer, one_for_each_pool, pool_of
-from meshd.plan.reasons import Absence, Answers, FullWindows, LeftOut, MicroBatch
+from meshd.plan.reasons import Absence, Answers, FullWindows, LeftOut, MicroBatch, each_left_out
 from meshd.plan.split import Device, DeviceShare, NotEnoughMemory, Plan, SplitOptions
 from meshd.plan.wishes import HeadOptions, LlamaArgs, beside_draft, read_llama_args, shape_of
-from meshd.plan.words import each_left_out
 from meshd.wire.lease import OfferedDevice
 
 # A reservation is a limit, and what lies under it an estimate: a little more, so that an estimate that is

@@ -1,11 +1,14 @@
-"""Hold the reasons of a plan as values: a closed set, which words.py words for all that show them.
+"""Hold the reasons of a plan as values: a closed set, each with its words for all that show it.
 
-Sizes are bytes, times seconds.
+Status, log, page, `meshd plan` and `meshd why` show the same words: `str` of a reason. Sizes are bytes, times
+seconds.
 """
 
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import StrEnum
 
+from meshd.base.units import MIB, in_memory
 from meshd.model.cache import ContextShape
 from meshd.model.status import AnswersAtOnce
 
@@ -18,10 +21,16 @@ class Reported:
 
     text: str
 
+    def __str__(self) -> str:
+        return self.text
+
 
 @dataclass(frozen=True, slots=True)
 class NoFreeMemory:
     """Nothing is free on it."""
+
+    def __str__(self) -> str:
+        return "it has no free memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +39,9 @@ class SameMemory:
 
     holder: str
 
+    def __str__(self) -> str:
+        return f"{self.holder} has the same memory, as both report"
+
 
 @dataclass(frozen=True, slots=True)
 class SameCard:
@@ -37,15 +49,24 @@ class SameCard:
 
     holder: str
 
+    def __str__(self) -> str:
+        return f"{self.holder} uses the same card, as both report"
+
 
 @dataclass(frozen=True, slots=True)
 class NotMeasured:
     """There are no times of layers like the model's."""
 
+    def __str__(self) -> str:
+        return "it was not measured with layers like this model's"
+
 
 @dataclass(frozen=True, slots=True)
 class NotNeeded:
     """The model is faster without it."""
+
+    def __str__(self) -> str:
+        return "the model is faster without it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +76,19 @@ class NoRoom:
     left: int
     need: int
 
+    def __str__(self) -> str:
+        left, need = in_memory(max(0, self.left)), in_memory(self.need)
+        return f"{left} are left for layers; one layer needs {need}"
+
 
 @dataclass(frozen=True, slots=True)
 class TooManyDevices:
     """llama.cpp supports `most`."""
 
     most: int
+
+    def __str__(self) -> str:
+        return f"llama.cpp supports at most {self.most} devices"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +97,18 @@ class TooFewLayers:
 
     layers: int
 
+    def __str__(self) -> str:
+        return f"the model has only {self.layers} layers"
+
 
 @dataclass(frozen=True, slots=True)
 class NoShare:
     """The split gives it nothing; `by_user`: it is the user's, not meshd's own."""
 
     by_user: bool
+
+    def __str__(self) -> str:
+        return f"it has no share in the {_source(by_user=self.by_user)}"
 
 
 Unable = Reported | NoFreeMemory | SameMemory | SameCard | NotMeasured
@@ -97,6 +131,9 @@ class LeftOut:
         """Tell whether no split could use it."""
         return isinstance(self.why, Unable)
 
+    def __str__(self) -> str:
+        return f"{self.node} {self.device} left out: {self.why}"
+
 
 @dataclass(frozen=True, slots=True)
 class Without:
@@ -104,6 +141,9 @@ class Without:
 
     node: str
     why: Absence
+
+    def __str__(self) -> str:
+        return f"without `{self.node}`: {self.why}"
 
 
 # How the split was chosen.
@@ -115,6 +155,9 @@ class RatedSplit:
 
     nodes: tuple[str, ...]
     seconds: float
+
+    def __str__(self) -> str:
+        return f"`{self.nodes[0]}` alone" if len(self.nodes) == 1 else _in_order(self.nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +172,25 @@ class SplitComparison:
     faster: RatedSplit | None = None
     least: int = 0
 
+    def __str__(self) -> str:
+        other, faster, is_split = self.other, self.faster, len(self.chosen.nodes) > 1
+        slower = []
+        if other is not None and other != faster:
+            gains = "" if other.seconds >= self.chosen.seconds else " (too little gain for one more)"
+            slower.append(f"{self._takes(other)}{gains}")
+        if faster is not None:
+            slower.append(f"{self._takes(faster)}, but `--min-workers {self.least}` rules it out")
+        text = f"{'split over' if is_split else 'not split: it runs on'} {self.chosen}"
+        if slower:
+            return f"{text}, while {', and '.join(slower)}"
+        return f"{text}: it fits on no single machine" if is_split else text
+
     def times(self, split: RatedSplit) -> float:
         """Divide an answer's time with `split` by that with the chosen one."""
         return split.seconds / self.chosen.seconds
+
+    def _takes(self, split: RatedSplit) -> str:
+        return f"{split} takes {self.times(split):.2f} times as long"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +204,21 @@ class ByMemory:
     unmeasured: tuple[tuple[str, Absence], ...] = ()
     refused: str = ""
 
+    def __str__(self) -> str:
+        why = "; ".join(f"`{name}`: {why}" for name, why in self.unmeasured)
+        why = why or "layers of this kind cannot be measured"
+        refused = f"; and without that: {self.refused}" if self.unmeasured and self.refused else ""
+        return f"layers by memory, not by speed: {why}{refused}"
+
 
 @dataclass(frozen=True, slots=True)
 class ComparisonFailed:
     """The layers are divided by memory, as the comparison of splits failed with the error `what`."""
 
     what: str
+
+    def __str__(self) -> str:
+        return f"layers by memory, as splits could not be compared ({self.what})"
 
 
 # How the layers are divided.
@@ -162,10 +230,16 @@ class AllOn:
 
     node: str
 
+    def __str__(self) -> str:
+        return f"all layers on `{self.node}`"
+
 
 @dataclass(frozen=True, slots=True)
 class InProportion:
     """The layers are divided in proportion to usable memory."""
+
+    def __str__(self) -> str:
+        return "layers in proportion to usable memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,15 +248,18 @@ class AsGiven:
 
     by_user: bool
 
+    def __str__(self) -> str:
+        return f"according to the {_source(by_user=self.by_user)}"
 
-class HeadCpu(Enum):
+
+class HeadCpu(StrEnum):
     """Why the head's CPU gets layers, or none."""
 
-    NOT_WANTED = auto()
-    ALONE = auto()
-    AMONG_CPUS = auto()
-    BESIDE_GPUS = auto()
-    GPUS_TOO_SMALL = auto()
+    NOT_WANTED = "the head gets no layers (`--device none`)"
+    ALONE = "there is no other device"
+    AMONG_CPUS = "the head gets layers because all devices are CPUs"
+    BESIDE_GPUS = "the head's CPU gets no layers because there are GPUs"
+    GPUS_TOO_SMALL = "the head's CPU gets layers because the GPUs alone lack the memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,12 +273,22 @@ class OutputOn:
     on_head: float | None = None
     on_worker: float | None = None
 
+    def __str__(self) -> str:
+        text = f"output on {self.device}"
+        if self.on_head is None or self.on_worker is None:
+            return text
+        head, worker = f"{self.on_head * 1000:.1f} ms", f"{self.on_worker * 1000:.1f} ms"
+        return f"{text} ({head} per token on the head, {worker} on the worker, estimated)"
+
 
 @dataclass(frozen=True, slots=True)
 class UnknownArchitecture:
     """The size of the cache is an upper bound."""
 
     name: str
+
+    def __str__(self) -> str:
+        return f"architecture `{self.name}` is unknown: its cache size is an upper bound"
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +303,22 @@ class MicroBatch:
     cpus: int
     for_slots: bool = False
 
+    def __str__(self) -> str:
+        text, stages = f"micro batches of {self.tokens} tokens", self.gpus + self.cpus
+        if self.for_slots:
+            return f"{text}: one for each slot"
+        if stages < 2:
+            return f"{text}: one device computes"
+        kinds = "GPUs" if not self.cpus else "CPUs" if not self.gpus else "CPUs and GPUs"
+        return f"{text}: fastest for {stages} {kinds} in turn, estimated"
+
 
 @dataclass(frozen=True, slots=True)
 class FullWindows:
     """Windowed layers keep the whole context, so that llama-server needs no checkpoints."""
+
+    def __str__(self) -> str:
+        return "windows keep the whole context, so no checkpoints"
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +327,9 @@ class Answers:
 
     at_once: AnswersAtOnce
     lacks_memory: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.at_once.text}{', limited by memory' * self.lacks_memory}"
 
 
 # Why there is no plan.
@@ -246,6 +348,22 @@ class MemoryUse:
     compute: int
     takes_layers: bool
 
+    def __str__(self) -> str:
+        """Word what it has for layers; empty for one without layers that has enough for the rest."""
+        left = self.free - self.fixed - self.compute
+        if left >= 0 and not self.takes_layers:
+            return ""
+        names, shared = " and ".join(self.devices), len(self.devices) > 1
+        has = f"{'have' if shared else 'has'} {in_memory(left) if left > 0 else 'nothing'} for them"
+        if not self.takes_layers:
+            has = f"lacks {in_memory(-left)} even without them"
+        once = ", as one of them says, in the memory that they share" if shared else ""
+        beside = f"{in_memory(self.fixed)} for weights beside the layers, " if self.fixed >= MIB else ""
+        return (
+            f"{names} {has} ({in_memory(self.free)} free{once}, less {beside}"
+            f"up to {in_memory(self.compute)} for compute buffers)"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
@@ -257,6 +375,15 @@ class Shortage:
     cache: int
     shape: ContextShape
     memories: tuple[MemoryUse, ...]
+
+    def __str__(self) -> str:
+        """Word what is needed and what is there, in figures that add up."""
+        needed = (
+            f"`{self.model}` does not fit: it needs {in_memory(self.weights + self.cache)} for its "
+            f"{self.layers} layers (weights {in_memory(self.weights)}, "
+            f"cache of {self.shape.text} {in_memory(self.cache)})"
+        )
+        return "; ".join([needed, *filter(None, map(str, self.memories))])
 
 
 Reason = (
@@ -277,7 +404,42 @@ Reason = (
     | Shortage
 )
 Reasons = tuple[Reason, ...]
+
+
+def in_words(reasons: Iterable[Reason]) -> str:
+    """Word all reasons of a plan, or of its refusal, in their order."""
+    return "; ".join(map(str, reasons))
+
+
+def brief(reasons: Sequence[Reason], *, estimated: Collection[str] = ()) -> str:
+    """Word what decided the split, and what no split could use.
+
+    `estimated`: nodes whose speed was estimated for it.
+    """
+    shown = [reasons[0]]
+    if not isinstance(reasons[0], ByMemory | ComparisonFailed):
+        shown += [one for one in reasons[1:] if _is_left_for_good(one)]
+    by_estimates = f" (by estimates of {', '.join(sorted(estimated))})" if estimated else ""
+    return f"{in_words(shown)}{by_estimates}"
+
+
+def _is_left_for_good(reason: Reason) -> bool:
+    return isinstance(reason, Without) or (isinstance(reason, LeftOut) and reason.is_unable)
+
+
+def why_idle(left_out: Iterable[LeftOut], node: str) -> str:
+    """Word why a worker got no layer."""
+    return each_left_out(one for one in left_out if one.node == node) or f"{node}: no layer was left for it"
+
+
+def each_left_out(left_out: Iterable[LeftOut]) -> str:
+    """Word why each of these devices takes no part; empty without any."""
+    return "; ".join(f"{one.node} {one.device}: {one.why}" for one in left_out)
+
+
 # What would be better than the split that runs.
+
+
 LayerCounts = tuple[tuple[str, int], ...]
 """Nodes, and how many layers each of their devices has."""
 
@@ -289,6 +451,9 @@ class RunOn:
     node: str
     is_head: bool
 
+    def __str__(self) -> str:
+        return f"do not split: run it on {'this node' if self.is_head else f'`{self.node}`'} alone"
+
 
 @dataclass(frozen=True, slots=True)
 class Drop:
@@ -297,14 +462,21 @@ class Drop:
     nodes: tuple[str, ...]
     layers: LayerCounts
 
+    def __str__(self) -> str:
+        return f"drop {_names(self.nodes)} (layers: {_layers(self.layers)})"
+
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Run it on these nodes as well, in place of others perhaps."""
+    """Run it on these nodes as well, instead of others perhaps."""
 
     nodes: tuple[str, ...]
     instead_of: tuple[str, ...]
     layers: LayerCounts
+
+    def __str__(self) -> str:
+        instead = f" instead of {_names(self.instead_of)}" if self.instead_of else ""
+        return f"use {_names(self.nodes)}{instead} (layers: {_layers(self.layers)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,12 +486,18 @@ class Reorder:
     nodes: tuple[str, ...]
     layers: LayerCounts
 
+    def __str__(self) -> str:
+        return f"another order: {_in_order(self.nodes)} (layers: {_layers(self.layers)})"
+
 
 @dataclass(frozen=True, slots=True)
 class Divide:
-    """Divide the layers otherwise over the same nodes."""
+    """Divide the layers differently over the same nodes."""
 
     layers: LayerCounts
+
+    def __str__(self) -> str:
+        return f"divide the layers differently: {_layers(self.layers)}"
 
 
 SplitChange = RunOn | Drop | Use | Reorder | Divide
@@ -331,6 +509,9 @@ class LetHeadCompute:
 
     head: str
 
+    def __str__(self) -> str:
+        return f"omit `--device none`, so that `{self.head}` also computes"
+
 
 @dataclass(frozen=True, slots=True)
 class OneAtOnce:
@@ -338,10 +519,16 @@ class OneAtOnce:
 
     change: SplitChange
 
+    def __str__(self) -> str:
+        return f"one request at a time (`-- -np 1`): {self.change}"
+
 
 @dataclass(frozen=True, slots=True)
 class HalfFloats:
     """Send activations as half floats."""
+
+    def __str__(self) -> str:
+        return "send activations as half floats (`--set serve.activations=f16`)"
 
 
 Change = SplitChange | LetHeadCompute | OneAtOnce | HalfFloats
@@ -361,6 +548,14 @@ class AdviceBasis:
     drafts: bool
     estimated: bool
 
+    def __str__(self) -> str:
+        drafts = "without drafts " if self.drafts else ""
+        answer = f"a prompt of {self.prompt} tokens and {self.answer} generated ones, with the best layers"
+        text = f"{self.comparison or 'no split is faster'}; predicted {drafts}for {answer}"
+        if self.estimated:
+            text += "; some devices were never measured (`meshd capacity` does that while nothing is served)"
+        return text
+
 
 @dataclass(frozen=True, slots=True)
 class ChangedPart:
@@ -369,3 +564,28 @@ class ChangedPart:
     name: str
     seconds: float
     before: float
+
+    def __str__(self) -> str:
+        now, before = self.seconds * 1000, self.before * 1000
+        return f"`{self.name}` takes {now:.1f} ms of a token ({before:.1f} ms then)"
+
+
+def faster_in_words(split: RatedSplit, times: float) -> str:
+    """Word that measurements show a split to be so many times as fast as the one that runs."""
+    return f"as measured, requests are {times:.1f} times as fast over {split}"
+
+
+def _source(*, by_user: bool) -> str:
+    return "tensor split" if by_user else "plan"
+
+
+def _names(nodes: Sequence[str]) -> str:
+    return " and ".join(f"`{node}`" for node in nodes)
+
+
+def _in_order(nodes: Sequence[str]) -> str:
+    return " → ".join(f"`{node}`" for node in nodes)
+
+
+def _layers(held: LayerCounts) -> str:
+    return ", ".join(f"`{node}` {layers}" for node, layers in held)

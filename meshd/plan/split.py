@@ -10,8 +10,7 @@ from meshd.model.device_sampling import has_top_k
 from meshd.model.layers import ModelLayers, TensorPlace, place_of
 from meshd.model.output import EMBEDDING, DevicePath
 from meshd.model.status import AnswersAtOnce, SplitPart
-from meshd.plan.reasons import LeftOut, Reasons
-from meshd.plan.words import in_words
+from meshd.plan.reasons import LeftOut, Reasons, in_words
 
 
 @dataclass(frozen=True, slots=True)

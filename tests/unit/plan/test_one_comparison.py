@@ -10,9 +10,8 @@ from meshd.head.speculation import DraftForecast
 from meshd.plan.advice import SplitAdvice, advise
 from meshd.plan.choice import ServingSplit, choose_split, plan_model
 from meshd.plan.machines import Machines
-from meshd.plan.reasons import RunOn, SplitComparison
+from meshd.plan.reasons import RunOn, SplitComparison, brief, in_words
 from meshd.plan.wishes import HeadOptions
-from meshd.plan.words import basis_in_words, brief, in_words
 
 from tests.unit.plan.test_split_choice import MODEL, OPTIONS, WORK, machines, offer
 
@@ -53,7 +52,7 @@ def test_they_give_the_same_reason_in_the_same_words(there: Machines, least: int
     assert served.plan.reasons[0] == planned == advice.basis.comparison
     words = in_words((planned,))
     assert brief(served.plan.reasons).startswith(words) and in_words(served.plan.reasons).startswith(words)
-    assert basis_in_words(advice.basis).startswith(f"{words}; predicted ")
+    assert str(advice.basis).startswith(f"{words}; predicted ")
 
 
 def test_a_model_that_is_fastest_here_runs_here_unless_its_user_demands_a_worker() -> None:

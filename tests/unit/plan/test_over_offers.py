@@ -10,9 +10,8 @@ from meshd.model.layers import ModelLayers, read_layers
 from meshd.model.output import DevicePath
 from meshd.plan.machines import NodeOffer, PlainRpc
 from meshd.plan.over_offers import SLACK_BYTES, UNUSED_BYTES, reservations, without_idle
-from meshd.plan.reasons import Absence, LeftOut, NoFreeMemory, NoRoom, NoShare, Reported, Shortage
+from meshd.plan.reasons import Absence, LeftOut, NoFreeMemory, NoRoom, NoShare, Reported, Shortage, in_words
 from meshd.plan.split import NotEnoughMemory, Plan, split_of
-from meshd.plan.words import in_words
 from meshd.wire.lease import SHARED_MEMORY, OfferedDevice, WorkerOffer
 
 from tests.gguf_bytes import gguf, language_model, parse

@@ -18,9 +18,10 @@ from meshd.plan.reasons import (
     Reported,
     SplitComparison,
     Without,
+    brief,
+    in_words,
 )
 from meshd.plan.split import NotEnoughMemory
-from meshd.plan.words import brief, in_words
 from meshd.wire.lease import WorkerOffer
 
 from tests.unit.plan.test_split_choice import MODEL, OPTIONS, WORK, device, machines, offer
