@@ -34,8 +34,8 @@ from meshd.model.device_speed import DeviceSpeed, reference_rates
 from meshd.model.layer_range import parse_layer_range
 from meshd.model.output import DevicePath
 from meshd.plan.choice import SplitChoice
-from meshd.plan.fits import ModelFit
 from meshd.plan.machines import Machines
+from meshd.plan.over_offers import ModelFit
 from meshd.plan.prediction import ASSUMED_ANSWER, ASSUMED_PROMPT
 from meshd.plan.reasons import in_words
 from meshd.plan.wishes import HeadOptions, nodes_of

@@ -31,7 +31,6 @@ from meshd.model.layers import ModelLayers, read_layers
 from meshd.model.short_names import short_layers
 from meshd.model.weights_index import WeightsIndex
 from meshd.plan.choice import SplitChoice, ranked_splits
-from meshd.plan.fits import fits
 from meshd.plan.machines import (
     Held,
     Machines,
@@ -39,6 +38,7 @@ from meshd.plan.machines import (
     with_given_back,
     with_memory_limits,
 )
+from meshd.plan.over_offers import fits
 from meshd.plan.prediction import PlanPredictor
 from meshd.plan.wishes import HeadOptions, draft_model, may_draft, named_by, shape_of
 from meshd.process.run import run_to_end
@@ -169,7 +169,7 @@ class Planning:
 
         # In a thread, so that links and streams need not wait.
         found, spared = await asyncio.to_thread(with_fewest, choices, surveyed.spared)
-        named = {*dict(spared), *(node for choice, _ in found for node in choice.nodes)}
+        named = {*dict(spared), *(node for choice, _ in found for node in choice.plan.nodes)}
         unmeasured = measured_machines(work, machines, options).unmeasured.items()
         not_compared = [(node, str(why)) for node, why in unmeasured if node not in named]
         return plan_reply(model.name, options.node_name, found, [*surveyed.left_out, *spared, *not_compared])

@@ -515,7 +515,7 @@ class Run:
         found = await self._compare()
         if found is None or not found.is_clearly_faster:
             return frozenset()
-        return frozenset(peer for peer, name in found.names.items() if name in found.best.nodes)
+        return frozenset(peer for peer, name in found.names.items() if name in found.best.plan.nodes)
 
     async def _compare(self) -> SplitNow | None:
         """Measure what is not measured, and compare splits; None if they cannot be. Raises MeshdError."""

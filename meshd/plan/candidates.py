@@ -15,6 +15,7 @@ from meshd.model.layers import ModelLayers, compute_bound
 from meshd.plan.by_memory import MAX_SPLIT_DEVICES, share_out
 from meshd.plan.machines import Machines, NodeOffer, one_for_each_card
 from meshd.plan.prediction import ASSUMED_ANSWER, PlannedStage, PlanPredictor, Split
+from meshd.plan.split import Device
 from meshd.plan.wishes import HeadOptions, beside_draft, shape_of
 from meshd.wire.lease import OfferedDevice
 
@@ -84,7 +85,7 @@ class RoughSplits:
             return []
         rough, least = _Times(), self._least
         self._add(rough, self._orders())
-        ranked = _sorted(rough)
+        ranked = sorted(rough, key=lambda one: rough[one])
         kept = [one for one in ranked if len(one[0]) >= least][: _MOST_PLANNED - 4]
         for size in range(4):  # of each size the best, so that there is something to compare with
             of_size = [one for one in ranked if len(one[0]) == size]
@@ -132,25 +133,22 @@ class RoughSplits:
         """Return the layers for which there is memory, roughly, and seconds of a token in each."""
         key = (offer.node if offer is not None else "", device.name)
         if key not in self._of_device:
-            seconds = self._plans.predictor.layer_seconds(self._whole(offer, device))
+            seconds = self._plans.predictor.layer_seconds(self._stage(offer, device))
             self._of_device[key] = self._room(device), seconds
         return self._of_device[key]
 
-    def _whole(self, offer: NodeOffer | None, device: OfferedDevice) -> PlannedStage:
-        node = offer.node if offer is not None else self._options.node_name
-        path = offer.path if offer is not None else None
-        weights, gpu = sum(self._layers.layers), device.kind == "gpu"
-        return self._plans.stage(
-            node, device.name, 0, self._layers.count, weights, gpu, path, is_head=offer is None
-        )
+    def _stage(
+        self, offer: NodeOffer | None, device: OfferedDevice, begin: int = 0, end: int | None = None
+    ) -> PlannedStage:
+        """Describe a device with these layers, or all; `offer` None: it is the head's own."""
+        node, path = (offer.node, offer.path) if offer is not None else (self._options.node_name, None)
+        gpu, is_head = device.kind == "gpu", offer is None
+        planned = Device(node, device.name, device.free_bytes, gpu, is_head, path=path)
+        return self._plans.stage(planned, begin, self._layers.count if end is None else end)
 
-    def _own(self) -> list[OfferedDevice]:
-        if self._options.devices == ("none",):
-            return []
-        own = beside_draft(self._machines.own, self._options.draft, self._shape)
-        able = [device for device in own if device.name not in self._machines.own_excluded]
-        gpus = [device for device in able if device.kind == "gpu"]
-        return gpus or able[:1]
+    def _own(self) -> Sequence[OfferedDevice]:
+        own = self._machines.own_taking(self._options)
+        return beside_draft(own, self._options.draft, self._shape)
 
     def _devices(self, offers: Sequence[NodeOffer]) -> list[tuple[NodeOffer | None, OfferedDevice]]:
         """List the devices as `--tensor-split` counts them."""
@@ -209,9 +207,7 @@ class RoughSplits:
         stages, begin = [], 0
         for (offer, device), count in order:
             if count:
-                whole = self._whole(offer, device)
-                weights = sum(self._layers.layers[begin : begin + count])
-                stages.append(replace(whole, begin=begin, end=begin + count, weights=weights))
+                stages.append(self._stage(offer, device, begin, begin + count))
                 begin += count
         last = stages[-1]
         return Split(
@@ -260,10 +256,6 @@ def nearest_next(nodes: Sequence[str], round_trip: RoundTrip) -> tuple[str, ...]
         rest.remove(at)
         found.append(at)
     return tuple(found)
-
-
-def _sorted(rough: _Times) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
-    return sorted(rough, key=lambda one: rough[one])
 
 
 def _filled(room: Sequence[int], each: Sequence[float], least: Sequence[int], total: int) -> tuple[int, ...]:

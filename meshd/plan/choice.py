@@ -7,13 +7,15 @@ user says how to split, the layers are divided by memory over all. What a worker
 only how fast the model is: an unexpected failure of the comparison, too, leads to the split by memory, with a
 line in the log.
 
+`advise` compares a plan that runs with what else it could be, for `meshd why`.
+
 Without `--ctx-size` the context grows from the usual 8192 tokens towards what the model was trained for, as
 long as nothing else of the plan changes (devices, layers, answers at once, where the output is), and no
 memory gives more than half of what the plan leaves free: others want to use it as well. The price is that
 memory on the head, which llama-server clears with each load; a CPU worker's is taken as it is used.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -22,6 +24,7 @@ from meshd.base.errors import Refused, UserError
 from meshd.base.fault_boundary import Contained, Fault
 from meshd.model.layer_work import LayerWork
 from meshd.model.layers import ModelLayers
+from meshd.model.output import FAR_RATE, NEAR_RATE, NEAR_SECONDS, DevicePath
 from meshd.model.status import Speeds
 from meshd.plan.candidates import Division, RoughSplits
 from meshd.plan.machines import (
@@ -33,16 +36,34 @@ from meshd.plan.machines import (
     with_fixed_layers,
 )
 from meshd.plan.over_offers import plan_over
-from meshd.plan.prediction import PlanOutcome, PlanPredictor, Prediction
+from meshd.plan.prediction import (
+    ASSUMED_ANSWER,
+    ASSUMED_PROMPT,
+    PlanOutcome,
+    PlanPredictor,
+    Prediction,
+    on_paths,
+)
 from meshd.plan.reasons import (
+    AdviceBasis,
     Answers,
     ByMemory,
+    Change,
     ComparisonFailed,
+    Divide,
+    Drop,
+    HalfFloats,
     LeftOut,
+    LetHeadCompute,
     NotNeeded,
+    OneAtOnce,
     RatedSplit,
     Reasons,
+    Reorder,
+    RunOn,
+    SplitChange,
     SplitComparison,
+    Use,
     Without,
 )
 from meshd.plan.split import NotEnoughMemory, Plan
@@ -50,34 +71,31 @@ from meshd.plan.wishes import HeadOptions, read_llama_args
 
 _PLACES = ("head", "worker")  # of the output
 _WORTH = 0.97  # of the time on fewer machines: less than that is worth one more, as these are estimates
+_LEAST_GAIN = 0.03  # of an answer's time, of an advice: predictions are no more exact than that
 T = TypeVar("T")
+Changed = tuple[Change, PlanOutcome]
+"""A change to a plan, and what is predicted with it."""
 _MOST_TAKEN = 0.5  # of the memory that a plan leaves free
 
 
 @dataclass(frozen=True, slots=True)
-class ServingSplit:
-    """A plan without idle workers, the offers that it uses, and what it is predicted to do on `machines`."""
-
-    plan: Plan
-    offers: Sequence[NodeOffer]
-    outcome: PlanOutcome
-    machines: Machines
-
-    @property
-    def speeds(self) -> Speeds | None:
-        """Return the predicted rates; None where a device was never measured."""
-        return self.outcome.speeds if self.outcome.prediction.is_measured else None
-
-
-@dataclass(frozen=True, slots=True)
 class SplitChoice:
-    """A split that fits, and what it will do. The chosen one of several has a comparison with the others."""
+    """A split that fits, the offers that it uses, and what it is predicted to do on `machines`.
+
+    The chosen one of several has a comparison with the others.
+    """
 
     plan: Plan
     offers: tuple[NodeOffer, ...]
     options: HeadOptions
     outcome: PlanOutcome
+    machines: Machines
     comparison: SplitComparison | None = None
+
+    @property
+    def speeds(self) -> Speeds | None:
+        """Return the predicted rates; None where a device was never measured."""
+        return self.outcome.speeds if self.outcome.prediction.is_measured else None
 
     @property
     def prediction(self) -> Prediction:
@@ -90,30 +108,32 @@ class SplitChoice:
         return self.outcome.answer_s
 
     @property
-    def nodes(self) -> tuple[str, ...]:
-        """Return the nodes that hold layers, in their order."""
-        return tuple(dict.fromkeys(share.device.node for share in self.plan.shares if share.layers))
-
-    @property
     def rated(self) -> RatedSplit:
         """Return the split as a comparison has it."""
-        return RatedSplit(self.nodes, self.seconds)
+        return RatedSplit(self.plan.nodes, self.seconds)
 
     @property
     def reasons(self) -> Reasons:
         """Tell why it was chosen; none for the others."""
         return (self.comparison,) if self.comparison is not None else ()
 
+    @property
+    def cost(self) -> float:
+        """Rate the split: each further machine must be worth it."""
+        return self.seconds / _WORTH ** (len(self.plan.nodes) - 1)
 
-def plan_model(
-    layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions
-) -> ServingSplit:
+    def because(self, why: ByMemory | ComparisonFailed) -> "SplitChoice":
+        """Return the choice with this reason before all others."""
+        return replace(self, plan=replace(self.plan, reasons=(why, *self.plan.reasons)))
+
+
+def plan_model(layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions) -> SplitChoice:
     """Plan a model on these machines as the user wishes. Raises NotEnoughMemory, UserError, Refused."""
     # Layers given by node become an order of workers and a tensor split.
     machines, options = with_fixed_layers(machines, options, layers.count)
 
     # The context comes first: the longest if that is wished, a longer one afterwards where it costs nothing.
-    def split(machines: Machines, options: HeadOptions) -> ServingSplit:
+    def split(machines: Machines, options: HeadOptions) -> SplitChoice:
         found = _with_largest(lambda given: _split(layers, work, machines, given), layers, options)
         return replace(found, plan=_lengthened(layers, machines, options, found.plan, found.offers))
 
@@ -123,10 +143,10 @@ def plan_model(
     except Fault as fault:  # of what a worker says of its speed, or its paths, most likely
         silent = replace(machines, speeds={}, paths={})
         found = split(silent, replace(options, split="always"))
-        return _with_reason(found, ComparisonFailed(fault.what))
+        return found.because(ComparisonFailed(fault.what))
 
 
-def _split(layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions) -> ServingSplit:
+def _split(layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions) -> SplitChoice:
     """Split by speed where that is wished and known, else by memory."""
     if not options.picks_by_speed:
         return _by_memory(layers, work, machines, options)
@@ -140,23 +160,17 @@ def _split(layers: ModelLayers, work: LayerWork, machines: Machines, options: He
             if not measured.unmeasured:
                 raise
             why_not = ByMemory(tuple(measured.unmeasured.items()), error.what)
-    return _with_reason(_by_memory(layers, work, machines, options), why_not)
+    return _by_memory(layers, work, machines, options).because(why_not)
 
 
-def _by_memory(
-    layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions
-) -> ServingSplit:
+def _by_memory(layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions) -> SplitChoice:
     offers = one_for_each_card(machines.offers, machines, options, least=options.least_workers)
     plan, used = plan_over(layers, replace(machines, offers=offers), options)
     outcome = PlanPredictor(layers, work, machines, options).predict(plan)
-    return ServingSplit(plan, used, outcome, machines)
+    return SplitChoice(plan, tuple(used), options, outcome, machines)
 
 
-def _with_reason(split: ServingSplit, why: ByMemory | ComparisonFailed) -> ServingSplit:
-    return replace(split, plan=replace(split.plan, reasons=(why, *split.plan.reasons)))
-
-
-def _as_chosen(choice: SplitChoice, machines: Machines, measured: Measured) -> ServingSplit:
+def _as_chosen(choice: SplitChoice, machines: Machines, measured: Measured) -> SplitChoice:
     """Serve with a choice: workers that it does without are left out, too, and the reasons begin with it."""
     used = {offer.node for offer in choice.offers}
     known = {(one.node, one.device) for one in choice.plan.left_out}
@@ -173,7 +187,7 @@ def _as_chosen(choice: SplitChoice, machines: Machines, measured: Measured) -> S
         left_out=(*choice.plan.left_out, *spared),
         reasons=(*choice.reasons, *without, *choice.plan.reasons),
     )
-    return ServingSplit(plan, choice.offers, choice.outcome, machines)
+    return replace(choice, plan=plan, machines=machines)
 
 
 def choose_split(
@@ -197,8 +211,11 @@ def choose_split(
                 if candidate is by_memory or len(candidate.offers) >= least:
                     error = error or refusal
     # Choose the cheapest in which enough workers take part.
-    found = _without_twins(sorted(found, key=_cost))  # as `cheapest` does
-    allowed = [one for one in found if _workers(one) >= least]
+    of_split: dict[tuple[tuple[str, str, int], ...], SplitChoice] = {}
+    for one in sorted(found, key=lambda one: one.cost):
+        of_split.setdefault(tuple(one.plan.placed), one)
+    found = list(of_split.values())
+    allowed = [one for one in found if len(one.plan.workers) >= least]
     if not allowed:
         raise error or Refused(f"no split uses {least} workers", code="workers")
     return _compared(allowed[0], found, least)
@@ -228,36 +245,14 @@ def ranked_splits(
     return [replace(best, plan=plan), *others]
 
 
-def cheapest(choices: Sequence[SplitChoice]) -> SplitChoice:
-    """Return the fastest, where each further machine must be worth it, whatever the user demands."""
-    return min(choices, key=_cost)
-
-
-def _workers(choice: SplitChoice) -> int:
-    return len(
-        {share.device.node for share in choice.plan.shares if share.layers and not share.device.is_head}
-    )
-
-
-def _cost(choice: SplitChoice) -> float:
-    """Rate a split: each further machine must be worth it."""
-    return choice.seconds / _WORTH ** (len(choice.nodes) - 1)
-
-
-def _without_twins(choices: Sequence[SplitChoice]) -> list[SplitChoice]:
-    """Keep the first of each division of the layers."""
-    seen: dict[tuple[tuple[str, str, int], ...], SplitChoice] = {}
-    for one in choices:
-        shares = tuple((s.device.node, s.device.name, s.layers) for s in one.plan.shares if s.layers)
-        seen.setdefault(shares, one)
-    return list(seen.values())
-
-
 def _compared(best: SplitChoice, found: Sequence[SplitChoice], least: int) -> list[SplitChoice]:
     """Return all of `found`, `best` first and with its comparison."""
     others = [one for one in found if one is not best]
-    other = next((one for one in others if (len(one.nodes) > 1) != (len(best.nodes) > 1)), None)
-    ruled_out = [one for one in others if _workers(one) < least and round(one.seconds / best.seconds, 2) < 1]
+    is_split = len(best.plan.nodes) > 1
+    other = next((one for one in others if (len(one.plan.nodes) > 1) != is_split), None)
+    ruled_out = [
+        one for one in others if len(one.plan.workers) < least and round(one.seconds / best.seconds, 2) < 1
+    ]
     faster = min(ruled_out, key=lambda one: one.seconds, default=None)
     comparison = SplitComparison(
         best.rated,
@@ -281,7 +276,7 @@ def _planned(
     options = replace(options, tensor_split=split, counts_chosen=bool(candidate.counts), output=output)
     there = replace(machines, offers=candidate.offers)
     plan, used = plan_over(layers, there, replace(options, min_workers=0))
-    return SplitChoice(plan, tuple(used), options, predictor.predict(plan))
+    return SplitChoice(plan, tuple(used), options, predictor.predict(plan), there)
 
 
 def _with_largest(solve: Callable[[HeadOptions], T], layers: ModelLayers, options: HeadOptions) -> T:
@@ -322,7 +317,7 @@ def _lengthened(
         given = replace(options, ctx_size=tokens)
         with suppress(NotEnoughMemory, UserError, Refused):
             longer, _ = plan_over(layers, replace(machines, offers=tuple(offers)), given)
-            if _is_same(plan, longer) and _leaves_enough(plan, longer):
+            if _unchanged(plan) == _unchanged(longer) and _leaves_enough(plan, longer):
                 return _as_before(plan, longer)
         tokens //= 2
     return plan
@@ -333,26 +328,18 @@ def _counts(
 ) -> tuple[float, ...]:
     """Count the layers as `--tensor-split` does; empty where that cannot say it."""
     held = {(share.device.node, share.device.name): share.layers for share in plan.shares}
-    own = [one for one in machines.own if one.name not in machines.own_excluded]
-    own = [one for one in own if one.kind == "gpu"] or own[:1]
     names = [(offer.node, device.name) for offer in offers for device in offer.devices]
     names += [(server.endpoint, device.name) for server in machines.plain_rpc for device in server.devices]
-    if options.devices != ("none",):
-        names += [(options.node_name, device.name) for device in own]
+    names += [(options.node_name, device.name) for device in machines.own_taking(options)]
     counts = tuple(float(held.get(name, 0)) for name in names)
     return counts if sum(counts) == sum(held.values()) else ()
 
 
-def _is_same(plan: Plan, longer: Plan) -> bool:
-    """Compare two plans but for the length of their contexts."""
-    return _placed(plan) == _placed(longer)
-
-
-def _placed(plan: Plan) -> tuple[object, ...]:
-    shares = [(share.device.node, share.device.name, share.layers) for share in plan.shares if share.layers]
+def _unchanged(plan: Plan) -> tuple[object, ...]:
+    """Return what may not change with the length of the context."""
     shape = plan.shape
     return (
-        shares,
+        plan.placed,
         plan.devices,
         plan.tensor_split,
         plan.override_tensor,
@@ -387,3 +374,112 @@ def _as_before(plan: Plan, longer: Plan) -> Plan:
         for one in plan.reasons
     )
     return replace(longer, reasons=reasons, left_out=plan.left_out)
+
+
+# Advice on a plan that runs.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitAdvice:
+    """Hold the `change` that saves a share of `gain` of an answer's time, and the rate with it, `then_tok_s`.
+
+    `change` None: nothing is worth it. `basis` has the comparison of splits that `meshd plan` shows.
+    `now`: what is predicted of the split that runs, by the function and from the inputs of `meshd plan`.
+    """
+
+    change: Change | None
+    gain: float
+    basis: AdviceBasis
+    now: PlanOutcome
+    then_tok_s: float
+
+
+def advise(
+    layers: ModelLayers,
+    work: LayerWork,
+    machines: Machines,
+    options: HeadOptions,
+    plan: Plan,
+    *,
+    drafts: bool = False,
+) -> SplitAdvice:
+    """Find the one change to the plan that runs that would gain most, as it is predicted.
+
+    Memory in `machines` is what it could have. `drafts`: it runs with some; predictions leave them out.
+    """
+    plan = on_paths(plan, {offer.node: offer.path for offer in machines.offers}.get)
+    now = PlanPredictor(layers, work, machines, options).predict(plan)
+    # All splits, first the one that `meshd serve` and `meshd plan` choose; none where nothing fits.
+    machines = measured_machines(work, machines, options).machines
+    free = replace(options, split="auto", tensor_split=(), layers=(), workers=(), min_workers=0)
+    least = min(options.min_workers or 0, len(machines.offers))
+    compared: Sequence[SplitChoice] = ()
+    with suppress(UserError, Refused):
+        compared = choose_split(layers, work, machines, free, least=least)
+    # The best of those and of all other changes, if it is worth it.
+    found = list(_changes(layers, work, machines, options, free, plan, compared))
+    change, then = min(found, key=lambda one: one[1].answer_s, default=(None, now))
+    gain = 1 - then.answer_s / now.answer_s if now.answer_s > 0 else 0.0
+    if gain < _LEAST_GAIN:
+        change, then, gain = None, now, 0.0
+    basis = AdviceBasis(
+        compared[0].comparison if compared else None,
+        ASSUMED_PROMPT,
+        ASSUMED_ANSWER,
+        drafts=drafts,
+        estimated=not now.prediction.is_measured,
+    )
+    then_tok_s = then.prediction.generate_tok_s
+    return SplitAdvice(change=change, gain=gain, basis=basis, now=now, then_tok_s=then_tok_s)
+
+
+def _changes(
+    layers: ModelLayers,
+    work: LayerWork,
+    machines: Machines,
+    options: HeadOptions,
+    free: HeadOptions,
+    plan: Plan,
+    compared: Sequence[SplitChoice],
+) -> Iterator[Changed]:
+    """Yield changes and their predictions; `free`: the options, but for how the model is split."""
+    me = options.node_name
+
+    def chosen(given: HeadOptions, change: Callable[[SplitChoice], Change]) -> Iterator[Changed]:
+        with suppress(UserError, Refused):
+            best = choose_split(layers, work, machines, given)[0]
+            yield change(best), best.outcome
+
+    if compared:
+        best = min(compared, key=lambda one: one.cost)
+        yield _change(plan, best, me), best.outcome
+    if options.devices == ("none",):
+        yield from chosen(replace(free, devices=()), lambda _: LetHeadCompute(me))
+    if plan.shape.parallel > 1:
+        yield from chosen(replace(free, slots=1), lambda one: OneAtOnce(_change(plan, one, me)))
+    if options.activations == "f32" and any(node != me for node in plan.nodes):
+        halved = on_paths(plan, {one.node: _halved(one.path) for one in machines.offers if one.path}.get)
+        paths = {ends: _halved(path) for ends, path in machines.paths.items()}
+        predictor = PlanPredictor(layers, work, replace(machines, paths=paths), options)
+        yield HalfFloats(), predictor.predict(halved)
+
+
+def _change(plan: Plan, best: SplitChoice, me: str) -> SplitChange:
+    """Tell what leads from this split to that one."""
+    now, then = plan.nodes, best.plan.nodes
+    dropped = tuple(node for node in now if node not in then)
+    added = tuple(node for node in then if node not in now)
+    layers = tuple((node, count) for node, _, count in best.plan.placed)
+    if len(then) == 1:
+        return RunOn(then[0], then[0] == me)
+    if dropped and not added:
+        return Drop(dropped, layers)
+    if added:
+        return Use(added, dropped, layers)
+    return Reorder(then, layers) if now != then else Divide(layers)
+
+
+def _halved(path: DevicePath) -> DevicePath:
+    """Double the rate: half the bytes take as long as all of them at twice the rate."""
+    rate = path.rate or (NEAR_RATE if path.rtt < NEAR_SECONDS else FAR_RATE)
+    return replace(path, rate=2 * rate)

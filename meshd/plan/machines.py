@@ -83,6 +83,17 @@ class Machines:
     lacking: Mapping[str, float] = field(default_factory=dict)
     to_measure: frozenset[str] = frozenset()
 
+    @property
+    def own_able(self) -> list[OfferedDevice]:
+        """Return the head's own devices that may compute."""
+        return [device for device in self.own if device.name not in self.own_excluded]
+
+    def own_taking(self, options: HeadOptions) -> list[OfferedDevice]:
+        """Return the head's own devices that a tensor split counts: its GPUs, else its CPU."""
+        if options.devices == ("none",):
+            return []
+        return [device for device in self.own_able if device.kind == "gpu"] or self.own_able[:1]
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:
@@ -124,10 +135,8 @@ def measured_machines(work: LayerWork, machines: Machines, options: HeadOptions)
 
     if not kinds:
         return Measured(machines, {}, ByMemory())
-    own = [one.name for one in machines.own if one.name not in machines.own_excluded]
-    if options.devices == ("none",):  # its processor only makes the output
-        own = []
-    lacking = [name for name in own if not is_known(options.node_name, name)]
+    own = [] if options.devices == ("none",) else machines.own_able  # its processor only makes the output
+    lacking = [one.name for one in own if not is_known(options.node_name, one.name)]
     if lacking:
         return Measured(machines, {}, ByMemory(((f"{options.node_name} {lacking[0]}", NotMeasured()),)))
     offers: list[NodeOffer] = []
@@ -175,8 +184,7 @@ def one_for_each_card(
     then.
     """
     lenders = _lenders(offers)
-    own = [one for one in machines.own if one.name not in machines.own_excluded]
-    here = {card for one in own if (card := card_in(one, options.machine))}
+    here = {card for one in machines.own_able if (card := card_in(one, options.machine))}
     holders = {} if options.devices == ("none",) else dict.fromkeys(here, options.node_name)
     if options.tensor_split or not any(len(nodes) + (card in holders) > 1 for card, nodes in lenders.items()):
         return tuple(offers)
@@ -327,8 +335,7 @@ def _own_counts(own: LayerRange, machines: Machines, options: HeadOptions, layer
             f"`--layers {own}` gives layers to this node",
             hint="omit `--device none`, which keeps all layers off this node",
         )
-    able = [one for one in machines.own if one.name not in machines.own_excluded]
-    gpus = [one for one in able if one.kind == "gpu"]
+    gpus = [one for one in machines.own_able if one.kind == "gpu"]
     if gpus and own.last != layers - 1:
         raise UserError(
             f"`--layers {own}`: the GPUs of the serving node compute the last layers",

@@ -32,6 +32,7 @@ tokens; two GPUs are fastest with 512, for one of them needs as long for 128 tok
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from enum import StrEnum, auto
 from itertools import pairwise
 
 from meshd.base.errors import Refused
@@ -42,7 +43,7 @@ from meshd.model.status import AnswersAtOnce
 from meshd.plan.by_memory import plan_split
 from meshd.plan.machines import Machines, NodeOffer, one_for_each_pool, pool_of
 from meshd.plan.reasons import Absence, Answers, FullWindows, LeftOut, MicroBatch, each_left_out
-from meshd.plan.split import Device, DeviceShare, NotEnoughMemory, Plan, SplitOptions
+from meshd.plan.split import Device, DeviceShare, NoSplit, NotEnoughMemory, Plan, SplitOptions
 from meshd.plan.wishes import HeadOptions, LlamaArgs, beside_draft, read_llama_args, shape_of
 from meshd.wire.lease import OfferedDevice
 
@@ -210,7 +211,7 @@ def without_idle(plan: Plan, offers: Sequence[NodeOffer]) -> tuple[Plan, list[No
     Places count the devices of all offers, then those of plain rpc-servers, so those behind one that is left
     out move up.
     """
-    busy = {share.device.node for share in plan.shares if share.layers and not share.device.is_head}
+    busy = set(plan.workers)
     nodes = [item.node for item in offers for _ in item.devices]
     places = [place for place, node in enumerate(nodes) if node in busy]
     moved = {place: number for number, place in enumerate(places)}
@@ -282,10 +283,6 @@ def _is_as_fast(more: Plan, one: Plan, options: SplitOptions) -> bool:
     return not moved and _computing(more) == _computing(one)
 
 
-def _computing(plan: Plan) -> list[tuple[str, str]]:
-    return [(share.device.node, share.device.name) for share in plan.shares if share.layers]
-
-
 def answers_at_once(shape: ContextShape, longest: int, note: str = "") -> AnswersAtOnce:
     """Describe the answers; `longest`: tokens to which llama-server limits each, 0: none."""
     tokens = shape.cells
@@ -314,7 +311,7 @@ def plan_pipelined(
     full = replace(options, shape=replace(options.shape, full_windows=True))
     with suppress(NotEnoughMemory):
         whole, _ = _with_micro_batch(layers, devices, full, llama_args, pushed=pushed)
-        if _placed(whole) == _placed(plan):
+        if _computing(whole) == _computing(plan):
             return replace(whole, reasons=(*whole.reasons, FullWindows()))
     return plan
 
@@ -359,9 +356,9 @@ def _is_recurrent(layers: ModelLayers) -> bool:
     return any(layer.state for layer in layers.cache.layers)
 
 
-def _placed(plan: Plan) -> list[tuple[str, str]]:
-    """Return the devices that compute."""
-    return [(share.device.node, share.device.name) for share in plan.shares if share.layers]
+def _computing(plan: Plan) -> list[str]:
+    """Name the devices that compute."""
+    return [share.device.label for share in plan.taking]
 
 
 def _stages(layers: ModelLayers, plan: Plan) -> list[PromptStage]:
@@ -369,13 +366,12 @@ def _stages(layers: ModelLayers, plan: Plan) -> list[PromptStage]:
     stages: list[PromptStage] = []
     begin = 0
     before: Device | None = None
-    for share in plan.shares:
-        if share.layers:
-            device = share.device
-            weights = sum(layers.layers[begin : begin + share.layers])
-            waits = before is not None and _is_copied_by_head(before, device)
-            stages.append(PromptStage(weights, device.is_gpu, device.path, waits=waits))
-            before = device
+    for share in plan.taking:
+        device = share.device
+        weights = sum(layers.layers[begin : begin + share.layers])
+        waits = before is not None and _is_copied_by_head(before, device)
+        stages.append(PromptStage(weights, device.is_gpu, device.path, waits=waits))
+        before = device
         begin += share.layers
     return stages
 
@@ -437,3 +433,64 @@ def _seconds_per_byte(path: DevicePath | None) -> float:
     if path is None or (not path.rate and path.rtt < NEAR_SECONDS):
         return 0.0
     return 1 / (path.rate or FAR_RATE)
+
+
+# Whether models fit.
+
+
+class Fit(StrEnum):
+    """Say where a model's layers would be, the fastest first."""
+
+    GPU = auto()
+    PARTLY_CPU = auto()
+    CPU = auto()
+    NO = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFit:
+    """Hold whether a model fits on this machine alone, and on all machines together."""
+
+    name: str
+    here: Fit
+    mesh: Fit
+
+
+def fits(models: Sequence[ModelLayers], machines: Machines, options: HeadOptions) -> list[ModelFit]:
+    """Plan each model for one request at a time, with the head's options but without wishes for a split."""
+    options = replace(options, slots=1, min_workers=0, layers=(), tensor_split=(), workers=(), draft=None)
+    alone = replace(machines, offers=())
+    found = []
+    for model in models:
+        here = _fit(model, alone, options)
+        mesh = here if here is Fit.GPU or not machines.offers else _fit(model, machines, options)
+        found.append(ModelFit(model.name, here, min(here, mesh, key=list(Fit).index)))
+    return found
+
+
+def _fit(model: ModelLayers, machines: Machines, options: HeadOptions) -> Fit:
+    """Try the GPUs first, then CPUs beside them."""
+    found = Fit.NO
+    for some in (_gpus_of(machines), machines):
+        try:
+            plan, _ = plan_over(model, some, options)
+        except (NoSplit, Refused):
+            continue
+        found = _where(plan)
+        if found is Fit.GPU:
+            break
+    return found
+
+
+def _gpus_of(machines: Machines) -> Machines:
+    """Return the machines without other machines' CPUs; the head's own always takes part."""
+    offers = (
+        replace(one, offer=replace(one.offer, devices=tuple(d for d in one.offer.devices if d.kind == "gpu")))
+        for one in machines.offers
+    )
+    return replace(machines, offers=tuple(offers))
+
+
+def _where(plan: Plan) -> Fit:
+    on_gpu = [share.device.is_gpu for share in plan.taking]
+    return Fit.GPU if all(on_gpu) else Fit.PARTLY_CPU if any(on_gpu) else Fit.CPU

@@ -34,7 +34,7 @@ from meshd.model.output import CPU_RATE, GPU_RATE, LOCAL_RATE, SAMPLED_BYTES, De
 from meshd.model.status import Speeds
 from meshd.plan.machines import Machines, card_in
 from meshd.plan.reasons import ChangedPart
-from meshd.plan.split import Plan
+from meshd.plan.split import Device, Plan
 from meshd.plan.wishes import HeadOptions
 
 HOP_SECONDS = 0.0001  # of a message between two daemons, beyond its path (docs/speed.md, bench hop)
@@ -525,27 +525,14 @@ class PlanPredictor:
     def _split_of(self, plan: Plan) -> Split:
         stages: list[PlannedStage] = []
         begin = 0
-        for share in plan.shares:
-            if share.layers:
-                weights = sum(self._layers.layers[begin : begin + share.layers])
-                device = share.device
-                stages.append(
-                    self.stage(
-                        device.node,
-                        device.name,
-                        begin,
-                        begin + share.layers,
-                        weights,
-                        device.is_gpu,
-                        device.path,
-                        is_head=device.is_head,
-                    )
-                )
-                begin += share.layers
+        for share in plan.taking:
+            stages.append(self.stage(share.device, begin, begin + share.layers))
+            begin += share.layers
         worker = plan.output_worker
         last = stages[-1]
         on_head_gpu = worker is None and last.is_head and last.is_gpu
-        output = last if worker is not None or on_head_gpu else self.own_cpu()
+        own_cpu = Device(self._options.node_name, "CPU", 0, is_head=True)
+        output = last if worker is not None or on_head_gpu else self.stage(own_cpu, 0, 0)
         return Split(
             stages=tuple(stages),
             output=output,
@@ -557,27 +544,22 @@ class PlanPredictor:
             paths=self.paths,
         )
 
-    def own_cpu(self) -> PlannedStage:
-        return self.stage(self._options.node_name, "CPU", 0, 0, 0, False, None, is_head=True)
-
-    def stage(
-        self,
-        node: str,
-        device: str,
-        begin: int,
-        end: int,
-        weights: int,
-        is_gpu: bool,
-        path: DevicePath | None,
-        *,
-        is_head: bool,
-    ) -> PlannedStage:
-        speed = self._machines.speeds.get((node, device))
-        machine = self._machine_of.get(node, "")
-        card = self._card_of.get((node, device), "")
-        lacking = self._machines.lacking.get(node)
+    def stage(self, device: Device, begin: int, end: int) -> PlannedStage:
+        """Describe a device with the layers `begin` to `end`."""
+        node, path = device.node, device.path
         if path is not None and path.is_loopback and self._options.is_local:
             path = _LOCAL_PATH
         return PlannedStage(
-            node, device, begin, end, weights, is_gpu, speed, path, is_head, machine, card, lacking
+            node,
+            device.name,
+            begin,
+            end,
+            sum(self._layers.layers[begin:end]),
+            device.is_gpu,
+            self._machines.speeds.get((node, device.name)),
+            path,
+            device.is_head,
+            self._machine_of.get(node, ""),
+            self._card_of.get((node, device.name), ""),
+            self._machines.lacking.get(node),
         )

@@ -115,6 +115,26 @@ class Plan:
     answers: AnswersAtOnce | None = None
 
     @property
+    def taking(self) -> list[DeviceShare]:
+        """Return the shares that have layers, in the order of the layers."""
+        return [share for share in self.shares if share.layers]
+
+    @property
+    def placed(self) -> list[tuple[str, str, int]]:
+        """Return node, device and number of layers of each share that has some."""
+        return [(share.device.node, share.device.name, share.layers) for share in self.taking]
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Return the nodes that hold layers, in their order."""
+        return tuple(dict.fromkeys(share.device.node for share in self.taking))
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Return those of `nodes` that are not the head."""
+        return tuple(dict.fromkeys(share.device.node for share in self.taking if not share.device.is_head))
+
+    @property
     def devices(self) -> tuple[str, ...]:
         """Return the names of all devices but the head's CPU."""
         return tuple(
@@ -124,8 +144,7 @@ class Plan:
     @property
     def input_device(self) -> str:
         """Return the name of the worker's device that has the embeddings; empty: the head has them."""
-        names = (share.llama_name for share in self.shares if share.layers)
-        return next(names, "") if self.input_on_worker else ""
+        return self.taking[0].llama_name if self.input_on_worker else ""
 
     def weights_of(self, node: str) -> int:
         """Add up the bytes of weights on all devices of a node."""
@@ -134,13 +153,13 @@ class Plan:
     @property
     def last_node(self) -> str:
         """Return the node with the last layers."""
-        return next((share.device.node for share in reversed(self.shares) if share.layers), "")
+        return self.taking[-1].device.node if self.taking else ""
 
     @property
     def output_worker(self) -> Device | None:
         """Return the device of another machine that makes the logits; None: the head does."""
-        taking = [share.device for share in self.shares if share.layers]
-        return taking[-1] if taking and not taking[-1].is_head and not self.override_tensor else None
+        last = self.taking[-1].device if self.taking else None
+        return last if last is not None and not last.is_head and not self.override_tensor else None
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -182,10 +201,9 @@ class NotEnoughMemory(NoSplit):
 
 def followers(plan: Plan) -> list[tuple[DeviceShare, DeviceShare]]:
     """List where activations pass from worker to worker: who has the layers before, who those behind."""
-    shares = [share for share in plan.shares if share.layers]
     return [
         (before, behind)
-        for before, behind in pairwise(shares)
+        for before, behind in pairwise(plan.taking)
         if not (before.device.is_head or behind.device.is_head) and before.device.node != behind.device.node
     ]
 

@@ -8,8 +8,7 @@ from meshd.head.explain import Explained
 from meshd.head.measures import RunFacts
 from meshd.model.output import DevicePath
 from meshd.model.time_account import TimeAccount
-from meshd.plan.advice import advise
-from meshd.plan.choice import choose_split, plan_model
+from meshd.plan.choice import advise, choose_split, plan_model
 from meshd.plan.machines import Machines
 from meshd.plan.wishes import HeadOptions
 

@@ -16,11 +16,12 @@ from meshd.plan.machines import PlainRpc
 from meshd.rpc import mesh_protocol as wire
 from meshd.wire.lease import OfferedDevice
 
-from tests.sim.loop import run
 from tests.unit.head.scene import Scene, scene, view
 from tests.unit.head.test_push_plan import held, pushes, yes
 from tests.unit.rpc import mesh_talk as talk
 from tests.unit.worker.lent import Server
+
+pytestmark = pytest.mark.virtual
 
 NAMES = ("anna", "bert")
 
@@ -47,37 +48,36 @@ def split_of(it: Scene) -> tuple[SplitPart, ...]:
     return it.serve.status.model.split if it.serve.status.model is not None else ()
 
 
-def test_llama_server_gets_a_connection_with_each_worker_and_loads_our_module(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with mesh_scene(tmp_path) as it:
-            (await held(it)).set_result(yes())
-            await it.until(ModelState.READY)
-            assert it.llama.spec is not None
-            argv, env = list(it.llama.spec.argv), it.llama.spec.env
-            assert "--rpc" not in argv
-            assert it.argument("-dev") == "MESH0,MESH1"
-            assert env["GGML_BACKEND_PATH"] == env["LD_PRELOAD"] == "libggml-mesh.so"
-            assert env["GGML_MESH_DEVICES"] == "1,1"
-            assert env["GGML_MESH_ACTIVATIONS"] == "f32"
-            reserved = [[*it.workers[name].children[-1].spec.argv] for name in NAMES]  # type: ignore[union-attr]
-            memory = [argv[argv.index("--memory") + 1] for argv in reserved]
-            assert env["GGML_MESH_MEMORY"] == ",".join(memory)
-            assert not [name for name in env if name.startswith("GGML_RPC")]
-            weights = os.read(int(env["GGML_MESH_WEIGHTS_FD"]), 1 << 16)
-            assert weights.startswith(b"meshd-weights 1\n")
-            for number, end in enumerate(inherited(it)):
-                asked = it.bench.tunnels[number].asked
-                assert asked.peer == it.workers[NAMES[number]].mesh.key.peer
-                assert asked.endpoint == str(number)
-                ours = asked.end
-                with ours, end:
-                    ours.send(b"x")
-                    assert end.recv(10) == b"x"
-
-    run(main())
+async def test_llama_server_gets_a_connection_with_each_worker_and_loads_our_module(tmp_path: Path) -> None:
+    async with mesh_scene(tmp_path) as it:
+        (await held(it)).set_result(yes())
+        await it.until(ModelState.READY)
+        assert it.llama.spec is not None
+        argv, env = list(it.llama.spec.argv), it.llama.spec.env
+        assert "--rpc" not in argv
+        assert it.argument("-dev") == "MESH0,MESH1"
+        assert env["GGML_BACKEND_PATH"] == env["LD_PRELOAD"] == "libggml-mesh.so"
+        assert env["GGML_MESH_DEVICES"] == "1,1"
+        assert env["GGML_MESH_ACTIVATIONS"] == "f32"
+        reserved = [[*it.workers[name].children[-1].spec.argv] for name in NAMES]  # type: ignore[union-attr]
+        memory = [argv[argv.index("--memory") + 1] for argv in reserved]
+        assert env["GGML_MESH_MEMORY"] == ",".join(memory)
+        assert not [name for name in env if name.startswith("GGML_RPC")]
+        weights = os.read(int(env["GGML_MESH_WEIGHTS_FD"]), 1 << 16)
+        assert weights.startswith(b"meshd-weights 1\n")
+        for number, end in enumerate(inherited(it)):
+            asked = it.bench.tunnels[number].asked
+            assert asked.peer == it.workers[NAMES[number]].mesh.key.peer
+            assert asked.endpoint == str(number)
+            ours = asked.end
+            with ours, end:
+                ours.send(b"x")
+                assert end.recv(10) == b"x"
 
 
-def test_plain_rpc_servers_come_behind_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_plain_rpc_servers_come_behind_the_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By llama.cpp's own protocol: what they are sent crosses, and our module does not see it."""
     lent = OfferedDevice("RPC0", "gpu", "", 4 << 30, 4 << 30)
 
@@ -87,116 +87,98 @@ def test_plain_rpc_servers_come_behind_the_workers(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(model_module, "ask_plain", ask)
 
-    async def main() -> None:
-        async with mesh_scene(tmp_path, rpc=(HostPort("10.0.0.9", 50052),)) as it:
-            (await held(it)).set_result(yes())
-            await it.until(ModelState.READY)
-            assert it.argument("--rpc") == "10.0.0.9:50052"
-            assert it.argument("-dev") == "MESH0,MESH1,RPC0"
-            assert "RPC0" not in it.argument("-ot")
-            status = it.serve.status.model
-            assert status is not None and not status.tensors_from_network
-            sent = {part.node: part.bytes for part in split_of(it)}["10.0.0.9:50052"]
-            assert status.weights_network_bytes == sent > 0
-
-    run(main())
+    async with mesh_scene(tmp_path, rpc=(HostPort("10.0.0.9", 50052),)) as it:
+        (await held(it)).set_result(yes())
+        await it.until(ModelState.READY)
+        assert it.argument("--rpc") == "10.0.0.9:50052"
+        assert it.argument("-dev") == "MESH0,MESH1,RPC0"
+        assert "RPC0" not in it.argument("-ot")
+        status = it.serve.status.model
+        assert status is not None and not status.tensors_from_network
+        sent = {part.node: part.bytes for part in split_of(it)}["10.0.0.9:50052"]
+        assert status.weights_network_bytes == sent > 0
 
 
-def test_llama_server_is_told_how_many_devices_each_worker_is_to_have(tmp_path: Path) -> None:
+async def test_llama_server_is_told_how_many_devices_each_worker_is_to_have(tmp_path: Path) -> None:
     def card(number: int, free_mib: int) -> str:
         return f"device GPU{number} gpu 0000:0{number}:00.0 {4096 << 20} {free_mib << 20} some card"
 
-    async def main() -> None:
-        async with mesh_scene(tmp_path) as it:
-            it.workers["anna"].device_lines = [card(0, 3000)]
-            it.workers["bert"].device_lines = [card(0, 3000), card(1, 0), card(2, 3000)]
-            (await held(it)).set_result(yes())
-            await it.until(ModelState.READY)
-            assert it.llama.spec is not None
-            assert it.argument("-dev") == "MESH0,MESH1,MESH2"
-            assert it.llama.spec.env["GGML_MESH_DEVICES"] == "1,2", "one without memory is not started"
-            argv = list(it.workers["bert"].children[-1].spec.argv)  # type: ignore[union-attr]
-            assert [word for word in argv if word.startswith("GPU")] == ["GPU0", "GPU2"]
-
-    run(main())
+    async with mesh_scene(tmp_path) as it:
+        it.workers["anna"].device_lines = [card(0, 3000)]
+        it.workers["bert"].device_lines = [card(0, 3000), card(1, 0), card(2, 3000)]
+        (await held(it)).set_result(yes())
+        await it.until(ModelState.READY)
+        assert it.llama.spec is not None
+        assert it.argument("-dev") == "MESH0,MESH1,MESH2"
+        assert it.llama.spec.env["GGML_MESH_DEVICES"] == "1,2", "one without memory is not started"
+        argv = list(it.workers["bert"].children[-1].spec.argv)  # type: ignore[union-attr]
+        assert [word for word in argv if word.startswith("GPU")] == ["GPU0", "GPU2"]
 
 
 @pytest.mark.parametrize(
     ("first", "second", "expected"),
     [((1,), (0,), (True, "")), ((1,), (), (False, UNCONNECTED)), ((), (0,), (False, UNCONNECTED))],
 )
-def test_a_push_is_what_both_workers_say_in_met(
+async def test_a_push_is_what_both_workers_say_in_met(
     tmp_path: Path, first: tuple[int, ...], second: tuple[int, ...], expected: tuple[bool, str]
 ) -> None:
-    async def main() -> None:
-        async with mesh_scene(tmp_path) as it:
-            ready = await held(it)
-            servers = [Server(it.workers[name].children[-1]) for name in NAMES]
-            (kind, number, way), last = servers[0].arrivals()
-            assert (kind, number, last) == (1, 1, (2, 0, None)), "the first opens the connection"
-            assert way is not None
-            way.close()
-            view(it.bench, 0).from_peer(talk.welcome() + talk.met(*first))
-            view(it.bench, 1).from_peer(talk.welcome() + talk.met(*second))
-            ready.set_result(yes())
-            await it.until(ModelState.READY)
-            assert pushes(it)["bert"] == expected
-            for server in servers:
-                server.close()
-
-    run(main())
+    async with mesh_scene(tmp_path) as it:
+        ready = await held(it)
+        servers = [Server(it.workers[name].children[-1]) for name in NAMES]
+        (kind, number, way), last = servers[0].arrivals()
+        assert (kind, number, last) == (1, 1, (2, 0, None)), "the first opens the connection"
+        assert way is not None
+        way.close()
+        view(it.bench, 0).from_peer(talk.welcome() + talk.met(*first))
+        view(it.bench, 1).from_peer(talk.welcome() + talk.met(*second))
+        ready.set_result(yes())
+        await it.until(ModelState.READY)
+        assert pushes(it)["bert"] == expected
+        for server in servers:
+            server.close()
 
 
-def test_without_pushes_the_servers_are_told_that_there_are_no_neighbours(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with mesh_scene(tmp_path, no_push=True) as it:
-            (await held(it)).set_result(yes())
-            await it.until(ModelState.READY)
-            for name in NAMES:
-                server = Server(it.workers[name].children[-1])
-                assert server.arrivals() == [(2, 0, None)]
-                server.close()
-            assert pushes(it)["bert"] == (False, "disabled (`no_push`)")
-
-    run(main())
+async def test_without_pushes_the_servers_are_told_that_there_are_no_neighbours(tmp_path: Path) -> None:
+    async with mesh_scene(tmp_path, no_push=True) as it:
+        (await held(it)).set_result(yes())
+        await it.until(ModelState.READY)
+        for name in NAMES:
+            server = Server(it.workers[name].children[-1])
+            assert server.arrivals() == [(2, 0, None)]
+            server.close()
+        assert pushes(it)["bert"] == (False, "disabled (`no_push`)")
 
 
-def test_weights_are_counted_by_what_was_asked_and_answered(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with mesh_scene(tmp_path) as it:
-            ready = await held(it)
-            seen = view(it.bench, 0)
-            seen.to_peer(talk.load(talk.load_entry(size=100), talk.load_entry(size=30)))
-            seen.from_peer(talk.message(wire.LOADED, rest=b"\0\1", identity=4))
-            ready.set_result(yes())
-            await it.until(ModelState.READY)
-            model = it.serve.status.model
-            assert model is not None
-            assert (model.weights_local_bytes, model.weights_network_bytes) == (100, 30)
-            (weight,) = model.tensors_from_network
-            assert (weight.node, weight.reason) == ("anna", "no such hash")
-            assert [load.missing_bytes for load in model.workers] == [30, 0]
-
-    run(main())
+async def test_weights_are_counted_by_what_was_asked_and_answered(tmp_path: Path) -> None:
+    async with mesh_scene(tmp_path) as it:
+        ready = await held(it)
+        seen = view(it.bench, 0)
+        seen.to_peer(talk.load(talk.load_entry(size=100), talk.load_entry(size=30)))
+        seen.from_peer(talk.message(wire.LOADED, rest=b"\0\1", identity=4))
+        ready.set_result(yes())
+        await it.until(ModelState.READY)
+        model = it.serve.status.model
+        assert model is not None
+        assert (model.weights_local_bytes, model.weights_network_bytes) == (100, 30)
+        (weight,) = model.tensors_from_network
+        assert (weight.node, weight.reason) == ("anna", "no such hash")
+        assert [load.missing_bytes for load in model.workers] == [30, 0]
 
 
 @pytest.mark.parametrize("loaded", [False, True])
-def test_a_llama_server_that_ends_for_a_loss_names_the_worker(tmp_path: Path, loaded: bool) -> None:
-    async def main() -> None:
-        async with mesh_scene(tmp_path) as it:
-            ready = await held(it)
-            if loaded:
-                ready.set_result(yes())
-                await it.until(ModelState.READY)
-            child = it.llama
-            child.report("lost 1 it says: the device failed")
-            child.die("`llama-server` ended with exit code 86")
-            it.bench.ready = None
-            await it.until(ModelState.LOADING, "llama-server lost worker bert: it says: the device failed")
+async def test_a_llama_server_that_ends_for_a_loss_names_the_worker(tmp_path: Path, loaded: bool) -> None:
+    async with mesh_scene(tmp_path) as it:
+        ready = await held(it)
+        if loaded:
+            ready.set_result(yes())
             await it.until(ModelState.READY)
-            assert it.llama is not child
-
-    run(main())
+        child = it.llama
+        child.report("lost 1 it says: the device failed")
+        child.die("`llama-server` ended with exit code 86")
+        it.bench.ready = None
+        await it.until(ModelState.LOADING, "llama-server lost worker bert: it says: the device failed")
+        await it.until(ModelState.READY)
+        assert it.llama is not child
 
 
 @pytest.mark.parametrize(
@@ -208,40 +190,34 @@ def test_a_llama_server_that_ends_for_a_loss_names_the_worker(tmp_path: Path, lo
         ("it ended", False),
     ],
 )
-def test_a_worker_that_names_its_neighbour_is_not_the_only_one_in_doubt(
+async def test_a_worker_that_names_its_neighbour_is_not_the_only_one_in_doubt(
     tmp_path: Path, why: str, in_doubt: bool
 ) -> None:
     """The two do not push to each other any more: the next loss is certain."""
 
-    async def main() -> None:
-        async with mesh_scene(tmp_path) as it:
-            ready = await held(it)
-            for place in (0, 1):
-                view(it.bench, place).from_peer(talk.welcome() + talk.met(1 - place))
-            ready.set_result(yes())
-            await it.until(ModelState.READY)
-            assert pushes(it)["bert"] == (True, "")
-            child = it.llama
-            child.report(f"lost 1 {why}")
-            child.die("`llama-server` ended with exit code 86")
-            await it.until(ModelState.LOADING, "llama-server lost worker bert")
-            await it.until(ModelState.READY)
-            assert pushes(it)["bert"] == (False, WHY_APART if in_doubt else UNCONNECTED)
-
-    run(main())
+    async with mesh_scene(tmp_path) as it:
+        ready = await held(it)
+        for place in (0, 1):
+            view(it.bench, place).from_peer(talk.welcome() + talk.met(1 - place))
+        ready.set_result(yes())
+        await it.until(ModelState.READY)
+        assert pushes(it)["bert"] == (True, "")
+        child = it.llama
+        child.report(f"lost 1 {why}")
+        child.die("`llama-server` ended with exit code 86")
+        await it.until(ModelState.LOADING, "llama-server lost worker bert")
+        await it.until(ModelState.READY)
+        assert pushes(it)["bert"] == (False, WHY_APART if in_doubt else UNCONNECTED)
 
 
-def test_the_last_word_of_a_llama_server_that_has_ended_is_read(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with mesh_scene(tmp_path) as it:
-            (await held(it)).set_result(yes())
-            await it.until(ModelState.READY)
-            child = it.llama
-            report = os.dup(child.report_end)
-            child.die("`llama-server` ended with exit code 86")
-            await asyncio.sleep(0.5)
-            os.write(report, b"lost 1 it ended\n")
-            os.close(report)
-            await it.until(ModelState.LOADING, "llama-server lost worker bert: it ended")
-
-    run(main())
+async def test_the_last_word_of_a_llama_server_that_has_ended_is_read(tmp_path: Path) -> None:
+    async with mesh_scene(tmp_path) as it:
+        (await held(it)).set_result(yes())
+        await it.until(ModelState.READY)
+        child = it.llama
+        report = os.dup(child.report_end)
+        child.die("`llama-server` ended with exit code 86")
+        await asyncio.sleep(0.5)
+        os.write(report, b"lost 1 it ended\n")
+        os.close(report)
+        await it.until(ModelState.LOADING, "llama-server lost worker bert: it ended")

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 from meshd.model.output import DevicePath
-from meshd.plan.advice import SplitAdvice, advise
-from meshd.plan.choice import plan_model
+from meshd.plan.choice import SplitAdvice, advise, plan_model
 from meshd.plan.machines import Machines
 from meshd.plan.prediction import ASSUMED_ANSWER, ASSUMED_PROMPT
 from meshd.plan.reasons import Drop, HalfFloats, LetHeadCompute, OneAtOnce, Reorder, RunOn

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 from meshd.model.short_names import short_layers
-from meshd.plan.fits import Fit, ModelFit, fits
 from meshd.plan.machines import Machines, NodeOffer
+from meshd.plan.over_offers import Fit, ModelFit, fits
 from meshd.wire.lease import LEASE_ID_BYTES, OfferedDevice, WorkerOffer
 
 from .plain_options import PLAIN

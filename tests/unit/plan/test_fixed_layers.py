@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from meshd.base.errors import UserError
 from meshd.model.layer_range import parse_layer_range
-from meshd.plan.choice import ServingSplit, plan_model
+from meshd.plan.choice import SplitChoice, plan_model
 from meshd.plan.machines import Machines, NodeOffer, with_fixed_layers
 from meshd.plan.wishes import HeadOptions, nodes_of
 from meshd.wire.lease import WorkerOffer
@@ -19,11 +19,11 @@ def asked(*ranges: str, devices: tuple[str, ...] = ()) -> HeadOptions:
     return replace(OPTIONS, layers=tuple(map(parse_layer_range, ranges)), devices=devices)
 
 
-def split(*ranges: str, there: Machines = TWO) -> ServingSplit:
+def split(*ranges: str, there: Machines = TWO) -> SplitChoice:
     return plan_model(MODEL, WORK, there, asked(*ranges))
 
 
-def in_order(found: ServingSplit) -> list[tuple[str, int]]:
+def in_order(found: SplitChoice) -> list[tuple[str, int]]:
     return [(share.device.node, share.layers) for share in found.plan.shares if share.layers]
 
 

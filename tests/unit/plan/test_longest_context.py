@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from meshd.model.layers import ModelLayers
-from meshd.plan.choice import ServingSplit, plan_model
+from meshd.plan.choice import SplitChoice, plan_model
 from meshd.plan.machines import Machines
 from meshd.plan.reasons import Answers
 from meshd.plan.split import NotEnoughMemory
@@ -16,7 +16,7 @@ SCARCE = 3.4  # GiB: the model takes most of it
 LONG = replace(MODEL, trained_context=131072)
 
 
-def on(free: float, options: HeadOptions = OPTIONS, model: ModelLayers = LONG) -> ServingSplit:
+def on(free: float, options: HeadOptions = OPTIONS, model: ModelLayers = LONG) -> SplitChoice:
     return plan_model(model, WORK, there(free), replace(options, devices=("none",)))
 
 
@@ -24,7 +24,7 @@ def there(free: float) -> Machines:
     return machines([offer("a", free)], {"head": 1.0, "a": 1.0})
 
 
-def context(split: ServingSplit) -> int:
+def context(split: SplitChoice) -> int:
     return split.plan.shape.cells
 
 

@@ -7,8 +7,7 @@ import pytest
 from meshd.config.forms import HostPort
 from meshd.daemon.plan_view import plan_reply
 from meshd.head.speculation import DraftForecast
-from meshd.plan.advice import SplitAdvice, advise
-from meshd.plan.choice import ServingSplit, choose_split, plan_model
+from meshd.plan.choice import SplitAdvice, SplitChoice, advise, choose_split, plan_model
 from meshd.plan.machines import Machines
 from meshd.plan.reasons import RunOn, SplitComparison, brief, in_words
 from meshd.plan.wishes import HeadOptions
@@ -22,7 +21,7 @@ FASTER = machines([offer("a", 16)], {"head": 2.0, "a": 1.0})
 TOO_SMALL = machines([offer("a", 16)], {"head": 1.0, "a": 3.0}, own=1.0)
 
 
-def told(there: Machines, options: HeadOptions) -> tuple[ServingSplit, SplitComparison, SplitAdvice]:
+def told(there: Machines, options: HeadOptions) -> tuple[SplitChoice, SplitComparison, SplitAdvice]:
     """Return what runs, the comparison of `meshd plan`, and the advice of `meshd why`."""
     served = plan_model(MODEL, WORK, there, options)
     choices = choose_split(MODEL, WORK, there, options, least=options.min_workers or 0)
@@ -41,7 +40,7 @@ def told(there: Machines, options: HeadOptions) -> tuple[ServingSplit, SplitComp
     return served, comparison, advise(MODEL, WORK, there, options, served.plan)
 
 
-def nodes(split: ServingSplit) -> Sequence[str]:
+def nodes(split: SplitChoice) -> Sequence[str]:
     return list(dict.fromkeys(share.device.node for share in split.plan.shares if share.layers))
 
 

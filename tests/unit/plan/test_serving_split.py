@@ -7,7 +7,7 @@ from meshd.config.forms import HostPort
 from meshd.head.survey import COMPUTES
 from meshd.model.output import DevicePath
 from meshd.model.status import Speeds
-from meshd.plan.choice import ServingSplit, plan_model
+from meshd.plan.choice import SplitChoice, plan_model
 from meshd.plan.machines import Machines, NodeOffer, PlainRpc
 from meshd.plan.reasons import (
     ByMemory,
@@ -30,11 +30,11 @@ AUTO = replace(OPTIONS, split="auto")
 TWO = machines([offer("a", 16), offer("b", 16)], {"head": 9.0, "a": 1.0, "b": 2.0})
 
 
-def layers_of(split: ServingSplit) -> dict[str, int]:
+def layers_of(split: SplitChoice) -> dict[str, int]:
     return {share.device.node: share.layers for share in split.plan.shares if share.layers}
 
 
-def is_alone(split: ServingSplit) -> bool:
+def is_alone(split: SplitChoice) -> bool:
     """Whether the first reason is that it is fastest on `a` alone."""
     first = split.plan.reasons[0]
     return isinstance(first, SplitComparison) and first.chosen.nodes == ("a",)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from meshd.model.output import DevicePath
-from meshd.plan.choice import ServingSplit, choose_split, plan_model
+from meshd.plan.choice import SplitChoice, choose_split, plan_model
 from meshd.plan.machines import Machines, NodeOffer, one_for_each_card
 from meshd.plan.over_offers import remote_device
 from meshd.plan.reasons import LeftOut, SameCard
@@ -37,7 +37,7 @@ def there(offers: Sequence[NodeOffer], own: Sequence[OfferedDevice] = ()) -> Mac
 
 def split(
     offers: Sequence[NodeOffer], options: HeadOptions, own: Sequence[OfferedDevice] = ()
-) -> ServingSplit:
+) -> SplitChoice:
     return plan_model(MODEL, WORK, there(offers, own), options)
 
 
@@ -79,7 +79,7 @@ def test_no_choice_has_a_card_twice() -> None:
     offers = [*BOTH, lends("c", card("Vulkan0", "two"), card("Vulkan1", "three"))]
     cards = {(one.node, mine.name): mine.card for one in offers for mine in one.offer.devices}
     choices = choose_split(MODEL, WORK, there(offers), AUTO)
-    assert any(len(one.nodes) > 1 for one in choices)
+    assert any(len(one.plan.nodes) > 1 for one in choices)
     for one in choices:
         held = [
             cards[s.device.node, s.device.name] for s in one.plan.shares if s.layers and not s.device.is_head

@@ -125,7 +125,7 @@ def test_workers_that_are_near_each_other_follow_each_other() -> None:
         own=1.0,
         paths=paths,
     )
-    order = [node for node in choose_split(MODEL, WORK, there, OPTIONS)[0].nodes if node != "head"]
+    order = [node for node in choose_split(MODEL, WORK, there, OPTIONS)[0].plan.nodes if node != "head"]
     assert order[1] == "c"
 
 
@@ -174,7 +174,7 @@ def test_more_than_six_follow_each_other_site_by_site() -> None:
     workers = [offer(node, 0.56, rtt=NEAR if node in here else 0.1) for node in names]
     there = machines(workers, {"head": 9.0, **dict.fromkeys(names, 1.0)}, own=0.5, paths=paths)
     choice = choose_split(MODEL, WORK, there, OPTIONS)[0]
-    sites = [node in here for node in choice.nodes if node != "head"]
+    sites = [node in here for node in choice.plan.nodes if node != "head"]
     assert len(sites) >= 7 and sum(a != b for a, b in pairwise(sites)) == 1
     assert choice.seconds < 40, "by their names it is 122 s"
 
@@ -183,8 +183,8 @@ def test_of_many_workers_those_are_used_that_are_worth_it() -> None:
     """Sixteen of which ten are needed: all of them by memory take more than three times as long."""
     there = on_a_plane("abcdefghijklmnop", 0.45, 1)
     choices = choose_split(MODEL, WORK, there, OPTIONS)
-    assert choices[0].seconds < 55 and len(choices[0].nodes) < 14
-    assert max(len(one.nodes) for one in choices) > 6
+    assert choices[0].seconds < 55 and len(choices[0].plan.nodes) < 14
+    assert max(len(one.plan.nodes) for one in choices) > 6
 
 
 def of_three_speeds(there: Machines, seed: int, rooms: Sequence[float] = ()) -> Machines:
