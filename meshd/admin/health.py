@@ -17,8 +17,7 @@ from meshd.base.units import in_bytes, in_number
 from meshd.identity import naming
 from meshd.identity.naming import WORKER_ROLE
 from meshd.model.status import COUNTED, NOT_HELD, ModelStatus, NetworkTensor, StoreStatus
-from meshd.wire.native import NativeVersion, difference
-from meshd.wire.versions import NodeVersion, upgrade_hint
+from meshd.wire.versions import NativeVersion, NodeVersion, difference, upgrade_hint
 
 SLOW_SHARE = 0.5  # of the predicted speed: below that something else computes, or the prediction is wrong
 _TENSORS_NAMED = 3

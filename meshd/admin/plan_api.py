@@ -8,7 +8,7 @@ from typing import Annotated
 
 from meshd.admin.request import Request
 from meshd.model.time_account import TimeAccount
-from meshd.wire.bounds import As
+from meshd.wire.limits import As
 
 
 def _rounded(digits: int) -> As:

@@ -13,7 +13,7 @@ from meshd.gateway.interface import GatewayStatus
 from meshd.link.transport import LinkKind
 from meshd.model.status import FetchStatus, LentMemory, ModelStatus, StoreStatus
 from meshd.rendezvous.interface import MdnsStatus
-from meshd.wire.bounds import As
+from meshd.wire.limits import As
 
 SCHEMA = 1
 PeerStateName = Literal["known", "connecting", "connected", "suspended", "lost"]

@@ -27,7 +27,7 @@ from meshd.build.machine import how_to_build, need_backend, need_compiler, need_
 from meshd.build.pin import Pin, mesh_sources, read_pin
 from meshd.build.tree import Tree, check_source
 from meshd.build.wheel import PACKAGE, has_wheels, installed_wheel
-from meshd.wire.native import UNKNOWN
+from meshd.wire.versions import UNKNOWN
 
 UPSTREAM_PROGRAMS = (RPC_SERVER, LLAMA_SERVER, LLAMA_BENCH)
 _TOOLS = (LLAMA_QUANTIZE, LLAMA_BATCHED_BENCH)

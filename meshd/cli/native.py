@@ -14,7 +14,7 @@ from meshd.build.interface import BACKENDS, MESH_PROGRAM
 from meshd.cli.options import Arguments, Parser, add_config_file, load_role
 from meshd.cli.output import Json, Output
 from meshd.config.tree import Paths
-from meshd.wire.native import UNKNOWN
+from meshd.wire.versions import UNKNOWN
 
 if TYPE_CHECKING:  # the modules cost time to import, and `--help` needs none of them
     from meshd.build.interface import BuildProgress, NativeInfo, ProgressCallback

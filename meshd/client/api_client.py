@@ -28,15 +28,15 @@ from meshd.client.head_choice import (
 )
 from meshd.devices.interface import RoleStatus, Tunnel, TunnelRequest
 from meshd.gateway.interface import AnswerTimings, ModelWish, NamedModel, Readiness, Upstream
-from meshd.identity.key_proof import MAX_PROOFS, prove_key
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Role
+from meshd.identity.proof import MAX_PROOFS, prove_key
 from meshd.model.device_sampling import DeviceSampling
 from meshd.model.served_facts import ServedFacts
 from meshd.model.status import ModelState, ModelStatus
 from meshd.peer.interface import MetadataValue
 from meshd.tunnel.interface import TunnelStatus
-from meshd.wire.serving import API_SERVICE, KEY_PROOF
+from meshd.wire.models import API_SERVICE, KEY_PROOF
 
 _REFUSALS = (502, 503)  # a gateway's status codes for a model that is lost, not ready or busy
 _LOOK_SECONDS = 0.5  # between two checks of the heads, for changes and for answers whose head is lost

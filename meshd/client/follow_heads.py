@@ -18,7 +18,7 @@ from meshd.identity.naming import HEAD_ROLE
 from meshd.mux.events import Code
 from meshd.peer.interface import Mesh, PeerState, PeerStatus, Stream
 from meshd.peer.messages import MessageStream
-from meshd.wire.serving import SERVING_SERVICE, ServingTold, decode
+from meshd.wire.models import SERVING_SERVICE, ServingTold, decode_serving
 
 _AGAIN = Backoff(first=0.5, factor=2.0, most=30.0)
 _STEADY_SECONDS = 30.0  # a failure later than this counts as the first one
@@ -149,7 +149,7 @@ class HeadFollower:
         messages = MessageStream(stream, SERVING_HEARD)
         try:
             while True:
-                one.told = decode(await messages.receive())
+                one.told = decode_serving(await messages.receive())
         finally:
             stream.reset(Code.CANCELLED, "not followed any more")
 

@@ -11,7 +11,7 @@ from meshd.base.errors import BANNED_HINT
 from meshd.base.peer_limits import HEADS_FOLLOWED, HEADS_FOLLOWED_OF_ISSUER
 from meshd.identity.keys import PeerId
 from meshd.model.status import ModelState
-from meshd.wire.serving import ApiModel, ServingTold
+from meshd.wire.models import ApiModel, ServingTold
 
 # Without a link a head is passed over from then on, as links to other heads come back within that time.
 HEAD_AWAY_SECONDS = 5.0

@@ -81,7 +81,7 @@ from meshd.identity.keystore import Home
 from meshd.model.device_speed import REFERENCE_LAYERS, DeviceSpeed, reference_rates
 from meshd.peer.mesh import UnknownPeer
 from meshd.rendezvous.interface import MdnsStatus
-from meshd.rendezvous.open_for_joiners import ACCEPT_SECONDS
+from meshd.rendezvous.join import ACCEPT_SECONDS
 from meshd.tunnel.user_tunnels import OwnTunnels
 
 if TYPE_CHECKING:

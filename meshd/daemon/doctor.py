@@ -26,7 +26,7 @@ from meshd.devices.interface import NativeBuild
 from meshd.process.run import run_to_end
 from meshd.rpc.mesh_protocol import VERSION
 from meshd.wire.lease import OfferedDevice
-from meshd.wire.native import UNKNOWN
+from meshd.wire.versions import UNKNOWN
 
 UNFIT_HINT = "try another driver; a model that needs fewer operations may still run on it"
 HOME_HINT = "free space on that disk, check its owner and that it is mounted read-write, or set MESHD_HOME"

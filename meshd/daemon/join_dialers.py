@@ -90,7 +90,7 @@ class InviterDialers:
         )
 
     async def quic(self, places: Sequence[Dialable]) -> Joining:
-        """Dial the inviter by QUIC, from the mesh's port: see reply_join.py."""
+        """Dial the inviter by QUIC, from the mesh's port: see join_or_found.py."""
         return await quic.dial_join(
             places,
             handshake=self._handshake,

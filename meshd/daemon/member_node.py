@@ -30,12 +30,12 @@ from meshd.peer.local_member import LocalMember, Numbering, Signature
 from meshd.peer.mesh import PeerMesh
 from meshd.peer.node import Node, NodeFacts
 from meshd.peer.presence_gossip import Signer
+from meshd.rendezvous.book import KeptBook
 from meshd.rendezvous.join import Inviter
 from meshd.rendezvous.join_or_found import Entered, remember
-from meshd.rendezvous.kept_book import KeptBook
 from meshd.wire.address import Candidate
-from meshd.wire.native import NativeVersion
 from meshd.wire.netfacts import NetFacts
+from meshd.wire.versions import NativeVersion
 
 _RETRY = Backoff(first=1.0, factor=2.0, most=30.0, jitter=0.0)
 NODE_WINDOW_BYTES = 64 << 20  # limit of the growth of all sessions' windows together

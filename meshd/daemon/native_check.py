@@ -25,7 +25,7 @@ from meshd.process.handover import ReportPipe
 from meshd.process.interface import SHOWN_LINES, ChildSpec
 from meshd.process.run import run_to_end
 from meshd.rpc.mesh_protocol import VERSION
-from meshd.wire.native import UNKNOWN
+from meshd.wire.versions import UNKNOWN
 
 LOG = log.get("daemon")
 MESH_BUILD = "remove it, or omit --native-bin; then run `meshd native build`"

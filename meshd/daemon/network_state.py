@@ -13,8 +13,8 @@ from meshd.base.errors import UserError
 from meshd.base.fault_boundary import kept_up
 from meshd.base.tasks import Owner
 from meshd.config.tree import Config
+from meshd.identity.invite import parse_relay_url
 from meshd.identity.keystore import Home
-from meshd.identity.relay_url import parse_relay_url
 from meshd.link.interface import Link
 from meshd.link.net import local_addresses
 from meshd.netcheck.advice import why_not_direct

@@ -45,7 +45,7 @@ from meshd.store.piece_cache import PieceCache
 from meshd.tunnel.compressed import COMPRESSED_VERSION, judge
 from meshd.tunnel.joined import JoinedTunnel, join
 from meshd.wire.compressed import Compression
-from meshd.wire.native import UNKNOWN, NativeVersion, mesh_protocol
+from meshd.wire.versions import UNKNOWN, NativeVersion, mesh_protocol
 
 LOG = log.get("daemon")
 NOT_BUILT = "llama.cpp is not built yet"

@@ -16,11 +16,10 @@ from meshd.base.tasks import Owner
 from meshd.config.tree import Config
 from meshd.daemon.mesh_port import MeshPort, PortMember
 from meshd.daemon.network_state import NetworkState
-from meshd.identity.invite import RelayHint
+from meshd.identity.invite import RelayHint, parse_relay_url
 from meshd.identity.invite_book import InviteBook
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.keystore import Home, Membership
-from meshd.identity.relay_url import parse_relay_url
 from meshd.link.interface import Dialer, Link, LinkKind, Listener
 from meshd.link.net import local_addresses
 from meshd.link.net.reflexive_port import ReflexivePort
@@ -38,10 +37,9 @@ from meshd.link.webrtc.links import WebRtcLinks
 from meshd.peer.mesh import PeerMesh
 from meshd.peer.node import Node
 from meshd.peer.signals import SignalService
-from meshd.rendezvous.book import AddressBook
+from meshd.rendezvous.book import AddressBook, Places
+from meshd.rendezvous.join import OpenForJoiners
 from meshd.rendezvous.mdns import Mdns
-from meshd.rendezvous.open_for_joiners import OpenForJoiners
-from meshd.rendezvous.peer_addresses import Places
 from meshd.wire.address import Candidate, Proto
 from meshd.wire.dialable import Here
 

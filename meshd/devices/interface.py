@@ -22,9 +22,8 @@ from meshd.process.interface import Child, ChildSpec, ChildStatus, ReadyProbe, R
 from meshd.rpc.reading_budget import NodeReading
 from meshd.store.interface import LeaseCache, WeightsFile
 from meshd.tunnel.interface import Flow, Inspector, TunnelStatus
-from meshd.wire.lease import OfferedDevice
-from meshd.wire.native import NativeVersion
-from meshd.wire.needs import Needs
+from meshd.wire.lease import Needs, OfferedDevice
+from meshd.wire.versions import NativeVersion
 
 IS_SUSPENDED = "it is suspended (SIGSTOP), and does not answer"  # why a child is killed
 

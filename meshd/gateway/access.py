@@ -37,7 +37,7 @@ from meshd.base.socket_owners import port_holder
 from meshd.base.sockets import listen_at
 from meshd.gateway.failure import Failure, HttpRefusal
 from meshd.gateway.interface import ApiKey, GatewayConfig, KeyLimits
-from meshd.identity.key_proof import key_digest
+from meshd.identity.proof import key_digest
 
 _NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,252}[a-z0-9_])?")
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]{0,31})://([^/@\s]{1,260})")

@@ -38,7 +38,7 @@ from meshd.base.units import in_number, in_time
 from meshd.gateway.events import AnswerMeter, parsed
 from meshd.gateway.failure import Failure, HttpRefusal, unavailable
 from meshd.gateway.interface import ApiKey, KeyStatus, Upstream
-from meshd.identity.key_proof import key_digest
+from meshd.identity.proof import key_digest
 from meshd.model.status import ModelState
 
 HALF_LIFE_SECONDS = 60.0

@@ -27,7 +27,7 @@ from meshd.model.status import SplitPart
 from meshd.peer.interface import PeerStatus
 from meshd.process.interface import ChildState, ChildStatus
 from meshd.wire.lease import WorkerOffer
-from meshd.wire.native import NativeVersion
+from meshd.wire.versions import NativeVersion
 
 TRIES = 2
 FIRST_SECONDS = 30.0

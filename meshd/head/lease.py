@@ -35,21 +35,23 @@ from meshd.wire.lease import (
     RPC_SERVICE,
     Acquire,
     Admit,
+    Begin,
+    Fetched,
     Grant,
     Introduced,
     LeaseMessage,
     Loaded,
     Lost,
+    Needs,
     Neighbour,
     Progress,
     Reached,
     Reserve,
     WorkerOffer,
     decode,
+    in_messages,
 )
-from meshd.wire.native import NativeVersion, difference, understand
-from meshd.wire.needs import Begin, Fetched, Needs, in_messages
-from meshd.wire.versions import VERSION_CODE, NodeVersion, upgrade_hint
+from meshd.wire.versions import VERSION_CODE, NativeVersion, NodeVersion, difference, understand, upgrade_hint
 
 ANSWER_SECONDS = 30.0  # without a word of progress
 OFFER_SECONDS = (

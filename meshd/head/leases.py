@@ -32,9 +32,8 @@ from meshd.plan.over_offers import reservations
 from meshd.plan.reasons import Reported, why_idle
 from meshd.plan.split import Plan, followers
 from meshd.tunnel.interface import LISTEN_LOCAL, TunnelStatus
-from meshd.wire.lease import HEAD_ENDED, Acquire, Lost
-from meshd.wire.native import NativeVersion
-from meshd.wire.needs import Needs
+from meshd.wire.lease import HEAD_ENDED, Acquire, Lost, Needs
+from meshd.wire.versions import NativeVersion
 
 LATE_OFFER_SECONDS = 30.0  # for the others, once enough have offered: a trial of a GPU takes some seconds
 LATE_AGAIN_SECONDS = 3.0  # for those that were late the time before

@@ -2,7 +2,7 @@
 
 They are told what it serves.
 
-Where the head asks for API keys, a member proves that it has one (identity/key_proof.py).
+Where the head asks for API keys, a member proves that it has one (identity/proof.py).
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from meshd.base.peer_limits import (
 from meshd.devices.interface import Join
 from meshd.devices.tell_capacity import NOT_FOR_YOU
 from meshd.gateway.interface import MemberCaller, MemberGate
-from meshd.identity.key_proof import proven_key
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member, Role
+from meshd.identity.proof import proven_key
 from meshd.model.status import ModelState, ModelStatus
 from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.peer.messages import MessageStream
-from meshd.wire.serving import API_SERVICE, KEY_PROOF, SERVING_SERVICE, ApiModel, ServingTold
+from meshd.wire.models import API_SERVICE, KEY_PROOF, SERVING_SERVICE, ApiModel, ServingTold
 
 _LOOK_SECONDS = 0.25  # between two looks at what is served: what a message says is at most as old
 _ON_DEMAND = {ModelState.READY, ModelState.LOADING, ModelState.UNLOADED}  # a request waits for the load

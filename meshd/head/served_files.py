@@ -25,8 +25,8 @@ from meshd.plan.machines import NodeOffer, PlainRpc
 from meshd.plan.split import Plan, placed_tensors
 from meshd.plan.wishes import HeadOptions
 from meshd.store.interface import ProgressCallback, WeightsFile
+from meshd.wire.lease import NeededTensor, Needs, from_bits, mark
 from meshd.wire.limits import MAX_ASKED_TENSORS
-from meshd.wire.needs import NeededTensor, Needs, from_bits, mark
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,9 +32,8 @@ from meshd.plan.machines import Machines, NodeOffer
 from meshd.plan.over_offers import SLACK_BYTES
 from meshd.plan.split import placed_tensors
 from meshd.plan.wishes import shape_of
-from meshd.wire.lease import Acquire, WorkerOffer
+from meshd.wire.lease import CONTENT_BYTES, Acquire, WorkerOffer
 from meshd.wire.limits import MAX_ASKED_TENSORS
-from meshd.wire.needs import CONTENT_BYTES
 
 LOG = log.get("serve")
 FOR_ANY = "for the loss of any worker"

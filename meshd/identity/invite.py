@@ -1,14 +1,21 @@
-"""Invites: the text that is pasted, and the keys that its secret gives. Pure.
+"""Invites, reply codes and relay URLs: words that people paste, and the keys of an invite. Pure.
 
-An invite is a list of fields (tag, length, value) in one word of base32 (armour.py). The top bit of a tag
-says that a reader who does not know the field must not go on. Addresses in it are hints only: the node
-that answers there proves itself by the inviter's key. The inviter counts how often an invite is used.
+Invites and reply codes are an `Armour`: prefix, length, bytes and checksum in base32. Base32 in lower case
+has no character that a shell, a chat or a double click treats in its own way, and survives being turned into
+capitals. The length in front tells a word that was cut off from one that was changed. Errors never repeat the
+word: it holds a secret.
 
-Reply codes: the second half of a two-way paste, if only two people can carry messages.
+An invite is a list of fields (tag, length, value). The top bit of a tag says that a reader who does not know
+the field must not go on. Addresses in it are hints only: the node that answers there proves itself by the
+inviter's key. The inviter counts how often an invite is used.
 
-A joiner that cannot reach the node of its invite prints one; `meshd accept CODE` there makes that node send
-to the addresses in it, which opens its own NAT for the joiner. The code is no secret: its MAC shows that
-its maker holds the invite, and what it leads to is nothing but datagrams to those addresses.
+A reply code is the second half of a two-way paste, if only two people can carry messages. A joiner that
+cannot reach the node of its invite prints one; `meshd accept CODE` there makes that node send to the
+addresses in it, which opens its own NAT for the joiner. The code is no secret: its MAC shows that its maker
+holds the invite, and what it leads to is nothing but datagrams to those addresses.
+
+A relay's URL is `relay://KEY@HOST:PORT`, the key as a node id's 52 characters. The URL is all one has to
+trust: a relay at that address with another key is refused.
 """
 
 import hashlib
@@ -18,10 +25,18 @@ from dataclasses import dataclass, field
 
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError, UserError
 from meshd.base.hosts import why_no_host
-from meshd.identity.armour import Armour
-from meshd.identity.keys import KEY_BYTES, MeshId, PeerId, to_base32
+from meshd.identity.keys import KEY_BYTES, MeshId, PeerId, from_base32, to_base32
 from meshd.identity.membership import INVITE_ID_BYTES
 from meshd.wire.address import Candidate, order, pack_candidates, unpack_candidates
+
+CHECKSUM_BYTES = 4
+MAX_PASTED_CHARS = 4096  # longer input is cut; a token has 300 at most
+
+_LENGTH_BYTES = 2
+_LENGTH_CHARS = 4  # characters that hold the length
+_ALPHABET = frozenset("abcdefghijklmnopqrstuvwxyz234567")
+_INVISIBLE = dict.fromkeys(map(ord, "\u00ad\u200b\u200c\u200d\u2060\ufeff"))
+_AROUND = "\"'`´‘’“”«»<>()[]{}.,;:*_"
 
 MAX_TOKEN_CHARS = 300  # what chats and terminals carry in one piece
 INVITE_SECRET_BYTES = 16
@@ -32,6 +47,112 @@ _CRITICAL_TAG = 0x80
 _MESH, _INVITER, _SECRET, _EXPIRES = (_CRITICAL_TAG | tag for tag in (1, 2, 3, 4))
 _CANDIDATES, _RELAY = 5, 6
 _TIME_BYTES = 5
+MAX_REPLY_CANDIDATES = 6
+REPLY_MAC_BYTES = 16
+_CONTEXT = b"meshd reply v1\0"
+
+SCHEME = "relay://"
+_MAX_URL_CHARS = 300
+
+
+def _characters(count: int) -> str:
+    return f"{count} character{'' if count == 1 else 's'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Armour:
+    """One kind of word: its name `what`, its prefix up to the version digit, and its remedy."""
+
+    what: str
+    stem: str
+    version: int
+    remedy: str
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of every such word."""
+        return f"{self.stem}{self.version}"
+
+    def overhead_chars(self, payload_bytes: int) -> int:
+        """Return the length of the word for so many bytes, in characters."""
+        bits = 8 * (_LENGTH_BYTES + payload_bytes + CHECKSUM_BYTES)
+        return len(self.prefix) + -(-bits // 5)
+
+    def write(self, payload: bytes) -> str:
+        """Return the word that `read` turns back into `payload`."""
+        head = len(payload).to_bytes(_LENGTH_BYTES, "big")
+        return self.prefix + to_base32(head + payload + self._checksum(payload))
+
+    def read(self, text: str) -> bytes:
+        """Return the payload of a pasted word. Raises UserError that says what is wrong with it.
+
+        White space and line breaks anywhere, quotes around it and capitals are accepted.
+        """
+        word = "".join(text[:MAX_PASTED_CHARS].split()).translate(_INVISIBLE).strip(_AROUND).lower()
+        digits = self._after_prefix(word, len(text))
+        for place, char in enumerate(digits, start=len(self.prefix) + 1):
+            if char not in _ALPHABET:
+                raise self.wrong(f"character {place}, `{char}`, is not allowed")
+        return self._payload(digits)
+
+    def wrong(self, why: str) -> UserError:
+        """Return the error for a malformed word of this kind."""
+        return UserError(f"cannot read the {self.what}: {why}", hint=self.remedy)
+
+    def _after_prefix(self, word: str, length: int) -> str:
+        if length > MAX_PASTED_CHARS:
+            raise self.wrong(f"this is not one, it has {length} characters")
+        if not word:
+            raise self.wrong("it is empty")
+        if not word.startswith(self.stem):
+            raise self.wrong(f"this is not one, it does not begin with `{self.prefix}`")
+        if len(word) < len(self.prefix):
+            raise self.wrong(f"it is cut off after `{word}`")
+        if not word.startswith(self.prefix):
+            if word[len(self.stem)].isdigit():
+                raise self.newer()
+            raise self.wrong(f"it begins with `{word[: len(self.prefix)]}`, must be `{self.prefix}`")
+        return word[len(self.prefix) :]
+
+    def newer(self) -> UserError:
+        """Return the error for a word of a version that this code does not know."""
+        return UserError(
+            f"cannot read the {self.what}: it was made by a newer version of meshd",
+            hint="run `meshd upgrade` on this machine",
+        )
+
+    def _payload(self, digits: str) -> bytes:
+        if len(digits) < _LENGTH_CHARS:
+            raise self.wrong("it is truncated: only its beginning is there")
+        bits = 0
+        for char in digits[:_LENGTH_CHARS]:
+            bits = bits << 5 | (ord(char) - 97 if char >= "a" else ord(char) - 24)
+        length = bits >> (5 * _LENGTH_CHARS - 8 * _LENGTH_BYTES)
+        expected = self.overhead_chars(length) - len(self.prefix)
+        if expected > MAX_PASTED_CHARS:
+            raise self.wrong("its first characters are damaged")
+        if len(digits) < expected:
+            # its beginning says how long it is, and that may be what is damaged
+            missing = _characters(expected - len(digits))
+            raise self.wrong(
+                f"it is truncated ({missing} missing), or a character of its beginning is damaged"
+            )
+        if len(digits) > expected:
+            extra = _characters(len(digits) - expected)
+            raise self.wrong(f"it has {extra} too many, or a character of its beginning is damaged")
+        try:
+            raw = from_base32(digits)
+        except ValueError:
+            raise self.wrong("its last character is damaged") from None
+        payload, checksum = raw[_LENGTH_BYTES:-CHECKSUM_BYTES], raw[-CHECKSUM_BYTES:]
+        if checksum != self._checksum(payload):
+            raise self.wrong("the checksum does not match, so at least one character is damaged")
+        return payload
+
+    def _checksum(self, payload: bytes) -> bytes:
+        return hashlib.sha256(self.prefix.encode() + b"\0" + payload).digest()[:CHECKSUM_BYTES]
+
+
 TOKEN = Armour(
     what="invite",
     stem="meshd",
@@ -39,9 +160,6 @@ TOKEN = Armour(
     remedy="copy the whole line that `meshd worker` or `meshd serve` printed, "
     "or make a new one there with `meshd invite`",
 )
-MAX_REPLY_CANDIDATES = 6
-REPLY_MAC_BYTES = 16
-_CONTEXT = b"meshd reply v1\0"
 REPLY = Armour(
     what="reply code",
     stem="meshdreply",
@@ -268,3 +386,45 @@ def parse_reply(text: str, invites: Callable[[bytes], JoinKeys | None]) -> Reply
 
 def _mac(body: bytes, keys: JoinKeys) -> bytes:
     return hmac.digest(keys.join_key, _CONTEXT + body, "sha256")[:REPLY_MAC_BYTES]
+
+
+def relay_url(hint: RelayHint) -> str:
+    """Return the URL that `parse_relay_url` reads."""
+    return f"{SCHEME}{hint.key}@{hint.place}"
+
+
+def parse_relay_url(text: str) -> RelayHint:
+    """Read what `meshd relay` printed. Raises UserError saying what is wrong."""
+    word = text.strip()
+    if len(word) > _MAX_URL_CHARS or not word.isascii() or not word.isprintable() or " " in word:
+        raise _wrong(text, "its form is wrong")
+    if not word.lower().startswith(SCHEME):
+        raise _wrong(text, f"it does not begin with {SCHEME}")
+    key, at, place = word[len(SCHEME) :].rstrip("/").rpartition("@")
+    if not at:
+        raise _wrong(text, "the relay's key is missing before the @")
+    split_place(place)
+    return RelayHint(place, PeerId.parse(key))
+
+
+def split_place(place: str) -> tuple[str, int]:
+    """Return host (a name or an address, without brackets) and port of `host:port`. Raises UserError."""
+    host, _, port = place.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise _wrong(place, "an IPv6 address needs brackets")
+    if not host or len(place) > MAX_RELAY_PLACE_BYTES or any(char in host for char in "/@[]"):
+        raise _wrong(place, "its host is missing or wrong")
+    if why := why_no_host(host):
+        raise _wrong(place, why)
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= 65535):
+        raise _wrong(place, f"port `{port[:16]}` is not between 1 and 65535")
+    return host, int(port)
+
+
+def _wrong(text: str, why: str) -> UserError:
+    return UserError(
+        f"`{text[:120]}` is not a relay URL: {why}",
+        hint="copy the line that `meshd relay` printed: relay://KEY@HOST:PORT",
+    )

@@ -18,8 +18,8 @@ from typing import TypeVar
 
 from meshd.base import log
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError, UserError
-from meshd.identity.armour import Armour
 from meshd.identity.folder import DAEMON, MEMBERSHIP, PrivateFolder, damaged
+from meshd.identity.invite import Armour
 from meshd.identity.invite_book import MAX_INVITE_BOOK_BYTES, InviteBook
 from meshd.identity.keys import KEY_BYTES, KeyPair, MeshId, PeerId
 from meshd.identity.membership import (

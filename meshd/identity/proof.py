@@ -16,17 +16,39 @@ send `refused` (code, text, hint) instead of its next message.
 How a driver uses either side: send what `start` gave (dialler), then for each chunk received send what
 `receive` returns, and only then look at `result`. On ProofFailed send its `farewell`, then close.
 A refusal is not authenticated: show it, but never change stored trust because of one.
+
+Before the proof, a listener under a flood must choose whom to keep before anybody has proven anything. So a
+dialler that knows the mesh, as a member or by a token, puts a mark (`caller_mark`) where the server name of
+its TLS ClientHello (RFC 6066, section 3) stands: a random nonce, and a hash of it with the mesh id and the
+listener's id. To strangers it is a random name, another one for each connection. It proves nothing and admits
+nobody: it only earns a place apart from those who do not have it. A node that was invited once can make marks
+for ever, and an eavesdropper can repeat one; among the marked, addresses share the places as strangers do.
+
+After the proof, a member shows a head that it has one of its API keys (`prove_key`) without revealing the
+key. Any member may say that it serves a model. One that receives a key could use it elsewhere; a proof is of
+use only with the head it was made for, in a session of the member that made it.
 """
 
+import hashlib
 import hmac
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from meshd.base.errors import BANNED_HINT, LocalProtocolError, Refused, RemoteProtocolError
 from meshd.identity.invite import JoinKeys
-from meshd.identity.keys import KEY_BYTES, SIGNATURE_BYTES, KeyPair, MeshId, PeerId, joined, verify
+from meshd.identity.keys import (
+    KEY_BYTES,
+    SIGNATURE_BYTES,
+    KeyPair,
+    MeshId,
+    PeerId,
+    from_base32,
+    joined,
+    to_base32,
+    verify,
+)
 from meshd.identity.membership import INVITE_ID_BYTES, Chain, Member, check_chain
 from meshd.wire.limits import MAX_CHAIN_BYTES, MAX_NAME_BYTES, MAX_TEXT_BYTES, MAX_UNPROVEN_BYTES
 from meshd.wire.message import Fields, Value, pack, unpack
@@ -49,6 +71,17 @@ __all__ = [
     "Purpose",
     "never_banned",
 ]
+
+MARK_NONCE_BYTES = 10
+_MARK_TAG_BYTES = 10
+_MARK_CHARS = 32
+_MARK_CONTEXT = b"meshd caller mark v1"
+# The extension as it is for a name of this length: type, length, length of the list, kind of name, length.
+_SERVER_NAME = bytes((0, 0, 0, _MARK_CHARS + 5, 0, _MARK_CHARS + 3, 0, 0, _MARK_CHARS))
+
+PROOF_BYTES = 32
+MAX_PROOFS = 2  # a request may carry two keys, in two headers
+_KEY_CONTEXT = b"meshd api key v1"
 
 
 class Purpose(StrEnum):
@@ -512,3 +545,51 @@ class ListenProof(Exchange):
         member = check_chain(chain, transcript.mesh, transcript.dialler)
         refuse_banned(self._why_banned(chain))
         return member
+
+
+def caller_mark(mesh: MeshId, listener: PeerId, nonce: bytes) -> str:
+    """Return the server name that a dialler of `listener` sends; `nonce` is MARK_NONCE_BYTES random bytes."""
+    return to_base32(nonce + _mark_tag(mesh, listener, nonce))
+
+
+def has_caller_mark(hello: bytes | bytearray, mesh: MeshId, listener: PeerId) -> bool:
+    """Return True if the first bytes of a connection hold a mark for `listener` in `mesh`.
+
+    The bytes are searched, not parsed: they are TLS or anything else, whole or cut off.
+    """
+    _, found, rest = bytes(hello).partition(_SERVER_NAME)
+    text = rest[:_MARK_CHARS]
+    if not found or len(text) < _MARK_CHARS:
+        return False
+    try:
+        mark = from_base32(text.decode("ascii"))
+    except ValueError:
+        return False
+    nonce, tag = mark[:MARK_NONCE_BYTES], mark[MARK_NONCE_BYTES:]
+    return hmac.compare_digest(tag, _mark_tag(mesh, listener, nonce))
+
+
+def _mark_tag(mesh: MeshId, listener: PeerId, nonce: bytes) -> bytes:
+    return hashlib.sha256(joined(_MARK_CONTEXT, mesh.raw, listener.raw, nonce)).digest()[:_MARK_TAG_BYTES]
+
+
+def key_digest(key: str) -> bytes:
+    """Return the SHA-256 of a key, read as text of a header, whose other bytes are surrogates."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def prove_key(digest: bytes, *, head: PeerId, member: PeerId) -> bytes:
+    """Return the proof from `member` to `head` for the key with this digest."""
+    return hmac.digest(digest, joined(_KEY_CONTEXT, head.raw, member.raw), hashlib.sha256)
+
+
+def proven_key(proofs: bytes, digests: Sequence[bytes], *, head: PeerId, member: PeerId) -> bytes | None:
+    """Return the one of `digests` that one of these concatenated proofs is for, or None."""
+    found: bytes | None = None
+    for at in range(0, min(len(proofs), MAX_PROOFS * PROOF_BYTES), PROOF_BYTES):
+        given = proofs[at : at + PROOF_BYTES]
+        for digest in digests:
+            # no early exit, as in KeyRing.match
+            right = hmac.compare_digest(given, prove_key(digest, head=head, member=member))
+            found = digest if right else found
+    return found

@@ -1,21 +1,32 @@
-"""Peer records: a node's signed statement about itself, which others forward. Pure.
+"""Records, signs of life, reports of absence: what a node signs about itself and others. Pure.
 
-Which of two records of one node is newer is decided by its sequence number, which the node persists:
-clocks lie. A record carries the node's chain, so that a node that got it from another can check membership.
+A record is a node's statement about itself, which others forward. Which of two records of one node is newer
+is decided by its sequence number, which the node persists: clocks lie. A record carries the node's chain, so
+that a node that got it from another can check membership.
+
+A sign of life is small enough for all nodes of a large mesh to receive all of them. It has 108 bytes: node,
+sequence number of its record, a count that goes up, signature. The pair (sequence, count) orders them; clocks
+do not. A new one shows that the node was there after the last one.
+
+A report of absence is made by a node that should have a session with a member but has none. It has 140 bytes:
+the node, the sequence number and count of its last sign of life, who says so, and the signature. It holds
+against that sign of life alone: a later one, or a newer record, refutes it.
 """
 
 import functools
 import re
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError
-from meshd.identity.keys import KEY_BYTES, KeyPair, MeshId, PeerId
+from meshd.identity.keys import KEY_BYTES, SIGNATURE_BYTES, KeyPair, MeshId, PeerId, verify
 from meshd.identity.membership import Chain, Member, Statement, check_chain
 from meshd.wire.address import Candidate, pack_candidates, unpack_candidates
 from meshd.wire.limits import MAX_CHAIN_BYTES, MAX_NAME_BYTES, MAX_RECORD_BYTES, MAX_SEQUENCE
 from meshd.wire.message import Fields, pack
+from meshd.wire.news import AWAY_BYTES, PRESENCE_BYTES
 
 MAX_RELAYS = 4
 MAX_RELAY_BYTES = 300
@@ -30,6 +41,8 @@ BY_USER, BY_FETCH = "1", "fetching"
 LEFT = MappingProxyType({"left": "1"})  # capabilities of the last record of a node that leaves the mesh
 
 _CONTEXT = "meshd record v1"
+
+_PRESENCE_HEAD = struct.Struct(">32sQI")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,3 +170,101 @@ def _capabilities(fields: Fields) -> Mapping[str, str]:
         if not name.isprintable() or len(name.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES:
             raise RemoteProtocolError("a capability's name is too long or unprintable", code="message")
     return MappingProxyType({name: fields.text(name, most=MAX_CAPABILITY_BYTES) for name in names})
+
+
+assert _PRESENCE_HEAD.size + SIGNATURE_BYTES == PRESENCE_BYTES
+
+
+_PRESENCE_CONTEXT = "meshd presence v1"
+
+
+_AWAY_HEAD = struct.Struct(">32sQI32s")
+
+
+assert _AWAY_HEAD.size + SIGNATURE_BYTES == AWAY_BYTES
+
+
+_AWAY_CONTEXT = "meshd away v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """`signature` is over the mesh and the fields before it."""
+
+    peer: PeerId
+    sequence: int
+    count: int
+    signature: bytes
+
+    @classmethod
+    def sign(cls, key: KeyPair, *, mesh: MeshId, sequence: int, count: int) -> "Presence":
+        """Sign a sign of life of this node."""
+        head = _PRESENCE_HEAD.pack(key.peer.raw, sequence, count)
+        return cls(key.peer, sequence, count, key.sign(_PRESENCE_CONTEXT, mesh.raw + head))
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """The order among one node's signs of life: the greater is the newer."""
+        return self.sequence, self.count
+
+    def holds(self, mesh: MeshId) -> bool:
+        """Return True when the node itself signed it for this mesh."""
+        head = _PRESENCE_HEAD.pack(self.peer.raw, self.sequence, self.count)
+        return verify(self.peer, _PRESENCE_CONTEXT, mesh.raw + head, self.signature)
+
+    def to_bytes(self) -> bytes:
+        """Return 108 bytes."""
+        return _PRESENCE_HEAD.pack(self.peer.raw, self.sequence, self.count) + self.signature
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Presence":
+        """Decode a sign of life; nothing is verified. Raises RemoteProtocolError (code `message`)."""
+        if len(data) != PRESENCE_BYTES:
+            raise RemoteProtocolError(f"a sign of life has {len(data)} bytes", code="message")
+        peer, sequence, count = _PRESENCE_HEAD.unpack_from(data)
+        if sequence > MAX_SEQUENCE:
+            raise RemoteProtocolError("the sequence number of a sign of life is out of range", code="message")
+        return cls(PeerId(peer), sequence, count, data[_PRESENCE_HEAD.size :])
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """`signature` is the reporter's, over the mesh and the fields before it."""
+
+    peer: PeerId
+    sequence: int
+    count: int
+    reporter: PeerId
+    signature: bytes
+
+    @classmethod
+    def sign(cls, key: KeyPair, *, mesh: MeshId, peer: PeerId, order: tuple[int, int]) -> "Away":
+        """Sign a statement by this node; `order` is that of the last sign of life of `peer`."""
+        head = _AWAY_HEAD.pack(peer.raw, *order, key.peer.raw)
+        return cls(peer, *order, key.peer, key.sign(_AWAY_CONTEXT, mesh.raw + head))
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """The order of the sign of life that the statement contradicts."""
+        return self.sequence, self.count
+
+    def _head(self) -> bytes:
+        return _AWAY_HEAD.pack(self.peer.raw, self.sequence, self.count, self.reporter.raw)
+
+    def holds(self, mesh: MeshId) -> bool:
+        """Return True when the reporter signed it for this mesh."""
+        return verify(self.reporter, _AWAY_CONTEXT, mesh.raw + self._head(), self.signature)
+
+    def to_bytes(self) -> bytes:
+        """Return 140 bytes."""
+        return self._head() + self.signature
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Away":
+        """Decode the statement; nothing is verified. Raises RemoteProtocolError (code `message`)."""
+        if len(data) != AWAY_BYTES:
+            raise RemoteProtocolError(f"a statement of absence has {len(data)} bytes", code="message")
+        peer, sequence, count, reporter = _AWAY_HEAD.unpack_from(data)
+        if sequence > MAX_SEQUENCE:
+            raise RemoteProtocolError("a number in a statement of absence is out of range", code="message")
+        return cls(PeerId(peer), sequence, count, PeerId(reporter), data[_AWAY_HEAD.size :])

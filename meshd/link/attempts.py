@@ -19,8 +19,7 @@ from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.link.interface import DialError, DialFailure, LinkKind, Signals
 from meshd.link.punch.attempts import Attempts, PunchAttempt, PunchVerdict
-from meshd.wire.punching import No
-from meshd.wire.signal import ATTEMPT_BYTES
+from meshd.wire.signal import ATTEMPT_BYTES, No
 
 YIELD_SECONDS = 8.0  # for the other side's attempt, when ours yields to it
 _INBOX = 4  # messages of one attempt that wait; there are three in all

@@ -18,7 +18,7 @@ from meshd.identity.record import PeerRecord
 from meshd.link.interface import LOOPBACK, LinkInfo
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Source
-from meshd.wire.native import NativeVersion
+from meshd.wire.versions import NativeVersion
 
 MetadataValue = str | int | bytes
 

@@ -21,9 +21,8 @@ from meshd.peer.limits import Faults
 from meshd.wire.address import Candidate
 from meshd.wire.hello import Hello
 from meshd.wire.limits import MAX_FRAME_BYTES
-from meshd.wire.native import NativeVersion
 from meshd.wire.netfacts import NetFacts
-from meshd.wire.versions import WIRE_VERSION
+from meshd.wire.versions import WIRE_VERSION, NativeVersion
 
 LOG = log.get("peer")
 

@@ -4,7 +4,7 @@ A link is dialled here or accepted by a listener. Either way `run_link` owns it 
 `serve` owns the dials, the timer of the session, and the handlers of streams that the peer opens. Pure
 modules make the decisions: which transport is dialled when (dial_schedule.py), which link carries data
 (path_selection.py, through links.py), which session continues (mux/session_choice.py), whether the peer's
-process has ended (departure.py). peer_facts.py keeps what people see of the peer.
+process has ended (Departure). peer_facts.py keeps what people see of the peer.
 """
 
 import asyncio
@@ -24,8 +24,7 @@ from meshd.link.interface import TRANSPORTS, Dialer, DialError, DialFailure, Lin
 from meshd.mux import events, session_choice
 from meshd.mux.events import Code
 from meshd.mux.session import Session
-from meshd.peer.departure import Departure
-from meshd.peer.dial_schedule import DialPlan, DialSchedule, Facts, Failed, Present
+from meshd.peer.dial_schedule import Departure, DialPlan, DialSchedule, Facts, Failed, Present
 from meshd.peer.greeting import greet, in_use, turn_away
 from meshd.peer.interface import Book, MetadataValue, PathStatus, PeerState, PeerStatus
 from meshd.peer.limits import DialRates
@@ -655,7 +654,7 @@ class Peer:
         if isinstance(error, Refused):
             self.facts.refused(error)
 
-    # The end of the peer's process: see departure.py.
+    # The end of the peer's process: see Departure.
 
     def _ask_whether_gone(self, owner: Owner) -> float | None:
         """Dial where the peer was, if that is due; return when it is due next.

@@ -18,9 +18,15 @@ from meshd.peer.interface import Book, PathStatus, PeerState, PeerStatus
 from meshd.peer.node import Node
 from meshd.wire.dialable import Dialable
 from meshd.wire.hello import Hello
-from meshd.wire.native import NativeVersion, difference
 from meshd.wire.netfacts import CAPABILITY, NetFacts
-from meshd.wire.versions import VERSION_CODE, NodeVersion, checked_hint, upgrade_hint
+from meshd.wire.versions import (
+    VERSION_CODE,
+    NativeVersion,
+    NodeVersion,
+    checked_hint,
+    difference,
+    upgrade_hint,
+)
 
 OWN_GOODBYE = "this node said goodbye"
 LOG = log.get("peer")

@@ -16,7 +16,7 @@ from meshd.base.change_journal import Journal
 from meshd.base.peer_limits import AWAY_OF_ISSUER, AWAY_OF_ONE, AWAY_OF_SUBJECT, REFUTATIONS
 from meshd.identity.keys import KeyPair, MeshId, PeerId
 from meshd.identity.membership import Admitter
-from meshd.identity.presence import Away, Presence
+from meshd.identity.record import Away, Presence
 from meshd.peer.interface import Book
 
 SUSPECT_SECONDS = 8.0  # for a live node to refute a report of its absence

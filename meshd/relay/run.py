@@ -19,10 +19,10 @@ from meshd.base.fault_boundary import watch_loop
 from meshd.base.hosts import is_loopback
 from meshd.base.processes import raise_limit
 from meshd.base.tasks import Owner, first_error
+from meshd.identity.invite import parse_relay_url, relay_url
 from meshd.identity.keys import KeyPair, MeshId
 from meshd.identity.keystore import Home
 from meshd.identity.proof import Credentials
-from meshd.identity.relay_url import parse_relay_url, relay_url
 from meshd.link.net import local_addresses
 from meshd.link.tcp.bind import accept_from, listen
 from meshd.relay.limits import SMALL, WIDE, Limits

@@ -1,7 +1,12 @@
-"""Brings this node into a mesh: as it was, by an invite, or as the founder of a new one.
+"""Bring this node into a mesh: as it was, by an invite, or as the founder of a new one.
 
 The transports to the inviter are given (`JoinTransports`). This module decides whether to join at all, what
 is tried and when, what a failure means, and what is stored.
+
+Without a relay, and with both behind NAT, two people can carry a word each way (`join_by_reply`). The invite
+says where the inviter's UDP port is seen from outside. This side finds out the same of a port of its own,
+puts it in a reply code for the inviter's owner (`meshd accept CODE`), and dials from that port until the
+datagrams that the code has the inviter send have opened its NAT.
 """
 
 import asyncio
@@ -15,28 +20,39 @@ from meshd.base.errors import MeshdError, Refused, RemoteProtocolError, UserErro
 from meshd.base.tasks import Owner, first_error, first_success
 from meshd.base.units import in_number
 from meshd.identity.invite import (
+    MAX_REPLY_CANDIDATES,
     Invite,
     JoinKeys,
     RelayHint,
+    Reply,
     derive,
+    encode_reply,
     expired_text,
     parse_token,
     refuse_expired,
 )
-from meshd.identity.keys import KeyPair
+from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.keystore import IMPORTED_BLOB, Home, Membership
 from meshd.identity.revocation import RevocationSet
 from meshd.link.interface import DialError, DialFailure, LinkKind
+from meshd.rendezvous.book import BOOK_BLOB, KeptBook
 from meshd.rendezvous.join import Admitted, JoinPipe, ask
-from meshd.rendezvous.kept_book import BOOK_BLOB, KeptBook
-from meshd.rendezvous.reply_join import ReplyPort, join_by_reply, why_no_code
-from meshd.wire.address import Candidate
+from meshd.wire.address import Candidate, order
 from meshd.wire.dialable import Dialable, trusted
 
 QUIC_AFTER = 0.3  # seconds: TCP is ten times cheaper, and tells sooner that nobody is there
 NEARBY_AFTER = 0.5  # for an invite whose addresses are those of yesterday
 LOOKING_AFTER, LOOKING_EVERY = 1.0, 3.0  # seconds until a person is told what is waited for, and again
 LOG = log.get("rendezvous")
+
+WAIT_SECONDS = 600.0  # for somebody to paste the code
+STUN_SECONDS = 2.0
+TRY_SECONDS = 2.0  # for one dial: longer than a round trip, short enough to try all addresses in turn
+PAUSE_SECONDS = 0.2  # after a refusal, which comes at once
+MAX_TRIED = 3  # of the inviter's addresses
+
+T = TypeVar("T")
+Dial = Callable[[Sequence[Dialable]], Coroutine[object, object, T]]
 
 
 class InviterPipe(JoinPipe, Protocol):
@@ -46,7 +62,31 @@ class InviterPipe(JoinPipe, Protocol):
 
 
 P = TypeVar("P", bound=InviterPipe)
+
+
 P_co = TypeVar("P_co", bound=InviterPipe, covariant=True)
+
+
+class ReplyPort(Protocol):
+    """This node's UDP port, from which the inviter is dialled."""
+
+    @property
+    def seen(self) -> asyncio.Event:
+        """True if a server has told where the port is seen."""
+        ...
+
+    @property
+    def same_everywhere(self) -> bool | None:
+        """True if all servers see the same port; None with fewer than two answers."""
+        ...
+
+    def candidates(self) -> Sequence[Candidate]:
+        """Return its addresses as seen from outside, then those here."""
+        ...
+
+    async def ask_servers(self) -> None:
+        """Ask the servers until cancelled."""
+        ...
 
 
 class JoinTransports(Protocol[P_co]):
@@ -325,3 +365,86 @@ async def _said_meanwhile(note: Callable[[str], object], text: str) -> AsyncIter
 
 async def _discard(reached: InviterPipe) -> None:
     await reached.aclose()
+
+
+def why_no_code(invite: Invite, *, quic: bool, local_only: bool, bound: bool) -> str:
+    """Return why no reply code can work; empty if one may. `bound`: this node has its UDP port."""
+    if not quic:
+        return "it needs quic, which `--links` excludes"
+    if local_only:
+        return "this node listens on loopback only"
+    if not bound:
+        return "another program is using this node's UDP port"
+    if not targets(invite):
+        return (
+            "the invite contains no public UDP address, because no STUN server answered the node that made it"
+        )
+    return ""
+
+
+async def join_by_reply(
+    invite: Invite,
+    keys: JoinKeys,
+    me: PeerId,
+    port: ReplyPort,
+    dial: Dial[T],
+    *,
+    note: Callable[[str], object],
+) -> T:
+    """Print the code by `note`, then dial until the inviter answers. Raises DialError, Refused."""
+    try:
+        async with Owner() as owner:
+            owner.start(port.ask_servers(), name="outer port")
+            reached = await _say_and_dial(invite, keys, me, port, dial, note)
+            owner.cancel()
+    except ExceptionGroup as group:
+        raise first_error(group) from None
+    return reached
+
+
+async def _say_and_dial(
+    invite: Invite,
+    keys: JoinKeys,
+    me: PeerId,
+    port: ReplyPort,
+    dial: Dial[T],
+    note: Callable[[str], object],
+) -> T:
+    try:
+        async with asyncio.timeout(STUN_SECONDS):
+            await port.seen.wait()
+    except TimeoutError:
+        LOG.warning("stun_silent", why="no server answers: the code contains only LAN addresses")
+    if port.same_everywhere is False:
+        LOG.warning("nat_symmetric", why="each server sees a different port: a reply code may not work")
+    public = tuple(place for place in port.candidates() if not place.is_loopback and not place.is_v6)
+    code = encode_reply(Reply(keys.invite_id, me, public[:MAX_REPLY_CANDIDATES]), keys)
+    note(
+        "cannot reach the node that made the invite. To admit this node, keep this running, and run "
+        f"there within {WAIT_SECONDS / 60:.0f} minutes:\n\nmeshd accept {code}\n"
+    )
+    return await _dial(targets(invite), dial)
+
+
+async def _dial(places: Sequence[Candidate], dial: Dial[T]) -> T:
+    last = DialError("nobody accepted the reply code", kind=LinkKind.QUIC, failure=DialFailure.TIMEOUT)
+    loop = asyncio.get_running_loop()
+    until = loop.time() + WAIT_SECONDS
+    while loop.time() < until:
+        for place in places:
+            try:
+                async with asyncio.timeout(TRY_SECONDS):
+                    return await dial(trusted([place]))
+            except TimeoutError:
+                continue
+            except DialError as error:
+                if error.failure is DialFailure.WRONG_PEER:
+                    last = error
+                await asyncio.sleep(PAUSE_SECONDS)
+    raise last
+
+
+def targets(invite: Invite) -> Sequence[Candidate]:
+    """Return where the inviter's UDP port may be: outside first, since no relay is at hand."""
+    udp = [c for c in order(invite.candidates) if c.proto == "udp" and not c.is_v6 and not c.is_loopback]
+    return sorted(udp, key=lambda candidate: candidate.kind == "host")[:MAX_TRIED]

@@ -31,8 +31,8 @@ from meshd.tunnel.forward import Forward, connect_through
 from meshd.tunnel.interface import ExposedStatus, OwnerCheck, TunnelStatus
 from meshd.tunnel.on_demand import open_on_demand
 from meshd.tunnel.pump import Counter
-from meshd.wire.bounds import NEEDED, As, Between, Items, NodeId, Text
 from meshd.wire.codec import Message, decode_as
+from meshd.wire.limits import NEEDED, As, Between, Items, NodeId, Text
 
 MAX_EXPOSED = 64
 MAX_OPENED = 64

@@ -8,7 +8,22 @@ import re
 from dataclasses import dataclass
 from typing import Annotated
 
-from meshd.wire.bounds import (
+from meshd.wire.codec import Family, Message
+from meshd.wire.lease import (
+    LEASE_ID_BYTES,
+    Cards,
+    DeviceRows,
+    Lacks,
+    Machine,
+    Marks,
+    OfferedDevice,
+    with_cards,
+)
+from meshd.wire.limits import (
+    MAX_CAPACITY_PATHS,
+    MAX_DEVICES,
+    MAX_TIMED,
+    MAX_TIMED_BYTES,
     NEEDED,
     OR_NULL,
     ROW,
@@ -22,10 +37,6 @@ from meshd.wire.bounds import (
     Spread,
     Text,
 )
-from meshd.wire.codec import Family, Message
-from meshd.wire.lease import LEASE_ID_BYTES, Cards, DeviceRows, Machine, OfferedDevice, with_cards
-from meshd.wire.limits import MAX_CAPACITY_PATHS, MAX_DEVICES, MAX_TIMED, MAX_TIMED_BYTES
-from meshd.wire.needs import Lacks, Marks
 
 CAPACITY_SERVICE = "capacity"
 MAX_TIMED_TOKENS = 4096
@@ -63,7 +74,7 @@ class AskCapacity(Message, tag="ask"):
 
     `recent`: the memory of devices does not matter, so they need not be listed for this. `spans`: how long
     this `lease` of the asker has computed from so many microseconds ago to so many microseconds ago. `marks`:
-    which of these tensors (wire/needs.py) are here?
+    which of these tensors (wire/lease.py) are here?
     """
 
     timed: Annotated[

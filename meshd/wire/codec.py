@@ -1,4 +1,4 @@
-"""Messages to plain values and back, by the annotations of their fields (bounds.py).
+"""Messages to plain values and back, by the annotations of their fields (limits.py).
 
 A class is compiled once, when its first message comes or goes, to a plan: what to call for each field. What
 comes from a peer is checked completely: unknown fields are left alone (later versions add some); missing,
@@ -17,9 +17,11 @@ from operator import attrgetter
 from typing import Generic, NamedTuple, TypeVar
 
 from meshd.base.errors import RemoteProtocolError
-from meshd.wire.bounds import (
+from meshd.wire.limits import (
     BESIDE,
     INLINE,
+    MAX_CONTROL_BYTES,
+    MAX_TAG_BYTES,
     NEEDED,
     OMIT,
     OR_NULL,
@@ -36,7 +38,6 @@ from meshd.wire.bounds import (
     Spread,
     Text,
 )
-from meshd.wire.limits import MAX_CONTROL_BYTES, MAX_TAG_BYTES
 from meshd.wire.message import pack_message, plain, unpack_map
 
 T = TypeVar("T")

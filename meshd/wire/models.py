@@ -1,4 +1,4 @@
-"""Messages by which members tell each other which models they have, and the hashes of their pieces.
+"""Messages by which members tell which models they have, give pieces of them, and serve them.
 
 A member that may use the mesh opens a stream of service `models` and asks for the list (AskModels), for the
 pieces of one model (AskPieces) or for the hashes of its tensors (AskTensors). The list comes as some
@@ -12,6 +12,10 @@ The stream's metadata names the content (model/piece_index.py). A request is a p
 answers come in the order of the requests: one byte 1 and the piece, whose length follows from the index, or
 one byte 0, which says that the file is not what it was; that ends the stream. A piece may be asked for before
 the last one has come, so that no round trip is lost, and at most PIECES_ASKED of them.
+
+For the models that a head's API serves, a member that may use the mesh opens a stream of service `serving`
+and sends nothing. The head writes what it serves and how busy each model is (ServingTold), and again whenever
+that has changed. Requests go over streams of service `api`.
 """
 
 import struct
@@ -21,9 +25,9 @@ from typing import Annotated
 
 from meshd.base.errors import RemoteProtocolError
 from meshd.base.peer_limits import PIECES_ASKED
-from meshd.wire.bounds import NEEDED, AtMost, Between, Check, Items, Name, Prose, Size, Text
 from meshd.wire.codec import Family, Message
 from meshd.wire.limits import (
+    MAX_API_SLOTS,
     MAX_DISK_BYTES,
     MAX_GIVEN_BYTES,
     MAX_MODEL_FILES,
@@ -32,6 +36,18 @@ from meshd.wire.limits import (
     MAX_MODEL_PIECES,
     MAX_MODEL_ROWS,
     MAX_PIECE_HASHES,
+    MAX_SERVED_ALIASES,
+    MAX_SERVED_MODELS,
+    MAX_SERVED_REASON_BYTES,
+    NEEDED,
+    AtMost,
+    Between,
+    Check,
+    Items,
+    Name,
+    Prose,
+    Size,
+    Text,
 )
 
 MODELS_SERVICE = "models"
@@ -47,6 +63,12 @@ PIECES_SERVICE = "pieces"
 CONTENT_FIELD = "content"  # of a stream's metadata
 HERE, GONE = b"\1", b"\0"
 _REQUEST = struct.Struct(">I")
+
+SERVING_SERVICE = "serving"
+API_SERVICE = "api"
+KEY_PROOF = "key"  # metadata of a stream of service `api`
+_STATE_BYTES = 16
+_WEIGHTS_ID_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,3 +273,47 @@ class PieceInbox:
             self._begun = True
         else:
             raise RemoteProtocolError("an answer about a piece is neither 0 nor 1", code="pieces")
+
+
+@dataclass(frozen=True, slots=True)
+class ApiModel:
+    """A model of a head's API; the first is its default. `takes`: requests for it are accepted now, though it
+    may have to be loaded for them; `reason` says why in other states. `aliases`: other names in requests.
+
+    `requests` are under way, `slots` of them are answered at once. `fingerprint` (of its weights) is empty
+    until it is known.
+    """
+
+    name: Annotated[str, Text(MAX_MODEL_NAME_BYTES, least=1, cut=True)]
+    state: Annotated[str, Text(_STATE_BYTES, cut=True)]
+    takes: bool
+    reason: Annotated[str, Text(MAX_SERVED_REASON_BYTES, cut=True), NEEDED] = ""
+    requests: Annotated[int, Between(0, MAX_API_SLOTS, clamp=True), NEEDED] = 0
+    slots: Annotated[int, Between(1, MAX_API_SLOTS, clamp=True), NEEDED] = 1
+    fingerprint: Annotated[bytes, Size(0, _WEIGHTS_ID_BYTES), NEEDED] = b""
+    aliases: Annotated[
+        tuple[Annotated[str, Text(MAX_MODEL_NAME_BYTES, cut=True)], ...],
+        Items(MAX_SERVED_ALIASES, cut=True),
+        NEEDED,
+    ] = ()
+
+
+_NAMED_ONCE = Check(
+    lambda models: len({model.name for model in models}) == len(models), "a list that names no model twice"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServingTold(Message, tag="serving"):
+    """All that a head serves. `asks_key`: a member needs one of its API keys, too."""
+
+    models: Annotated[tuple[ApiModel, ...], Items(MAX_SERVED_MODELS, cut=True), _NAMED_ONCE]
+    asks_key: Annotated[bool, Name("key"), NEEDED] = False
+
+
+_SERVING: Family[ServingTold] = Family("serving", ServingTold)
+
+
+def decode_serving(data: bytes) -> ServingTold:
+    """Read one message. Raises RemoteProtocolError."""
+    return _SERVING.decode(data)

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
-from meshd.wire.bounds import As, AtMost, Name, Size
 from meshd.wire.codec import Family, Message
-from meshd.wire.limits import MAX_BAN_BYTES, MAX_RECORD_BYTES
+from meshd.wire.limits import MAX_BAN_BYTES, MAX_RECORD_BYTES, As, AtMost, Name, Size
 
 NEWS_SERVICE = "news"
 PRESENCE_BYTES = 108
@@ -39,7 +38,7 @@ class BanNews(Message, tag="ban"):
 
 @dataclass(frozen=True, slots=True)
 class PresenceNews(Message, tag="presence"):
-    """Signs of life (identity/presence.py), each of the same size; at most 256."""
+    """Signs of life (identity/record.py), each of the same size; at most 256."""
 
     entries: Annotated[
         tuple[bytes, ...],
@@ -54,14 +53,14 @@ class PresenceNews(Message, tag="presence"):
 
 @dataclass(frozen=True, slots=True)
 class AwayNews(Message, tag="away"):
-    """A statement that a member is away (identity/presence.py)."""
+    """A statement that a member is away (identity/record.py)."""
 
     away: Annotated[bytes, Size(AWAY_BYTES)]
 
 
 @dataclass(frozen=True, slots=True)
 class DigestNews(Message, tag="digest"):
-    """A hash of all that the sender tells (peer/news_ledger.py); a peer with another one says `buckets`."""
+    """A hash of all that the sender tells (peer/news.py); a peer with another one says `buckets`."""
 
     digest: Annotated[bytes, Size(DIGEST_BYTES)]
 

@@ -8,9 +8,8 @@ their own. A *box* is a mailbox: 16 bytes that only holders of an invite know.
 from dataclasses import dataclass
 from typing import Annotated
 
-from meshd.wire.bounds import AtMost, Between, NodeId, Prose, Size, Text
 from meshd.wire.codec import Family, Message
-from meshd.wire.limits import MAX_NAME_BYTES, PEER_BYTES
+from meshd.wire.limits import MAX_NAME_BYTES, PEER_BYTES, AtMost, Between, NodeId, Prose, Size, Text
 
 BOX_BYTES = 16
 TICKET_BYTES = 16

@@ -52,8 +52,7 @@ from meshd.wire.lease import (
     WorkerOffer,
     decode,
 )
-from meshd.wire.native import understand
-from meshd.wire.versions import VERSION_CODE, NodeVersion, upgrade_hint
+from meshd.wire.versions import VERSION_CODE, NodeVersion, understand, upgrade_hint
 from meshd.worker.known_files import KnownFiles, Library
 from meshd.worker.leases import MAX_LEASES, Held, Lease, Ledger, lent
 from meshd.worker.lent_streams import NO_USE, Lending, LentStreams

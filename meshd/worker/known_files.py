@@ -18,7 +18,7 @@ from meshd.base.units import in_bytes
 from meshd.devices.fd_handover import Outgoing
 from meshd.model.weights_index import WeightsIndex, encode_index, join_indexes
 from meshd.store.interface import ContentStore, HashProgress, LeaseCache, WeightsFile
-from meshd.wire.needs import as_bits, mark, split_marks
+from meshd.wire.lease import as_bits, mark, split_marks
 from meshd.worker.held_weights import FilePart
 
 _PROGRESS_SECONDS = 2.0
@@ -55,7 +55,7 @@ class Weights:
             lease_cache.handed_over()
 
     def lacks(self, marks: bytes) -> bytes:
-        """Return a bit for each tensor in `marks` (wire/needs.py), set if missing; empty without a store."""
+        """Return a bit for each tensor in `marks` (wire/lease.py), set if missing; empty without a store."""
         if self.lease_cache is None:
             return b""
         here = set(map(mark, self.sizes))

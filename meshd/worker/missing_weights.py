@@ -21,9 +21,8 @@ from meshd.devices.fd_handover import Outgoing
 from meshd.devices.interface import FromMembers, WeightsFromMembers
 from meshd.model.ggml import TENSOR_TYPES
 from meshd.peer.messages import MessageStream
-from meshd.wire.lease import PAUSED, Progress, decode
+from meshd.wire.lease import PAUSED, Begin, Fetched, NeededTensor, Needs, Progress, decode, mark
 from meshd.wire.limits import MAX_ASKED_TENSORS
-from meshd.wire.needs import Begin, Fetched, NeededTensor, Needs, mark
 from meshd.worker.held_weights import HeldWeights
 from meshd.worker.known_files import KnownFiles, Weights
 from meshd.worker.mesh_server import AgreedLease

@@ -24,7 +24,7 @@ from meshd.link.secure.tls import dialer_context, listener_context
 from meshd.peer.interface import PeerState, Stream
 from meshd.tunnel.forward import Forward, connect_through
 from meshd.tunnel.pump import Counter
-from meshd.wire.native import NativeVersion
+from meshd.wire.versions import NativeVersion
 
 BENCH_SERVICE = "bench"
 _READ_BYTES = 256 << 10

@@ -8,7 +8,7 @@ from meshd.identity.keys import PeerId
 from meshd.link.interface import Signals
 from meshd.link.punch.links import PunchLinks
 from meshd.wire.address import Candidate
-from meshd.wire.punching import PunchGo, PunchReady, decode
+from meshd.wire.signal import PunchGo, PunchReady, decode_punching
 
 from tests.conformance.nodes import Node
 from tests.conformance.wire import TcpProxy
@@ -58,7 +58,7 @@ class ThroughProxies:
         self._proxies = proxies
 
     async def send(self, peer: PeerId, payload: bytes) -> None:
-        match decode(payload):
+        match decode_punching(payload):
             case PunchReady(candidates=(one, *_)) as ready:
                 port = await self._proxies.to(one.port)
                 payload = replace(ready, candidates=(Candidate(LOOPBACK, port),)).encode()

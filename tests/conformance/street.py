@@ -9,7 +9,7 @@ from meshd.base.tasks import Owner
 from meshd.link.ice.links import Extra
 from meshd.link.interface import Link
 from meshd.link.webrtc.links import WebRtcLinks
-from meshd.wire.offer import Answer, OfferSignal, decode_offer
+from meshd.wire.signal import Answer, OfferSignal, decode_offer
 
 from tests.conformance.data_channel import Post
 from tests.conformance.nodes import Node, TestMesh

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from meshd.base.unproven_connections import MAX_UNPROVEN, MAX_UNPROVEN_OF_ONE
-from meshd.identity.caller_mark import MARK_NONCE_BYTES, caller_mark
+from meshd.identity.proof import MARK_NONCE_BYTES, caller_mark
 from meshd.link.secure.tls import TlsEngine, dialer_context
 from meshd.link.tcp.dial import TcpDialer
 from meshd.link.tcp.listen import TcpListener

@@ -18,11 +18,10 @@ from meshd.link import attempts
 from meshd.link.interface import DialError, DialFailure, LinkKind
 from meshd.link.port_prediction import links, sockets
 from meshd.link.port_prediction.links import PortPredictionLinks
-from meshd.wire import port_prediction as words
+from meshd.wire import signal as words
 from meshd.wire.dialable import Here, dialable, trusted
 from meshd.wire.netfacts import Filtering, Mapping, NetFacts, Ports, Udp
-from meshd.wire.port_prediction import Ask, OpenedPorts, decode
-from meshd.wire.punching import No
+from meshd.wire.signal import Ask, No, OpenedPorts, decode_search
 from meshd.wire.stun import Endpoint
 
 from tests.conformance.data_channel import Post
@@ -179,7 +178,7 @@ def test_a_key_that_was_changed_on_the_way_finds_nothing(monkeypatch: pytest.Mon
     monkeypatch.setattr(links, "ports_to_try", lambda opened, seed: iter(range(2000, 2050)))
 
     def other_key(payload: bytes) -> bytes:
-        word = decode(payload)
+        word = decode_search(payload)
         return replace(word, key=bytes(32)).encode() if isinstance(word, Ask) else payload
 
     async def work() -> None:
@@ -202,7 +201,7 @@ def test_no_more_searches_than_two_at_once(monkeypatch: pytest.MonkeyPatch) -> N
                 await signals.send(ends.high.peer, ask.encode())
             said: list[words.PortSearchMessage] = []
             while len(said) < 4:
-                said.append(decode((await signals.receive())[1]))
+                said.append(decode_search((await signals.receive())[1]))
             refused = [word for word in said if isinstance(word, No)]
             assert [word.text for word in refused] == ["too many searches at once"] * 2
             places: Sequence[Endpoint] = [word.place for word in said if isinstance(word, words.OnePort)]
@@ -221,7 +220,7 @@ async def ask_for_a_search(ends: Pair[PortPredictionLinks], asker: PeerId, numbe
     attempt = number.to_bytes(16, "big")
     await signals.send(ends.high.peer, Ask(attempt=attempt, key=bytes(32), facts=SYMMETRIC).encode())
     while True:
-        word = decode((await signals.receive())[1])
+        word = decode_search((await signals.receive())[1])
         if isinstance(word, words.OnePort):
             opened = OpenedPorts(attempt=attempt, seen=Endpoint(host, 4000), step=0, count=256)
             await signals.send(ends.high.peer, opened.encode())

@@ -13,7 +13,7 @@ from meshd.link.punch import links, race
 from meshd.link.punch.links import PunchLinks
 from meshd.link.tcp.listen import TcpListener
 from meshd.wire.address import Candidate
-from meshd.wire.punching import Knock, No, PunchGo, Punching, PunchReady, decode
+from meshd.wire.signal import Knock, No, PunchGo, Punching, PunchReady, decode_punching
 
 from tests.conformance.data_channel import Post
 from tests.conformance.links import serving
@@ -72,7 +72,7 @@ def test_a_side_without_addresses_is_reached_all_the_same() -> None:
         for hidden in (PunchReady, PunchGo):
 
             def hide(payload: bytes, hidden: type[PunchReady | PunchGo] = hidden) -> bytes:
-                word = decode(payload)
+                word = decode_punching(payload)
                 if isinstance(word, PunchReady) and hidden is PunchReady:
                     return PunchReady(attempt=word.attempt, candidates=(), waited_ms=word.waited_ms).encode()
                 if isinstance(word, PunchGo) and hidden is PunchGo:
@@ -105,7 +105,7 @@ def test_somebody_else_at_the_address_is_not_taken_for_the_peer(monkeypatch: pyt
             places = (Candidate(LOOPBACK, listener.port),)
 
             def lead_astray(payload: bytes) -> bytes:
-                word = decode(payload)
+                word = decode_punching(payload)
                 if isinstance(word, PunchReady):
                     return PunchReady(attempt=word.attempt, candidates=places, waited_ms=0).encode()
                 return (
@@ -132,7 +132,7 @@ def test_a_peer_that_says_nothing_costs_two_rounds_and_no_more(monkeypatch: pyte
             knocks: list[Knock] = []
 
             def lose(payload: bytes) -> bytes:
-                word = decode(payload)
+                word = decode_punching(payload)
                 if isinstance(word, Knock):
                     knocks.append(word)
                 return b""
@@ -192,7 +192,7 @@ def test_more_attempts_than_are_answered(monkeypatch: pytest.MonkeyPatch) -> Non
             await signals.send(ends.high.peer, b"\xc1 noise")
             words: list[Punching] = []
             while len(words) < 9:
-                words.append(decode((await signals.receive())[1]))
+                words.append(decode_punching((await signals.receive())[1]))
             assert [type(word) for word in words].count(No) == 1
             assert [word.code for word in words if isinstance(word, No)] == ["busy"]
             for number in range(9):
@@ -209,7 +209,7 @@ def test_one_that_yields_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch)
         async with pair() as ends:
 
             def claim(payload: bytes) -> bytes:
-                word = decode(payload)
+                word = decode_punching(payload)
                 return (
                     No(attempt=word.attempt, code="glare").encode()
                     if isinstance(word, PunchReady)

@@ -23,7 +23,7 @@ from meshd.link.tcp.dial import CONNECT_SECONDS
 from meshd.link.udp.batch_socket import Origin
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
-from meshd.wire.offer import Answer, decode_offer
+from meshd.wire.signal import Answer, decode_offer
 
 from tests.conformance.data_channel import Post
 from tests.conformance.links import QUIC_IDLE_SECONDS, has_ipv6, serving

@@ -21,7 +21,7 @@ from meshd.daemon.mesh_port import MeshPort
 from meshd.identity.keys import PeerId
 from meshd.identity.keystore import Home
 from meshd.peer.interface import PeerState, Stream
-from meshd.wire.native import NativeVersion
+from meshd.wire.versions import NativeVersion
 
 SINK = "test-sink"
 PUSHED = 1 << 30

@@ -29,7 +29,7 @@ from meshd.wire.lease import (
     WorkerOffer,
     decode,
 )
-from meshd.wire.native import mesh_protocol
+from meshd.wire.versions import mesh_protocol
 
 from tests.e2e.bare_node import connected
 from tests.e2e.hostile_stage import message

@@ -26,7 +26,7 @@ from meshd.build.interface import LLAMA_QUANTIZE, LLAMA_SERVER, BuildProgress, N
 from meshd.build.pin import read_pin
 from meshd.config.tree import find_cache
 from meshd.model.gguf import Header, TensorInfo, read_header
-from meshd.wire.native import UNKNOWN
+from meshd.wire.versions import UNKNOWN
 
 from tests.bench.random_model import random_model
 from tests.e2e import native_rig

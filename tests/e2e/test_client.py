@@ -12,7 +12,7 @@ import pytest
 from meshd.admin.status import Status
 from meshd.base.errors import Refused
 from meshd.fleet.node import LocalNode
-from meshd.wire.serving import API_SERVICE, SERVING_SERVICE
+from meshd.wire.models import API_SERVICE, SERVING_SERVICE
 
 from tests.e2e.alone import alone
 from tests.e2e.api_client import Api, Streamed

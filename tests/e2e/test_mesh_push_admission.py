@@ -25,7 +25,7 @@ from meshd.wire.lease import (
     WorkerOffer,
     decode,
 )
-from meshd.wire.native import mesh_protocol
+from meshd.wire.versions import mesh_protocol
 
 from tests.e2e.bare_node import bare_node, connected
 from tests.e2e.models import native, smollm2

@@ -7,7 +7,7 @@ from meshd import __version__
 from meshd.admin.status import Status
 from meshd.build.pin import read_pin
 from meshd.fleet.node import LocalNode
-from meshd.identity.relay_url import relay_url
+from meshd.identity.invite import relay_url
 from meshd.rpc.mesh_protocol import VERSION as MESH_VERSION
 from meshd.wire.versions import OLDEST_WIRE_VERSION, WIRE_VERSION
 
@@ -92,7 +92,7 @@ def test_the_next_version_of_both_protocols_shares_a_model_with_this_one(tmp_pat
     newer = changed_copy(
         tmp_path / "newer",
         (VERSIONS, f"\nWIRE_VERSION = {WIRE_VERSION}", f"\nWIRE_VERSION = {WIRE_VERSION + 1}"),
-        ("meshd/wire/native.py", 'f"{_MESH}{version}"', 'f"{_MESH}{version}-{version + 1}"'),
+        ("meshd/wire/versions.py", 'f"{_MESH}{version}"', 'f"{_MESH}{version}-{version + 1}"'),
     )
 
     async def check() -> None:

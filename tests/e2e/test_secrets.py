@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 from meshd.fleet.node import LocalNode
-from meshd.identity.invite import RelayHint, parse_token
+from meshd.identity.invite import RelayHint, parse_token, relay_url
 from meshd.identity.keystore import Home
-from meshd.identity.relay_url import relay_url
 
 from tests.e2e.models import smollm2
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, cli, descendants, play

@@ -12,15 +12,7 @@ from meshd.base.errors import RemoteProtocolError
 from meshd.link.webrtc import sctp_packet as wire
 from meshd.link.webrtc.sctp_association import Association
 from meshd.wire.address import Candidate
-from meshd.wire.offer import (
-    Answer,
-    More,
-    Offer,
-    OfferGone,
-    OfferSignal,
-    Terms,
-    decode_offer,
-)
+from meshd.wire.signal import Answer, More, Offer, OfferGone, OfferSignal, Terms, decode_offer
 
 from tests.fuzz.mutate import either, flip
 from tests.fuzz.target import Target

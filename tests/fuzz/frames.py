@@ -8,7 +8,7 @@ from meshd.base.errors import Closed, RemoteProtocolError
 from meshd.mux.config import Priority
 from meshd.mux.events import DataReceived, StreamOpened
 from meshd.mux.session import Session
-from meshd.wire import capacity, hello, joining, lease, models, news, serving
+from meshd.wire import capacity, hello, lease, models, news
 from meshd.wire.frame import (
     Ack,
     Control,
@@ -32,7 +32,7 @@ from meshd.wire.frame import (
 )
 from meshd.wire.message import LengthParser, framed
 from meshd.wire.models import GONE, HERE, PieceInbox, PieceRequests, piece_request
-from meshd.wire.native import NativeVersion
+from meshd.wire.versions import NativeVersion
 
 from tests.fuzz.mutate import either, flip
 from tests.fuzz.target import Target
@@ -242,11 +242,11 @@ TARGETS = (
     _target(
         "joining",
         _messages(
-            joining.JoinRequest("garage", "worker"),
-            joining.Welcome(b"chain" * 60, (b"record" * 60,) * 2, (b"ban" * 90,)),
-            joining.NotAdmitted("used_up", "all uses are gone", "ask for another"),
+            hello.JoinRequest("garage", "worker"),
+            hello.Welcome(b"chain" * 60, (b"record" * 60,) * 2, (b"ban" * 90,)),
+            hello.NotAdmitted("used_up", "all uses are gone", "ask for another"),
         ),
-        _reader(joining.decode),
+        _reader(hello.decode_joining),
         4,
     ),
     _target(
@@ -303,12 +303,12 @@ TARGETS = (
     _target(
         "serving",
         _messages(
-            serving.ServingTold((serving.ApiModel("glm", "ready", True, "loaded", 2, 4, bytes(32)),)),
-            serving.ServingTold(
-                (serving.ApiModel("tiny", "failed", False, "no memory", aliases=("a", "b")),), asks_key=True
+            models.ServingTold((models.ApiModel("glm", "ready", True, "loaded", 2, 4, bytes(32)),)),
+            models.ServingTold(
+                (models.ApiModel("tiny", "failed", False, "no memory", aliases=("a", "b")),), asks_key=True
             ),
         ),
-        _reader(serving.decode),
+        _reader(models.decode_serving),
         3,
     ),
     Target(

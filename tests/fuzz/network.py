@@ -4,8 +4,7 @@ import random
 from collections.abc import Sequence
 
 from meshd.base.errors import RemoteProtocolError
-from meshd.rendezvous.mdns_neighbours import MAX_CANDIDATES_PER_PEER, Neighbours
-from meshd.rendezvous.mdns_text import MDNS_NONCE_BYTES, Sign
+from meshd.rendezvous.mdns_records import MAX_CANDIDATES_PER_PEER, MDNS_NONCE_BYTES, Neighbours, Sign
 
 from tests.fuzz.mutate import flip
 from tests.fuzz.target import Target

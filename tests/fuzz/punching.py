@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Sequence
 
 from meshd.base.errors import RemoteProtocolError
-from meshd.wire import port_prediction, punching
+from meshd.wire import signal
 from meshd.wire.address import Candidate
 from meshd.wire.netfacts import NetFacts
 from meshd.wire.stun import Endpoint, StunKind, StunMessage, decode, encode
@@ -43,19 +43,17 @@ def _feed_stun(data: bytes) -> None:
 
 
 PLACES = tuple(Candidate(f"10.0.0.{number}", number, "tcp", "srflx") for number in range(1, 9))
-WORDS: tuple[punching.Punching, ...] = (
-    punching.Knock(attempt=bytes(16)),
-    punching.PunchReady(attempt=bytes(16), candidates=PLACES, waited_ms=9),
-    punching.PunchGo(attempt=bytes(16), candidates=PLACES[:2]),
-    punching.No(attempt=bytes(16), code="busy", text="too many"),
+WORDS: tuple[signal.Punching, ...] = (
+    signal.Knock(attempt=bytes(16)),
+    signal.PunchReady(attempt=bytes(16), candidates=PLACES, waited_ms=9),
+    signal.PunchGo(attempt=bytes(16), candidates=PLACES[:2]),
+    signal.No(attempt=bytes(16), code="busy", text="too many"),
 )
 
-SEARCHES: tuple[port_prediction.PortSearchMessage, ...] = (
-    port_prediction.Ask(
-        attempt=bytes(16), key=KEY[:32].ljust(32), facts=NetFacts(), here=Endpoint("20.1.0.2", 9)
-    ),
-    port_prediction.OnePort(attempt=bytes(16), place=Endpoint("20.1.0.2", 65535)),
-    port_prediction.OpenedPorts(attempt=bytes(16), seen=Endpoint("20.1.0.2", 40_000), step=-1, count=256),
+SEARCHES: tuple[signal.PortSearchMessage, ...] = (
+    signal.Ask(attempt=bytes(16), key=KEY[:32].ljust(32), facts=NetFacts(), here=Endpoint("20.1.0.2", 9)),
+    signal.OnePort(attempt=bytes(16), place=Endpoint("20.1.0.2", 65535)),
+    signal.OpenedPorts(attempt=bytes(16), seen=Endpoint("20.1.0.2", 40_000), step=-1, count=256),
 )
 
 
@@ -64,13 +62,13 @@ def _make_word(rng: random.Random, samples: Sequence[bytes]) -> bytes:
 
 
 def _feed_word(data: bytes) -> None:
-    word = punching.decode(data)
-    assert punching.decode(word.encode()) == word
+    word = signal.decode_punching(data)
+    assert signal.decode_punching(word.encode()) == word
 
 
 def _feed_search(data: bytes) -> None:
-    word = port_prediction.decode(data)
-    assert port_prediction.decode(word.encode()) == word
+    word = signal.decode_search(data)
+    assert signal.decode_search(word.encode()) == word
 
 
 TARGETS = (

@@ -5,9 +5,8 @@ import random
 from collections.abc import Sequence
 
 from meshd.base.errors import Broken, RemoteProtocolError, UserError
-from meshd.identity.invite import RelayHint
+from meshd.identity.invite import RelayHint, parse_relay_url, relay_url
 from meshd.identity.keys import KeyPair
-from meshd.identity.relay_url import parse_relay_url, relay_url
 from meshd.link.relayed.http_proxy import read_reply
 from meshd.relay.limits import SMALL
 from meshd.relay.switchboard import NodeIdentity, Switchboard

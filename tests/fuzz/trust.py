@@ -11,9 +11,8 @@ import msgpack
 from meshd.base.errors import MeshdError, Refused, RemoteProtocolError
 from meshd.identity.keys import KeyPair
 from meshd.identity.membership import Chain, Role, Statement, check_chain
-from meshd.identity.presence import Away, Presence
 from meshd.identity.proof import MAGIC, DialProof, ProofFailed
-from meshd.identity.record import PeerRecord
+from meshd.identity.record import Away, PeerRecord, Presence
 from meshd.identity.revocation import Ban, RevocationSet, ban
 from meshd.identity.signal import Signal, SignalGuard
 from meshd.wire.message import pack

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
 from meshd.devices.path_probe import PATH_PROBE_SERVICE, PROBED_BYTES
-from meshd.wire import capacity, models, serving
+from meshd.wire import capacity, models
 from meshd.wire.message import LengthParser, framed
 from meshd.wire.models import CONTENT_FIELD, HERE, PIECES_SERVICE, piece_request
 
@@ -116,9 +116,9 @@ class Asking(Approach):
         await self._ask(
             self._target(),
             self._in_messages(
-                serving.SERVING_SERVICE,
+                models.SERVING_SERVICE,
                 ("serving.nothing", b""),
-                lambda data, _ended: bool(_messages(data, serving.decode)),
+                lambda data, _ended: bool(_messages(data, models.decode_serving)),
             ),
         )
 
@@ -138,11 +138,11 @@ class Asking(Approach):
     async def _call_api(self) -> None:
         metadata: Metadata = {}
         if self._rng.random() < 0.2:
-            metadata[serving.KEY_PROOF] = self._rng.randbytes(self._rng.choice((1, 32, 64, 500)))
+            metadata[models.KEY_PROOF] = self._rng.randbytes(self._rng.choice((1, 32, 64, 500)))
         await self._ask(
             self._target(),
             _Service(
-                name=serving.API_SERVICE,
+                name=models.API_SERVICE,
                 question=("api.request", self._rng.choice(HTTP)),
                 is_answer=lambda data, _ended: data.startswith(b"HTTP/1.1 "),
                 damaged=lambda: ("api.damaged", either(self._rng, self._rng.choice(HTTP), HTTP)),

@@ -18,9 +18,8 @@ from meshd.wire.hello import Go
 from meshd.wire.lease import LEASE_SERVICE, PUSH_SERVICE, RPC_SERVICE, Acquire, Grant, Reserve
 from meshd.wire.lease import decode as decode_lease
 from meshd.wire.message import LengthParser, framed
-from meshd.wire.models import MODELS_SERVICE, PIECES_SERVICE
+from meshd.wire.models import API_SERVICE, MODELS_SERVICE, PIECES_SERVICE, SERVING_SERVICE
 from meshd.wire.news import MAX_PRESENCES, NEWS_SERVICE, BanNews, PresenceNews, RecordNews
-from meshd.wire.serving import API_SERVICE, SERVING_SERVICE
 from meshd.wire.signal import SIGNAL_SERVICE
 
 from tests.hostile.approach import EXPOSED, VIRTUAL, VOLLEY, Metadata, NotHeard, Pace, Said

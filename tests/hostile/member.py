@@ -28,8 +28,7 @@ from meshd.mux.session import Session
 from meshd.wire.hello import Bans, Go, Hello, decode
 from meshd.wire.hello import Refusal as GreetingRefusal
 from meshd.wire.message import LengthParser, framed
-from meshd.wire.native import NativeVersion
-from meshd.wire.versions import WIRE_VERSION
+from meshd.wire.versions import WIRE_VERSION, NativeVersion
 
 LINK = 1
 TICK_SECONDS = 0.25

@@ -17,10 +17,9 @@ from meshd.base.errors import MeshdError, UserError
 from meshd.base.peer_limits import PASSED_ON_OF_PEER, TUNNELLED
 from meshd.base.tasks import Owner
 from meshd.gateway.access import ApiPort
-from meshd.identity.invite import RelayHint
+from meshd.identity.invite import RelayHint, parse_relay_url
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Role
-from meshd.identity.relay_url import parse_relay_url
 from meshd.link.interface import Link, LinkKind, Transport
 from meshd.link.quic import first_datagram as _  # noqa: F401 - else loaded in a thread, at whatever time
 from meshd.link.quic.dial import QuicDialer
@@ -68,7 +67,7 @@ def _judged(candidates: tuple[Candidate, ...], source: Source) -> Sequence[Diala
 
 
 def _may_dial(_peer: PeerId, candidates: Sequence[Candidate], source: Source) -> Sequence[Dialable]:
-    """Verdicts are remembered, as the daemon does it (rendezvous/peer_addresses.py)."""
+    """Verdicts are remembered, as the daemon does it (rendezvous/book.py)."""
     return _judged(tuple(candidates), source)
 
 
@@ -126,7 +125,7 @@ class Victim:
             node.signals.topic(topic)
 
     def _relays_of(self, peer: PeerId) -> tuple[RelayHint, ...]:
-        """As rendezvous/peer_addresses.py reads them."""
+        """As rendezvous/book.py reads them."""
         record = self.node.book.record(peer)
         hints = []
         for url in record.relays if record is not None else ():
@@ -149,7 +148,7 @@ class Victim:
 
 
 def _named(candidates: Iterable[Candidate]) -> list[Dialable]:
-    """As rendezvous/peer_addresses.py has it, for a node that knows nothing of its networks."""
+    """As rendezvous/book.py has it, for a node that knows nothing of its networks."""
     return dialable(candidates, source=Source.RECORD, here=Here())
 
 

@@ -22,8 +22,7 @@ from meshd.library.members.give import ModelsTeller, OfferedModels, PieceGiver
 from meshd.model.status import ModelState
 from meshd.store.piece_cache import PieceCache
 from meshd.tunnel.joined import join
-from meshd.wire.models import ToldDisk
-from meshd.wire.serving import ApiModel
+from meshd.wire.models import ApiModel, ToldDisk
 from meshd.worker.cycle import Worker
 
 from tests.gguf_bytes import gguf, language_model

@@ -9,8 +9,7 @@ from meshd.base.errors import MeshdError
 from meshd.base.peer_limits import ADDRESSES
 from meshd.identity.keys import KeyPair, MeshId, PeerId
 from meshd.identity.membership import Chain, Role, Statement, issue
-from meshd.identity.presence import Presence
-from meshd.identity.record import PeerRecord
+from meshd.identity.record import PeerRecord, Presence
 from meshd.identity.signal import Signal
 from meshd.wire.address import Candidate
 from meshd.wire.message import pack

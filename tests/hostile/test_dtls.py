@@ -16,7 +16,7 @@ from meshd.link.ice import links as ice_links
 from meshd.link.interface import DialError
 from meshd.link.webrtc.session import WebRtcSession
 from meshd.wire.dialable import Dialable
-from meshd.wire.offer import Terms
+from meshd.wire.signal import Terms
 
 from tests.conformance.run import run, until
 from tests.conformance.street import Side, Street

@@ -12,8 +12,7 @@ from meshd.portmap.interface import GatewayRoute, HomeRouter, NotMapped
 from meshd.portmap.pcp import NatPmpRouter, PcpRouter
 from meshd.portmap.upnp import UpnpRouter
 from meshd.rendezvous.book import MAX_BOOK_PEERS
-from meshd.rendezvous.mdns_neighbours import MAX_SEEN, Neighbours
-from meshd.rendezvous.mdns_text import MDNS_NONCE_BYTES, Sign
+from meshd.rendezvous.mdns_records import MAX_SEEN, MDNS_NONCE_BYTES, Neighbours, Sign
 from meshd.wire.portmap import Granted, Wish
 from meshd.wire.stun import Endpoint, StunKind, StunMessage, decode, encode
 

@@ -4,7 +4,7 @@ import dataclasses
 import random
 
 import pytest
-from meshd.wire import address, dialable, igd, native, portmap, versions
+from meshd.wire import address, dialable, igd, portmap, versions
 
 from tests.hostile.draw import Draw, Pool, drawn_seed
 from tests.hostile.words import UNSAYABLE, Speech, Word, catalogue, parts, wire_types
@@ -16,7 +16,7 @@ NOT_SAID = {
     igd.IgdControl: "from a router's description",
     portmap.Granted: "a router's answer",
     portmap.Outside: "a router's answer",
-    native.Difference: "made by comparing",
+    versions.Difference: "made by comparing",
     dialable.Here: "what a node knows of itself",
     versions.NodeVersion: "what a hint is made of",
 }

@@ -25,7 +25,7 @@ from meshd.daemon.mesh_port import MeshPort
 from meshd.daemon.run import _watch_addresses
 from meshd.identity.keystore import Home
 from meshd.peer.interface import PeerState, PeerStatus, Stream
-from meshd.wire.native import NativeVersion
+from meshd.wire.versions import NativeVersion
 
 SERVICE = "echo"
 CHUNK = 64 << 10

@@ -31,7 +31,7 @@ from meshd.store.model_file import ModelFile
 from meshd.store.pack import SUFFIX
 from meshd.store.piece_cache import PieceCache
 from meshd.wire.lease import OfferedDevice
-from meshd.wire.native import NativeVersion
+from meshd.wire.versions import NativeVersion
 
 from tests.gguf_bytes import Tensor, gguf
 from tests.process.cache_commands import (

@@ -24,7 +24,7 @@ from meshd.model.status import ModelState
 from meshd.peer.interface import MetadataValue, PeerState
 from meshd.tunnel.joined import join
 from meshd.tunnel.on_demand import open_on_demand
-from meshd.wire.serving import ApiModel
+from meshd.wire.models import ApiModel
 
 from tests.conformance.run import until
 from tests.process.gateway_fake import Answer, FakeServer, FakeUpstream, gateway_of, listening, serving

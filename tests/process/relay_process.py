@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from meshd.identity.invite import RelayHint
-from meshd.identity.relay_url import parse_relay_url, split_place
+from meshd.identity.invite import RelayHint, parse_relay_url, split_place
 
 LOOPBACK = "127.0.0.1"
 

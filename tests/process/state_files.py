@@ -33,7 +33,7 @@ from meshd.link.tcp.listen import TcpListener
 from meshd.process.interface import ChildSpec
 from meshd.process.run import Run
 from meshd.wire.address import Candidate
-from meshd.wire.joining import NotAdmitted, Welcome
+from meshd.wire.hello import NotAdmitted, Welcome
 
 from tests.e2e.bare_node import bare_node
 from tests.process.failing_disk import ERRNOS, STAGES, FailingDisk, failing, one_file

@@ -7,7 +7,7 @@ from aiohttp import web
 from meshd.gateway.interface import Readiness
 from meshd.model.status import ModelState
 from meshd.peer.interface import PeerState
-from meshd.wire.serving import ApiModel
+from meshd.wire.models import ApiModel
 
 from tests.conformance.run import run, until
 from tests.process.client_scene import HELLO, scene, text_of

@@ -8,7 +8,7 @@ from aiohttp import web
 from meshd.base.errors import Broken
 from meshd.peer.interface import MetadataValue, PeerState, Stream
 from meshd.peer.messages import MessageStream
-from meshd.wire.serving import API_SERVICE, KEY_PROOF, SERVING_SERVICE, ApiModel, ServingTold
+from meshd.wire.models import API_SERVICE, KEY_PROOF, SERVING_SERVICE, ApiModel, ServingTold
 
 from tests.conformance.run import until
 from tests.process.client_scene import HELLO, scene

@@ -7,9 +7,9 @@ import pytest
 from meshd.config.forms import HostPort
 from meshd.config.tree import LinksConfig
 from meshd.daemon.member_node import MemberNode
+from meshd.identity.invite import split_place
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.record import PeerRecord
-from meshd.identity.relay_url import split_place
 from meshd.peer.interface import PeerState
 
 from tests.conformance.run import run
@@ -72,7 +72,7 @@ def test_members_live_through_it_and_through_a_restart(
     checked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not checked:  # the boundary holds by itself: TLS is then given the name as it came
-        monkeypatch.setattr("meshd.identity.relay_url.why_no_host", lambda _host: "")
+        monkeypatch.setattr("meshd.identity.invite.why_no_host", lambda _host: "")
         assert split_place(".x:443") == (".x", 443)
 
     async def work() -> None:

@@ -11,8 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from meshd.base.errors import Broken
 from meshd.base.tasks import Owner, cancel_and_wait
-from meshd.identity.invite import RelayHint
-from meshd.identity.relay_url import split_place
+from meshd.identity.invite import RelayHint, split_place
 from meshd.link.interface import DialError, Link
 from meshd.wire.stun import Endpoint, StunKind, StunMessage, decode, encode
 

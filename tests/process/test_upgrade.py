@@ -8,8 +8,8 @@ from meshd.base.tasks import Owner
 from meshd.config.forms import HostPort
 from meshd.config.tree import LinksConfig
 from meshd.daemon.member_node import MemberNode
+from meshd.identity.invite import relay_url
 from meshd.identity.keys import PeerId
-from meshd.identity.relay_url import relay_url
 from meshd.link.interface import LinkKind
 from meshd.peer.interface import Stream
 

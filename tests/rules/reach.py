@@ -15,7 +15,7 @@ CONNECTS_ALLOWED = frozenset(
         "meshd/link/tcp/connect.py",
         "meshd/link/punch/simultaneous_open.py",
         "meshd/link/port_prediction/sockets.py",
-        "meshd/link/net/stun.py",  # servers that the user named, and members: rendezvous/peer_addresses.py
+        "meshd/link/net/stun.py",  # servers that the user named, and members: rendezvous/book.py
         "meshd/link/udp/batch_socket.py",  # where a `DialPort` leads, or back to a datagram's source
     }
 )
@@ -75,13 +75,13 @@ NO_SHARES = frozenset(
         "peer/streams.py:MAX_REASON",
         "rendezvous/join.py:MAX_RECORDS",
         "rendezvous/mdns.py:MAX_NETWORKS",
-        "rendezvous/mdns_network.py:MAX_NAMES_WAITING",
-        "rendezvous/mdns_places.py:MAX_HOSTS",
-        "rendezvous/mdns_text.py:MAX_FIELDS",
-        "rendezvous/mdns_text.py:MAX_MDNS_HOSTS",
-        "rendezvous/peer_addresses.py:MAX_JUDGED",
-        "rendezvous/peer_addresses.py:MAX_MEMBERS_ASKED",
-        "rendezvous/reply_join.py:MAX_TRIED",
+        "rendezvous/mdns.py:MAX_NAMES_WAITING",
+        "rendezvous/mdns_records.py:MAX_HOSTS",
+        "rendezvous/mdns_records.py:MAX_FIELDS",
+        "rendezvous/mdns_records.py:MAX_MDNS_HOSTS",
+        "rendezvous/book.py:MAX_JUDGED",
+        "rendezvous/book.py:MAX_MEMBERS_ASKED",
+        "rendezvous/join_or_found.py:MAX_TRIED",
         "plan/wishes.py:MOST_TOKENS",
         "devices/trial_report.py:MOST_WORD",
         "devices/trial_report.py:MOST_TEXT",
@@ -147,16 +147,16 @@ OF_NO_PEER = frozenset(
         ("meshd/rendezvous/join_or_found.py", "mesh_joined"),
         ("meshd/rendezvous/join_or_found.py", "mesh_left_empty"),
         ("meshd/rendezvous/join_or_found.py", "join_not_used"),
-        ("meshd/rendezvous/reply_join.py", "stun_silent"),
-        ("meshd/rendezvous/reply_join.py", "nat_symmetric"),
+        ("meshd/rendezvous/join_or_found.py", "stun_silent"),
+        ("meshd/rendezvous/join_or_found.py", "nat_symmetric"),
         # what the one inviter told when this node joined
         ("meshd/rendezvous/join_or_found.py", "ban_refused"),
         ("meshd/rendezvous/join_or_found.py", "record_refused"),
         ("meshd/worker/cycle.py", "device"),
         ("meshd/relay/run.py", "stopping"),
         ("meshd/relay/run.py", "relay_ready"),
-        ("meshd/rendezvous/mdns_network.py", "network_joined"),
-        ("meshd/rendezvous/mdns_network.py", "network_not_joined"),
+        ("meshd/rendezvous/mdns.py", "network_joined"),
+        ("meshd/rendezvous/mdns.py", "network_not_joined"),
         ("meshd/tunnel/user_tunnels.py", "tunnel_waits"),
         # programs of this machine, at a tunnel's local end
         ("meshd/tunnel/forward.py", "tunnel_full"),

@@ -31,13 +31,13 @@ from meshd.base import log
 from meshd.base.admission import Rate
 from meshd.base.errors import Broken, Busy, Refused
 from meshd.base.peer_limits import LIVES_OF_ONE, NEWS_CHECKS, NEWS_OF_ONE
-from meshd.identity import keys, membership, presence, record
-from meshd.identity.presence import Presence
+from meshd.identity import keys, membership, record
+from meshd.identity.record import Presence
 from meshd.mux.config import MuxConfig
 from meshd.peer import links, path_selection
 from meshd.peer.messages import MessageStream
 from meshd.peer.news import KNOWN_COST
-from meshd.peer.topology import DEGREE
+from meshd.peer.presence import DEGREE
 from meshd.wire.news import PresenceNews, RecordNews
 
 from tests.sim.gossip import Teller
@@ -124,7 +124,7 @@ def metered() -> Iterator[Meter]:
     with (
         mock.patch.object(MessageStream, "send", counted_send),
         mock.patch.object(membership, "verify", counted_verify),
-        mock.patch.object(presence, "verify", counted_verify),
+        mock.patch.object(record, "verify", counted_verify),
         mock.patch.object(record, "_read", read),
         mock.patch.object(path_selection, "SILENT_AFTER", SILENT_AFTER),
         mock.patch.object(links, "SILENT_AFTER", SILENT_AFTER),

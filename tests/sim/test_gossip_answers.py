@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 from meshd.base.peer_limits import ANSWERED, ANSWERED_OF_ISSUER, DIGESTS, INVITER_RECORDS
-from meshd.peer import news as limits_module
-from meshd.peer import news_ledger as ledger_module
+from meshd.peer import news as news_module
 from meshd.wire.news import BUCKET_BYTES, BUCKETS, BucketsNews, DigestNews
 
 from tests.sim.gossip import Inviter
@@ -27,9 +26,9 @@ def _fill(node: WorldNode) -> int:
 
 def test_many_digests_are_answered_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
     made = 0
-    real = ledger_module.NewsLedger._look
+    real = news_module.NewsLedger._look
 
-    def look(self: ledger_module.NewsLedger, own: int) -> None:
+    def look(self: news_module.NewsLedger, own: int) -> None:
         nonlocal made
         made += 1
         real(self, own)
@@ -39,7 +38,7 @@ def test_many_digests_are_answered_a_few_times(monkeypatch: pytest.MonkeyPatch) 
             _, victim, _, teller = await heard_by(world)
             await teller.to(victim)
             await asyncio.sleep(30)
-            monkeypatch.setattr(ledger_module.NewsLedger, "_look", look)
+            monkeypatch.setattr(news_module.NewsLedger, "_look", look)
             before = teller.heard_bytes
             for number in range(1000):
                 await teller.tell(victim, [DigestNews(number.to_bytes(16, "big")).encode()])
@@ -93,7 +92,7 @@ def _sequence(node: WorldNode, of: WorldNode) -> int:
 
 
 def test_the_shares_are_those_of_the_table() -> None:
-    limits = limits_module.NewsLimitsByMember().of(Inviter(World()).key.peer, 0.0)
+    limits = news_module.NewsLimitsByMember().of(Inviter(World()).key.peer, 0.0)
     limits.answered(int(ANSWERED.burst), 0.0)
     assert limits.rest(0.0) == 0
     limits.answered(int(ANSWERED.per_second), 0.0)

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from meshd.base.errors import Broken, Refused, RemoteProtocolError
 from meshd.base.peer_limits import NEWS_STREAMS
 from meshd.identity.membership import Statement
-from meshd.identity.presence import Away, Presence
-from meshd.identity.record import PeerRecord
+from meshd.identity.record import Away, PeerRecord, Presence
 from meshd.identity.revocation import Ban, digest_of
 from meshd.peer.interface import PeerState, Stream
-from meshd.peer.news_ledger import BanItem, Item, LifeItem, Told
+from meshd.peer.news import BanItem, Item, LifeItem, Told
 from meshd.wire.limits import MAX_BAN_BYTES, MAX_RECORD_BYTES, MAX_SEQUENCE
 from meshd.wire.message import Value, pack
 from meshd.wire.news import NEWS_SERVICE, AwayNews, BanNews, PresenceNews, RecordNews, decode

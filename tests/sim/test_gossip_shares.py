@@ -26,7 +26,7 @@ from meshd.link.interface import Link
 from meshd.peer import mesh as mesh_module
 from meshd.peer.interface import PeerState, Stream
 from meshd.peer.mesh import MESH_LOOK_SECONDS, SESSION_IDLE_SECONDS
-from meshd.peer.news_ledger import SLACK, BanItem, Told
+from meshd.peer.news import SLACK, BanItem, Told
 from meshd.wire.address import Candidate
 from meshd.wire.news import NEWS_SERVICE, BanNews, RecordNews
 

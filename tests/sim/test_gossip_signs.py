@@ -8,7 +8,7 @@ import pytest
 from meshd.base.errors import Broken
 from meshd.base.peer_limits import SIGNS_OF_ONE
 from meshd.identity.keys import PeerId
-from meshd.identity.presence import Away, Presence
+from meshd.identity.record import Away, Presence
 from meshd.peer.messages import MessageStream
 from meshd.peer.presence_gossip import Order, PresenceGossip
 from meshd.wire.news import AwayNews, PresenceNews, decode

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from meshd.identity.presence import Away
+from meshd.identity.record import Away
 from meshd.peer.interface import PeerState
 from meshd.wire.news import AwayNews
 

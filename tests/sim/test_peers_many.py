@@ -3,7 +3,7 @@
 import asyncio
 
 from meshd.peer.interface import PeerState
-from meshd.peer.topology import DEGREE, Seat, neighbours
+from meshd.peer.presence import DEGREE, Seat, neighbours
 
 from tests.sim.loop import run
 from tests.sim.world import World, WorldNode

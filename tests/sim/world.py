@@ -29,8 +29,8 @@ from meshd.peer.signals import MailRoute, SignalService
 from meshd.rendezvous.book import AddressBook
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, Here, Source, dialable
-from meshd.wire.native import NativeVersion
 from meshd.wire.netfacts import NetFacts
+from meshd.wire.versions import NativeVersion
 
 from tests.conformance.memory_link import MemoryDialer, MemoryListener, MemoryNet, MemoryPipe, MemoryWire
 from tests.conformance.nodes import TestMesh, fresh_key

@@ -256,7 +256,7 @@ BROKEN: tuple[tuple[str, str, str], ...] = (
     ("msgpack only in wire/message.py", "meshd.wire.frame", "msgpack"),
     ("structlog only in base/log.py", "meshd.peer.mesh", "structlog"),
     ("cryptography only in identity", "meshd.link.secure.tls", "cryptography"),
-    ("zeroconf only in rendezvous/mdns_network.py", "meshd.rendezvous.mdns", "zeroconf"),
+    ("zeroconf only in rendezvous/mdns.py", "meshd.rendezvous.book", "zeroconf"),
     ("aioquic only in link/quic", "meshd.link.port_prediction.links", "aioquic"),
     ("aioquic only in link/quic", "meshd.bench.transport_kinds", "aioquic"),
     ("aiortc only in link/webrtc/aiortc_parts.py", "meshd.link.webrtc.session", "aiortc"),

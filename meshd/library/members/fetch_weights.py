@@ -26,8 +26,8 @@ from meshd.rpc.mesh_keeping import Missed
 from meshd.store.hash_cache import FileState
 from meshd.store.interface import HashProgress, LeaseCache, WeightsFile
 from meshd.store.piece_cache import PieceCache
+from meshd.wire.lease import NeededTensor, Needs
 from meshd.wire.models import ToldModel
-from meshd.wire.needs import NeededTensor, Needs
 
 _SHARED_SECONDS = 3.0  # for members to list their models: a load waits for it
 _SPARE_PIECES = 16  # beyond the wanted bytes: tensors begin and end within pieces

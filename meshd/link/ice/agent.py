@@ -28,7 +28,7 @@ from meshd.link.udp.batch_socket import Address
 from meshd.link.udp.host_socket import OpenSocket, UdpSocket
 from meshd.wire.address import Candidate, CandidateKind
 from meshd.wire.dialable import Dialable
-from meshd.wire.offer import Terms
+from meshd.wire.signal import Terms
 
 CHECKS_PER_SECOND = CHECKS.per_second
 FIRST_REPEAT_SECONDS = 0.07

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from meshd.link.net.local_addresses import path_between
 from meshd.wire.address import Candidate, CandidateKind, order
-from meshd.wire.offer import MAX_OFFERED
+from meshd.wire.signal import MAX_OFFERED
 
 
 def checkable(offered: Iterable[Candidate], *, hosts: Sequence[str]) -> list[Candidate]:

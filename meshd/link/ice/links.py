@@ -52,7 +52,8 @@ from meshd.link.secure.handshake import (
 from meshd.link.udp.host_socket import OpenSocket, UdpSocket
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, Source
-from meshd.wire.offer import (
+from meshd.wire.signal import (
+    ATTEMPT_BYTES,
     MAX_OFFERED,
     Answer,
     More,
@@ -62,7 +63,6 @@ from meshd.wire.offer import (
     Terms,
     decode_offer,
 )
-from meshd.wire.signal import ATTEMPT_BYTES
 
 if TYPE_CHECKING:
     from meshd.link.ice.agent import Pace

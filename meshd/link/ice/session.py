@@ -9,7 +9,7 @@ from meshd.link.udp.batch_socket import Address
 from meshd.link.udp.host_socket import OpenSocket
 from meshd.wire.address import Candidate, CandidateKind
 from meshd.wire.dialable import Dialable
-from meshd.wire.offer import Terms
+from meshd.wire.signal import Terms
 
 if TYPE_CHECKING:
     from meshd.link.ice.agent import IcePath

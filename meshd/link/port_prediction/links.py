@@ -38,13 +38,13 @@ from meshd.link.secure.handshake import HandshakeContext, dial_error
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, Source
 from meshd.wire.netfacts import NetFacts
-from meshd.wire.port_prediction import (
+from meshd.wire.signal import (
     PROBE_KEY_BYTES,
     Ask,
     OnePort,
     OpenedPorts,
     PortSearchMessage,
-    decode,
+    decode_search,
     is_outer,
 )
 from meshd.wire.stun import Endpoint
@@ -92,7 +92,7 @@ class PortPredictionLinks:
             signals,
             kind=LinkKind.QUIC,
             first=Ask,
-            decode=decode,
+            decode=decode_search,
         )
 
     @property

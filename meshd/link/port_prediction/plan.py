@@ -21,7 +21,7 @@ from meshd.base.backoff import Backoff
 from meshd.base.peer_limits import PROBES, SEARCHES_KNOWN
 from meshd.identity.keys import PeerId
 from meshd.wire.netfacts import Filtering, Mapping, NetFacts, Ports, Udp
-from meshd.wire.port_prediction import MAX_OPEN, OpenedPorts
+from meshd.wire.signal import MAX_OPEN, OpenedPorts
 
 FIRST_PORT, LAST_PORT = 1024, 65535  # where NATs take their ports from
 OPEN_COUNTING = 16  # ports in a row, for a NAT that counts

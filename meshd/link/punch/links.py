@@ -2,7 +2,7 @@
 
 Both sides learn by STUN over TCP how the port they will use looks from outside, tell each other over signals,
 and connect at the same moment (simultaneous_open.py). What comes of it is a TCP connection like any other:
-TLS 1.3 over it, the dialler being its client, and the proof inside (race.py). The messages: wire/punching.py.
+TLS 1.3 over it, the dialler being its client, and the proof inside (race.py). The messages: wire/signal.py.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from meshd.link.secure.tls import dialer_context, listener_context
 from meshd.link.tcp.pipe import TcpPipe
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, Source
-from meshd.wire.punching import MAX_WAITED_MS, Knock, PunchGo, Punching, PunchReady, decode
+from meshd.wire.signal import MAX_WAITED_MS, Knock, PunchGo, Punching, PunchReady, decode_punching
 
 _READY_SECONDS = 4.0  # for the other side's word: its own STUN takes 1.5 at most, the rest is the way
 ROUNDS = 2  # with ports of their own: what a router remembers of the first may be in the way
@@ -74,7 +74,7 @@ class PunchLinks:
             signals,
             kind=LinkKind.TCP,
             first=Knock,
-            decode=decode,
+            decode=decode_punching,
         )
         self._certificate = make_link_certificate()
         self._listening = listener_context(self._certificate)

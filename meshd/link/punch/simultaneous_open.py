@@ -17,7 +17,7 @@ from meshd.link.net.stun import ASK_SECONDS, bound_socket, tcp_mapping
 from meshd.link.tcp.options import limit_segments
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable
-from meshd.wire.punching import MAX_PUNCH_CANDIDATES
+from meshd.wire.signal import MAX_PUNCH_CANDIDATES
 from meshd.wire.stun import Endpoint
 
 FIRST_PAUSE_SECONDS = 0.03  # between a refused SYN and the next one; grows

@@ -22,7 +22,7 @@ from meshd.link.udp.batch_socket import ETHERNET_MTU, Address, Origin
 from meshd.link.udp.host_socket import OpenSocket, UdpSocket
 from meshd.wire.address import Candidate, CandidateKind
 from meshd.wire.dialable import Dialable
-from meshd.wire.offer import Terms
+from meshd.wire.signal import Terms
 
 if TYPE_CHECKING:
     from meshd.link.quic.first_datagram import Reception

@@ -15,7 +15,7 @@ from functools import partial
 
 from meshd.base.errors import Broken, LocalProtocolError, UserError
 from meshd.base.tasks import first_success
-from meshd.identity.relay_url import split_place
+from meshd.identity.invite import split_place
 from meshd.link.net.happy_eyeballs import STAGGER_SECONDS
 from meshd.link.tcp import connect as tcp_connect
 from meshd.wire.address import Candidate

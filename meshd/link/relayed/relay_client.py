@@ -17,9 +17,8 @@ from meshd.base.fault_boundary import contained
 from meshd.base.log import get
 from meshd.base.peer_limits import MAIL_WAITING, RELAY_VISITS
 from meshd.base.tasks import Owner
-from meshd.identity.invite import RelayHint
+from meshd.identity.invite import RelayHint, relay_url
 from meshd.identity.keys import PeerId
-from meshd.identity.relay_url import relay_url
 from meshd.link.relayed.control_connection import ControlConnection, RelayTrouble
 from meshd.link.relayed.http_proxy import Allow
 from meshd.link.relayed.relay_line import Line, gives_way

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Self
 
 from meshd.base.errors import RemoteProtocolError
-from meshd.identity.invite import RelayHint
-from meshd.identity.relay_url import split_place
+from meshd.identity.invite import RelayHint, split_place
 from meshd.link.relayed.http_proxy import Allow, connect
 from meshd.link.relayed.nested_tls import NestedEngine
 from meshd.link.secure.tls import TlsEngine

@@ -14,8 +14,7 @@ from meshd.base.errors import Closed, MeshdError
 from meshd.base.log import get
 from meshd.base.tasks import Owner
 from meshd.base.unproven_connections import Standing, UnprovenConnections
-from meshd.identity.caller_mark import has_caller_mark
-from meshd.identity.proof import Proven, Purpose
+from meshd.identity.proof import Proven, Purpose, has_caller_mark
 from meshd.identity.tls_certificate import make_link_certificate
 from meshd.link.interface import Link
 from meshd.link.secure.handshake import HandshakeContext, RawPipe, present, prove_accepted

@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from meshd.base.errors import MeshdError
-from meshd.identity.caller_mark import MARK_NONCE_BYTES, caller_mark
 from meshd.identity.invite import JoinKeys
 from meshd.identity.keys import PeerId
-from meshd.identity.proof import Proven, Purpose
+from meshd.identity.proof import MARK_NONCE_BYTES, Proven, Purpose, caller_mark
 from meshd.link.interface import LinkInfo, LinkKind, Transport
 from meshd.link.net import local_addresses
 from meshd.link.net.happy_eyeballs import dial_order, race

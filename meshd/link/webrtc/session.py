@@ -27,7 +27,7 @@ from meshd.link.webrtc.aiortc_parts import (
 from meshd.link.webrtc.sctp_association import Association
 from meshd.wire.address import Candidate, CandidateKind
 from meshd.wire.dialable import Dialable
-from meshd.wire.offer import Terms
+from meshd.wire.signal import Terms
 
 _READ_BYTES = 2048  # of one DTLS record
 FLIGHT_SECONDS = (0.1, 0.15, 0.25, 0.4, 0.5, 0.5, 0.5, 0.5, 0.5)  # before each repetition

@@ -9,7 +9,7 @@ from meshd.admin.status import ChildView, DeviceView, MeshView, PeerView, Status
 from meshd.link.transport import LinkKind
 from meshd.model.status import ModelState, NetworkTensor, Speeds, StoreStatus
 from meshd.rendezvous.interface import MdnsStatus
-from meshd.wire.native import NativeVersion
+from meshd.wire.versions import NativeVersion
 
 from .codes import warning_codes
 from .fake import LINK, MODEL, PEER, full_status

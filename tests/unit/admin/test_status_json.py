@@ -20,7 +20,7 @@ from meshd.process.interface import ChildState, ChildStatus
 from meshd.rendezvous.interface import MdnsStatus
 from meshd.tunnel.interface import TunnelStatus
 from meshd.wire.lease import OfferedDevice
-from meshd.wire.native import NativeVersion
+from meshd.wire.versions import NativeVersion
 
 from tests.unit.admin.fake import full_status
 from tests.unit.admin.test_snapshot import NODE, NOW, WALL, path, peer

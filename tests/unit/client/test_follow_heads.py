@@ -15,7 +15,7 @@ from meshd.identity.keys import PeerId
 from meshd.identity.membership import Chain
 from meshd.peer.interface import PeerState, Stream
 from meshd.peer.messages import MessageStream
-from meshd.wire.serving import SERVING_SERVICE, ServingTold
+from meshd.wire.models import SERVING_SERVICE, ServingTold
 
 from tests.conformance.run import until
 from tests.unit.head.fake_mesh import FakeMesh, Net

@@ -20,7 +20,7 @@ from meshd.client.head_choice import (
 )
 from meshd.identity.keys import PeerId
 from meshd.model.status import ModelState
-from meshd.wire.serving import ApiModel, ServingTold
+from meshd.wire.models import ApiModel, ServingTold
 
 NOW = 1000.0
 TINY = ApiModel("tiny", "ready", takes=True, slots=4, fingerprint=b"t" * 32)

@@ -5,7 +5,7 @@ from pathlib import Path
 from meshd.build.pin import read_pin
 from meshd.devices.interface import NativeBuild
 from meshd.rpc.mesh_protocol import VERSION
-from meshd.wire.native import NativeVersion, mesh_protocol
+from meshd.wire.versions import NativeVersion, mesh_protocol
 
 PIN = read_pin()
 

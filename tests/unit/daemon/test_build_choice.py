@@ -21,7 +21,7 @@ from meshd.devices.interface import NativeBuild
 from meshd.model.layer_work import USUAL
 from meshd.process.run import run_to_end
 from meshd.wire.lease import OfferedDevice
-from meshd.wire.native import NativeVersion
+from meshd.wire.versions import NativeVersion
 
 CPU = OfferedDevice("CPU", "cpu", "a processor", 5, 10)
 CUDA = OfferedDevice("CUDA0", "gpu", "a card", 5, 10, "card")

@@ -27,7 +27,7 @@ from meshd.peer.dial_schedule import DialPlan
 from meshd.peer.interface import PeerState
 from meshd.peer.peer import Peer
 from meshd.rendezvous.join_or_found import Entered
-from meshd.wire.native import NativeVersion
+from meshd.wire.versions import NativeVersion
 
 from tests.conformance.run import run, until
 

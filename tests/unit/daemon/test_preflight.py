@@ -17,7 +17,7 @@ from meshd.daemon.serve_role import ClaimedServe
 from meshd.devices.interface import NativeBuild
 from meshd.identity.keystore import Home
 from meshd.store.hash_cache import HashCache
-from meshd.wire.native import NativeVersion
+from meshd.wire.versions import NativeVersion
 
 from tests.gguf_bytes import gguf, language_model
 

@@ -20,7 +20,7 @@ from meshd.store.piece_cache import PieceCache
 from meshd.tunnel.compressed import COMPRESSED, COMPRESSED_VERSION
 from meshd.tunnel.pump import Unwatched
 from meshd.wire.compressed import Compression
-from meshd.wire.native import NativeVersion
+from meshd.wire.versions import NativeVersion
 
 from tests.conformance.run import run
 from tests.unit.admin.test_snapshot import NODE, path, peer

@@ -9,8 +9,7 @@ from meshd.base.tasks import Owner
 from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.tell_capacity import CapacityTeller
 from meshd.identity.membership import Role
-from meshd.wire.lease import OfferedDevice
-from meshd.wire.needs import as_bits, split_marks
+from meshd.wire.lease import OfferedDevice, as_bits, split_marks
 
 from tests.unit.head.fake_mesh import FakeMesh, Net
 from tests.unit.head.rig import Bench

@@ -10,7 +10,7 @@ from meshd.identity.membership import Member, Role
 from meshd.mux.events import Code
 from meshd.peer.interface import Allow, Handler, MetadataValue, PathStatus, PeerState, PeerStatus, Stream
 from meshd.peer.streams import MeshStream
-from meshd.wire.native import NativeVersion
+from meshd.wire.versions import NativeVersion
 
 from tests.unit.identity.cast import MESH, WORKER_CHAIN
 from tests.unit.tunnel.far import Port, streams

@@ -16,7 +16,7 @@ from meshd.head.measures import AwayTimes
 from meshd.process.handover import ReportPipe, pipe_with, socket_pair
 from meshd.process.interface import Child, ChildSpec, Ended
 from meshd.tunnel.joined import join
-from meshd.wire.native import NativeVersion
+from meshd.wire.versions import NativeVersion
 
 from tests.unit.head.fake_mesh import NATIVE, FakeMesh
 from tests.unit.head.stubs import StubChild, StubMembers, StubTunnel

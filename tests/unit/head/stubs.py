@@ -15,7 +15,7 @@ from meshd.model.weights_index import WeightsIndex
 from meshd.process.interface import Child, ChildFailed, ChildSpec, ChildState, ChildStatus
 from meshd.store.interface import HashProgress, LeaseCache, ProgressCallback, WeightsFile
 from meshd.tunnel.interface import LISTEN_LOCAL, TunnelStatus
-from meshd.wire.needs import Needs
+from meshd.wire.lease import Needs
 
 from tests.gguf_bytes import gguf, language_model, parse
 

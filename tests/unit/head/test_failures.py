@@ -25,7 +25,7 @@ from meshd.model.status import SplitPart
 from meshd.peer.interface import PeerState, PeerStatus
 from meshd.process.interface import ChildState, ChildStatus
 from meshd.wire.lease import OfferedDevice, WorkerOffer
-from meshd.wire.native import NativeVersion
+from meshd.wire.versions import NativeVersion
 
 from tests.unit.identity.cast import GUEST, WORKER
 

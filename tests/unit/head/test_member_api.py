@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from meshd.head.member_api import served_models
 from meshd.model.status import AnswersAtOnce, ModelState, ModelStatus
-from meshd.wire.serving import ApiModel
+from meshd.wire.models import ApiModel
 
 STATUS = ModelStatus(
     name="tiny",

@@ -12,7 +12,7 @@ from meshd.head.worker_choice import FOR_LOSSES, roster_of
 from meshd.model.weights_index import TensorEntry, WeightsIndex
 from meshd.peer.interface import PeerState
 from meshd.plan.wishes import HeadOptions
-from meshd.wire.needs import mark
+from meshd.wire.lease import mark
 from meshd.worker.leases import Ledger
 
 from tests.unit.devices.capacity_scene import CPU, KINDS, Scene, scene

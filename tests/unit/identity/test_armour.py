@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import UserError
-from meshd.identity.armour import MAX_PASTED_CHARS, Armour
+from meshd.identity.invite import MAX_PASTED_CHARS, Armour
 
 from tests.unit.identity.cast import thorough
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
 from meshd.identity.keys import MeshId
-from meshd.identity.presence import Away
+from meshd.identity.record import Away
 from meshd.wire.news import AWAY_BYTES, AwayNews, decode
 
 from tests.unit.identity.cast import GUEST, MESH, STRANGER, WORKER

@@ -6,8 +6,8 @@ import ssl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.identity.caller_mark import MARK_NONCE_BYTES, caller_mark, has_caller_mark
 from meshd.identity.keys import MeshId
+from meshd.identity.proof import MARK_NONCE_BYTES, caller_mark, has_caller_mark
 
 from tests.unit.identity.cast import FOUNDER, MESH, WORKER
 

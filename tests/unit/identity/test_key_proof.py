@@ -2,8 +2,8 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.identity.key_proof import MAX_PROOFS, PROOF_BYTES, key_digest, prove_key, proven_key
 from meshd.identity.keys import PeerId
+from meshd.identity.proof import MAX_PROOFS, PROOF_BYTES, key_digest, prove_key, proven_key
 
 HEAD, OTHER, MEMBER = (PeerId(bytes([number]) * 32) for number in range(3))
 KEYS = tuple(key_digest(f"secret number {number}") for number in range(3))

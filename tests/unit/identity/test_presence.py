@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
 from meshd.identity.keys import MeshId
-from meshd.identity.presence import Presence
+from meshd.identity.record import Presence
 from meshd.wire.news import MAX_PRESENCES, PRESENCE_BYTES, PresenceNews, decode
 
 from tests.unit.identity.cast import MESH, STRANGER, WORKER

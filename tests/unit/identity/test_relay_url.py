@@ -2,9 +2,8 @@
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.identity.invite import RelayHint
+from meshd.identity.invite import RelayHint, parse_relay_url, relay_url, split_place
 from meshd.identity.keys import KeyPair
-from meshd.identity.relay_url import parse_relay_url, relay_url, split_place
 
 KEY = KeyPair.from_seed(bytes(32)).peer
 

@@ -2,7 +2,7 @@
 
 import pytest
 from meshd.link.interface import DialFailure, Tried
-from meshd.peer.departure import ASK_SECONDS, GONE_SECONDS, Departure
+from meshd.peer.dial_schedule import ASK_SECONDS, GONE_SECONDS, Departure
 from meshd.wire.address import Candidate
 
 PLACE, OTHER = "10.0.0.5:17430", "10.0.0.9:17430"

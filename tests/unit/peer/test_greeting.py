@@ -12,7 +12,7 @@ from meshd.link.interface import Link, LinkInfo
 from meshd.peer.greeting import BANS_PER_MESSAGE, GREETING_SECONDS, Greeted, greet
 from meshd.wire.hello import Bans, Go, Greeting, Hello, Refusal, decode
 from meshd.wire.message import LengthParser, framed
-from meshd.wire.native import NativeVersion
+from meshd.wire.versions import NativeVersion
 
 from tests.sim.loop import run
 

@@ -9,10 +9,9 @@ from meshd.base.admission import TokenBuckets
 from meshd.base.peer_limits import AWAY_OF_ISSUER, AWAY_OF_ONE, AWAY_OF_SUBJECT, REFUTATIONS
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.membership import Chain
-from meshd.identity.presence import Away, Presence
-from meshd.identity.record import PeerRecord
+from meshd.identity.record import Away, PeerRecord, Presence
 from meshd.identity.revocation import RevocationSet
-from meshd.peer.news_ledger import LifeItem, NewsLedger
+from meshd.peer.news import LifeItem, NewsLedger
 from meshd.peer.presence_gossip import SUSPECT_SECONDS, PresenceGossip, Signer
 from meshd.rendezvous.book import AddressBook
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Admitter
-from meshd.peer.topology import BESIDE, DEGREE, HEAD_WORKERS, Seat, neighbours, wanted, workers_of
+from meshd.peer.presence import BESIDE, DEGREE, HEAD_WORKERS, Seat, neighbours, wanted, workers_of
 
 
 def _members(count: int, seed: int = 0) -> dict[PeerId, Seat]:

@@ -8,7 +8,7 @@ from meshd.identity.invite import Invite, RelayHint
 from meshd.link.interface import DialError, DialFailure, LinkKind
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, trusted
-from meshd.wire.joining import JoinMessage, Welcome
+from meshd.wire.hello import JoinMessage, Welcome
 from meshd.wire.message import framed
 
 from tests.unit.identity.cast import GUEST_CHAIN, INVITER, MESH

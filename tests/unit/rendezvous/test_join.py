@@ -15,7 +15,7 @@ from meshd.identity.record import PeerRecord
 from meshd.identity.revocation import RevocationSet, ban
 from meshd.rendezvous.join import Admitted, Inviter, ask
 from meshd.wire.address import Candidate
-from meshd.wire.joining import JoinRequest, NotAdmitted, Welcome, decode
+from meshd.wire.hello import JoinRequest, NotAdmitted, Welcome, decode_joining
 from meshd.wire.message import LengthParser, framed
 
 from tests.sim.loop import run
@@ -181,7 +181,7 @@ def test_a_welcome_fits_into_a_message_however_large_the_mesh() -> None:
     parser.feed(framed(desk.welcome(GUEST).encode()))
     message = parser.next()
     assert message is not None
-    welcome = decode(message)
+    welcome = decode_joining(message)
     assert isinstance(welcome, Welcome)
     assert len(welcome.records) > 10 and len(welcome.bans) > 10
 

@@ -13,6 +13,7 @@ from meshd.identity.membership import Chain, Role
 from meshd.identity.record import PeerRecord
 from meshd.identity.revocation import RevocationSet, ban
 from meshd.link.interface import DialFailure
+from meshd.rendezvous.book import KeptBook
 from meshd.rendezvous.join import Admitted
 from meshd.rendezvous.join_or_found import (
     Enrolment,
@@ -21,9 +22,8 @@ from meshd.rendezvous.join_or_found import (
     remember,
     with_udp,
 )
-from meshd.rendezvous.kept_book import KeptBook
 from meshd.wire.address import Candidate
-from meshd.wire.joining import NotAdmitted, Welcome
+from meshd.wire.hello import NotAdmitted, Welcome
 
 from tests.sim.loop import run
 from tests.unit.identity.cast import (

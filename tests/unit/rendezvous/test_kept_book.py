@@ -12,7 +12,7 @@ from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.keystore import Home
 from meshd.identity.record import PeerRecord
 from meshd.identity.revocation import RevocationSet, ban
-from meshd.rendezvous.kept_book import BOOK_BLOB, WRITE_SECONDS, KeptBook
+from meshd.rendezvous.book import BOOK_BLOB, WRITE_SECONDS, KeptBook
 from meshd.wire.address import Candidate
 
 from tests.unit.identity.cast import FOUNDER, MESH, ROOT, WORKER, WORKER_CHAIN
@@ -98,7 +98,7 @@ async def test_of_many_changes_in_a_second_the_first_and_the_last_are_written(
         assert callable(work)
         work()
 
-    monkeypatch.setattr("meshd.rendezvous.kept_book.in_thread", at_once)
+    monkeypatch.setattr("meshd.rendezvous.book.in_thread", at_once)
 
     kept = kept_in(home)
     async with Owner() as owner:

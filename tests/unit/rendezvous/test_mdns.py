@@ -9,9 +9,7 @@ from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.identity.keys import PeerId
 from meshd.rendezvous import mdns as module
 from meshd.rendezvous.mdns import Mdns, find
-from meshd.rendezvous.mdns_neighbours import Neighbours
-from meshd.rendezvous.mdns_places import Place
-from meshd.rendezvous.mdns_text import MDNS_NONCE_BYTES, Sign
+from meshd.rendezvous.mdns_records import MDNS_NONCE_BYTES, Neighbours, Place, Sign
 from meshd.wire.address import Candidate
 
 from tests.conformance.run import ticks, until

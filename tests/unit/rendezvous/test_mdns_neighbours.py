@@ -3,8 +3,14 @@
 from collections.abc import Sequence
 
 from meshd.identity.keys import MeshId, PeerId
-from meshd.rendezvous.mdns_neighbours import MAX_CANDIDATES_PER_PEER, MAX_SEEN, TELL_SECONDS, Neighbours
-from meshd.rendezvous.mdns_text import MDNS_NONCE_BYTES, Sign
+from meshd.rendezvous.mdns_records import (
+    MAX_CANDIDATES_PER_PEER,
+    MAX_SEEN,
+    MDNS_NONCE_BYTES,
+    TELL_SECONDS,
+    Neighbours,
+    Sign,
+)
 from meshd.wire.address import Candidate
 
 from tests.unit.identity.cast import FOUNDER, GUEST, MESH, WORKER

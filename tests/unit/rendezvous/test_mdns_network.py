@@ -11,10 +11,8 @@ import zeroconf.asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meshd.base.tasks import Owner, cancel_and_wait
-from meshd.rendezvous.mdns_neighbours import Neighbours
-from meshd.rendezvous.mdns_network import Network
-from meshd.rendezvous.mdns_places import Place
-from meshd.rendezvous.mdns_text import MDNS_NONCE_BYTES, SERVICE_TYPE, Sign
+from meshd.rendezvous.mdns import Network
+from meshd.rendezvous.mdns_records import MDNS_NONCE_BYTES, SERVICE_TYPE, Neighbours, Place, Sign
 from zeroconf import Zeroconf
 from zeroconf._protocol.outgoing import DNSOutgoing
 from zeroconf.asyncio import AsyncZeroconf

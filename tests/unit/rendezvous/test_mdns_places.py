@@ -1,6 +1,6 @@
 """Where mDNS announces what: each network its own addresses, and nothing where no listener answers."""
 
-from meshd.rendezvous.mdns_places import MAX_HOSTS, Place, places
+from meshd.rendezvous.mdns_records import MAX_HOSTS, Place, places
 from meshd.wire.address import Candidate, ScopedCandidate
 
 ADDRESSES = [

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
 from meshd.identity.keys import MeshId
-from meshd.rendezvous.mdns_text import (
+from meshd.rendezvous.mdns_records import (
     MAX_FIELDS,
     MAX_MDNS_HOSTS,
     MAX_TXT_BYTES,

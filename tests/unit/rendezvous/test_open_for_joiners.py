@@ -9,7 +9,7 @@ from meshd.base.tasks import Owner
 from meshd.identity.invite import Reply, derive, encode_reply
 from meshd.identity.invite_book import InviteBook
 from meshd.identity.membership import Role
-from meshd.rendezvous.open_for_joiners import ACCEPT_SECONDS, BOX_SECONDS, OpenForJoiners, boxes_of
+from meshd.rendezvous.join import ACCEPT_SECONDS, BOX_SECONDS, OpenForJoiners, boxes_of
 from meshd.wire.dialable import Dialable
 
 from tests.unit.identity.cast import GUEST, MESH, STRANGER

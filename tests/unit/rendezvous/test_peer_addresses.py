@@ -4,8 +4,7 @@ from ipaddress import ip_address, ip_network
 
 from meshd.identity.keys import PeerId
 from meshd.identity.record import PeerRecord
-from meshd.rendezvous.book import AddressBook
-from meshd.rendezvous.peer_addresses import MAX_MEMBERS_ASKED, Places, _judged
+from meshd.rendezvous.book import MAX_MEMBERS_ASKED, AddressBook, Places, _judged
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Here, Source
 

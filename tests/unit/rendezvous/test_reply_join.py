@@ -8,7 +8,7 @@ import pytest
 from meshd.base.errors import Refused
 from meshd.identity.invite import MAX_REPLY_CANDIDATES, derive, parse_reply
 from meshd.link.interface import DialError, DialFailure
-from meshd.rendezvous.reply_join import (
+from meshd.rendezvous.join_or_found import (
     MAX_TRIED,
     PAUSE_SECONDS,
     STUN_SECONDS,

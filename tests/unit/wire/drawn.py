@@ -8,10 +8,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 from meshd.wire.address import Candidate
-from meshd.wire.bounds import As, AtMost, Between, Check, Items, Size, Text
 from meshd.wire.capacity import MeasuredDevice, TimedLayer
-from meshd.wire.lease import OfferedDevice
-from meshd.wire.needs import NeededTensor
+from meshd.wire.lease import NeededTensor, OfferedDevice
+from meshd.wire.limits import As, AtMost, Between, Check, Items, Size, Text
 from meshd.wire.netfacts import NetFacts
 from meshd.wire.stun import Endpoint
 

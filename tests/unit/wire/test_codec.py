@@ -16,17 +16,15 @@ from meshd.base.errors import RemoteProtocolError
 from meshd.wire import (
     capacity,
     hello,
-    joining,
     lease,
     models,
     news,
-    offer,
-    port_prediction,
-    punching,
     relay,
-    serving,
+    signal,
 )
-from meshd.wire.bounds import (
+from meshd.wire.codec import Family, Message, decode_as, plan_of
+from meshd.wire.limits import (
+    MAX_CONTROL_BYTES,
     NEEDED,
     OMIT,
     OR_NULL,
@@ -39,8 +37,6 @@ from meshd.wire.bounds import (
     Size,
     Text,
 )
-from meshd.wire.codec import Family, Message, decode_as, plan_of
-from meshd.wire.limits import MAX_CONTROL_BYTES
 from meshd.wire.message import pack_message
 from meshd.wire.signal import SignalBody
 
@@ -51,17 +47,17 @@ from .drawn import messages
 Decode = Callable[[bytes], object]
 FAMILIES: list[tuple[Decode, object]] = [
     (hello.decode, hello.Greeting),
-    (joining.decode, joining.JoinMessage),
+    (hello.decode_joining, hello.JoinMessage),
     (lease.decode, lease.LeaseMessage),
     (capacity.decode, capacity.CapacityMessage),
     (models.decode, models.ModelsMessage),
     (news.decode, news.News),
-    (serving.decode, serving.ServingTold),
+    (models.decode_serving, models.ServingTold),
     (relay.decode_from_node, relay.FromNode),
     (relay.decode_from_relay, relay.FromRelay),
-    (offer.decode_offer, offer.OfferSignal),
-    (punching.decode, punching.Punching),
-    (port_prediction.decode, port_prediction.PortSearchMessage),
+    (signal.decode_offer, signal.OfferSignal),
+    (signal.decode_punching, signal.Punching),
+    (signal.decode_search, signal.PortSearchMessage),
     (SignalBody.decode, SignalBody),
 ]
 MESSAGES: list[tuple[Decode, Any]] = [(decode, kind) for decode, union in FAMILIES for kind in members(union)]

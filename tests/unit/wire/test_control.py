@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
-from meshd.wire import capacity, hello, joining, lease, models, news
+from meshd.wire import capacity, hello, lease, models, news
 from meshd.wire.capacity import (
     AskCapacity,
     Capacity,
@@ -17,15 +17,18 @@ from meshd.wire.capacity import (
     Measuring,
     TimedLayer,
 )
-from meshd.wire.hello import Bans, Go, Hello, Refusal
-from meshd.wire.joining import JoinRequest, NotAdmitted, Welcome
+from meshd.wire.hello import Bans, Go, Hello, JoinRequest, NotAdmitted, Refusal, Welcome
 from meshd.wire.lease import (
     Acquire,
     Admit,
+    Begin,
+    Fetched,
     Grant,
     Introduced,
     Loaded,
     Lost,
+    NeededTensor,
+    Needs,
     Neighbour,
     OfferedDevice,
     Progress,
@@ -34,9 +37,8 @@ from meshd.wire.lease import (
     WorkerOffer,
 )
 from meshd.wire.limits import MAX_CHAIN_BYTES
-from meshd.wire.native import NativeVersion
-from meshd.wire.needs import Begin, Fetched, NeededTensor, Needs
 from meshd.wire.news import AwayNews, BanNews, BucketsNews, DigestNews, PresenceNews, RecordNews
+from meshd.wire.versions import NativeVersion
 
 Decode = Callable[[bytes], object]
 
@@ -67,9 +69,9 @@ MESSAGES: list[tuple[Decode, object]] = [
     (hello.decode, Bans((b"one", b"two"), last=True)),
     (hello.decode, Go()),
     (hello.decode, Refusal("banned", "why", "what to do")),
-    (joining.decode, JoinRequest("guest", "serve")),
-    (joining.decode, Welcome(b"chain", (b"r1", b"r2"), (b"b1",))),
-    (joining.decode, NotAdmitted("expired", "long ago", "ask again")),
+    (hello.decode_joining, JoinRequest("guest", "serve")),
+    (hello.decode_joining, Welcome(b"chain", (b"r1", b"r2"), (b"b1",))),
+    (hello.decode_joining, NotAdmitted("expired", "long ago", "ask again")),
     (lease.decode, Acquire(bytes(16), "model", "f" * 64, "pin")),
     (lease.decode, Acquire(bytes(16), "model", "f" * 64, "pin", ("rms_norm:64", "rope:64:9:64"))),
     (lease.decode, WorkerOffer((CPU,), True, "m", bytes(16), unfit=("its trial hung",))),

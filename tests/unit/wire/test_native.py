@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.wire.native import NativeVersion, difference, mesh_protocol
+from meshd.wire.versions import NativeVersion, difference, mesh_protocol
 
 MINE = NativeVersion(mesh_protocol(4), "0c1e57098bba43ac", "cdd189b23d80d5d8", "cpu")
 

@@ -3,9 +3,8 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.wire.lease import decode
+from meshd.wire.lease import NeededTensor, Needs, as_bits, decode, from_bits, in_messages, mark, split_marks
 from meshd.wire.limits import MAX_NEEDED_ROWS
-from meshd.wire.needs import NeededTensor, Needs, as_bits, from_bits, in_messages, mark, split_marks
 
 
 @given(st.lists(st.booleans(), max_size=70))

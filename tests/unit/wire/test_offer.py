@@ -4,14 +4,7 @@ import pytest
 from meshd.base.errors import RemoteProtocolError
 from meshd.wire.address import Candidate
 from meshd.wire.message import Value, pack
-from meshd.wire.offer import (
-    MAX_OFFERED,
-    Offer,
-    OfferGone,
-    Terms,
-    decode_offer,
-)
-from meshd.wire.signal import MAX_PAYLOAD_BYTES
+from meshd.wire.signal import MAX_OFFERED, MAX_PAYLOAD_BYTES, Offer, OfferGone, Terms, decode_offer
 
 ATTEMPT = bytes(range(16))
 PLACES = tuple(Candidate(f"2001:db8::{number}", number, "udp", "srflx") for number in range(1, 40))

@@ -5,7 +5,7 @@ from meshd.base.errors import RemoteProtocolError
 from meshd.wire.address import Candidate, pack_candidates
 from meshd.wire.message import Value, pack
 from meshd.wire.netfacts import Mapping, NetFacts
-from meshd.wire.port_prediction import OnePort, decode, is_outer
+from meshd.wire.signal import OnePort, decode_search, is_outer
 from meshd.wire.stun import Endpoint
 
 ID, KEY = bytes(range(16)), bytes(32)
@@ -19,7 +19,7 @@ FACTS = NetFacts(mapping=Mapping.ADDRESS_PORT, public_v4="20.1.0.2")
 def test_no_search_goes_to_a_site_or_a_machine(host: str) -> None:
     assert not is_outer(Endpoint(host, 4000))
     with pytest.raises(RemoteProtocolError):
-        decode(OnePort(attempt=ID, place=Endpoint(host, 4000)).encode())
+        decode_search(OnePort(attempt=ID, place=Endpoint(host, 4000)).encode())
 
 
 @pytest.mark.parametrize(
@@ -42,4 +42,4 @@ def test_no_search_goes_to_a_site_or_a_machine(host: str) -> None:
 )
 def test_what_is_refused(fields: dict[str, Value]) -> None:
     with pytest.raises(RemoteProtocolError):
-        decode(pack(fields))
+        decode_search(pack(fields))

@@ -4,11 +4,7 @@ import pytest
 from meshd.base.errors import RemoteProtocolError
 from meshd.wire.address import Candidate, pack_candidates
 from meshd.wire.message import Value, pack
-from meshd.wire.punching import (
-    MAX_PUNCH_CANDIDATES,
-    PunchGo,
-    decode,
-)
+from meshd.wire.signal import MAX_PUNCH_CANDIDATES, PunchGo, decode_punching
 
 ID = bytes(range(16))
 PLACES = tuple(Candidate(f"10.0.0.{n}", 1000 + n, "tcp", "srflx" if n % 2 else "host") for n in range(1, 9))
@@ -16,14 +12,14 @@ PLACES = tuple(Candidate(f"10.0.0.{n}", 1000 + n, "tcp", "srflx" if n % 2 else "
 
 def test_more_addresses_than_are_tried_are_left_out() -> None:
     many = tuple(Candidate(f"10.0.1.{n}", 5) for n in range(1, 30))
-    go = decode(pack({"t": "go", "a": ID, "at": pack_candidates(many)}))
+    go = decode_punching(pack({"t": "go", "a": ID, "at": pack_candidates(many)}))
     assert isinstance(go, PunchGo)
     assert go.candidates == many[:MAX_PUNCH_CANDIDATES]
 
 
 def test_a_relays_port_is_no_place_to_connect_to() -> None:
     places = (Candidate("10.0.0.1", 5, "tcp", "relay"), PLACES[0], PLACES[0])
-    go = decode(pack({"t": "go", "a": ID, "at": pack_candidates(places)}))
+    go = decode_punching(pack({"t": "go", "a": ID, "at": pack_candidates(places)}))
     assert isinstance(go, PunchGo)
     assert go.candidates == PLACES[:1]
 
@@ -48,4 +44,4 @@ def test_a_relays_port_is_no_place_to_connect_to() -> None:
 )
 def test_what_is_refused(fields: dict[str, Value]) -> None:
     with pytest.raises(RemoteProtocolError):
-        decode(pack(fields))
+        decode_punching(pack(fields))

@@ -10,7 +10,7 @@ from meshd.wire.limits import (
     MAX_SERVED_MODELS,
     MAX_SERVED_REASON_BYTES,
 )
-from meshd.wire.serving import ApiModel, ServingTold, decode
+from meshd.wire.models import ApiModel, ServingTold, decode_serving
 
 MODEL = ApiModel("glm-Q4", "ready", True, "loaded", 3, 4, b"f" * 32)
 
@@ -23,7 +23,7 @@ def changed(**fields: object) -> bytes:
 
 def test_what_is_too_long_is_cut_before_it_is_said() -> None:
     long = ApiModel("n" * 500, "ready", True, "r" * 500, MAX_API_SLOTS + 9, 0)
-    [read] = decode(ServingTold((long,)).encode()).models
+    [read] = decode_serving(ServingTold((long,)).encode()).models
     assert len(read.name) <= MAX_MODEL_NAME_BYTES and len(read.reason) <= MAX_SERVED_REASON_BYTES
     assert (read.requests, read.slots) == (MAX_API_SLOTS, 1)
 
@@ -34,7 +34,7 @@ def test_the_largest_message_fits() -> None:
     reason = "r" * MAX_SERVED_REASON_BYTES
     models = tuple(ApiModel(name, "x" * 16, False, reason, aliases=aliases) for name in names)
     message = ServingTold(models).encode()
-    assert decode(message).models == models and len(message) < 64 << 10
+    assert decode_serving(message).models == models and len(message) < 64 << 10
 
 
 @pytest.mark.parametrize(
@@ -59,13 +59,13 @@ def test_the_largest_message_fits() -> None:
 )
 def test_models_that_nobody_serves(field: str, value: object) -> None:
     with pytest.raises(RemoteProtocolError):
-        decode(changed(**{field: value}))
+        decode_serving(changed(**{field: value}))
 
 
 def test_a_message_has_so_many_models_and_each_once() -> None:
     row = msgpack.unpackb(ServingTold((MODEL,)).encode())["models"][0]
     for rows in ([row, row], [{**row, "name": str(n)} for n in range(MAX_SERVED_MODELS + 1)], row, None):
         with pytest.raises(RemoteProtocolError, match="models"):
-            decode(msgpack.packb({"type": "serving", "models": rows, "key": False}))
+            decode_serving(msgpack.packb({"type": "serving", "models": rows, "key": False}))
     with pytest.raises(RemoteProtocolError, match="unknown type"):
-        decode(msgpack.packb({"type": "served", "models": [], "key": False}))
+        decode_serving(msgpack.packb({"type": "served", "models": [], "key": False}))

@@ -2,7 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.wire import hello, joining, lease
+from meshd.wire import hello, lease
 from meshd.wire.limits import MAX_TEXT_BYTES
 from meshd.wire.message import plain
 
@@ -26,7 +26,7 @@ def test_good_text_stays() -> None:
 @given(texts, texts)
 def test_refusals_are_read_whatever_they_say(text: str, hint: str) -> None:
     assert isinstance(hello.decode(hello.Refusal("code", text, hint).encode()), hello.Refusal)
-    assert isinstance(joining.decode(joining.NotAdmitted("code", text, hint).encode()), joining.NotAdmitted)
+    assert isinstance(hello.decode_joining(hello.NotAdmitted("code", text, hint).encode()), hello.NotAdmitted)
     assert isinstance(lease.decode(lease.Lost("code", text, hint).encode()), lease.Lost)
     assert isinstance(lease.decode(lease.Progress(text).encode()), lease.Progress)
 

@@ -12,7 +12,7 @@ from meshd.base.tasks import Owner
 from meshd.devices.fd_handover import Outgoing
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
 from meshd.store.interface import ProgressCallback
-from meshd.wire.needs import mark
+from meshd.wire.lease import mark
 from meshd.worker.known_files import KnownFiles, Weights
 
 from tests.unit.head.stubs import FakeFile

@@ -14,8 +14,20 @@ from meshd.base.peer_limits import FETCHES_ASKED
 from meshd.devices.fd_handover import Outgoing
 from meshd.devices.interface import FromMembers
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
-from meshd.wire.lease import PAUSED, Grant, LeaseMessage, Lost, Progress, Reserve, WorkerOffer
-from meshd.wire.needs import Begin, Fetched, NeededTensor, Needs, mark
+from meshd.wire.lease import (
+    PAUSED,
+    Begin,
+    Fetched,
+    Grant,
+    LeaseMessage,
+    Lost,
+    NeededTensor,
+    Needs,
+    Progress,
+    Reserve,
+    WorkerOffer,
+    mark,
+)
 from meshd.worker import held_weights
 from meshd.worker.known_files import Weights
 from meshd.worker.missing_weights import _held

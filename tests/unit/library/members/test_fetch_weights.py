@@ -17,8 +17,8 @@ from meshd.store.hash_cache import HashCache
 from meshd.store.interface import LeaseCache
 from meshd.store.model_file import ModelFile
 from meshd.store.piece_cache import PieceCache
+from meshd.wire.lease import NeededTensor, Needs
 from meshd.wire.models import HERE, ToldModel
-from meshd.wire.needs import NeededTensor, Needs
 
 from tests.unit.library.members.exchange_scene import NAME, Scene, big, scene
 from tests.unit.library.members.test_hostile_members import Serve, lies_about, says

@@ -24,7 +24,7 @@ from meshd.link.port_prediction.plan import (
     ports_to_try,
 )
 from meshd.wire.netfacts import Filtering, Mapping, NetFacts, Ports, Udp
-from meshd.wire.port_prediction import MAX_OPEN, OpenedPorts
+from meshd.wire.signal import MAX_OPEN, OpenedPorts
 from meshd.wire.stun import Endpoint
 
 SYMMETRIC = NetFacts(

@@ -2,7 +2,7 @@
 
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.link.punch.attempts import MAX_ANSWERED, MAX_ANSWERED_OF_ONE, Attempts, PunchAttempt, PunchVerdict
-from meshd.wire.punching import Punching, PunchReady
+from meshd.wire.signal import Punching, PunchReady
 
 PEERS = sorted(KeyPair.from_seed(bytes([n]) * 32).peer for n in range(1, 8))
 LOW, OWN, HIGH, *OTHERS = PEERS

@@ -22,7 +22,7 @@ from meshd.link.interface import DialError, DialFailure, Signals
 from meshd.link.webrtc.links import WebRtcLinks
 from meshd.link.webrtc.session import Identity
 from meshd.wire.address import Candidate
-from meshd.wire.offer import Answer, More, Offer, OfferGone, OfferSignal
+from meshd.wire.signal import Answer, More, Offer, OfferGone, OfferSignal
 from OpenSSL import SSL
 from OpenSSL.crypto import FILETYPE_ASN1
 
