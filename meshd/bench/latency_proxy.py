@@ -9,7 +9,7 @@ from meshd.base.errors import UserError
 from meshd.base.tasks import Owner, first_error
 from meshd.bench.interface import BenchOutput, ProxyArgs
 from meshd.fleet.proxy import Counts, DelayingProxy, ProxyRules, connect_to, run_loop
-from meshd.link.tcp.bind import listen
+from meshd.link.tcp.sockets import listen
 
 
 def run(args: ProxyArgs, out: BenchOutput) -> int:

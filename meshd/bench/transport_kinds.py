@@ -20,12 +20,10 @@ from meshd.identity.membership import Chain, Role, issue
 from meshd.identity.proof import Credentials
 from meshd.identity.tls_certificate import make_link_certificate
 from meshd.link.interface import Dialer, Link, Listener
-from meshd.link.quic.dial import QuicDialer
-from meshd.link.quic.listen import QuicListener
+from meshd.link.quic.links import QuicDialer, QuicListener
 from meshd.link.secure.handshake import HandshakeContext
 from meshd.link.secure.tls import dialer_context, listener_context
-from meshd.link.tcp.dial import TcpDialer
-from meshd.link.tcp.listen import TcpListener
+from meshd.link.tcp.links import TcpDialer, TcpListener
 from meshd.link.webrtc.links import WebRtcLinks
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted

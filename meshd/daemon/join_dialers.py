@@ -16,12 +16,12 @@ from meshd.identity.keystore import Home
 from meshd.identity.proof import Credentials
 from meshd.link.net import local_addresses
 from meshd.link.net.happy_eyeballs import closest
-from meshd.link.net.reflexive_port import ReflexivePort
-from meshd.link.quic import dial as quic
+from meshd.link.net.stun import ReflexivePort
+from meshd.link.quic import links as quic
 from meshd.link.relayed import through_relay
 from meshd.link.secure.handshake import HandshakeContext
 from meshd.link.secure.joining import Joining
-from meshd.link.tcp import dial as tcp
+from meshd.link.tcp import links as tcp
 from meshd.rendezvous.join_or_found import Enrolment, Entered, JoinOptions
 from meshd.rendezvous.mdns import find
 from meshd.wire.address import Candidate

@@ -17,12 +17,12 @@ from meshd.config.forms import HostPort
 from meshd.config.tree import DEFAULT_MESH_PORT, MESH_PORT_TRIES
 from meshd.identity.keystore import PORT_BLOB, Home
 from meshd.link.net.one_port import PortTaken
-from meshd.link.quic.listen import QuicListener
+from meshd.link.net.udp_sockets import Origin
+from meshd.link.quic.links import QuicListener
 from meshd.link.quic.sockets import DialPort, SharedPort
 from meshd.link.secure.handshake import HandshakeContext
 from meshd.link.secure.joining import Joining
-from meshd.link.tcp.listen import TcpListener
-from meshd.link.udp.batch_socket import Origin
+from meshd.link.tcp.links import TcpListener
 from meshd.wire.dialable import Dialable
 from meshd.wire.stun import AnswerRates, Endpoint, answer_to
 

@@ -19,8 +19,7 @@ from meshd.link.interface import Link
 from meshd.link.net import local_addresses
 from meshd.netcheck.advice import why_not_direct
 from meshd.netcheck.interface import NetReport
-from meshd.netcheck.probe import Servers
-from meshd.netcheck.watch import NetWatch
+from meshd.netcheck.probe import NetWatch, Servers
 from meshd.portmap.interface import MapStatus
 from meshd.portmap.mapper import PortMapper, home_routers, survey
 from meshd.wire.address import Candidate, Proto

@@ -1,25 +1,105 @@
 """Attempts that two nodes make together by signals: begun by one side, answered by the other, with yielding.
 
-A *talk* is one attempt: begun by the dialer, answered by the other side, ended by either. Kinds of link
-bring the words (each has the id of its `attempt`; the last of all may be `No`) and what is done about them.
+A *talk* is one attempt: begun by the dialer, answered by the other side, ended by either. Kinds of link bring
+the words (each has the id of its `attempt`; the last of all may be `No`) and what is done about them. Both
+sides may begin at the same time: then the attempt of the node with the higher id goes on and the other one
+yields, on both sides alike, whatever order the messages come in (`Attempts`).
 """
 
 import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
 
 from meshd.base.admission import Rates
 from meshd.base.errors import Broken, Closed, RemoteProtocolError
 from meshd.base.fault_boundary import Contained, Fault
 from meshd.base.log import get
-from meshd.base.peer_limits import ATTEMPTS
+from meshd.base.peer_limits import ATTEMPTS, KNOCKS, KNOCKS_OF_PEER
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.link.interface import DialError, DialFailure, LinkKind, Signals
-from meshd.link.punch.attempts import Attempts, PunchAttempt, PunchVerdict
 from meshd.wire.signal import ATTEMPT_BYTES, No
+
+MAX_ANSWERED = KNOCKS.most  # each costs some sockets for some seconds
+MAX_ANSWERED_OF_ONE = KNOCKS_OF_PEER.most
+
+T = TypeVar("T")
+
+
+class PunchVerdict(StrEnum):
+    """The reason why an attempt is refused, as the other side is told."""
+
+    GLARE = "glare"  # our own attempt at that peer goes on
+    BUSY = "busy"
+
+
+def _stay() -> None:
+    return None
+
+
+@dataclass(slots=True, eq=False)
+class PunchAttempt(Generic[T]):
+    """One attempt; `deliver` gets what the peer says about it, `give_way` is called when it yields."""
+
+    peer: PeerId
+    ours: bool
+    deliver: Callable[[T], None]
+    give_way: Callable[[], None] = _stay
+    yielded: bool = False
+
+
+class Attempts(Generic[T]):
+    """All attempts of one node by their ids."""
+
+    def __init__(self, own: PeerId) -> None:
+        self._own = own
+        self._known: dict[bytes, PunchAttempt[T]] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def begin(self, attempt_id: bytes, peer: PeerId, deliver: Callable[[T], None]) -> PunchAttempt[T]:
+        """Begin our own attempt."""
+        made = self._known[attempt_id] = PunchAttempt(peer, True, deliver)
+        return made
+
+    def answer(
+        self, attempt_id: bytes, peer: PeerId, deliver: Callable[[T], None]
+    ) -> PunchAttempt[T] | PunchVerdict | None:
+        """Handle a knock of `peer`: return an attempt, a refusal to send, or None (a copy)."""
+        if attempt_id in self._known:
+            return None
+        ours = [
+            attempt
+            for attempt in self._known.values()
+            if attempt.ours and attempt.peer == peer and not attempt.yielded
+        ]
+        if ours and self._own > peer:
+            return PunchVerdict.GLARE
+        theirs = [attempt for attempt in self._known.values() if not attempt.ours]
+        of_one = sum(attempt.peer == peer for attempt in theirs)
+        if len(theirs) >= MAX_ANSWERED or of_one >= MAX_ANSWERED_OF_ONE:
+            return PunchVerdict.BUSY
+        for attempt in ours:
+            attempt.yielded = True
+            attempt.give_way()
+        made = self._known[attempt_id] = PunchAttempt(peer, False, deliver)
+        return made
+
+    def heard(self, peer: PeerId, attempt_id: bytes, message: T) -> None:
+        """Give a message to its attempt, if `peer` may speak there."""
+        attempt = self._known.get(attempt_id)
+        if attempt is not None and attempt.peer == peer:
+            attempt.deliver(message)
+
+    def end(self, attempt_id: bytes) -> None:
+        """Forget an attempt that is over."""
+        self._known.pop(attempt_id, None)
+
 
 YIELD_SECONDS = 8.0  # for the other side's attempt, when ours yields to it
 _INBOX = 4  # messages of one attempt that wait; there are three in all

@@ -5,11 +5,30 @@ anyway, or when its time has come.
 """
 
 from meshd.base.errors import RemoteProtocolError
-from meshd.mux.due_timer import DueTimer
 from meshd.mux.link import LinkState
 from meshd.mux.stream import Piece, StreamState
 from meshd.mux.stream_table import MOST_LATE, StreamTable
 from meshd.wire.frame import Ack, Data, LinkAck, MaxData, ack_frame, encode
+
+
+class DueTimer:
+    """Called for every message, so it reports only changes."""
+
+    __slots__ = ("_at",)
+
+    def __init__(self) -> None:
+        self._at: float | None = None
+
+    def want(self, at: float) -> None:
+        """Request the timer at `at`, unless it is due earlier."""
+        if self._at is None or at < self._at:
+            self._at = at
+
+    def take(self) -> float | None:
+        """Return and clear the time requested since the last call."""
+        at, self._at = self._at, None
+        return at
+
 
 ACK_DELAY = 0.1  # seconds that an Ack waits for data to travel with
 ACK_CRUMB_DELAY = 0.04  # seconds after which one of a few bytes travels with any data

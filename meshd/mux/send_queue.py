@@ -1,16 +1,57 @@
 """Outgoing data: how much writers may add, which stream is next, and the peer's credit.
 
+Interactive streams go before bulk, round robin within each. Every turn is one frame of at most the same size,
+so streams that always have data get equal bytes. One turn in 16 goes to bulk even while interactive data
+waits: an endless interactive stream must not stop a load.
+
 Frames of data are made here, next to what they count against. Nothing is copied: a frame is a header and the
 very pieces that were written. What the link and the node bear is decided in outbound.py.
 """
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 
 from meshd.base.errors import RemoteProtocolError
-from meshd.mux.config import MuxConfig
-from meshd.mux.schedule import Schedule
+from meshd.mux.config import MuxConfig, Priority
 from meshd.mux.stream import Piece, StreamState
 from meshd.wire.frame import DATA_OVERHEAD, data_header
+
+_BULK_TURN = 16
+
+
+class Schedule:
+    """Two rings of stream ids."""
+
+    def __init__(self) -> None:
+        self._rings: tuple[deque[int], deque[int]] = (deque(), deque())
+        self.waiting: set[int] = set()  # all of them
+        self._turns = 0  # of interactive streams while bulk waited
+
+    def add(self, stream_id: int, priority: Priority) -> None:
+        """Queue a stream that has something to send, unless it waits already."""
+        if stream_id not in self.waiting:
+            self.waiting.add(stream_id)
+            self._rings[priority].append(stream_id)
+
+    def next(self) -> int | None:
+        """Return the next stream and take it out of its ring; `add` it again if it has more."""
+        interactive, bulk = self._rings
+        ring = interactive
+        if bulk and (not interactive or self._turns >= _BULK_TURN - 1):
+            ring = bulk
+        if not ring:
+            return None
+        self._turns = self._turns + 1 if ring is interactive and bulk else 0
+        stream_id = ring.popleft()
+        self.waiting.discard(stream_id)
+        return stream_id
+
+    def remove(self, stream_id: int, priority: Priority) -> None:
+        """Remove a stream that is gone."""
+        if stream_id in self.waiting:
+            self.waiting.discard(stream_id)
+            self._rings[priority].remove(stream_id)
+
 
 _WAKE_BYTES = 32 << 10  # room that is worth waking a writer for
 _LEAST = 4 << 10  # what a frame may hold even if less room is left: crumbs cost more than they save

@@ -2,14 +2,13 @@
 
 When a stream is forgotten, what a lost or changed link means, what the end of the session does. No frames are
 made or read here. What each table is about stands in stream_table.py, send_queue.py, ack_queue.py and
-link_table.py; all may read them, and only their own methods write.
+link.py; all may read them, and only their own methods write.
 """
 
-from meshd.mux.ack_queue import AckQueue
+from meshd.mux.ack_queue import AckQueue, DueTimer
 from meshd.mux.config import MuxConfig, NodeBudget, Side
-from meshd.mux.due_timer import DueTimer
 from meshd.mux.events import Event, Switched, Writable
-from meshd.mux.link_table import LinkTable
+from meshd.mux.link import LinkTable
 from meshd.mux.send_queue import SendQueue
 from meshd.mux.stream import StreamState
 from meshd.mux.stream_table import StreamTable

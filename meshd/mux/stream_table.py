@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 from meshd.base.errors import RemoteProtocolError
 from meshd.mux.config import MuxConfig, NodeBudget, Priority, Side
-from meshd.mux.stream import ReceiveHalf, SendHalf, StreamState
-from meshd.mux.window import SessionCredit, StreamWindow
+from meshd.mux.stream import ReceiveHalf, SendHalf, SessionCredit, StreamState, StreamWindow
 from meshd.wire.frame import Open, encode
 from meshd.wire.limits import MAX_STREAMS
 

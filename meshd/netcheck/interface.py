@@ -2,7 +2,7 @@
 
 `classify.py` turns observations into `NetFacts` (wire/netfacts.py), `advice.py` turns facts into words and
 into what two nodes may try; both are pure. `probe.py` asks the servers that the user configured, and nobody
-else. `watch.py` repeats it politely.
+else. `probe.py` repeats it politely.
 """
 
 from dataclasses import dataclass

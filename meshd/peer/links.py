@@ -17,8 +17,7 @@ from meshd.base.tasks import Owner, cancel_and_wait, first_error
 from meshd.identity.keys import PeerId
 from meshd.link.interface import Link
 from meshd.mux.events import Event, LinkDead, PongReceived
-from meshd.mux.session import Session
-from meshd.mux.status import LinkStatus
+from meshd.mux.session import LinkStatus, Session
 from meshd.peer.dial_schedule import Present
 from meshd.peer.interface import PathStatus
 from meshd.peer.path_selection import SILENT_AFTER, Chooser, Path, surplus

@@ -1,33 +1,198 @@
 """Keeps the mesh ports mapped at the home router, as long as it serves.
 
-Checks whether the home router supports port mapping, without mapping any: for a check without a daemon.
+The default gateway is read from /proc/net/route; elsewhere `netstat` is asked, which macOS and the BSDs have.
+IPv4 only: IPv6 has no addresses to map. When to renew a mapping, when to check the router, and what its
+answers mean follows RFC 6887 (8.5, 11.2.1) and RFC 6886 (3.3, 3.6). Times are loop seconds.
 """
 
 import asyncio
+import ipaddress
+import socket
+import struct
+import sys
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from meshd.base import log
 from meshd.base.errors import Broken
 from meshd.base.tasks import Owner
-from meshd.portmap.gateway import find_route
 from meshd.portmap.interface import GatewayRoute, HomeRouter, MapState, MapStatus, NotMapped, Pulse
-from meshd.portmap.lease import (
-    LIFETIME,
-    PULSE_SECONDS,
-    SEARCH_AGAIN,
-    Beat,
-    PortLease,
-    begin,
-    failed,
-    forgot,
-    moved,
-    why_not_outside,
-)
 from meshd.portmap.pcp import NatPmpRouter, PcpRouter
 from meshd.portmap.upnp import UpnpRouter
 from meshd.wire.address import Candidate, Proto
 from meshd.wire.portmap import Granted, Wish
+
+_ROUTES = Path("/proc/thread-self/net/route")  # /proc/net is that of the main thread
+_NETSTAT = ("/usr/sbin/netstat", "-rn", "-f", "inet")
+_NETSTAT_SECONDS = 3.0
+_MAX_ROUTES_BYTES = 1 << 20
+_RTF_GATEWAY = 0x2
+
+
+async def find_route() -> GatewayRoute:
+    """Return the route out of this network, as of now. Raises Broken when there is none."""
+    table = _proc_table()
+    if table is not None:
+        gateway = read_proc(table, order=sys.byteorder)
+    else:
+        gateway = read_netstat(await _netstat())
+    if gateway is None:
+        raise Broken("no default gateway: this machine has no IPv4 route to the internet")
+    return GatewayRoute(gateway, address_towards(gateway))
+
+
+def _proc_table() -> str | None:
+    try:
+        return _ROUTES.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None  # not Linux
+
+
+def address_towards(gateway: str) -> str:
+    """Return this machine's address towards the gateway; nothing is sent. Raises Broken."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((gateway, 9))
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise Broken(f"cannot reach the gateway `{gateway}`: {error.strerror or error}") from None
+
+
+def read_proc(table: str, *, order: str) -> str | None:
+    """Return the gateway of the default route with the lowest metric, from /proc/net/route (proc(5)).
+
+    `order`: the machine's byte order; the kernel prints addresses as it holds them.
+    """
+    found: list[tuple[int, str]] = []
+    for line in table[:_MAX_ROUTES_BYTES].splitlines()[1:]:
+        fields = line.split()
+        try:
+            target, gateway, flags, metric, mask = (fields[n] for n in (1, 2, 3, 6, 7))
+            if int(target, 16) or int(mask, 16) or not int(flags, 16) & _RTF_GATEWAY:
+                continue
+            packed = struct.pack("<I" if order == "little" else ">I", int(gateway, 16))
+            found.append((int(metric), str(ipaddress.IPv4Address(packed))))
+        except (ValueError, IndexError, struct.error):
+            continue
+    return min(found, key=lambda item: item[0])[1] if found else None
+
+
+def read_netstat(table: str) -> str | None:
+    """Return the gateway of the first default route in the output of `netstat -rn -f inet`."""
+    for line in table[:_MAX_ROUTES_BYTES].splitlines():
+        fields = line.split()
+        if len(fields) >= 3 and fields[0] in ("default", "0.0.0.0", "0/0") and "G" in fields[2]:
+            try:
+                return str(ipaddress.IPv4Address(fields[1]))
+            except ValueError:
+                continue  # a link instead of an address: a tunnel
+    return None
+
+
+async def _netstat() -> str:
+    try:
+        child = await asyncio.create_subprocess_exec(
+            *_NETSTAT, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE
+        )
+    except OSError as error:
+        raise Broken(f"the routes cannot be read: {error.strerror or error}") from None
+    try:
+        async with asyncio.timeout(_NETSTAT_SECONDS):
+            output, _ = await child.communicate()
+    except BaseException as error:
+        child.kill()
+        await child.wait()
+        if isinstance(error, TimeoutError):
+            raise Broken("the routes cannot be read: netstat does not answer") from None
+        raise
+    return output.decode("ascii", "replace")
+
+
+LIFETIME = 7200  # seconds asked for: RFC 6886, 3.3 recommends two hours
+PULSE_SECONDS = 120.0  # how often a router is asked whether it remembers; a restart is found within this
+SHORTEST_LIFETIME = 120  # a shorter grant is renewed as if it were this long, or the router drowns in us
+RETRY_FIRST = 15.0  # after a failed renewal; doubles
+RETRY_MOST = 900.0
+SEARCH_AGAIN = 1200.0  # when no router answered: another look, for somebody may switch it on
+
+# Not reachable from outside (RFC 6890), in words. Documentation prefixes are not among them: nobody has them.
+_INSIDE: tuple[tuple[ipaddress.IPv4Network, str], ...] = tuple(
+    (ipaddress.IPv4Network(network), why)
+    for network, why in (
+        ("100.64.0.0/10", "the provider shares one address among customers (carrier-grade NAT)"),
+        ("192.0.0.0/24", "the provider has no IPv4 of its own for this line (DS-Lite)"),
+        ("10.0.0.0/8", "another router is between it and the internet"),
+        ("172.16.0.0/12", "another router is between it and the internet"),
+        ("192.168.0.0/16", "another router is between it and the internet"),
+        ("169.254.0.0/16", "it has no address from its provider"),
+        ("0.0.0.0/8", "it has no address from its provider"),
+        ("127.0.0.0/8", "it reports its own internal address"),
+        ("224.0.0.0/3", "it reports an impossible address"),
+    )
+)
+
+
+def why_not_outside(host: str) -> str | None:
+    """Return why a router's outer address cannot be reached from outside; None: it is public."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return "it reports no address"
+    if isinstance(address, ipaddress.IPv6Address):
+        return None if address.is_global else "it reports an impossible address"
+    return next((why for network, why in _INSIDE if address in network), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A router's epoch, and when it was read."""
+
+    epoch: int
+    at: float
+
+
+def forgot(before: Beat | None, after: Beat) -> bool:
+    """Return True when the router was restarted between two signs of life (RFC 6887, 8.5).
+
+    Its clock may run wrong by a sixteenth, and 2 s more.
+    """
+    if before is None:
+        return False
+    if after.epoch < before.epoch - 1:
+        return True
+    ours, theirs = after.at - before.at, float(after.epoch - before.epoch)
+    return ours + 2 < theirs - theirs / 16 or theirs + 2 < ours - ours / 16
+
+
+@dataclass(frozen=True, slots=True)
+class PortLease:
+    """One mapping that is held: `due` is when to renew it, `ends` when the router drops it."""
+
+    granted: Granted
+    due: float
+    ends: float
+    failures: int = 0
+
+
+def begin(granted: Granted, now: float) -> PortLease:
+    """Return a lease just granted: to be renewed at half its life."""
+    life = max(min(granted.lifetime, LIFETIME), SHORTEST_LIFETIME)
+    return PortLease(granted, now + life / 2, now + max(granted.lifetime, SHORTEST_LIFETIME))
+
+
+def failed(lease: PortLease, now: float) -> PortLease:
+    """Return the lease after a failed renewal: try again with exponential back-off."""
+    pause = min(RETRY_MOST, RETRY_FIRST * 2.0 ** min(lease.failures, 16))
+    return PortLease(lease.granted, now + pause, lease.ends, lease.failures + 1)
+
+
+def moved(held: list[Granted], pulse: Pulse) -> bool:
+    """Return True when the router has another outer address than at the time of the mappings."""
+    return bool(pulse.external_host) and any(
+        granted.external_host and granted.external_host != pulse.external_host for granted in held
+    )
+
 
 _FAREWELL_SECONDS = 1.0  # to take the mappings away at the end; a silent router keeps them for the lease
 SILENT_PULSES = 3  # signs of life that failed one after the other, until all three languages are tried again

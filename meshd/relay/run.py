@@ -24,9 +24,9 @@ from meshd.identity.keys import KeyPair, MeshId
 from meshd.identity.keystore import Home
 from meshd.identity.proof import Credentials
 from meshd.link.net import local_addresses
-from meshd.link.tcp.bind import accept_from, listen
-from meshd.relay.limits import SMALL, WIDE, Limits
+from meshd.link.tcp.sockets import accept_from, listen
 from meshd.relay.server import RelayServer
+from meshd.relay.switchboard import SMALL, WIDE, Limits
 
 MAX_REQUEST_BYTES = 4 << 10
 MAX_READERS = 16

@@ -24,11 +24,10 @@ from meshd.identity.proof import Credentials, ListenProof, Proven, Purpose
 from meshd.identity.tls_certificate import make_link_certificate
 from meshd.link.secure.handshake import run_proof
 from meshd.link.secure.tls import listener_context
-from meshd.link.tcp.bind import accept_from, listen
+from meshd.link.tcp.sockets import accept_from, listen
 from meshd.relay.connection import Connection, Hold, RelayStage, Spaces
-from meshd.relay.limits import SMALL, Limits
 from meshd.relay.stun import StunPorts
-from meshd.relay.switchboard import Action, Cut, Drop, NodeIdentity, Switchboard, Tell
+from meshd.relay.switchboard import SMALL, Action, Cut, Drop, Limits, NodeIdentity, Switchboard, Tell
 from meshd.wire.message import LengthParser, framed
 from meshd.wire.relay import MAX_RELAY_MESSAGE_BYTES, Mail, decode_from_node
 

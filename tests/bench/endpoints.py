@@ -22,8 +22,8 @@ from meshd.identity.keystore import Home
 from meshd.identity.tls_certificate import make_link_certificate
 from meshd.link.secure.tls import dialer_context, listener_context
 from meshd.peer.interface import PeerState, Stream
-from meshd.tunnel.forward import Forward, connect_through
 from meshd.tunnel.pump import Counter
+from meshd.tunnel.user_tunnels import Forward, connect_through
 from meshd.wire.versions import NativeVersion
 
 BENCH_SERVICE = "bench"

@@ -14,17 +14,15 @@ from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.identity.invite import RelayHint
 from meshd.identity.proof import Credentials
 from meshd.link.interface import Dialer, Link, Listener
-from meshd.link.quic.dial import QuicDialer
-from meshd.link.quic.listen import QuicListener
+from meshd.link.quic.links import QuicDialer, QuicListener
 from meshd.link.quic.over_ice import QuicOverIce
 from meshd.link.relayed.relay_client import RelayClient
 from meshd.link.relayed.through_member import MemberRelayLinks
 from meshd.link.relayed.through_relay import RelayLinks
-from meshd.link.tcp.dial import TcpDialer
-from meshd.link.tcp.listen import TcpListener
+from meshd.link.tcp.links import TcpDialer, TcpListener
 from meshd.link.webrtc.links import WebRtcLinks
-from meshd.relay.limits import WIDE
 from meshd.relay.server import RelayServer
+from meshd.relay.switchboard import WIDE
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
 

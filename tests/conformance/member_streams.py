@@ -7,7 +7,7 @@ from meshd.base.errors import MeshdError, Refused
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member, check_chain
-from meshd.link.relayed.stream_pipe import Bytes
+from meshd.link.relayed.through_member import Bytes
 
 from tests.conformance.memory_link import MemoryPipe, MemoryWire
 from tests.conformance.nodes import Node

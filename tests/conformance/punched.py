@@ -6,7 +6,7 @@ from dataclasses import replace
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.link.interface import Signals
-from meshd.link.punch.links import PunchLinks
+from meshd.link.punch import PunchLinks
 from meshd.wire.address import Candidate
 from meshd.wire.signal import PunchGo, PunchReady, decode_punching
 

@@ -15,8 +15,8 @@ from meshd.link.relayed.relay_client import RelayClient
 from meshd.link.relayed.through_relay import RelayLinks
 from meshd.link.secure.joining import Joining
 from meshd.relay.connection import Connection
-from meshd.relay.limits import WIDE, Limits
 from meshd.relay.server import RelayServer
+from meshd.relay.switchboard import WIDE, Limits
 from meshd.wire.dialable import trusted
 
 from tests.conformance.nodes import Node, TestMesh, fresh_key

@@ -11,15 +11,12 @@ from meshd.base.errors import MeshdError, Refused
 from meshd.base.peer_limits import CALLS, CALLS_FAILED
 from meshd.identity.keys import PeerId
 from meshd.link.interface import DialError
-from meshd.link.quic.dial import QuicDialer
-from meshd.link.quic.engine import dialler_settings
-from meshd.link.quic.first_datagram import start_dialling
-from meshd.link.quic.listen import QuicListener
+from meshd.link.net.udp_sockets import Origin
+from meshd.link.quic.engine import dialler_settings, start_dialling
+from meshd.link.quic.links import QuicDialer, QuicListener
 from meshd.link.secure.caller_rates import Callers
-from meshd.link.tcp.dial import TcpDialer
-from meshd.link.tcp.listen import TcpListener
+from meshd.link.tcp.links import TcpDialer, TcpListener
 from meshd.link.tcp.pipe import TcpPipe
-from meshd.link.udp.batch_socket import Origin
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
 from meshd.wire.stun import StunKind, StunMessage, encode

@@ -11,17 +11,17 @@ from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.identity.invite import derive
 from meshd.identity.proof import Credentials
 from meshd.link.interface import Link, LinkKind
-from meshd.link.quic import dial as quic
-from meshd.link.quic.listen import QuicListener
+from meshd.link.quic import links as quic
+from meshd.link.quic.links import QuicListener
 from meshd.link.relayed import through_relay
 from meshd.link.relayed.relay_client import RelayClient
 from meshd.link.relayed.through_relay import RelayLinks
 from meshd.link.secure import joining as joining_module
 from meshd.link.secure.joining import Joining, OnJoiner
-from meshd.link.tcp import dial as tcp
-from meshd.link.tcp.listen import TcpListener
-from meshd.relay.limits import WIDE
+from meshd.link.tcp import links as tcp
+from meshd.link.tcp.links import TcpListener
 from meshd.relay.server import RelayServer
+from meshd.relay.switchboard import WIDE
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
 

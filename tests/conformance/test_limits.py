@@ -11,8 +11,7 @@ import pytest
 from meshd.base.unproven_connections import MAX_UNPROVEN, MAX_UNPROVEN_OF_ONE
 from meshd.identity.proof import MARK_NONCE_BYTES, caller_mark
 from meshd.link.secure.tls import TlsEngine, dialer_context
-from meshd.link.tcp.dial import TcpDialer
-from meshd.link.tcp.listen import TcpListener
+from meshd.link.tcp.links import TcpDialer, TcpListener
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
 

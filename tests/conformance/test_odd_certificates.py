@@ -25,11 +25,9 @@ from cryptography.x509.oid import NameOID
 from meshd.base.errors import MeshdError
 from meshd.identity.tls_certificate import LinkCertificate, make_link_certificate
 from meshd.link.interface import DialError, LinkKind
-from meshd.link.quic.dial import QuicDialer
-from meshd.link.quic.listen import QuicListener
+from meshd.link.quic.links import QuicDialer, QuicListener
 from meshd.link.secure.tls import MAX_HANDSHAKE_BYTES
-from meshd.link.tcp.dial import TcpDialer
-from meshd.link.tcp.listen import TcpListener
+from meshd.link.tcp.links import TcpDialer, TcpListener
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
 

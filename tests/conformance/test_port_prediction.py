@@ -16,7 +16,7 @@ from meshd.base.errors import Refused
 from meshd.identity.keys import PeerId
 from meshd.link import attempts
 from meshd.link.interface import DialError, DialFailure, LinkKind
-from meshd.link.port_prediction import links, sockets
+from meshd.link.port_prediction import links
 from meshd.link.port_prediction.links import PortPredictionLinks
 from meshd.wire import signal as words
 from meshd.wire.dialable import Here, dialable, trusted
@@ -174,7 +174,7 @@ def test_a_refusal_of_the_peer_is_told_as_such() -> None:
 
 def test_a_key_that_was_changed_on_the_way_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "_SEARCH_SECONDS", 1.0)
-    monkeypatch.setattr(sockets, "LINGER_SECONDS", 0.05)
+    monkeypatch.setattr(links, "LINGER_SECONDS", 0.05)
     monkeypatch.setattr(links, "ports_to_try", lambda opened, seed: iter(range(2000, 2050)))
 
     def other_key(payload: bytes) -> bytes:
@@ -232,7 +232,7 @@ def test_who_asks_for_searches_that_find_nothing_waits_longer_each_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """For the node that asks, and for the address: another node cannot go on with the same one."""
-    monkeypatch.setattr(sockets, "LINGER_SECONDS", 0.05)
+    monkeypatch.setattr(links, "LINGER_SECONDS", 0.05)
     monkeypatch.setattr(links, "ports_to_try", lambda opened, seed: iter(range(2000, 2020)))
 
     async def work() -> None:

@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator
 import pytest
 from meshd.base.errors import Broken, Refused
 from meshd.identity.keys import PeerId
-from meshd.link import attempts
+from meshd.link import attempts, punch
 from meshd.link.interface import DialError, DialFailure
-from meshd.link.punch import links, race
-from meshd.link.punch.links import PunchLinks
-from meshd.link.tcp.listen import TcpListener
+from meshd.link.punch import PunchLinks
+from meshd.link.tcp.links import TcpListener
 from meshd.wire.address import Candidate
 from meshd.wire.signal import Knock, No, PunchGo, Punching, PunchReady, decode_punching
 
@@ -95,8 +94,8 @@ def test_a_refusal_of_the_peer_is_told_as_such() -> None:
 
 
 def test_somebody_else_at_the_address_is_not_taken_for_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(race, "MEET_SECONDS", 3.0)
-    monkeypatch.setattr(links, "ROUNDS", 1)
+    monkeypatch.setattr(punch, "MEET_SECONDS", 3.0)
+    monkeypatch.setattr(punch, "ROUNDS", 1)
 
     async def work() -> None:
         async with pair() as ends:
@@ -125,7 +124,7 @@ def test_somebody_else_at_the_address_is_not_taken_for_the_peer(monkeypatch: pyt
 
 
 def test_a_peer_that_says_nothing_costs_two_rounds_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "_READY_SECONDS", 0.05)
+    monkeypatch.setattr(punch, "_READY_SECONDS", 0.05)
 
     async def work() -> None:
         async with pair() as ends:
@@ -141,7 +140,7 @@ def test_a_peer_that_says_nothing_costs_two_rounds_and_no_more(monkeypatch: pyte
             error = await outcome(ends.low_links, ends.high.peer)
             assert isinstance(error, DialError)
             assert error.failure is DialFailure.TIMEOUT
-            assert len({knock.attempt for knock in knocks}) == links.ROUNDS == 2
+            assert len({knock.attempt for knock in knocks}) == punch.ROUNDS == 2
 
     run(work())
 
@@ -167,8 +166,8 @@ def test_no_way_for_signals_is_told_at_once() -> None:
 
 
 def test_a_node_without_a_mesh_answers_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "_READY_SECONDS", 0.1)
-    monkeypatch.setattr(links, "ROUNDS", 1)
+    monkeypatch.setattr(punch, "_READY_SECONDS", 0.1)
+    monkeypatch.setattr(punch, "ROUNDS", 1)
 
     async def work() -> None:
         async with pair() as ends:
@@ -182,7 +181,7 @@ def test_a_node_without_a_mesh_answers_nobody(monkeypatch: pytest.MonkeyPatch) -
 
 def test_more_attempts_than_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ninth knock is told so, and noise does no harm."""
-    monkeypatch.setattr(links, "_READY_SECONDS", 1.0)
+    monkeypatch.setattr(punch, "_READY_SECONDS", 1.0)
 
     async def work() -> None:
         async with pair() as ends:

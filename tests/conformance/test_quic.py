@@ -13,14 +13,12 @@ from meshd.base.errors import MeshdError, Refused
 from meshd.identity.invite import derive
 from meshd.identity.proof import Purpose
 from meshd.link.interface import DialError, DialFailure, Link
-from meshd.link.quic.dial import QuicDialer, dial_join
-from meshd.link.quic.engine import dialler_settings
-from meshd.link.quic.first_datagram import Reception, start_dialling
-from meshd.link.quic.listen import QuicListener
+from meshd.link.net.udp_sockets import Origin
+from meshd.link.quic.engine import Reception, dialler_settings, start_dialling
+from meshd.link.quic.links import QuicDialer, QuicListener, dial_join
 from meshd.link.quic.over_ice import QuicOverIce
 from meshd.link.secure.joining import Joining, OnJoiner
-from meshd.link.tcp.dial import CONNECT_SECONDS
-from meshd.link.udp.batch_socket import Origin
+from meshd.link.tcp.links import CONNECT_SECONDS
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
 from meshd.wire.signal import Answer, decode_offer

@@ -13,8 +13,8 @@ from meshd.link.interface import DialError
 from meshd.link.relayed.relay_pipe import RelayPipe
 from meshd.link.secure.tls import dialer_context
 from meshd.relay.connection import Connection
-from meshd.relay.limits import SMALL, WIDE
 from meshd.relay.server import RelayServer
+from meshd.relay.switchboard import SMALL, WIDE
 from meshd.wire.dialable import trusted
 from meshd.wire.relay import TICKET_MAGIC
 

@@ -8,7 +8,7 @@ from meshd.identity.invite import derive
 from meshd.identity.proof import Purpose
 from meshd.link.interface import DialError
 from meshd.link.relayed.through_relay import dial_join
-from meshd.relay.limits import WIDE
+from meshd.relay.switchboard import WIDE
 
 from tests.conformance.relays import House, in_house
 from tests.conformance.run import until

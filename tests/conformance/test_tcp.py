@@ -16,8 +16,7 @@ from meshd.link.interface import DialError, DialFailure, Link
 from meshd.link.net.happy_eyeballs import dial_order
 from meshd.link.secure.joining import Joining
 from meshd.link.secure.tls import dialer_context, listener_context
-from meshd.link.tcp.dial import ATTEMPT_SECONDS, TcpDialer, dial_join
-from meshd.link.tcp.listen import TcpListener
+from meshd.link.tcp.links import ATTEMPT_SECONDS, TcpDialer, TcpListener, dial_join
 from meshd.link.tcp.pipe import TcpPipe
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted

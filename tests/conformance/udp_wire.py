@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from meshd.link.udp.batch_socket import Address
-from meshd.link.udp.host_socket import UdpSocket
+from meshd.link.net.udp_sockets import Address, UdpSocket
 
 
 class UdpWire:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from aiortc import RTCCertificate, RTCDtlsTransport
 from aiortc.rtcsctptransport import CookieEchoChunk, ErrorChunk, InitAckChunk, InitChunk
 from meshd.base.errors import RemoteProtocolError
-from meshd.link.webrtc import sctp_packet as wire
+from meshd.link.webrtc import sctp as wire
 from meshd.link.webrtc.sctp_association import Association
 from meshd.wire.address import Candidate
 from meshd.wire.signal import Answer, More, Offer, OfferGone, OfferSignal, Terms, decode_offer

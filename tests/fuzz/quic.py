@@ -8,10 +8,16 @@ from aioquic.quic.connection import QuicConnectionError, QuicNetworkPath, QuicRe
 from aioquic.tls import Epoch
 from meshd.base.errors import RemoteProtocolError
 from meshd.identity.tls_certificate import make_link_certificate
-from meshd.link.quic.engine import FIRST_CREDIT_BYTES, QuicEngine, dialler_settings, listener_settings
-from meshd.link.quic.first_datagram import Reception, start_dialling
+from meshd.link.net.udp_sockets import Origin
+from meshd.link.quic.engine import (
+    FIRST_CREDIT_BYTES,
+    QuicEngine,
+    Reception,
+    dialler_settings,
+    listener_settings,
+    start_dialling,
+)
 from meshd.link.quic.sockets import destination
-from meshd.link.udp.batch_socket import Origin
 
 from tests.fuzz.mutate import flip
 from tests.fuzz.target import Target

@@ -8,8 +8,7 @@ from meshd.base.errors import Broken, RemoteProtocolError, UserError
 from meshd.identity.invite import RelayHint, parse_relay_url, relay_url
 from meshd.identity.keys import KeyPair
 from meshd.link.relayed.http_proxy import read_reply
-from meshd.relay.limits import SMALL
-from meshd.relay.switchboard import NodeIdentity, Switchboard
+from meshd.relay.switchboard import SMALL, NodeIdentity, Switchboard
 from meshd.wire.message import LengthParser, framed
 from meshd.wire.relay import (
     MAX_RELAY_MESSAGE_BYTES,

@@ -19,7 +19,7 @@ from meshd.config.tree import LinksConfig
 from meshd.identity.keys import PeerId
 from meshd.link.interface import Link
 from meshd.link.secure.handshake import HandshakeContext
-from meshd.link.tcp.dial import TcpDialer
+from meshd.link.tcp.links import TcpDialer
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
 

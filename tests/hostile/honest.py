@@ -17,8 +17,8 @@ from meshd.base.tasks import Owner
 from meshd.config.forms import HostPort
 from meshd.config.tree import LinksConfig
 from meshd.daemon.member_node import MemberNode
-from meshd.link.quic import first_datagram as _quic  # noqa: F401 - else loaded in a thread, at whatever time
-from meshd.link.webrtc import pipe as _webrtc  # noqa: F401 - likewise: 33 MiB, which are no growth
+from meshd.link.quic import engine as _quic  # noqa: F401 - else loaded in a thread, at whatever time
+from meshd.link.webrtc import session as _webrtc  # noqa: F401 - likewise: 33 MiB, which are no growth
 from meshd.tunnel.user_tunnels import OwnTunnels
 
 from tests.e2e.bare_node import bare_node, connected

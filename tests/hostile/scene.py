@@ -21,13 +21,13 @@ from meshd.identity.invite import RelayHint, parse_relay_url
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Role
 from meshd.link.interface import Link, LinkKind, Transport
-from meshd.link.quic import first_datagram as _  # noqa: F401 - else loaded in a thread, at whatever time
-from meshd.link.quic.dial import QuicDialer
+from meshd.link.quic import engine as _  # noqa: F401 - else loaded in a thread, at whatever time
+from meshd.link.quic.links import QuicDialer
 from meshd.link.relayed.relay_client import RelayClient
 from meshd.link.relayed.through_member import MemberRelayLinks
 from meshd.link.relayed.through_relay import RelayLinks
 from meshd.link.secure.handshake import RawPipe
-from meshd.link.tcp.dial import TcpDialer
+from meshd.link.tcp.links import TcpDialer
 from meshd.peer.interface import PeerState
 from meshd.tunnel.user_tunnels import OwnTunnels
 from meshd.wire.address import Candidate

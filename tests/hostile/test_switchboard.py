@@ -4,8 +4,7 @@ import random
 
 from meshd.base.errors import MeshdError
 from meshd.identity.keys import KeyPair
-from meshd.relay.limits import SMALL
-from meshd.relay.switchboard import NodeIdentity, Switchboard, Tell
+from meshd.relay.switchboard import SMALL, NodeIdentity, Switchboard, Tell
 from meshd.wire.relay import Mail, decode_from_node
 
 from tests.hostile.draw import Draw, Pool, drawn_seed

@@ -18,8 +18,7 @@ from meshd.identity.invite import derive
 from meshd.link.interface import Link
 from meshd.link.secure.caller_rates import Callers
 from meshd.link.secure.joining import Joining
-from meshd.link.tcp.dial import TcpDialer, dial_join
-from meshd.link.tcp.listen import TcpListener
+from meshd.link.tcp.links import TcpDialer, TcpListener, dial_join
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
 

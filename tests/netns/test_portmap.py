@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 from meshd.base.tasks import Owner
-from meshd.portmap import lease, mapper
-from meshd.portmap.gateway import find_route
+from meshd.portmap import mapper
 from meshd.portmap.interface import GatewayRoute, HomeRouter, Language, MapState, MapStatus
-from meshd.portmap.mapper import PortMapper, home_routers
+from meshd.portmap.mapper import PortMapper, find_route, home_routers
 from meshd.wire.address import Proto
 from meshd.wire.portmap import Granted, Wish
 
@@ -181,7 +180,7 @@ def test_a_mapping_lives_by_its_renewals(
     world: World, monkeypatch: pytest.MonkeyPatch, language: Language
 ) -> None:
     monkeypatch.setattr(mapper, "LIFETIME", 2)
-    monkeypatch.setattr(lease, "SHORTEST_LIFETIME", 1)
+    monkeypatch.setattr(mapper, "SHORTEST_LIFETIME", 1)
     outside = world.public("outside")
     router = world.router("home", Nat.PORT_RESTRICTED)
     inside = router.host("pc")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from meshd.link.interface import Signals
-from meshd.link.punch.links import PunchLinks
+from meshd.link.punch import PunchLinks
 
 from tests.conformance.nodes import Node
 from tests.netns.agent import Settings, agent

@@ -29,7 +29,7 @@ from meshd.gateway.turns import AnswerLog, LoggedAnswer
 from meshd.identity.invite_book import InviteEntry
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.keystore import Home
-from meshd.link.tcp.listen import TcpListener
+from meshd.link.tcp.links import TcpListener
 from meshd.process.interface import ChildSpec
 from meshd.process.run import Run
 from meshd.wire.address import Candidate

@@ -66,7 +66,7 @@ PROCESSES_ALLOWED = frozenset(
         "tests/bench/tunnel.py",  # the far end of a measured pump
         "tests/bench/hop.py",  # both daemons of a measured step, and what stands for a mesh-server
         "meshd/bench/transport.py",  # both ends of a measured link, and the line between
-        "meshd/portmap/gateway.py",  # netstat names the default gateway where there is no /proc
+        "meshd/portmap/mapper.py",  # netstat names the default gateway where there is no /proc
     }
 )
 

@@ -12,11 +12,11 @@ CONNECTS = frozenset({"sock_connect", "open_connection", "create_connection", "s
 # These connect or send by themselves. The first three take nothing but `Dialable`.
 CONNECTS_ALLOWED = frozenset(
     {
-        "meshd/link/tcp/connect.py",
-        "meshd/link/punch/simultaneous_open.py",
-        "meshd/link/port_prediction/sockets.py",
+        "meshd/link/tcp/sockets.py",
+        "meshd/link/punch.py",
+        "meshd/link/port_prediction/links.py",
         "meshd/link/net/stun.py",  # servers that the user named, and members: rendezvous/book.py
-        "meshd/link/udp/batch_socket.py",  # where a `DialPort` leads, or back to a datagram's source
+        "meshd/link/net/udp_sockets.py",  # where a `DialPort` leads, or back to a datagram's source
     }
 )
 
@@ -39,7 +39,7 @@ def connects(source: Source) -> Iterator[Fault]:
     for call, name in source.calls():
         has_socket = any(word.arg == "sock" for word in call.keywords)
         if last_part(name) in CONNECTS and not has_socket:
-            yield source.fault(call, "connect", f"`{name}`: connect to a `Dialable` (meshd.link.tcp.connect)")
+            yield source.fault(call, "connect", f"`{name}`: connect to a `Dialable` (meshd.link.tcp.sockets)")
 
 
 HOLD_FOR_PEERS = (
@@ -58,18 +58,18 @@ NO_SHARES = frozenset(
         "gateway/client_connections.py:MAX_HEADERS",
         "link/relayed/through_member.py:MAX_ASKED",
         "link/bbr.py:MOST_UP_SEGMENTS",
-        "link/net/reflexive_port.py:MAX_SERVERS_ASKED",
-        "link/net/reflexive_port.py:MAX_REQUESTS",
-        "link/punch/links.py:MOST_HEAD_START",
-        "link/udp/batch_socket.py:MOST_SEGMENTS",
+        "link/net/stun.py:MAX_SERVERS_ASKED",
+        "link/net/stun.py:MAX_REQUESTS",
+        "link/punch.py:MOST_HEAD_START",
+        "link/net/udp_sockets.py:MOST_SEGMENTS",
         "link/relayed/control_connection.py:MAX_CALLS_WAITING",
         "link/relayed/http_proxy.py:MAX_PROXY_ADDRESSES",
-        "link/webrtc/sctp_inbox.py:MAX_HOLES",
-        "link/webrtc/sctp_outbox.py:MAX_REORDER_PACKETS",
-        "link/webrtc/sctp_outbox.py:MAX_FLIGHT_CHUNKS",
-        "link/webrtc/sctp_packet.py:MAX_GAPS",
+        "link/webrtc/sctp.py:MAX_HOLES",
+        "link/webrtc/sctp.py:MAX_REORDER_PACKETS",
+        "link/webrtc/sctp.py:MAX_FLIGHT_CHUNKS",
+        "link/webrtc/sctp.py:MAX_GAPS",
         "link/net/stun.py:MAX_SERVERS",
-        "link/udp/host_socket.py:MOST_KNOWN",
+        "link/net/udp_sockets.py:MOST_KNOWN",
         "link/ice/agent.py:MAX_EARLY",
         "peer/dial_schedule.py:MOST_SHORT",
         "peer/streams.py:MAX_REASON",
@@ -88,7 +88,7 @@ NO_SHARES = frozenset(
         "devices/trial_cache.py:MAX_TRIALS",
         "head/failures.py:MOST_DOUBLINGS",
         "head/lease.py:MAX_KEPT",
-        "tunnel/forward.py:MAX_CLIENTS",
+        "tunnel/user_tunnels.py:MAX_CLIENTS",
         "tunnel/user_tunnels.py:MAX_EXPOSED",
         "tunnel/user_tunnels.py:MAX_OPENED",
         "tunnel/user_tunnels.py:MAX_ALLOWED_PEERS",
@@ -159,11 +159,11 @@ OF_NO_PEER = frozenset(
         ("meshd/rendezvous/mdns.py", "network_not_joined"),
         ("meshd/tunnel/user_tunnels.py", "tunnel_waits"),
         # programs of this machine, at a tunnel's local end
-        ("meshd/tunnel/forward.py", "tunnel_full"),
-        ("meshd/tunnel/forward.py", "tunnel_foreign_client"),
+        ("meshd/tunnel/user_tunnels.py", "tunnel_full"),
+        ("meshd/tunnel/user_tunnels.py", "tunnel_foreign_client"),
         # no descriptor is free, for many reasons
-        ("meshd/tunnel/forward.py", "accept_paused"),
-        ("meshd/link/tcp/bind.py", "accept_paused"),
+        ("meshd/tunnel/user_tunnels.py", "accept_paused"),
+        ("meshd/link/tcp/sockets.py", "accept_paused"),
         # who has proven nothing, or is no member: naming it would use up the lines about somebody else
         ("meshd/link/secure/handshake.py", "version_refused"),
         ("meshd/peer/signals.py", "signal_dropped"),

@@ -10,7 +10,7 @@ from meshd.base.errors import Broken, Busy, EndOfStream, Refused
 from meshd.identity.membership import Role
 from meshd.mux.config import MuxConfig
 from meshd.mux.events import Code
-from meshd.mux.status import StreamStatus
+from meshd.mux.session import StreamStatus
 from meshd.peer.interface import PeerState, Stream
 
 from tests.sim.echo import serve_echo

@@ -22,8 +22,7 @@ from meshd.head.model import Model
 from meshd.head.model_pool import ModelOnDemand, ModelPool, PoolTurn
 from meshd.library.members.fetch_weights import MemberWeights
 from meshd.link.interface import Dialer, Link, Listener, Signals
-from meshd.link.tcp.dial import TcpDialer, TcpLink
-from meshd.link.tcp.listen import TcpListener
+from meshd.link.tcp.links import TcpDialer, TcpLink, TcpListener
 from meshd.peer.interface import Book, Mesh, Stream
 from meshd.peer.mesh import PeerMesh
 from meshd.peer.signals import SignalService
@@ -41,9 +40,9 @@ from meshd.store import content_store as content_store_module
 from meshd.store import lease_cache as store_lease_cache
 from meshd.store.interface import ContentStore, LeaseCache, WeightsFile
 from meshd.store.model_file import ModelFile
-from meshd.tunnel.forward import Forward
 from meshd.tunnel.interface import Flow, Inspector, Passage
 from meshd.tunnel.joined import JoinedTunnel
+from meshd.tunnel.user_tunnels import Forward
 from meshd.worker.child_silence import ChildSilence
 from meshd.worker.cycle import Worker
 

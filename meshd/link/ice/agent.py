@@ -24,8 +24,7 @@ from aioice.stun import Class, Message, Method, TransactionFailed, TransactionTi
 from meshd.base.errors import Broken
 from meshd.base.peer_limits import CHECKED, CHECKS
 from meshd.base.tasks import Owner
-from meshd.link.udp.batch_socket import Address
-from meshd.link.udp.host_socket import OpenSocket, UdpSocket
+from meshd.link.net.udp_sockets import Address, OpenSocket, UdpSocket
 from meshd.wire.address import Candidate, CandidateKind
 from meshd.wire.dialable import Dialable
 from meshd.wire.signal import Terms

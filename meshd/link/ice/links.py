@@ -10,13 +10,14 @@ at the first dial or offer, in a thread.
 """
 
 import asyncio
+import ipaddress
 import secrets
 import string
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from meshd.base.admission import Rates
 from meshd.base.errors import Broken, Closed, MeshdError, RemoteProtocolError
@@ -26,8 +27,6 @@ from meshd.base.peer_limits import ATTEMPTS, ICE_KNOWN, OFFERS, OFFERS_OF_PEER
 from meshd.base.tasks import Owner, first_error
 from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
-from meshd.link.ice.candidates import checkable, path_of
-from meshd.link.ice.session import IcePipe, IceSession
 from meshd.link.interface import (
     TRANSPORTS,
     DialError,
@@ -40,17 +39,19 @@ from meshd.link.interface import (
     Transport,
 )
 from meshd.link.net import local_addresses
+from meshd.link.net.local_addresses import path_between
 from meshd.link.net.stun import stun_server
+from meshd.link.net.udp_sockets import Address, OpenSocket, UdpSocket
 from meshd.link.secure.handshake import (
     HandshakeContext,
     ProvenLink,
+    RawPipe,
     dial_error,
     member_of,
     prove_accepted,
     prove_dialled,
 )
-from meshd.link.udp.host_socket import OpenSocket, UdpSocket
-from meshd.wire.address import Candidate
+from meshd.wire.address import Candidate, CandidateKind, order
 from meshd.wire.dialable import Dialable, Source
 from meshd.wire.signal import (
     ATTEMPT_BYTES,
@@ -65,7 +66,79 @@ from meshd.wire.signal import (
 )
 
 if TYPE_CHECKING:
-    from meshd.link.ice.agent import Pace
+    from meshd.link.ice.agent import IcePath, Pace
+
+
+class IcePipe(RawPipe, Protocol):
+    """A pipe over a path that ICE found."""
+
+    def widen(self) -> None:
+        """Open full windows: the other side has proven who it is."""
+        ...
+
+    def abort(self) -> None:
+        """Drop the pipe at once."""
+        ...
+
+
+class IceSession(Protocol):
+    """One side of one try: `open`, tell the terms, `connect` with the other side's; `shut` in the end."""
+
+    binding: bytes  # of the proof; after `connect`
+    ice: "IcePath"
+
+    @property
+    def fingerprint(self) -> bytes:
+        """The SHA-256 of our certificate, for the terms."""
+        ...
+
+    @property
+    def pair(self) -> tuple[Address, Address, CandidateKind | None] | None:
+        """Our address, theirs, and the kind that they announced."""
+        ...
+
+    def open(self, hosts: Sequence[str], open_socket: OpenSocket) -> list[Candidate]:
+        """Bind sockets; return their addresses."""
+        ...
+
+    async def connect(self, terms: Terms, places: Sequence[Dialable]) -> None:
+        """Find a path to one of `places` and encrypt it. Raises Broken; the caller sets the time limit."""
+        ...
+
+    def shut(self) -> list[asyncio.Task[None]]:
+        """End everything at once; return tasks that end in the next turns. Idempotent."""
+        ...
+
+
+def checkable(offered: Iterable[Candidate], *, hosts: Sequence[str]) -> list[Candidate]:
+    """Return addresses worth checking, best first: UDP, of a family that one of `hosts` (ours) has.
+
+    wire/dialable.py decides which of them may be sent to. Relays' ports belong to another kind of link.
+    """
+    families = {ipaddress.ip_address(host).version for host in hosts}
+    return [
+        candidate
+        for candidate in order(offered)
+        if candidate.proto == "udp" and candidate.kind != "relay" and candidate.ip.version in families
+    ][:MAX_OFFERED]
+
+
+def path_of(local: str, remote: str, remote_kind: CandidateKind | None) -> str:
+    """Return LinkInfo.path of a pair: `local` and `remote` are hosts, `remote_kind` is the kind they
+    announced.
+
+    `mapped`: through a port that a router was asked for. `punched`: both sides sent through a NAT. A side
+    that itself has a public address calls the path `public`, whichever side it is.
+    """
+    path = path_between(local, remote)
+    if path != "public":
+        return path
+    if remote_kind == "mapped":
+        return "mapped"
+    if remote_kind == "host" or ipaddress.ip_address(local).is_global:
+        return "public"
+    return "punched"
+
 
 _ATTEMPT_SECONDS = 10.0  # signals, ICE, DTLS, SCTP and proof together
 MAX_ANSWERING = OFFERS.most

@@ -1,24 +1,26 @@
 """QUIC by aioquic, sans-IO, with what it leaves open closed: credit, path MTU, limits. Imported on demand.
 
-With window.py and first_datagram.py the only place that knows aioquic (1.7). An engine is one connection
+The only module that knows aioquic (1.7). An engine is one connection
 with one bidirectional stream. Its differences from the library's own:
 
 - Credit (MAX_DATA, MAX_STREAM_DATA; RFC 9000 section 4) follows what was read. The library doubles its
   windows by what has *arrived*, so a reader that does not read slows nobody down, and a peer that sends one
   byte far ahead has it allocate all that lies before.
 - Datagrams have 1200 bytes until a larger one has arrived (RFC 8899), and again when larger ones get lost.
-- The congestion window follows a model of the path (bbr.py), registered with the library's own
-  means.
+- The congestion window (`Window`) and the pacer follow a model of the path (bbr.py).
 - A peer may open one stream, as dialler, and nothing else.
 - The dialler moves only once the handshake is done (RFC 9000 section 9), and then gets no probe of the path
   MTU before the new address has answered. The library follows every datagram of the handshake, and takes the
   last one's address for validated, which anybody can forge who began from his own.
 """
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from typing import cast
 
+from aioquic._buffer import Buffer
 from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.congestion.base import QuicCongestionControl, register_congestion_control
 from aioquic.quic.connection import (
     CONNECTION_LIMIT_FRAME_CAPACITY,
     END_STATES,
@@ -37,18 +39,23 @@ from aioquic.quic.events import (
 )
 from aioquic.quic.packet import (
     QuicFrameType,
+    QuicHeader,
     QuicPacketType,
     QuicProtocolVersion,
+    encode_quic_retry,
+    encode_quic_version_negotiation,
+    pull_quic_header,
 )
-from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder
+from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder, QuicSentPacket
 from aioquic.quic.recovery import QuicPacketPacer, QuicPacketSpace
+from aioquic.quic.retry import QuicRetryTokenHandler
 from aioquic.quic.stream import QuicStream
 from aioquic.tls import Epoch
 
 from meshd.identity.tls_certificate import LinkCertificate, certificate_hash, unpack_link_certificate
+from meshd.link.bbr import ModelWindow
+from meshd.link.net.udp_sockets import ETHERNET_MTU, HEADER_BYTES, Origin
 from meshd.link.quic.sockets import ID_BYTES
-from meshd.link.quic.window import SAFE_DATAGRAM_BYTES, WINDOW_NAME, Pacer, Window
-from meshd.link.udp.batch_socket import ETHERNET_MTU, HEADER_BYTES, Origin
 
 PROBED_DATAGRAM_BYTES = (1452, 1400)  # IPv6 over Ethernet; through most tunnels
 JUMBO_DATAGRAM_BYTES = 8952  # IPv6 over jumbo frames, and within this machine: packets cost by number
@@ -344,3 +351,163 @@ def _reason(event: ConnectionTerminated) -> str:
     if event.error_code == 0:
         return "the other side left"
     return (event.reason_phrase or f"error {event.error_code:#x}").lower()[:200]
+
+
+class Reception:
+    """The reply of a listener to the first datagram of a stranger; it keeps no state of it.
+
+    While it is `busy`, strangers must first show that they are where they say (a Retry, RFC 9000 section
+    8.1.2), which costs them a round trip and us nothing. Answers are never larger than what they answer.
+    """
+
+    def __init__(self, settings: QuicConfiguration) -> None:
+        self._settings = settings
+        self._tokens = QuicRetryTokenHandler()
+
+    def first(
+        self, data: bytes, origin: Origin, now: float, *, busy: bool
+    ) -> tuple[QuicEngine, bytes] | bytes | None:
+        """Return a new connection and the id that its dialler gave it, a datagram to reply with, or None."""
+        # Ignore whatever is too short or too damaged for a QUIC Initial.
+        if len(data) < SAFE_DATAGRAM_BYTES:
+            return None
+        try:
+            header = pull_quic_header(Buffer(data=data), host_cid_length=ID_BYTES)
+        except ValueError:
+            return None
+        if header.packet_type is QuicPacketType.VERSION_NEGOTIATION or header.version is None:
+            return None
+        # Tell a dialler of another version which versions we speak.
+        if header.version not in self._settings.supported_versions:
+            return encode_quic_version_negotiation(
+                source_cid=header.destination_cid,
+                destination_cid=header.source_cid,
+                supported_versions=self._settings.supported_versions,
+            )
+        if header.packet_type is not QuicPacketType.INITIAL:
+            return None
+        # Validate the address if it brings a token; ask it for one while we are busy.
+        original, retry = header.destination_cid, None
+        if header.token:
+            try:
+                original = self._tokens.validate_token(
+                    address=origin.address, destination_cid=original, token=header.token, now=now
+                )
+            except ValueError:
+                return None
+            retry = header.destination_cid
+        elif busy:
+            return self._retry(header, origin, now)
+        # Create state only now, and drop it if the packet is not a dialler's.
+        engine = QuicEngine(self._settings, original_id=original, retry_id=retry)
+        engine.receive_datagram(data, origin, now)
+        return (engine, header.destination_cid) if engine.begun else None
+
+    def _retry(self, header: QuicHeader, origin: Origin, now: float) -> bytes:
+        source = os.urandom(ID_BYTES)
+        return encode_quic_retry(
+            version=cast(int, header.version),
+            source_cid=source,
+            destination_cid=header.source_cid,
+            original_destination_cid=header.destination_cid,
+            retry_token=self._tokens.create_token(
+                address=origin.address,
+                original_destination_connection_id=header.destination_cid,
+                retry_source_connection_id=source,
+                now=now,
+            ),
+        )
+
+
+def start_dialling(settings: QuicConfiguration, origin: Origin, now: float) -> QuicEngine:
+    """Return the dialler's end of a new connection."""
+    engine = QuicEngine(settings)
+    engine.connect(origin, now=now)
+    return engine
+
+
+SAFE_DATAGRAM_BYTES = 1200  # every path that carries QUIC takes it (RFC 9000 section 14)
+_BURST_SECONDS = 0.008  # what may go out at once after the loop was late
+WAKE_SECONDS = 0.001  # timers are no finer
+WINDOW_NAME = "meshd-model"
+
+
+class Window(QuicCongestionControl):
+    """ModelWindow as the library asks for it; counts what happens to large datagrams."""
+
+    def __init__(self, *, max_datagram_size: int) -> None:
+        super().__init__(max_datagram_size=max_datagram_size)
+        self.model = ModelWindow(max_datagram_size)
+        self.large_lost = 0  # since one arrived
+        self.large_lost_at = 0.0
+        self._acked = 0
+        self._acked_at = self._acked_sent = 0.0
+
+    def on_packet_acked(self, *, now: float, packet: QuicSentPacket) -> None:
+        self.bytes_in_flight -= packet.sent_bytes
+        if packet.sent_bytes > SAFE_DATAGRAM_BYTES:
+            self.large_lost, self.large_lost_at = 0, 0.0
+        self._acked += packet.sent_bytes
+        self._acked_at = now
+        self._acked_sent = max(self._acked_sent, packet.sent_time or now)
+
+    def settle(self, *, starved: bool) -> None:
+        """Tell the model of all that was acknowledged since the last call: once for a batch of packets."""
+        if self._acked:
+            self.model.acked(self._acked_at, self._acked, self._acked_at - self._acked_sent, starved=starved)
+            self.congestion_window = self.model.window
+            self._acked, self._acked_sent = 0, 0.0
+
+    def on_packet_sent(self, *, packet: QuicSentPacket) -> None:
+        self.bytes_in_flight += packet.sent_bytes
+
+    def on_packets_expired(self, *, packets: Iterable[QuicSentPacket]) -> None:
+        for packet in packets:
+            self.bytes_in_flight -= packet.sent_bytes
+
+    def on_packets_lost(self, *, now: float, packets: Iterable[QuicSentPacket]) -> None:
+        for packet in packets:
+            self.bytes_in_flight -= packet.sent_bytes
+            if packet.sent_bytes > SAFE_DATAGRAM_BYTES:
+                self.large_lost += 1
+                self.large_lost_at = self.large_lost_at or now
+            self.model.lost(now, packet.sent_bytes, packet.sent_time or now)
+        self.congestion_window = self.model.window
+
+    def on_persistent_congestion(self) -> None:
+        self.model.silenced()
+        self.congestion_window = self.model.window
+
+    def on_rtt_measurement(self, *, now: float, rtt: float) -> None:
+        """Ignore the measurement: each acknowledged packet brings its own."""
+
+
+class Pacer:
+    """Instead of the library's, whose bursts of 16 packets are too small for timers of a millisecond."""
+
+    def __init__(self, model: ModelWindow, datagram: int) -> None:
+        self._model = model
+        self._datagram = datagram
+        self._budget = 0.0
+        self._at = 0.0
+
+    def next_send_time(self, now: float) -> float | None:
+        rate = self._model.pacing_rate
+        if not rate:
+            return None
+        most = max(_BURST_SECONDS * rate, 10.0 * self._datagram)
+        self._budget = min(self._budget + (now - self._at) * rate, most)
+        self._at = now
+        if self._budget > 0:
+            return None
+        return now + (max(WAKE_SECONDS * rate, self._datagram) - self._budget) / rate
+
+    def update_after_send(self, now: float) -> None:
+        # acknowledgements are not held back, and count here as much as data: they must not pile up a debt
+        self._budget = max(self._budget - self._datagram, -2.0 * self._datagram)
+
+    def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
+        """Do nothing: the model has its own rate."""
+
+
+register_congestion_control(WINDOW_NAME, Window)

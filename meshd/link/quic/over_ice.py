@@ -11,21 +11,19 @@ from typing import TYPE_CHECKING, cast
 
 from meshd.base.errors import Broken, RemoteProtocolError
 from meshd.identity.tls_certificate import LinkCertificate, make_link_certificate
-from meshd.link.ice.links import Extra, IceLinks
-from meshd.link.ice.session import IcePipe, IceSession
+from meshd.link.ice.links import Extra, IceLinks, IcePipe, IceSession
 from meshd.link.interface import MayDial, Signals, Transport
 from meshd.link.net import local_addresses
-from meshd.link.quic.dial import IDLE_SECONDS
+from meshd.link.net.udp_sockets import ETHERNET_MTU, Address, OpenSocket, Origin, UdpSocket
+from meshd.link.quic.links import IDLE_SECONDS
 from meshd.link.quic.pipe import Engine, QuicPipe
 from meshd.link.secure.handshake import HandshakeContext
-from meshd.link.udp.batch_socket import ETHERNET_MTU, Address, Origin
-from meshd.link.udp.host_socket import OpenSocket, UdpSocket
 from meshd.wire.address import Candidate, CandidateKind
 from meshd.wire.dialable import Dialable
 from meshd.wire.signal import Terms
 
 if TYPE_CHECKING:
-    from meshd.link.quic.first_datagram import Reception
+    from meshd.link.quic.engine import Reception
 
 _PATH = Origin(("ice", 0))  # what QUIC takes for the other side's address
 
@@ -66,7 +64,9 @@ class QuicOverIce(IceLinks):
 
 
 def _load() -> None:
-    """Import what this kind needs."""
+    """Import what this kind needs; the first time takes half a second."""
+    from meshd.link.ice import agent as _agent  # noqa: F401
+    from meshd.link.quic import engine as _engine  # noqa: F401
 
 
 class QuicSession:
@@ -82,7 +82,7 @@ class QuicSession:
         idle_seconds: float,
     ) -> None:
         from meshd.link.ice.agent import IcePath
-        from meshd.link.quic import engine, first_datagram
+        from meshd.link.quic import engine
 
         self._certificate = certificate
         self._dialler = dialler
@@ -99,7 +99,7 @@ class QuicSession:
             self._settings = engine.dialler_settings(idle_seconds=idle_seconds)
         else:
             self._settings = engine.listener_settings(certificate, idle_seconds=idle_seconds)
-            self._reception = first_datagram.Reception(self._settings)
+            self._reception = engine.Reception(self._settings)
 
     # --- as IceLinks asks
 
@@ -123,9 +123,9 @@ class QuicSession:
         await ice.reach(terms, places)
         self._pair = ice.pair
         if self._dialler:
-            from meshd.link.quic import first_datagram
+            from meshd.link.quic import engine
 
-            self._begin(first_datagram.start_dialling(self._settings, _PATH, self._loop.time()))
+            self._begin(engine.start_dialling(self._settings, _PATH, self._loop.time()))
         ice.take_over(self._take)
         ice.on_batch_end = self._advance
         self._advance()

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from meshd.base.errors import Broken, Closed, EndOfStream, RemoteProtocolError
 from meshd.link.buffered_pipe import SEND_HIGH_BYTES, BufferedPipe
-from meshd.link.udp.batch_socket import ETHERNET_MTU, Origin
+from meshd.link.net.udp_sockets import ETHERNET_MTU, Origin
 
 SEND_LOW_BYTES = 32 << 10
 MAX_HELD_BYTES = 16 << 20  # sent or not, and not confirmed

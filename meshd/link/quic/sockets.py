@@ -4,8 +4,8 @@ import asyncio
 import socket
 from collections.abc import Callable, Sequence
 
+from meshd.link.net.udp_sockets import BatchSocket, Origin
 from meshd.link.quic.pipe import QuicPipe
-from meshd.link.udp.batch_socket import BatchSocket, Origin
 from meshd.wire.dialable import Dialable
 
 ID_BYTES = 8  # of the connection ids that we choose

@@ -17,7 +17,7 @@ from meshd.base.errors import Broken, LocalProtocolError, UserError
 from meshd.base.tasks import first_success
 from meshd.identity.invite import split_place
 from meshd.link.net.happy_eyeballs import STAGGER_SECONDS
-from meshd.link.tcp import connect as tcp_connect
+from meshd.link.tcp import sockets
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, trusted
 
@@ -105,7 +105,7 @@ async def connect(place: str, environ: Mapping[str, str], allow: Allow) -> socke
 async def _reach(host: str, port: int, allow: Allow) -> socket.socket:
     """Connect to every address of the name, staggered (RFC 8305); the first that answers wins."""
     starts: list[tuple[float, Callable[[], Coroutine[object, object, socket.socket]]]] = [
-        (at * STAGGER_SECONDS, partial(tcp_connect.connect, place))
+        (at * STAGGER_SECONDS, partial(sockets.connect, place))
         for at, place in enumerate(await _allowed(host, port, allow))
     ]
     try:

@@ -1,15 +1,18 @@
-"""Connections to a relay: the outer TLS, and for a circuit the inner one of the two nodes in it."""
+"""Connections to a relay: the outer TLS, and for a circuit the inner one of the two nodes in it.
+
+The relay ends the outer TLS and sees of the inner one what a router would. The end of the outer connection
+alone is no end of the inner one: a relay cannot make a cut look like a goodbye.
+"""
 
 import asyncio
 import ipaddress
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Self
 
-from meshd.base.errors import RemoteProtocolError
+from meshd.base.errors import EndOfStream, RemoteProtocolError
 from meshd.identity.invite import RelayHint, split_place
 from meshd.link.relayed.http_proxy import Allow, connect
-from meshd.link.relayed.nested_tls import NestedEngine
 from meshd.link.secure.tls import TlsEngine
 from meshd.link.tcp.pipe import TcpPipe
 from meshd.wire.relay import TICKET_MAGIC
@@ -24,7 +27,7 @@ class RelayPipe(TcpPipe):
     async def open(
         cls, relay: RelayHint, context: ssl.SSLContext, environ: Mapping[str, str], allow: Allow
     ) -> Self:
-        """Connect and secure; `allow` as in relay_proxy.connect.
+        """Connect and secure; `allow` as in http_proxy.connect.
 
         Raises OSError, TimeoutError, MeshdError; nothing is left open then.
         """
@@ -70,3 +73,62 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+_WIDEST_BYTES = 64 << 10
+
+
+class NestedEngine(TlsEngine):
+    """A TlsEngine whose bytes go through `outer`, which has finished its handshake."""
+
+    def __init__(self, outer: TlsEngine, context: ssl.SSLContext, *, server_side: bool) -> None:
+        super().__init__(context, server_side=server_side)
+        self._outer = outer
+        self._outer_end = ""
+        self._ready = b""
+        self._space = memoryview(bytearray(4 << 10))
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Feed received bytes; failures of the outer connection are raised by `advance` and `unseal`."""
+        self._outer.feed(data)
+        try:
+            while count := self._outer.unseal(self._space):
+                super().feed(self._space[:count])
+                if self._outer.drained:
+                    break
+        except EndOfStream:
+            self._outer_end = "the relay or the other node ended the connection without a goodbye"
+        except RemoteProtocolError as error:
+            self._outer_end = error.what
+        if len(data) >= len(self._space) < _WIDEST_BYTES:
+            self._space = memoryview(bytearray(4 * len(self._space)))
+
+    def outgoing(self) -> bytes:
+        inner = super().outgoing()
+        ready, self._ready = self._ready, b""
+        return ready + (self._outer.seal([inner]) if inner else self._outer.outgoing())
+
+    def advance(self) -> bool:
+        if super().advance():
+            return True
+        if self._outer_end:
+            raise RemoteProtocolError(self._outer_end, code="tls")
+        return False
+
+    def seal(self, pieces: Sequence[bytes | memoryview]) -> bytes:
+        return self._outer.seal([super().seal(pieces)])
+
+    def unseal(self, space: memoryview) -> int:
+        count = super().unseal(space)
+        if self._outer_end:
+            if not count:
+                raise RemoteProtocolError(self._outer_end, code="tls")
+            self.drained = False  # asked once more, it says so
+        return count
+
+    def finish(self) -> None:
+        """Say goodbye to the node, then to the relay."""
+        super().finish()
+        self._ready += self._outer.seal([super().outgoing()])
+        self._outer.finish()
+        self._ready += self._outer.outgoing()

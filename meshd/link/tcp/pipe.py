@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from meshd.base.errors import Broken, Closed, CutOff, EndOfStream, MeshdError, RemoteProtocolError
 from meshd.link.buffered_pipe import MAX_SEND_BYTES, SEND_HIGH_BYTES, BufferedPipe
 from meshd.link.secure.tls import MAX_HANDSHAKE_BYTES, TlsEngine
-from meshd.link.tcp.options import tune
+from meshd.link.tcp.sockets import tune
 from meshd.wire.limits import MAX_FRAME_BYTES, MAX_UNPROVEN_BYTES
 from meshd.wire.stun import Endpoint, StreamAnswers
 

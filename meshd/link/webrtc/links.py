@@ -6,8 +6,7 @@ aiortc and its relatives are imported at the first dial or offer, in a thread: 1
 import asyncio
 from typing import TYPE_CHECKING, cast
 
-from meshd.link.ice.links import IceLinks
-from meshd.link.ice.session import IcePipe, IceSession
+from meshd.link.ice.links import IceLinks, IcePipe, IceSession
 from meshd.link.interface import Transport
 
 if TYPE_CHECKING:
@@ -22,8 +21,11 @@ class WebRtcLinks(IceLinks):
 
     async def _session(self, *, dialler: bool, user: str, password: str) -> "WebRtcSession":
         await asyncio.to_thread(_load)
-        from meshd.link.webrtc.pipe import WebRtcPipe  # on demand
-        from meshd.link.webrtc.session import Identity, WebRtcSession
+        from meshd.link.webrtc.session import (
+            Identity,
+            WebRtcPipe,  # on demand
+            WebRtcSession,
+        )
 
         if self._identity is None:
             self._identity = Identity()
@@ -39,4 +41,4 @@ class WebRtcLinks(IceLinks):
 
 def _load() -> None:
     """Import what this kind needs; the first time takes a third of a second."""
-    import meshd.link.webrtc.pipe  # noqa: F401  # on demand
+    import meshd.link.webrtc.session  # noqa: F401  # on demand

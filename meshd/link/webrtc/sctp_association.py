@@ -3,8 +3,8 @@
 Imports aiortc: import this module on demand. aiortc 1.16 fills a path badly: it sends at most four chunks
 for each SACK, holds its window at 1 MiB, waits 1 to 3 s before it sends again, halves its window at each
 loss, walks its whole queues for each SACK, and builds SACKs longer than it can read. So this subclass keeps
-its handshake (INIT to COOKIE-ACK, with verification tags), and takes everything else into sctp_outbox.py
-and sctp_inbox.py. On the wire it is plain SCTP.
+its handshake (INIT to COOKIE-ACK, with verification tags), and takes everything else into the two
+halves of sctp.py. On the wire it is plain SCTP.
 
 All calls into it are made by the loop's thread; nothing here waits. Its one timer is the earliest of what
 it has to do without being called: probe, late acknowledgement.
@@ -16,10 +16,9 @@ import struct
 from collections.abc import Callable, Coroutine, Sequence
 
 from meshd.base.errors import RemoteProtocolError
-from meshd.link.webrtc import sctp_packet as wire
+from meshd.link.webrtc import sctp as wire
 from meshd.link.webrtc.aiortc_parts import Chunk, RTCDtlsTransport, RTCSctpCapabilities, RTCSctpTransport
-from meshd.link.webrtc.sctp_inbox import FIRST_WINDOW_BYTES, MAX_INBOX_BYTES, Inbox
-from meshd.link.webrtc.sctp_outbox import Outbox
+from meshd.link.webrtc.sctp import FIRST_WINDOW_BYTES, MAX_INBOX_BYTES, Inbox, Outbox
 
 INIT_SECONDS = 0.4  # before an unanswered INIT goes out again; eight times (aiortc: 3 s)
 PROBE_SIZES = (1188, 1332, 1404)  # on IPv6 with UDP and DTLS 1273, 1417, 1489 bytes: its least, VPNs, PPPoE

@@ -9,7 +9,7 @@ import pytest
 from meshd.base.errors import Broken, Closed, MeshdError, Refused, RemoteProtocolError
 from meshd.identity.keys import PeerId
 from meshd.link.interface import DialError, DialFailure, LinkKind
-from meshd.link.relayed.stream_pipe import StreamPipe
+from meshd.link.relayed.through_member import StreamPipe
 from meshd.link.secure.tls import dialer_context
 from meshd.peer.streams import MeshStream
 from meshd.relay.connection import Connection

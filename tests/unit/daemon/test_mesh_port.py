@@ -17,11 +17,11 @@ from meshd.identity.keystore import Home
 from meshd.identity.membership import Chain, issue
 from meshd.identity.proof import Credentials
 from meshd.link.net.one_port import PortTaken
+from meshd.link.net.udp_sockets import Origin
 from meshd.link.secure.caller_rates import Callers
 from meshd.link.secure.handshake import HandshakeContext
 from meshd.link.secure.joining import Joining
-from meshd.link.tcp.listen import TcpListener
-from meshd.link.udp.batch_socket import Origin
+from meshd.link.tcp.links import TcpListener
 from meshd.wire.stun import StunKind, StunMessage, encode
 
 from tests.conformance.nodes import TestMesh

@@ -6,7 +6,7 @@ from pathlib import Path
 from meshd.base.tasks import Owner
 from meshd.identity.proof import Credentials
 from meshd.link.secure.handshake import HandshakeContext
-from meshd.link.tcp.dial import TcpDialer
+from meshd.link.tcp.links import TcpDialer
 from meshd.wire.dialable import trusted
 
 from tests.conformance.run import open_files, run, until

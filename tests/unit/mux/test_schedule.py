@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.mux.config import Priority
-from meshd.mux.schedule import Schedule
+from meshd.mux.send_queue import Schedule
 
 
 def test_interactive_first_then_bulk_each_in_turn() -> None:

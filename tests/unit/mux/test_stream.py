@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
-from meshd.mux.stream import Piece, ReceiveHalf, SendHalf
-from meshd.mux.window import SessionCredit, StreamWindow
+from meshd.mux.stream import Piece, ReceiveHalf, SendHalf, SessionCredit, StreamWindow
 
 
 def half(window: int = 1000) -> ReceiveHalf:

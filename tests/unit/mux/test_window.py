@@ -3,7 +3,7 @@
 import pytest
 from meshd.base.errors import RemoteProtocolError
 from meshd.mux.config import NodeBudget
-from meshd.mux.window import SessionCredit, StreamWindow
+from meshd.mux.stream import SessionCredit, StreamWindow
 
 RTT = 0.05
 

@@ -5,8 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from meshd.base.tasks import Owner
 from meshd.netcheck.interface import ConnectionFacts, NetReport, Observations, Outcome
-from meshd.netcheck.probe import Servers
-from meshd.netcheck.watch import NetWatch
+from meshd.netcheck.probe import NetWatch, Servers
 from meshd.wire.netfacts import Mapped, Udp
 from meshd.wire.stun import Endpoint
 

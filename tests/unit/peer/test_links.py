@@ -9,8 +9,7 @@ from meshd.base.errors import Broken
 from meshd.base.fault_boundary import Contained
 from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.link.interface import Link, LinkInfo
-from meshd.mux.session import Session
-from meshd.mux.status import LinkStatus
+from meshd.mux.session import LinkStatus, Session
 from meshd.peer.links import LinkDriver, PeerLinks
 
 from tests.unit.admin.test_snapshot import NODE, path

@@ -5,7 +5,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import Broken
-from meshd.portmap.gateway import address_towards, find_route, read_netstat, read_proc
+from meshd.portmap.mapper import address_towards, find_route, read_netstat, read_proc
 
 PROC = """Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
 wlan0\t00000000\t0101A8C0\t0003\t0\t0\t600\t00000000\t0\t0\t0

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.portmap.lease import Beat, begin, failed, forgot, why_not_outside
+from meshd.portmap.mapper import Beat, begin, failed, forgot, why_not_outside
 from meshd.wire.portmap import Granted
 
 

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from meshd.relay.limits import SMALL
-from meshd.relay.switchboard import LETTER_BYTES, Mailroom
+from meshd.relay.switchboard import LETTER_BYTES, SMALL, Mailroom
 from meshd.wire.relay import Mail
 
 FULL = 30 + LETTER_BYTES

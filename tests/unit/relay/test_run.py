@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 from meshd.identity.keys import KeyPair, MeshId
-from meshd.relay.limits import SMALL, WIDE
 from meshd.relay.run import RelaySettings, limits_for, public_host
+from meshd.relay.switchboard import SMALL, WIDE
 
 MESH = MeshId.of(KeyPair.from_seed(bytes(32)).peer)
 HOME = Path("home")

@@ -6,8 +6,17 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.relay.limits import SMALL, Limits
-from meshd.relay.switchboard import SETTLED_BYTES, Action, Cut, Drop, NodeIdentity, Switchboard, Tell
+from meshd.relay.switchboard import (
+    SETTLED_BYTES,
+    SMALL,
+    Action,
+    Cut,
+    Drop,
+    Limits,
+    NodeIdentity,
+    Switchboard,
+    Tell,
+)
 from meshd.wire.relay import (
     Call,
     Called,

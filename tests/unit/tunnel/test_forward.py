@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from meshd.base.errors import Broken, MeshdError
 from meshd.base.tasks import Owner, cancel_and_wait
-from meshd.tunnel import forward as module
-from meshd.tunnel.forward import MAX_CLIENTS, Forward, connect_through
+from meshd.tunnel import user_tunnels as module
 from meshd.tunnel.interface import OwnerCheck
 from meshd.tunnel.pump import Counter
+from meshd.tunnel.user_tunnels import MAX_CLIENTS, Forward, connect_through
 
 from tests.conformance.run import run, until
 from tests.unit.tunnel.far import PEER, FarMesh, echoing, read_all, streams

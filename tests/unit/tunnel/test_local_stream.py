@@ -13,9 +13,8 @@ from meshd.base.tasks import Owner
 from meshd.mux.events import Code
 from meshd.peer.interface import Stream
 from meshd.tunnel.interface import LISTEN_LOCAL
-from meshd.tunnel.joined import JoinedTunnel, join
+from meshd.tunnel.joined import JoinedTunnel, carried, join
 from meshd.tunnel.local import HIGH_WATER
-from meshd.tunnel.local_stream import carried
 from meshd.wire.compressed import Compression
 
 from tests.conformance.run import run, until

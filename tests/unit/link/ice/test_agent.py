@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from meshd.base.tasks import Owner
 from meshd.link.ice import agent
 from meshd.link.ice.agent import MAX_EARLY, IcePath, Pace
-from meshd.link.udp.host_socket import UdpSocket
+from meshd.link.net.udp_sockets import UdpSocket
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
 from meshd.wire.stun import Endpoint, answer_to

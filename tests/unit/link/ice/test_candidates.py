@@ -1,7 +1,7 @@
 """Which candidates are checked, and what a pair of them is called."""
 
 import pytest
-from meshd.link.ice.candidates import checkable, path_of
+from meshd.link.ice.links import checkable, path_of
 from meshd.wire.address import Candidate
 
 

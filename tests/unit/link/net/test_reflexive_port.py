@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from meshd.base.tasks import Owner
-from meshd.link.net.reflexive_port import ReflexivePort
+from meshd.link.net.stun import ReflexivePort
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
 from meshd.wire.stun import Endpoint, StunKind, StunMessage, decode, encode

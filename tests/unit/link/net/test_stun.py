@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from meshd.base.errors import RemoteProtocolError, UserError
 from meshd.link.net.stun import Question, ask_udp, bound_socket, resolve, stun_server, tcp_mapping
-from meshd.link.tcp.listen import TcpListener
+from meshd.link.tcp.links import TcpListener
 from meshd.wire.stun import Endpoint, StunKind, StunMessage, answer_to, decode, encode
 
 from tests.conformance.links import has_ipv6, serving

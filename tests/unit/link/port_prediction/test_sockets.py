@@ -9,8 +9,8 @@ import pytest
 from meshd.base.errors import Broken
 from meshd.base.tasks import Owner
 from meshd.link.net.stun import bound_socket
-from meshd.link.port_prediction import sockets
-from meshd.link.port_prediction.sockets import OpenPorts, Seal, probe
+from meshd.link.port_prediction import links
+from meshd.link.port_prediction.links import OpenPorts, Seal, probe
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, trusted
 from meshd.wire.stun import Endpoint, StunKind, StunMessage, decode, encode
@@ -117,7 +117,7 @@ async def test_nobody_else_ends_a_search() -> None:
 
 
 async def test_answers_of_strangers_are_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "LINGER_SECONDS", 0.02)
+    monkeypatch.setattr(links, "LINGER_SECONDS", 0.02)
 
     with one_port() as (sock, here), one_port() as (stranger, place):
         request = StunMessage(kind=StunKind.REQUEST, transaction=bytes(12))
@@ -146,7 +146,7 @@ async def test_too_few_files_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
             raise OSError(24, "too many open files")
         return bound_socket(*given, host=host)
 
-    monkeypatch.setattr(sockets, "bound_socket", scarce)
+    monkeypatch.setattr(links, "bound_socket", scarce)
 
     with one_port() as (_, here):
         ports = OpenPorts(host=LOOPBACK)

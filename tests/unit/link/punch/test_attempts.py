@@ -1,7 +1,7 @@
 """Whose attempt goes on, and who may speak in it."""
 
 from meshd.identity.keys import KeyPair, PeerId
-from meshd.link.punch.attempts import MAX_ANSWERED, MAX_ANSWERED_OF_ONE, Attempts, PunchAttempt, PunchVerdict
+from meshd.link.attempts import MAX_ANSWERED, MAX_ANSWERED_OF_ONE, Attempts, PunchAttempt, PunchVerdict
 from meshd.wire.signal import Punching, PunchReady
 
 PEERS = sorted(KeyPair.from_seed(bytes([n]) * 32).peer for n in range(1, 8))

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from meshd.link.punch.feasibility import worth_trying
+from meshd.link.punch import worth_trying
 from meshd.wire.netfacts import Mapping, NetFacts, Tcp, TriState
 
 HOME = NetFacts(tcp=Tcp.WORKS, tcp_mapping=Mapping.INDEPENDENT, public_v4="20.1.0.2")

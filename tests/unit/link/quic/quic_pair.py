@@ -3,9 +3,8 @@
 from collections.abc import Callable
 
 from meshd.identity.tls_certificate import make_link_certificate
-from meshd.link.quic.engine import QuicEngine, dialler_settings, listener_settings
-from meshd.link.quic.first_datagram import Reception, start_dialling
-from meshd.link.udp.batch_socket import Origin
+from meshd.link.net.udp_sockets import Origin
+from meshd.link.quic.engine import QuicEngine, Reception, dialler_settings, listener_settings, start_dialling
 
 NEAR, FAR = Origin(("192.0.2.1", 1000)), Origin(("192.0.2.2", 2000))
 CERTIFICATE = make_link_certificate()

@@ -5,16 +5,17 @@ from collections import Counter
 
 import pytest
 from aioquic.quic.connection import Limit, QuicConnection
+from meshd.link.net.udp_sockets import Origin
 from meshd.link.quic.engine import (
     FIRST_CREDIT_BYTES,
     JUMBO_DATAGRAM_BYTES,
     PROBED_DATAGRAM_BYTES,
     RECEIVE_WINDOW_BYTES,
+    SAFE_DATAGRAM_BYTES,
     QuicEngine,
+    Reception,
+    start_dialling,
 )
-from meshd.link.quic.first_datagram import Reception, start_dialling
-from meshd.link.quic.window import SAFE_DATAGRAM_BYTES
-from meshd.link.udp.batch_socket import Origin
 
 from tests.unit.link.quic.quic_pair import CERTIFICATE, DIALLER, FAR, LISTENER, NEAR, Pair
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 from meshd.base.errors import Broken, Closed, EndOfStream, LocalProtocolError, RemoteProtocolError
 from meshd.link.buffered_pipe import MAX_SEND_BYTES, SEND_HIGH_BYTES
+from meshd.link.net.udp_sockets import Origin
 from meshd.link.quic.pipe import MAX_HELD_BYTES, RECEIVE_BYTES, SEND_LOW_BYTES, QuicPipe
-from meshd.link.udp.batch_socket import Origin
 
 from tests.conformance.run import ticks, until
 
@@ -280,9 +280,9 @@ def test_the_library_is_loaded_when_somebody_comes() -> None:
     script = """
 import asyncio, sys
 from meshd.base.tasks import Owner
-from meshd.link.quic import dial
+from meshd.link.quic import links
 from meshd.link.quic import over_ice
-from meshd.link.quic.listen import QuicListener
+from meshd.link.quic.links import QuicListener
 from tests.conformance.nodes import TestMesh
 
 async def main():

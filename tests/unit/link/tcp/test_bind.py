@@ -10,8 +10,8 @@ import pytest
 from meshd.base.errors import UserError
 from meshd.base.tasks import Owner
 from meshd.link.net.one_port import PortTaken
-from meshd.link.tcp import bind
-from meshd.link.tcp.bind import accept_from, listen
+from meshd.link.tcp import sockets
+from meshd.link.tcp.sockets import accept_from, listen
 
 from tests.conformance.links import has_ipv6
 
@@ -93,7 +93,7 @@ class Greeted(asyncio.Protocol):
 
 
 async def test_accepting_goes_on_after_descriptors_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bind, "NO_ROOM_SECONDS", 0.001)
+    monkeypatch.setattr(sockets, "NO_ROOM_SECONDS", 0.001)
 
     server = Exhausted()
     server.setblocking(False)

@@ -3,8 +3,7 @@
 import socket
 
 import pytest
-from meshd.link.tcp.connect import connect
-from meshd.link.tcp.options import MAX_SEGMENT_BYTES, MAX_SEGMENT_BYTES_V6, limit_segments
+from meshd.link.tcp.sockets import MAX_SEGMENT_BYTES, MAX_SEGMENT_BYTES_V6, connect, limit_segments
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
 

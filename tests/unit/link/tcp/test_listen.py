@@ -4,8 +4,7 @@ from meshd.base.tasks import Owner
 from meshd.link.interface import TRANSPORTS, Dialer, Link, LinkInfo, LinkKind, Listener
 from meshd.link.secure.handshake import RawPipe
 from meshd.link.secure.tls import dialer_context
-from meshd.link.tcp.dial import TcpDialer, TcpLink
-from meshd.link.tcp.listen import TcpListener
+from meshd.link.tcp.links import TcpDialer, TcpLink, TcpListener
 from meshd.link.tcp.pipe import TcpPipe
 
 from tests.conformance.nodes import TestMesh

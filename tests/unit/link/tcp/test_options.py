@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from meshd.link.tcp.options import congestion_control, tune
+from meshd.link.tcp.sockets import congestion_control, tune
 
 ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 

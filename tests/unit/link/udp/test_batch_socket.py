@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from meshd.base.errors import UserError
 from meshd.link.net.one_port import PortTaken
-from meshd.link.udp.batch_socket import (
+from meshd.link.net.udp_sockets import (
     BACKLOG_BYTES,
     ETHERNET_MTU,
     MOST_SEGMENTS,

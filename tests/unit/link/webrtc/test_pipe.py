@@ -8,8 +8,7 @@ import pytest
 from meshd.base.errors import Broken, Closed, EndOfStream
 from meshd.base.tasks import Owner
 from meshd.link.buffered_pipe import SEND_HIGH_BYTES
-from meshd.link.webrtc.pipe import WebRtcPipe
-from meshd.link.webrtc.session import WebRtcSession
+from meshd.link.webrtc.session import WebRtcPipe, WebRtcSession
 
 from tests.conformance.run import ticks
 

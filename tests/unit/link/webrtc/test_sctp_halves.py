@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from meshd.link.webrtc import sctp_packet as wire
-from meshd.link.webrtc.sctp_inbox import Inbox
-from meshd.link.webrtc.sctp_outbox import GIVE_UP_SECONDS, LEAST_PROBE_SECONDS, Outbox
+from meshd.link.webrtc import sctp as wire
+from meshd.link.webrtc.sctp import GIVE_UP_SECONDS, LEAST_PROBE_SECONDS, Inbox, Outbox
 
 WINDOW = 64 << 10
 

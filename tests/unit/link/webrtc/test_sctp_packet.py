@@ -5,7 +5,7 @@ from aiortc.rtcsctptransport import DataChunk, SackChunk, parse_packet, serializ
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
-from meshd.link.webrtc import sctp_packet as wire
+from meshd.link.webrtc import sctp as wire
 
 NUMBERS = st.integers(0, wire.TSNS - 1)
 

@@ -1,27 +1,38 @@
-"""Links over TCP with TLS 1.3, dialled: all addresses of the peer are raced.
+"""Links over TCP with TLS 1.3: all addresses of a peer are raced; a port takes others' connections in.
 
-The dialler takes whichever certificate it is shown and binds the proof to it (secure/handshake.py), so that
-somebody in the middle, who must show another one, cannot pass a proof on.
+The listener's certificate is made at its start and trusted by nobody. The dialler takes whichever certificate
+it is shown and binds the proof to it (secure/handshake.py), so that somebody in the middle, who must show
+another one, cannot pass a proof on. Both ends of a link are proven before anything of it is handed upward.
 """
 
 import asyncio
+import ipaddress
 import secrets
 import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from meshd.base.errors import MeshdError
+from meshd.base.errors import LocalProtocolError, MeshdError
+from meshd.base.tasks import Owner
 from meshd.identity.invite import JoinKeys
 from meshd.identity.keys import PeerId
 from meshd.identity.proof import MARK_NONCE_BYTES, Proven, Purpose, caller_mark
 from meshd.link.interface import LinkInfo, LinkKind, Transport
 from meshd.link.net import local_addresses
 from meshd.link.net.happy_eyeballs import dial_order, race
-from meshd.link.secure.handshake import HandshakeContext, ProvenLink, dial_error, member_of, prove_dialled
-from meshd.link.secure.joining import Joining
-from meshd.link.secure.tls import dialer_context
-from meshd.link.tcp.connect import connect
+from meshd.link.secure.entrance import Accept, Arrival, Entrance, PortListener
+from meshd.link.secure.handshake import (
+    PROOF_SECONDS,
+    HandshakeContext,
+    ProvenLink,
+    dial_error,
+    member_of,
+    prove_dialled,
+)
+from meshd.link.secure.joining import Joining, OnJoiner
+from meshd.link.secure.tls import dialer_context, listener_context
 from meshd.link.tcp.pipe import TcpPipe
+from meshd.link.tcp.sockets import accept_from, connect, listen
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable
 
@@ -143,3 +154,69 @@ def info_of(pipe: TcpPipe, proven: Proven, *, dialled: bool, mapped: bool) -> Li
         dialled=dialled,
         established_at=asyncio.get_running_loop().time(),
     )
+
+
+class TcpListener(PortListener):
+    """Takes in TCP links. `open` first, then `serve` until cancelled, which closes it.
+
+    Its opener calls `close` in the end: a `serve` that is cancelled before its first step does not.
+    `host` empty: every address of this machine. Joiners are handed to `on_joiner` (link/secure/joining.py);
+    without it they are turned away.
+    """
+
+    _proto = "tcp"
+
+    def __init__(
+        self,
+        handshake: Callable[[], HandshakeContext],
+        *,
+        host: str = "",
+        port: int = 0,
+        on_joiner: OnJoiner | None = None,
+        proof_seconds: float = PROOF_SECONDS,
+    ) -> None:
+        entrance = Entrance(handshake, on_joiner=on_joiner, proof_seconds=proof_seconds)
+        super().__init__(entrance, partial(listen, host, port))
+        self._context: ssl.SSLContext = listener_context(entrance.certificate)
+
+    @property
+    def kind(self) -> LinkKind:
+        """The kind TCP."""
+        return LinkKind.TCP
+
+    async def serve(self, accept: Accept) -> None:
+        """Hand every proven link to `accept`, which keeps it as long as it lives, until cancelled.
+
+        The link is closed when `accept` returns; its MeshdErrors end that link only.
+        """
+        if not self._sockets:
+            raise LocalProtocolError("the listener is not open")
+        try:
+            async with Owner() as owner:
+
+                def made(pipe: TcpPipe) -> None:
+                    self._arrive(pipe, accept, owner)
+
+                def fresh() -> TcpPipe:
+                    goes_on = self._entrance.goes_on
+                    return TcpPipe(self._context, server_side=True, on_made=made, on_hello=goes_on)
+
+                for sock in self._sockets:
+                    owner.start(
+                        accept_from(sock, fresh, hears=self._entrance.hears),
+                        name=f"tcp-accept-{sock.getsockname()[0]}",
+                    )
+                await asyncio.Event().wait()
+        finally:
+            self.close()
+
+    def _arrive(self, pipe: TcpPipe, accept: Accept, owner: Owner) -> None:
+        def make_link(proven: Proven) -> TcpLink:
+            # who comes from outside to a private address came by a port of the router
+            mapped = ipaddress.ip_address(pipe.local_host).is_private
+            return TcpLink(pipe, proven.leftover, info_of(pipe, proven, dialled=False, mapped=mapped))
+
+        def blames(_secured: bool) -> bool:
+            return not pipe.asked_where
+
+        self._entrance.arrive(Arrival(pipe, pipe.remote_host, make_link, blames), accept, owner, name="tcp")

@@ -1,18 +1,262 @@
-"""The sending half of an SCTP association: bytes and SACKs in, chunks to send out. Pure.
+"""SCTP of the webrtc link (RFC 9260): packets, and both halves of an association. Pure.
 
-Losses are found as QUIC finds them (RFC 9002 6.1): each transmission has a number, and one is lost when one
+Only what runs all the time is here: DATA and SACK. The chunks that begin and end an association are aiortc's
+(sctp_association.py). Every DATA chunk is a whole message, so nothing is put together again: the link is a
+byte stream and has no use for boundaries.
+
+`Inbox` counts from 0 without wrapping. What has come beyond a hole is kept as ranges, so that a chunk and an
+acknowledgement cost the number of holes, not that of chunks (aiortc sorts all of them, each time).
+
+`Outbox` finds losses as QUIC does (RFC 9002 6.1): each transmission has a number, and one is lost when one
 that is later by three or more was acknowledged, or one that was sent 9/8 of a round trip later. So a
 retransmission that is lost is found as quickly as the first, and an acknowledgement costs what is new in it:
 it never walks over what was said before. When nothing comes back, a probe is sent (RFC 9002 6.2), first after
 about a round trip, and the window stays what the model of the path says.
 """
 
+import struct
+from bisect import bisect_right
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import islice
 
+from google_crc32c import value as crc32c
+
+from meshd.base.errors import RemoteProtocolError
 from meshd.link.bbr import ModelWindow
-from meshd.link.webrtc.sctp_packet import BINARY, CHUNK_OVERHEAD, MAX_GAPS, TSNS, SackBody, ahead
+
+SCTP_PORT = 5000  # both sides; there is one association in each DTLS connection (RFC 8841)
+DATA, INIT, INIT_ACK, SACK, HEARTBEAT, HEARTBEAT_ACK, ABORT = range(7)
+ERROR, COOKIE_ECHO, COOKIE_ACK = 9, 10, 11
+STREAM = 0
+BINARY = 53  # payload protocol of our bytes (RFC 8831 8)
+FAREWELL = 51  # "string": the one word that ends a link
+WHOLE = 0x03  # begins and ends a message
+MAX_GAPS = 250  # a SACK with more would not fit a DTLS record of 1500 bytes, and be thrown away
+TSNS = 1 << 32
+_HALF = 1 << 31
+
+_COMMON = struct.Struct("!HHL")
+_CHUNK = struct.Struct("!BBH")
+_DATA = struct.Struct("!BBHLHHL")
+_DATA_BODY = struct.Struct("!LHHL")
+_SACK = struct.Struct("!BBHLLHH")
+_SACK_BODY = struct.Struct("!LLHH")
+_PARAMETER = struct.Struct("!HH")
+HEARTBEAT_INFO = 1
+_ZERO = bytes(4)
+_PAD = (b"", b"\0\0\0", b"\0\0", b"\0")
+
+CHUNK_OVERHEAD = 12 + 16  # common header and chunk header
+
+
+@dataclass(frozen=True, slots=True)
+class SackBody:
+    """The peer's acknowledgement: all up to `cumulative`, and blocks `(start, end)` counted from there."""
+
+    cumulative: int
+    window: int
+    gaps: tuple[tuple[int, int], ...]
+
+
+def seal(tag: int, chunks: bytes) -> bytes:
+    """Return a packet with its checksum (CRC32c, RFC 9260 appendix A)."""
+    head = _COMMON.pack(SCTP_PORT, SCTP_PORT, tag)
+    return b"".join((head, crc32c(b"".join((head, _ZERO, chunks))).to_bytes(4, "little"), chunks))
+
+
+def data_chunk(tsn: int, sequence: int, protocol: int, payload: bytes) -> bytes:
+    """Return one whole message as a DATA chunk."""
+    size = len(payload)
+    head = _DATA.pack(DATA, WHOLE, size + 16, tsn, STREAM, sequence, protocol)
+    return b"".join((head, payload, _PAD[size & 3]))
+
+
+def sack_chunk(cumulative: int, window: int, gaps: Sequence[tuple[int, int]]) -> bytes:
+    """Return an acknowledgement; gaps beyond the first 250 are left out until those have closed."""
+    sent = gaps[:MAX_GAPS]
+    head = _SACK.pack(SACK, 0, 16 + 4 * len(sent), cumulative, window, len(sent), 0)
+    return head + b"".join(_pair(start, end) for start, end in sent)
+
+
+_pair = struct.Struct("!HH").pack
+
+
+def open_packet(packet: bytes) -> tuple[int, list[tuple[int, int, bytes]]]:
+    """Return the tag and the chunks `(type, flags, body)`. Raises RemoteProtocolError when it is not a
+    packet.
+    """
+    size = len(packet)
+    if size < 16:
+        raise RemoteProtocolError("an SCTP packet is too short", code="sctp")
+    checksum = int.from_bytes(packet[8:12], "little")
+    if checksum != crc32c(b"".join((packet[:8], _ZERO, packet[12:]))):
+        raise RemoteProtocolError("an SCTP packet has a wrong checksum", code="sctp")
+    chunks = []
+    at = 12
+    while at <= size - 4:
+        kind, flags, length = _CHUNK.unpack_from(packet, at)
+        if length < 4 or at + length > size:
+            raise RemoteProtocolError("an SCTP chunk has a wrong length", code="sctp")
+        chunks.append((kind, flags, packet[at + 4 : at + length]))
+        at += (length + 3) & ~3
+    return _COMMON.unpack_from(packet)[2], chunks
+
+
+def open_data(body: bytes) -> tuple[int, int, bytes]:
+    """Return TSN, payload protocol, payload of a DATA chunk. Raises RemoteProtocolError."""
+    if len(body) <= 12:
+        raise RemoteProtocolError("a DATA chunk has no data", code="sctp")
+    tsn, _, _, protocol = _DATA_BODY.unpack_from(body)
+    return tsn, protocol, body[12:]
+
+
+def open_sack(body: bytes) -> SackBody:
+    """Read a SACK, whose gaps must be in order and apart. Raises RemoteProtocolError."""
+    if len(body) < 12:
+        raise RemoteProtocolError("a SACK is too short", code="sctp")
+    cumulative, window, count, repeats = _SACK_BODY.unpack_from(body)
+    if len(body) < 12 + 4 * (count + repeats):
+        raise RemoteProtocolError("a SACK is truncated", code="sctp")
+    numbers = struct.unpack_from(f"!{2 * count}H", body, 12)
+    if any(high <= low for low, high in zip(numbers[1:-1:2], numbers[2::2], strict=True)):
+        raise RemoteProtocolError("the gaps of a SACK are out of order", code="sctp")
+    gaps = tuple(zip(numbers[::2], numbers[1::2], strict=True))
+    if any(not 1 < start <= end for start, end in gaps):
+        raise RemoteProtocolError("a gap of a SACK is empty", code="sctp")
+    return SackBody(cumulative, window, gaps)
+
+
+def probe_chunk(size: int, token: bytes) -> bytes:
+    """Return a HEARTBEAT that makes a packet of `size` bytes, a multiple of 4; its reply tells (RFC 8899)."""
+    info = size - 12 - 4  # common header, chunk header
+    words = size.to_bytes(2, "big") + token
+    parameter = _PARAMETER.pack(HEARTBEAT_INFO, info) + words + bytes(info - 4 - len(words))
+    return _CHUNK.pack(HEARTBEAT, 0, len(parameter) + 4) + parameter
+
+
+def probed(body: bytes, token: bytes) -> int:
+    """Return the size that a HEARTBEAT-ACK confirms; 0: it does not answer one of ours."""
+    return int.from_bytes(body[4:6], "big") if body[6 : 6 + len(token)] == token else 0
+
+
+def heartbeat_ack(body: bytes) -> bytes:
+    """Return the reply to a HEARTBEAT, with the same content."""
+    return _CHUNK.pack(HEARTBEAT_ACK, 0, len(body) + 4) + body + _PAD[len(body) & 3]
+
+
+def are_parameters(body: bytes) -> bool:
+    """Return True if `body` is a list of parameters with consistent lengths (RFC 9260 3.2.1)."""
+    at = 0
+    while at <= len(body) - 4:
+        length = int.from_bytes(body[at + 2 : at + 4], "big")
+        if length < 4:
+            return False
+        at += (length + 3) & ~3
+    return True
+
+
+def ahead(tsn: int, of: int) -> int:
+    """Return how far `tsn` is ahead of `of` on the circle of 2³² numbers; negative: behind (RFC 1982)."""
+    return (tsn - of + _HALF) % TSNS - _HALF
+
+
+FIRST_WINDOW_BYTES = 64 << 10  # until the other side has proven who it is
+MAX_INBOX_BYTES = 4 << 20  # what may wait here: 100 Mbit/s for 100 ms, three times
+MAX_HOLES = 4096
+_CHUNK_COST = 64  # of a waiting chunk beside its bytes, so that tiny ones are bounded too
+_SLACK_BYTES = 4096  # over the window: a sender may ask a closed one
+_REACH = 0xFFFF  # a SACK can name chunks up to so far beyond its cumulative number
+
+
+class Inbox:
+    """Received chunks. `first_tsn` is the peer's initial TSN; `window_bytes` bounds what is kept."""
+
+    def __init__(self, first_tsn: int, *, window_bytes: int = MAX_INBOX_BYTES) -> None:
+        self._first = first_tsn
+        self._window = window_bytes
+        self._next = 0  # the first number that is missing
+        self._starts: list[int] = []  # of the ranges beyond it
+        self._ends: list[int] = []  # their last numbers
+        self._held: dict[int, tuple[int, bytes]] = {}
+        self._held_bytes = 0
+        self._told_window = window_bytes
+        self.due = 0  # chunks since the last acknowledgement
+        self.urgent = False  # acknowledge at once: a hole, a repetition (RFC 9260 6.2)
+
+    def take(self, tsn: int, protocol: int, payload: bytes, *, unread: int) -> list[tuple[int, bytes]]:
+        """Take one chunk; return what can be delivered now, in order.
+
+        `unread`: bytes that were delivered and not read. What does not fit the window is dropped, and comes
+        again when there is room.
+        """
+        self.due += 1
+        number = self._next + ahead(tsn, (self._first + self._next) % TSNS)
+        if number < self._next or number in self._held or number - self._next >= _REACH:
+            self.urgent = True
+            return []
+        # what comes next in order is taken whatever waits behind it, or nothing would ever move again
+        waiting = unread if number == self._next else unread + self._held_bytes
+        if waiting + len(payload) > self._window + _SLACK_BYTES:
+            self.urgent = True
+            return []
+        if number != self._next:
+            self._keep(number, protocol, payload)
+            return []
+        self._next += 1
+        ready = [(protocol, payload)]
+        if self._starts and self._starts[0] == self._next:
+            self.urgent = True  # a hole has closed: the sender should know
+            for at in range(self._starts.pop(0), self._ends.pop(0) + 1):
+                kept = self._held.pop(at)
+                self._held_bytes -= len(kept[1]) + _CHUNK_COST
+                ready.append(kept)
+                self._next = at + 1
+        return ready
+
+    def _keep(self, number: int, protocol: int, payload: bytes) -> None:
+        self.urgent = True
+        starts, ends = self._starts, self._ends
+        at = bisect_right(starts, number)
+        before = at > 0 and ends[at - 1] == number - 1
+        after = at < len(starts) and starts[at] == number + 1
+        if before and after:
+            ends[at - 1] = ends.pop(at)
+            starts.pop(at)
+        elif before:
+            ends[at - 1] = number
+        elif after:
+            starts[at] = number
+        elif len(starts) >= MAX_HOLES:
+            return
+        else:
+            starts.insert(at, number)
+            ends.insert(at, number)
+        self._held[number] = (protocol, payload)
+        self._held_bytes += len(payload) + _CHUNK_COST
+
+    def widen(self, window_bytes: int) -> None:
+        """Widen the window."""
+        self._window = max(self._window, window_bytes)
+
+    def wants_update(self, *, unread: int) -> bool:
+        """Return True if the window has opened so much since it was reported that the sender should know."""
+        opened = self._room(unread) - self._told_window
+        return opened >= self._window // 4 and self._told_window < self._window // 2
+
+    def sack(self, *, unread: int) -> bytes:
+        """Return the acknowledgement of all that has come, as a chunk."""
+        self.due, self.urgent = 0, False
+        self._told_window = self._room(unread)
+        last = self._next - 1
+        gaps = [(s - last, e - last) for s, e in zip(self._starts, self._ends, strict=True)]
+        return sack_chunk((self._first + last) % TSNS, self._told_window, gaps)
+
+    def _room(self, unread: int) -> int:
+        return max(0, self._window - unread - self._held_bytes)
+
 
 FIRST_PACKET_BYTES = 1056  # with DTLS, UDP and IPv4 1121: passes tunnels in tunnels; then probes tell
 REORDER_PACKETS = 3
