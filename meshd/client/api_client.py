@@ -27,12 +27,10 @@ from meshd.client.head_choice import (
     why_none,
 )
 from meshd.devices.interface import RoleStatus, Tunnel, TunnelRequest
-from meshd.gateway.interface import AnswerTimings, ModelWish, NamedModel, Readiness, Upstream
+from meshd.gateway.interface import ModelWish, NamedModel, Readiness, Upstream
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Role
 from meshd.identity.proof import MAX_PROOFS, prove_key
-from meshd.model.device_sampling import DeviceSampling
-from meshd.model.served_facts import ServedFacts
 from meshd.model.status import ModelState, ModelStatus
 from meshd.peer.interface import MetadataValue
 from meshd.tunnel.interface import TunnelStatus
@@ -146,14 +144,11 @@ class _Carried:
         self.why = self.why or error.what
 
 
-class HeadCall:
-    """The upstream of one request (implements Upstream).
+class HeadCall(Upstream):
+    """The upstream of one request. The head counts, queues and samples.
 
     `model` is the heads' name for it, empty for the default.
     """
-
-    slots = None
-    crashes = 0  # the head handles crashes
 
     def __init__(self, client: ApiClient, model: str, wish: ModelWish) -> None:
         self._client = client
@@ -182,16 +177,6 @@ class HeadCall:
     def model_name(self) -> str:
         """Return the model's name at the heads."""
         return self._wish.model
-
-    @property
-    def facts(self) -> ServedFacts:
-        """Return no facts: heads do not report them."""
-        return ServedFacts()
-
-    @property
-    def device_sampling(self) -> DeviceSampling | None:
-        """Return None: the head decides."""
-        return None
 
     def _told_weights(self) -> bytes:
         """Return the fingerprint of the weights that answer; empty while it is unknown."""
@@ -255,20 +240,6 @@ class HeadCall:
             return
         self._wish = replace(self._wish, fingerprint=self._told_weights())
         self._weights_unknown = not self._wish.fingerprint
-
-    @property
-    def holds_turns(self) -> str:
-        """Return nothing: only the head's own queue knows."""
-        return ""
-
-    def queued(self, waiting: int) -> None:
-        """Ignore the queue: heads have their own."""
-
-    def requested(self, active: int) -> None:
-        """Ignore the number of active requests: heads count them."""
-
-    def answered(self, timings: AnswerTimings, *, alone: bool, seconds: float) -> None:
-        """Ignore the timings: heads use them."""
 
     # For the role.
 

@@ -84,7 +84,10 @@ class MemberCaller:
 
 
 class Upstream(Protocol):
-    """The server that answers requests: a llama-server, or for one request another node's API."""
+    """The server that answers requests: a llama-server, or for one request another node's API.
+
+    The defaults are for an upstream whose requests are counted and queued elsewhere.
+    """
 
     @property
     def readiness(self) -> Readiness: ...
@@ -96,6 +99,7 @@ class Upstream(Protocol):
     @property
     def facts(self) -> ServedFacts:
         """Return the facts about the model that clients see; all unknown for another node's model."""
+        return ServedFacts()
 
     @property
     def slots(self) -> int | None:
@@ -103,18 +107,21 @@ class Upstream(Protocol):
 
         None: requests do not queue here, because the node that answers them has a queue.
         """
+        return None
 
     async def connect(self) -> socket:
         """Open a connection for HTTP, which the caller owns. Raises OSError, MeshdError."""
 
     def is_refusal(self, status: int) -> bool:
         """Return True if an answer with this status means that another upstream may take the request."""
+        return False
 
     async def upstream_broke(self, why: str) -> str:
         """Note that a request found the upstream gone or useless. Returns why, as far as it is known.
 
         New requests are refused from the call on; the reason may take a second.
         """
+        return why
 
     @property
     def crashes(self) -> int:
@@ -122,29 +129,36 @@ class Upstream(Protocol):
 
         The last one counts once `upstream_broke` has returned.
         """
+        return 0
 
     @property
     def device_sampling(self) -> DeviceSampling | None:
         """Return the rule for requests that sample on a worker; None if there is none."""
+        return None
 
     @property
     def holds_turns(self) -> str:
         """Return why no more answers may begin until the running ones have ended; empty if they may."""
+        return ""
 
     def queued(self, waiting: int) -> None:
         """Note how many requests wait for their turn; called when that has changed."""
+        return
 
     def requested(self, active: int) -> None:
         """Note how many requests are under way; called when that has changed."""
+        return
 
     def generated(self, total: int, grown: int, *, alone: bool) -> None:
         """Note the progress of a stream: `total` tokens by now, `grown` of them new.
 
         `alone`: no other answer is running.
         """
+        return
 
     def answered(self, timings: AnswerTimings, *, alone: bool, seconds: float) -> None:
         """Note the end of an answer, `seconds` after its request came. `alone`: no other ran meanwhile."""
+        return
 
 
 class ModelTurn(Protocol):

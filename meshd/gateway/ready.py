@@ -11,13 +11,12 @@ import aiohttp
 
 from meshd.base.sockets import connect_unix
 from meshd.gateway.dialects.fields import object_of
-from meshd.gateway.events import answer_timings
+from meshd.gateway.events import answer_timings, parsed
 from meshd.gateway.interface import AnswerTimings, FindSampling, ReadyReport
-from meshd.gateway.upstream import open_session
+from meshd.gateway.upstream import UpstreamLost, open_session, read_up_to, send_call
 from meshd.model.device_sampling import DeviceSampling
 
 _POLL_SECONDS = 0.02  # asked once `/health` is 200, so that the answer is seldom 503
-_HOST = "http://localhost"
 _ANSWER_BYTES = 1 << 20
 _TRIES = 3  # of a round: the first one brings the graphs to the workers
 _MORE_TOKENS = 6  # than a draft has: few of the drafts are shortened by the end of the answer
@@ -45,7 +44,7 @@ async def one_token(socket_path: Path, sampling: FindSampling) -> ReadyReport:
     async with open_session(partial(connect_unix, socket_path)) as session:
         while True:
             if (props := await _call(session, "/props")) is not None:
-                report = await _ask(session, sampling, _parsed(props.body))
+                report = await _ask(session, sampling, props.fields)
                 if report is not None:
                     return report
             await asyncio.sleep(_POLL_SECONDS)
@@ -91,22 +90,26 @@ class _Reply(NamedTuple):
     status: int  # 0: it broke off
     body: bytes = b""
 
+    @property
+    def fields(self) -> dict[str, object]:
+        found = parsed(self.body)
+        return found if isinstance(found, dict) else {}
+
 
 async def _call(
     session: aiohttp.ClientSession, path: str, request: Mapping[str, object] | None = None
 ) -> _Reply | None:
     """Ask llama-server; return its answer, cut at the length that it can have. None: it is not ready."""
-    body = bytearray()
+    method, headers, held = "GET", {}, bytearray()
+    if request is not None:
+        method, headers = "POST", {"Content-Type": "application/json"}
+    body = None if request is None else json.dumps(request).encode()
     try:
-        method = "GET" if request is None else "POST"
-        async with session.request(method, f"{_HOST}{path}", json=request) as answer:
-            while len(body) < _ANSWER_BYTES and (data := await answer.content.read(_ANSWER_BYTES)):
-                body += data
-    except aiohttp.ClientConnectorError:
-        return None
-    except (aiohttp.ClientError, OSError):
-        return _Reply(0)
-    return None if answer.status == 503 else _Reply(answer.status, bytes(body))
+        answer = await send_call(session, method, path, body, headers)
+        await read_up_to(_ANSWER_BYTES, answer, held)
+    except UpstreamLost as lost:
+        return _Reply(0) if lost.taken else None
+    return None if answer.status == 503 else _Reply(answer.status, bytes(held))
 
 
 async def _ask(
@@ -122,7 +125,7 @@ async def _ask(
         return None
     if not answer.status:
         return ReadyReport(False, "llama-server exited while it generated the first token")
-    found = _parsed(answer.body)
+    found = answer.fields
     if answer.status != 200:
         why = object_of(found, "error").get("message") or f"llama-server answered {answer.status}"
         return ReadyReport(False, f"the first token failed: {str(why)[:300]}")
@@ -131,11 +134,3 @@ async def _ask(
         return ReadyReport(False, "llama-server answered without a token")
     seconds = asyncio.get_running_loop().time() - began
     return ReadyReport(True, "", seconds=seconds, settings=settings, props=props)
-
-
-def _parsed(body: bytes) -> dict[str, object]:
-    try:
-        parsed: object = json.loads(body)
-    except (ValueError, RecursionError):
-        return {}
-    return parsed if isinstance(parsed, dict) else {}

@@ -12,7 +12,7 @@ from meshd.base.wakeful_loop import Conversation
 from meshd.bench.interface import BenchOutput
 from meshd.cli.main import VERBS, Verb
 from meshd.cli.output import Output
-from meshd.client.api_client import ApiClient, HeadCall
+from meshd.client.api_client import ApiClient
 from meshd.demo.interface import DemoOutput
 from meshd.devices.interface import DescriptorSocket, Report, RunningRole, Tunnel, WeightsFromMembers
 from meshd.gateway.interface import MemberGate, Models, ModelTurn, NamedModel, Upstream
@@ -89,7 +89,6 @@ plain_turn: Callable[[PlainModel], ModelTurn] = same
 turn_in_a_pool: Callable[[PoolTurn], ModelTurn] = same
 pool: Callable[[ModelPool], RunningRole] = same
 upstream: Callable[[Model], Upstream] = same
-head_call: Callable[[HeadCall], Upstream] = same
 api_client: Callable[[ApiClient], Models] = same
 client_role: Callable[[ApiClient], RunningRole] = same
 member_gate: Callable[[Gateway], MemberGate] = same
