@@ -95,6 +95,7 @@ JSON = st.recursive(
                     *("max_tokens", "system", "instructions", "function", "choices", "delta", "tool_calls"),
                     *("index", "usage", "error", "message", "finish_reason", "format", "schema", "thinking"),
                     *("reasoning", "text", "title", "context", "image_url", "output_config", "mode"),
+                    *("images", "seed"),
                 ]
             ),
             inner

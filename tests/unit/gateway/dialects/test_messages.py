@@ -1,15 +1,12 @@
 """Anthropic's Messages API: requests as llama-server hears them, answers as its library reads them."""
 
-import json
 from typing import Any, get_args
 
 import pytest
 from anthropic import Anthropic
 from anthropic.types import Message, RawMessageStreamEvent
-from hypothesis import given
-from hypothesis import strategies as st
 from meshd.gateway.dialects.messages import MessagesAnswering, MessagesDialect, messages_error
-from meshd.gateway.failure import Failure, HttpRefusal, context_exceeded
+from meshd.gateway.failure import Failure, HttpRefusal
 from meshd.gateway.interface import Readiness
 from meshd.gateway.request import not_ready
 from meshd.model.status import ModelState
@@ -19,7 +16,6 @@ from tests.unit.gateway.dialects.llama_server import (
     BEGIN,
     DONE,
     FACTS,
-    JSON,
     call,
     end,
     event,
@@ -274,13 +270,6 @@ def test_a_failure_in_a_stream_is_an_error_event() -> None:
     assert answering.events(text("more") + DONE) == b"", "nothing follows it"
 
 
-def test_a_prompt_that_is_too_long_is_named_as_clients_know_it() -> None:
-    error: Any = messages_error(context_exceeded(5000, 4096))["error"]
-    assert error["type"] == "invalid_request_error"
-    assert error["message"].startswith("prompt is too long: 5000 tokens > 4096 maximum")
-    assert "`--ctx-size`" in error["message"]
-
-
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
@@ -302,22 +291,3 @@ def test_only_too_many_requests_are_an_overload(code: str) -> None:
     assert error["type"] == "overloaded_error"
     waiting: Any = messages_error(not_ready(Readiness(ModelState.WAITING, "no worker")))["error"]
     assert waiting["type"] == "api_error"
-
-
-@given(
-    st.dictionaries(st.sampled_from([*ASKED, "system", "tools", "tool_choice", "thinking", "stream"]), JSON)
-)
-def test_whatever_is_asked_is_read_or_refused(fields: dict[str, object]) -> None:
-    for asked in (fields, {**ASKED, **fields}):
-        try:
-            json.dumps(MessagesDialect().read(asked, FACTS).fields)
-        except HttpRefusal as refusal:
-            assert refusal.failure.status == 400
-
-
-@given(st.lists(st.builds(event, JSON) | st.binary(max_size=30) | st.just(DONE), max_size=8), JSON)
-def test_whatever_llama_server_says_is_worded(events: list[bytes], answer: object) -> None:
-    answering = MessagesAnswering(FACTS)
-    streamed(answering, *events)
-    assert answering.failed(Failure(502, "x")).endswith(b"\n\n")
-    answering.whole(answer if isinstance(answer, dict) else {"choices": [answer]})

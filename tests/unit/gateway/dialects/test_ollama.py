@@ -5,10 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from meshd.gateway.dialects.dialect import Dialect, RequestFacts, Translation
-from meshd.gateway.dialects.fields import ENDPOINTS, Endpoint, judged, objects_of
+from meshd.gateway.dialects.fields import Endpoint, judged, objects_of
 from meshd.gateway.dialects.ollama import (
     GenerateAnswering,
     ListedModel,
@@ -364,55 +362,6 @@ def test_models_are_described_as_ollama_does() -> None:
     }
     assert (about["parameters"], about["capabilities"]) == ("num_ctx 8192", ["completion", "tools"])
     assert shown(models[1].name, models[1].facts)["parameters"] == "num_ctx 9"
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(
-                ["role", "content", "images", "tool_calls", "function", "name", "arguments", "seed"]
-            )
-            | st.text(max_size=3),
-            inner,
-            max_size=4,
-        )
-    ),
-    max_leaves=12,
-)
-NAMES = (
-    "messages",
-    "prompt",
-    "suffix",
-    "raw",
-    "input",
-    "images",
-    "options",
-    "format",
-    "think",
-    "tools",
-    "stream",
-)
-
-
-@given(st.dictionaries(st.sampled_from(NAMES), JSON))
-def test_any_request_is_read_or_refused(asked: dict[str, object]) -> None:
-    for dialect in (OllamaChat(), OllamaGenerate(), OllamaEmbed(), OllamaEmbed(single=True)):
-        try:
-            translation = dialect.read(dict(asked), FACTS)
-        except HttpRefusal as refusal:
-            assert refusal.failure.status == 400
-        else:
-            assert translation.path in ENDPOINTS
-
-
-@given(JSON)
-def test_any_answer_of_another_node_can_be_translated(answer: object) -> None:
-    fields = {"choices": [{"delta": answer, "message": answer, "text": answer}], "usage": answer}
-    for answering in (OllamaAnswering(FACTS), GenerateAnswering(FACTS), TextAnswering(FACTS)):
-        lines(answering.events(sse(fields, {"content": answer, "stop": True, "error": answer})))
-        json.dumps(type(answering)(FACTS).whole(fields))
 
 
 @pytest.mark.parametrize("letter", ["\u2028", "\u2029", "\u0085", "\x0b", "\x1c"])

@@ -4,8 +4,6 @@ import json
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from meshd.gateway.dialects.dialect import Translation
 from meshd.gateway.dialects.responses import ResponsesDialect
 from meshd.gateway.failure import Failure, HttpRefusal, context_exceeded
@@ -17,10 +15,8 @@ from tests.unit.gateway.dialects.llama_server import (
     BEGIN,
     DONE,
     FACTS,
-    JSON,
     call,
     end,
-    event,
     events_in,
     streamed,
     text,
@@ -310,24 +306,3 @@ def test_what_is_not_the_request_s_fault_ends_a_stream_that_has_output(begun: by
     assert events[-2]["response"]["error"] == {"code": "model_waiting", "message": "no worker"}
     assert events[-1]["error"] == failure.error(), "OpenAI's library for Python raises this"
     assert [one["sequence_number"] for one in events] == list(range(len(events)))
-
-
-@given(
-    st.dictionaries(
-        st.sampled_from(["input", "tools", "tool_choice", "text", "reasoning", "instructions"]), JSON
-    )
-)
-def test_whatever_is_asked_is_read_or_refused(fields: dict[str, object]) -> None:
-    for asked in (fields, {"input": "hi", **fields}):
-        try:
-            json.dumps(ResponsesDialect().read(asked, FACTS).fields)
-        except HttpRefusal as refusal:
-            assert refusal.failure.status == 400
-
-
-@given(st.lists(st.builds(event, JSON) | st.binary(max_size=30) | st.just(DONE), max_size=8), JSON)
-def test_whatever_llama_server_says_is_worded(events: list[bytes], answer: object) -> None:
-    answering = translated(tools=[TOOL]).answering
-    streamed(answering, *events)
-    assert answering.failed(Failure(502, "x")).endswith(b"\n\n")
-    answering.whole(answer if isinstance(answer, dict) else {"choices": [answer]})
