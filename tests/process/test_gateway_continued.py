@@ -96,15 +96,18 @@ async def test_the_client_gets_the_rest() -> None:
         assert len(here.upstream.broke) == 1
 
 
-async def test_it_waits_for_the_model_and_says_why() -> None:
+@pytest.mark.parametrize(
+    "lost",
+    [LOADING, Readiness(ModelState.FAILED, "waiting for garage: `m` does not fit", no_room=True)],
+    ids=["loads", "does not fit, and the worker may come back"],
+)
+async def test_it_waits_for_the_model_and_says_why(lost: Readiness) -> None:
     async with world(Held(chunk("b"), DONE), config=CONFIG) as here:
-        here.upstream.knows = LOADING.reason
-        here.upstream.readiness = READY
         reply = await here.chat(stream=True)
         assert await reply.content.readuntil(b"\n\n") == chunk("a")
-        here.upstream.readiness = LOADING
+        here.upstream.readiness = lost
         here.server.let_go.set()
-        assert await next_notice(reply) == b": worker garage is lost\n\n"
+        assert await next_notice(reply) == f": {lost.reason}\n\n".encode()
         assert len(here.server.seen) == 1, "nobody is asked before the model is ready"
         here.upstream.readiness = READY
         assert data_of(await reply.read()) == [chunk("b"), DONE]
@@ -185,20 +188,6 @@ async def test_a_model_that_has_failed_or_made_room_is_not_waited_for(state: Mod
         here.server.let_go.set()
         rest = await reply.read()
         assert b"upstream_lost" in rest and len(here.server.seen) == 1
-
-
-async def test_one_that_does_not_fit_is_waited_for() -> None:
-    """The worker that was lost may come back."""
-    why = "waiting for garage to come back: `m` does not fit"
-    async with world(Held(chunk("b"), DONE), config=CONFIG) as here:
-        here.upstream.readiness = READY
-        reply = await here.chat(stream=True)
-        assert await reply.content.readuntil(b"\n\n") == chunk("a")
-        here.upstream.readiness = Readiness(ModelState.FAILED, why, no_room=True)
-        here.server.let_go.set()
-        assert await reply.content.readuntil(b"\n\n") == f": {why}\n\n".encode()
-        here.upstream.readiness = READY
-        assert data_of(await reply.read()) == [chunk("b"), DONE]
 
 
 async def test_nor_longer_than_asked() -> None:

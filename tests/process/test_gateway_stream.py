@@ -289,38 +289,33 @@ async def test_a_worker_lost_in_mid_stream_is_told_in_the_words_of_the_head(
         assert len(here.upstream.broke) == 1
 
 
-async def test_an_upstream_that_dies_before_its_headers_after_a_comment_gives_an_error_event() -> None:
+REFUSED = {"code": 400, "message": "too long", "type": "invalid_request_error"}
+
+
+@pytest.mark.parametrize(
+    ("dies", "expected"),
+    [
+        (True, {**TOLD, "type": "upstream_error"}),
+        (False, {**REFUSED, "param": None, "code": "invalid_request"}),
+    ],
+)
+async def test_after_a_comment_a_loss_or_an_error_becomes_an_event(
+    dies: bool, expected: dict[str, object]
+) -> None:
     async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
         await server.let_go.wait()
-        die(request)
-        return web.Response()
+        if dies:
+            die(request)
+        return web.json_response({"error": REFUSED}, status=400)
 
     async with world(answer, config=QUICK) as here:
         here.upstream.knows = str(TOLD["message"])
         reply = await here.chat(stream=True)
         assert (await reply.content.readuntil(b"\n\n")).startswith(b":")
         here.server.let_go.set()
-        events = [part for part in (await reply.read()).split(b"\n\n") if part and part[:1] != b":"]
-        assert len(events) == 1
-        error = json.loads(events[0].removeprefix(b"data: "))["error"]
-        assert error == {**TOLD, "type": "upstream_error"}
-
-
-async def test_an_error_of_llama_server_after_a_comment_becomes_an_event() -> None:
-    async def answer(server: FakeServer, _request: web.BaseRequest) -> web.StreamResponse:
-        await server.let_go.wait()
-        error = {"code": 400, "message": "too long", "type": "invalid_request_error"}
-        return web.json_response({"error": error}, status=400)
-
-    async with world(answer, config=QUICK) as here:
-        here.upstream.knows = str(TOLD["message"])
-        reply = await here.chat(stream=True)
-        assert (await reply.content.readuntil(b"\n\n")).startswith(b":")
-        here.server.let_go.set()
-        events = [part for part in (await reply.read()).split(b"\n\n") if part and part[:1] != b":"]
-        error = json.loads(events[0].removeprefix(b"data: "))["error"]
-        assert (error["message"], error["type"]) == ("too long", "invalid_request_error")
-        assert here.upstream.broke == []
+        [event] = [part for part in (await reply.read()).split(b"\n\n") if part and part[:1] != b":"]
+        assert json.loads(event.removeprefix(b"data: "))["error"] == expected
+        assert len(here.upstream.broke) == dies
 
 
 async def test_a_client_that_hangs_up_ends_the_generation_fifty_times() -> None:

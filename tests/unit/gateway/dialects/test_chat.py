@@ -269,7 +269,7 @@ def test_results_are_found_by_id_then_by_name_then_by_age() -> None:
     assert [one["tool_call_id"] for one in made[1:]] == ["c2", "c1", "c0", "c3", "c4", "n9"]
 
 
-USER = {"messages": HI}
+USER: dict[str, object] = {"messages": HI}
 OLLAMA = ("messages", "prompt", "suffix", "raw", "input", "images", "options", "format", "think", "tools")
 NAMES: dict[str, tuple[Dialect, dict[str, object], tuple[str, ...]]] = {
     "chat": (ChatDialect(PATH), USER, ("messages", "tools", "tool_choice", "response_format", "stream")),
@@ -294,7 +294,7 @@ NAMES: dict[str, tuple[Dialect, dict[str, object], tuple[str, ...]]] = {
 @given(data=st.data())
 def test_whatever_is_asked_is_read_or_refused(name: str, data: st.DataObject) -> None:
     dialect, needed, names = NAMES[name]
-    fields = data.draw(st.dictionaries(st.sampled_from(names), JSON))
+    fields: dict[str, object] = data.draw(st.dictionaries(st.sampled_from(names), JSON))
     for asked in (fields, {**needed, **fields}):
         try:
             translation = dialect.read(asked, FACTS)
