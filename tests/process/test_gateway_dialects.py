@@ -261,7 +261,7 @@ async def test_a_template_that_is_answered_with_no_json_takes_what_all_take() ->
 
 
 @pytest.mark.parametrize(("letters", "at_once"), [(1, True), (40_000, False)])
-def test_a_large_body_is_judged_beside_the_loop(
+async def test_a_large_body_is_judged_beside_the_loop(
     monkeypatch: pytest.MonkeyPatch, letters: int, at_once: bool
 ) -> None:
     threads: list[int] = []
@@ -270,14 +270,11 @@ def test_a_large_body_is_judged_beside_the_loop(
         threads.append(threading.get_ident())
         return upstream_request(translation)
 
-    async def scenario() -> None:
-        async with world(says(200, {})) as here:
-            asked = {"input": "x" * letters}
-            async with here.http.post(f"{here.url}/v1/embeddings", json=asked) as reply:
-                assert reply.status == 200
-
     monkeypatch.setattr(server, "upstream_request", noted)
-    asyncio.run(scenario())
+    async with world(says(200, {})) as here:
+        asked = {"input": "x" * letters}
+        async with here.http.post(f"{here.url}/v1/embeddings", json=asked) as reply:
+            assert reply.status == 200
     assert [one == threading.get_ident() for one in threads] == [at_once]
 
 

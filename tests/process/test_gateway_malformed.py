@@ -18,12 +18,9 @@ FORM = "multipart/form-data; boundary=b"
 
 
 @pytest.mark.parametrize("kind", MALFORMED)
-def test_each_gets_an_error_like_all_others_which_repeats_nothing(kind: str) -> None:
-    async def scenario() -> bytes:
-        async with world(says(200, {})) as here:
-            return await told(here.port, MALFORMED[kind][0])
-
-    answer = asyncio.run(scenario())
+async def test_each_gets_an_error_like_all_others_which_repeats_nothing(kind: str) -> None:
+    async with world(says(200, {})) as here:
+        answer = await told(here.port, MALFORMED[kind][0])
     assert error_of(answer) == MALFORMED[kind][1:]
     head = answer.lower().partition(b"\r\n\r\n")[0].split(b"\r\n")
     assert set(HEADERS) <= set(head) and b"connection: keep-alive" not in head

@@ -17,7 +17,7 @@ from tests.process.gateway_fake import DEADLINE, World, says, world
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
-def test_others_have_a_turn_between_two_bodies(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_others_have_a_turn_between_two_bodies(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     turns, parsed_at = 0, []
 
     def parse(body: bytes) -> dict[str, object]:
@@ -30,15 +30,12 @@ def test_others_have_a_turn_between_two_bodies(path: str, monkeypatch: pytest.Mo
             turns += 1
             await asyncio.sleep(0)
 
-    async def scenario() -> None:
-        async with world(says(200, {"usage": {}})) as here:
-            monkeypatch.setattr(server, "parse_object", parse)
-            counting = asyncio.get_running_loop().create_task(count_turns())
-            answers = await asyncio.gather(*(here.http.post(here.url + path, json={}) for _ in range(24)))
-            assert {answer.status for answer in answers} == {200}
-            counting.cancel()
-
-    asyncio.run(scenario())
+    async with world(says(200, {"usage": {}})) as here:
+        monkeypatch.setattr(server, "parse_object", parse)
+        counting = asyncio.get_running_loop().create_task(count_turns())
+        answers = await asyncio.gather(*(here.http.post(here.url + path, json={}) for _ in range(24)))
+        assert {answer.status for answer in answers} == {200}
+        counting.cancel()
     assert len(parsed_at) == 24
     assert len(set(parsed_at)) == 24, "two in one turn of the loop"
 

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from meshd.gateway.access import ApiPort
-from meshd.gateway.interface import ApiKey, GatewayConfig, GatewayStatus, KeyLimits, Readiness
+from meshd.gateway.interface import ApiKey, GatewayConfig, KeyLimits, Readiness
 from meshd.gateway.request import OneModel
 from meshd.gateway.server import Gateway
 from meshd.gateway.turns import AnswerLog, Turn
@@ -187,20 +187,17 @@ async def test_limits_of_a_key(limits: KeyLimits, status: int, code: str | None,
         assert (await ask(here, CHAT))[0] == 200
 
 
-def test_each_answer_is_a_line_of_the_log_without_its_text_or_key(tmp_path: Path) -> None:
-    async def scenario() -> GatewayStatus:
-        config = GatewayConfig(port=0, api_keys=KEYS)
-        async with logged(says(200, COMPLETION), tmp_path, config) as here:
-            await ask(here, AGENT, "agent")
-            async with here.http.post(
-                f"{here.url}/tokenize", json={"content": "a"}, headers={"x-api-key": CHAT}
-            ) as answer:
-                assert answer.status == 200
-            here.server.answer = says(400, {"error": {"code": 400, "message": "no", "type": "x"}})
-            await ask(here, CHAT, "chat")
-            return here.gateway.status
-
-    status = asyncio.run(scenario())
+async def test_each_answer_is_a_line_of_the_log_without_its_text_or_key(tmp_path: Path) -> None:
+    config = GatewayConfig(port=0, api_keys=KEYS)
+    async with logged(says(200, COMPLETION), tmp_path, config) as here:
+        await ask(here, AGENT, "agent")
+        async with here.http.post(
+            f"{here.url}/tokenize", json={"content": "a"}, headers={"x-api-key": CHAT}
+        ) as answer:
+            assert answer.status == 200
+        here.server.answer = says(400, {"error": {"code": 400, "message": "no", "type": "x"}})
+        await ask(here, CHAT, "chat")
+        status = here.gateway.status
     first, second = lines(tmp_path)
     assert (first["key"], first["model"], first["path"]) == ("agent", "tiny", "/v1/chat/completions")
     assert first["time"] == "2024-10-04T12:00:00.000Z"

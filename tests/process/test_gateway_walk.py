@@ -38,22 +38,18 @@ class Walk:
         sys.setprofile(None)
 
 
-def test_a_streamed_chat_passes_at_most_ten_files(tmp_path: Path) -> None:
+async def test_a_streamed_chat_passes_at_most_ten_files(tmp_path: Path) -> None:
     """With a key and its quota, the log of answers, and answers that go on after a loss, as `meshd serve` has
     them; tables and interfaces, in which nothing runs, do not count."""
     config = GatewayConfig(port=0, api_keys=KEYS, continue_seconds=300.0)
     walk, said = Walk(), [chunk("a"), chunk("b"), last_chunk(2), DONE]
-
-    async def scenario() -> None:
-        async with logged(streams(*said), tmp_path, config) as here:
-            url, key = f"{here.url}/v1/chat/completions", {"Authorization": f"Bearer {KEYS[0].secret}"}
-            with walk:
-                async with here.http.post(url, json={**HI, "stream": True}, headers=key) as reply:
-                    assert reply.status == 200 and await reply.read() == b"".join(said)
-                for _ in range(20):
-                    await asyncio.sleep(0)  # turns of the loop in which the request ends
-                assert here.upstream.under_way == 0
-
-    asyncio.run(scenario())
+    async with logged(streams(*said), tmp_path, config) as here:
+        url, key = f"{here.url}/v1/chat/completions", {"Authorization": f"Bearer {KEYS[0].secret}"}
+        with walk:
+            async with here.http.post(url, json={**HI, "stream": True}, headers=key) as reply:
+                assert reply.status == 200 and await reply.read() == b"".join(said)
+            for _ in range(20):
+                await asyncio.sleep(0)  # turns of the loop in which the request ends
+            assert here.upstream.under_way == 0
     assert {"client_connections.py", "server.py", "answer.py", "upstream.py"} <= walk.files.keys()
     assert len(walk.files) <= MOST_FILES, f"it passes {', '.join(walk.files)}"

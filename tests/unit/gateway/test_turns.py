@@ -291,30 +291,28 @@ def test_the_time_of_other_answers_counts(loads: tuple[float, float], late: floa
     assert float(caught.value.__notes__[0]) == pytest.approx(late, abs=1.5)
 
 
-def test_no_turn_begins_while_they_are_held_and_nobody_is_refused_for_that() -> None:
-    async def main() -> None:
-        upstream = FakeUpstream(Path("/nowhere"), slots=2, holds_turns="worker two is paused")
-        turns = Turns(upstream)
-        others = ExitStack()
-        first, second = (others.enter_context(turns.enter(user)) for user in "ab")
-        with others, turns.enter("c") as third:
-            places = [turn.notice(0.0) for turn in (first, second, third)]
-            assert places == [
-                f"waiting for a turn: {place}; worker two is paused"
-                for place in ("next", "1 before this one", "2 before this one")
-            ]
-            assert (turns.running, upstream.waiting) == (0, 3)
-            come = asyncio.ensure_future(third.come())
-            await asyncio.sleep(2 * TURN_SECONDS)
-            upstream.holds_turns = ""
-            await first.come()
-            await second.come()
-            assert (turns.running, upstream.waiting, come.done()) == (2, 1, False)
-            others.close()
-            await come
-        assert (turns.running, upstream.waiting) == (0, 0)
-
-    run(main())
+@pytest.mark.virtual
+async def test_no_turn_begins_while_they_are_held_and_nobody_is_refused_for_that() -> None:
+    upstream = FakeUpstream(Path("/nowhere"), slots=2, holds_turns="worker two is paused")
+    turns = Turns(upstream)
+    others = ExitStack()
+    first, second = (others.enter_context(turns.enter(user)) for user in "ab")
+    with others, turns.enter("c") as third:
+        places = [turn.notice(0.0) for turn in (first, second, third)]
+        assert places == [
+            f"waiting for a turn: {place}; worker two is paused"
+            for place in ("next", "1 before this one", "2 before this one")
+        ]
+        assert (turns.running, upstream.waiting) == (0, 3)
+        come = asyncio.ensure_future(third.come())
+        await asyncio.sleep(2 * TURN_SECONDS)
+        upstream.holds_turns = ""
+        await first.come()
+        await second.come()
+        assert (turns.running, upstream.waiting, come.done()) == (2, 1, False)
+        others.close()
+        await come
+    assert (turns.running, upstream.waiting) == (0, 0)
 
 
 NOON = 20000 * DAY_SECONDS + DAY_SECONDS / 2

@@ -1,6 +1,5 @@
 """Asking llama-server: its template, and the request that crashes it."""
 
-import asyncio
 import json
 import tracemalloc
 from collections.abc import Callable
@@ -33,7 +32,7 @@ class _Upstream:
 
 
 @pytest.mark.parametrize(("unanswered", "asked"), [(None, 2), ("", 1)], ids=["timed out", "refused"])
-def test_a_question_that_was_not_answered_is_asked_again(
+async def test_a_question_that_was_not_answered_is_asked_again(
     monkeypatch: pytest.MonkeyPatch, unanswered: str | None, asked: int
 ) -> None:
     count = 0
@@ -43,14 +42,11 @@ def test_a_question_that_was_not_answered_is_asked_again(
         count += 1
         return unanswered if count == 4 else body.decode()
 
-    async def main() -> None:
-        served = AllServed().of(_Upstream())  # type: ignore[arg-type]
-        assert served is not None
-        for _ in range(3):
-            await served.fit(BODY)
-
     monkeypatch.setattr(upstream, "template_prompt", prompt)
-    asyncio.run(main())
+    served = AllServed().of(_Upstream())  # type: ignore[arg-type]
+    assert served is not None
+    for _ in range(3):
+        await served.fit(BODY)
     assert count == asked * len(template_questions())
 
 
