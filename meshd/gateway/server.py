@@ -256,7 +256,7 @@ class Gateway:
         route = ROUTES.get(path)
         if route is None and self._own.answers(path):
             _demand_method(method, "GET")
-            return self._own.about(path, extra)
+            return web.json_response(self._own.about(path), headers=extra)
         if route is None:
             raise HttpRefusal(Failure(404, unknown_path(path), code="unknown_path"))
         _demand_method(method, route.method)
@@ -357,7 +357,10 @@ class Gateway:
             model = find_model(self._models, fields.get("model"), keys)
             name = model.upstream.model_name or text_of(fields, "model")
             facts = RequestFacts(secrets.token_hex(_ID_BYTES), int(self._wall()), name)
-            judge = partial(_judged, route, fields, facts)
+
+            def judge() -> UpstreamRequest:
+                return upstream_request(route.dialect.read(fields, facts))
+
             return (await in_thread(judge) if is_large else judge()), model
 
     async def _answer_in_turn(self, answer: Answer, turns: Turns, key: bytes) -> web.StreamResponse:
@@ -422,11 +425,6 @@ def _joined(answer: Answer, parts: Parts, bodies: Sequence[bytes]) -> bytes:
     except PartsError as error:
         raise HttpRefusal(Failure(502, f"llama-server: {error}", code="upstream_error")) from error
     return encoded_in_pieces(answer.translated(whole))
-
-
-def _judged(route: Route, fields: dict[str, object], facts: RequestFacts) -> UpstreamRequest:
-    """Translate and check the fields of a body. Raises HttpRefusal."""
-    return upstream_request(route.dialect.read(fields, facts))
 
 
 def _check_framing(headers: CIMultiDictProxy[str]) -> None:
@@ -498,11 +496,8 @@ class OwnAnswers:
         """Return True if `path` asks about one model or all."""
         return path in _OWN_PATHS or path.startswith(MODEL_PREFIX)
 
-    def about(self, path: str, extra: Headers) -> web.Response:
+    def about(self, path: str) -> dict[str, object]:
         """Describe one model, or all. Raises HttpRefusal."""
-        return web.json_response(self._about(path), headers=extra)
-
-    def _about(self, path: str) -> dict[str, object]:
         if path == VERSION_PATH:
             return {"version": VERSION}
         if path == RUNNING_PATH:

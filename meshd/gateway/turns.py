@@ -58,6 +58,7 @@ class Ticket:
     entered: float
     number: int
     began: float | None = None
+    has_begun: asyncio.Event = field(default_factory=asyncio.Event)
     computes: bool = False
     has_left: bool = False
 
@@ -121,6 +122,7 @@ class AnswerQueue:
             )
             ticket = state.waiting.popleft()
             ticket.began = now
+            ticket.has_begun.set()
             self.waiting -= 1
             state.compute(ticket, True, now)
             state.running += 1
@@ -185,7 +187,6 @@ class Turn:
     def __init__(self, turns: "Turns", ticket: Ticket) -> None:
         self._turns = turns
         self._ticket = ticket
-        self.has_come = asyncio.Event()
 
     async def come(self) -> None:
         """Wait for the turn, unless it has come already. Raises HttpRefusal if it takes too long.
@@ -193,16 +194,16 @@ class Turn:
         Time does not count while the model is loading, because the first request waits for that without
         limit, nor while turns are held.
         """
-        turns = self._turns
+        turns, has_come = self._turns, self._ticket.has_begun
         left, seen = turns.max_wait, _now()
-        while not self.has_come.is_set():
+        while not has_come.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(_SHORTEST_SECONDS, min(_LOOK_SECONDS, left))):
-                    await self.has_come.wait()
+                    await has_come.wait()
             turns.begin()
             since, seen = seen, _now()
             left -= 0.0 if turns.is_loading or turns.held else seen - since
-            if left <= 0 and not self.has_come.is_set():
+            if left <= 0 and not has_come.is_set():
                 message = (
                     f"no turn within {in_time(turns.max_wait)}: {in_number(turns.running, 'request')} under "
                     f"way, {in_number(turns.waiting, 'request')} waiting"
@@ -249,7 +250,6 @@ class Turns:
         self.queue = AnswerQueue()
         self.max_wait = math.inf if upstream is None else TURN_SECONDS
         self._upstream = upstream
-        self._waiting: dict[Ticket, Turn] = {}
 
     @property
     def running(self) -> int:
@@ -275,12 +275,10 @@ class Turns:
     def enter(self, user: Hashable) -> Iterator[Turn]:
         """Hold a place in the queue, and then one of llama-server's slots, until the block is left."""
         ticket = self.queue.enter(user, _now())
-        turn = self._waiting[ticket] = Turn(self, ticket)
         try:
             self.begin()
-            yield turn
+            yield Turn(self, ticket)
         finally:
-            self._waiting.pop(ticket, None)
             self.queue.leave(ticket, _now())
             self.begin()
 
@@ -294,8 +292,7 @@ class Turns:
     def begin(self) -> None:
         """Begin the turns that are due."""
         slots = 1 if self._upstream is None else max(1, self._upstream.slots or 1)
-        for ticket in self.queue.begin(0 if self.held else slots, _now()):
-            self._waiting.pop(ticket).has_come.set()
+        self.queue.begin(0 if self.held else slots, _now())
         if self._upstream is not None:
             self._upstream.queued(self.waiting)
 

@@ -124,7 +124,7 @@ class ResponsesAnswering(chat.ChatAnswering):
         if item is None or item.number != piece.number:
             if item is not None and piece.number < item.number:
                 return b""  # llama-server makes one call after the other
-            out, item = self._added(self._call_item(piece, self._next_index))
+            out, item = self._added(self._call_item(piece))
         if not piece.arguments:
             return out
         self._pieces.append(piece.arguments)
@@ -147,21 +147,22 @@ class ResponsesAnswering(chat.ChatAnswering):
         return out + self._ended("failed", error=cause) + self._event("error", **error)
 
     def _end(self) -> bytes:
-        status = "incomplete" if self._reason in _INCOMPLETE else "completed"
-        return self._begin() + self._close(status) + self._ended(status)
+        return self._begin() + self._close(self._last_status) + self._ended(self._last_status)
 
     def _whole(self, whole: chat.ChatPiece) -> dict[str, object]:
-        items: list[_Item] = []
+        # as a stream of as many pieces, whose events nobody gets
         if whole.thought:
-            items.append(_Item("reasoning", 0, self._id("rs", 0), whole.thought))
+            self._thought(whole.thought)
         if whole.text or not (whole.thought or whole.calls):
-            items.append(_Item("message", len(items), self._id("msg", len(items)), whole.text))
+            self._text(whole.text)
         for call in whole.calls:
-            items.append(self._call_item(call, len(items)))
-            items[-1].text = call.arguments
-        status = "incomplete" if whole.reason in _INCOMPLETE else "completed"
-        made = [item.made(status if item is items[-1] else "completed") for item in items]
-        return self._response(status, made)
+            self._called(call)
+        self._close(self._last_status)
+        return self._response(self._last_status, self._done)
+
+    @property
+    def _last_status(self) -> str:
+        return "incomplete" if self._reason in _INCOMPLETE else "completed"
 
     def _event(self, kind: str, **fields: object) -> bytes:
         """Return the next event, of `kind`, all of which but `error` are of the response."""
@@ -232,7 +233,8 @@ class ResponsesAnswering(chat.ChatAnswering):
         place = self._item.place if self._item is not None else {}
         return out + self._event(kind, **place, content_index=0, delta=text, **more)
 
-    def _call_item(self, call: chat.CallPiece, index: int) -> _Item:
+    def _call_item(self, call: chat.CallPiece) -> _Item:
+        index = self._next_index
         tool = self._tools.get(call.name, OfferedTool(call.name, call.name))
         id = self._id("ctc" if tool.is_custom else "fc", index)
         call_id = call.id or self._id("call", index)
