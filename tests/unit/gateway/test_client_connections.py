@@ -1,9 +1,8 @@
 """Connections of clients: who is cut off and who may stay; and what a stream says while no answer comes."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from functools import partial
-from typing import TypeVar
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
@@ -24,10 +23,8 @@ from meshd.gateway.client_connections import (
 )
 from meshd.gateway.dialects.chat import PassedOn
 
-from tests.sim.loop import run
-
+pytestmark = pytest.mark.virtual
 FAR = "192.0.2.7"
-Result = TypeVar("Result")
 
 
 class Wire(asyncio.Transport):
@@ -81,52 +78,43 @@ class Street:
         return [number for number, wire in enumerate(self.wires) if wire.cut]
 
 
-def play(scene: Callable[[Street], Coroutine[None, None, Result]]) -> Result:
-    """Run a scene on a virtual clock; all its connections are lost at its end."""
-
-    async def main() -> Result:
-        street = Street()
-        try:
-            return await scene(street)
-        finally:
-            for connection in street.connections:
-                connection.connection_lost(None)
-            await asyncio.sleep(1.0)  # in which their tasks end
-
-    return run(main())
+@asynccontextmanager
+async def street_of_clients() -> AsyncIterator[Street]:
+    """All its connections are lost at the end."""
+    street = Street()
+    try:
+        yield street
+    finally:
+        for connection in street.connections:
+            connection.connection_lost(None)
+        await asyncio.sleep(1.0)  # in which their tasks end
 
 
-def test_one_address_cuts_its_own_older_ones_and_nobody_elses() -> None:
-    async def main(street: Street) -> None:
+async def test_one_address_cuts_its_own_older_ones_and_nobody_elses() -> None:
+    async with street_of_clients() as street:
         street.come("192.0.2.1")
         for _ in range(20):
             street.come(FAR)
         assert len(street.cut) == 4 and 0 not in street.cut and 20 not in street.cut
 
-    play(main)
 
-
-def test_users_of_this_machine_share_no_address() -> None:
-    async def main(street: Street) -> None:
+async def test_users_of_this_machine_share_no_address() -> None:
+    async with street_of_clients() as street:
         for _ in range(20):
             street.come("127.0.0.1")
         assert street.cut == []
 
-    play(main)
 
-
-def test_who_showed_a_key_does_not_count_and_is_not_cut() -> None:
-    async def main(street: Street) -> None:
+async def test_who_showed_a_key_does_not_count_and_is_not_cut() -> None:
+    async with street_of_clients() as street:
         assert street.limits.admit(street.come(FAR), b"key")
         for _ in range(16):
             street.come(FAR)
         assert street.cut == []
 
-    play(main)
 
-
-def test_when_places_are_short_the_client_with_most_idle_connections_loses_its_oldest() -> None:
-    async def main(street: Street) -> None:
+async def test_when_places_are_short_the_client_with_most_idle_connections_loses_its_oldest() -> None:
+    async with street_of_clients() as street:
 
         async def come(host: str, key: bytes, *, idle: bool = True) -> bool:
             """A client with one request, which is answered a second later if it is to be `idle` then."""
@@ -146,11 +134,9 @@ def test_when_places_are_short_the_client_with_most_idle_connections_loses_its_o
         assert await come(FAR, b"new")
         assert street.cut == [small + 3, small + 4]
 
-    play(main)
 
-
-def test_one_address_has_no_more_than_its_share_of_a_key() -> None:
-    async def main(street: Street) -> None:
+async def test_one_address_has_no_more_than_its_share_of_a_key() -> None:
+    async with street_of_clients() as street:
         for _ in range(API_CLIENTS_OF_ADDRESS.most):
             assert street.limits.admit(street.come(FAR), b"key")  # with requests under way: none is idle
         assert not street.limits.admit(street.come(FAR), b"key")
@@ -159,22 +145,18 @@ def test_one_address_has_no_more_than_its_share_of_a_key() -> None:
         street.connections[0].connection_lost(None)
         assert street.limits.admit(street.come(FAR), b"key"), "its place is free"
 
-    play(main)
-
 
 @pytest.mark.parametrize(("seconds", "cut"), [(9.9, []), (10.1 + SWEEP_SECONDS, [0])])
-def test_a_stranger_has_ten_seconds(seconds: float, cut: list[int]) -> None:
+async def test_a_stranger_has_ten_seconds(seconds: float, cut: list[int]) -> None:
     """On a virtual clock, in which the limits are looked at once a second."""
 
-    async def main(street: Street) -> None:
+    async with street_of_clients() as street:
         sweep = asyncio.get_running_loop().create_task(street.limits.serve())
         street.come(FAR)
         assert street.limits.admit(street.come(FAR), b"key")
         await asyncio.sleep(seconds)
         assert street.cut == cut
         sweep.cancel()
-
-    play(main)
 
 
 class Reader:
@@ -217,18 +199,22 @@ async def cut_after(street: Street, taken: int, every: int, piece: int) -> int |
 
 @pytest.mark.parametrize(("taken", "every"), [(0, 1), (1, 1), (200, 1), (50_000, 250)])
 @pytest.mark.parametrize("piece", [100_000, 8 << 20])
-def test_a_client_that_takes_too_little_of_its_answer_is_cut(taken: int, every: int, piece: int) -> None:
-    assert play(partial(cut_after, taken=taken, every=every, piece=piece)) in range(300, 305)
+async def test_a_client_that_takes_too_little_of_its_answer_is_cut(
+    taken: int, every: int, piece: int
+) -> None:
+    async with street_of_clients() as street:
+        assert await cut_after(street, taken, every, piece) in range(300, 305)
 
 
 @pytest.mark.parametrize(("taken", "every"), [(240, 1), (84_000, 1), (1_000_000, 1), (90_000, 290)])
 @pytest.mark.parametrize("piece", [100_000, 8 << 20])
-def test_a_client_that_reads_slowly_is_not(taken: int, every: int, piece: int) -> None:
-    assert play(partial(cut_after, taken=taken, every=every, piece=piece)) is None
+async def test_a_client_that_reads_slowly_is_not(taken: int, every: int, piece: int) -> None:
+    async with street_of_clients() as street:
+        assert await cut_after(street, taken, every, piece) is None
 
 
-def test_a_client_for_which_writing_does_not_wait_may_stay_until_it_is_closed() -> None:
-    async def main(street: Street) -> None:
+async def test_a_client_for_which_writing_does_not_wait_may_stay_until_it_is_closed() -> None:
+    async with street_of_clients() as street:
         sweep = asyncio.get_running_loop().create_task(street.limits.serve())
         street.limits.admit(street.come(FAR), b"key")
         [wire] = street.wires
@@ -239,8 +225,6 @@ def test_a_client_for_which_writing_does_not_wait_may_stay_until_it_is_closed() 
         await asyncio.sleep(310)
         assert street.cut == [0]
         sweep.cancel()
-
-    play(main)
 
 
 COMMENT = b": keep-alive\n\n"
@@ -283,29 +267,29 @@ async def said_in(
     return [(round(at - began), data) for at, data in response.written]
 
 
-def test_silence_is_broken_by_comments() -> None:
-    assert run(said_in(25.0, lambda _: "")) == [(10, COMMENT), (20, COMMENT)]
+async def test_silence_is_broken_by_comments() -> None:
+    assert await said_in(25.0, lambda _: "") == [(10, COMMENT), (20, COMMENT)]
 
 
-def test_what_is_waited_for_is_told_soon_and_then_in_place_of_other_comments() -> None:
-    assert run(said_in(25.0, lambda _: "waits for a worker")) == [(1, WAITS), (11, WAITS), (21, WAITS)]
+async def test_what_is_waited_for_is_told_soon_and_then_in_place_of_other_comments() -> None:
+    assert await said_in(25.0, lambda _: "waits for a worker") == [(1, WAITS), (11, WAITS), (21, WAITS)]
 
 
-def test_an_answer_that_comes_is_not_commented_on() -> None:
-    said = run(said_in(25.0, lambda _: "waits for a worker", event_every=0.75))
+async def test_an_answer_that_comes_is_not_commented_on() -> None:
+    said = await said_in(25.0, lambda _: "waits for a worker", event_every=0.75)
     assert {data for _, data in said} == {b"data: {}\n\n"}
 
 
-def test_what_is_waited_for_next_is_told_as_soon_and_what_counts_on_is_not() -> None:
+async def test_what_is_waited_for_next_is_told_as_soon_and_what_counts_on_is_not() -> None:
     def notice(after: float) -> str:
         return f"no connection for {after:.0f} s" if after < 4.5 else "loads" if after < 6.2 else ""
 
-    said = run(said_in(18.0, notice))
+    said = await said_in(18.0, notice)
     assert said == [(1, b": no connection for 1 s\n\n"), (5, b": loads\n\n"), (15, COMMENT)]
 
 
-def test_what_is_waited_for_once_more_is_told_again() -> None:
-    said = run(said_in(8.0, lambda after: "" if 2 < after < 4 else "waits for a worker"))
+async def test_what_is_waited_for_once_more_is_told_again() -> None:
+    said = await said_in(8.0, lambda after: "" if 2 < after < 4 else "waits for a worker")
     assert said == [(1, WAITS), (4, WAITS)]
 
 
