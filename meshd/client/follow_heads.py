@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 
 from meshd.base import log
@@ -18,23 +18,13 @@ from meshd.identity.naming import HEAD_ROLE
 from meshd.mux.events import Code
 from meshd.peer.interface import Mesh, PeerState, PeerStatus, Stream
 from meshd.peer.messages import MessageStream
-from meshd.wire.models import SERVING_SERVICE, ServingTold, decode_serving
+from meshd.wire.models import SERVING_SERVICE, decode_serving
 
 _AGAIN = Backoff(first=0.5, factor=2.0, most=30.0)
 _STEADY_SECONDS = 30.0  # a failure later than this counts as the first one
 OpenStream = Callable[[PeerId, str], Awaitable[Stream]]
 """Open a stream to a service of a member, connecting to the member first if necessary."""
 LOG = log.get("client")
-
-
-@dataclass(slots=True)
-class _HeadNews:
-    """The part of KnownHead that the head itself reports, and our requests there."""
-
-    told: ServingTold | None = None
-    why_not: str = ""
-    mine: int = 0
-    avoided_until: float = 0.0
 
 
 class HeadFollower:
@@ -44,21 +34,17 @@ class HeadFollower:
         self._mesh = mesh
         self._open_stream = open_stream
         self._only = tuple(only)
-        self._followed: dict[PeerId, _HeadNews] = {}
+        self._followed: dict[PeerId, KnownHead] = {}  # without what the mesh knows of them
         self._tasks: dict[PeerId, asyncio.Task[None]] = {}
 
     def known(self) -> list[KnownHead]:
         """Return the followed heads as they are now."""
         return [
-            KnownHead(
-                peer=status.peer,
+            replace(
+                one,
                 name=status.name or status.peer.short,
-                told=one.told,
-                why_not=one.why_not,
                 away_since=None if status.state is PeerState.CONNECTED else status.since,
                 rtt=_rtt(status),
-                mine=one.mine,
-                avoided_until=one.avoided_until,
                 says_banned=status.says_banned,
             )
             for status in self._mesh.peers()
@@ -73,12 +59,12 @@ class HeadFollower:
     def began(self, peer: PeerId, by: int) -> None:
         """Add `by` to the number of this node's requests under way at the head."""
         if (one := self._followed.get(peer)) is not None:
-            one.mine += by
+            self._followed[peer] = replace(one, mine=one.mine + by)
 
     def avoid(self, peer: PeerId, now: float) -> None:
         """Note that the head has lost or refused a request."""
         if (one := self._followed.get(peer)) is not None:
-            one.avoided_until = now + HEAD_AVOIDED_SECONDS
+            self._followed[peer] = replace(one, avoided_until=now + HEAD_AVOIDED_SECONDS)
 
     async def changed(self, seen: int) -> int:
         """Wait for a change of the mesh, as Mesh.changed does."""
@@ -94,7 +80,7 @@ class HeadFollower:
                     del self._followed[peer]
                     self._tasks.pop(peer).cancel()
                 for peer in wanted - self._followed.keys():
-                    self._followed[peer] = _HeadNews()
+                    self._followed[peer] = KnownHead(peer, "")
                     task = owner.start_for(f"peer {peer.short}", self._follow(peer), name="follow head")
                     self._tasks[peer] = task
                     task.add_done_callback(partial(self._forget, peer))
@@ -117,13 +103,13 @@ class HeadFollower:
 
     async def _follow(self, peer: PeerId) -> None:
         """Follow one head until it is no head of this mesh any more."""
-        one, failures, loop = self._followed[peer], 0, asyncio.get_running_loop()
+        failures, loop = 0, asyncio.get_running_loop()
         while await self._is_there(peer):
             began = loop.time()
             try:
-                await self._listen(peer, one)
+                await self._listen(peer)
             except MeshdError as error:
-                one.told, one.why_not = None, error.what
+                self._followed[peer] = replace(self._followed[peer], told=None, why_not=error.what)
                 LOG.info("head_not_followed", peer=peer.short, why=error.what)
             failures = 0 if loop.time() - began > _STEADY_SECONDS else failures + 1
             await asyncio.sleep(_AGAIN.delay(failures, 0.0))
@@ -133,23 +119,25 @@ class HeadFollower:
 
         Returns False if it is no head any more.
         """
-        one, seen = self._followed[peer], -1
+        seen = -1
         while True:
             status = next((status for status in self._mesh.peers() if status.peer == peer), None)
             if status is None or not self._is_head(status):
                 return False
             if status.state is PeerState.CONNECTED or status.present:
                 return True
-            one.why_not = status.stopped or status.last_error or "not connected"
+            why_not = status.stopped or status.last_error or "not connected"
+            self._followed[peer] = replace(self._followed[peer], why_not=why_not)
             seen = await self._mesh.changed(seen)
 
-    async def _listen(self, peer: PeerId, one: _HeadNews) -> None:
+    async def _listen(self, peer: PeerId) -> None:
         """Note each message of the head. Raises MeshdError when the stream ends."""
         stream = await self._open_stream(peer, SERVING_SERVICE)
         messages = MessageStream(stream, SERVING_HEARD)
         try:
             while True:
-                one.told = decode_serving(await messages.receive())
+                told = decode_serving(await messages.receive())
+                self._followed[peer] = replace(self._followed[peer], told=told)
         finally:
             stream.reset(Code.CANCELLED, "not followed any more")
 
