@@ -333,8 +333,8 @@ class Run:
         except ExceptionGroup as group:
             raise first_error(group) from None
         timed = own_timed(self._work, options)
-        speeds = surveyor.known_speeds(
-            names, asking.result(), own[0], texts, options.node_name, own_timed=timed
+        speeds = surveyor.speeds_from(
+            asking.result(), names, own[0], texts, options.node_name, own_timed=timed
         )
         return own, speeds
 

@@ -81,6 +81,7 @@ _LEAST_GENERATED = 16  # tokens of an answer that tells what a round takes
 class RoundEstimate:
     """Estimate seconds: of a round with one token, of checking and of drafting one more token.
 
+    For each round the draft model computes the token which was made, too, in the time of a drafted one.
     `checks`: of checking one, two, … tokens, as far as that is known better.
     """
 
@@ -92,11 +93,6 @@ class RoundEstimate:
     def checking(self, count: int) -> float:
         """Return the seconds of checking so many drafted tokens in one round."""
         return self.checks[count - 1] if 0 < count <= len(self.checks) else count * self.check
-
-    @property
-    def base(self) -> float:
-        """Return those of the draft model for a round: it computes the token which was made, too."""
-        return self.draft
 
     @property
     def token(self) -> float:
@@ -129,18 +125,15 @@ def round_estimate(
     return RoundEstimate(travel + computing, computing / _CHECKED_AT_ONCE, drafting)
 
 
-@dataclass(frozen=True, slots=True)
-class ShownAcceptance:
-    """Show the shares of drafted tokens that answers accepted; None before there are enough of them."""
-
-    free: float | None = None
-    model: float | None = None
-
-
 @dataclass(slots=True)
 class _Observed:
-    """Sum up answers of one kind of run; older ones count less."""
+    """Sum up answers of one kind of run; older ones count less.
 
+    `round`: seconds of a round without drafts then; `length`: of drafts, in tokens.
+    """
+
+    round: float = 0.0
+    length: int = 0
     rounds: float = 0.0
     drafted: float = 0.0
     accepted: float = 0.0
@@ -168,18 +161,20 @@ class _Observed:
     def tells_acceptance(self, now: float) -> bool:
         return self.is_enough(now, ENOUGH_TOKENS) and self.drafted >= _ENOUGH_DRAFTED
 
-    def gain(self, measured: float, round_seconds: float) -> float:
-        """Return the gain against rounds of `round_seconds` now; they took `measured` then."""
-        taken = self.seconds + self.rounds * (round_seconds - measured)
+    def gain(self, round_seconds: float) -> float:
+        """Return the gain against rounds that take `round_seconds` now."""
+        taken = self.seconds + self.rounds * (round_seconds - self.round)
         return self.tokens * round_seconds / taken if taken > 0 else 1.0
 
-    def times_dearer(self, round_seconds: float, estimate: RoundEstimate) -> float:
+    def times_dearer(self, estimate: RoundEstimate) -> float:
         """Return how much dearer drafts of a draft model are than estimated."""
-        estimated = self.rounds * estimate.base + self.drafted * estimate.token
-        return max(0.0, self.seconds - self.rounds * round_seconds) / estimated if estimated > 0 else 1.0
+        estimated = self.rounds * estimate.draft + self.drafted * estimate.token
+        return max(0.0, self.seconds - self.rounds * self.round) / estimated if estimated > 0 else 1.0
 
-    def acceptance(self, length: int) -> float:
-        return acceptance_of(self.accepted * length / self.drafted, length) if self.drafted else 0.0
+    @property
+    def acceptance(self) -> float:
+        accepted, length = self.accepted, self.length
+        return acceptance_of(accepted * length / self.drafted, length) if self.drafted else 0.0
 
 
 @dataclass(slots=True)
@@ -207,8 +202,6 @@ class Speculation:
         self._measured: float | None = None  # of a round with one token
         self._free, self._model = _Observed(), _Observed()
         self._dearer, self._is_tried = 1.0, False  # the draft model, than estimated; over this split
-        self._free_round = self._model_round = 0.0  # when those were observed
-        self._model_length = 0
         self._life = _Life()
 
     @property
@@ -223,8 +216,8 @@ class Speculation:
         self._estimate, self._most = estimate, most
         self._life = _Life(self._choose(now), now)
         self._life.why_no_model = self._why_no_model(now)
-        if self._life.drafts.model:
-            self._model_length = self._life.drafts.model
+        self._free.length = self._life.drafts.free
+        self._model.length = self._life.drafts.model or self._model.length
         return self._life.drafts
 
     def would_begin(self, estimate: RoundEstimate, now: float, *, most: int) -> "Speculation":
@@ -233,15 +226,15 @@ class Speculation:
         it.begin(estimate, now, most=most)
         return it
 
-    def shown(self, now: float) -> ShownAcceptance:
-        """Return what answers tell of drafts of this kind of run."""
+    def acceptances(self, now: float) -> tuple[float | None, float | None]:
+        """Return the shares of repeated tokens and of the draft model's that answers accepted.
+
+        None before there are enough of them.
+        """
         life = self._life.drafts
         free = life.free and not life.model and self._free.tells_acceptance(now)
-        model = self._model_length and self._model.tells_acceptance(now)
-        return ShownAcceptance(
-            self._free.acceptance(life.free) if free else None,
-            self._model.acceptance(self._model_length) if model else None,
-        )
+        model = self._model.length and self._model.tells_acceptance(now)
+        return self._free.acceptance if free else None, self._model.acceptance if model else None
 
     @property
     def why_no_model(self) -> str:
@@ -303,24 +296,21 @@ class Speculation:
         life.tokens += count
         life.drafted += timings.drafted
         life.accepted += min(timings.accepted, timings.drafted)
-        if life.drafts.model:
-            self._model.add(timings, now)
-            self._model_round = self._round
-        else:
-            self._free.add(timings, now)
-            self._free_round = self._round
+        self._observed.add(timings, now)
+        self._observed.round = self._round
+
+    @property
+    def _observed(self) -> _Observed:
+        return self._model if self._life.drafts.model else self._free
 
     @property
     def gain(self) -> float | None:
         """Return how much faster than without drafts answers of this kind of run are; None: not known."""
-        of, then = (
-            (self._model, self._model_round) if self._life.drafts.model else (self._free, self._free_round)
-        )
         if not self._life.drafts.longest:
             return 1.0
-        if self._measured is None or not of.tokens:
+        if self._measured is None or not self._observed.tokens:
             return None
-        return of.gain(then, self._measured)
+        return self._observed.gain(self._measured)
 
     def status(self) -> SpeculationStatus:
         """Return the status of drafts."""
@@ -352,7 +342,7 @@ class Speculation:
 
     def _without_model(self, seconds: float) -> float:
         """Estimate such a round without a loaded draft model."""
-        base = self._dearer * self._estimate.base if self._life.drafts.model else 0.0
+        base = self._dearer * self._estimate.draft if self._life.drafts.model else 0.0
         return max(seconds - base, seconds / 2)
 
     @property
@@ -365,8 +355,7 @@ class Speculation:
         return Drafts(free, model)
 
     def _free_length(self, now: float, most: int) -> int:
-        lost = self._free.gain(self._free_round, self._round) < _LOSS
-        if self._free.is_enough(now, ENOUGH_TOKENS) and lost:
+        if self._free.is_enough(now, ENOUGH_TOKENS) and self._free.gain(self._round) < _LOSS:
             return 0
         return best_length(self._round, self._estimate.checking, ASSUMED_FREE, most)
 
@@ -393,10 +382,10 @@ class Speculation:
         They are assumed until enough is measured.
         """
         acceptance, times, estimate = ASSUMED_MODEL, self._dearer, self._estimate
-        if self._model_length and self._model.is_enough(now, ENOUGH_OF_MODEL):
-            acceptance = self._model.acceptance(self._model_length)
-            times = self._model.times_dearer(self._model_round, estimate)
-        return acceptance, times * estimate.base, times * estimate.token
+        if self._model.length and self._model.is_enough(now, ENOUGH_OF_MODEL):
+            acceptance = self._model.acceptance
+            times = self._model.times_dearer(estimate)
+        return acceptance, times * estimate.draft, times * estimate.token
 
     def _expected(self, drafts: Drafts, now: float) -> float:
         """Return the gain of runs with these; 1 where nothing tells."""
@@ -404,7 +393,7 @@ class Speculation:
             acceptance, base, token = self._of_model(now)
             return gain(self._round, token, acceptance, drafts.model, base)
         if drafts.free and self._free.is_enough(now, ENOUGH_TOKENS):
-            return self._free.gain(self._free_round, self._round)
+            return self._free.gain(self._round)
         return 1.0
 
 
@@ -455,10 +444,10 @@ def forecast(
     estimate = round_estimate(plan, weights, predictor.rounds_of(plan), draft)
     begun = drafting.speculation.would_begin(estimate, now, most=plan.shape.most_drafted)
     drafts = begun.drafts
-    shown = drafting.speculation.shown(now)
-    free = shown.free if shown.free is not None else ASSUMED_FREE
-    model = shown.model if shown.model is not None else ASSUMED_MODEL
-    base = estimate.base if drafts.model else 0.0
+    shown_free, shown_model = drafting.speculation.acceptances(now)
+    free = shown_free if shown_free is not None else ASSUMED_FREE
+    model = shown_model if shown_model is not None else ASSUMED_MODEL
+    base = estimate.draft if drafts.model else 0.0
 
     def rate(length: int, acceptance: float, token_s: float) -> float:
         """Return the rate of rounds with so long drafts; `token_s`: to draft one token."""
@@ -467,8 +456,8 @@ def forecast(
 
     plain = prediction.generate_tok_s
     prose = rate(drafts.model, model, estimate.token - estimate.check) if drafts.model else plain
-    used = [shown.free] if drafts.free else []
-    used += [shown.model] if drafts.model else []
+    used = [shown_free] if drafts.free else []
+    used += [shown_model] if drafts.model else []
     return DraftForecast(
         free=drafts.free,
         model=drafts.model,

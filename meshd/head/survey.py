@@ -246,7 +246,7 @@ class Surveyor:
             marks=marks,
             before_measuring=look_at_paths if measure else None,
         )
-        return self._found(own, answers, names, timed, me, own_timed=own_timed, measured=measure)
+        return self.speeds_from(answers, names, own, timed, me, own_timed=own_timed, measured=measure)
 
     async def ask_known(
         self, names: Mapping[PeerId, str], timed: Sequence[str]
@@ -256,75 +256,49 @@ class Surveyor:
             self._mesh, list(names), timed, lambda _peer, _text: None, measure=False, recent=True
         )
 
-    def known_speeds(
+    def speeds_from(
         self,
-        names: Mapping[PeerId, str],
         answers: Mapping[PeerId, CapacityAnswer],
+        names: Mapping[PeerId, str],
         own: Sequence[OfferedDevice],
         timed: Sequence[str],
         me: str,
         *,
         own_timed: Sequence[str],
+        measured: bool = False,
     ) -> MachineSpeeds:
-        """Return what `speeds_of` does, from what nodes have answered to `ask_known`."""
-        return self._found(own, answers, names, timed, me, own_timed=own_timed, measured=False)
-
-    def _found(
-        self,
-        own: Sequence[OfferedDevice],
-        answers: Mapping[PeerId, CapacityAnswer],
-        names: Mapping[PeerId, str],
-        timed: Sequence[str],
-        me: str,
-        *,
-        own_timed: Sequence[str],
-        measured: bool,
-    ) -> MachineSpeeds:
-        """Return what this node knows of its `own` devices, and what the others have told.
+        """Return what this node knows of its `own` devices, and what the others have answered.
 
         `measured`: what can be measured was.
         """
+        # This node's own devices.
         share, cores = self._speeds.cpu_share / WHOLE_SHARE, self._speeds.core_set
         speeds = {
             (me, device.name): DeviceSpeed(self._speeds.known(device, timed), share=share, cores=cores)
             for device in own
         }
-        lacking = {me} if not measured and self._speeds.lacks(own, own_timed) else set()
-        return _with_answers(speeds, answers, names, timed, lacking, measured=measured)
-
-
-def _with_answers(
-    own: Mapping[tuple[str, str], DeviceSpeed],
-    answers: Mapping[PeerId, CapacityAnswer],
-    names: Mapping[PeerId, str],
-    timed: Sequence[str],
-    to_measure: set[str],
-    *,
-    measured: bool,
-) -> MachineSpeeds:
-    """Return what this node knows (`own`), and what the others have told."""
-    speeds = dict(own)
-    paths: dict[tuple[str, str], DevicePath] = {}
-    unmeasured: dict[str, str] = {}
-    by_id = {peer.raw: name for peer, name in names.items()}
-    for peer, answer in answers.items():
-        if answer.capacity is None:
-            unmeasured[names[peer]] = f"its speed is not known: {answer.why_not}"
-            continue
-        if lacks_times(answer.capacity, len(timed)):
-            if not measured and not answer.capacity.busy:
-                to_measure.add(names[peer])
-            else:
-                unmeasured[names[peer]] = COMPUTES if answer.capacity.busy else IN_VAIN
-        share = answer.capacity.cpu_share / WHOLE_SHARE
-        for one in answer.capacity.devices:
-            speeds[names[peer], one.device.name] = DeviceSpeed(
-                one.times, share=share, cores=answer.capacity.core_set
-            )
-        for path in answer.capacity.paths:
-            if path.peer in by_id:
-                paths[names[peer], by_id[path.peer]] = DevicePath(path.rtt_us / 1e6, path.rate or None)
-    return MachineSpeeds(speeds, paths, answers, unmeasured, frozenset(to_measure))
+        to_measure = {me} if not measured and self._speeds.lacks(own, own_timed) else set()
+        # Those of the others, and the paths between them.
+        paths: dict[tuple[str, str], DevicePath] = {}
+        unmeasured: dict[str, str] = {}
+        by_id = {peer.raw: name for peer, name in names.items()}
+        for peer, answer in answers.items():
+            node, capacity = names[peer], answer.capacity
+            if capacity is None:
+                unmeasured[node] = f"its speed is not known: {answer.why_not}"
+                continue
+            if lacks_times(capacity, len(timed)):
+                if not measured and not capacity.busy:
+                    to_measure.add(node)
+                else:
+                    unmeasured[node] = COMPUTES if capacity.busy else IN_VAIN
+            share = capacity.cpu_share / WHOLE_SHARE
+            for one in capacity.devices:
+                speeds[node, one.device.name] = DeviceSpeed(one.times, share=share, cores=capacity.core_set)
+            for path in capacity.paths:
+                if path.peer in by_id:
+                    paths[node, by_id[path.peer]] = DevicePath(path.rtt_us / 1e6, path.rate or None)
+        return MachineSpeeds(speeds, paths, answers, unmeasured, frozenset(to_measure))
 
 
 def _useful(

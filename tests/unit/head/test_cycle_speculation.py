@@ -60,8 +60,8 @@ async def test_a_plan_for_its_file_is_told_what_answers_have_shown(tmp_path: Pat
         answer = AnswerTimings(9, 0.1, 2001, 10.0, 200 * length, 1800)
         it.serve.answered(answer, alone=True, seconds=1.0)
         now = asyncio.get_running_loop().time()
-        assert before.shown(now).free is None, "a snapshot stays as it is"
-        assert drafting.speculation.shown(now).free is not None
+        assert before.acceptances(now) == (None, None), "a snapshot stays as it is"
+        assert drafting.speculation.acceptances(now)[0] is not None
 
 
 async def test_nothing_is_drafted_unless_wanted_and_where_the_user_decides(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from meshd.head.speculation import (
     FORGOTTEN_SECONDS,
     MADE_GOOD_SECONDS,
     RoundEstimate,
-    ShownAcceptance,
     Speculation,
 )
 from meshd.model.drafts import MOST_FREE, MOST_MODEL, Drafts, tokens_of_round
@@ -56,7 +55,7 @@ def test_why_a_draft_model_is_not_used_is_said_with_the_times_that_decide() -> N
     times = "drafting and checking a token: 24.5 ms, a round without drafts 9.0 ms, estimated"
     assert it.why_no_model == f"draft model not used: it would slow prose down ({times})"
     drafted = 2000 * it.begin(FAR, 0.0).model
-    it.round_took(FAR.round + FAR.base)
+    it.round_took(FAR.round + FAR.draft)
     it.answered(answer(rounds=2000, drafted=drafted, accepted=drafted // 50, token_s=FAR.token / 4), 1.0)
     it.begin(FAR, 2.0)
     assert it.why_no_model.startswith("draft model not used: it would gain less than 5 % (")
@@ -85,17 +84,17 @@ def test_acceptance_is_told_once_enough_was_drafted() -> None:
     free = Speculation(MayDraft(free=True))
     length = free.begin(FAR, 0.0).free
     free.answered(answer(rounds=2000, drafted=50, accepted=25), 1.0)
-    assert free.shown(2.0) == ShownAcceptance(), "prose, of which next to nothing was drafted"
+    assert free.acceptances(2.0) == (None, None), "prose, of which next to nothing was drafted"
     free.answered(answer(rounds=100, drafted=100 * length, accepted=100 * length), 1.0)
-    shown = free.shown(2.0).free
-    assert shown is not None and 0.97 < shown < 1
-    assert free.shown(2.0 + FORGOTTEN_SECONDS) == ShownAcceptance()
+    accepted, _ = free.acceptances(2.0)
+    assert accepted is not None and 0.97 < accepted < 1
+    assert free.acceptances(2.0 + FORGOTTEN_SECONDS) == (None, None)
     both = Speculation(BOTH)
     length = both.begin(FAR, 0.0).model
     both.answered(answer(rounds=1000, drafted=1000 * length, accepted=700), 1.0)
-    found = both.shown(2.0)
-    assert found.free is None and found.model is not None
-    assert tokens_of_round(found.model, length) == pytest.approx(1.7, rel=0.01)
+    repeated, drafted = both.acceptances(2.0)
+    assert repeated is None and drafted is not None
+    assert tokens_of_round(drafted, length) == pytest.approx(1.7, rel=0.01)
 
 
 @pytest.mark.parametrize("may", [BOTH, MayDraft(free=True)])
@@ -104,7 +103,7 @@ def test_the_gain_is_that_against_rounds_without_drafts(may: MayDraft) -> None:
     it = Speculation(may)
     it.begin(FAR, 0.0)
     assert it.status().gain is None
-    it.round_took(0.1 + (FAR.base if may.model else 0.0))
+    it.round_took(0.1 + (FAR.draft if may.model else 0.0))
     it.answered(answer(rounds=100, drafted=400, accepted=300, round_s=0.1, token_s=0.025), 1.0)
     assert it.gain == pytest.approx(2.0)
     status = it.status()
@@ -142,12 +141,12 @@ def test_a_length_that_is_clearly_better_is_worth_a_load() -> None:
     estimate = RoundEstimate(0.145, 0.02, 0.02)
     length = it.begin(estimate, 0.0).model
     assert 0 < length < 4
-    it.round_took(0.145 + estimate.base)
+    it.round_took(0.145 + estimate.draft)
     cheap = answer(
         rounds=900,
         drafted=900 * length,
         accepted=880 * length,
-        round_s=0.145 + estimate.base / 5,
+        round_s=0.145 + estimate.draft / 5,
         token_s=estimate.token / 5,
     )
     it.answered(cheap, 1.0)
@@ -157,7 +156,7 @@ def test_a_length_that_is_clearly_better_is_worth_a_load() -> None:
 
 def tried(length: int, *, dearer: float, rounds: int = 3) -> AnswerTimings:
     """With a draft model so many times as dear as in FAR, and a round of 145 ms without."""
-    seconds = rounds * (0.145 + dearer * FAR.base) + rounds * length * dearer * FAR.token
+    seconds = rounds * (0.145 + dearer * FAR.draft) + rounds * length * dearer * FAR.token
     return AnswerTimings(1, 0.2, 1 + rounds, seconds, rounds * length, 0)
 
 
@@ -170,7 +169,7 @@ def test_a_draft_model_that_costs_more_than_estimated_is_loaded_with_shorter_dra
     was_tried = it.is_tried
     assert length > 2 and not was_tried
     it.loaded(5.0)
-    why = it.tried(0.145 + dearer * FAR.base, tried(length, dearer=dearer))
+    why = it.tried(0.145 + dearer * FAR.draft, tried(length, dearer=dearer))
     assert it.is_tried
     assert bool(why) is (expected is not None)
     if expected is None:
@@ -187,7 +186,7 @@ def test_a_model_that_takes_long_to_load_is_not_loaded_again_at_once() -> None:
     it = Speculation(BOTH)
     length = it.begin(FAR, 0.0).model
     it.loaded(MADE_GOOD_SECONDS)
-    assert it.tried(0.145 + 5 * FAR.base, tried(length, dearer=5.0)) == ""
+    assert it.tried(0.145 + 5 * FAR.draft, tried(length, dearer=5.0)) == ""
 
 
 def test_a_trial_of_which_nothing_is_told_changes_nothing() -> None:
@@ -202,7 +201,7 @@ def test_a_draft_model_that_loses_is_given_up_soon_where_a_load_is_short(load_se
     it = Speculation(BOTH)
     length = it.begin(FAR, 0.0).model
     it.loaded(load_seconds)
-    it.round_took(0.145 + FAR.base)
+    it.round_took(0.145 + FAR.draft)
     rounds = ENOUGH_OF_MODEL
     it.answered(answer(rounds=rounds, drafted=rounds * length, accepted=rounds // 5, token_s=0.03), 1.0)
     assert ("cost more" in it.better(20.0)) is (load_seconds < MADE_GOOD_SECONDS)

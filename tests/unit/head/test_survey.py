@@ -175,7 +175,7 @@ async def test_what_is_known_tells_who_is_to_be_measured(tmp_path: Path, busy: b
 
         async def known() -> MachineSpeeds:
             answers = await looks.ask_known(names, KINDS)
-            return looks.known_speeds(names, answers, [CPU], KINDS, "head", own_timed=KINDS)
+            return looks.speeds_from(answers, names, [CPU], KINDS, "head", own_timed=KINDS)
 
         found = await known()
         assert found.to_measure == ({"head"} if busy else {"a", "head"})
