@@ -22,7 +22,7 @@ from meshd.devices.interface import RoleRuntime
 from meshd.head.served_files import lacking_shares, marks_of
 from meshd.head.speculation import DraftForecast, Drafting, Speculation, forecast
 from meshd.head.survey import Surveyor
-from meshd.head.worker_choice import Roster, ServedAs, roster_of
+from meshd.head.worker_choice import Roster, ServedAs
 from meshd.model.device_speed import REFERENCE_LAYERS
 from meshd.model.gguf import Header
 from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX
@@ -212,7 +212,7 @@ def make_planning(
     speeds = device_speeds(runtime, role.threads(config))
     cache = HashCache(config.paths.cache / "weights")
     surveyor = Surveyor(runtime, options, speeds, built.lendable)
-    otherwise = ServedAs(options, roster_of(runtime.mesh, options))
+    otherwise = ServedAs(options, Roster(runtime.mesh, options))
 
     def serving(file: Path) -> ServedAs:
         return built.serving(file) or otherwise

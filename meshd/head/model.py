@@ -31,7 +31,7 @@ from meshd.head.served_files import ServedFiles, ServedModel
 from meshd.head.speculation import Drafting, Speculation
 from meshd.head.standby import StandbyWorkers
 from meshd.head.survey import OwnDevices, Surveyor, ask_plain
-from meshd.head.worker_choice import ServedAs, roster_of
+from meshd.head.worker_choice import Roster, ServedAs
 from meshd.model.device_sampling import DeviceSampling
 from meshd.model.served_facts import ServedFacts, with_properties
 from meshd.model.status import ModelState, ModelStatus
@@ -83,7 +83,7 @@ class Model:
         self._slots = max(1, options.slots)  # until a plan says how many fit
         self._why_lost = ""  # the model that was ready last
         self._failures = 0
-        self._roster = roster_of(runtime.mesh, options)
+        self._roster = Roster(runtime.mesh, options)
         self.serving = ServedAs(options, self._roster)
         own = OwnDevices(runtime.native, runtime.processes.run_to_end, runtime.paths, options)
         surveyor = (

@@ -266,12 +266,22 @@ async def find_needs(
     if missing < _WORTH_BYTES:
         return {}
     by_us = gains_alone(index, [lacked.get(lease.name, ()) for lease in leases if not lease.is_here])
-    asking = _ContentQuestion(model, members, on_progress, by_us=by_us)
-    await asyncio.wait([owner.start_for("members", asking.ask(), name="content")], timeout=READ_SECONDS)
-    asking.waited = True
-    if not (content := asking.content):
-        return {}
-    return _all_needs(model, parts, leases, content, missing)
+    content, is_waited_for = b"", True
+
+    def tell(text: str) -> None:
+        if is_waited_for:
+            on_progress(text)
+
+    async def ask() -> None:
+        nonlocal content
+        try:
+            content = await members.given_content(model.file, tell, by_us=by_us)
+        except (MeshdError, OSError) as error:
+            LOG.warning("weights_not_shared", why=str(error))
+
+    await asyncio.wait([owner.start_for("members", ask(), name="content")], timeout=READ_SECONDS)
+    is_waited_for = False
+    return _all_needs(model, parts, leases, content, missing) if content else {}
 
 
 def _all_needs(
@@ -283,38 +293,6 @@ def _all_needs(
 ) -> Mapping[str, Needs]:
     LOG.info("weights_missing", bytes=missing)
     return {lease.name: needs_of(model.index, parts.get(lease.name, ()), content) for lease in leases}
-
-
-class _ContentQuestion:
-    """Ask for the content id of the model's files, if they are given: known once `ask` is done.
-
-    `by_us`: it is enough if this node gives them.
-    """
-
-    def __init__(
-        self,
-        model: ServedModel,
-        members: WeightsFromMembers,
-        on_progress: Callable[[str], None],
-        *,
-        by_us: bool,
-    ) -> None:
-        self._model = model
-        self._members = members
-        self._by_us = by_us
-        self._on_progress = on_progress
-        self.content = b""
-        self.waited = False  # nobody listens any more
-
-    async def ask(self) -> None:
-        try:
-            self.content = await self._members.given_content(self._model.file, self._tell, by_us=self._by_us)
-        except (MeshdError, OSError) as error:
-            LOG.warning("weights_not_shared", why=str(error))
-
-    def _tell(self, text: str) -> None:
-        if not self.waited:
-            self._on_progress(text)
 
 
 def needs_of(index: WeightsIndex, part: Sequence[int], content: bytes) -> Needs:

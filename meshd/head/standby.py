@@ -51,6 +51,15 @@ class HeldReady:
     why: str = "it is asked"
 
 
+@dataclass(frozen=True, slots=True)
+class StandbyPart:
+    """Name the weights that a worker holds: `numbers` of tensors in the index; `why`: for which losses."""
+
+    numbers: tuple[int, ...]
+    size: int
+    why: str
+
+
 class StandbyLease:
     """Hold one worker ready beside a loaded run; what becomes of it is told in `state`."""
 
@@ -86,7 +95,10 @@ class StandbyLease:
             try:
                 offer = await lease.ask(self._acquire())
                 mine = NodeOffer(self._name, offer, path_to(self._peer.paths))
-                part = await self._part(mine, machines)
+                # in a thread: it compares splits, and answers are under way
+                part = await asyncio.to_thread(
+                    part_of, self._facts, self._model.index, mine, machines, whole=self._may_hold_all
+                )
                 if self._content or not lacking(self._model.index, part.numbers, offer.lacks):
                     return await self._hold_part(lease, offer, part)
             finally:
@@ -95,13 +107,7 @@ class StandbyLease:
             file, members = self._model.file, self._runtime.from_members
             self._content = file.header_of or await members.content_of(file, self._progress)
 
-    async def _part(self, mine: NodeOffer, machines: Machines) -> "StandbyPart":
-        choice = PartChoice(self._facts, self._model.index, mine, machines, whole=self._may_hold_all)
-        for lost in choice.losses:
-            await asyncio.to_thread(choice.add, lost)  # answers are under way, and this compares splits
-        return choice.part
-
-    async def _hold_part(self, lease: Lease, offer: WorkerOffer, part: "StandbyPart") -> None:
+    async def _hold_part(self, lease: Lease, offer: WorkerOffer, part: StandbyPart) -> None:
         state = self.state
         state.held, state.wanted, state.why = 0, part.size, part.why
         if not part.numbers:
@@ -245,92 +251,57 @@ class StandbyWorkers:
             tries += 1
 
 
-@dataclass(frozen=True, slots=True)
-class StandbyPart:
-    """Name the weights that a worker holds: `numbers` of tensors in the index; `why`: for which losses."""
+def part_of(
+    facts: RunFacts,
+    index: WeightsIndex,
+    standby: NodeOffer,
+    machines: Machines,
+    *,
+    whole: bool = True,
+) -> StandbyPart:
+    """Choose which weights a standby worker holds: what the plan after each loss would give it. Pure.
 
-    numbers: tuple[int, ...]
-    size: int
-    why: str
-
-
-class PartChoice:
-    """Choose which weights a standby worker holds: what the plan after a loss would give it. Pure.
-
-    `add` each of `losses`, then take the `part`. Each is a plan, and takes up to some tenths of a second.
-    Where the whole model fits into what it lends it holds that, and no plan has to be foreseen.
-
-    `machines`: `facts.machines`, with what is known of the speed of this worker. `whole`: it may hold all.
+    Each is a plan, and takes up to some tenths of a second. Where the whole model fits into what it lends it
+    holds that, and no plan has to be foreseen. `machines`: `facts.machines`, with what is known of the speed
+    of this worker. `whole`: it may hold all.
     """
 
-    def __init__(
-        self,
-        facts: RunFacts,
-        index: WeightsIndex,
-        standby: NodeOffer,
-        machines: Machines,
-        *,
-        whole: bool = True,
-    ) -> None:
-        self._facts = facts
-        self._index = index
-        self._standby = standby
-        self._machines = machines
-        self._names = [tensor.name for tensor in index.tensors]
-        self._room = sum(device.free_bytes for device in standby.devices) - SLACK_BYTES
-        self._chosen: set[int] = set()
-        self._held: list[str] = []
-        self._not_held: list[str] = []
-        self._every = self._once(range(len(index.tensors)))
-        self._fits = whole and self._size(self._every) <= self._room
-        self._too_many = len(index.tensors) > MAX_ASKED_TENSORS
-
-    @property
-    def losses(self) -> list[str]:
-        """Return workers whose loss would give this one something; none where all of the model fits."""
-        if self._fits or self._too_many:
-            return []
-        shares = self._facts.plan.shares
-        return sorted({one.device.node for one in shares if one.layers and not one.device.is_head})
-
-    def add(self, lost: str) -> None:
-        """Add what it would need without that worker, if there is room for it."""
-        facts, me = self._facts, self._standby
-        others = [offer for offer in self._machines.offers if offer.node != lost]
-        offers = tuple(sorted([*others, me], key=lambda offer: offer.node))
-        try:
-            split = plan_model(
-                facts.layers, facts.work, replace(self._machines, offers=offers), facts.options
-            )
-        except (UserError, Refused):
-            return  # nothing fits then
-        given = placed_tensors(split.plan, facts.layers, self._names).get(me.node)
-        if not given:
-            return  # that plan does without this one
-        part = self._once([*self._chosen, *given])
-        if self._size(part) > self._room:
-            self._not_held.append(lost)
-            return
-        self._held.append(lost)
-        self._chosen = part
-
-    @property
-    def part(self) -> StandbyPart:
-        """Return what it is asked to hold."""
-        if self._too_many:
-            return StandbyPart((), 0, f"the model has more than {MAX_ASKED_TENSORS} tensors")
-        if self._fits:
-            return StandbyPart(tuple(sorted(self._every)), self._size(self._every), FOR_ANY)
-        return StandbyPart(
-            tuple(sorted(self._chosen)), self._size(self._chosen), _told(self._held, self._not_held)
-        )
-
-    def _once(self, numbers: Iterable[int]) -> set[int]:
+    def once(numbers: Iterable[int]) -> set[int]:
         """Take one tensor of each content: a worker holds it once."""
-        return set({self._index.tensors[number].digest: number for number in numbers}.values())
+        return set({index.tensors[number].digest: number for number in numbers}.values())
 
-    def _size(self, numbers: Iterable[int]) -> int:
-        return sum(self._index.tensors[number].size for number in numbers)
+    def size(numbers: Iterable[int]) -> int:
+        return sum(index.tensors[number].size for number in numbers)
+
+    # All of the model, if there is room.
+    if len(index.tensors) > MAX_ASKED_TENSORS:
+        return StandbyPart((), 0, f"the model has more than {MAX_ASKED_TENSORS} tensors")
+    room = sum(device.free_bytes for device in standby.devices) - SLACK_BYTES
+    every = once(range(len(index.tensors)))
+    if whole and size(every) <= room:
+        return StandbyPart(tuple(sorted(every)), size(every), FOR_ANY)
+    # Else what it needs without each worker in turn, as long as there is room.
+    names = [tensor.name for tensor in index.tensors]
+    chosen: set[int] = set()
+    held: list[str] = []
+    not_held: list[str] = []
+    for lost in sorted(facts.plan.workers):
+        offers = [*(offer for offer in machines.offers if offer.node != lost), standby]
+        there = replace(machines, offers=tuple(sorted(offers, key=lambda offer: offer.node)))
+        try:
+            split = plan_model(facts.layers, facts.work, there, facts.options)
+        except (UserError, Refused):
+            continue  # nothing fits then
+        given = placed_tensors(split.plan, facts.layers, names).get(standby.node)
+        if not given:
+            continue  # that plan does without this one
+        part = once([*chosen, *given])
+        if size(part) > room:
+            not_held.append(lost)
+            continue
+        held.append(lost)
+        chosen = part
+    return StandbyPart(tuple(sorted(chosen)), size(chosen), _told(held, not_held))
 
 
 def _told(held: Sequence[str], not_held: Sequence[str]) -> str:

@@ -35,29 +35,19 @@ class WorkerCandidate:
 
 
 class Roster:
-    """Choose among the workers of the mesh.
+    """Choose among the workers of the mesh for a head with these options.
 
-    `least` workers are needed to begin. `only`: names or beginnings of ids, of which others are no use,
-    as the option `named_by` gave them; `standby`: the same, of those that are for losses. `demanded_by`: the
-    option that says `least`.
+    `options.workers`, and `standby` for losses, are names or beginnings of ids.
     """
 
-    def __init__(
-        self,
-        mesh: Mesh,
-        *,
-        least: int,
-        demanded_by: str = "",
-        only: Sequence[str] = (),
-        named_by: str = "--workers",
-        standby: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, mesh: Mesh, options: HeadOptions, standby: Sequence[str] | None = None) -> None:
+        """Choose nobody yet. `standby`: of the options if None."""
         self._mesh = mesh
-        self._least = least
-        self._demand = f", as demanded by {demanded_by}" if demanded_by else ""
-        self._only = tuple(only)
-        self._named_by = named_by
-        self._standby = tuple(standby)
+        self._least = options.least_workers
+        self._demanded_by = options.workers_demanded_by
+        self._only = options.workers
+        self._named_by = named_by(options)
+        self._standby = options.standby if standby is None else tuple(standby)
         self._ran_on: frozenset[PeerId] = frozenset()  # but for standby workers
         self.backoff = WorkerBackoff()
         self.all_needed = False
@@ -82,7 +72,7 @@ class Roster:
 
     def is_standby(self, peer: PeerStatus) -> bool:
         """Return True if it only takes the place of others."""
-        return any(_is_named(peer, text) for text in self._standby)
+        return _is_any_named(peer, self._standby)
 
     def ran_on(self, workers: Collection[PeerId]) -> None:
         """Note that the model is ready on these: standby workers are for the loss of one of them."""
@@ -93,14 +83,15 @@ class Roster:
 
     def why_too_few(self) -> str:
         """Say how many of the needed workers can be asked now, and why the others cannot."""
-        count = f"{COUNTED}: {len(self.workers())} of {self._least} ready{self._demand}"
+        ready = f"{len(self.workers())} of {self._least} ready"
+        count = f"{COUNTED}: {ready}, as demanded by {self._demanded_by}"
         return "; ".join([count, *self.left_out(), *self._absent()])
 
     def _absent(self) -> list[str]:
         """Say who would do, and is not connected."""
         workers = [peer for peer in self._mesh.peers() if peer.role == WORKER_ROLE]
         away = [peer for peer in workers if peer.state is not PeerState.CONNECTED]
-        meant = {peer.name for peer in away if not self._only or any(_is_named(peer, t) for t in self._only)}
+        meant = {peer.name for peer in away if not self._only or _is_any_named(peer, self._only)}
         by = f", named by `{self._named_by}`," if self._only else ""
         return [f"{name}{by} is not connected" for name in sorted(meant)[:_WORKERS_NAMED]]
 
@@ -145,19 +136,11 @@ class Roster:
 
         One that they name is for more than losses then, and one that they do not name is no loss.
         """
-        only, by, peers = options.workers, named_by(options), self._mesh.peers()
-        named = [peer for peer in peers if any(_is_named(peer, text) for text in only)]
+        named = [peer for peer in self._mesh.peers() if _is_any_named(peer, options.workers)]
         standby = [text for text in self._standby if not any(_is_named(peer, text) for peer in named)]
-        found = Roster(
-            self._mesh,
-            least=options.least_workers,
-            demanded_by=options.workers_demanded_by,
-            only=only,
-            named_by=by,
-            standby=standby,
-        )
+        found = Roster(self._mesh, options, standby)
         found.backoff, found._ran_on = self.backoff, self._ran_on
-        if only:
+        if options.workers:
             found._ran_on = self._ran_on.intersection(peer.peer for peer in named)
         return found
 
@@ -224,7 +207,7 @@ class Roster:
         if peer.paused:
             return f"{peer.name} is paused (`meshd resume` there ends that)"
         if not self._is_meant(peer):
-            if any(_is_named(peer, text) for text in self._only):
+            if _is_any_named(peer, self._only):
                 fits = f"`{self._named_by}` fits several nodes"
                 return f"{fits}: for this {peer.name} give its id, `{peer.peer.short}`"
             return f"{peer.name} is not named by `{self._named_by}`"
@@ -268,17 +251,9 @@ class ServedAs:
     roster: Roster
 
 
-def roster_of(mesh: Mesh, options: HeadOptions) -> Roster:
-    """Make the roster of a head with these options."""
-    return Roster(
-        mesh,
-        least=options.least_workers,
-        demanded_by=options.workers_demanded_by,
-        only=options.workers,
-        named_by=named_by(options),
-        standby=options.standby,
-    )
-
-
 def _is_named(peer: PeerStatus, text: str) -> bool:
     return bool(naming.meant(text, {str(peer.peer): peer.name}))
+
+
+def _is_any_named(peer: PeerStatus, texts: Sequence[str]) -> bool:
+    return any(_is_named(peer, text) for text in texts)

@@ -15,7 +15,7 @@ from meshd.daemon.plan_view import asked_memory, asked_options
 from meshd.daemon.planning import Choices, PlannedModel, Planning, fits_alone, planned_model, with_fewest
 from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.interface import NativeBuild
-from meshd.head.worker_choice import ServedAs, roster_of
+from meshd.head.worker_choice import Roster, ServedAs
 from meshd.model.layer_range import LayerRange
 from meshd.plan.wishes import HeadOptions
 from meshd.store.hash_cache import HashCache
@@ -150,7 +150,7 @@ def planner(it: Scene, folder: Path, options: HeadOptions) -> tuple[Planning, Be
     looks, bench = surveyor(it, folder, options)
     native, end = bench.runtime.native, bench.runtime.processes.run_to_end
     speeds = DeviceSpeeds(native, end, bench.runtime.paths, machine="", threads=1)
-    served = ServedAs(options, roster_of(it.head, options))
+    served = ServedAs(options, Roster(it.head, options))
     cache = HashCache(folder / "weights")
     return Planning(looks, speeds, options, cache, dict, lambda _: served, lambda _: None), bench
 

@@ -10,7 +10,7 @@ import pytest
 from meshd.base.errors import Broken
 from meshd.devices.interface import FromMembers
 from meshd.head import standby as standby_module
-from meshd.head.standby import FOR_ANY, PartChoice
+from meshd.head.standby import FOR_ANY
 from meshd.model.status import ModelState, StandbyStatus
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
 from meshd.peer.interface import PeerState
@@ -109,24 +109,23 @@ async def test_the_plans_after_a_loss_are_compared_in_a_thread(
     in_thread: list[bool] = []
     handed_over: list[object] = []
 
-    async def to_thread(func: Callable[..., object], *args: object) -> object:
+    async def to_thread(func: Callable[..., object], *args: object, **more: object) -> object:
         handed_over.append(func)
         try:
-            return func(*args)
+            return func(*args, **more)
         finally:
             handed_over.pop()
 
-    class Choice(PartChoice):
-        losses = property(lambda _: ["anna", "bert"])
+    def part(*args: object, **more: object) -> object:
+        in_thread.append(bool(handed_over))
+        return choose(*args, **more)
 
-        def add(self, lost: str) -> None:
-            in_thread.append(bool(handed_over))
-
+    choose: Callable[..., object] = standby_module.part_of
     monkeypatch.setattr(asyncio, "to_thread", to_thread)
-    monkeypatch.setattr(standby_module, "PartChoice", Choice)
+    monkeypatch.setattr(standby_module, "part_of", part)
     async with stage(tmp_path) as it:
         await until(it, READY)
-    assert in_thread == [True, True]
+    assert in_thread and all(in_thread)
 
 
 async def test_what_it_lacks_is_taken_from_members_and_asked_for_again(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from meshd.head.measures import RunFacts
-from meshd.head.standby import FOR_ANY, PartChoice, StandbyPart
+from meshd.head.standby import FOR_ANY, StandbyPart, part_of
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
 from meshd.plan.choice import plan_model
 from meshd.plan.machines import NodeOffer
@@ -34,10 +34,7 @@ def facts() -> RunFacts:
 
 
 def part(standby: NodeOffer, names: list[str] = NAMES, *, whole: bool = True) -> StandbyPart:
-    choice = PartChoice(facts(), index(names), standby, THERE, whole=whole)
-    for lost in choice.losses:
-        choice.add(lost)
-    return choice.part
+    return part_of(facts(), index(names), standby, THERE, whole=whole)
 
 
 def with_room(tensors: float) -> NodeOffer:
@@ -59,8 +56,8 @@ def test_all_of_it_where_that_fits() -> None:
 def test_what_is_there_twice_is_held_once() -> None:
     twice = index()
     tensors = tuple(replace(one, digest=bytes(32)) for one in twice.tensors)
-    choice = PartChoice(facts(), replace(twice, tensors=tensors), with_room(40), THERE)
-    assert (choice.part.size, len(choice.part.numbers)) == (TENSOR, 1)
+    found = part_of(facts(), replace(twice, tensors=tensors), with_room(40), THERE)
+    assert (found.size, len(found.numbers)) == (TENSOR, 1)
 
 
 def test_else_what_the_plans_after_a_loss_give_it() -> None:

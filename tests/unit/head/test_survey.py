@@ -8,7 +8,7 @@ from meshd.base.errors import UserError
 from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.head.served_files import lacking_shares, marks_of
 from meshd.head.survey import BUSY, COMPUTES, LENDS_NOTHING, ONLY_ASKS, Lendable, MachineSpeeds, Surveyor
-from meshd.head.worker_choice import FOR_LOSSES, roster_of
+from meshd.head.worker_choice import FOR_LOSSES, Roster
 from meshd.model.weights_index import TensorEntry, WeightsIndex
 from meshd.peer.interface import PeerState
 from meshd.plan.wishes import HeadOptions
@@ -106,7 +106,7 @@ async def test_a_head_looks_at_the_workers_that_it_would_use(tmp_path: Path) -> 
         it.head.net.meshes[by_name["b"]].paused = True
         looks, _ = surveyor(it, tmp_path)
         given = replace(OPTIONS, workers=("a", "b"), standby=("d",))
-        found = await looks.survey(KINDS, lambda _: None, roster=roster_of(it.head, given))
+        found = await looks.survey(KINDS, lambda _: None, roster=Roster(it.head, given))
         assert [offer.node for offer in found.machines.offers] == ["a", "d"]
         assert found.left_out == (
             ("b", "b is paused (`meshd resume` there ends that)"),

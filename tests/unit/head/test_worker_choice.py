@@ -7,7 +7,7 @@ import pytest
 from meshd.base.tasks import Owner
 from meshd.config.forms import HostPort
 from meshd.head.failures import ENDS, TRIES
-from meshd.head.worker_choice import FOR_LOSSES, Roster, roster_of
+from meshd.head.worker_choice import FOR_LOSSES, Roster
 from meshd.identity.membership import Role
 from meshd.model.layer_range import LayerRange
 from meshd.peer.interface import PeerState, PeerStatus
@@ -27,7 +27,7 @@ class Scene:
         head = net.mesh("head", "serve")
         self.meshes = {name: net.mesh(name) for name in ("bad", "good", "worse")}
         self.now = asyncio.get_running_loop().time()
-        self.roster = Roster(head, least=least, only=only, standby=standby)
+        self.roster = Roster(head, replace(PLAIN, min_workers=least, workers=only, standby=standby))
         for name, ends in (("bad", ENDS), ("worse", ENDS + 1)):
             for _ in range(ends):
                 self.roster.backoff.ended(self.status(name), "it went", self.now, lasted=1.0)
@@ -80,12 +80,12 @@ async def test_a_name_that_two_workers_have_means_neither_and_their_ids_are_told
     head = net.mesh("head", "serve")
     two = [net.mesh("garage"), net.mesh("garage", seed="other")]
     shorts = [mesh.key.peer.short for mesh in two]
-    roster = Roster(head, least=1, only=("garage",))
+    roster = Roster(head, replace(PLAIN, min_workers=1, workers=("garage",)))
     assert roster.workers() == []
     assert sorted(roster.left_out()) == sorted(
         f"`--workers` fits several nodes: for this garage give its id, `{short}`" for short in shorts
     )
-    one = Roster(head, least=1, only=(shorts[1],))
+    one = Roster(head, replace(PLAIN, min_workers=1, workers=(shorts[1],)))
     assert [peer.peer for peer in one.workers()] == [two[1].key.peer]
     two[0].say(PeerState.LOST)
     assert [peer.peer for peer in roster.workers()] == [two[1].key.peer], "only one is there"
@@ -95,7 +95,7 @@ async def test_a_member_that_may_not_lend_keeps_no_name_from_a_worker() -> None:
     net = Net(Owner())
     head, garage = net.mesh("head", "serve"), net.mesh("garage")
     net.mesh("garage", roles=frozenset({Role.USE}), seed="other")
-    roster = Roster(head, least=1, only=("garage",))
+    roster = Roster(head, replace(PLAIN, min_workers=1, workers=("garage",)))
     assert [peer.peer for peer in roster.workers()] == [garage.key.peer]
 
 
@@ -118,7 +118,7 @@ class Ready:
         net = Net(Owner())
         head = net.mesh("head", "serve")
         self.meshes = {name: net.mesh(name) for name in "abcxy"}
-        self.roster = Roster(head, least=least, only=only, standby=("y", "x"))
+        self.roster = Roster(head, replace(PLAIN, min_workers=least, workers=only, standby=("y", "x")))
 
     def runs_on(self, names: str) -> None:
         self.roster.ran_on([self.meshes[name].key.peer for name in names])
@@ -259,22 +259,27 @@ async def test_an_unsteady_worker_is_replaced_as_if_it_were_lost() -> None:
     assert it.asked() == "acy"
 
 
+NONE_READY = "waiting for workers: 0 of 1 ready, as demanded by `--min-workers 1`"
+
+
 async def test_only_those_that_can_be_asked_count_and_the_others_are_named_with_their_reasons() -> None:
     net = Net(Owner())
     head = net.mesh("head", "serve")
-    roster = Roster(head, least=1)
-    assert roster.why_too_few() == "waiting for workers: 0 of 1 ready"
+    roster = Roster(head, replace(PLAIN, min_workers=1))
+    assert roster.why_too_few() == NONE_READY
     garage = net.mesh("garage")
     garage.paused = True
-    why = "waiting for workers: 0 of 1 ready; garage is paused (`meshd resume` there ends that)"
+    why = f"{NONE_READY}; garage is paused (`meshd resume` there ends that)"
     assert roster.why_too_few() == why
     garage.paused = False
     garage.say(PeerState.LOST)
-    assert roster.why_too_few() == "waiting for workers: 0 of 1 ready; garage is not connected"
+    assert roster.why_too_few() == f"{NONE_READY}; garage is not connected"
     net.mesh("barn")
-    fixed = Roster(head, least=1, only=("garage",), named_by="--layers")
+    fixed = Roster(
+        head, replace(PLAIN, min_workers=1, workers=("garage",), layers=(LayerRange("garage", 0, 29),))
+    )
     assert fixed.why_too_few().split("; ") == [
-        "waiting for workers: 0 of 1 ready",
+        "waiting for workers: 0 of 1 ready, as demanded by `--layers`",
         "barn is not named by `--layers`",
         "garage, named by `--layers`, is not connected",
     ]
@@ -302,5 +307,5 @@ async def test_the_option_that_demands_workers_is_named(options: HeadOptions, de
     head = net.mesh("head", "serve")
     if demand.startswith("1"):
         net.mesh("barn")
-    for roster in (roster_of(head, options), Roster(head, least=0).naming(options)):
+    for roster in (Roster(head, options), Roster(head, replace(PLAIN, min_workers=0)).naming(options)):
         assert roster.why_too_few() == f"waiting for workers: {demand}"
