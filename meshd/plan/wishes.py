@@ -22,49 +22,36 @@ from meshd.model.layers import MOST_TOKENS, ModelLayers, longest_answer, read_la
 from meshd.wire.lease import OfferedDevice
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")  # of the pin
-_SPLIT = "meshd plans the split: see `--tensor-split` and `--device`"
-_KEY = "use `--api-key-file FILE` of meshd"
-_MODEL = "use `--model FILE` of meshd"
-_PROJECTOR = "use `--mmproj FILE` of meshd, before `--`"
 _RESERVED = {
-    "--host": "use `--host` of meshd, before `--`",
-    "--port": "use `--port` of meshd, before `--`",
-    "-m": _MODEL,
-    "--model": _MODEL,
-    "-mu": _MODEL,
-    "--model-url": _MODEL,
-    "-mm": _PROJECTOR,
-    "--mmproj": _PROJECTOR,
-    "-mmu": _PROJECTOR,
-    "--mmproj-url": _PROJECTOR,
-    "-hf": _MODEL,
-    "-hfr": _MODEL,
-    "--hf-repo": _MODEL,
-    "--rpc": "use `--rpc HOST:PORT` of meshd, before `--`",
-    "-dev": "use `--device` of meshd, before `--`",
-    "--device": "use `--device` of meshd, before `--`",
-    "--kv-unified-per-slot": "use `--ctx-size` of meshd, before `--`: each request has so many tokens",
-    "-ngl": _SPLIT,
-    "--gpu-layers": _SPLIT,
-    "--n-gpu-layers": _SPLIT,
-    "-ts": "use `--tensor-split` of meshd, before `--`",
-    "--tensor-split": "use `--tensor-split` of meshd, before `--`",
-    "-sm": _SPLIT,
-    "--split-mode": _SPLIT,
-    "-mg": _SPLIT,
-    "--main-gpu": _SPLIT,
-    "-fit": _SPLIT,
-    "--fit": _SPLIT,
-    "-lm": "use `--load-mode` of meshd, before `--`",
-    "--load-mode": "use `--load-mode` of meshd, before `--`",
-    "--api-key": _KEY,
-    "--api-key-file": _KEY,
-    "--api-prefix": "meshd's API is in front of llama-server",
-    "--ssl-key-file": "meshd's API is in front of llama-server: put a TLS proxy in front of that",
-    "--ssl-cert-file": "meshd's API is in front of llama-server: put a TLS proxy in front of that",
-    "-a": "the name is always that of the model file",
-    "--alias": "the name is always that of the model file",
+    option: hint
+    for hint, options in (
+        ("use `--host` of meshd, before `--`", "--host"),
+        ("use `--port` of meshd, before `--`", "--port"),
+        ("use `--model FILE` of meshd", "-m --model -mu --model-url -hf -hfr --hf-repo"),
+        ("use `--mmproj FILE` of meshd, before `--`", "-mm --mmproj -mmu --mmproj-url"),
+        ("use `--rpc HOST:PORT` of meshd, before `--`", "--rpc"),
+        ("use `--device` of meshd, before `--`", "-dev --device"),
+        (
+            "use `--ctx-size` of meshd, before `--`: each request has so many tokens",
+            "--kv-unified-per-slot",
+        ),
+        (
+            "meshd plans the split: see `--tensor-split` and `--device`",
+            "-ngl --gpu-layers --n-gpu-layers -sm --split-mode -mg --main-gpu -fit --fit",
+        ),
+        ("use `--tensor-split` of meshd, before `--`", "-ts --tensor-split"),
+        ("use `--load-mode` of meshd, before `--`", "-lm --load-mode"),
+        ("use `--api-key-file FILE` of meshd", "--api-key --api-key-file"),
+        ("meshd's API is in front of llama-server", "--api-prefix"),
+        (
+            "meshd's API is in front of llama-server: put a TLS proxy in front of that",
+            "--ssl-key-file --ssl-cert-file",
+        ),
+        ("the name is always that of the model file", "-a --alias"),
+    )
+    for option in options.split()
 }
+"""What is meshd's own cannot be given; and what to do instead."""
 _COUNTS = {
     "-c": "tokens",
     "--ctx-size": "tokens",
