@@ -17,7 +17,7 @@ from meshd.rpc import mesh_protocol as wire
 from meshd.wire.lease import OfferedDevice
 
 from tests.unit.head.scene import Scene, scene, view
-from tests.unit.head.test_push_plan import held, pushes, yes
+from tests.unit.head.test_leases import held, pushes, yes
 from tests.unit.rpc import mesh_talk as talk
 from tests.unit.worker.lent import Server
 

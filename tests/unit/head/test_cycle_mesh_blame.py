@@ -13,7 +13,7 @@ from tests.sim.loop import until
 from tests.unit.head.scene import Scene
 from tests.unit.head.stubs import StubChild
 from tests.unit.head.test_cycle_mesh import NAMES, mesh_scene, split_of
-from tests.unit.head.test_push_plan import held, yes
+from tests.unit.head.test_leases import held, yes
 
 pytestmark = pytest.mark.virtual
 

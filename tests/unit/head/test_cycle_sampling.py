@@ -9,7 +9,7 @@ from meshd.model.status import ModelState
 
 from tests.sim.loop import until
 from tests.unit.head.scene import Scene, scene
-from tests.unit.head.test_push_plan import held
+from tests.unit.head.test_leases import held
 from tests.unit.model.test_device_sampling import SETTINGS
 
 pytestmark = pytest.mark.virtual

@@ -15,7 +15,7 @@ from meshd.plan.wishes import DraftModel
 from tests.gguf_bytes import gguf, language_model, parse
 from tests.sim.loop import run, until
 from tests.unit.head.scene import Scene, scene
-from tests.unit.head.test_push_plan import held
+from tests.unit.head.test_leases import held
 from tests.unit.model.test_device_sampling import SETTINGS
 
 pytestmark = pytest.mark.virtual

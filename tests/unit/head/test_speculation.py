@@ -1,26 +1,69 @@
-"""Whether and how long drafts are, by what they have gained."""
+"""Whether and how long drafts are, by what they have gained; and what they would make of a plan."""
 
 import pickle
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.gateway.interface import AnswerTimings
 from meshd.head.speculation import (
+    ASSUMED_FREE,
+    ASSUMED_MODEL,
     BETWEEN_LOADS_SECONDS,
     ENOUGH_OF_MODEL,
     ENOUGH_TOKENS,
     FORGOTTEN_SECONDS,
     MADE_GOOD_SECONDS,
+    DraftForecast,
+    Drafting,
     RoundEstimate,
     Speculation,
+    forecast,
+    round_estimate,
 )
 from meshd.model.drafts import MOST_FREE, MOST_MODEL, Drafts, tokens_of_round
-from meshd.plan.wishes import MayDraft
+from meshd.model.output import CPU_RATE
+from meshd.plan.choice import plan_model
+from meshd.plan.machines import Machines
+from meshd.plan.prediction import PlanPredictor
+from meshd.plan.split import Plan
+from meshd.plan.wishes import DraftModel, HeadOptions, MayDraft
+
+from tests.unit.plan.test_split_choice import MODEL, OPTIONS, WORK, machines, offer
+
+RTT = 0.05
+FOUR = machines([offer(name, 16, RTT) for name in "abcd"], {})
+PLAN = plan_model(MODEL, WORK, FOUR, replace(OPTIONS, split="always", devices=("none",))).plan
+
+
+def test_what_is_predicted_is_used() -> None:
+    found = round_estimate(PLAN, MODEL.weight_bytes, lambda count: 0.125 + 0.005 * (count - 1), None)
+    assert (found.round, found.draft) == (0.125, 0.0)
+    assert found.check == pytest.approx(0.005)
+    assert [found.checking(count) for count in (0, 1, 24)] == pytest.approx([0.0, 0.005, 0.12])
+
+
+def test_each_length_has_its_own_time() -> None:
+    """Four tokens take four times as long as one here, and 24 no longer than four."""
+    found = round_estimate(PLAN, MODEL.weight_bytes, lambda count: 0.01 * min(count, 4), None)
+    assert found.checking(3) == found.checking(23) == pytest.approx(0.03)
+    assert found.check == pytest.approx(0.01), "the dearest of the lengths that a draft model may have"
+
+
+def test_otherwise_weights_are_read_and_hidden_states_travel_from_each_to_the_next() -> None:
+    draft = DraftModel("d", MODEL)
+    found = round_estimate(PLAN, MODEL.weight_bytes, None, draft)
+    workers = {share.device.node for share in PLAN.shares if share.layers} - {"head"}
+    travel = RTT * (len(workers) + 1) / 2
+    assert found.round == pytest.approx(travel + MODEL.weight_bytes / CPU_RATE)
+    assert 0 < found.check < found.round
+    assert found.draft == pytest.approx(MODEL.weight_bytes / CPU_RATE)
+
 
 FAR = RoundEstimate(round=0.145, check=0.004, draft=0.010)
 NEAR = RoundEstimate(round=0.009, check=0.002, draft=0.010)
-BOTH = MayDraft(free=True, model=True)
+FREE, BOTH = MayDraft(free=True), MayDraft(free=True, model=True)
 LATER = BETWEEN_LOADS_SECONDS + 1
 
 
@@ -42,7 +85,7 @@ def test_a_far_split_drafts_more_than_a_near_one() -> None:
 
 def test_nothing_is_drafted_that_is_not_allowed_or_has_no_room() -> None:
     assert Speculation(MayDraft(why="off")).begin(FAR, 0.0) == Drafts()
-    assert Speculation(MayDraft(free=True)).begin(FAR, 0.0).model == 0
+    assert Speculation(FREE).begin(FAR, 0.0).model == 0
     assert Speculation(BOTH).begin(FAR, 0.0, most=2) == Drafts(2, 2)
 
 
@@ -59,7 +102,7 @@ def test_why_a_draft_model_is_not_used_is_said_with_the_times_that_decide() -> N
     it.answered(answer(rounds=2000, drafted=drafted, accepted=drafted // 50, token_s=FAR.token / 4), 1.0)
     it.begin(FAR, 2.0)
     assert it.why_no_model.startswith("draft model not used: it would gain less than 5 % (")
-    without = Speculation(MayDraft(free=True))
+    without = Speculation(FREE)
     without.begin(NEAR, 0.0)
     assert without.why_no_model == "", "there is none"
 
@@ -67,9 +110,9 @@ def test_why_a_draft_model_is_not_used_is_said_with_the_times_that_decide() -> N
 def test_a_length_that_loses_as_predicted_is_not_drafted() -> None:
     """As on a CPU that computes four tokens in four times the time of one, and 24 in hardly more."""
     dear = RoundEstimate(0.0076, 0.008, checks=tuple(0.0076 * min(1.2 * count, 30) for count in range(1, 25)))
-    assert Speculation(MayDraft(free=True)).begin(dear, 0.0) == Drafts()
+    assert Speculation(FREE).begin(dear, 0.0) == Drafts()
     cheap = RoundEstimate(0.0076, 0.008, checks=tuple(0.0076 * min(1.2 * count, 4) for count in range(1, 25)))
-    assert Speculation(MayDraft(free=True)).begin(cheap, 0.0).free == MOST_FREE
+    assert Speculation(FREE).begin(cheap, 0.0).free == MOST_FREE
 
 
 def test_what_would_be_drafted_begins_nothing() -> None:
@@ -81,7 +124,7 @@ def test_what_would_be_drafted_begins_nothing() -> None:
 
 
 def test_acceptance_is_told_once_enough_was_drafted() -> None:
-    free = Speculation(MayDraft(free=True))
+    free = Speculation(FREE)
     length = free.begin(FAR, 0.0).free
     free.answered(answer(rounds=2000, drafted=50, accepted=25), 1.0)
     assert free.acceptances(2.0) == (None, None), "prose, of which next to nothing was drafted"
@@ -97,7 +140,7 @@ def test_acceptance_is_told_once_enough_was_drafted() -> None:
     assert tokens_of_round(drafted, length) == pytest.approx(1.7, rel=0.01)
 
 
-@pytest.mark.parametrize("may", [BOTH, MayDraft(free=True)])
+@pytest.mark.parametrize("may", [BOTH, FREE])
 def test_the_gain_is_that_against_rounds_without_drafts(may: MayDraft) -> None:
     """The one that is timed has a draft model beside it, if there is one."""
     it = Speculation(may)
@@ -111,7 +154,7 @@ def test_the_gain_is_that_against_rounds_without_drafts(may: MayDraft) -> None:
 
 
 def test_answers_that_draft_nothing_tell_what_a_round_takes() -> None:
-    it = Speculation(MayDraft(free=True))
+    it = Speculation(FREE)
     it.begin(FAR, 0.0)
     it.answered(answer(rounds=5, round_s=0.1), 1.0)
     assert it.gain is None, "too short an answer"
@@ -268,3 +311,92 @@ def test_whatever_is_said_memory_is_bounded_and_lengths_are_possible(
     assert len(pickle.dumps(it)) < 2000
     drafts = it.begin(FAR, LATER)
     assert 0 <= drafts.free <= MOST_FREE and 0 <= drafts.model <= MOST_MODEL
+
+
+REMOTE = replace(OPTIONS, devices=("none",), speculate="auto")
+SMALL = DraftModel("/d.gguf", replace(MODEL, layers=(1000,) * 30, input=1000, output=1000))
+
+
+def fleet(rtt: float) -> Machines:
+    return machines([offer(node, 16, rtt) for node in "ab"], {"head": 1.0, "a": 1.0, "b": 1.0})
+
+
+def planned(rtt: float, options: HeadOptions = REMOTE) -> tuple[Plan, PlanPredictor]:
+    """Over two workers."""
+    there = fleet(rtt)
+    split = replace(options, tensor_split=(15.0, 15.0))
+    return plan_model(MODEL, WORK, there, split).plan, PlanPredictor(MODEL, WORK, there, split)
+
+
+def foreseen(rtt: float, drafting: Drafting, options: HeadOptions = REMOTE) -> tuple[DraftForecast, float]:
+    """And tokens a second without drafts."""
+    plan, predictor = planned(rtt, options)
+    outcome = predictor.predict(plan)
+    found = forecast(plan, predictor, outcome, drafting, MODEL.weight_bytes, 1.0)
+    return found, outcome.prediction.generate_tok_s
+
+
+def test_far_away_repeated_text_gains_and_prose_is_as_without() -> None:
+    far, far_rate = foreseen(0.1, Drafting(Speculation(FREE)))
+    near, near_rate = foreseen(0.0005, Drafting(Speculation(FREE)))
+    assert far.repetitive_tok_s / far_rate > near.repetitive_tok_s / near_rate > 1
+    assert far.repetitive_tok_s > 2 * far_rate
+    assert (far.prose_tok_s, near.prose_tok_s) == (far_rate, near_rate)
+    assert far.free_acceptance == ASSUMED_FREE and not far.measured and not far.why
+    assert far.free > 0 and far.model == 0
+
+
+@given(st.floats(0.0001, 0.2))
+def test_no_drafts_are_offered_with_which_text_is_predicted_to_be_slower(rtt: float) -> None:
+    for drafting in (Drafting(Speculation(FREE)), Drafting(Speculation(BOTH), SMALL)):
+        found, without = foreseen(rtt, drafting)
+        assert found.prose_tok_s >= without * 0.999
+        assert found.repetitive_tok_s >= without * 0.999
+        assert bool(found.why_no_model) is (drafting.draft_model is not None and not found.model)
+
+
+def test_the_rate_is_that_of_rounds_which_compute_all_drafted_tokens() -> None:
+    found, _ = foreseen(0.1, Drafting(Speculation(FREE)))
+    plan, predictor = planned(0.1)
+    seconds = predictor.round_seconds(plan, 1 + found.free)
+    assert found.repetitive_tok_s == pytest.approx(tokens_of_round(ASSUMED_FREE, found.free) / seconds)
+    outcome = predictor.predict(plan)
+    assert predictor.round_seconds(plan, 1) == pytest.approx(1 / outcome.prediction.generate_tok_s)
+
+
+def test_the_drafts_are_those_that_a_load_would_begin_with() -> None:
+    plan, predictor = planned(0.1)
+    estimate = round_estimate(plan, MODEL.weight_bytes, predictor.rounds_of(plan), SMALL)
+    drafts = Speculation(BOTH).begin(estimate, 1.0, most=plan.shape.most_drafted)
+    found, _ = foreseen(0.1, Drafting(Speculation(BOTH), SMALL))
+    assert (found.free, found.model) == (drafts.free, drafts.model) and drafts.model > 0
+
+
+def test_a_draft_model_drafts_prose_as_well() -> None:
+    found, without = foreseen(0.1, Drafting(Speculation(BOTH), SMALL))
+    assert found.prose_tok_s > 1.05 * without
+    assert found.model_acceptance == ASSUMED_MODEL
+    slow = replace(SMALL, layers=replace(SMALL.layers, layers=(100_000_000,) * 30))
+    found, without = foreseen(0.0005, Drafting(Speculation(BOTH), slow))
+    assert found.model == 0 and found.prose_tok_s == without, "it takes longer than the model itself"
+
+
+def test_nothing_is_drafted_where_that_is_not_allowed() -> None:
+    found, without = foreseen(0.1, Drafting(Speculation(MayDraft(why="off: `--speculate off`"))))
+    assert found.why == "off: `--speculate off`" and not found.measured
+    assert found.repetitive_tok_s == found.prose_tok_s == without
+
+
+@given(st.integers(0, 10))
+def test_what_answers_have_shown_goes_before_what_is_assumed(accepted: int) -> None:
+    speculation = Speculation(FREE)
+    estimate = round_estimate(planned(0.1)[0], MODEL.weight_bytes, lambda count: 0.18 + 0.02 * count, None)
+    length = speculation.begin(estimate, 0.0).free
+    assert length >= 10
+    timings = AnswerTimings(10, 0.5, 1 + 1000 * (1 + accepted), 300.0, 1000 * length, 1000 * accepted)
+    speculation.answered(timings, 0.5)
+    found, _ = foreseen(0.1, Drafting(speculation).snapshot)
+    if found.free:
+        assert found.measured
+        assert tokens_of_round(found.free_acceptance, length) == pytest.approx(1 + accepted, rel=0.01)
+    assert speculation.drafts.free == length <= MOST_FREE, "the head goes on as it is"
