@@ -12,7 +12,7 @@ from meshd.wire.capacity import TimedLayer
 from meshd.wire.lease import OfferedDevice
 
 from tests.unit.head.rig import Bench
-from tests.unit.head.test_cycle_troubles import stage
+from tests.unit.head.test_model import stage
 
 pytestmark = pytest.mark.virtual
 

@@ -14,7 +14,7 @@ from meshd.wire.lease import SHARED_MEMORY, LeaseMessage, Lost, OfferedDevice, P
 
 from tests.unit.head.calls import ACQUIRE, scene
 from tests.unit.head.rig import DEVICE_LINES, GPU_LINE, Bench
-from tests.unit.head.test_cycle_troubles import model_of, ready, stage
+from tests.unit.head.test_model import model_of, ready, stage
 
 pytestmark = pytest.mark.virtual
 

@@ -41,7 +41,7 @@ from tests.unit.devices.capacity_scene import CPU
 from tests.unit.head.fake_mesh import FakeMesh
 from tests.unit.head.rig import Bench
 from tests.unit.head.scene import Scene, scene
-from tests.unit.head.test_cycle_troubles import Stage, model_of, ready, stage, until
+from tests.unit.head.test_model import Stage, model_of, ready, stage, until
 from tests.unit.plan.plain_options import PLAIN
 
 pytestmark = pytest.mark.virtual

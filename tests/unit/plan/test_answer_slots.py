@@ -13,9 +13,8 @@ from meshd.plan.reasons import Answers
 from meshd.plan.split import NotEnoughMemory, Plan
 from meshd.plan.wishes import HeadOptions, read_llama_args
 
-from tests.unit.plan.offers_scene import make_plan
+from tests.unit.plan.offers_scene import cpu, gpu, make_plan, model, node_offer
 from tests.unit.plan.plain_options import PLAIN
-from tests.unit.plan.test_over_offers import cpu, gpu, model, node_offer
 
 TRAINED = 4096
 USUAL = replace(PLAIN, devices=("none",), slots=4)
@@ -36,7 +35,7 @@ def keeping(*layers: LayerCache) -> ModelLayers:
 def plan(of: ModelLayers, free: float, *llama_args: str, options: HeadOptions = USUAL) -> Plan:
     """On a worker with so much memory, in GiB."""
     options = replace(options, llama_args=llama_args)
-    return make_plan(of, offers=[node_offer("a", cpu(free))], plain_rpc=[], own=[cpu()], options=options)
+    return make_plan(of, offers=[node_offer("a", cpu(free))], options=options)
 
 
 def slots_and_tokens(*llama_args: str, ctx_size: int | None = None) -> tuple[int, int, bool]:
@@ -157,11 +156,11 @@ def test_more_answers_bring_no_slower_device_in() -> None:
     """A GPU that has room for one, beside a head with a CPU and plenty of memory."""
     options = replace(PLAIN, slots=4)
     offers = [node_offer("a", gpu(0.9))]
-    made = make_plan(keeping(WHOLE), offers=offers, plain_rpc=[], own=[cpu(64)], options=options)
+    made = make_plan(keeping(WHOLE), offers=offers, own=[cpu(64)], options=options)
     assert [share.device.label for share in made.shares if share.layers] == ["a CUDA0"]
     assert made.shape.parallel == 1
     asked = replace(options, llama_args=("-np", "4"))
-    more = make_plan(keeping(WHOLE), offers=offers, plain_rpc=[], own=[cpu(64)], options=asked)
+    more = make_plan(keeping(WHOLE), offers=offers, own=[cpu(64)], options=asked)
     assert more.shares[0].layers > 0
 
 
@@ -173,7 +172,7 @@ def test_more_answers_take_the_output_off_no_worker() -> None:
         offers = [replace(node_offer("a", gpu(sixteenths / 16)), path=DevicePath(0.05))]
         try:
             made, one = (
-                make_plan(wordy, offers=offers, plain_rpc=[], own=[cpu()], options=given)
+                make_plan(wordy, offers=offers, options=given)
                 for given in (USUAL, replace(USUAL, llama_args=("-np", "1")))
             )
         except NotEnoughMemory:

@@ -1,7 +1,10 @@
-"""Plans: fair, exact in llama.cpp's terms, and refused when they do not fit."""
+"""Plans: fair, exact in llama.cpp's terms, and refused when they do not fit; cuts of a row of layers."""
 
 from dataclasses import replace
+from fractions import Fraction
+from itertools import combinations, pairwise
 
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +12,7 @@ from meshd.base.errors import LocalProtocolError, UserError
 from meshd.model.cache import ContextShape
 from meshd.model.layers import compute_bound
 from meshd.model.output import DevicePath
-from meshd.plan.by_memory import ON_CPU, place, plan_split
+from meshd.plan.by_memory import ON_CPU, partition, place, plan_split, share_out
 from meshd.plan.reasons import (
     AllOn,
     AsGiven,
@@ -453,3 +456,192 @@ def test_any_plan_fits_and_agrees_with_llama_cpp(
         assert (device.node in out) != any(share.device is device and share.layers for share in plan.shares)
     assert head_layers or plan.shares[0].layers == 0
     assert input_on_worker or not plan.input_device
+
+
+@pytest.mark.parametrize(
+    ("workers", "tied", "local_output", "overrides"),
+    [
+        (2, False, False, "-ot token_embd.weight=RPC0"),
+        (2, False, True, r"-ot ^output\.weight=CPU,token_embd.weight=RPC0"),
+        (1, True, False, "-ot token_embd.weight=RPC0"),
+        (2, True, False, ""),  # the last one makes logits of them
+        (1, True, True, "-ot token_embd.weight=CPU"),
+    ],
+)
+def test_embeddings_lie_with_the_first_layers_unless_they_are_needed_elsewhere(
+    workers: int, tied: bool, local_output: bool, overrides: str
+) -> None:
+    model = split_model(tied=tied)
+    devices = [*(cpu(f"w{number}") for number in range(workers)), HEAD]
+    options = SplitOptions(ContextShape(8192), head_layers=False, local_output=local_output)
+    plain = plan_split(model, devices, options)
+    plan = plan_split(model, devices, replace(options, input_on_worker=True))
+    given = " ".join(plan.arguments)
+    assert (overrides in given) if overrides else ("-ot" not in given)
+    moved = model.embedding if plan.input_device else 0
+    assert plain.shares[0].weights - plan.shares[0].weights == moved
+    assert plan.shares[1].weights - plain.shares[1].weights == (0 if tied else moved)
+    assert " ".join(plain.arguments).count("RPC0,") == given.count("RPC0,")
+
+
+def test_embeddings_stay_with_a_head_that_has_the_first_layers_or_where_there_is_no_room() -> None:
+    options = SplitOptions(ContextShape(8192), local_output=True, input_on_worker=True)
+    assert plan_split(split_model(tied=False), [cpu("a"), HEAD], options).input_device == ""
+    large = replace(split_model(tied=False), input=3 * GIB, embedding=3 * GIB)
+    alone = replace(options, head_layers=False)
+    assert plan_split(large, [cpu("a", 4.0), HEAD], alone).input_device == "RPC0"
+    assert plan_split(large, [cpu("a", 2.0), HEAD], alone).input_device == ""
+
+
+def test_embeddings_stay_with_a_head_whose_first_worker_is_a_plain_rpc_server() -> None:
+    """It claims to have every operation, and not each device has rows of each quantized type."""
+    options = SplitOptions(ContextShape(8192), head_layers=False, local_output=True, input_on_worker=True)
+    plain, worker = replace(cpu("a"), is_plain=True), cpu("b")
+    assert plan_split(split_model(tied=False), [plain, worker, HEAD], options).input_device == ""
+    assert plan_split(split_model(tied=False), [worker, plain, HEAD], options).input_device == "RPC0"
+
+
+def _cuts(layers: int, devices: int) -> list[tuple[int, ...]]:
+    result = []
+    for borders in combinations(range(1, layers), devices - 1):
+        points = [0, *borders, layers]
+        result.append(tuple(end - begin for begin, end in pairwise(points)))
+    return result
+
+
+def _keeps(counts: tuple[int, ...], costs: list[list[int]], limits: list[int]) -> bool:
+    begin = 0
+    for count, row, limit in zip(counts, costs, limits, strict=True):
+        if sum(row[begin : begin + count]) > limit:
+            return False
+        begin += count
+    return True
+
+
+@st.composite
+def _problems(draw: st.DrawFn) -> tuple[list[list[int]], list[int], list[int]]:
+    layers, devices = draw(st.integers(1, 8)), draw(st.integers(1, 4))
+    costs = [draw(st.lists(st.integers(1, 9), min_size=layers, max_size=layers)) for _ in range(devices)]
+    limits = draw(st.lists(st.integers(-2, 40), min_size=devices, max_size=devices))
+    return costs, [max(0, limit) for limit in limits], limits
+
+
+@given(_problems())
+def test_finds_a_cut_exactly_when_there_is_one(problem: tuple[list[list[int]], list[int], list[int]]) -> None:
+    costs, weights, limits = problem
+    found = partition(costs, weights=weights, limits=limits)
+    possible = [cut for cut in _cuts(len(costs[0]), len(costs)) if _keeps(cut, costs, limits)]
+    if found is None:
+        assert not possible
+    else:
+        assert found in possible
+
+
+def test_equal_devices_get_equal_shares() -> None:
+    for devices in range(1, 5):
+        counts = partition([[10] * 30] * devices, weights=[7] * devices, limits=[1000] * devices)
+        assert counts is not None
+        assert max(counts) - min(counts) <= 1
+        assert sum(counts) == 30
+
+
+def test_shares_follow_the_weights() -> None:
+    assert partition([[1] * 40] * 3, weights=[10, 20, 10], limits=[40] * 3) == (10, 20, 10)
+
+
+def test_a_limit_moves_layers_on() -> None:
+    assert partition([[1] * 10] * 2, weights=[1, 1], limits=[3, 9]) == (3, 7)
+    assert partition([[1] * 10] * 2, weights=[1, 1], limits=[9, 3]) == (7, 3)
+    assert partition([[1] * 10] * 2, weights=[1, 1], limits=[3, 3]) is None
+
+
+def test_more_devices_than_layers_is_no_cut() -> None:
+    assert partition([[1]] * 2, weights=[1, 1], limits=[9, 9]) is None
+
+
+@given(
+    st.lists(st.floats(0, 100), min_size=1, max_size=8).filter(lambda shares: sum(shares) > 0.1),
+    st.integers(1, 90),
+)
+def test_share_out_is_whole_and_fair(shares: list[float], layers: int) -> None:
+    counts = share_out(shares, layers)
+    assert sum(counts) == layers
+    assert all(count >= 0 for count in counts)
+    given_any = [count for count, share in zip(counts, shares, strict=True) if share > 0]
+    if len(given_any) <= layers:
+        assert all(given_any)
+    assert all(count == 0 for count, share in zip(counts, shares, strict=True) if share == 0)
+
+
+def test_share_out_keeps_proportions() -> None:
+    assert share_out((1, 1), 30) == (15, 15)
+    assert share_out((3, 1), 30) == (23, 7)
+    assert share_out((1, 0.001), 30) == (29, 1)
+
+
+def _upstream(layers: int, gpu_layers: int, shares: list[float]) -> list[int]:
+    """`llama_model_base::load_tensors` line by line, in numpy's 32-bit floats."""
+    splits = numpy.array(shares, dtype=numpy.float32)
+    total = numpy.float32(0)
+    for number in range(len(splits)):
+        total = numpy.float32(total + splits[number])
+        splits[number] = total
+    splits = (splits / total).astype(numpy.float32)
+    start = max(layers + 1 - gpu_layers, 0)
+    active = min(gpu_layers, layers + 1)
+    result = []
+    for layer in range(layers + 1):
+        if layer < start or layer - start >= active:
+            result.append(ON_CPU)
+            continue
+        at = numpy.float32(numpy.float32(layer - start) / numpy.float32(active))
+        result.append(int(numpy.searchsorted(splits, at, side="right")))
+    return result
+
+
+@given(
+    st.integers(1, 200),
+    st.integers(0, 260),
+    st.lists(st.floats(0.0009765625, 1024, width=32), min_size=1, max_size=15),
+)
+def test_same_as_upstream_for_any_split(layers: int, gpu_layers: int, shares: list[float]) -> None:
+    placed = place(layers, gpu_layers=gpu_layers, tensor_split=shares)
+    assert list(placed) == _upstream(layers, gpu_layers, shares)
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=15), st.integers(0, 60))
+def test_whole_numbers_that_sum_up_are_exact(counts: list[int], on_cpu: int) -> None:
+    """The form meshd always uses: shares are layers, the last has the output besides."""
+    layers = sum(counts) + on_cpu
+    shares = [*counts[:-1], counts[-1] + 1]
+    placed = place(layers, gpu_layers=layers + 1 - on_cpu, tensor_split=shares)
+    expected = [ON_CPU] * on_cpu
+    for number, count in enumerate(counts):
+        expected += [number] * count
+    assert list(placed) == [*expected, len(counts) - 1]
+
+
+def test_examples_seen_in_llama_servers_log() -> None:
+    # SmolLM2, 30 layers: `assigned to device` lines of the pinned build
+    def counts(gpu_layers: int, *shares: float) -> list[int]:
+        placed = place(30, gpu_layers=gpu_layers, tensor_split=shares)[:-1]
+        return [placed.count(number) for number in (ON_CPU, *range(len(shares)))]
+
+    assert counts(99, 15, 16) == [0, 15, 15]
+    assert counts(21, 10, 11) == [10, 10, 10]
+    assert counts(99, 1, 1) == [0, 16, 14]
+
+
+def test_no_devices_means_the_cpu() -> None:
+    assert place(3, gpu_layers=0, tensor_split=()) == (ON_CPU,) * 4
+
+
+def test_a_share_of_zero_gets_nothing() -> None:
+    assert set(place(10, gpu_layers=11, tensor_split=(0, 1, 0))) == {1}
+
+
+def test_thirds_are_rounded_as_floats_not_as_fractions() -> None:
+    placed = place(29, gpu_layers=30, tensor_split=(1, 1, 1))
+    assert [placed.count(number) for number in range(3)] == [10, 10, 10]
+    assert Fraction(10, 30) == Fraction(1, 3)  # equal as fractions: the layer at the border goes on
+    assert placed[10] == 1

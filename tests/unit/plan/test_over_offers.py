@@ -1,63 +1,28 @@
-"""From offers to a plan, from the plan to reservations and to what status shows."""
+"""Plans over offers: reservations, memory that several lend, idle workers; and whether models fit."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 from meshd.base.errors import Refused
 from meshd.head.survey import path_to
-from meshd.model.layers import ModelLayers, read_layers
 from meshd.model.output import DevicePath
-from meshd.plan.machines import NodeOffer, PlainRpc
-from meshd.plan.over_offers import SLACK_BYTES, UNUSED_BYTES, reservations, without_idle
-from meshd.plan.reasons import Absence, LeftOut, NoFreeMemory, NoRoom, NoShare, Reported, Shortage, in_words
+from meshd.model.short_names import short_layers
+from meshd.plan.machines import Machines, NodeOffer, PlainRpc
+from meshd.plan.over_offers import SLACK_BYTES, UNUSED_BYTES, Fit, ModelFit, fits, reservations, without_idle
+from meshd.plan.reasons import LeftOut, NoFreeMemory, NoRoom, NoShare, Reported, Shortage, in_words
 from meshd.plan.split import NotEnoughMemory, Plan, split_of
-from meshd.wire.lease import SHARED_MEMORY, OfferedDevice, WorkerOffer
+from meshd.wire.lease import LEASE_ID_BYTES, SHARED_MEMORY, OfferedDevice, WorkerOffer
 
-from tests.gguf_bytes import gguf, language_model, parse
 from tests.unit.admin.test_snapshot import path
-from tests.unit.plan.offers_scene import make_plan
+from tests.unit.plan.offers_scene import GIB, cpu, gpu, long_model, make_plan, model, node_offer
 from tests.unit.plan.plain_options import PLAIN
-
-GIB = 1 << 30
-
-
-def model(layers: int = 8, *, trained: int = 4096) -> ModelLayers:
-    extra = {"llama.context_length": trained}
-    return read_layers([parse(gguf(*language_model(layers=layers, extra=extra)))], name="tiny")
-
-
-def long_model(layers: int = 8) -> ModelLayers:
-    """That may have a context which fills the memory of these devices."""
-    return model(layers, trained=1 << 20)
-
-
-def cpu(free: float = 4) -> OfferedDevice:
-    return OfferedDevice("CPU", "cpu", "", int(free * GIB), 8 * GIB)
-
-
-def gpu(free: float = 4, name: str = "CUDA0") -> OfferedDevice:
-    return OfferedDevice(name, "gpu", "", int(free * GIB), 8 * GIB)
-
-
-def node_offer(
-    name: str, *devices: OfferedDevice, machine: str = "", excluded: Mapping[str, Absence] | None = None
-) -> NodeOffer:
-    return NodeOffer(name, WorkerOffer(devices, True, machine, bytes(16)), excluded=excluded or {})
-
 
 OPTIONS = replace(PLAIN, machine="here")
 
 
 def test_every_layer_lies_somewhere_and_status_has_the_order_of_the_layers() -> None:
     """llama.cpp puts the first layers on the head's CPU."""
-    plan = make_plan(
-        model(),
-        offers=[node_offer("a", cpu()), node_offer("b", cpu())],
-        plain_rpc=[],
-        own=[cpu()],
-        options=OPTIONS,
-    )
+    plan = make_plan(model(), offers=[node_offer("a", cpu()), node_offer("b", cpu())], options=OPTIONS)
     split = split_of(plan)
     assert [part.node for part in split] == ["head", "a", "b"]
     assert sum(part.layers for part in split) == 8
@@ -83,8 +48,6 @@ def test_the_output_follows_the_path_to_the_last_worker_and_the_user(
     plan = make_plan(
         wordy,
         offers=[node_offer("a", gpu()), replace(node_offer("b", gpu(name=name)), path=path)],
-        plain_rpc=[],
-        own=[cpu()],
         options=replace(PLAIN, devices=("none",), output=output),
     )
     assert (plan.override_tensor != "") is on_head
@@ -97,7 +60,7 @@ def test_with_candidates_from_the_worker_a_distant_gpu_makes_the_logits() -> Non
     def output_worker(name: str) -> str:
         options = replace(PLAIN, devices=("none",))
         offers = [replace(node_offer("a", gpu(name=name)), path=DevicePath(0.05))]
-        plan = make_plan(wordy, offers=offers, plain_rpc=[], own=[cpu()], options=options)
+        plan = make_plan(wordy, offers=offers, options=options)
         assert (plan.output_worker is None) is (plan.override_tensor != "")
         return plan.output_worker.name if plan.output_worker is not None else ""
 
@@ -107,9 +70,9 @@ def test_with_candidates_from_the_worker_a_distant_gpu_makes_the_logits() -> Non
 
 def test_the_head_that_has_the_last_layers_makes_the_logits() -> None:
     offers = [node_offer("a", cpu())]
-    plan = make_plan(model(), offers=offers, plain_rpc=[], own=[cpu(), gpu()], options=OPTIONS)
+    plan = make_plan(model(), offers=offers, own=[cpu(), gpu()], options=OPTIONS)
     assert plan.output_worker is None
-    alone = make_plan(model(), offers=[], plain_rpc=[], own=[cpu()], options=replace(OPTIONS, min_workers=0))
+    alone = make_plan(model(), offers=[], options=replace(OPTIONS, min_workers=0))
     assert alone.output_worker is None
 
 
@@ -128,7 +91,7 @@ def test_the_path_to_a_worker_is_the_one_with_the_data() -> None:
 
 def test_a_reservation_has_room_and_stays_within_the_offer() -> None:
     offers = [node_offer("a", cpu()), node_offer("b", cpu(0.3))]
-    plan = make_plan(model(), offers=offers, plain_rpc=[], own=[cpu()], options=OPTIONS)
+    plan = make_plan(model(), offers=offers, options=OPTIONS)
     (first,), (second,) = reservations(plan, offers)
     share = next(share for share in plan.shares if share.device.node == "a")
     assert share.total + SLACK_BYTES <= first <= 4 * GIB
@@ -137,9 +100,7 @@ def test_a_reservation_has_room_and_stays_within_the_offer() -> None:
 
 def test_a_device_without_layers_is_kept_in_the_list() -> None:
     offers = [node_offer("a", gpu(), cpu())]
-    plan = make_plan(
-        model(), offers=offers, plain_rpc=[], own=[cpu()], options=replace(PLAIN, tensor_split=(1, 0, 1))
-    )
+    plan = make_plan(model(), offers=offers, options=replace(PLAIN, tensor_split=(1, 0, 1)))
     ((used, unused),) = reservations(plan, offers)
     assert used > UNUSED_BYTES
     assert unused == UNUSED_BYTES
@@ -147,7 +108,7 @@ def test_a_device_without_layers_is_kept_in_the_list() -> None:
 
 def test_a_device_without_free_memory_is_not_started_and_those_behind_it_move_up() -> None:
     offers = [node_offer("a", gpu(0, "FULL"), gpu()), node_offer("b", gpu())]
-    plan = make_plan(model(), offers=offers, plain_rpc=[], own=[cpu()], options=OPTIONS)
+    plan = make_plan(model(), offers=offers, options=OPTIONS)
     names = {(share.device.node, share.device.name): share.llama_name for share in plan.shares}
     assert (names["a", "CUDA0"], names["b", "CUDA0"]) == ("RPC0", "RPC1")
     assert [left.why for left in plan.left_out if left.device == "FULL"] == [NoFreeMemory()]
@@ -162,14 +123,11 @@ def test_one_machines_memory_is_counted_once() -> None:
         make_plan(
             long_model(),
             offers=tight,
-            plain_rpc=[],
             own=[cpu(0.2)],
             options=replace(PLAIN, machine="here", ctx_size=400_000),
         )
     apart = [node_offer("a", cpu(0.2), machine="there"), node_offer("b", cpu(0.2), machine="elsewhere")]
-    many = make_plan(
-        long_model(), offers=apart, plain_rpc=[], own=[cpu(0.2)], options=replace(PLAIN, machine="here")
-    )
+    many = make_plan(long_model(), offers=apart, own=[cpu(0.2)], options=replace(PLAIN, machine="here"))
     assert len(many.shares) == 3
 
 
@@ -191,7 +149,7 @@ def test_a_node_with_many_devices_pushes_no_other_out(many: str) -> None:
     ]
     offers.sort(key=lambda item: item.node)
     for layers in (4, 32):
-        plan = make_plan(model(layers), offers=offers, plain_rpc=[], own=[cpu()], options=OPTIONS)
+        plan = make_plan(model(layers), offers=offers, options=OPTIONS)
         assert {node for node, _, _ in placed(plan)} == {many, "honest"}
 
 
@@ -199,7 +157,7 @@ def test_a_node_with_many_devices_pushes_no_other_out(many: str) -> None:
 def test_of_a_memory_that_two_lend_the_one_that_gives_less_is_left_out(small: str) -> None:
     offers = [node_offer(small, card(0.001)), node_offer("honest", card(4))]
     offers.sort(key=lambda item: item.node)
-    plan = make_plan(model(), offers=offers, plain_rpc=[], own=[cpu()], options=OPTIONS)
+    plan = make_plan(model(), offers=offers, options=OPTIONS)
     assert [node for node, _, _ in placed(plan)] == ["honest"]
 
 
@@ -214,31 +172,23 @@ def test_of_a_memory_that_two_lend_the_one_that_gives_less_is_left_out(small: st
 def test_one_card_is_counted_once_however_many_lend_it(offers: list[NodeOffer]) -> None:
     options = replace(PLAIN, ctx_size=60_000, devices=("none",))
     with pytest.raises(NotEnoughMemory):
-        make_plan(long_model(), offers=offers, plain_rpc=[], own=[cpu()], options=options)
+        make_plan(long_model(), offers=offers, options=options)
     apart = [in_cards_of_their_own(item) for item in offers]
-    make_plan(
-        long_model(), offers=apart, plain_rpc=[], own=[cpu()], options=options
-    )  # twice as much would do
+    make_plan(long_model(), offers=apart, options=options)  # twice as much would do
 
 
 def test_a_card_that_the_head_has_too_is_counted_once() -> None:
     own = [cpu(), card(0.35)]
     options = replace(PLAIN, ctx_size=200_000)
-    plan = make_plan(
-        long_model(), offers=[node_offer("a", card(0.35))], plain_rpc=[], own=own, options=options
-    )
+    plan = make_plan(long_model(), offers=[node_offer("a", card(0.35))], own=own, options=options)
     assert sum(share.total for share in plan.shares if share.device.is_gpu) <= 0.35 * GIB
-    apart = make_plan(
-        long_model(), offers=[node_offer("a", card(0.35, of="two"))], plain_rpc=[], own=own, options=options
-    )
+    apart = make_plan(long_model(), offers=[node_offer("a", card(0.35, of="two"))], own=own, options=options)
     assert sum(share.total for share in apart.shares if share.device.is_gpu) > 0.35 * GIB
 
 
 def test_a_card_that_two_lend_has_the_share_of_one() -> None:
     offers = [node_offer("a", card(4)), node_offer("b", card(4)), node_offer("c", card(4, of="two"))]
-    plan = make_plan(
-        model(16), offers=offers, plain_rpc=[], own=[cpu()], options=replace(PLAIN, devices=("none",))
-    )
+    plan = make_plan(model(16), offers=offers, options=replace(PLAIN, devices=("none",)))
     layers = {part.node: part.layers for part in split_of(plan)}
     assert layers["a"] + layers["b"] in (7, 8, 9)
     assert layers["a"] and layers["b"]
@@ -251,7 +201,7 @@ def test_a_gpu_without_memory_of_its_own_shares_the_machines() -> None:
     ]
     options = replace(PLAIN, machine="here", ctx_size=400_000)
     with pytest.raises(NotEnoughMemory):
-        make_plan(long_model(), offers=tight, plain_rpc=[], own=[cpu(0.2)], options=options)
+        make_plan(long_model(), offers=tight, own=[cpu(0.2)], options=options)
 
 
 LACKS = Reported("it cannot compute SET_ROWS")
@@ -259,9 +209,7 @@ LACKS = Reported("it cannot compute SET_ROWS")
 
 def test_a_device_that_is_not_able_is_left_out_with_the_reason() -> None:
     offers = [node_offer("a", gpu(name="HALF"), gpu(), excluded={"HALF": LACKS}), node_offer("b", gpu())]
-    plan = make_plan(
-        model(), offers=offers, plain_rpc=[], own=[cpu()], options=replace(PLAIN, devices=("none",))
-    )
+    plan = make_plan(model(), offers=offers, options=replace(PLAIN, devices=("none",)))
     assert [(node, name) for node, name, _ in placed(plan)] == [("a", "RPC0"), ("b", "RPC1")]
     assert plan.reasons[-1] == LeftOut("a", "HALF", LACKS)
     (left_out, used), (_,) = reservations(plan, offers)
@@ -270,7 +218,7 @@ def test_a_device_that_is_not_able_is_left_out_with_the_reason() -> None:
 
 def test_a_worker_with_no_able_device_is_sent_home_with_the_reason() -> None:
     offers = [node_offer("a", gpu(), excluded={"CUDA0": LACKS}), node_offer("b", gpu())]
-    plan = make_plan(model(), offers=offers, plain_rpc=[], own=[cpu()], options=OPTIONS)
+    plan = make_plan(model(), offers=offers, options=OPTIONS)
     kept, used = without_idle(plan, offers)
     assert [item.node for item in used] == ["b"]
     assert kept.devices == ("RPC0",)
@@ -281,11 +229,7 @@ def test_too_little_memory_names_the_devices_that_are_left_out() -> None:
     offers = [node_offer("a", gpu(), excluded={"CUDA0": LACKS})]
     with pytest.raises(NotEnoughMemory) as caught:
         make_plan(
-            model(),
-            offers=offers,
-            plain_rpc=[],
-            own=[cpu(0.6)],
-            options=replace(PLAIN, min_workers=0, devices=("none",)),
+            model(), offers=offers, own=[cpu(0.6)], options=replace(PLAIN, min_workers=0, devices=("none",))
         )
     shortage, left_out = caught.value.reasons
     assert isinstance(shortage, Shortage) and left_out == LeftOut("a", "CUDA0", LACKS)
@@ -295,27 +239,19 @@ def test_too_little_memory_names_the_devices_that_are_left_out() -> None:
 def test_too_few_able_workers_are_waited_for() -> None:
     offers = [node_offer("a", gpu(), excluded={"CUDA0": LACKS}), node_offer("b", gpu())]
     with pytest.raises(Refused, match="1 of 2 workers can take part") as caught:
-        make_plan(model(), offers=offers, plain_rpc=[], own=[cpu()], options=replace(PLAIN, min_workers=2))
+        make_plan(model(), offers=offers, options=replace(PLAIN, min_workers=2))
     assert caught.value.hint == f"a CUDA0: {LACKS.text}"
 
 
 def test_a_head_without_compute_takes_no_layers() -> None:
-    plan = make_plan(
-        model(),
-        offers=[node_offer("a", cpu())],
-        plain_rpc=[],
-        own=[cpu()],
-        options=replace(PLAIN, devices=("none",)),
-    )
+    plan = make_plan(model(), offers=[node_offer("a", cpu())], options=replace(PLAIN, devices=("none",)))
     assert [(part.node, part.layers) for part in split_of(plan) if part.layers] == [("a", 8)]
 
 
 def test_a_plain_rpc_server_comes_behind_the_workers() -> None:
     server = PlainRpc("10.0.0.9:50052", (OfferedDevice("RPC0", "gpu", "", 4 * GIB, 4 * GIB),))
     offers = [node_offer("a", gpu())]
-    plan = make_plan(
-        model(), offers=offers, plain_rpc=[server], own=[cpu()], options=replace(PLAIN, devices=("none",))
-    )
+    plan = make_plan(model(), offers=offers, plain_rpc=[server], options=replace(PLAIN, devices=("none",)))
     assert [part.node for part in split_of(plan) if part.layers] == ["a", "10.0.0.9:50052"]
     assert len(reservations(plan, offers)) == 1
 
@@ -331,7 +267,7 @@ def test_workers_without_layers_are_sent_home_and_the_others_move_up() -> None:
         node_offer("b", gpu(), gpu(name="CUDA1")),
         node_offer("c", cpu(0.001)),
     ]
-    plan = make_plan(model(), offers=offers, plain_rpc=[server], own=[cpu()], options=OPTIONS)
+    plan = make_plan(model(), offers=offers, plain_rpc=[server], options=OPTIONS)
     kept, used = without_idle(plan, offers)
     assert [item.node for item in used] == ["b"]
     assert [(node, layers) for node, _, layers in placed(kept)] == [
@@ -346,17 +282,71 @@ def test_workers_without_layers_are_sent_home_and_the_others_move_up() -> None:
 def test_a_plan_in_which_all_take_part_stays_as_it_is() -> None:
     offers = [node_offer("a", gpu(), cpu()), node_offer("b", cpu())]
     for split in ((), (4, 0, 3, 1)):
-        plan = make_plan(
-            model(), offers=offers, plain_rpc=[], own=[cpu()], options=replace(PLAIN, tensor_split=split)
-        )
+        plan = make_plan(model(), offers=offers, options=replace(PLAIN, tensor_split=split))
         assert without_idle(plan, offers) == (plan, offers)
 
 
 def test_a_share_of_nothing_is_a_reason_too() -> None:
     offers = [node_offer("a", cpu()), node_offer("b", cpu())]
     options = replace(PLAIN, tensor_split=(0, 4, 4))
-    plan = make_plan(model(), offers=offers, plain_rpc=[], own=[cpu()], options=options)
+    plan = make_plan(model(), offers=offers, options=options)
     kept, used = without_idle(plan, offers)
     assert [item.node for item in used] == ["b"]
     assert kept.devices == ("RPC0",)
     assert LeftOut("a", "CPU", NoShare(by_user=True)) in plan.left_out
+
+
+def device(kind: str, free: int, name: str = "") -> OfferedDevice:
+    return OfferedDevice(name or {"cpu": "CPU", "gpu": "CUDA0"}[kind], kind, "", free * GIB, free * GIB, "")
+
+
+def worker(node: str, *devices: OfferedDevice) -> NodeOffer:
+    offer = WorkerOffer(devices, has_model=False, machine=node, lease_id=bytes(LEASE_ID_BYTES))
+    return NodeOffer(node, offer)
+
+
+def fit(name: str, own: tuple[OfferedDevice, ...], *offers: NodeOffer) -> tuple[Fit, Fit]:
+    """Here, and in the mesh."""
+    models = [layers for layers in short_layers({}) if layers.name == name]
+    [found] = fits(models, Machines(tuple(offers), own), PLAIN)
+    assert found == ModelFit(name, found.here, found.mesh)
+    return found.here, found.mesh
+
+
+OWN = (device("cpu", 16), device("gpu", 12))
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "offers", "expected"),
+    [
+        ("qwen3-4b", OWN, (), (Fit.GPU, Fit.GPU)),
+        ("qwen3-4b", (device("cpu", 16),), (), (Fit.CPU, Fit.CPU)),
+        ("qwen3-4b", (device("cpu", 16),), (worker("a", device("gpu", 8)),), (Fit.CPU, Fit.GPU)),
+        ("glm", OWN, (), (Fit.PARTLY_CPU, Fit.PARTLY_CPU)),
+        ("glm", OWN, (worker("a", device("gpu", 12)),), (Fit.PARTLY_CPU, Fit.GPU)),
+        ("glm", OWN, (worker("a", device("cpu", 64)),), (Fit.PARTLY_CPU, Fit.PARTLY_CPU)),
+        ("glm", (device("cpu", 8),), (worker("a", device("cpu", 24)),), (Fit.NO, Fit.CPU)),
+        ("llama-3.3-70b", OWN, (worker("a", device("gpu", 24)),), (Fit.NO, Fit.PARTLY_CPU)),
+        ("llama-3.3-70b", OWN, (worker("a", device("gpu", 48)),), (Fit.NO, Fit.GPU)),
+        ("gpt-oss-120b", OWN, (worker("a", device("gpu", 24)),), (Fit.NO, Fit.NO)),
+        ("gpt-oss-120b", OWN, tuple(worker(n, device("gpu", 24)) for n in "abc"), (Fit.NO, Fit.GPU)),
+    ],
+)
+def test_where_a_model_fits(
+    name: str, own: tuple[OfferedDevice, ...], offers: tuple[NodeOffer, ...], expected: tuple[Fit, Fit]
+) -> None:
+    assert fit(name, own, *offers) == expected
+
+
+def test_wishes_for_a_split_do_not_count() -> None:
+    models = [layers for layers in short_layers({}) if layers.name == "qwen3-4b"]
+    options = replace(PLAIN, tensor_split=(1.0, 1.0, 1.0), min_workers=3, workers=("far",))
+    assert fits(models, Machines((), OWN), options) == [ModelFit("qwen3-4b", Fit.GPU, Fit.GPU)]
+
+
+def test_a_head_that_computes_nothing_needs_workers() -> None:
+    models = [layers for layers in short_layers({}) if layers.name == "qwen3-4b"]
+    machines = Machines((worker("a", device("gpu", 8)),), (device("cpu", 16),))
+    assert fits(models, machines, replace(PLAIN, devices=("none",))) == [
+        ModelFit("qwen3-4b", Fit.NO, Fit.GPU)
+    ]

@@ -12,9 +12,10 @@ from meshd.plan.wishes import HeadOptions
 from meshd.wire.lease import OfferedDevice
 
 from tests.unit.head.rig import cpu_lines
-from tests.unit.head.test_cycle_troubles import ready, stage
+from tests.unit.head.test_model import ready, stage
+from tests.unit.plan.offers_scene import cpu, long_model, node_offer
 from tests.unit.plan.plain_options import PLAIN
-from tests.unit.plan.test_over_offers import card, cpu, long_model, node_offer, placed
+from tests.unit.plan.test_over_offers import card, placed
 
 pytestmark = pytest.mark.virtual
 

@@ -1,20 +1,156 @@
-"""Workers on one machine take different cards by themselves, and no card twice."""
+"""What machines share, lend and give back, and layers that are given by node."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from meshd.base.errors import UserError
+from meshd.model.layer_range import parse_layer_range
 from meshd.model.output import DevicePath
 from meshd.plan.choice import SplitChoice, choose_split, plan_model
-from meshd.plan.machines import Machines, NodeOffer, one_for_each_card
+from meshd.plan.machines import (
+    Machines,
+    NodeOffer,
+    one_for_each_card,
+    with_fixed_layers,
+    with_given_back,
+    with_memory_limits,
+)
 from meshd.plan.over_offers import remote_device
 from meshd.plan.reasons import LeftOut, SameCard
 from meshd.plan.split import Plan
-from meshd.plan.wishes import HeadOptions
+from meshd.plan.wishes import HeadOptions, nodes_of
 from meshd.wire.lease import SHARED_MEMORY, OfferedDevice, WorkerOffer
 
 from tests.unit.plan.split_scene import GIB
-from tests.unit.plan.test_split_choice import MODEL, OPTIONS, WORK, device, speed
+from tests.unit.plan.test_split_choice import MODEL, OPTIONS, WORK, device, machines, offer, speed
+
+TWO = machines([offer("a", 16), offer("b", 16)], {"head": 9.0, "a": 1.0, "b": 2.0})
+
+
+def asked(*ranges: str, devices: tuple[str, ...] = ()) -> HeadOptions:
+    return replace(OPTIONS, layers=tuple(map(parse_layer_range, ranges)), devices=devices)
+
+
+def given_by(*ranges: str, there: Machines = TWO) -> SplitChoice:
+    return plan_model(MODEL, WORK, there, asked(*ranges))
+
+
+def in_order(found: SplitChoice) -> list[tuple[str, int]]:
+    return [(share.device.node, share.layers) for share in found.plan.shares if share.layers]
+
+
+@pytest.mark.parametrize(
+    ("ranges", "expected"),
+    [
+        (("a=0-9", "b=10-29"), [("a", 10), ("b", 20)]),
+        (("a=10-29", "b=0-9"), [("b", 10), ("a", 20)]),
+        (("b=10-29", "head=0-9"), [("head", 10), ("b", 20)]),
+        (("a=25-29", "head=0-3", "b=4-24"), [("head", 4), ("b", 21), ("a", 5)]),
+        (("a=0-29",), [("a", 30)]),
+    ],
+)
+def test_each_node_holds_what_it_is_given(ranges: tuple[str, ...], expected: list[tuple[str, int]]) -> None:
+    assert in_order(given_by(*ranges)) == expected
+
+
+@pytest.mark.parametrize(
+    ("ranges", "said"),
+    [
+        (("a=0-9", "b=9-29"), "overlaps"),
+        (("a=0-9", "b=11-29"), "no node holds layers 10 to 10"),
+        (("a=1-9", "b=10-29"), "no node holds layers 0 to 0"),
+        (("a=0-9", "b=10-28"), "no node holds layers 29 to 29"),
+        (("a=0-9", "b=10-30"), "that the model does not have"),
+        (("a=0-9", "c=10-29"), "names a node that cannot take part"),
+        (("a=0-9", "a=10-29"), "twice"),
+        (("a=0-9", "head=10-29"), "computes the first layers"),
+    ],
+)
+def test_what_cannot_be_is_an_error(ranges: tuple[str, ...], said: str) -> None:
+    with pytest.raises(UserError, match=said) as caught:
+        given_by(*ranges)
+    assert caught.value.hint
+
+
+def test_gpus_of_the_head_have_the_last_layers() -> None:
+    there = replace(TWO, own=(device(64), device(24, "CUDA0")))
+    assert in_order(given_by("a=0-9", "head=10-29", there=there)) == [("a", 10), ("head", 20)]
+    with pytest.raises(UserError, match="compute the last layers"):
+        given_by("head=0-9", "a=10-29", there=there)
+
+
+def test_a_head_that_shall_not_compute_gets_no_layers() -> None:
+    options = asked("head=0-9", "a=10-29", devices=("none",))
+    with pytest.raises(UserError, match="gives layers to this node"):
+        with_fixed_layers(TWO, options, MODEL.count)
+
+
+def test_devices_of_one_node_share_its_layers_by_memory() -> None:
+    given = WorkerOffer((device(24, "CUDA0"), device(8, "CUDA1")), False, "m of a", bytes(16))
+    there = replace(TWO, offers=(NodeOffer("a", given), TWO.offers[1]))
+    found = given_by("a=0-15", "b=16-29", there=there)
+    assert in_order(found) == [("a", 12), ("a", 4), ("b", 14)]
+
+
+def test_without_ranges_nothing_is_changed() -> None:
+    assert with_fixed_layers(TWO, OPTIONS, MODEL.count) == (TWO, OPTIONS)
+    assert not asked("a=0-29").picks_by_speed
+    assert nodes_of(asked("head=0-9", "a=10-29").layers, "head") == ("a",)
+
+
+def half_taken() -> Machines:
+    """Of 16 GiB 8 are free, on each."""
+    there = machines([offer("a", 16), offer("b", 16)], {})
+    halves = tuple(
+        replace(
+            one,
+            offer=replace(
+                one.offer, devices=tuple(replace(d, free_bytes=8 * GIB) for d in one.offer.devices)
+            ),
+        )
+        for one in there.offers
+    )
+    return replace(there, offers=halves, own=(device(64), replace(device(24, "CUDA0"), free_bytes=4 * GIB)))
+
+
+def free(there: Machines) -> dict[tuple[str, str], int]:
+    found = {(one.node, d.name): d.free_bytes // GIB for one in there.offers for d in one.offer.devices}
+    return found | {("head", d.name): d.free_bytes // GIB for d in there.own}
+
+
+def test_what_its_leases_hold_is_free_and_no_more_than_there_is() -> None:
+    held = {("a", "CPU"): 6 * GIB, ("b", "CPU"): 60 * GIB, ("head", "CUDA0"): 10 * GIB}
+    assert free(with_given_back(half_taken(), held, "head")) == {
+        ("a", "CPU"): 14,
+        ("b", "CPU"): 16,
+        ("head", "CPU"): 64,
+        ("head", "CUDA0"): 14,
+    }
+
+
+def test_without_a_model_nothing_is_changed() -> None:
+    there = half_taken()
+    assert with_given_back(there, {}, "head") is there
+
+
+def test_no_device_has_more_than_its_limit() -> None:
+    there = half_taken()
+    before = free(there)
+    assert before["a", "CPU"] == 8 and before["head", "CUDA0"] == 4
+    limited = free(with_memory_limits(there, {"a": 2 * GIB, "": 6 * GIB}, "head"))
+    assert limited == {("a", "CPU"): 2, ("b", "CPU"): 6, ("head", "CPU"): 6, ("head", "CUDA0"): 4}
+    alone = free(with_memory_limits(there, {"head": GIB}, "head"))
+    assert alone == {**before, ("head", "CPU"): 1, ("head", "CUDA0"): 1}
+
+
+def test_without_limits_nothing_is_changed_and_a_limit_of_nobody_is_an_error() -> None:
+    there = half_taken()
+    assert with_memory_limits(there, {}, "head") is there
+    with pytest.raises(UserError, match="`--memory c=…` names a node that cannot take part") as refused:
+        with_memory_limits(there, {"c": 1}, "head")
+    assert refused.value.hint == "there are `head`, `a`, `b`"
+
 
 HOST = "m of host"
 AUTO = replace(OPTIONS, split="auto", min_workers=1)
