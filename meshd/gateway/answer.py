@@ -50,8 +50,9 @@ from meshd.gateway.turns import Turn
 from meshd.gateway.upstream import (
     HELD_ANSWER_BYTES,
     MOST_JOINED_BYTES,
-    AllServed,
+    Culprits,
     GatedRequest,
+    Served,
     UpstreamLost,
     answer_headers,
     failure_in,
@@ -102,10 +103,30 @@ class AnswerContext:
         # requests are retried after a loss: with a seed, so that they get the same answer
         self.retries = self.continue_seconds > 0 or self.fails_over
         self.tokens = 0
-        self.served = AllServed()
+        self._served: dict[Upstream, Served] = {}  # each llama-server, from its first request on
+        self._culprits = Culprits()
         self._asking = 0
         self._limits: set[asyncio.Timeout] = set()  # of all answers, running or waiting
         self._stopping = ""
+
+    def served(self, upstream: Upstream) -> Served | None:
+        """Return what is kept of `upstream`; None for another node's API, whose gateway keeps that itself.
+
+        Such an upstream may exist for a single request.
+        """
+        if upstream.slots is not None and upstream not in self._served:
+            self._served[upstream] = Served(upstream, self._culprits)
+        return self._served.get(upstream)
+
+    @property
+    def running(self) -> int:
+        """Count the requests whose turn has come."""
+        return sum(served.turns.running for served in self._served.values())
+
+    @property
+    def waiting(self) -> int:
+        """Count the requests whose turn has not come."""
+        return sum(served.turns.waiting for served in self._served.values())
 
     @property
     def is_alone(self) -> bool:
@@ -166,7 +187,7 @@ class Answer:
         """
         self.asked = asked
         self.upstream = upstream = model.upstream
-        self.served = context.served.of(upstream)
+        self.served = context.served(upstream)
         self.request = request
         self.headers = headers
         self.meter = AnswerMeter(is_transcript=route.is_form)

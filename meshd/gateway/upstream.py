@@ -581,32 +581,5 @@ def _fit(body: bytes, traits: TemplateTraits) -> tuple[bytes, tuple[str, ...]]:
     return encoded(fields), notes
 
 
-class AllServed:
-    """The llama-servers of a gateway, each from its first request on."""
-
-    def __init__(self) -> None:
-        self._of: dict[Upstream, Served] = {}
-        self._culprits = Culprits()
-
-    def of(self, upstream: Upstream) -> Served | None:
-        """Return what is kept of `upstream`; None for another node's API, whose gateway keeps that itself.
-
-        Such an upstream may exist for a single request.
-        """
-        if upstream.slots is not None and upstream not in self._of:
-            self._of[upstream] = Served(upstream, self._culprits)
-        return self._of.get(upstream)
-
-    @property
-    def running(self) -> int:
-        """Count the requests whose turn has come."""
-        return sum(served.turns.running for served in self._of.values())
-
-    @property
-    def waiting(self) -> int:
-        """Count the requests whose turn has not come."""
-        return sum(served.turns.waiting for served in self._of.values())
-
-
 def _now() -> float:
     return asyncio.get_running_loop().time()

@@ -17,8 +17,8 @@ from meshd.gateway.upstream import (
     LATER_TRIAL_SECONDS,
     PASSED_PIECES,
     TRIAL_SECONDS,
-    AllServed,
     Culprits,
+    Served,
     Standing,
     Trials,
 )
@@ -43,8 +43,7 @@ async def test_a_question_that_was_not_answered_is_asked_again(
         return unanswered if count == 4 else body.decode()
 
     monkeypatch.setattr(upstream, "template_prompt", prompt)
-    served = AllServed().of(_Upstream())  # type: ignore[arg-type]
-    assert served is not None
+    served = Served(_Upstream(), Culprits())  # type: ignore[arg-type]
     for _ in range(3):
         await served.fit(BODY)
     assert count == asked * len(template_questions())
