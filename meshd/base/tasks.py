@@ -8,7 +8,7 @@ with its owner; `watch_sleep` notices that this machine, or this process, has sl
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -155,7 +155,7 @@ def first_error(error: BaseException) -> BaseException:
 
 
 async def first_success(
-    starts: list[tuple[float, Callable[[], Coroutine[object, object, T]]]],
+    starts: Sequence[tuple[float, Callable[[], Coroutine[object, object, T]]]],
     *,
     discard: Callable[[T], Coroutine[object, object, None]],
 ) -> T:

@@ -150,6 +150,10 @@ class Dialer(Protocol):
         ...
 
 
+Accept = Callable[[Link], Awaitable[None]]
+"""Gets every proven link that was taken in, and keeps it as long as it lives."""
+
+
 class Listener(Protocol):
     """Takes in links of one kind."""
 
@@ -160,6 +164,6 @@ class Listener(Protocol):
         """Return where this listener can be reached, as known now."""
         ...
 
-    async def serve(self, accept: Callable[[Link], Awaitable[None]]) -> None:
-        """Hand every proven link to `accept` (which keeps it as long as it lives) until cancelled."""
+    async def serve(self, accept: Accept) -> None:
+        """Hand every proven link to `accept` until cancelled."""
         ...

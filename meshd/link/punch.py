@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 
 from meshd.base.errors import Broken, Closed, MeshdError, Refused, RemoteProtocolError
@@ -24,20 +24,29 @@ from meshd.base.log import get
 from meshd.base.peer_limits import PUNCHED_UNPROVEN
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
-from meshd.identity.proof import Proven, Purpose
+from meshd.identity.proof import Proven
 from meshd.identity.tls_certificate import make_link_certificate
 from meshd.link.attempts import Talk, Talks, Yielded
-from meshd.link.interface import DialError, DialFailure, Link, LinkInfo, LinkKind, MayDial, Signals, Transport
+from meshd.link.interface import (
+    Accept,
+    DialError,
+    DialFailure,
+    Link,
+    LinkKind,
+    MayDial,
+    Signals,
+    Transport,
+)
 from meshd.link.net import local_addresses
 from meshd.link.net.stun import ASK_SECONDS, bound_socket, resolve, tcp_mapping
 from meshd.link.secure.handshake import (
     PROOF_SECONDS,
     HandshakeContext,
-    ProvenLink,
     dial_error,
     member_of,
     prove_accepted,
     prove_dialled,
+    proven_link,
 )
 from meshd.link.secure.tls import dialer_context, listener_context
 from meshd.link.tcp.pipe import TcpPipe
@@ -327,7 +336,6 @@ MOST_HEAD_START = 0.5  # seconds; more than half a round trip of any path worth 
 
 _log = get("link")
 
-Accept = Callable[[Link], Awaitable[None]]
 Punched = tuple[TcpPipe, Proven, str]  # with the path, as in LinkInfo
 
 
@@ -340,6 +348,7 @@ class PunchLinks:
     """
 
     transport = Transport.TCP_PUNCH
+    kind = LinkKind.TCP
 
     def __init__(
         self,
@@ -366,11 +375,6 @@ class PunchLinks:
         self._certificate = make_link_certificate()
         self._listening = listener_context(self._certificate)
         self._dialling = dialer_context()
-
-    @property
-    def kind(self) -> LinkKind:
-        """The kind TCP."""
-        return LinkKind.TCP
 
     def candidates(self) -> Sequence[Candidate]:
         """Return no candidates: an address of an attempt is good for that attempt only."""
@@ -409,7 +413,7 @@ class PunchLinks:
             raise await self._talks.given_way(peer) from None
         except (MeshdError, OSError) as error:
             raise dial_error(error, kind=LinkKind.TCP, place=peer.short) from error
-        return ProvenLink(pipe, proven.leftover, _info(pipe, proven, path=path, dialled=True))
+        return _link(pipe, proven, path=path, dialled=True)
 
     async def _punch(self, talk: Talk[Punching]) -> Punched:
         loop = asyncio.get_running_loop()
@@ -423,15 +427,9 @@ class PunchLinks:
             handshake = self._handshake()
 
             async def prove(pipe: TcpPipe) -> Proven:
-                proven = await prove_dialled(
-                    pipe,
-                    handshake=handshake,
-                    expect=talk.peer,
-                    purpose=Purpose.MEMBER,
-                    binding=pipe.binding(),
+                return await prove_dialled(
+                    pipe, handshake=handshake, expect=talk.peer, binding=pipe.binding()
                 )
-                member_of(proven)
-                return proven
 
             race = PunchRace(Side(context=self._dialling, server=False, prove=prove), talk.peer.short)
             places = self._may_dial(talk.peer, ready.candidates, Source.SIGNAL)
@@ -451,7 +449,7 @@ class PunchLinks:
         finally:
             self._talks.over(talk)
         try:
-            await accept(ProvenLink(pipe, proven.leftover, _info(pipe, proven, path=path, dialled=False)))
+            await accept(_link(pipe, proven, path=path, dialled=False))
         except MeshdError as error:
             _log.debug("link_ended", remote=pipe.remote, why=str(error))
         finally:
@@ -497,14 +495,7 @@ def _path(pipe: TcpPipe, mine: Sequence[Candidate], others: Sequence[Candidate])
     return "punched" if between == "public" and (nat_here or not seen_there) else between
 
 
-def _info(pipe: TcpPipe, proven: Proven, *, path: str, dialled: bool) -> LinkInfo:
-    return LinkInfo(
-        kind=LinkKind.TCP,
-        peer=proven.peer,
-        member=member_of(proven),
-        local=pipe.local,
-        remote=pipe.remote,
-        path=path,
-        dialled=dialled,
-        established_at=asyncio.get_running_loop().time(),
+def _link(pipe: TcpPipe, proven: Proven, *, path: str, dialled: bool) -> Link:
+    return proven_link(
+        pipe, proven, kind=LinkKind.TCP, local=pipe.local, remote=pipe.remote, path=path, dialled=dialled
     )

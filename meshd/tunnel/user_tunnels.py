@@ -26,7 +26,7 @@ from meshd.base.fault_boundary import Fault, contained
 from meshd.base.hosts import is_loopback
 from meshd.base.peer_limits import TUNNELLED, TUNNELLED_OF_PEER
 from meshd.base.socket_owners import port_holder
-from meshd.base.sockets import LOOPBACK_HOST, NO_ROOM, NO_ROOM_SECONDS, adopt, listen_at
+from meshd.base.sockets import NO_ROOM, NO_ROOM_SECONDS, adopt, listen_at
 from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
@@ -45,7 +45,7 @@ _CONNECT_SECONDS = 5.0
 
 
 class Forward:
-    """Listens; each connection becomes a stream of `service` to `peer`.
+    """Listens; each connection becomes a stream to a service that `peer` has exposed.
 
     `owner_check` is asked about the client's address where the operating system can tell who owns a
     connection. A client that fails it is hung up on.
@@ -57,43 +57,22 @@ class Forward:
         mesh: Mesh,
         peer: PeerId,
         service: str,
-        metadata: Mapping[str, MetadataValue],
-        owner_check: OwnerCheck | None = None,
-        on_broken: Callable[[MeshdError], None] = lambda _error: None,
-        listen: tuple[str, int] = (LOOPBACK_HOST, 0),
-        bulk: bool = False,
+        listen: tuple[str, int],
+        owner_check: OwnerCheck | None,
+        on_broken: Callable[[MeshdError], None],
     ) -> None:
         """Listen at host and port (0: any free one). Raises UserError when it cannot be had."""
         self._mesh = mesh
         self._peer = peer
         self._service = service
-        self._metadata = metadata
         self._owner_check = owner_check
         self._on_broken = on_broken
-        self._counter = Counter()
-        self._streams = 0
+        self.counter = Counter()
+        self.streams = 0
         self._fresh: set[socket.socket] = set()  # taken, and not yet the matter of a task that runs
-        self._bulk = bulk
         self._listener = _listen(*listen)
-        self.host, self.port = listen[0], int(self._listener.getsockname()[1])
+        self.port = int(self._listener.getsockname()[1])
         self._listener.setblocking(False)
-
-    @property
-    def endpoint(self) -> str:
-        """The host and port."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @property
-    def status(self) -> TunnelStatus:
-        """The totals so far."""
-        return TunnelStatus(
-            peer=self._peer,
-            service=self._service,
-            listen=self.endpoint,
-            streams=self._streams,
-            sent_bytes=self._counter.sent,
-            received_bytes=self._counter.received,
-        )
 
     def close(self) -> None:
         """Stop listening (also when `serve` was never run)."""
@@ -105,11 +84,11 @@ class Forward:
             async with Owner() as owner:
                 while True:
                     client = await self._accept()
-                    if self._streams >= MAX_CLIENTS:
-                        LOG.warning("tunnel_full", service=self._service, count=self._streams)
+                    if self.streams >= MAX_CLIENTS:
+                        LOG.warning("tunnel_full", service=self._service, count=self.streams)
                         client.close()
                         continue
-                    self._streams += 1
+                    self.streams += 1
                     self._fresh.add(client)
                     owner.start_for("local client", self._client(client), name=f"tunnel {self._service}")
         finally:
@@ -143,7 +122,7 @@ class Forward:
         except Broken as error:
             LOG.debug("stream_ended", peer=self._peer.short, service=self._service, why=error.what)
         finally:
-            self._streams -= 1
+            self.streams -= 1
 
     async def _tunnel(self, local: LocalSocket) -> None:
         if not local.peername[1]:
@@ -153,12 +132,12 @@ class Forward:
             return
         try:
             stream = await open_on_demand(
-                self._mesh, self._peer, self._service, metadata=self._metadata, bulk=self._bulk
+                self._mesh, self._peer, TUNNEL_SERVICE, metadata={"name": self._service}, bulk=True
             )
         except MeshdError as error:
             self._on_broken(error)
             return
-        await pump(local, stream, counter=self._counter, on_broken=self._on_broken)
+        await pump(local, stream, counter=self.counter, on_broken=self._on_broken)
         await local.wait_closed()
 
 
@@ -521,12 +500,10 @@ class OwnTunnels:
         tunnel.forward = Forward(
             mesh=self._mesh,
             peer=opened.peer,
-            service=TUNNEL_SERVICE,
-            metadata={"name": opened.service},
+            service=opened.service,
             owner_check=self._owned_by_user if is_loopback(opened.host) else None,
             on_broken=broken,
             listen=(opened.host, opened.port),
-            bulk=True,
         )
         if opened.port != tunnel.forward.port:
             tunnel.opened = replace(opened, port=tunnel.forward.port)
@@ -539,17 +516,13 @@ class OwnTunnels:
 def _status(tunnel: _OpenTunnel) -> TunnelStatus:
     opened, forward = tunnel.opened, tunnel.forward
     host = f"[{opened.host}]" if ":" in opened.host else opened.host
-    base = TunnelStatus(
+    return TunnelStatus(
         peer=opened.peer,
         service=opened.service,
         listen=f"{host}:{opened.port}",
-        streams=0,
-        sent_bytes=0,
-        received_bytes=0,
+        streams=forward.streams if forward is not None else 0,
+        sent_bytes=forward.counter.sent if forward is not None else 0,
+        received_bytes=forward.counter.received if forward is not None else 0,
         user=True,
         last_error=tunnel.last_error,
     )
-    if forward is None:
-        return base
-    now = forward.status
-    return replace(base, streams=now.streams, sent_bytes=now.sent_bytes, received_bytes=now.received_bytes)

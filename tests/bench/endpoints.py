@@ -23,7 +23,7 @@ from meshd.identity.tls_certificate import make_link_certificate
 from meshd.link.secure.tls import dialer_context, listener_context
 from meshd.peer.interface import PeerState, Stream
 from meshd.tunnel.pump import Counter
-from meshd.tunnel.user_tunnels import Forward, connect_through
+from meshd.tunnel.user_tunnels import TUNNEL_SERVICE, Forward, connect_through
 from meshd.wire.versions import NativeVersion
 
 BENCH_SERVICE = "bench"
@@ -109,7 +109,7 @@ async def mesh_far(folder: Path, port: int) -> None:
     async def handler(stream: Stream) -> None:
         await connect_through(stream, ("127.0.0.1", port), counter=Counter())
 
-    member.mesh.handle(BENCH_SERVICE, handler, allow=lambda _member, _metadata: None)
+    member.mesh.handle(TUNNEL_SERVICE, handler, allow=lambda _member, _metadata: None)
     async with Owner() as owner:
         owner.start(member.serve(), name="peers")
         print_line(member.printed_token() or "")
@@ -126,7 +126,12 @@ async def mesh_near(folder: Path, token: str) -> None:
         while not any(peer.state is PeerState.CONNECTED for peer in member.mesh.peers()):
             seen = await member.mesh.changed(seen)
         forward = Forward(
-            mesh=member.mesh, peer=member.mesh.peers()[0].peer, service=BENCH_SERVICE, metadata={}
+            mesh=member.mesh,
+            peer=member.mesh.peers()[0].peer,
+            service="bench",
+            listen=("127.0.0.1", 0),
+            owner_check=None,
+            on_broken=lambda _error: None,
         )
         owner.start(forward.serve(), name="forward")
         print_line(str(forward.port))

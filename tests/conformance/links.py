@@ -213,13 +213,14 @@ class QuicOverIceRig:
         near, far = mesh.node(), mesh.node()
 
         def links(node: Node, direction: str) -> QuicOverIce:
-            return QuicOverIce(
+            made = QuicOverIce(
                 node.now,
                 post.signals(node.peer),
                 hosts=lambda: ["127.0.0.1"],
                 open_socket=wire.opener(direction),
-                idle_seconds=QUIC_IDLE_SECONDS,
             )
+            made.idle_seconds = QUIC_IDLE_SECONDS
+            return made
 
         here, there = links(near, "up"), links(far, "down")
         async with serving(there) as (accepted, stop), serving(here):

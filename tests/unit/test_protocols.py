@@ -22,7 +22,8 @@ from meshd.head.model import Model
 from meshd.head.model_pool import ModelOnDemand, ModelPool, PoolTurn
 from meshd.library.members.fetch_weights import MemberWeights
 from meshd.link.interface import Dialer, Link, Listener, Signals
-from meshd.link.tcp.links import TcpDialer, TcpLink, TcpListener
+from meshd.link.secure.handshake import ProvenLink
+from meshd.link.tcp.links import TcpDialer, TcpListener
 from meshd.peer.interface import Book, Mesh, Stream
 from meshd.peer.mesh import PeerMesh
 from meshd.peer.signals import SignalService
@@ -42,7 +43,6 @@ from meshd.store.interface import ContentStore, LeaseCache, WeightsFile
 from meshd.store.model_file import ModelFile
 from meshd.tunnel.interface import Flow, Inspector, Passage
 from meshd.tunnel.joined import JoinedTunnel
-from meshd.tunnel.user_tunnels import Forward
 from meshd.worker.child_silence import ChildSilence
 from meshd.worker.cycle import Worker
 
@@ -56,14 +56,13 @@ def same(one: One) -> One:
 
 
 # mypy finds a type for `One` only where each method of the first fits the second.
-link: Callable[[TcpLink], Link] = same
+link: Callable[[ProvenLink], Link] = same
 dialer: Callable[[TcpDialer], Dialer] = same
 listener: Callable[[TcpListener], Listener] = same
 peers_of_a_node: Callable[[PeerMesh], Mesh] = same
 stream: Callable[[MeshStream], Stream] = same
 book: Callable[[AddressBook], Book] = same
 child: Callable[[OwnedChild], Child] = same
-tunnel: Callable[[Forward], Tunnel] = same
 report: Callable[[ReportPipe], Report] = same
 descriptor_socket: Callable[[DescriptorSender], DescriptorSocket] = same
 member_weights: Callable[[MemberWeights], WeightsFromMembers] = same

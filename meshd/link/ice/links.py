@@ -26,13 +26,11 @@ from meshd.base.log import get
 from meshd.base.peer_limits import ATTEMPTS, ICE_KNOWN, OFFERS, OFFERS_OF_PEER
 from meshd.base.tasks import Owner, first_error
 from meshd.identity.keys import PeerId
-from meshd.identity.proof import Proven, Purpose
+from meshd.identity.proof import Proven
 from meshd.link.interface import (
-    TRANSPORTS,
+    Accept,
     DialError,
     DialFailure,
-    Link,
-    LinkInfo,
     LinkKind,
     MayDial,
     Signals,
@@ -47,9 +45,9 @@ from meshd.link.secure.handshake import (
     ProvenLink,
     RawPipe,
     dial_error,
-    member_of,
     prove_accepted,
     prove_dialled,
+    proven_link,
 )
 from meshd.wire.address import Candidate, CandidateKind, order
 from meshd.wire.dialable import Dialable, Source
@@ -81,33 +79,33 @@ class IcePipe(RawPipe, Protocol):
         ...
 
 
-class IceSession(Protocol):
-    """One side of one try: `open`, tell the terms, `connect` with the other side's; `shut` in the end."""
+class IceSession(ABC):
+    """One side of one try: bind sockets (`ice.open`), tell the terms, `connect` with the other side's.
 
-    binding: bytes  # of the proof; after `connect`
+    `pipe` is there after `connect` at the latest, and `binding` of the proof. Call `shut` in the end.
+    """
+
     ice: "IcePath"
+    binding = b""
+    pipe: IcePipe | None = None
 
     @property
+    @abstractmethod
     def fingerprint(self) -> bytes:
         """The SHA-256 of our certificate, for the terms."""
-        ...
 
     @property
     def pair(self) -> tuple[Address, Address, CandidateKind | None] | None:
         """Our address, theirs, and the kind that they announced."""
-        ...
+        return self.ice.pair
 
-    def open(self, hosts: Sequence[str], open_socket: OpenSocket) -> list[Candidate]:
-        """Bind sockets; return their addresses."""
-        ...
-
+    @abstractmethod
     async def connect(self, terms: Terms, places: Sequence[Dialable]) -> None:
         """Find a path to one of `places` and encrypt it. Raises Broken; the caller sets the time limit."""
-        ...
 
+    @abstractmethod
     def shut(self) -> list[asyncio.Task[None]]:
         """End everything at once; return tasks that end in the next turns. Idempotent."""
-        ...
 
 
 def checkable(offered: Iterable[Candidate], *, hosts: Sequence[str]) -> list[Candidate]:
@@ -148,7 +146,6 @@ _LETTERS = string.ascii_letters + string.digits
 
 _log = get("link")
 
-Accept = Callable[[Link], Awaitable[None]]
 Extra = Callable[[Sequence[Candidate]], Awaitable[Sequence[Candidate]]]
 
 
@@ -173,7 +170,8 @@ class IceLinks(ABC):
     `hosts` says which addresses of this machine to use, `may_dial` which of the other side's.
     """
 
-    transport: Transport  # that the kind brings
+    transport: Transport  # a subclass says both
+    kind: LinkKind
 
     def __init__(
         self,
@@ -202,18 +200,9 @@ class IceLinks(ABC):
 
     # --- what a kind brings
 
-    @property
-    def kind(self) -> LinkKind:
-        """The kind of these links."""
-        return TRANSPORTS[self.transport].kind
-
     @abstractmethod
     async def _session(self, *, dialler: bool, user: str, password: str) -> IceSession:
         """Create a session; import what it needs."""
-
-    @abstractmethod
-    def _pipe(self, session: IceSession) -> IcePipe:
-        """Return the pipe of a connected session."""
 
     # --- both sides
 
@@ -243,11 +232,10 @@ class IceLinks(ABC):
                     pipe,
                     handshake=self._handshake(),
                     expect=peer,
-                    purpose=Purpose.MEMBER,
                     binding=attempt.session.binding,
                 )
                 pipe.widen()
-                return ProvenLink(pipe, proven.leftover, self._info(attempt, proven, dialled=True))
+                return self._link(attempt, pipe, proven, dialled=True)
         except (MeshdError, OSError) as error:
             # On failure, close what was opened; the peer may still be waiting for us.
             if pipe is not None:
@@ -279,7 +267,7 @@ class IceLinks(ABC):
         session = await self._session(dialler=dialler, user=user, password=password)
         self._share_pace(peer, session)
         hosts = tuple(self._hosts()) or ("127.0.0.1",)
-        own = session.open(hosts, self._open_socket)
+        own = session.ice.open(hosts, self._open_socket)
         if not own:
             raise DialError(
                 "this machine has no address to send from", kind=self.kind, failure=DialFailure.UNREACHABLE
@@ -310,7 +298,8 @@ class IceLinks(ABC):
                 trickle.cancel()
         except BaseExceptionGroup as errors:
             raise first_error(errors) from None
-        return self._pipe(attempt.session)
+        assert attempt.session.pipe is not None
+        return attempt.session.pipe
 
     def _places(self, attempt: Attempt, offered: Sequence[Candidate]) -> Sequence[Dialable]:
         """Return the addresses that checks may go to. A signed offer may still be malicious."""
@@ -432,7 +421,7 @@ class IceLinks(ABC):
                 proven = await prove_accepted(
                     pipe, handshake=self._handshake(), binding=attempt.session.binding
                 )
-                link = ProvenLink(pipe, proven.leftover, self._info(attempt, proven, dialled=False))
+                link = self._link(attempt, pipe, proven, dialled=False)
             pipe.widen()
             self._answering.pop(key, None)
             await accept(link)
@@ -445,22 +434,21 @@ class IceLinks(ABC):
             elif attempt is not None:
                 attempt.session.shut()
 
-    def _info(self, attempt: Attempt, proven: Proven, *, dialled: bool) -> LinkInfo:
+    def _link(self, attempt: Attempt, pipe: IcePipe, proven: Proven, *, dialled: bool) -> ProvenLink:
         if proven.peer != attempt.peer:
             raise RemoteProtocolError("a different node answered", code="target")
         pair = attempt.session.pair
         if pair is None:
             raise Broken("the path to the other side is lost")
         local, remote, remote_kind = pair
-        return LinkInfo(
+        return proven_link(
+            pipe,
+            proven,
             kind=self.kind,
-            peer=proven.peer,
-            member=member_of(proven),
             local=_place(local),
             remote=_place(remote),
             path=path_of(local[0], remote[0], remote_kind),
             dialled=dialled,
-            established_at=asyncio.get_running_loop().time(),
         )
 
 

@@ -50,12 +50,10 @@ async def race(places: Sequence[Dialable], attempt: Attempt[P, X], *, kind: Link
         proto = "TCP" if kind is LinkKind.TCP else "UDP"
         raise DialError(f"no {proto} address is known", kind=kind, failure=DialFailure.UNREACHABLE)
     made: list[P] = []
-    starts: list[tuple[float, Callable[[], Coroutine[object, object, tuple[P, X]]]]] = [
-        (at * STAGGER_SECONDS, partial(attempt, made, place)) for at, place in enumerate(places)
-    ]
+    starts = [(at * STAGGER_SECONDS, partial(attempt, made, place)) for at, place in enumerate(places)]
     winner: P | None = None
     try:
-        reached = await first_success(starts, discard=_discard)
+        reached: tuple[P, X] = await first_success(starts, discard=_discard)
         winner = reached[0]
     except ExceptionGroup as failures:
         raise closest(failures.exceptions) from None

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from meshd.base.errors import Broken, MeshdError, RemoteProtocolError
 from meshd.base.log import get
@@ -20,7 +20,7 @@ from meshd.base.peer_limits import SEARCHES
 from meshd.base.tasks import Owner, first_error
 from meshd.identity.keys import PeerId
 from meshd.link.attempts import Talk, Talks, Yielded
-from meshd.link.interface import DialError, DialFailure, Link, LinkKind, MayDial, Signals, Transport
+from meshd.link.interface import Accept, DialError, DialFailure, Link, LinkKind, MayDial, Signals, Transport
 from meshd.link.net.stun import Question, ask_udp, bound_socket, of_family, resolve
 from meshd.link.port_prediction.plan import (
     GRANT_AGAIN,
@@ -268,8 +268,6 @@ MAX_SEARCHES = SEARCHES.most
 
 _log = get("link")
 
-Accept = Callable[[Link], Awaitable[None]]
-
 
 class PortPredictionLinks:
     """Links by port prediction. Dialer and Listener: `serve` must run for either, it hears both's signals.
@@ -280,6 +278,7 @@ class PortPredictionLinks:
     """
 
     transport = Transport.QUIC_PORT_PREDICTION
+    kind = LinkKind.QUIC
 
     def __init__(
         self,
@@ -306,11 +305,6 @@ class PortPredictionLinks:
             first=Ask,
             decode=decode_search,
         )
-
-    @property
-    def kind(self) -> LinkKind:
-        """The kind QUIC."""
-        return LinkKind.QUIC
 
     def candidates(self) -> Sequence[Candidate]:
         """Return no candidates: what an attempt finds is good for that attempt only."""

@@ -25,20 +25,20 @@ from meshd.base.tasks import Owner
 from meshd.identity.invite import JoinKeys
 from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
-from meshd.link.interface import LinkInfo, LinkKind, Transport
+from meshd.link.interface import Accept, LinkKind, Transport
 from meshd.link.net import local_addresses
 from meshd.link.net.happy_eyeballs import dial_order, race
 from meshd.link.net.udp_sockets import Origin, bind_udp
 from meshd.link.quic.pipe import QuicPipe
 from meshd.link.quic.sockets import DialPort, Door, SharedPort
-from meshd.link.secure.entrance import Accept, Arrival, Entrance, PortListener
+from meshd.link.secure.entrance import Arrival, Entrance, PortListener
 from meshd.link.secure.handshake import (
     PROOF_SECONDS,
     HandshakeContext,
     ProvenLink,
     dial_error,
-    member_of,
     prove_dialled,
+    proven_link,
 )
 from meshd.link.secure.joining import Joining, OnJoiner
 from meshd.link.tcp.links import ATTEMPT_SECONDS, CONNECT_SECONDS
@@ -51,10 +51,6 @@ IDLE_SECONDS = 15.0  # without a sign of life, asked for after a third of it; se
 _log = get("link")
 
 Ports = Callable[[Dialable], DialPort | SharedPort]
-
-
-class QuicLink(ProvenLink):
-    """A link over QUIC."""
 
 
 class QuicDialer:
@@ -79,7 +75,7 @@ class QuicDialer:
         self._ports = ports
         self._idle_seconds = idle_seconds
 
-    async def dial(self, peer: PeerId, candidates: Sequence[Dialable]) -> QuicLink:
+    async def dial(self, peer: PeerId, candidates: Sequence[Dialable]) -> ProvenLink:
         """Race the UDP candidates, 250 ms apart; 10 s at most for each.
 
         Raises Refused when the peer said why not, else DialError with the failure that came closest.
@@ -88,15 +84,12 @@ class QuicDialer:
             _attempt,
             handshake=self._handshake(),
             expect=peer,
-            purpose=Purpose.MEMBER,
             idle=self._idle_seconds,
             ports=self._ports,
         )
         pipe, (proven, port) = await race(dial_order(candidates, "udp"), attempt, kind=LinkKind.QUIC)
         try:
-            return QuicLink(
-                pipe, proven.leftover, info_of(pipe, proven, local=port.local, path=self._path, dialled=True)
-            )
+            return _link(pipe, proven, local=port.local, path=self._path, dialled=True)
         except (MeshdError, OSError) as error:
             pipe.abort()
             raise dial_error(error, kind=LinkKind.QUIC, place=pipe.remote) from error
@@ -115,13 +108,16 @@ async def dial_join(
         _attempt,
         handshake=handshake,
         expect=inviter,
-        purpose=Purpose.JOIN,
         join=join,
         idle=IDLE_SECONDS,
         ports=ports,
     )
     pipe, (proven, port) = await race(dial_order(candidates, "udp"), attempt, kind=LinkKind.QUIC)
-    return joining(pipe, proven, binding=pipe.binding(), local=lambda: port.local, path="", dialled=True)
+
+    def make_link(member: Proven) -> ProvenLink:
+        return _link(pipe, member, local=port.local, path="", dialled=True)
+
+    return Joining(pipe, proven, binding=pipe.binding(), make_link=make_link)
 
 
 Reached = tuple[QuicPipe, tuple[Proven, DialPort | SharedPort]]
@@ -133,7 +129,6 @@ async def _attempt(
     *,
     handshake: HandshakeContext,
     expect: PeerId,
-    purpose: Purpose,
     idle: float,
     ports: Ports,
     join: JoinKeys | None = None,
@@ -159,11 +154,10 @@ async def _attempt(
                 pipe.transmit()
                 await pipe.secure()
             port.report_errors(False)
+            purpose = Purpose.MEMBER if join is None else Purpose.JOIN
             proven = await prove_dialled(
                 pipe, handshake=handshake, expect=expect, purpose=purpose, binding=pipe.binding(), join=join
             )
-            if purpose is Purpose.MEMBER:
-                member_of(proven)
     except (MeshdError, OSError) as error:
         # The port may know why: an ICMP error says more than a timeout.
         if port is not None:
@@ -195,38 +189,17 @@ def _import_engine() -> None:
     from meshd.link.quic import engine as _  # noqa: F401
 
 
-def joining(
-    pipe: QuicPipe,
-    proven: Proven,
-    *,
-    binding: bytes,
-    local: Callable[[], tuple[str, int]],
-    path: str,
-    dialled: bool,
-) -> Joining:
-    """Return the pipe as Joining, for either end; `path` as `info_of` takes it, `local` is called when it
-    becomes a link.
-    """
-
-    def link(member: Proven) -> QuicLink:
-        info = info_of(pipe, member, local=local(), path=path, dialled=dialled)
-        return QuicLink(pipe, member.leftover, info)
-
-    return Joining(pipe, proven, binding=binding, make_link=link)
-
-
-def info_of(pipe: QuicPipe, proven: Proven, *, local: tuple[str, int], path: str, dialled: bool) -> LinkInfo:
+def _link(pipe: QuicPipe, proven: Proven, *, local: tuple[str, int], path: str, dialled: bool) -> ProvenLink:
     host, port = local
     origin = pipe.origin
-    return LinkInfo(
+    return proven_link(
+        pipe,
+        proven,
         kind=LinkKind.QUIC,
-        peer=proven.peer,
-        member=member_of(proven),
         local=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
         remote=pipe.remote,
         path=path or local_addresses.path_between(host, origin.address[0] if origin else ""),
         dialled=dialled,
-        established_at=asyncio.get_running_loop().time(),
     )
 
 
@@ -248,6 +221,7 @@ class QuicListener(PortListener):
     where the addresses do not tell.
     """
 
+    kind = LinkKind.QUIC
     _proto = "udp"
 
     def __init__(
@@ -272,11 +246,6 @@ class QuicListener(PortListener):
         self._waiting: list[tuple[Door, bytes, Origin]] = []
         self._loading = asyncio.Event()
         self._welcome: Callable[[QuicPipe, Door], None] | None = None
-
-    @property
-    def kind(self) -> LinkKind:
-        """The kind QUIC."""
-        return LinkKind.QUIC
 
     def adopt(self, sock: socket.socket) -> None:
         """Take connections in on this bound socket instead of `open`; it is closed with the others."""
@@ -385,12 +354,10 @@ class QuicListener(PortListener):
         origin = pipe.origin
         host, port = origin.address if origin else ("", 0)
 
-        def make_link(proven: Proven) -> QuicLink:
+        def make_link(proven: Proven) -> ProvenLink:
             origin = pipe.origin
             local = (door.socket.local_host(origin) if origin else "", self._port)
-            return QuicLink(
-                pipe, proven.leftover, info_of(pipe, proven, local=local, path=self._path, dialled=False)
-            )
+            return _link(pipe, proven, local=local, path=self._path, dialled=False)
 
         def blames(secured: bool) -> bool:
             return secured  # who has not answered may be anywhere, whatever its datagrams say

@@ -6,19 +6,17 @@ The answerer is QUIC's listener, and tells the hash of its certificate in its si
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from meshd.base.errors import Broken, RemoteProtocolError
 from meshd.identity.tls_certificate import LinkCertificate, make_link_certificate
-from meshd.link.ice.links import Extra, IceLinks, IcePipe, IceSession
-from meshd.link.interface import MayDial, Signals, Transport
-from meshd.link.net import local_addresses
-from meshd.link.net.udp_sockets import ETHERNET_MTU, Address, OpenSocket, Origin, UdpSocket
+from meshd.link.ice.links import IceLinks, IceSession
+from meshd.link.interface import LinkKind, Transport
+from meshd.link.net.udp_sockets import ETHERNET_MTU, Address, Origin
 from meshd.link.quic.links import IDLE_SECONDS
 from meshd.link.quic.pipe import Engine, QuicPipe
-from meshd.link.secure.handshake import HandshakeContext
-from meshd.wire.address import Candidate, CandidateKind
+from meshd.wire.address import CandidateKind
 from meshd.wire.dialable import Dialable
 from meshd.wire.signal import Terms
 
@@ -32,35 +30,17 @@ class QuicOverIce(IceLinks):
     """Makes and takes in QUIC links over ICE; as `IceLinks` says."""
 
     transport = Transport.QUIC_ICE
-
-    def __init__(
-        self,
-        handshake: Callable[[], HandshakeContext],
-        signals: Signals,
-        stun: Sequence[str] = (),
-        *,
-        extra: Extra | None = None,
-        hosts: Callable[[], Sequence[str]] = local_addresses.hosts,
-        open_socket: OpenSocket = UdpSocket,
-        may_dial: MayDial | None = None,
-        idle_seconds: float = IDLE_SECONDS,
-    ) -> None:
-        super().__init__(
-            handshake, signals, stun, extra=extra, hosts=hosts, open_socket=open_socket, may_dial=may_dial
-        )
-        self._idle_seconds = idle_seconds
-        self._certificate = make_link_certificate()
+    kind = LinkKind.QUIC
+    idle_seconds = IDLE_SECONDS
+    _certificate: LinkCertificate | None = None
 
     async def _session(self, *, dialler: bool, user: str, password: str) -> "QuicSession":
         await asyncio.to_thread(_load)
+        if self._certificate is None:
+            self._certificate = make_link_certificate()
         return QuicSession(
-            self._certificate, dialler=dialler, user=user, password=password, idle_seconds=self._idle_seconds
+            self._certificate, dialler=dialler, user=user, password=password, idle_seconds=self.idle_seconds
         )
-
-    def _pipe(self, session: IceSession) -> IcePipe:
-        pipe = cast("QuicSession", session).pipe
-        assert pipe is not None
-        return pipe
 
 
 def _load() -> None:
@@ -69,7 +49,7 @@ def _load() -> None:
     from meshd.link.quic import engine as _engine  # noqa: F401
 
 
-class QuicSession:
+class QuicSession(IceSession):
     """One side of one try (an IceSession), and the port of its pipe (quic_pipe.Port)."""
 
     def __init__(
@@ -89,7 +69,6 @@ class QuicSession:
         self._idle_seconds = idle_seconds
         self._loop = asyncio.get_running_loop()
         self._reception: Reception | None = None
-        self.binding = b""
         self.ice: IcePath = IcePath(controlling=dialler, user=user, password=password)
         self.ice.on_lost = self._lost
         self.pipe: QuicPipe | None = None
@@ -112,10 +91,6 @@ class QuicSession:
     def pair(self) -> tuple[Address, Address, CandidateKind | None] | None:
         """Our address, theirs, and the kind that they announced."""
         return self.ice.pair or self._pair
-
-    def open(self, hosts: Sequence[str], open_socket: OpenSocket) -> list[Candidate]:
-        """Bind sockets; return their addresses."""
-        return self.ice.open(hosts, open_socket)
 
     async def connect(self, terms: Terms, places: Sequence[Dialable]) -> None:
         """Find a path and run the handshake over it. Raises Broken, RemoteProtocolError."""

@@ -9,7 +9,7 @@ import contextlib
 import ipaddress
 import socket
 import urllib.parse
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -104,7 +104,7 @@ async def connect(place: str, environ: Mapping[str, str], allow: Allow) -> socke
 
 async def _reach(host: str, port: int, allow: Allow) -> socket.socket:
     """Connect to every address of the name, staggered (RFC 8305); the first that answers wins."""
-    starts: list[tuple[float, Callable[[], Coroutine[object, object, socket.socket]]]] = [
+    starts = [
         (at * STAGGER_SECONDS, partial(sockets.connect, place))
         for at, place in enumerate(await _allowed(host, port, allow))
     ]

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from ssl import SSLContext
 from typing import Protocol
@@ -31,14 +31,14 @@ from meshd.identity.membership import Member
 from meshd.identity.proof import Proven, Purpose
 from meshd.identity.tls_certificate import make_link_certificate
 from meshd.link.buffered_pipe import BufferedPipe
-from meshd.link.interface import DialError, DialFailure, Link, LinkInfo, LinkKind, Transport
+from meshd.link.interface import Accept, DialError, DialFailure, Link, LinkKind, Transport
 from meshd.link.secure.handshake import (
     HandshakeContext,
     ProvenLink,
     dial_error,
-    member_of,
     prove_accepted,
     prove_dialled,
+    proven_link,
 )
 from meshd.link.secure.tls import TlsEngine, dialer_context, listener_context
 from meshd.wire.address import Candidate
@@ -232,8 +232,6 @@ MAX_ASKED = 3  # members
 CODE_ENDED = 1
 LOG = log.get("link")
 
-Accept = Callable[[Link], Awaitable[None]]
-
 
 class Sessions(Protocol):
     """The part of the mesh that this needs."""
@@ -263,6 +261,7 @@ class MemberRelayLinks:
     """
 
     transport = Transport.MEMBER_RELAY
+    kind = LinkKind.RELAY
 
     def __init__(
         self,
@@ -282,11 +281,6 @@ class MemberRelayLinks:
         self._asked: Asked[PeerId, PeerId] = Asked(rng)
         self._passed_on = Slots(PASSED_ON, PASSED_ON_OF_PEER, PASSED_ON_OF_ISSUER)
         self._welcomed = Slots(WELCOMED, WELCOMED_BY_PEER)
-
-    @property
-    def kind(self) -> LinkKind:
-        """The kind RELAY."""
-        return LinkKind.RELAY
 
     def candidates(self) -> Sequence[Candidate]:
         """Return no candidates: a member that knows both is found by asking."""
@@ -318,7 +312,7 @@ class MemberRelayLinks:
                 "no member is known that could forward it", kind=self.kind, failure=DialFailure.UNREACHABLE
             )
         order = self._asked.order(members, peer, asyncio.get_running_loop().time())
-        starts: list[tuple[float, Callable[[], Coroutine[object, object, Link]]]] = [
+        starts = [
             (at * _STAGGER_SECONDS, partial(self._ask, sessions, member, peer))
             for at, member in enumerate(order[:MAX_ASKED])
         ]
@@ -351,7 +345,6 @@ class MemberRelayLinks:
                     pipe,
                     handshake=self._handshake(),
                     expect=peer,
-                    purpose=Purpose.MEMBER,
                     binding=pipe.binding(),
                 )
             return self._link(pipe, proven, member, dialled=True)
@@ -377,17 +370,15 @@ class MemberRelayLinks:
         return pipe
 
     def _link(self, pipe: StreamPipe, proven: Proven, member: PeerId, *, dialled: bool) -> ProvenLink:
-        info = LinkInfo(
+        return proven_link(
+            pipe,
+            proven,
             kind=self.kind,
-            peer=proven.peer,
-            member=member_of(proven),
             local="",
             remote=f"member {member.short}",
             path="relayed",
             dialled=dialled,
-            established_at=asyncio.get_running_loop().time(),
         )
-        return ProvenLink(pipe, proven.leftover, info)
 
     # Being called, and passing on.
 

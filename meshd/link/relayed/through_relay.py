@@ -7,7 +7,7 @@ pretend.
 
 import asyncio
 import ssl
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -18,21 +18,21 @@ from meshd.identity.invite import JoinKeys, RelayHint
 from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
 from meshd.identity.record import MAX_RELAYS
-from meshd.link.interface import DialError, DialFailure, LinkInfo, LinkKind, Transport
+from meshd.link.interface import Accept, DialError, DialFailure, LinkInfo, LinkKind, Transport
 from meshd.link.net.happy_eyeballs import closest
 from meshd.link.relayed.control_connection import ControlConnection, RelayTrouble
 from meshd.link.relayed.relay_client import RelayClient
 from meshd.link.relayed.relay_pipe import RelayPipe
 from meshd.link.secure.caller_rates import Callers
-from meshd.link.secure.entrance import Accept, Entrance
+from meshd.link.secure.entrance import Entrance
 from meshd.link.secure.handshake import (
     PROOF_SECONDS,
     HandshakeContext,
     ProvenLink,
     dial_error,
-    member_of,
     prove_accepted,
     prove_dialled,
+    proven_link,
 )
 from meshd.link.secure.joining import Joining, OnJoiner
 from meshd.link.secure.tls import dialer_context, listener_context
@@ -51,11 +51,7 @@ _log = get("relay")
 Reached = tuple[RelayPipe, Proven, RelayHint]
 
 
-class RelayLink(ProvenLink):
-    """A link through a relay."""
-
-
-class PassingLink(RelayLink):
+class PassingLink(ProvenLink):
     """A link through the circuit of a joiner, which the relay cuts after 256 KiB each way.
 
     Before that it takes nothing more: what waits goes on over the link that comes next, without a loss.
@@ -87,6 +83,7 @@ class RelayLinks:
     """Dialer and listener in one: both use the client's control connections, and its `serve` must run."""
 
     transport = Transport.RELAY
+    kind = LinkKind.RELAY
 
     def __init__(
         self,
@@ -103,16 +100,11 @@ class RelayLinks:
         self._listening: ssl.SSLContext = listener_context(self._entrance.certificate)
         self._dialling = dialer_context()
 
-    @property
-    def kind(self) -> LinkKind:
-        """The kind RELAY."""
-        return LinkKind.RELAY
-
     def candidates(self) -> Sequence[Candidate]:
         """Return no candidates: the relays of a node are in its record's `relays` (`RelayClient.urls`)."""
         return ()
 
-    async def dial(self, peer: PeerId, candidates: Sequence[Dialable]) -> RelayLink:
+    async def dial(self, peer: PeerId, candidates: Sequence[Dialable]) -> ProvenLink:
         """Dial through the relays of the peer, those that we share first; candidates are of no use here.
 
         Raises Refused when the peer said why not, else DialError.
@@ -120,18 +112,14 @@ class RelayLinks:
         relays = self._client.routes(peer)[:MAX_RELAYS]
         if not relays:
             raise DialError("no relay is known", kind=LinkKind.RELAY, failure=DialFailure.UNREACHABLE)
-        starts: list[tuple[float, Callable[[], Coroutine[object, object, Reached]]]] = [
+        starts = [
             (at * _STAGGER_SECONDS, partial(self._attempt, relay, peer)) for at, relay in enumerate(relays)
         ]
         try:
             pipe, proven, relay = await first_success(starts, discard=_discard)
         except ExceptionGroup as failures:
             raise closest(failures.exceptions) from None
-        try:
-            return _lasting(pipe, relay, proven, dialled=True)
-        except MeshdError:
-            pipe.abort()
-            raise
+        return _lasting(pipe, relay, proven, dialled=True)
 
     async def serve(self, accept: Accept) -> None:
         """Hand every proven link to `accept`, which keeps it as long as it lives, until cancelled."""
@@ -242,7 +230,7 @@ async def dial_join(
     little time, so as a link it is one to begin with.
     Raises Refused when the inviter said why not, else DialError.
     """
-    starts: list[tuple[float, Callable[[], Coroutine[object, object, Reached]]]] = [
+    starts = [
         (at * _STAGGER_SECONDS, partial(_attempt_join, relay, handshake, inviter, join, environ))
         for at, relay in enumerate(tuple(dict.fromkeys(relays))[:MAX_RELAYS])
     ]
@@ -319,8 +307,6 @@ async def _call(
         proven = await prove_dialled(
             pipe, handshake=handshake, expect=expect, purpose=purpose, binding=pipe.binding(), join=join
         )
-        if join is None:
-            member_of(proven)
     except BaseException as error:
         control.hang_up(ticket)  # heard before the next call; the end of the pipe perhaps after it
         if isinstance(error, asyncio.CancelledError):
@@ -393,23 +379,18 @@ def _dial_error(error: Exception, relay: RelayHint) -> DialError | Refused:
     return dial_error(error, kind=LinkKind.RELAY, place=f"relay {relay.place}")
 
 
-def _lasting(pipe: RelayPipe, relay: RelayHint, proven: Proven, *, dialled: bool) -> RelayLink:
-    return RelayLink(pipe, proven.leftover, _info(pipe, proven, relay, dialled=dialled))
-
-
-def _passing(pipe: RelayPipe, relay: RelayHint, proven: Proven, *, dialled: bool) -> RelayLink:
-    info = _info(pipe, proven, relay, dialled=dialled)
-    return PassingLink(pipe, proven.leftover, replace(info, passing=True))
-
-
-def _info(pipe: RelayPipe, proven: Proven, relay: RelayHint, *, dialled: bool) -> LinkInfo:
-    return LinkInfo(
+def _lasting(pipe: RelayPipe, relay: RelayHint, proven: Proven, *, dialled: bool) -> ProvenLink:
+    return proven_link(
+        pipe,
+        proven,
         kind=LinkKind.RELAY,
-        peer=proven.peer,
-        member=member_of(proven),
         local=pipe.local,
         remote=relay.place,
         path="relayed",
         dialled=dialled,
-        established_at=asyncio.get_running_loop().time(),
     )
+
+
+def _passing(pipe: RelayPipe, relay: RelayHint, proven: Proven, *, dialled: bool) -> ProvenLink:
+    info = _lasting(pipe, relay, proven, dialled=dialled).info
+    return PassingLink(pipe, proven.leftover, replace(info, passing=True))

@@ -7,7 +7,7 @@ has proven its identity is handed upward, and closed when it comes back from the
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from meshd.base.tasks import Owner
 from meshd.base.unproven_connections import Standing, UnprovenConnections
 from meshd.identity.proof import Proven, Purpose, has_caller_mark
 from meshd.identity.tls_certificate import make_link_certificate
-from meshd.link.interface import Link
+from meshd.link.interface import Accept, Link
 from meshd.link.net import local_addresses
 from meshd.link.secure.handshake import HandshakeContext, RawPipe, present, prove_accepted
 from meshd.link.secure.joining import JoinDesk, Joining, OnJoiner
@@ -25,7 +25,6 @@ from meshd.wire.address import Candidate, Proto, ScopedCandidate
 
 _log = get("link")
 
-Accept = Callable[[Link], Awaitable[None]]
 MakeLink = Callable[[Proven], Link]
 
 

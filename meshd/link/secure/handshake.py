@@ -119,13 +119,30 @@ class ProvenLink(ProvenPipe):
         return self._info
 
 
+def proven_link(
+    pipe: RawPipe, proven: Proven, *, kind: LinkKind, local: str, remote: str, path: str, dialled: bool
+) -> ProvenLink:
+    """Return the link over a pipe that has just been proven. Raises RemoteProtocolError for a joiner's."""
+    info = LinkInfo(
+        kind=kind,
+        peer=proven.peer,
+        member=member_of(proven),
+        local=local,
+        remote=remote,
+        path=path,
+        dialled=dialled,
+        established_at=asyncio.get_running_loop().time(),
+    )
+    return ProvenLink(pipe, proven.leftover, info)
+
+
 async def prove_dialled(
     pipe: RawPipe,
     *,
     handshake: HandshakeContext,
     expect: PeerId,
-    purpose: Purpose,
     binding: bytes,
+    purpose: Purpose = Purpose.MEMBER,
     join: JoinKeys | None = None,
     seconds: float = PROOF_SECONDS,
 ) -> Proven:
@@ -146,7 +163,10 @@ async def prove_dialled(
     )
     async with asyncio.timeout(seconds):
         await pipe.send([proof.start()])
-        return await _exchange(pipe, proof)
+        proven = await _exchange(pipe, proof)
+    if purpose is Purpose.MEMBER:
+        member_of(proven)
+    return proven
 
 
 async def prove_accepted(

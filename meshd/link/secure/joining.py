@@ -49,9 +49,7 @@ class Joining(ProvenPipe):
         Raises Refused, RemoteProtocolError, Broken, TimeoutError.
         """
         if dialled:
-            proven = await prove_dialled(
-                self, handshake=handshake, expect=self.peer, purpose=Purpose.MEMBER, binding=self._binding
-            )
+            proven = await prove_dialled(self, handshake=handshake, expect=self.peer, binding=self._binding)
         else:
             # how long a joiner needs until it speaks as a member is the desk's matter
             proven = await prove_accepted(

@@ -17,17 +17,17 @@ from meshd.base.tasks import Owner
 from meshd.identity.invite import JoinKeys
 from meshd.identity.keys import PeerId
 from meshd.identity.proof import MARK_NONCE_BYTES, Proven, Purpose, caller_mark
-from meshd.link.interface import LinkInfo, LinkKind, Transport
+from meshd.link.interface import Accept, LinkKind, Transport
 from meshd.link.net import local_addresses
 from meshd.link.net.happy_eyeballs import dial_order, race
-from meshd.link.secure.entrance import Accept, Arrival, Entrance, PortListener
+from meshd.link.secure.entrance import Arrival, Entrance, PortListener
 from meshd.link.secure.handshake import (
     PROOF_SECONDS,
     HandshakeContext,
     ProvenLink,
     dial_error,
-    member_of,
     prove_dialled,
+    proven_link,
 )
 from meshd.link.secure.joining import Joining, OnJoiner
 from meshd.link.secure.tls import dialer_context, listener_context
@@ -42,10 +42,6 @@ ATTEMPT_SECONDS = 10.0  # connecting, TLS and proof together, for one address
 Reached = tuple[TcpPipe, Proven]
 
 
-class TcpLink(ProvenLink):
-    """A link over TLS over TCP."""
-
-
 class TcpDialer:
     """Makes TCP links; `handshake` is called at each dial."""
 
@@ -55,22 +51,15 @@ class TcpDialer:
         self._handshake = handshake
         self._context = dialer_context()
 
-    async def dial(self, peer: PeerId, candidates: Sequence[Dialable]) -> TcpLink:
+    async def dial(self, peer: PeerId, candidates: Sequence[Dialable]) -> ProvenLink:
         """Race the TCP candidates, 250 ms apart; 10 s at most for each.
 
         Raises Refused when the peer said why not, else DialError with the failure that came closest.
         """
         handshake = self._handshake()
-        attempt = partial(
-            _attempt, self._context, handshake=handshake, expect=peer, purpose=Purpose.MEMBER, join=None
-        )
+        attempt = partial(_attempt, self._context, handshake=handshake, expect=peer, join=None)
         pipe, proven = await race(dial_order(candidates, "tcp"), attempt, kind=LinkKind.TCP)
-        try:
-            mapped = _is_mapped(pipe, candidates)
-            return TcpLink(pipe, proven.leftover, info_of(pipe, proven, dialled=True, mapped=mapped))
-        except MeshdError:
-            pipe.abort()
-            raise
+        return _link(pipe, proven, dialled=True, mapped=_is_mapped(pipe, candidates))
 
 
 async def dial_join(
@@ -81,12 +70,10 @@ async def dial_join(
     `handshake` has the key that asks and the token's mesh. The caller closes the pipe, or stays. Raises as
     `TcpDialer.dial`.
     """
-    attempt = partial(
-        _attempt, dialer_context(), handshake=handshake, expect=inviter, purpose=Purpose.JOIN, join=join
-    )
+    attempt = partial(_attempt, dialer_context(), handshake=handshake, expect=inviter, join=join)
     pipe, proven = await race(dial_order(candidates, "tcp"), attempt, kind=LinkKind.TCP)
-    mapped = _is_mapped(pipe, candidates)
-    return joining(pipe, proven, binding=pipe.binding(), dialled=True, mapped=mapped)
+    make_link = partial(_link, pipe, dialled=True, mapped=_is_mapped(pipe, candidates))
+    return Joining(pipe, proven, binding=pipe.binding(), make_link=make_link)
 
 
 async def _attempt(
@@ -96,7 +83,6 @@ async def _attempt(
     *,
     handshake: HandshakeContext,
     expect: PeerId,
-    purpose: Purpose,
     join: JoinKeys | None,
 ) -> Reached:
     """Dial one address, to the end of the proof. Raises DialError, Refused."""
@@ -105,7 +91,6 @@ async def _attempt(
     mark = caller_mark(handshake.mesh, expect, secrets.token_bytes(MARK_NONCE_BYTES))
     pipe = TcpPipe(context, server_side=False, server_hostname=mark)
     made.append(pipe)
-    proven: Proven | None = None
     try:
         # Connect, encrypt, and prove both ends.
         async with asyncio.timeout(ATTEMPT_SECONDS):
@@ -113,11 +98,10 @@ async def _attempt(
                 sock = await connect(candidate)
                 await loop.create_connection(lambda: pipe, sock=sock)
             await pipe.secure()
+            purpose = Purpose.MEMBER if join is None else Purpose.JOIN
             proven = await prove_dialled(
                 pipe, handshake=handshake, expect=expect, purpose=purpose, binding=pipe.binding(), join=join
             )
-            if purpose is Purpose.MEMBER:
-                member_of(proven)
     except (MeshdError, OSError) as error:
         await pipe.aclose()
         raise dial_error(error, kind=LinkKind.TCP, place=candidate.place) from error
@@ -135,24 +119,11 @@ def _is_mapped(pipe: TcpPipe, candidates: Sequence[Candidate]) -> bool:
     return any(candidate.kind == "mapped" and candidate.place == pipe.remote for candidate in candidates)
 
 
-def joining(pipe: TcpPipe, proven: Proven, *, binding: bytes, dialled: bool, mapped: bool) -> Joining:
-    def link(member: Proven) -> TcpLink:
-        return TcpLink(pipe, member.leftover, info_of(pipe, member, dialled=dialled, mapped=mapped))
-
-    return Joining(pipe, proven, binding=binding, make_link=link)
-
-
-def info_of(pipe: TcpPipe, proven: Proven, *, dialled: bool, mapped: bool) -> LinkInfo:
+def _link(pipe: TcpPipe, proven: Proven, *, dialled: bool, mapped: bool) -> ProvenLink:
     path = local_addresses.path_between(pipe.local_host, pipe.remote_host)
-    return LinkInfo(
-        kind=LinkKind.TCP,
-        peer=proven.peer,
-        member=member_of(proven),
-        local=pipe.local,
-        remote=pipe.remote,
-        path="mapped" if mapped and path == "public" else path,
-        dialled=dialled,
-        established_at=asyncio.get_running_loop().time(),
+    path = "mapped" if mapped and path == "public" else path
+    return proven_link(
+        pipe, proven, kind=LinkKind.TCP, local=pipe.local, remote=pipe.remote, path=path, dialled=dialled
     )
 
 
@@ -164,6 +135,7 @@ class TcpListener(PortListener):
     without it they are turned away.
     """
 
+    kind = LinkKind.TCP
     _proto = "tcp"
 
     def __init__(
@@ -178,11 +150,6 @@ class TcpListener(PortListener):
         entrance = Entrance(handshake, on_joiner=on_joiner, proof_seconds=proof_seconds)
         super().__init__(entrance, partial(listen, host, port))
         self._context: ssl.SSLContext = listener_context(entrance.certificate)
-
-    @property
-    def kind(self) -> LinkKind:
-        """The kind TCP."""
-        return LinkKind.TCP
 
     async def serve(self, accept: Accept) -> None:
         """Hand every proven link to `accept`, which keeps it as long as it lives, until cancelled.
@@ -211,10 +178,10 @@ class TcpListener(PortListener):
             self.close()
 
     def _arrive(self, pipe: TcpPipe, accept: Accept, owner: Owner) -> None:
-        def make_link(proven: Proven) -> TcpLink:
+        def make_link(proven: Proven) -> ProvenLink:
             # who comes from outside to a private address came by a port of the router
             mapped = ipaddress.ip_address(pipe.local_host).is_private
-            return TcpLink(pipe, proven.leftover, info_of(pipe, proven, dialled=False, mapped=mapped))
+            return _link(pipe, proven, dialled=False, mapped=mapped)
 
         def blames(_secured: bool) -> bool:
             return not pipe.asked_where

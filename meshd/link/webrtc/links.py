@@ -4,10 +4,10 @@ aiortc and its relatives are imported at the first dial or offer, in a thread: 1
 """
 
 import asyncio
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from meshd.link.ice.links import IceLinks, IcePipe, IceSession
-from meshd.link.interface import Transport
+from meshd.link.ice.links import IceLinks
+from meshd.link.interface import LinkKind, Transport
 
 if TYPE_CHECKING:
     from meshd.link.webrtc.session import Identity, WebRtcSession
@@ -17,26 +17,16 @@ class WebRtcLinks(IceLinks):
     """Makes and takes in webrtc links, as `IceLinks` says."""
 
     transport = Transport.WEBRTC
+    kind = LinkKind.WEBRTC
     _identity: "Identity | None" = None
 
     async def _session(self, *, dialler: bool, user: str, password: str) -> "WebRtcSession":
         await asyncio.to_thread(_load)
-        from meshd.link.webrtc.session import (
-            Identity,
-            WebRtcPipe,  # on demand
-            WebRtcSession,
-        )
+        from meshd.link.webrtc.session import Identity, WebRtcSession  # on demand
 
         if self._identity is None:
             self._identity = Identity()
-        session = WebRtcSession(self._identity, dialler=dialler, user=user, password=password)
-        session.pipe = WebRtcPipe(session)  # now: bytes may come in the moment the association stands
-        return session
-
-    def _pipe(self, session: IceSession) -> IcePipe:
-        pipe = cast("WebRtcSession", session).pipe
-        assert pipe is not None
-        return pipe
+        return WebRtcSession(self._identity, dialler=dialler, user=user, password=password)
 
 
 def _load() -> None:

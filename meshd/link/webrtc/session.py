@@ -20,8 +20,7 @@ from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError
 from meshd.base.tasks import Owner, first_error
 from meshd.link.buffered_pipe import SEND_HIGH_BYTES, BufferedPipe
 from meshd.link.ice.agent import IcePath
-from meshd.link.ice.links import IcePipe
-from meshd.link.net.udp_sockets import Address, OpenSocket
+from meshd.link.ice.links import IceSession
 from meshd.link.webrtc.aiortc_parts import (
     RTCCertificate,
     RTCDtlsFingerprint,
@@ -30,7 +29,6 @@ from meshd.link.webrtc.aiortc_parts import (
     State,
 )
 from meshd.link.webrtc.sctp_association import Association
-from meshd.wire.address import Candidate, CandidateKind
 from meshd.wire.dialable import Dialable
 from meshd.wire.limits import MAX_FRAME_BYTES
 from meshd.wire.signal import Terms
@@ -112,7 +110,7 @@ class _Below:
                 self._ice.send_now(self._flight)
 
 
-class WebRtcSession:
+class WebRtcSession(IceSession):
     """One side of one attempt. `open`, tell the terms, `connect` with the other side's; then `association`.
 
     `on_lost` is called when the path below is gone. `shut` in the end, always.
@@ -126,20 +124,15 @@ class WebRtcSession:
         self._dtls = Dtls(self._below, [identity.certificate])  # type: ignore[arg-type]
         self._ssl: SSL.Connection | None = None
         self.association = Association(self._dtls, self._send, self._push, self._probe)
-        self.pipe: IcePipe | None = None  # its creator sets this
         self._out: list[bytes] = []  # encrypted, to be sent together
-        self.binding = b""
         self.on_lost: Callable[[], None] = lambda: None
         self.ice.on_lost = self._lost
+        self.pipe = WebRtcPipe(self)  # now: bytes may come in the moment the association stands
 
     @property
     def fingerprint(self) -> bytes:
         """The SHA-256 of our certificate."""
         return self._identity.fingerprint
-
-    def open(self, hosts: Sequence[str], open_socket: OpenSocket) -> list[Candidate]:
-        """Bind sockets; return their addresses. None: this machine has no usable one."""
-        return self.ice.open(hosts, open_socket)
 
     async def connect(self, terms: Terms, places: Sequence[Dialable]) -> None:
         """Find a path, encrypt it, begin the association. Raises Broken; the caller sets the time limit."""
@@ -218,11 +211,6 @@ class WebRtcSession:
                 self.ice.send_now((ssl.bio_read(_READ_BYTES),))
         except SSL.Error:
             return
-
-    @property
-    def pair(self) -> tuple[Address, Address, CandidateKind | None] | None:
-        """Our address, theirs, and the kind that they announced."""
-        return self.ice.pair
 
     def shut(self) -> list[asyncio.Task[None]]:
         """End everything at once; return tasks that end in the next turns. Idempotent."""

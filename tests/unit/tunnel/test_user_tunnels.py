@@ -128,11 +128,12 @@ class Both:
         self.near_mesh.far = self.far_mesh
         self.near = OwnTunnels(mesh=self.near_mesh, save=self.saved.append, owned_by_user=self.owned_by_user)
         self.far = OwnTunnels(mesh=self.far_mesh, save=self.saved.append)
-        self.ours = True
+        self.ours, self.asked = True, list[tuple[str, int]]()
         self.tasks = [owner.start(one.serve(), name="tunnels") for one in (self.near, self.far)]
 
     async def owned_by_user(self, client: tuple[str, int], server: tuple[str, int]) -> bool:
-        assert client[0] == server[0] == "127.0.0.1" and client[1] != server[1]
+        assert client[0] == "127.0.0.1" and client[1] != server[1]
+        self.asked.append(server)
         return self.ours
 
     def expose(self, name: str = "web", *peers: PeerId) -> None:
@@ -261,6 +262,7 @@ def test_programs_of_another_user_stay_out() -> None:
             it.ours = False
             opened = len(it.near_mesh.opened)
             assert await it.ask(status.listen) == b""
+            assert it.asked == [("127.0.0.1", int(status.listen[10:]))]
             assert len(it.near_mesh.opened) == opened
             wide = await it.near.open(THEM, "web", host="0.0.0.0", port=0)  # asked for: nobody is asked
             assert await it.ask(wide.listen.replace("0.0.0.0", "127.0.0.1")) == b"HELLO"

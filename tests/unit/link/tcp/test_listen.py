@@ -2,9 +2,9 @@
 
 from meshd.base.tasks import Owner
 from meshd.link.interface import TRANSPORTS, Dialer, Link, LinkInfo, LinkKind, Listener
-from meshd.link.secure.handshake import RawPipe
+from meshd.link.secure.handshake import ProvenLink, RawPipe
 from meshd.link.secure.tls import dialer_context
-from meshd.link.tcp.links import TcpDialer, TcpLink, TcpListener
+from meshd.link.tcp.links import TcpDialer, TcpListener
 from meshd.link.tcp.pipe import TcpPipe
 
 from tests.conformance.nodes import TestMesh
@@ -38,5 +38,5 @@ def test_the_types_fit() -> None:
 
     member = check_chain(chain, node.handshake.mesh, node.peer)
     info = LinkInfo(LinkKind.TCP, node.peer, member, "a:1", "b:2", "lan", True, 0.0)
-    link: Link = TcpLink(pipe, b"", info)
+    link: Link = ProvenLink(pipe, b"", info)
     assert TRANSPORTS[dialer.transport].kind == listener.kind == link.info.kind
