@@ -5,10 +5,23 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from meshd.base.errors import Broken
 from meshd.base.tasks import Owner
 from meshd.portmap.interface import GatewayRoute, HomeRouter, Language, MapState, NotMapped, Pulse
-from meshd.portmap.mapper import PortMapper
+from meshd.portmap.mapper import (
+    Beat,
+    PortMapper,
+    address_towards,
+    begin,
+    failed,
+    find_route,
+    forgot,
+    read_netstat,
+    read_proc,
+    why_not_outside,
+)
 from meshd.wire.address import Candidate, Proto
 from meshd.wire.portmap import Granted, Wish
 
@@ -369,3 +382,110 @@ def test_only_one_port_can_be_mapped() -> None:
         assert stage.mapper.status().state is MapState.MAPPED
 
     stage.play(scene)
+
+
+def _granted(lifetime: int) -> Granted:
+    return Granted(
+        proto="tcp", internal_port=1, external_port=2, external_host="20.1.1.1", lifetime=lifetime, epoch=None
+    )
+
+
+@given(st.integers(0, 1 << 20), st.floats(0, 1e6), st.floats(-1 / 20, 1 / 20))
+def test_a_clock_that_runs_a_little_wrong_is_no_restart(epoch: int, passed: float, wrong: float) -> None:
+    assert not forgot(Beat(epoch, 100.0), Beat(epoch + int(passed * (1 + wrong)), 100.0 + passed))
+
+
+@given(st.integers(100, 1 << 20), st.floats(3, 1e6))
+def test_a_restart_shows_however_long_ago_it_was(epoch: int, passed: float) -> None:
+    for since in (0.0, passed / 2):
+        assert forgot(Beat(epoch + int(passed), 0.0), Beat(int(since), passed))
+
+
+def test_the_first_sign_of_life_says_nothing() -> None:
+    assert not forgot(None, Beat(0, 5.0))
+
+
+@given(st.integers(0, 1 << 32), st.floats(0, 1e6))
+def test_a_lease_is_due_before_it_ends(lifetime: int, now: float) -> None:
+    lease = begin(_granted(lifetime), now)
+    assert now + 60 <= lease.due <= now + 3600
+    assert lease.due < lease.ends
+
+
+def test_renewals_that_fail_come_slower() -> None:
+    lease, now, pauses = begin(_granted(7200), 0.0), 3600.0, []
+    for _ in range(12):
+        lease = failed(lease, now)
+        pauses.append(lease.due - now)
+        now = lease.due
+    assert pauses[0] == 15.0 and pauses == sorted(pauses) and pauses[-1] == 900.0
+
+
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [
+        ("100.64.0.1", "carrier-grade"),
+        ("192.168.1.1", "another router"),
+        ("172.31.255.255", "another router"),
+        ("192.0.0.4", "DS-Lite"),
+        ("0.0.0.0", "no address"),
+        ("255.255.255.255", "impossible"),
+        ("fd00::1", "impossible"),
+        ("", "no address"),
+        ("home.example", "no address"),
+    ],
+)
+def test_addresses_that_nobody_outside_reaches(host: str, why: str) -> None:
+    assert why in (why_not_outside(host) or "")
+
+
+@pytest.mark.parametrize("host", ["20.1.1.1", "172.32.0.1", "100.128.0.1", "2a0e::1"])
+def test_addresses_that_may_be_reached(host: str) -> None:
+    assert why_not_outside(host) is None
+
+
+PROC = """Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
+wlan0\t00000000\t0101A8C0\t0003\t0\t0\t600\t00000000\t0\t0\t0
+eth0\t00000000\t0100000A\t0003\t0\t0\t100\t00000000\t0\t0\t0
+tun0\t00000000\t00000000\t0001\t0\t0\t0\t00000000\t0\t0\t0
+vpn0\t00000000\t0908070A\t0003\t0\t0\t0\t00000080\t0\t0\t0
+eth0\t0000000A\t00000000\t0001\t0\t0\t100\t00FFFFFF\t0\t0\t0
+"""
+NETSTAT = """Routing tables
+
+Internet:
+Destination        Gateway            Flags               Netif Expire
+default            link#12            UCSg                utun3
+default            192.168.1.1        UGScg                 en0
+127                127.0.0.1          UCS                   lo0
+"""
+
+
+def test_linux() -> None:
+    assert read_proc(PROC, order="little") == "10.0.0.1"
+    assert read_proc(PROC.replace("0100000A", "0A000001"), order="big") == "10.0.0.1"
+    assert read_proc("\n".join(PROC.splitlines()[:1]), order="little") is None
+
+
+def test_macos() -> None:
+    assert read_netstat(NETSTAT) == "192.168.1.1"
+    assert read_netstat("Internet:\n") is None
+
+
+@given(st.text())
+def test_any_table_is_read(table: str) -> None:
+    assert read_proc("head\n" + table, order="little") is None or table
+    read_netstat(table)
+
+
+def test_this_machine_has_an_address_towards_itself() -> None:
+    assert address_towards("127.0.0.1") == "127.0.0.1"
+
+
+def test_this_machine_knows_its_way_out_or_says_that_it_has_none() -> None:
+    try:
+        route = asyncio.run(find_route())
+    except Broken as error:
+        assert error.what
+    else:
+        assert route.gateway.count(".") == 3 and route.local.count(".") == 3

@@ -9,7 +9,7 @@ import pytest
 from meshd.base.errors import Broken, EndOfStream, RemoteProtocolError
 from meshd.identity.tls_certificate import make_link_certificate
 from meshd.link.secure.tls import TlsEngine, dialer_context, listener_context
-from meshd.link.tcp.pipe import RECEIVE_HIGH_BYTES, TcpPipe
+from meshd.link.tcp.pipe import RECEIVE_HIGH_BYTES, LentSpace, TcpPipe
 
 
 @functools.cache
@@ -268,3 +268,26 @@ async def test_another_language_is_told_from_a_break() -> None:
     with pytest.raises(Broken) as broken:
         await gone.secure()
     assert "connection reset by peer" in broken.value.what
+
+
+def test_it_is_used_again_when_no_part_of_it_is_kept() -> None:
+    space = LentSpace(1000)
+    view = space.open()
+    view[:5] = b"first"
+    part = view[2:4].toreadonly()
+    del view, part
+    again = space.open()
+    assert len(again) == len(space) == 1000
+    assert bytes(again[:5]) == b"first"  # the same memory
+
+
+def test_what_is_kept_of_it_stays_as_it_was() -> None:
+    space = LentSpace(1000)
+    view = space.open()
+    view[:5] = b"first"
+    part = memoryview(view.toreadonly())[2:4]
+    del view
+    again = space.open()
+    again[:5] = b"other"
+    assert bytes(part) == b"rs"
+    assert len(again) == 1000

@@ -4,7 +4,7 @@ import heapq
 
 import pytest
 
-from tests.unit.link.webrtc.test_sctp_halves import Line
+from tests.unit.link.webrtc.test_sctp import Line
 
 RATE = 12.5e6  # bytes a second
 QUEUE_BYTES = 512 << 10
