@@ -24,7 +24,7 @@ from meshd.wire.stun import StunKind, StunMessage, encode
 from tests.conformance.links import serving
 from tests.conformance.nodes import Node, TestMesh
 from tests.conformance.relays import House, in_house
-from tests.conformance.run import run, until
+from tests.conformance.run import until
 
 LOOPBACK, OWN, FORGED = "127.0.0.1", "127.0.0.5", "127.0.0.9"
 NONSENSE = b"GET / HTTP/1.1\r\n\r\n"
@@ -68,161 +68,140 @@ async def _call(port: int, data: bytes) -> bytes:
         writer.close()
 
 
-def test_an_address_that_proves_nothing_costs_a_bounded_number_of_handshakes(
+async def test_an_address_that_proves_nothing_costs_a_bounded_number_of_handshakes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     begun = _count(monkeypatch, TcpPipe, "secure")
 
-    async def work() -> None:
-        mesh = TestMesh()
-        near, far = mesh.node(), mesh.node()
-        callers = _guarded(far)
-        listener = TcpListener(far.now, host=LOOPBACK)
-        listener.open()
-        async with serving(listener) as (accepted, _):
-            for _ in range(CALLS_MADE):
-                await _call(listener.port, NONSENSE)
-            assert len(begun) == CALLS_FAILED.burst
-            assert listener.unproven == 0
-            place = trusted([Candidate(LOOPBACK, listener.port)])
-            with pytest.raises(MeshdError):
-                await TcpDialer(near.now).dial(far.peer, place)
-            callers._addresses._buckets.clear()  # as time does
-            link = await TcpDialer(near.now).dial(far.peer, place)
-            assert (await accepted.get()).info.peer == near.peer
-            await link.aclose()
-
-    run(work())
+    mesh = TestMesh()
+    near, far = mesh.node(), mesh.node()
+    callers = _guarded(far)
+    listener = TcpListener(far.now, host=LOOPBACK)
+    listener.open()
+    async with serving(listener) as (accepted, _):
+        for _ in range(CALLS_MADE):
+            await _call(listener.port, NONSENSE)
+        assert len(begun) == CALLS_FAILED.burst
+        assert listener.unproven == 0
+        place = trusted([Candidate(LOOPBACK, listener.port)])
+        with pytest.raises(MeshdError):
+            await TcpDialer(near.now).dial(far.peer, place)
+        callers._addresses._buckets.clear()  # as time does
+        link = await TcpDialer(near.now).dial(far.peer, place)
+        assert (await accepted.get()).info.peer == near.peer
+        await link.aclose()
 
 
-def test_a_member_that_comes_and_goes_uses_up_its_address_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_member_that_comes_and_goes_uses_up_its_address_too(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = _count(monkeypatch, TcpPipe, "secure")
 
-    async def work() -> None:
-        mesh = TestMesh()
-        near, far = mesh.node(), mesh.node()
-        callers = _guarded(far)
-        for _ in range(int(CALLS.burst)):
-            callers.came(near.peer, 0.0)
-        listener = TcpListener(far.now, host=LOOPBACK)
-        listener.open()
-        async with serving(listener):
-            place = trusted([Candidate(LOOPBACK, listener.port)])
-            for _ in range(int(CALLS_FAILED.burst) + 20):
-                with pytest.raises(MeshdError):
-                    await TcpDialer(near.now).dial(far.peer, place)
-            await until(lambda: listener.unproven == 0)
-            theirs = int(CALLS_FAILED.burst) + 20
-            assert len(begun) - theirs <= CALLS_FAILED.burst
-
-    run(work())
-
-
-def test_to_ask_for_the_own_address_is_no_failure() -> None:
-    async def work() -> None:
-        far = TestMesh().node()
-        callers = _guarded(far)
-        listener = TcpListener(far.now, host=LOOPBACK)
-        listener.open()
-        async with serving(listener):
-            for _ in range(3):
-                reader, writer = await asyncio.open_connection(LOOPBACK, listener.port)
-                writer.write(encode(StunMessage(kind=StunKind.REQUEST, transaction=bytes(12))))
-                assert await reader.read(64)
-                writer.close()
-            await until(lambda: listener.unproven == 0)
-            assert not callers._addresses._buckets
-
-    run(work())
-
-
-def test_datagrams_whose_sender_has_not_answered_count_against_nobody() -> None:
-    async def work() -> None:
-        mesh = TestMesh()
-        near, far = mesh.node(), mesh.node()
-        callers = _guarded(far)
-        listener = QuicListener(far.now, host=LOOPBACK, proof_seconds=0.2)
-        listener.open()
-        async with serving(listener) as (accepted, _):
-            place = trusted([Candidate(LOOPBACK, listener.port, "udp")])
-            link = await QuicDialer(near.now).dial(far.peer, place)
-            await accepted.get()
-            await link.aclose()
-            first = await _first_datagram(near, far)
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as forged:
-                forged.sendto(first, (LOOPBACK, listener.port))
-                await until(lambda: listener.unproven == 1)
-                await until(lambda: listener.unproven == 0)
-            assert not callers._addresses._buckets
-            _flood(callers)
+    mesh = TestMesh()
+    near, far = mesh.node(), mesh.node()
+    callers = _guarded(far)
+    for _ in range(int(CALLS.burst)):
+        callers.came(near.peer, 0.0)
+    listener = TcpListener(far.now, host=LOOPBACK)
+    listener.open()
+    async with serving(listener):
+        place = trusted([Candidate(LOOPBACK, listener.port)])
+        for _ in range(int(CALLS_FAILED.burst) + 20):
             with pytest.raises(MeshdError):
-                await QuicDialer(near.now).dial(far.peer, place)
+                await TcpDialer(near.now).dial(far.peer, place)
+        await until(lambda: listener.unproven == 0)
+        theirs = int(CALLS_FAILED.burst) + 20
+        assert len(begun) - theirs <= CALLS_FAILED.burst
 
-    run(work())
+
+async def test_to_ask_for_the_own_address_is_no_failure() -> None:
+    far = TestMesh().node()
+    callers = _guarded(far)
+    listener = TcpListener(far.now, host=LOOPBACK)
+    listener.open()
+    async with serving(listener):
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection(LOOPBACK, listener.port)
+            writer.write(encode(StunMessage(kind=StunKind.REQUEST, transaction=bytes(12))))
+            assert await reader.read(64)
+            writer.close()
+        await until(lambda: listener.unproven == 0)
+        assert not callers._addresses._buckets
+
+
+async def test_datagrams_whose_sender_has_not_answered_count_against_nobody() -> None:
+    mesh = TestMesh()
+    near, far = mesh.node(), mesh.node()
+    callers = _guarded(far)
+    listener = QuicListener(far.now, host=LOOPBACK, proof_seconds=0.2)
+    listener.open()
+    async with serving(listener) as (accepted, _):
+        place = trusted([Candidate(LOOPBACK, listener.port, "udp")])
+        link = await QuicDialer(near.now).dial(far.peer, place)
+        await accepted.get()
+        await link.aclose()
+        first = await _first_datagram(near, far)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as forged:
+            forged.sendto(first, (LOOPBACK, listener.port))
+            await until(lambda: listener.unproven == 1)
+            await until(lambda: listener.unproven == 0)
+        assert not callers._addresses._buckets
+        _flood(callers)
+        with pytest.raises(MeshdError):
+            await QuicDialer(near.now).dial(far.peer, place)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.5 and 127.0.0.9 are not local addresses here")
 @pytest.mark.parametrize(("ends", "charged"), [(FORGED, set()), (OWN, {OWN})])
-def test_a_handshake_that_another_address_seems_to_end_counts_against_nobody(
+async def test_a_handshake_that_another_address_seems_to_end_counts_against_nobody(
     ends: str, charged: set[str]
 ) -> None:
     """Who ends it itself and goes on in another's name is charged itself."""
 
-    async def work() -> None:
-        far = TestMesh().node()
-        callers = _guarded(far)
-        # the handshake that does not end is waited for, the other one fails at its first message
-        listener = QuicListener(far.now, host=LOOPBACK, proof_seconds=0.3 if ends == FORGED else 5.0)
-        listener.open()
-        async with serving(listener):
-            await _handshake(listener.port, ends=ends)
-            await until(lambda: listener.unproven == 0)
-            assert set(callers._addresses._buckets) == charged
-
-    run(work())
+    far = TestMesh().node()
+    callers = _guarded(far)
+    # the handshake that does not end is waited for, the other one fails at its first message
+    listener = QuicListener(far.now, host=LOOPBACK, proof_seconds=0.3 if ends == FORGED else 5.0)
+    listener.open()
+    async with serving(listener):
+        await _handshake(listener.port, ends=ends)
+        await until(lambda: listener.unproven == 0)
+        assert set(callers._addresses._buckets) == charged
 
 
-def test_a_member_gets_in_by_quic_from_where_others_flood() -> None:
-    async def work() -> None:
-        mesh = TestMesh()
-        near, late, far = mesh.node(), mesh.node(), mesh.node()
-        callers = _guarded(far)
-        listener, door = QuicListener(far.now, host=LOOPBACK), QuicListener(near.now, host=LOOPBACK)
-        listener.open()
-        door.open()
-        async with serving(listener) as (accepted, _), serving(door):
-            place = trusted([Candidate(LOOPBACK, listener.port, "udp")])
-            dialer = QuicDialer(near.now, ports=door.dial_port)
-            link = await dialer.dial(far.peer, place)
-            await link.aclose()
-            _flood(callers)
-            with pytest.raises(MeshdError):
-                await QuicDialer(late.now).dial(far.peer, place)
-            link = await dialer.dial(far.peer, place)
-            assert [(await accepted.get()).info.peer for _ in range(2)] == [near.peer] * 2
-            await link.aclose()
-
-    run(work())
+async def test_a_member_gets_in_by_quic_from_where_others_flood() -> None:
+    mesh = TestMesh()
+    near, late, far = mesh.node(), mesh.node(), mesh.node()
+    callers = _guarded(far)
+    listener, door = QuicListener(far.now, host=LOOPBACK), QuicListener(near.now, host=LOOPBACK)
+    listener.open()
+    door.open()
+    async with serving(listener) as (accepted, _), serving(door):
+        place = trusted([Candidate(LOOPBACK, listener.port, "udp")])
+        dialer = QuicDialer(near.now, ports=door.dial_port)
+        link = await dialer.dial(far.peer, place)
+        await link.aclose()
+        _flood(callers)
+        with pytest.raises(MeshdError):
+            await QuicDialer(late.now).dial(far.peer, place)
+        link = await dialer.dial(far.peer, place)
+        assert [(await accepted.get()).info.peer for _ in range(2)] == [near.peer] * 2
+        await link.aclose()
 
 
-def test_where_a_member_was_more_is_listened_to_by_tcp() -> None:
-    async def work() -> None:
-        mesh = TestMesh()
-        near, far = mesh.node(), mesh.node()
-        callers = _guarded(far)
-        listener = TcpListener(far.now, host=LOOPBACK)
-        listener.open()
-        async with serving(listener):
-            place = trusted([Candidate(LOOPBACK, listener.port)])
-            await (await TcpDialer(near.now).dial(far.peer, place)).aclose()
-            for _ in range(int(CALLS_FAILED.burst)):
-                callers.failed(LOOPBACK, 0.0)
-            await (await TcpDialer(near.now).dial(far.peer, place)).aclose()
-            _flood(callers)
-            with pytest.raises(MeshdError):
-                await TcpDialer(near.now).dial(far.peer, place)
-
-    run(work())
+async def test_where_a_member_was_more_is_listened_to_by_tcp() -> None:
+    mesh = TestMesh()
+    near, far = mesh.node(), mesh.node()
+    callers = _guarded(far)
+    listener = TcpListener(far.now, host=LOOPBACK)
+    listener.open()
+    async with serving(listener):
+        place = trusted([Candidate(LOOPBACK, listener.port)])
+        await (await TcpDialer(near.now).dial(far.peer, place)).aclose()
+        for _ in range(int(CALLS_FAILED.burst)):
+            callers.failed(LOOPBACK, 0.0)
+        await (await TcpDialer(near.now).dial(far.peer, place)).aclose()
+        _flood(callers)
+        with pytest.raises(MeshdError):
+            await TcpDialer(near.now).dial(far.peer, place)
 
 
 def _flood(callers: Callers) -> None:

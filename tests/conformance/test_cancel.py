@@ -11,7 +11,7 @@ from meshd.link import attempts
 from meshd.link.interface import DialError, Link
 
 from tests.conformance.links import RIGS, Ends, Rig
-from tests.conformance.run import ANY_RATE, nothing_left, open_files, run, ticks
+from tests.conformance.run import ANY_RATE, nothing_left, open_files, ticks
 
 pytestmark = pytest.mark.parametrize("rig", RIGS)
 
@@ -62,52 +62,46 @@ async def close_all(ends: Ends) -> None:
         await ends.accepted.get_nowait().aclose()
 
 
-def test_dial_at_every_turn_of_the_loop(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dial_at_every_turn_of_the_loop(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dial works in tasks of its own, so it is cancelled at turns of the loop rather than at awaits."""
     monkeypatch.setattr(attempts, "ATTEMPTS", ANY_RATE)  # one for each turn of the loop
 
-    async def work() -> None:
-        async with rig.ends() as ends:
-            first, _ = await ends.pair()
-            await first.aclose()
-            await close_all(ends)
-            cancelled, turns = 0, 0
-            while True:
-                dialling = asyncio.get_running_loop().create_task(ends.dial())
-                await ticks(turns)
-                if dialling.done():
-                    await (await dialling).aclose()
-                    break
-                dialling.cancel()
-                try:
-                    await (await dialling).aclose()
-                except asyncio.CancelledError:
-                    cancelled += 1
-                turns += 1 if turns < 40 else turns // 8
-            assert cancelled >= 3
-            await close_all(ends)
-
-    run(work())
+    async with rig.ends() as ends:
+        first, _ = await ends.pair()
+        await first.aclose()
+        await close_all(ends)
+        cancelled, turns = 0, 0
+        while True:
+            dialling = asyncio.get_running_loop().create_task(ends.dial())
+            await ticks(turns)
+            if dialling.done():
+                await (await dialling).aclose()
+                break
+            dialling.cancel()
+            try:
+                await (await dialling).aclose()
+            except asyncio.CancelledError:
+                cancelled += 1
+            turns += 1 if turns < 40 else turns // 8
+        assert cancelled >= 3
+        await close_all(ends)
 
 
-def test_dial_at_every_await(rig: Rig) -> None:
-    async def work() -> None:
-        async with rig.ends() as ends:
+async def test_dial_at_every_await(rig: Rig) -> None:
+    async with rig.ends() as ends:
 
-            async def dial() -> None:
-                link = await ends.dial()
-                await link.aclose()
+        async def dial() -> None:
+            link = await ends.dial()
+            await link.aclose()
 
-            assert await at_every_await(dial) >= 1
-            again, accepted = await ends.pair_after_noise()
-            await again.send([b"works"])
-            assert await accepted.receive() == b"works"
-            await again.aclose()
-
-    run(work())
+        assert await at_every_await(dial) >= 1
+        again, accepted = await ends.pair_after_noise()
+        await again.send([b"works"])
+        assert await accepted.receive() == b"works"
+        await again.aclose()
 
 
-def test_accept_at_every_turn_of_the_loop(rig: Rig) -> None:
+async def test_accept_at_every_turn_of_the_loop(rig: Rig) -> None:
     """A listener that is stopped while it welcomes somebody closes that connection and stops."""
 
     async def once(turns: int) -> bool:
@@ -126,13 +120,10 @@ def test_accept_at_every_turn_of_the_loop(rig: Rig) -> None:
             await link.aclose()
         return done
 
-    async def work() -> None:
-        files, turns = open_files(), 0
-        while not await once(turns):
-            await nothing_left(files)
-            turns += 1 if turns < 20 else turns // 4
-
-    run(work())
+    files, turns = open_files(), 0
+    while not await once(turns):
+        await nothing_left(files)
+        turns += 1 if turns < 20 else turns // 4
 
 
 async def quiet(dialling: Coroutine[Any, Any, Link]) -> Link | None:
@@ -143,52 +134,46 @@ async def quiet(dialling: Coroutine[Any, Any, Link]) -> Link | None:
         return None
 
 
-def test_receive_at_every_await(rig: Rig) -> None:
-    async def work() -> None:
-        async with rig.ends() as ends:
-            dialled, accepted = await ends.pair()
-            for number in (1, 2, 3):
+async def test_receive_at_every_await(rig: Rig) -> None:
+    async with rig.ends() as ends:
+        dialled, accepted = await ends.pair()
+        for number in (1, 2, 3):
 
-                async def one(number: int = number) -> bytes:
-                    return await cancelled_at(dialled.receive(), number)
+            async def one(number: int = number) -> bytes:
+                return await cancelled_at(dialled.receive(), number)
 
-                reading = asyncio.get_running_loop().create_task(one())
-                await ticks(3)
-                await accepted.send([b"n"])
-                try:
-                    assert await reading == b"n"
-                except asyncio.CancelledError:
-                    assert await dialled.receive() == b"n"
-            await dialled.aclose()
-
-    run(work())
+            reading = asyncio.get_running_loop().create_task(one())
+            await ticks(3)
+            await accepted.send([b"n"])
+            try:
+                assert await reading == b"n"
+            except asyncio.CancelledError:
+                assert await dialled.receive() == b"n"
+        await dialled.aclose()
 
 
-def test_send_at_every_await(rig: Rig) -> None:
+async def test_send_at_every_await(rig: Rig) -> None:
     """A clogged send, cancelled at each of its awaits in turn: whole pieces, in order, or none."""
 
-    async def work() -> None:
-        async with rig.ends() as ends:
-            dialled, accepted = await ends.pair()
-            read = asyncio.get_running_loop().create_task(read_to_end(accepted))
-            for number in range(1, 120):
-                block = number.to_bytes(4, "big") * 10_000
+    async with rig.ends() as ends:
+        dialled, accepted = await ends.pair()
+        read = asyncio.get_running_loop().create_task(read_to_end(accepted))
+        for number in range(1, 120):
+            block = number.to_bytes(4, "big") * 10_000
 
-                async def one(number: int = number, block: bytes = block) -> None:
-                    await cancelled_at(dialled.send([block[:7], block[7:]]), 1 + number % 3)
+            async def one(number: int = number, block: bytes = block) -> None:
+                await cancelled_at(dialled.send([block[:7], block[7:]]), 1 + number % 3)
 
-                try:
-                    await asyncio.get_running_loop().create_task(one())
-                except asyncio.CancelledError:
-                    continue
-            await dialled.aclose()
-            got = await read
-            blocks = [got[at : at + 40_000] for at in range(0, len(got), 40_000)]
-            numbers = [int.from_bytes(block[:4], "big") for block in blocks]
-            assert numbers == sorted(set(numbers))
-            assert all(block == block[:4] * 10_000 for block in blocks)
-
-    run(work())
+            try:
+                await asyncio.get_running_loop().create_task(one())
+            except asyncio.CancelledError:
+                continue
+        await dialled.aclose()
+        got = await read
+        blocks = [got[at : at + 40_000] for at in range(0, len(got), 40_000)]
+        numbers = [int.from_bytes(block[:4], "big") for block in blocks]
+        assert numbers == sorted(set(numbers))
+        assert all(block == block[:4] * 10_000 for block in blocks)
 
 
 async def read_to_end(link: Link) -> bytes:
@@ -201,27 +186,24 @@ async def read_to_end(link: Link) -> bytes:
 
 
 @pytest.mark.parametrize("clogged", [False, True])
-def test_close_at_every_await(rig: Rig, clogged: bool) -> None:
-    async def work() -> None:
-        async with rig.ends() as ends:
-            for number in range(1, 6):
-                dialled, accepted = await ends.pair()
-                if clogged:
-                    ends.wire.stall()
-                    await dialled.send([bytes(40_000)])
+async def test_close_at_every_await(rig: Rig, clogged: bool) -> None:
+    async with rig.ends() as ends:
+        for number in range(1, 6):
+            dialled, accepted = await ends.pair()
+            if clogged:
+                ends.wire.stall()
+                await dialled.send([bytes(40_000)])
 
-                async def one(number: int = number, link: Link = dialled) -> None:
-                    await cancelled_at(link.aclose(), number)
+            async def one(number: int = number, link: Link = dialled) -> None:
+                await cancelled_at(link.aclose(), number)
 
-                closing = asyncio.get_running_loop().create_task(one())
-                try:
-                    await closing
-                except asyncio.CancelledError:
-                    pass
-                with pytest.raises(Closed):
-                    await dialled.receive()
-                await dialled.aclose()
-                ends.wire.flow()
-                await accepted.aclose()
-
-    run(work())
+            closing = asyncio.get_running_loop().create_task(one())
+            try:
+                await closing
+            except asyncio.CancelledError:
+                pass
+            with pytest.raises(Closed):
+                await dialled.receive()
+            await dialled.aclose()
+            ends.wire.flow()
+            await accepted.aclose()

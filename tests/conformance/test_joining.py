@@ -27,7 +27,7 @@ from meshd.wire.dialable import trusted
 
 from tests.conformance.links import serving
 from tests.conformance.nodes import Node, TestMesh, fresh_key
-from tests.conformance.run import run, until
+from tests.conformance.run import until
 
 LOOPBACK = "127.0.0.1"
 KEYS = derive(bytes(range(16)))
@@ -106,127 +106,109 @@ async def asks(pipe: Joining) -> Joining:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_joiner_stays(kind: LinkKind) -> None:
-    async def work() -> None:
-        mesh, far, guest = scene()
-        async with inviting(kind, far, admitted) as (dial, accepted):
-            pipe = await asks(await dial(guest))
-            mesh.admit(guest)
-            link = await pipe.stay(guest.now(), dialled=True)
-            await link.send([b"the first words ", b"of a member"])  # right behind the proof
-            theirs = await accepted.get()
-            heard = b""
-            while len(heard) < 27:
-                heard += await theirs.receive()
-            assert heard == b"the first words of a member"
-            await theirs.send([b"welcome"])
-            assert await link.receive() == b"welcome"
-            assert (link.info.peer, theirs.info.peer) == (far.peer, guest.peer)
-            assert (link.info.kind, theirs.info.kind) == (kind, kind)
-            assert (link.info.dialled, theirs.info.dialled) == (True, False)
-            assert link.info.passing is theirs.info.passing is (kind is LinkKind.RELAY)
-            await link.aclose()
-
-    run(work())
+async def test_a_joiner_stays(kind: LinkKind) -> None:
+    mesh, far, guest = scene()
+    async with inviting(kind, far, admitted) as (dial, accepted):
+        pipe = await asks(await dial(guest))
+        mesh.admit(guest)
+        link = await pipe.stay(guest.now(), dialled=True)
+        await link.send([b"the first words ", b"of a member"])  # right behind the proof
+        theirs = await accepted.get()
+        heard = b""
+        while len(heard) < 27:
+            heard += await theirs.receive()
+        assert heard == b"the first words of a member"
+        await theirs.send([b"welcome"])
+        assert await link.receive() == b"welcome"
+        assert (link.info.peer, theirs.info.peer) == (far.peer, guest.peer)
+        assert (link.info.kind, theirs.info.kind) == (kind, kind)
+        assert (link.info.dialled, theirs.info.dialled) == (True, False)
+        assert link.info.passing is theirs.info.passing is (kind is LinkKind.RELAY)
+        await link.aclose()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("let_in", [True, False])
-def test_who_does_not_stay_costs_nothing(kind: LinkKind, let_in: bool) -> None:
-    async def work() -> None:
-        _, far, guest = scene()
-        seen: list[Joining] = []
+async def test_who_does_not_stay_costs_nothing(kind: LinkKind, let_in: bool) -> None:
+    _, far, guest = scene()
+    seen: list[Joining] = []
 
-        async def decide(joining: Joining) -> bool:
-            seen.append(joining)
-            return await admitted(joining) and let_in
+    async def decide(joining: Joining) -> bool:
+        seen.append(joining)
+        return await admitted(joining) and let_in
 
-        async with inviting(kind, far, decide) as (dial, accepted):
-            for _ in range(JOINING.most + 1):  # no place at the desk is lost
-                pipe = await asks(await dial(guest))
-                if not let_in:
-                    with pytest.raises((EndOfStream, MeshdError)):
-                        await pipe.receive()
-                await pipe.aclose()
-            await until(lambda: len(seen) == JOINING.most + 1)
-            assert accepted.empty()
-
-    run(work())
+    async with inviting(kind, far, decide) as (dial, accepted):
+        for _ in range(JOINING.most + 1):  # no place at the desk is lost
+            pipe = await asks(await dial(guest))
+            if not let_in:
+                with pytest.raises((EndOfStream, MeshdError)):
+                    await pipe.receive()
+            await pipe.aclose()
+        await until(lambda: len(seen) == JOINING.most + 1)
+        assert accepted.empty()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_who_has_no_membership_to_show_does_not_stay(kind: LinkKind) -> None:
-    async def work() -> None:
-        mesh, far, guest = scene()
-        async with inviting(kind, far, admitted) as (dial, accepted):
-            pipe = await asks(await dial(guest))
-            with pytest.raises(MeshdError):
-                await pipe.stay(guest.now(), dialled=True)
-            await pipe.aclose()
-            # nor does another member in its place
-            pipe = await asks(await dial(guest))
-            with pytest.raises((EndOfStream, MeshdError)):
-                await (await pipe.stay(mesh.node().now(), dialled=True)).receive()
-            await pipe.aclose()
-            assert accepted.empty()
-
-    run(work())
+async def test_who_has_no_membership_to_show_does_not_stay(kind: LinkKind) -> None:
+    mesh, far, guest = scene()
+    async with inviting(kind, far, admitted) as (dial, accepted):
+        pipe = await asks(await dial(guest))
+        with pytest.raises(MeshdError):
+            await pipe.stay(guest.now(), dialled=True)
+        await pipe.aclose()
+        # nor does another member in its place
+        pipe = await asks(await dial(guest))
+        with pytest.raises((EndOfStream, MeshdError)):
+            await (await pipe.stay(mesh.node().now(), dialled=True)).receive()
+        await pipe.aclose()
+        assert accepted.empty()
 
 
-def test_a_passing_link_takes_less_than_the_relay_gives_and_then_nothing() -> None:
-    async def work() -> None:
-        mesh, far, guest = scene()
-        async with inviting(LinkKind.RELAY, far, admitted) as (dial, accepted):
-            pipe = await asks(await dial(guest))
-            mesh.admit(guest)
-            link = await pipe.stay(guest.now(), dialled=True)
-            theirs = await accepted.get()
-            sent = heard = 0
-            while link.try_send([bytes(4096)]):
-                sent += 4096
-                while heard < sent:
-                    heard += len(await theirs.receive())
-            assert sent == heard == through_relay.PASSING_BYTES
-            assert link.try_send([bytes(4096)]) is False
-            waiting = asyncio.get_running_loop().create_task(link.send([b"never"]))
-            await theirs.send([b"the other way is as it was"])
-            assert await link.receive() == b"the other way is as it was"
-            assert not waiting.done()
-            await cancel_and_wait(waiting)
-            await link.aclose()
-
-    run(work())
+async def test_a_passing_link_takes_less_than_the_relay_gives_and_then_nothing() -> None:
+    mesh, far, guest = scene()
+    async with inviting(LinkKind.RELAY, far, admitted) as (dial, accepted):
+        pipe = await asks(await dial(guest))
+        mesh.admit(guest)
+        link = await pipe.stay(guest.now(), dialled=True)
+        theirs = await accepted.get()
+        sent = heard = 0
+        while link.try_send([bytes(4096)]):
+            sent += 4096
+            while heard < sent:
+                heard += len(await theirs.receive())
+        assert sent == heard == through_relay.PASSING_BYTES
+        assert link.try_send([bytes(4096)]) is False
+        waiting = asyncio.get_running_loop().create_task(link.send([b"never"]))
+        await theirs.send([b"the other way is as it was"])
+        assert await link.receive() == b"the other way is as it was"
+        assert not waiting.done()
+        await cancel_and_wait(waiting)
+        await link.aclose()
 
 
-def test_a_member_that_was_banned_meanwhile_does_not_stay() -> None:
-    async def work() -> None:
-        mesh, far, guest = scene()
+async def test_a_member_that_was_banned_meanwhile_does_not_stay() -> None:
+    mesh, far, guest = scene()
 
-        async def then_banned(joining: Joining) -> bool:
-            answer = await admitted(joining)
-            far.ban(joining.peer)
-            return answer
+    async def then_banned(joining: Joining) -> bool:
+        answer = await admitted(joining)
+        far.ban(joining.peer)
+        return answer
 
-        async with inviting(LinkKind.TCP, far, then_banned) as (dial, accepted):
-            pipe = await asks(await dial(guest))
-            mesh.admit(guest)
-            with pytest.raises(Refused) as caught:
-                await pipe.stay(guest.now(), dialled=True)
-            assert caught.value.code == "banned"
-            await pipe.aclose()
-            assert accepted.empty()
-
-    run(work())
+    async with inviting(LinkKind.TCP, far, then_banned) as (dial, accepted):
+        pipe = await asks(await dial(guest))
+        mesh.admit(guest)
+        with pytest.raises(Refused) as caught:
+            await pipe.stay(guest.now(), dialled=True)
+        assert caught.value.code == "banned"
+        await pipe.aclose()
+        assert accepted.empty()
 
 
-def test_a_joiner_that_falls_silent_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work() -> None:
-        _, far, guest = scene()
-        monkeypatch.setattr(joining_module, "_JOIN_SECONDS", 2.0)
-        async with inviting(LinkKind.TCP, far, admitted) as (dial, _):
-            pipe = await asks(await dial(guest))
-            with pytest.raises((EndOfStream, MeshdError)):
-                await pipe.receive()
-            await pipe.aclose()
-
-    run(work())
+async def test_a_joiner_that_falls_silent_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, far, guest = scene()
+    monkeypatch.setattr(joining_module, "_JOIN_SECONDS", 2.0)
+    async with inviting(LinkKind.TCP, far, admitted) as (dial, _):
+        pipe = await asks(await dial(guest))
+        with pytest.raises((EndOfStream, MeshdError)):
+            await pipe.receive()
+        await pipe.aclose()

@@ -17,7 +17,7 @@ from meshd.wire.dialable import trusted
 
 from tests.conformance.links import serving
 from tests.conformance.nodes import Node, TestMesh
-from tests.conformance.run import DEADLINE, run, until
+from tests.conformance.run import DEADLINE, until
 
 LOOPBACK = "127.0.0.1"
 LONG = 2 * DEADLINE  # seconds: "never" for a test that waits for something else
@@ -95,67 +95,52 @@ def closed(guests: list[socket.socket]) -> int:
     return count
 
 
-def test_one_address_has_eight_places() -> None:
-    async def work() -> None:
-        async with house() as home:
-            guests = [await home.knock() for _ in range(MAX_UNPROVEN_OF_ONE + 5)]
-            await until(lambda: closed(guests) == 5)
-            assert home.listener.unproven == MAX_UNPROVEN_OF_ONE
-            await home.honest_dial()
-
-    run(work())
+async def test_one_address_has_eight_places() -> None:
+    async with house() as home:
+        guests = [await home.knock() for _ in range(MAX_UNPROVEN_OF_ONE + 5)]
+        await until(lambda: closed(guests) == 5)
+        assert home.listener.unproven == MAX_UNPROVEN_OF_ONE
+        await home.honest_dial()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 and on are not local addresses here")
-def test_all_addresses_together_are_bounded() -> None:
-    async def work() -> None:
-        async with house() as home:
-            sources = [f"127.0.0.{2 + number // 4}" for number in range(MAX_UNPROVEN + 8)]
-            guests = [await home.knock(source) for source in sources]
-            await until(lambda: closed(guests) == 8)
-            assert home.listener.unproven == MAX_UNPROVEN
-            await home.honest_dial()
-
-    run(work())
+async def test_all_addresses_together_are_bounded() -> None:
+    async with house() as home:
+        sources = [f"127.0.0.{2 + number // 4}" for number in range(MAX_UNPROVEN + 8)]
+        guests = [await home.knock(source) for source in sources]
+        await until(lambda: closed(guests) == 8)
+        assert home.listener.unproven == MAX_UNPROVEN
+        await home.honest_dial()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 and on are not local addresses here")
-def test_a_caller_with_a_mark_is_not_displaced_by_strangers() -> None:
-    async def work() -> None:
-        async with house() as home:
-            reader, writer = await asyncio.open_connection(LOOPBACK, home.listener.port)
-            mark = caller_mark(home.near.handshake.mesh, home.far.peer, bytes(MARK_NONCE_BYTES))
-            writer.write(client_hello(mark)[:-1])
-            await until(lambda: home.listener.unproven == 1)
-            for number in range(MAX_UNPROVEN + 20):
-                await home.knock(f"127.1.{number}.1")
-            await until(lambda: closed(home.guests) == 20)
-            assert home.listener.unproven == MAX_UNPROVEN + 1
-            writer.write(b"not TLS any more")
-            await reader.read()
-            writer.transport.abort()
-
-    run(work())
+async def test_a_caller_with_a_mark_is_not_displaced_by_strangers() -> None:
+    async with house() as home:
+        reader, writer = await asyncio.open_connection(LOOPBACK, home.listener.port)
+        mark = caller_mark(home.near.handshake.mesh, home.far.peer, bytes(MARK_NONCE_BYTES))
+        writer.write(client_hello(mark)[:-1])
+        await until(lambda: home.listener.unproven == 1)
+        for number in range(MAX_UNPROVEN + 20):
+            await home.knock(f"127.1.{number}.1")
+        await until(lambda: closed(home.guests) == 20)
+        assert home.listener.unproven == MAX_UNPROVEN + 1
+        writer.write(b"not TLS any more")
+        await reader.read()
+        writer.transport.abort()
 
 
-def test_a_silent_connection_is_closed_in_time() -> None:
-    async def work() -> None:
-        async with house(proof_seconds=SHORT) as home:
-            await ended(await home.knock())
-            await until(lambda: home.listener.unproven == 0)
-
-    run(work())
+async def test_a_silent_connection_is_closed_in_time() -> None:
+    async with house(proof_seconds=SHORT) as home:
+        await ended(await home.knock())
+        await until(lambda: home.listener.unproven == 0)
 
 
-def test_tls_and_then_silence_is_closed_in_time() -> None:
-    async def work() -> None:
-        async with house(proof_seconds=1.5) as home:  # TLS is to be through by then
-            reader, writer = await home.tls()
-            assert await reader.read() == b""
-            writer.close()
-            await until(lambda: home.listener.unproven == 0)
-
-    run(work())
+async def test_tls_and_then_silence_is_closed_in_time() -> None:
+    async with house(proof_seconds=1.5) as home:  # TLS is to be through by then
+        reader, writer = await home.tls()
+        assert await reader.read() == b""
+        writer.close()
+        await until(lambda: home.listener.unproven == 0)
 
 
 @pytest.mark.parametrize(
@@ -163,16 +148,13 @@ def test_tls_and_then_silence_is_closed_in_time() -> None:
     [b"GET / HTTP/1.1\r\n\r\n", LONG_HELLO, b"\x00" * 20_000],
     ids=["http", "endless hello", "zeros"],
 )
-def test_other_languages_are_hung_up_on(words: bytes) -> None:
-    async def work() -> None:
-        async with house() as home:
-            sock = await home.knock()
-            with contextlib.suppress(ConnectionError):
-                await asyncio.get_running_loop().sock_sendall(sock, words)
-            await ended(sock)
-            await until(lambda: home.listener.unproven == 0)
-
-    run(work())
+async def test_other_languages_are_hung_up_on(words: bytes) -> None:
+    async with house() as home:
+        sock = await home.knock()
+        with contextlib.suppress(ConnectionError):
+            await asyncio.get_running_loop().sock_sendall(sock, words)
+        await ended(sock)
+        await until(lambda: home.listener.unproven == 0)
 
 
 @pytest.mark.parametrize(
@@ -180,57 +162,45 @@ def test_other_languages_are_hung_up_on(words: bytes) -> None:
     [b"HELLO", b"MESHD\xff\xff", b"MESHD\x00\x01\xc0", b"MESHD" + b"\x00\x02\x80\x80" * 4096],
     ids=["magic", "too long", "not a message", "trickle"],
 )
-def test_no_proof_in_four_kibibytes(words: bytes) -> None:
-    async def work() -> None:
-        async with house() as home:
-            reader, writer = await home.tls()
-            writer.write(words)
-            with contextlib.suppress(ConnectionError, ssl.SSLError):
-                await reader.read()
-            writer.transport.abort()
-            await until(lambda: home.listener.unproven == 0)
-
-    run(work())
+async def test_no_proof_in_four_kibibytes(words: bytes) -> None:
+    async with house() as home:
+        reader, writer = await home.tls()
+        writer.write(words)
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            await reader.read()
+        writer.transport.abort()
+        await until(lambda: home.listener.unproven == 0)
 
 
-def test_a_flood_before_the_proof_is_not_taken_in() -> None:
+async def test_a_flood_before_the_proof_is_not_taken_in() -> None:
     """A listener whose proof waits reads 4 KiB and what TLS needs for a record, then leaves the socket."""
 
-    async def work() -> None:
-        async with house() as home:
-            reader, writer = await home.tls()
-            writer.write(b"MESHD\x0f\xff")  # a message of 4095 bytes is announced …
-            for _ in range(64):
-                writer.write(bytes(64 << 10))  # … and 4 MiB come
-            with contextlib.suppress(ConnectionError, ssl.SSLError):
-                await reader.read()
-            writer.transport.abort()
-            await until(lambda: home.listener.unproven == 0)
-            await home.honest_dial()
-
-    run(work())
+    async with house() as home:
+        reader, writer = await home.tls()
+        writer.write(b"MESHD\x0f\xff")  # a message of 4095 bytes is announced …
+        for _ in range(64):
+            writer.write(bytes(64 << 10))  # … and 4 MiB come
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            await reader.read()
+        writer.transport.abort()
+        await until(lambda: home.listener.unproven == 0)
+        await home.honest_dial()
 
 
-def test_tls_12_is_not_spoken() -> None:
-    async def work() -> None:
-        async with house() as home:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-            context.maximum_version = ssl.TLSVersion.TLSv1_2
-            with pytest.raises((ssl.SSLError, ConnectionError)):
-                await asyncio.open_connection(LOOPBACK, home.listener.port, ssl=context)
-            await until(lambda: home.listener.unproven == 0)
-
-    run(work())
+async def test_tls_12_is_not_spoken() -> None:
+    async with house() as home:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await asyncio.open_connection(LOOPBACK, home.listener.port, ssl=context)
+        await until(lambda: home.listener.unproven == 0)
 
 
-def test_a_node_without_a_mesh_lets_nobody_in() -> None:
-    async def work() -> None:
-        async with house() as home:
-            home.far.handshake = TestMesh().stranger().handshake
-            reader, writer = await home.tls()
-            assert await reader.read() == b""
-            writer.close()
-
-    run(work())
+async def test_a_node_without_a_mesh_lets_nobody_in() -> None:
+    async with house() as home:
+        home.far.handshake = TestMesh().stranger().handshake
+        reader, writer = await home.tls()
+        assert await reader.read() == b""
+        writer.close()

@@ -33,7 +33,7 @@ from meshd.wire.dialable import trusted
 
 from tests.conformance.links import serving
 from tests.conformance.nodes import Node, TestMesh
-from tests.conformance.run import DEADLINE, run
+from tests.conformance.run import DEADLINE
 
 LOOPBACK = "127.0.0.1"
 KINDS = (LinkKind.TCP, LinkKind.QUIC)
@@ -137,43 +137,39 @@ def shown(monkeypatch: pytest.MonkeyPatch, made: LinkCertificate) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", HARMLESS)
-def test_a_members_certificate_may_be_odd(kind: LinkKind, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_members_certificate_may_be_odd(
+    kind: LinkKind, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Clocks lie: what has expired, or begins in 7000 years, is as good as any other."""
     mesh = TestMesh()
     near, far, stranger = mesh.node(), mesh.node(), mesh.stranger()
     shown(monkeypatch, HARMLESS[name].make())
 
-    async def work() -> None:
-        async with listening(kind, far) as place:
-            link = await dialer_of(kind, near).dial(far.peer, trusted([place]))
-            assert link.info.peer == far.peer
-            await link.aclose()
-        async with listening(kind, stranger) as place:
-            with pytest.raises(MeshdError):
-                await dialer_of(kind, near).dial(far.peer, trusted([place]))
-
-    run(work())
+    async with listening(kind, far) as place:
+        link = await dialer_of(kind, near).dial(far.peer, trusted([place]))
+        assert link.info.peer == far.peer
+        await link.aclose()
+    async with listening(kind, stranger) as place:
+        with pytest.raises(MeshdError):
+            await dialer_of(kind, near).dial(far.peer, trusted([place]))
 
 
-def test_a_huge_certificate_ends_the_dial(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_huge_certificate_ends_the_dial(monkeypatch: pytest.MonkeyPatch) -> None:
     """By TCP; aioquic has no room for so large a one in what a listener sends."""
     mesh = TestMesh()
     near, far = mesh.node(), mesh.node()
 
-    async def work() -> None:
-        with monkeypatch.context() as patch:
-            shown(patch, HUGE.make())
-            async with listening(LinkKind.TCP, far) as place:
-                with pytest.raises(DialError):
-                    await TcpDialer(near.now).dial(far.peer, trusted([place]))
+    with monkeypatch.context() as patch:
+        shown(patch, HUGE.make())
         async with listening(LinkKind.TCP, far) as place:
-            await (await TcpDialer(near.now).dial(far.peer, trusted([place]))).aclose()
-
-    run(work())
+            with pytest.raises(DialError):
+                await TcpDialer(near.now).dial(far.peer, trusted([place]))
+    async with listening(LinkKind.TCP, far) as place:
+        await (await TcpDialer(near.now).dial(far.peer, trusted([place]))).aclose()
 
 
 @pytest.mark.parametrize("data", [b"", b"\x30", bytes(500), b"\x30\x82\xff\xff" + bytes(300)])
-def test_a_certificate_that_cannot_be_read_ends_a_quic_dial(
+async def test_a_certificate_that_cannot_be_read_ends_a_quic_dial(
     data: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """OpenSSL refuses to send such bytes; a QUIC library is Python, and sends anything."""
@@ -181,15 +177,10 @@ def test_a_certificate_that_cannot_be_read_ends_a_quic_dial(
     near, far = mesh.node(), mesh.node()
     key = ec.generate_private_key(ec.SECP256R1())
 
-    async def work() -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(
-                "meshd.link.quic.engine.unpack_link_certificate", lambda _made: (Unreadable(data), key)
-            )
-            async with listening(LinkKind.QUIC, far) as place:
-                with pytest.raises(DialError):
-                    await QuicDialer(near.now).dial(far.peer, trusted([place]))
+    with monkeypatch.context() as patch:
+        patch.setattr("meshd.link.quic.engine.unpack_link_certificate", lambda _made: (Unreadable(data), key))
         async with listening(LinkKind.QUIC, far) as place:
-            await (await QuicDialer(near.now).dial(far.peer, trusted([place]))).aclose()
-
-    run(work())
+            with pytest.raises(DialError):
+                await QuicDialer(near.now).dial(far.peer, trusted([place]))
+    async with listening(LinkKind.QUIC, far) as place:
+        await (await QuicDialer(near.now).dial(far.peer, trusted([place]))).aclose()

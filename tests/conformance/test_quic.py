@@ -61,22 +61,19 @@ async def failure(dialling: object) -> MeshdError:
     return caught.value
 
 
-def test_refusals_say_why() -> None:
-    async def work() -> None:
-        mesh = TestMesh()
-        near, far = mesh.node(), mesh.node()
-        async with listening(far) as (listener, accepted):
-            banned = mesh.node()
-            far.ban(banned.peer)
-            error = await failure(QuicDialer(banned.now).dial(far.peer, trusted(place(listener))))
-            assert isinstance(error, Refused)
-            assert error.code == "banned"
-            error = await failure(QuicDialer(near.now).dial(mesh.node().peer, trusted(place(listener))))
-            assert isinstance(error, DialError)
-            assert error.failure is DialFailure.WRONG_PEER
-            assert accepted.empty()
-
-    run(work())
+async def test_refusals_say_why() -> None:
+    mesh = TestMesh()
+    near, far = mesh.node(), mesh.node()
+    async with listening(far) as (listener, accepted):
+        banned = mesh.node()
+        far.ban(banned.peer)
+        error = await failure(QuicDialer(banned.now).dial(far.peer, trusted(place(listener))))
+        assert isinstance(error, Refused)
+        assert error.code == "banned"
+        error = await failure(QuicDialer(near.now).dial(mesh.node().peer, trusted(place(listener))))
+        assert isinstance(error, DialError)
+        assert error.failure is DialFailure.WRONG_PEER
+        assert accepted.empty()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody tells that nobody listens")
@@ -113,71 +110,59 @@ def test_an_address_that_never_answers_does_not_hold_up_the_next() -> None:
     run(work(), seconds=CONNECT_SECONDS - 0.5)  # before the first address would be given up
 
 
-def test_both_families_on_one_port() -> None:
-    async def work() -> None:
-        mesh = TestMesh()
-        near, far = mesh.node(), mesh.node()
-        async with listening(far, host="") as (listener, accepted):
-            for host in (LOOPBACK, "::1") if has_ipv6() else (LOOPBACK,):
-                link = await QuicDialer(near.now).dial(far.peer, trusted(place(listener, host)))
-                assert host in (await accepted.get()).info.local
-                await link.aclose()
-
-    run(work())
+async def test_both_families_on_one_port() -> None:
+    mesh = TestMesh()
+    near, far = mesh.node(), mesh.node()
+    async with listening(far, host="") as (listener, accepted):
+        for host in (LOOPBACK, "::1") if has_ipv6() else (LOOPBACK,):
+            link = await QuicDialer(near.now).dial(far.peer, trusted(place(listener, host)))
+            assert host in (await accepted.get()).info.local
+            await link.aclose()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 is not a local address here")
-def test_the_answer_comes_from_the_address_that_was_asked() -> None:
+async def test_the_answer_comes_from_the_address_that_was_asked() -> None:
     """On a machine with several addresses the kernel would choose another one."""
 
-    async def work() -> None:
-        mesh = TestMesh()
-        near, far = mesh.node(), mesh.node()
-        async with listening(far, host="") as (listener, accepted):
-            link = await QuicDialer(near.now).dial(far.peer, trusted(place(listener, "127.0.0.7")))
-            assert (await accepted.get()).info.local.startswith("127.0.0.7:")
-            await link.aclose()
-
-    run(work())
+    mesh = TestMesh()
+    near, far = mesh.node(), mesh.node()
+    async with listening(far, host="") as (listener, accepted):
+        link = await QuicDialer(near.now).dial(far.peer, trusted(place(listener, "127.0.0.7")))
+        assert (await accepted.get()).info.local.startswith("127.0.0.7:")
+        await link.aclose()
 
 
-def test_a_dial_from_the_listeners_own_port() -> None:
-    async def work() -> None:
-        mesh = TestMesh()
-        near, far = mesh.node(), mesh.node()
-        async with listening(far) as (listener, accepted), listening(near, host="") as (own, _):
-            dialer = QuicDialer(near.now, ports=own.dial_port)
-            link = await dialer.dial(far.peer, trusted(place(listener)))
-            assert (await accepted.get()).info.remote == f"{LOOPBACK}:{own.port}"
-            await link.aclose()
-
-    run(work())
+async def test_a_dial_from_the_listeners_own_port() -> None:
+    mesh = TestMesh()
+    near, far = mesh.node(), mesh.node()
+    async with listening(far) as (listener, accepted), listening(near, host="") as (own, _):
+        dialer = QuicDialer(near.now, ports=own.dial_port)
+        link = await dialer.dial(far.peer, trusted(place(listener)))
+        assert (await accepted.get()).info.remote == f"{LOOPBACK}:{own.port}"
+        await link.aclose()
 
 
-def test_a_joiner_is_handed_over() -> None:
-    async def work() -> None:
-        mesh = TestMesh()
-        far, joiner = mesh.node(), fresh_key()
-        keys = derive(bytes(range(16)))
-        far.invite(keys)
-        seen: list[Purpose] = []
+async def test_a_joiner_is_handed_over() -> None:
+    mesh = TestMesh()
+    far, joiner = mesh.node(), fresh_key()
+    keys = derive(bytes(range(16)))
+    far.invite(keys)
+    seen: list[Purpose] = []
 
-        async def on_joiner(joining: Joining) -> bool:
-            seen.append(joining.proven.purpose)
-            await joining.send([b"welcome ", await joining.receive()])
-            return False
+    async def on_joiner(joining: Joining) -> bool:
+        seen.append(joining.proven.purpose)
+        await joining.send([b"welcome ", await joining.receive()])
+        return False
 
-        async with listening(far, on_joiner=on_joiner) as (listener, accepted):
-            handshake = mesh.stranger().handshake
-            pipe = await dial_join(trusted(place(listener)), handshake=handshake, inviter=far.peer, join=keys)
-            await pipe.send([b"me"])
-            assert await pipe.receive() == b"welcome me"
-            await pipe.aclose()
-            assert seen == [Purpose.JOIN]
-            assert accepted.empty()
-        assert joiner.peer != far.peer
-
-    run(work())
+    async with listening(far, on_joiner=on_joiner) as (listener, accepted):
+        handshake = mesh.stranger().handshake
+        pipe = await dial_join(trusted(place(listener)), handshake=handshake, inviter=far.peer, join=keys)
+        await pipe.send([b"me"])
+        assert await pipe.receive() == b"welcome me"
+        await pipe.aclose()
+        assert seen == [Purpose.JOIN]
+        assert accepted.empty()
+    assert joiner.peer != far.peer
 
 
 def knock(source: str, port: int) -> socket.socket:
@@ -189,80 +174,68 @@ def knock(source: str, port: int) -> socket.socket:
     return sock
 
 
-def test_one_address_meets_retry_from_its_third_connection_on() -> None:
+async def test_one_address_meets_retry_from_its_third_connection_on() -> None:
     """A datagram's address may be forged: what is sent there stays little."""
 
-    async def work() -> None:
-        mesh = TestMesh()
-        near, far = mesh.node(), mesh.node()
-        async with listening(far) as (listener, _):
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(knock(LOOPBACK, listener.port))
-                await until(lambda: listener.unproven == 1)  # the library is loaded by now
-                stack.enter_context(knock(LOOPBACK, listener.port))
-                await until(lambda: listener.unproven == 2)
-                third = stack.enter_context(knock(LOOPBACK, listener.port))
-                third.setblocking(False)
-                answer = await asyncio.get_running_loop().sock_recv(third, 2048)
-                assert answer[0] & 0xF0 == 0xF0 and len(answer) < 400  # a Retry, RFC 9000 section 17.2.5
-                assert listener.unproven == 2
-                link = await QuicDialer(near.now).dial(far.peer, trusted(place(listener)))
-                await link.aclose()
-
-    run(work())
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 and on are not local addresses here")
-def test_few_strangers_wait_at_once() -> None:
-    async def work() -> None:
-        mesh = TestMesh()
-        near, far = mesh.node(), mesh.node()
-        async with listening(far) as (listener, _):
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(knock(LOOPBACK, listener.port))
-                await until(lambda: listener.unproven == 1)  # the library is loaded by now
-                for number in range(100):
-                    stack.enter_context(knock(f"127.0.1.{1 + number}", listener.port))
-                await ticks(200)
-                # from 16 on strangers are asked to come again with a token; these never do
-                assert listener.unproven == 16
-                link = await QuicDialer(near.now).dial(far.peer, trusted(place(listener)))
-                await link.aclose()
-
-    run(work())
-
-
-def test_a_silent_stranger_is_sent_away_in_time() -> None:
-    async def work() -> None:
-        far = TestMesh().node()
-        async with listening(far, proof_seconds=0.2) as (listener, _):
-            with knock(LOOPBACK, listener.port):
-                await until(lambda: listener.unproven == 1)
-                await until(lambda: listener.unproven == 0)
-
-    run(work())
-
-
-def test_noise_makes_no_connection() -> None:
-    async def work() -> None:
-        mesh = TestMesh()
-        near, far = mesh.node(), mesh.node()
-        rng = random.Random(3)
-        async with listening(far) as (listener, _):
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-                for first in range(0, 256, 3):
-                    data = bytes([first]) + rng.randbytes(rng.choice((0, 5, 40, 1199, 1400)))
-                    sock.sendto(data, (LOOPBACK, listener.port))
-                await ticks(50)
-                assert listener.unproven == 0
+    mesh = TestMesh()
+    near, far = mesh.node(), mesh.node()
+    async with listening(far) as (listener, _):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(knock(LOOPBACK, listener.port))
+            await until(lambda: listener.unproven == 1)  # the library is loaded by now
+            stack.enter_context(knock(LOOPBACK, listener.port))
+            await until(lambda: listener.unproven == 2)
+            third = stack.enter_context(knock(LOOPBACK, listener.port))
+            third.setblocking(False)
+            answer = await asyncio.get_running_loop().sock_recv(third, 2048)
+            assert answer[0] & 0xF0 == 0xF0 and len(answer) < 400  # a Retry, RFC 9000 section 17.2.5
+            assert listener.unproven == 2
             link = await QuicDialer(near.now).dial(far.peer, trusted(place(listener)))
             await link.aclose()
 
-    run(work())
+
+@pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 and on are not local addresses here")
+async def test_few_strangers_wait_at_once() -> None:
+    mesh = TestMesh()
+    near, far = mesh.node(), mesh.node()
+    async with listening(far) as (listener, _):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(knock(LOOPBACK, listener.port))
+            await until(lambda: listener.unproven == 1)  # the library is loaded by now
+            for number in range(100):
+                stack.enter_context(knock(f"127.0.1.{1 + number}", listener.port))
+            await ticks(200)
+            # from 16 on strangers are asked to come again with a token; these never do
+            assert listener.unproven == 16
+            link = await QuicDialer(near.now).dial(far.peer, trusted(place(listener)))
+            await link.aclose()
+
+
+async def test_a_silent_stranger_is_sent_away_in_time() -> None:
+    far = TestMesh().node()
+    async with listening(far, proof_seconds=0.2) as (listener, _):
+        with knock(LOOPBACK, listener.port):
+            await until(lambda: listener.unproven == 1)
+            await until(lambda: listener.unproven == 0)
+
+
+async def test_noise_makes_no_connection() -> None:
+    mesh = TestMesh()
+    near, far = mesh.node(), mesh.node()
+    rng = random.Random(3)
+    async with listening(far) as (listener, _):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            for first in range(0, 256, 3):
+                data = bytes([first]) + rng.randbytes(rng.choice((0, 5, 40, 1199, 1400)))
+                sock.sendto(data, (LOOPBACK, listener.port))
+            await ticks(50)
+            assert listener.unproven == 0
+        link = await QuicDialer(near.now).dial(far.peer, trusted(place(listener)))
+        await link.aclose()
 
 
 @pytest.mark.parametrize("loaded", [False, True])
-def test_a_datagram_at_which_the_library_fails_does_not_end_the_listener(
+async def test_a_datagram_at_which_the_library_fails_does_not_end_the_listener(
     loaded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also the first one, which waits until the library is there."""
@@ -274,82 +247,70 @@ def test_a_datagram_at_which_the_library_fails_does_not_end_the_listener(
             failed.set()
             raise RuntimeError("a defect of the library")
 
-    async def work() -> None:
-        mesh = TestMesh()
-        near, far = mesh.node(), mesh.node()
-        async with listening(far) as (listener, accepted):
-            if loaded:
-                await (await QuicDialer(near.now).dial(far.peer, trusted(place(listener)))).aclose()
-                await (await accepted.get()).aclose()
-            with monkeypatch.context() as patch, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-                patch.setattr(Reception, "first", first)
-                sock.sendto(initial, (LOOPBACK, listener.port))
-                await failed.wait()
-            link = await QuicDialer(near.now).dial(far.peer, trusted(place(listener)))
-            await link.aclose()
+    mesh = TestMesh()
+    near, far = mesh.node(), mesh.node()
+    async with listening(far) as (listener, accepted):
+        if loaded:
+            await (await QuicDialer(near.now).dial(far.peer, trusted(place(listener)))).aclose()
             await (await accepted.get()).aclose()
-
-    run(work())
-
-
-def test_what_is_not_quic_goes_elsewhere() -> None:
-    async def work() -> None:
-        heard: list[bytes] = []
-        node = TestMesh().node()
-        listener = QuicListener(
-            node.now, host=LOOPBACK, on_other=lambda data, origin: listener.send_other(data[::-1], origin)
-        )
-        listener.open()
-        async with serving(listener):
-            await ticks(1)
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-                sock.setblocking(False)
-                sock.bind((LOOPBACK, 0))
-                sock.sendto(b"\x00\x01stun", (LOOPBACK, listener.port))
-                heard.append(await asyncio.get_running_loop().sock_recv(sock, 100))
-        assert heard == [b"nuts\x01\x00"]
-
-    run(work())
+        with monkeypatch.context() as patch, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            patch.setattr(Reception, "first", first)
+            sock.sendto(initial, (LOOPBACK, listener.port))
+            await failed.wait()
+        link = await QuicDialer(near.now).dial(far.peer, trusted(place(listener)))
+        await link.aclose()
+        await (await accepted.get()).aclose()
 
 
-def test_a_node_without_a_mesh_lets_nobody_in() -> None:
-    async def work() -> None:
-        mesh = TestMesh()
-        near, far = mesh.node(), mesh.node()
-        far.handshake = TestMesh().stranger().handshake
-        async with listening(far) as (listener, accepted):
-            error = await failure(QuicDialer(near.now).dial(far.peer, trusted(place(listener))))
-            assert isinstance(error, DialError)
-            assert accepted.empty()
+async def test_what_is_not_quic_goes_elsewhere() -> None:
+    heard: list[bytes] = []
+    node = TestMesh().node()
+    listener = QuicListener(
+        node.now, host=LOOPBACK, on_other=lambda data, origin: listener.send_other(data[::-1], origin)
+    )
+    listener.open()
+    async with serving(listener):
+        await ticks(1)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.setblocking(False)
+            sock.bind((LOOPBACK, 0))
+            sock.sendto(b"\x00\x01stun", (LOOPBACK, listener.port))
+            heard.append(await asyncio.get_running_loop().sock_recv(sock, 100))
+    assert heard == [b"nuts\x01\x00"]
 
-    run(work())
+
+async def test_a_node_without_a_mesh_lets_nobody_in() -> None:
+    mesh = TestMesh()
+    near, far = mesh.node(), mesh.node()
+    far.handshake = TestMesh().stranger().handshake
+    async with listening(far) as (listener, accepted):
+        error = await failure(QuicDialer(near.now).dial(far.peer, trusted(place(listener))))
+        assert isinstance(error, DialError)
+        assert accepted.empty()
 
 
-def test_a_link_outlives_its_address() -> None:
+async def test_a_link_outlives_its_address() -> None:
     """A router forgets, or the machine is in another network: the same link goes on from the new address."""
 
-    async def work() -> None:
-        mesh = TestMesh()
-        near, far = mesh.node(), mesh.node()
-        data = random.Random(4).randbytes(3_000_000)
-        async with listening(far) as (listener, accepted), udp_proxy(listener.port) as wire:
-            dialer = QuicDialer(near.now, idle_seconds=QUIC_IDLE_SECONDS)
-            link = await dialer.dial(far.peer, trusted([Candidate(LOOPBACK, wire.port, "udp")]))
-            other = await accepted.get()
-            got = bytearray()
-            sending = asyncio.get_running_loop().create_task(send_all(link, data))
-            while len(got) < len(data):
-                before = len(got)
-                got += await other.receive()
-                if before < 1_000_000 <= len(got) or before < 2_000_000 <= len(got):
-                    wire.move()
-                    await other.send([b"are you there?"])
-            await sending
-            assert bytes(got) == data
-            assert (await link.receive()).startswith(b"are you there?")
-            await link.aclose()
-
-    run(work())
+    mesh = TestMesh()
+    near, far = mesh.node(), mesh.node()
+    data = random.Random(4).randbytes(3_000_000)
+    async with listening(far) as (listener, accepted), udp_proxy(listener.port) as wire:
+        dialer = QuicDialer(near.now, idle_seconds=QUIC_IDLE_SECONDS)
+        link = await dialer.dial(far.peer, trusted([Candidate(LOOPBACK, wire.port, "udp")]))
+        other = await accepted.get()
+        got = bytearray()
+        sending = asyncio.get_running_loop().create_task(send_all(link, data))
+        while len(got) < len(data):
+            before = len(got)
+            got += await other.receive()
+            if before < 1_000_000 <= len(got) or before < 2_000_000 <= len(got):
+                wire.move()
+                await other.send([b"are you there?"])
+        await sending
+        assert bytes(got) == data
+        assert (await link.receive()).startswith(b"are you there?")
+        await link.aclose()
 
 
 async def send_all(link: Link, data: bytes) -> None:
@@ -358,55 +319,49 @@ async def send_all(link: Link, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("most", [1250, 1410])
-def test_a_narrow_path_carries_all(most: int) -> None:
+async def test_a_narrow_path_carries_all(most: int) -> None:
     """Datagrams that are too long vanish, and nobody is told."""
 
-    async def work() -> None:
-        mesh = TestMesh()
-        near, far = mesh.node(), mesh.node()
-        async with listening(far) as (listener, accepted), udp_proxy(listener.port) as wire:
-            wire.most_bytes = most
-            link = await QuicDialer(near.now).dial(far.peer, trusted([Candidate(LOOPBACK, wire.port, "udp")]))
-            other = await accepted.get()
-            sending = asyncio.get_running_loop().create_task(send_all(link, bytes(1_000_000)))
-            count = 0
-            while count < 1_000_000:
-                count += len(await other.receive())
-            await sending
-            wire.most_bytes = 1250  # and it becomes narrower
-            sending = asyncio.get_running_loop().create_task(send_all(link, bytes(1_000_000)))
-            while count < 2_000_000:
-                count += len(await other.receive())
-            await sending
-            await link.aclose()
-
-    run(work())
+    mesh = TestMesh()
+    near, far = mesh.node(), mesh.node()
+    async with listening(far) as (listener, accepted), udp_proxy(listener.port) as wire:
+        wire.most_bytes = most
+        link = await QuicDialer(near.now).dial(far.peer, trusted([Candidate(LOOPBACK, wire.port, "udp")]))
+        other = await accepted.get()
+        sending = asyncio.get_running_loop().create_task(send_all(link, bytes(1_000_000)))
+        count = 0
+        while count < 1_000_000:
+            count += len(await other.receive())
+        await sending
+        wire.most_bytes = 1250  # and it becomes narrower
+        sending = asyncio.get_running_loop().create_task(send_all(link, bytes(1_000_000)))
+        while count < 2_000_000:
+            count += len(await other.receive())
+        await sending
+        await link.aclose()
 
 
-def test_over_ice_the_certificate_must_be_the_one_of_the_answer() -> None:
-    async def work() -> None:
-        mesh, post = TestMesh(), Post()
-        near, far = mesh.node(), mesh.node()
+async def test_over_ice_the_certificate_must_be_the_one_of_the_answer() -> None:
+    mesh, post = TestMesh(), Post()
+    near, far = mesh.node(), mesh.node()
 
-        def tamper(payload: bytes) -> bytes:
-            signal = decode_offer(payload)
-            if isinstance(signal, Answer):
-                signal = replace(signal, terms=replace(signal.terms, fingerprint=bytes(32)))
-                return signal.encode()
-            return payload
+    def tamper(payload: bytes) -> bytes:
+        signal = decode_offer(payload)
+        if isinstance(signal, Answer):
+            signal = replace(signal, terms=replace(signal.terms, fingerprint=bytes(32)))
+            return signal.encode()
+        return payload
 
-        here, there = (
-            QuicOverIce(node.now, post.signals(node.peer), hosts=lambda: [LOOPBACK]) for node in (near, far)
-        )
-        async with serving(there) as (accepted, _), serving(here):
-            link = await here.dial(far.peer, ())
-            assert link.info.kind is here.kind
-            await link.aclose()
-            await (await accepted.get()).aclose()
-            post.tamper = tamper
-            error = await failure(here.dial(far.peer, ()))
-            assert isinstance(error, DialError)
-            assert error.failure is DialFailure.WRONG_PEER
-            assert accepted.empty()
-
-    run(work())
+    here, there = (
+        QuicOverIce(node.now, post.signals(node.peer), hosts=lambda: [LOOPBACK]) for node in (near, far)
+    )
+    async with serving(there) as (accepted, _), serving(here):
+        link = await here.dial(far.peer, ())
+        assert link.info.kind is here.kind
+        await link.aclose()
+        await (await accepted.get()).aclose()
+        post.tamper = tamper
+        error = await failure(here.dial(far.peer, ()))
+        assert isinstance(error, DialError)
+        assert error.failure is DialFailure.WRONG_PEER
+        assert accepted.empty()

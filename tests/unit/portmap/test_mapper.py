@@ -1,7 +1,8 @@
 """The mapper on a virtual clock: which language, renewal, a router that restarts, addresses that change."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -25,7 +26,7 @@ from meshd.portmap.mapper import (
 from meshd.wire.address import Candidate, Proto
 from meshd.wire.portmap import Granted, Wish
 
-from tests.sim import loop as virtual
+pytestmark = pytest.mark.virtual
 
 OUTSIDE = "20.1.0.2"
 ROUTE = GatewayRoute("192.168.1.1", "192.168.1.10")
@@ -108,161 +109,132 @@ class Stage:
             raise Broken("no default gateway")
         return self.route
 
-    def play(self, scene: Callable[[], Awaitable[None]]) -> None:
-        async def main() -> None:
-            async with Owner() as owner:
-                owner.start(self.mapper.serve(), name="mapper")
-                await asyncio.sleep(5)
-                await scene()
-                owner.cancel()
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Serve while the block runs, which begins after five seconds."""
+        async with Owner() as owner:
+            owner.start(self.mapper.serve(), name="mapper")
+            await asyncio.sleep(5)
+            yield
+            owner.cancel()
 
-        virtual.run(main())
 
-
-def test_it_maps_both_ports_and_takes_them_away_at_the_end() -> None:
+async def test_it_maps_both_ports_and_takes_them_away_at_the_end() -> None:
     router = PaperRouter()
     stage = Stage(router)
-
-    async def scene() -> None:
+    async with stage.serving():
         status = stage.mapper.status()
         assert (status.state, status.language, status.external) == (MapState.MAPPED, Language.PCP, OUTSIDE)
         assert stage.mapper.mappings() == (TCP, UDP) and len(router.held) == 2
-
-    stage.play(scene)
     assert not router.held and not stage.mapper.mappings()
     assert stage.changes == [(TCP, UDP)]
 
 
-def test_the_best_language_that_works_is_used_alone() -> None:
+async def test_the_best_language_that_works_is_used_alone() -> None:
     pcp = PaperRouter(silent=True)
     natpmp = PaperRouter(Language.NATPMP, refusal=NotMapped("it is not allowed"))
     upnp = PaperRouter(Language.UPNP)
     stage = Stage(pcp, natpmp, upnp)
-
-    async def scene() -> None:
+    async with stage.serving():
         assert stage.mapper.status().language is Language.UPNP
         assert not pcp.held and not natpmp.held
-
-    stage.play(scene)
 
 
 @pytest.mark.parametrize("tells", [True, False])
 @pytest.mark.parametrize("outside", ["100.64.3.4", "192.168.7.7", "0.0.0.0"])
-def test_a_router_behind_a_nat_is_not_used(tells: bool, outside: str) -> None:
+async def test_a_router_behind_a_nat_is_not_used(tells: bool, outside: str) -> None:
     router = PaperRouter(outside=outside, tells_outside=tells)
     stage = Stage(router)
-
-    async def scene() -> None:
+    async with stage.serving():
         status = stage.mapper.status()
         assert status.state is MapState.BEHIND_NAT and outside in status.why and status.external == outside
         assert not router.held and not stage.mapper.mappings()
         assert tells is not bool(router.wishes), "a router that tells first is not asked to map"
 
-    stage.play(scene)
+
+@pytest.mark.parametrize(
+    ("routers", "route", "state", "why"),
+    [
+        ((PaperRouter(silent=True), PaperRouter(refusal=NotMapped("off"))), ROUTE, MapState.REFUSED, "off"),
+        ((PaperRouter(silent=True), PaperRouter(silent=True)), ROUTE, MapState.SILENT, "192.168.1.1"),
+        ((PaperRouter(),), None, MapState.NO_GATEWAY, "gateway"),
+    ],
+)
+async def test_why_there_is_no_mapping(
+    routers: Sequence[HomeRouter], route: GatewayRoute | None, state: MapState, why: str
+) -> None:
+    stage = Stage(*routers)
+    stage.route = route
+    async with stage.serving():
+        status = stage.mapper.status()
+        assert status.state is state and why in status.why
 
 
-def test_why_there_is_no_mapping() -> None:
-    refusing = Stage(PaperRouter(silent=True), PaperRouter(refusal=NotMapped("switched off")))
-    silent = Stage(PaperRouter(silent=True), PaperRouter(silent=True))
-    alone = Stage(PaperRouter())
-    alone.route = None
-
-    def shows(stage: Stage, state: MapState, why: str) -> None:
-        async def scene() -> None:
-            status = stage.mapper.status()
-            assert status.state is state and why in status.why
-
-        stage.play(scene)
-
-    shows(refusing, MapState.REFUSED, "switched off")
-    shows(silent, MapState.SILENT, "192.168.1.1")
-    shows(alone, MapState.NO_GATEWAY, "gateway")
-
-
-def test_switched_off_it_asks_nobody() -> None:
+async def test_switched_off_it_asks_nobody() -> None:
     router = PaperRouter()
     stage = Stage(router, enabled=False)
-
-    async def scene() -> None:
+    async with stage.serving():
         await asyncio.sleep(10_000)
         assert stage.mapper.status().state is MapState.OFF
-
-    stage.play(scene)
     assert not router.wishes
 
 
-def test_a_lease_is_renewed_at_half_its_life() -> None:
+async def test_a_lease_is_renewed_at_half_its_life() -> None:
     router = PaperRouter(lifetime=3600)
     stage = Stage(router)
-
-    async def scene() -> None:
+    async with stage.serving():
         assert len(router.wishes) == 2
         await asyncio.sleep(1790)
         assert len(router.wishes) == 2
         await asyncio.sleep(10)
         assert len(router.wishes) == 4
         assert stage.mapper.mappings() == (TCP, UDP)
-
-    stage.play(scene)
     assert len(stage.changes) == 1
 
 
-def test_a_router_that_grants_seconds_is_not_drowned() -> None:
+async def test_a_router_that_grants_seconds_is_not_drowned() -> None:
     router = PaperRouter(lifetime=1)
     stage = Stage(router)
-
-    async def scene() -> None:
+    async with stage.serving():
         await asyncio.sleep(600)
         assert len(router.wishes) <= 2 * 11
 
-    stage.play(scene)
 
-
-def test_a_restarted_router_is_asked_again_within_minutes() -> None:
+async def test_a_restarted_router_is_asked_again_within_minutes() -> None:
     router = PaperRouter(begun=-10_000.0)
     stage = Stage(router)
-
-    async def scene() -> None:
+    async with stage.serving():
         await asyncio.sleep(300)
         router.restart()
         await asyncio.sleep(121)
         assert set(router.held) == set(BOTH)
 
-    stage.play(scene)
 
-
-def test_a_restart_is_seen_at_once_when_addresses_change() -> None:
+async def test_a_restart_is_seen_at_once_when_addresses_change() -> None:
     router = PaperRouter(begun=-10_000.0)
     stage = Stage(router)
-
-    async def scene() -> None:
+    async with stage.serving():
         router.restart()
         stage.mapper.poke()
         await asyncio.sleep(1)
         assert set(router.held) == set(BOTH)
 
-    stage.play(scene)
 
-
-def test_another_outer_address_is_another_candidate() -> None:
+async def test_another_outer_address_is_another_candidate() -> None:
     router = PaperRouter()
     stage = Stage(router)
-
-    async def scene() -> None:
+    async with stage.serving():
         router.outside = "20.1.0.9"
         stage.mapper.poke()
         await asyncio.sleep(1)
         assert {one.host for one in stage.mapper.mappings()} == {"20.1.0.9"}
-
-    stage.play(scene)
     assert [one[0].host for one in stage.changes] == [OUTSIDE, "20.1.0.9"]
 
 
-def test_another_network_has_another_router() -> None:
+async def test_another_network_has_another_router() -> None:
     old, new = PaperRouter(), PaperRouter(Language.NATPMP, outside="20.2.0.2")
     stage = Stage(old)
-
-    async def scene() -> None:
+    async with stage.serving():
         stage.routers, stage.route = (new,), GatewayRoute("10.0.0.1", "10.0.0.9")
         stage.mapper.poke()
         await asyncio.sleep(1)
@@ -273,36 +245,27 @@ def test_another_network_has_another_router() -> None:
         await asyncio.sleep(1)
         assert not stage.mapper.mappings()
 
-    stage.play(scene)
 
-
-def test_a_router_that_appears_later_is_found() -> None:
+async def test_a_router_that_appears_later_is_found() -> None:
     router = PaperRouter(silent=True)
     stage = Stage(router)
-
-    async def scene() -> None:
+    async with stage.serving():
         router.silent = False
         await asyncio.sleep(1200)
         assert stage.mapper.mappings() == (TCP, UDP)
 
-    stage.play(scene)
 
-
-def test_a_router_that_falls_silent_keeps_the_mapping_for_its_life_at_most() -> None:
+async def test_a_router_that_falls_silent_keeps_the_mapping_for_its_life_at_most() -> None:
     router = PaperRouter(lifetime=600)
     stage = Stage(router)
-
-    async def scene() -> None:
+    async with stage.serving():
         router.silent = True
         await asyncio.sleep(200)
         assert stage.mapper.mappings() == (TCP, UDP)
         await asyncio.sleep(600)
         assert not stage.mapper.mappings()
 
-    stage.play(scene)
 
-
-@pytest.mark.virtual
 async def test_a_router_that_never_answers_the_goodbye_does_not_hold_us_up() -> None:
     class Stuck(PaperRouter):
         async def unmap(self, granted: Granted) -> None:
@@ -319,11 +282,10 @@ async def test_a_router_that_never_answers_the_goodbye_does_not_hold_us_up() -> 
     assert ends[1] - ends[0] <= 1.0
 
 
-def test_a_port_that_was_given_is_asked_for_again() -> None:
+async def test_a_port_that_was_given_is_asked_for_again() -> None:
     router = PaperRouter(offset=100)
     stage = Stage(router)
-
-    async def scene() -> None:
+    async with stage.serving():
         first = stage.mapper.mappings()
         assert first[0].port == 17530
         router.offset = 0
@@ -332,26 +294,20 @@ def test_a_port_that_was_given_is_asked_for_again() -> None:
         await asyncio.sleep(1)
         assert stage.mapper.mappings() == first
 
-    stage.play(scene)
 
-
-def test_a_renewal_that_gives_a_private_address_is_none() -> None:
+async def test_a_renewal_that_gives_a_private_address_is_none() -> None:
     router = PaperRouter(lifetime=600)
     stage = Stage(router)
-
-    async def scene() -> None:
+    async with stage.serving():
         router.tells_outside, router.outside = False, "0.0.0.0"
         await asyncio.sleep(1000)
         assert not stage.mapper.mappings()
         assert stage.mapper.status().state is MapState.BEHIND_NAT
 
-    stage.play(scene)
 
-
-def test_verified_by_what_is_seen_outside() -> None:
+async def test_verified_by_what_is_seen_outside() -> None:
     stage = Stage(PaperRouter())
-
-    async def scene() -> None:
+    async with stage.serving():
         mapper = stage.mapper
         assert mapper.status().verified is None and mapper.mappings()
         mapper.seen_outside(frozenset({OUTSIDE, "2a0e::1"}))
@@ -363,12 +319,10 @@ def test_verified_by_what_is_seen_outside() -> None:
         assert OUTSIDE in mapper.status().why
         mapper.came_in()
         assert mapper.status().verified is True and mapper.mappings() == (TCP, UDP)
-
-    stage.play(scene)
     assert stage.changes == [(TCP, UDP), ()]
 
 
-def test_only_one_port_can_be_mapped() -> None:
+async def test_only_one_port_can_be_mapped() -> None:
     class OnlyTcp(PaperRouter):
         async def map(self, wish: Wish) -> Granted:
             if wish.proto == "udp":
@@ -376,12 +330,9 @@ def test_only_one_port_can_be_mapped() -> None:
             return replace(await super().map(wish))
 
     stage = Stage(OnlyTcp())
-
-    async def scene() -> None:
+    async with stage.serving():
         assert stage.mapper.mappings() == (TCP,)
         assert stage.mapper.status().state is MapState.MAPPED
-
-    stage.play(scene)
 
 
 def _granted(lifetime: int) -> Granted:

@@ -78,42 +78,36 @@ def test_order_is_kept_and_all_credit_comes_back(
     run(main())
 
 
-def test_masks_cross_small() -> None:
-    async def main() -> None:
-        async with scene() as (it, owner):
-            it.near, it.far = CompressedStream(it.near), CompressedStream(it.far)
-            it.pump(owner)
-            owner.start(it.client_sends(bytes(3 << 20)), name="client")
-            received = 0
-            while received < 3 << 20:
-                chunk = await it.far.read()
-                received += len(chunk)
-                it.far.consumed(len(chunk))
-            assert len(it.near_port.sent) < 30_000
-
-    run(main())
+async def test_masks_cross_small() -> None:
+    async with scene() as (it, owner):
+        it.near, it.far = CompressedStream(it.near), CompressedStream(it.far)
+        it.pump(owner)
+        owner.start(it.client_sends(bytes(3 << 20)), name="client")
+        received = 0
+        while received < 3 << 20:
+            chunk = await it.far.read()
+            received += len(chunk)
+            it.far.consumed(len(chunk))
+        assert len(it.near_port.sent) < 30_000
 
 
-def test_a_client_that_does_not_read_holds_back_what_little_makes_much() -> None:
+async def test_a_client_that_does_not_read_holds_back_what_little_makes_much() -> None:
     """A chunk of the wire may make 1000 times as much: it is made as it is taken, frame by frame."""
 
-    async def main() -> None:
-        async with scene(window=64 << 10) as (it, owner):
-            it.near, it.far = CompressedStream(it.near), CompressedStream(it.far)
-            it.pump(owner)
-            size = 48 << 20  # 150 KB on the wire
-            writer = owner.start(it.far.write(bytes(size)), name="far")
-            await stands_still(lambda: it.counter.received)
-            assert it.counter.received < 16 << 20
-            assert it.far_port.unread > 0
-            loop = asyncio.get_running_loop()
-            got = 0
-            while got < size:
-                got += len(await loop.sock_recv(it.client, 1 << 20))
-            await writer
-            await until(lambda: it.far_port.unread == 0)
-
-    run(main())
+    async with scene(window=64 << 10) as (it, owner):
+        it.near, it.far = CompressedStream(it.near), CompressedStream(it.far)
+        it.pump(owner)
+        size = 48 << 20  # 150 KB on the wire
+        writer = owner.start(it.far.write(bytes(size)), name="far")
+        await stands_still(lambda: it.counter.received)
+        assert it.counter.received < 16 << 20
+        assert it.far_port.unread > 0
+        loop = asyncio.get_running_loop()
+        got = 0
+        while got < size:
+            got += len(await loop.sock_recv(it.client, 1 << 20))
+        await writer
+        await until(lambda: it.far_port.unread == 0)
 
 
 def ends(window: int = 256 << 10) -> tuple[CompressedStream, MeshStream, Port]:
@@ -122,96 +116,78 @@ def ends(window: int = 256 << 10) -> tuple[CompressedStream, MeshStream, Port]:
     return CompressedStream(near), far, port
 
 
-def test_what_was_not_taken_at_once_is_sent_by_write_before_anything_else() -> None:
-    async def main() -> None:
-        near, far, port = ends(window=1000)
-        first, second = random.Random(3).randbytes(4000), content(4, 500)
-        assert near.try_write(first) == 0
-        assert near.try_write(second) == 0
-        assert 0 < len(port.sent) <= 1000
-        writing = asyncio.ensure_future(near.write(first + second))
-        there = CompressedStream(far)
-        received = bytearray()
-        while len(received) < 4500:
-            chunk = await there.read()
-            received += chunk
-            there.consumed(len(chunk))
-        await writing
-        assert bytes(received) == first + second
-
-    run(main())
+async def test_what_was_not_taken_at_once_is_sent_by_write_before_anything_else() -> None:
+    near, far, port = ends(window=1000)
+    first, second = random.Random(3).randbytes(4000), content(4, 500)
+    assert near.try_write(first) == 0
+    assert near.try_write(second) == 0
+    assert 0 < len(port.sent) <= 1000
+    writing = asyncio.ensure_future(near.write(first + second))
+    there = CompressedStream(far)
+    received = bytearray()
+    while len(received) < 4500:
+        chunk = await there.read()
+        received += chunk
+        there.consumed(len(chunk))
+    await writing
+    assert bytes(received) == first + second
 
 
 @pytest.mark.parametrize("diverted", [False, True])
-def test_a_lie_is_an_error_once_and_always(diverted: bool) -> None:
-    async def main() -> None:
-        near, far, _ = ends()
-        taken: list[bytes] = []
+async def test_a_lie_is_an_error_once_and_always(diverted: bool) -> None:
+    near, far, _ = ends()
+    taken: list[bytes] = []
 
-        def take(data: bytes | memoryview) -> bool:
-            taken.append(bytes(data))
-            near.consumed(len(data))
-            return True
+    def take(data: bytes | memoryview) -> bool:
+        taken.append(bytes(data))
+        near.consumed(len(data))
+        return True
 
-        if diverted:
-            near.divert(take)
-        await far.write(Encoder().encode(b"good") + b"\xff" * 20)
-        await far.write(b"more")
-        if not diverted:
-            assert await near.read() == b"good"
-        for _ in range(2):
-            with pytest.raises(RemoteProtocolError, match="kind 255"):
-                await near.read()
-        assert taken == ([b"good"] if diverted else [])
-
-    run(main())
-
-
-def test_an_end_in_the_middle_of_a_frame_is_an_error() -> None:
-    async def main() -> None:
-        near, far, _ = ends()
-        await far.write(Encoder().encode(b"whole") + Encoder().encode(b"cut")[:-1])
-        far.write_eof()
-        assert await near.read() == b"whole"
-        with pytest.raises(RemoteProtocolError, match="middle of a frame"):
+    if diverted:
+        near.divert(take)
+    await far.write(Encoder().encode(b"good") + b"\xff" * 20)
+    await far.write(b"more")
+    if not diverted:
+        assert await near.read() == b"good"
+    for _ in range(2):
+        with pytest.raises(RemoteProtocolError, match="kind 255"):
             await near.read()
+    assert taken == ([b"good"] if diverted else [])
 
-    run(main())
+
+async def test_an_end_in_the_middle_of_a_frame_is_an_error() -> None:
+    near, far, _ = ends()
+    await far.write(Encoder().encode(b"whole") + Encoder().encode(b"cut")[:-1])
+    far.write_eof()
+    assert await near.read() == b"whole"
+    with pytest.raises(RemoteProtocolError, match="middle of a frame"):
+        await near.read()
 
 
-def test_the_rest_is_as_with_any_stream() -> None:
-    async def main() -> None:
-        near, far, _ = ends()
-        await near.accepted()
-        assert (near.peer, near.service, dict(near.metadata)) == (PEER, "rpc", {})
-        near.write_eof()
-        with pytest.raises(EndOfStream):
-            await far.read()
-        far.reset(Code.BROKEN, "enough")
-        with pytest.raises(Broken):
-            await near.read()
-        near.reset(Code.BROKEN, "too")
-
-    run(main())
+async def test_the_rest_is_as_with_any_stream() -> None:
+    near, far, _ = ends()
+    await near.accepted()
+    assert (near.peer, near.service, dict(near.metadata)) == (PEER, "rpc", {})
+    near.write_eof()
+    with pytest.raises(EndOfStream):
+        await far.read()
+    far.reset(Code.BROKEN, "enough")
+    with pytest.raises(Broken):
+        await near.read()
+    near.reset(Code.BROKEN, "too")
 
 
 @pytest.mark.parametrize(("metadata", "expected"), [({}, False), (dict(COMPRESSED), True)])
-def test_it_is_compressed_where_the_metadata_says_so(metadata: dict[str, int], expected: bool) -> None:
-    async def main() -> None:
-        near, *_ = streams(metadata=metadata)
-        assert isinstance(as_agreed(near), CompressedStream) is expected
-
-    run(main())
+async def test_it_is_compressed_where_the_metadata_says_so(metadata: dict[str, int], expected: bool) -> None:
+    near, *_ = streams(metadata=metadata)
+    assert isinstance(as_agreed(near), CompressedStream) is expected
 
 
 @pytest.mark.parametrize("value", [0, 2, "1", b"1"])
-def test_another_version_is_refused(value: str | int | bytes) -> None:
-    async def main() -> None:
-        near, *_ = streams(metadata={"compressed": value})
-        with pytest.raises(RemoteProtocolError, match="unknown way"):
-            as_agreed(near)
-
-    run(main())
+async def test_another_version_is_refused(value: str | int | bytes) -> None:
+    near, *_ = streams(metadata={"compressed": value})
+    with pytest.raises(RemoteProtocolError, match="unknown way"):
+        as_agreed(near)
 
 
 def made(

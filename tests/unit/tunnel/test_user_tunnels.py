@@ -182,221 +182,179 @@ async def both() -> AsyncIterator[Both]:
         await server.wait_closed()
 
 
-def test_a_node_that_is_named_uses_the_service() -> None:
-    async def main() -> None:
-        async with both() as it:
+async def test_a_node_that_is_named_uses_the_service() -> None:
+    async with both() as it:
+        it.expose()
+        status = await it.near.open(THEM, "web", host="127.0.0.1", port=0)
+        assert status.user and status.listen.startswith("127.0.0.1:")
+        assert await it.ask(status.listen) == b"HELLO"
+        assert it.near_mesh.opened[-1] == (THEM, TUNNEL_SERVICE, {"name": "web"})
+        assert it.near_mesh.bulk[-1]  # the model's own traffic goes first
+        await until(lambda: it.far.exposed()[0].streams == 0)
+        [shown], [service] = it.near.opened(), it.far.exposed()
+        assert (shown.sent_bytes, shown.received_bytes) == (5, 5)
+        assert (service.sent_bytes, service.received_bytes) == (5, 5)
+
+
+async def test_who_is_not_named_hears_what_it_would_of_no_service_at_all() -> None:
+    async with both() as it:
+        it.expose("web", THEM)  # somebody else
+        it.expose("nobody")
+        it.far.expose("nobody", host="127.0.0.1", port=it.port, peers=[])
+        for name in ("web", "nobody", "missing"):
+            with pytest.raises(Refused) as caught:
+                await it.near.open(THEM, name, host="127.0.0.1", port=0)
+            assert caught.value.what.startswith(f"no service `{name}` is exposed to this node")
+        assert it.near.opened() == []
+
+
+async def test_a_name_of_meshd_itself_is_no_service() -> None:
+    async with both() as it:
+        with pytest.raises(Refused):
+            await it.near.open(THEM, "rpc", host="127.0.0.1", port=0)
+        assert set(it.far_mesh.services) == {TUNNEL_SERVICE}
+
+
+async def test_connections_end_when_the_service_or_the_permission_does() -> None:
+    async with both() as it:
+        it.expose()
+        status = await it.near.open(THEM, "web", host="127.0.0.1", port=0)
+        for end in (
+            lambda: it.far.unexpose("web"),
+            lambda: it.far.expose("web", host="127.0.0.1", port=it.port, peers=[THEM]),
+            lambda: it.far.expose("web", host="127.0.0.1", port=1, peers=[WORKER.peer]),
+        ):
             it.expose()
-            status = await it.near.open(THEM, "web", host="127.0.0.1", port=0)
-            assert status.user and status.listen.startswith("127.0.0.1:")
-            assert await it.ask(status.listen) == b"HELLO"
-            assert it.near_mesh.opened[-1] == (THEM, TUNNEL_SERVICE, {"name": "web"})
-            assert it.near_mesh.bulk[-1]  # the model's own traffic goes first
-            await until(lambda: it.far.exposed()[0].streams == 0)
-            [shown], [service] = it.near.opened(), it.far.exposed()
-            assert (shown.sent_bytes, shown.received_bytes) == (5, 5)
-            assert (service.sent_bytes, service.received_bytes) == (5, 5)
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(status.listen[10:]))
+            writer.write(b"x")
+            assert await reader.read(1) == b"X"
+            it.expose()  # the same again: it goes on
+            writer.write(b"y")
+            assert await reader.read(1) == b"Y"
+            end()
+            with pytest.raises(ConnectionResetError):
+                await reader.read()
+            writer.transport.abort()
+        assert "not exposed" in it.near.opened()[0].last_error
 
-    run(main())
+
+async def test_another_target_leaves_it_as_it_is_who_may() -> None:
+    async with both() as it:
+        assert it.far.expose("web", host="127.0.0.1", port=1, peers=None).peers == ()
+        it.expose()
+        moved = it.far.expose("web", host="127.0.0.1", port=1, peers=None)
+        assert (moved.port, moved.peers) == (1, (WORKER.peer,))
 
 
-def test_who_is_not_named_hears_what_it_would_of_no_service_at_all() -> None:
-    async def main() -> None:
-        async with both() as it:
-            it.expose("web", THEM)  # somebody else
-            it.expose("nobody")
-            it.far.expose("nobody", host="127.0.0.1", port=it.port, peers=[])
-            for name in ("web", "nobody", "missing"):
-                with pytest.raises(Refused) as caught:
-                    await it.near.open(THEM, name, host="127.0.0.1", port=0)
-                assert caught.value.what.startswith(f"no service `{name}` is exposed to this node")
+async def test_programs_of_another_user_stay_out() -> None:
+    async with both() as it:
+        it.expose()
+        status = await it.near.open(THEM, "web", host="127.0.0.1", port=0)
+        it.ours = False
+        opened = len(it.near_mesh.opened)
+        assert await it.ask(status.listen) == b""
+        assert it.asked == [("127.0.0.1", int(status.listen[10:]))]
+        assert len(it.near_mesh.opened) == opened
+        wide = await it.near.open(THEM, "web", host="0.0.0.0", port=0)  # asked for: nobody is asked
+        assert await it.ask(wide.listen.replace("0.0.0.0", "127.0.0.1")) == b"HELLO"
+
+
+async def test_all_of_it_comes_back_after_a_restart() -> None:
+    async with both() as it:
+        it.expose("web", WORKER.peer, THEM)
+        exposed = it.saved[-1]
+        status = await it.near.open(THEM, "web", host="127.0.0.1", port=0)
+        opened = it.saved[-1]
+        for task in it.tasks:
+            task.cancel()
+        await asyncio.wait(it.tasks)
+        again = Both(it.near_mesh.owner, it.port)
+        again.far.load(exposed, file="f")
+        assert again.far.exposed()[0].peers == (WORKER.peer, THEM)
+        again.near.load(opened, file="f")
+        assert [one.listen for one in again.near.opened()] == [status.listen]
+        await ticks(2)
+        assert await again.ask(status.listen) == b"HELLO"
+
+
+async def test_a_damaged_file_is_named() -> None:
+    async with both() as it:
+        with pytest.raises(UserError, match=r"`/h/tunnels\.blob` cannot be read"):
+            it.near.load(b"no", file="/h/tunnels.blob")
+
+
+async def test_a_peer_that_is_away_is_opened_and_said_later() -> None:
+    async with both() as it:
+        it.near_mesh.far = None
+        status = await it.near.open(THEM, "web", host="127.0.0.1", port=0)
+        assert await it.ask(status.listen) == b""
+        assert it.near.opened()[0].last_error == "no session to the peer"
+        it.near_mesh.far = it.far_mesh
+        it.expose()
+        assert await it.ask(status.listen) == b"HELLO"
+
+
+async def test_the_same_tunnel_is_opened_once_and_closed() -> None:
+    async with both() as it:
+        it.expose()
+        status = await it.near.open(THEM, "web", host="127.0.0.1", port=0)
+        port = int(status.listen[10:])
+        for same in (0, port):
+            assert await it.near.open(THEM, "web", host="127.0.0.1", port=same) == status
+        await it.near.close([status])
+        assert it.near.opened() == []
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+async def test_a_port_that_is_taken_is_named() -> None:
+    async with both() as it:
+        it.expose()
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            with pytest.raises(UserError, match=f"`127.0.0.1:{port}` for a tunnel: the port is taken"):
+                await it.near.open(THEM, "web", host="127.0.0.1", port=port)
             assert it.near.opened() == []
-
-    run(main())
-
-
-def test_a_name_of_meshd_itself_is_no_service() -> None:
-    async def main() -> None:
-        async with both() as it:
-            with pytest.raises(Refused):
-                await it.near.open(THEM, "rpc", host="127.0.0.1", port=0)
-            assert set(it.far_mesh.services) == {TUNNEL_SERVICE}
-
-    run(main())
+        await it.near.open(THEM, "web", host="127.0.0.1", port=port)
 
 
-def test_connections_end_when_the_service_or_the_permission_does() -> None:
-    async def main() -> None:
-        async with both() as it:
-            it.expose()
-            status = await it.near.open(THEM, "web", host="127.0.0.1", port=0)
-            for end in (
-                lambda: it.far.unexpose("web"),
-                lambda: it.far.expose("web", host="127.0.0.1", port=it.port, peers=[THEM]),
-                lambda: it.far.expose("web", host="127.0.0.1", port=1, peers=[WORKER.peer]),
-            ):
-                it.expose()
-                reader, writer = await asyncio.open_connection("127.0.0.1", int(status.listen[10:]))
-                writer.write(b"x")
-                assert await reader.read(1) == b"X"
-                it.expose()  # the same again: it goes on
-                writer.write(b"y")
-                assert await reader.read(1) == b"Y"
-                end()
-                with pytest.raises(ConnectionResetError):
-                    await reader.read()
-                writer.transport.abort()
-            assert "not exposed" in it.near.opened()[0].last_error
-
-    run(main())
-
-
-def test_another_target_leaves_it_as_it_is_who_may() -> None:
-    async def main() -> None:
-        async with both() as it:
-            assert it.far.expose("web", host="127.0.0.1", port=1, peers=None).peers == ()
-            it.expose()
-            moved = it.far.expose("web", host="127.0.0.1", port=1, peers=None)
-            assert (moved.port, moved.peers) == (1, (WORKER.peer,))
-
-    run(main())
-
-
-def test_programs_of_another_user_stay_out() -> None:
-    async def main() -> None:
-        async with both() as it:
-            it.expose()
-            status = await it.near.open(THEM, "web", host="127.0.0.1", port=0)
-            it.ours = False
-            opened = len(it.near_mesh.opened)
-            assert await it.ask(status.listen) == b""
-            assert it.asked == [("127.0.0.1", int(status.listen[10:]))]
-            assert len(it.near_mesh.opened) == opened
-            wide = await it.near.open(THEM, "web", host="0.0.0.0", port=0)  # asked for: nobody is asked
-            assert await it.ask(wide.listen.replace("0.0.0.0", "127.0.0.1")) == b"HELLO"
-
-    run(main())
-
-
-def test_all_of_it_comes_back_after_a_restart() -> None:
-    async def main() -> None:
-        async with both() as it:
-            it.expose("web", WORKER.peer, THEM)
-            exposed = it.saved[-1]
-            status = await it.near.open(THEM, "web", host="127.0.0.1", port=0)
-            opened = it.saved[-1]
-            for task in it.tasks:
-                task.cancel()
-            await asyncio.wait(it.tasks)
+async def test_a_port_that_is_taken_at_the_start_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user_tunnels, "_AGAIN_SECONDS", 0.01)
+    async with both() as it:
+        it.expose()
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            kept = Opened(peer=THEM, service="web", host="127.0.0.1", port=port)
             again = Both(it.near_mesh.owner, it.port)
-            again.far.load(exposed, file="f")
-            assert again.far.exposed()[0].peers == (WORKER.peer, THEM)
-            again.near.load(opened, file="f")
-            assert [one.listen for one in again.near.opened()] == [status.listen]
-            await ticks(2)
-            assert await again.ask(status.listen) == b"HELLO"
-
-    run(main())
+            again.near.load(Kept((), (kept,)).encode(), file="f")
+            again.near_mesh.far = it.far_mesh
+            await until(lambda: "the port is taken" in again.near.opened()[0].last_error)
+        await until(lambda: again.near.opened()[0].last_error == "")
+        assert await it.ask(f"127.0.0.1:{port}") == b"HELLO"
 
 
-def test_a_damaged_file_is_named() -> None:
-    async def main() -> None:
-        async with both() as it:
-            with pytest.raises(UserError, match=r"`/h/tunnels\.blob` cannot be read"):
-                it.near.load(b"no", file="/h/tunnels.blob")
-
-    run(main())
-
-
-def test_a_peer_that_is_away_is_opened_and_said_later() -> None:
-    async def main() -> None:
-        async with both() as it:
-            it.near_mesh.far = None
-            status = await it.near.open(THEM, "web", host="127.0.0.1", port=0)
-            assert await it.ask(status.listen) == b""
-            assert it.near.opened()[0].last_error == "no session to the peer"
-            it.near_mesh.far = it.far_mesh
-            it.expose()
-            assert await it.ask(status.listen) == b"HELLO"
-
-    run(main())
+async def test_connections_to_a_service_are_counted() -> None:
+    async with both() as it:
+        it.expose()
+        _, allow = it.far_mesh.services[TUNNEL_SERVICE]
+        it.far.expose("web", host="127.0.0.1", port=it.port, peers=[WORKER.peer, GUEST.peer])
+        asked = [allow(ME, {"name": "web"}) for _ in range(2 * TUNNELLED.most)]  # before any is served
+        let_in = [release for release in asked if callable(release)]
+        assert len(let_in) == TUNNELLED_OF_PEER.most
+        assert asked[-1] == "`web` has its maximum number of connections"
+        assert callable(allow(OTHER, {"name": "web"}))  # one peer does not keep out another
+        for release in let_in:
+            it.near_mesh.begin(streams()[1], {"name": "web"}, release)
+        await until(lambda: it.far.exposed()[0].streams == TUNNELLED_OF_PEER.most)
+        it.far.unexpose("web")  # ends them
+        it.expose()
+        await until(lambda: callable(allow(ME, {"name": "web"})))
 
 
-def test_the_same_tunnel_is_opened_once_and_closed() -> None:
-    async def main() -> None:
-        async with both() as it:
-            it.expose()
-            status = await it.near.open(THEM, "web", host="127.0.0.1", port=0)
-            port = int(status.listen[10:])
-            for same in (0, port):
-                assert await it.near.open(THEM, "web", host="127.0.0.1", port=same) == status
-            await it.near.close([status])
-            assert it.near.opened() == []
-            with socket.socket() as probe:
-                assert probe.connect_ex(("127.0.0.1", port)) != 0
-
-    run(main())
-
-
-def test_a_port_that_is_taken_is_named() -> None:
-    async def main() -> None:
-        async with both() as it:
-            it.expose()
-            with socket.create_server(("127.0.0.1", 0)) as taken:
-                port = taken.getsockname()[1]
-                with pytest.raises(UserError, match=f"`127.0.0.1:{port}` for a tunnel: the port is taken"):
-                    await it.near.open(THEM, "web", host="127.0.0.1", port=port)
-                assert it.near.opened() == []
-            await it.near.open(THEM, "web", host="127.0.0.1", port=port)
-
-    run(main())
-
-
-def test_a_port_that_is_taken_at_the_start_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        monkeypatch.setattr(user_tunnels, "_AGAIN_SECONDS", 0.01)
-        async with both() as it:
-            it.expose()
-            with socket.create_server(("127.0.0.1", 0)) as taken:
-                port = taken.getsockname()[1]
-                kept = Opened(peer=THEM, service="web", host="127.0.0.1", port=port)
-                again = Both(it.near_mesh.owner, it.port)
-                again.near.load(Kept((), (kept,)).encode(), file="f")
-                again.near_mesh.far = it.far_mesh
-                await until(lambda: "the port is taken" in again.near.opened()[0].last_error)
-            await until(lambda: again.near.opened()[0].last_error == "")
-            assert await it.ask(f"127.0.0.1:{port}") == b"HELLO"
-
-    run(main())
-
-
-def test_connections_to_a_service_are_counted() -> None:
-    async def main() -> None:
-        async with both() as it:
-            it.expose()
-            _, allow = it.far_mesh.services[TUNNEL_SERVICE]
-            it.far.expose("web", host="127.0.0.1", port=it.port, peers=[WORKER.peer, GUEST.peer])
-            asked = [allow(ME, {"name": "web"}) for _ in range(2 * TUNNELLED.most)]  # before any is served
-            let_in = [release for release in asked if callable(release)]
-            assert len(let_in) == TUNNELLED_OF_PEER.most
-            assert asked[-1] == "`web` has its maximum number of connections"
-            assert callable(allow(OTHER, {"name": "web"}))  # one peer does not keep out another
-            for release in let_in:
-                it.near_mesh.begin(streams()[1], {"name": "web"}, release)
-            await until(lambda: it.far.exposed()[0].streams == TUNNELLED_OF_PEER.most)
-            it.far.unexpose("web")  # ends them
-            it.expose()
-            await until(lambda: callable(allow(ME, {"name": "web"})))
-
-    run(main())
-
-
-def test_what_is_not_there_cannot_be_ended() -> None:
-    async def main() -> None:
-        async with both() as it:
-            with pytest.raises(UserError, match="no service `web` is exposed"):
-                it.far.unexpose("web")
-
-    run(main())
+async def test_what_is_not_there_cannot_be_ended() -> None:
+    async with both() as it:
+        with pytest.raises(UserError, match="no service `web` is exposed"):
+            it.far.unexpose("web")
 
 
 @given(st.lists(exposed, max_size=4).map(tuple), st.lists(opened, max_size=4).map(tuple))
@@ -503,68 +461,56 @@ async def is_reset(reader: asyncio.StreamReader) -> bool:
         return True
 
 
-def test_more_connections_than_there_may_be_are_closed() -> None:
-    async def main() -> None:
-        async with tunnel() as it:
-            for _ in range(MAX_CLIENTS):
-                await it.connect()
-            await until(lambda: it.forward.streams == MAX_CLIENTS)
-            reader, _ = await it.connect()
-            assert await reader.read() == b""
-            assert len(it.mesh.opened) == MAX_CLIENTS
-
-    run(main())
+async def test_more_connections_than_there_may_be_are_closed() -> None:
+    async with tunnel() as it:
+        for _ in range(MAX_CLIENTS):
+            await it.connect()
+        await until(lambda: it.forward.streams == MAX_CLIENTS)
+        reader, _ = await it.connect()
+        assert await reader.read() == b""
+        assert len(it.mesh.opened) == MAX_CLIENTS
 
 
-def test_no_descriptor_left_is_a_pause_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_descriptor_left_is_a_pause_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "NO_ROOM_SECONDS", 0.01)
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        accept = loop.sock_accept
-        failures = [OSError(errno.EMFILE, "Too many open files"), ConnectionAbortedError()]
+    loop = asyncio.get_running_loop()
+    accept = loop.sock_accept
+    failures = [OSError(errno.EMFILE, "Too many open files"), ConnectionAbortedError()]
 
-        async def failing(sock: socket.socket) -> tuple[socket.socket, object]:
-            if failures:
-                raise failures.pop()
-            return await accept(sock)
+    async def failing(sock: socket.socket) -> tuple[socket.socket, object]:
+        if failures:
+            raise failures.pop()
+        return await accept(sock)
 
-        monkeypatch.setattr(loop, "sock_accept", failing)
+    monkeypatch.setattr(loop, "sock_accept", failing)
+    async with tunnel() as it:
+        reader, writer = await it.connect()
+        writer.write(b"hello")
+        writer.write_eof()
+        assert await reader.read() == b"hello"
+        assert not failures
+
+
+async def test_a_reset_of_the_client_reaches_the_peer() -> None:
+    async with tunnel() as it:
+        reader, writer = await it.connect()
+        writer.write(b"hello")
+        await reader.readexactly(5)
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+        await until(lambda: len(it.broken) == 1)
+        assert "local connection lost" in it.broken[0].what
+
+
+async def test_its_end_ends_every_connection_even_one_just_taken() -> None:
+    for turns in range(12):
         async with tunnel() as it:
-            reader, writer = await it.connect()
-            writer.write(b"hello")
-            writer.write_eof()
-            assert await reader.read() == b"hello"
-            assert not failures
-
-    run(main())
-
-
-def test_a_reset_of_the_client_reaches_the_peer() -> None:
-    async def main() -> None:
-        async with tunnel() as it:
-            reader, writer = await it.connect()
-            writer.write(b"hello")
-            await reader.readexactly(5)
-            sock = writer.get_extra_info("socket")
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            writer.transport.abort()
-            await until(lambda: len(it.broken) == 1)
-            assert "local connection lost" in it.broken[0].what
-
-    run(main())
-
-
-def test_its_end_ends_every_connection_even_one_just_taken() -> None:
-    async def main() -> None:
-        for turns in range(12):
-            async with tunnel() as it:
-                reader, _ = await it.connect()
-                for _ in range(turns):
-                    await asyncio.sleep(0)
-            assert await is_reset(reader) or reader.at_eof()
-
-    run(main())
+            reader, _ = await it.connect()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        assert await is_reset(reader) or reader.at_eof()
 
 
 async def with_target(serve: Serve, use: Callable[[int], Awaitable[None]]) -> None:
