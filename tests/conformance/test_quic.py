@@ -10,14 +10,12 @@ from dataclasses import replace
 
 import pytest
 from meshd.base.errors import MeshdError, Refused
-from meshd.identity.invite import derive
-from meshd.identity.proof import Purpose
 from meshd.link.interface import DialError, DialFailure, Link
 from meshd.link.net.udp_sockets import Origin
 from meshd.link.quic.engine import Reception, dialler_settings, start_dialling
-from meshd.link.quic.links import QuicDialer, QuicListener, dial_join
+from meshd.link.quic.links import QuicDialer, QuicListener
 from meshd.link.quic.over_ice import QuicOverIce
-from meshd.link.secure.joining import Joining, OnJoiner
+from meshd.link.secure.joining import OnJoiner
 from meshd.link.tcp.links import CONNECT_SECONDS
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
@@ -25,7 +23,7 @@ from meshd.wire.signal import Answer, decode_offer
 
 from tests.conformance.data_channel import Post
 from tests.conformance.links import QUIC_IDLE_SECONDS, has_ipv6, serving
-from tests.conformance.nodes import Node, TestMesh, fresh_key
+from tests.conformance.nodes import Node, TestMesh
 from tests.conformance.run import DEADLINE, run, ticks, until
 from tests.conformance.udp_proxy import udp_proxy
 
@@ -142,29 +140,6 @@ async def test_a_dial_from_the_listeners_own_port() -> None:
         await link.aclose()
 
 
-async def test_a_joiner_is_handed_over() -> None:
-    mesh = TestMesh()
-    far, joiner = mesh.node(), fresh_key()
-    keys = derive(bytes(range(16)))
-    far.invite(keys)
-    seen: list[Purpose] = []
-
-    async def on_joiner(joining: Joining) -> bool:
-        seen.append(joining.proven.purpose)
-        await joining.send([b"welcome ", await joining.receive()])
-        return False
-
-    async with listening(far, on_joiner=on_joiner) as (listener, accepted):
-        handshake = mesh.stranger().handshake
-        pipe = await dial_join(trusted(place(listener)), handshake=handshake, inviter=far.peer, join=keys)
-        await pipe.send([b"me"])
-        assert await pipe.receive() == b"welcome me"
-        await pipe.aclose()
-        assert seen == [Purpose.JOIN]
-        assert accepted.empty()
-    assert joiner.peer != far.peer
-
-
 def knock(source: str, port: int) -> socket.socket:
     """A stranger's first datagram, and the socket that it came from."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -209,14 +184,6 @@ async def test_few_strangers_wait_at_once() -> None:
             assert listener.unproven == 16
             link = await QuicDialer(near.now).dial(far.peer, trusted(place(listener)))
             await link.aclose()
-
-
-async def test_a_silent_stranger_is_sent_away_in_time() -> None:
-    far = TestMesh().node()
-    async with listening(far, proof_seconds=0.2) as (listener, _):
-        with knock(LOOPBACK, listener.port):
-            await until(lambda: listener.unproven == 1)
-            await until(lambda: listener.unproven == 0)
 
 
 async def test_noise_makes_no_connection() -> None:
@@ -277,16 +244,6 @@ async def test_what_is_not_quic_goes_elsewhere() -> None:
             sock.sendto(b"\x00\x01stun", (LOOPBACK, listener.port))
             heard.append(await asyncio.get_running_loop().sock_recv(sock, 100))
     assert heard == [b"nuts\x01\x00"]
-
-
-async def test_a_node_without_a_mesh_lets_nobody_in() -> None:
-    mesh = TestMesh()
-    near, far = mesh.node(), mesh.node()
-    far.handshake = TestMesh().stranger().handshake
-    async with listening(far) as (listener, accepted):
-        error = await failure(QuicDialer(near.now).dial(far.peer, trusted(place(listener))))
-        assert isinstance(error, DialError)
-        assert accepted.empty()
 
 
 async def test_a_link_outlives_its_address() -> None:

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from meshd.mux.config import MuxConfig
-from meshd.mux.events import LinkDead
 from meshd.mux.link import LinkState
 
 from tests.unit.mux.script import Two
@@ -165,17 +164,6 @@ def test_a_peer_that_measures_gets_a_moment_without_data() -> None:
     link.on_ping(3, True, 1.2)
     link.ripen(2.2)
     assert link.hold_until == 0.0
-
-
-def test_deaths_name_the_link() -> None:
-    two = Two(CONFIG)
-    first, second = two.link(), two.link()
-    two.advance(2)
-    first.stalled |= {"leader", "follower"}
-    two.advance(6)
-    assert {death.link_id for death in two.leader.dead} == {first.link_id}
-    assert isinstance(two.leader.dead[0], LinkDead)
-    assert two.leader.session.data_link == two.follower.session.data_link == second.link_id
 
 
 @given(st.floats(0, 1e8))

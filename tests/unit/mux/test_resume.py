@@ -7,7 +7,7 @@ import pytest
 from meshd.mux.config import Priority
 from meshd.mux.events import LinkDead, SessionLost, StreamAccepted, Switched
 
-from tests.unit.mux.script import End, Two, Wire, quiet
+from tests.unit.mux.script import End, Two, quiet
 
 KIB = 1 << 10
 
@@ -63,42 +63,6 @@ def test_the_link_is_lost_at_every_byte(side: str, afresh: bool) -> None:
         conversation(two)
         assert wire.link_id not in two.wires, "the link was not cut"
         two.finish(afresh=afresh)
-
-
-def test_the_second_link_is_lost_at_every_byte_too() -> None:
-    for position in range(1, 200, 3):
-        two = Two()
-        two.link().breaks_after["follower"] = 150
-        two.transfer()
-        conversation_with_second_cut(two, position)
-
-
-def conversation_with_second_cut(two: Two, position: int) -> None:
-    """As `conversation`, but the link after the first breaks after `position` bytes."""
-    link = two.link
-    count = itertools.count()
-
-    def second() -> Wire:
-        wire = link()
-        if next(count) == 0:
-            wire.breaks_after["follower"] = position
-        return wire
-
-    two.link = second  # type: ignore[method-assign]
-    conversation(two)
-    two.link = link  # type: ignore[method-assign]
-    two.finish()
-
-
-def test_whole_links_are_doubled() -> None:
-    for position in range(1, length("follower"), 7):
-        two = Two()
-        wire = two.link()
-        wire.breaks_after["follower"] = position
-        conversation(two)
-        two.replay(wire)
-        two.replay(wire)
-        two.finish()
 
 
 def test_an_outage_is_a_pause() -> None:

@@ -101,17 +101,6 @@ def test_both_directions_end_apart() -> None:
     two.check_complete()
 
 
-def test_an_end_without_a_byte() -> None:
-    two = Two()
-    two.link()
-    stream = two.leader.open()
-    two.leader.write_eof(stream)
-    two.transfer()
-    two.follower.write_eof(stream)
-    two.transfer()
-    two.check_complete()
-
-
 def test_after_the_end_nothing_is_taken() -> None:
     two = Two()
     stream = two.leader.open()

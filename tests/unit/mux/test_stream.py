@@ -135,16 +135,11 @@ def test_credit_is_what_was_consumed_and_one_window() -> None:
     assert not stream.consume(1, now=1.0, rtt=lambda: RTT)
 
 
-def test_a_window_read_within_two_round_trips_doubles() -> None:
+@pytest.mark.parametrize(("seconds", "size"), [(0.09, 200), (0.11, 100)])
+def test_a_window_doubles_when_it_is_read_within_two_round_trips(seconds: float, size: int) -> None:
     stream = window()
-    drain(stream, seconds=0.09, start=1.0)
-    assert stream.size == 200
-
-
-def test_a_window_read_slowly_does_not() -> None:
-    stream = window()
-    drain(stream, seconds=0.11, start=1.0)
-    assert stream.size == 100
+    drain(stream, seconds=seconds, start=1.0)
+    assert stream.size == size
 
 
 def test_a_pause_before_reading_counts_as_slow_only_once() -> None:

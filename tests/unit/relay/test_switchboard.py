@@ -58,6 +58,14 @@ def enter(
     return switchboard.enter(client, NodeIdentity(peer, mesh), host=host, seen=f"{host}:1", now=now)
 
 
+def entered(*members: bytes, limits: Limits = LIMITS) -> Switchboard:
+    """A switchboard at which these are connected, as 1, 2 and so on."""
+    made = board(limits)
+    for client, member in enumerate(members, 1):
+        enter(made, client, member)
+    return made
+
+
 def test_a_client_is_known_at_its_host_while_it_is_connected() -> None:
     it = board()
     assert not it.has_client_at("192.0.2.1")
@@ -95,9 +103,7 @@ def test_a_node_that_connects_is_told_its_limits() -> None:
 
 
 def test_a_call_rings_and_both_tickets_meet_in_one_circuit() -> None:
-    relay = board()
-    enter(relay, 1, ANN)
-    enter(relay, 2, BOB)
+    relay = entered(ANN, BOB)
     mine, theirs = tickets(call(relay, 1, BOB), 1, 2)
     assert mine != theirs
     assert relay.arrive(theirs) == (1, 1)
@@ -111,8 +117,7 @@ def test_a_call_rings_and_both_tickets_meet_in_one_circuit() -> None:
 
 
 def test_nobody_reaches_another_mesh() -> None:
-    relay = board()
-    enter(relay, 1, ANN)
+    relay = entered(ANN)
     enter(relay, 2, BOB, OTHER)
     assert refused(call(relay, 1, BOB), 1) == "absent"
     assert relay.receive(1, Post(1, BOB, b"x"), 0) == [Tell(1, Posted(1, False))]
@@ -120,8 +125,7 @@ def test_nobody_reaches_another_mesh() -> None:
 
 
 def test_a_guest_reaches_open_boxes_and_nothing_else() -> None:
-    relay = board()
-    enter(relay, 1, ANN)
+    relay = entered(ANN)
     enter(relay, 2, CAT, b"")
     assert refused(call(relay, 2, ANN), 2) == "guest"
     assert refused(relay.receive(2, Post(1, ANN, b"x"), 0), 2) == "guest"
@@ -137,8 +141,7 @@ def test_a_guest_reaches_open_boxes_and_nothing_else() -> None:
 
 
 def test_members_cannot_reach_a_guest_that_has_not_written_to_them() -> None:
-    relay = board()
-    enter(relay, 1, ANN)
+    relay = entered(ANN)
     enter(relay, 2, CAT, b"")
     assert relay.receive(1, Post(1, CAT, b"x"), 0) == [Tell(1, Posted(1, False))]
     relay.receive(1, OpenBox(BOX, 60), 0)
@@ -155,17 +158,14 @@ def test_who_guesses_boxes_is_dropped() -> None:
 
 
 def test_a_guest_does_not_stay() -> None:
-    relay = board()
-    enter(relay, 1, ANN)
+    relay = entered(ANN)
     enter(relay, 2, CAT, b"")
     assert relay.sweep(LIMITS.guest_seconds + 1) == [Drop(2)]
     assert relay.clients == 1
 
 
 def test_a_box_belongs_to_who_opened_it_first() -> None:
-    relay = board()
-    enter(relay, 1, ANN)
-    enter(relay, 2, BOB)
+    relay = entered(ANN, BOB)
     relay.receive(1, OpenBox(BOX, 60), 0)
     assert refused(relay.receive(2, OpenBox(BOX, 60), 0), 2) == "box"
     relay.receive(2, ShutBox(BOX), 0)
@@ -176,8 +176,7 @@ def test_a_box_belongs_to_who_opened_it_first() -> None:
 
 
 def test_boxes_are_few_and_end() -> None:
-    relay = board()
-    enter(relay, 1, ANN)
+    relay = entered(ANN)
     for name in (BOX, BOX2, BOX):
         assert relay.receive(1, OpenBox(name, 60), 0) == []
     assert refused(relay.receive(1, OpenBox(b"d" * 16, 60), 0), 1) == "box"
@@ -187,8 +186,7 @@ def test_boxes_are_few_and_end() -> None:
 
 
 def test_mail_waits_for_its_receiver() -> None:
-    relay = board()
-    enter(relay, 1, ANN)
+    relay = entered(ANN)
     assert relay.receive(1, Post(1, BOB, b"1"), 0) == [Tell(1, Posted(1, False))]
     relay.receive(1, Post(2, BOB, b"2"), 0)
     assert told(enter(relay, 2, BOB, now=1), 2)[1:] == [Mail(ANN, b"", b"1"), Mail(ANN, b"", b"2")]
@@ -199,8 +197,7 @@ def test_mail_waits_for_its_receiver() -> None:
 
 
 def test_mail_for_a_box_waits_for_its_owner() -> None:
-    relay = board()
-    enter(relay, 1, ANN)
+    relay = entered(ANN)
     relay.receive(1, OpenBox(BOX, 60), 0)
     relay.leave(1)
     enter(relay, 2, CAT, b"")
@@ -211,8 +208,7 @@ def test_mail_for_a_box_waits_for_its_owner() -> None:
 
 
 def test_a_node_that_comes_again_replaces_itself() -> None:
-    relay = board()
-    enter(relay, 1, ANN)
+    relay = entered(ANN)
     actions = enter(relay, 2, ANN)
     assert refused(actions, 1) == "replaced"
     assert Drop(1) in actions
@@ -231,10 +227,7 @@ def settled(relay: Switchboard, actions: list[Action], caller: int, callee: int)
 
 
 def test_circuits_of_a_key_are_bounded_on_both_sides() -> None:
-    relay = board()
-    enter(relay, 1, ANN)
-    enter(relay, 2, BOB)
-    enter(relay, 3, CAT)
+    relay = entered(ANN, BOB, CAT)
     for _ in range(LIMITS.circuits_of_key):
         settled(relay, call(relay, 1, BOB), 1, 2)
     assert refused(call(relay, 1, CAT), 1) == "quota"
@@ -243,10 +236,7 @@ def test_circuits_of_a_key_are_bounded_on_both_sides() -> None:
 
 
 def test_one_caller_has_few_circuits_to_one_node() -> None:
-    relay = board(SMALL)
-    enter(relay, 1, ANN)
-    enter(relay, 2, BOB)
-    enter(relay, 3, CAT)
+    relay = entered(ANN, BOB, CAT, limits=SMALL)
     for _ in range(SMALL.circuits_of_pair):
         tickets(call(relay, 1, BOB), 1, 2)
     assert refused(call(relay, 1, BOB), 1) == "quota"
@@ -272,10 +262,7 @@ def test_calls_that_prove_nothing_leave_a_node_open_to_others_and_free_to_call()
 
 
 def test_circuits_that_a_node_keeps_give_way_to_nobody() -> None:
-    relay = board()
-    enter(relay, 1, ANN)
-    enter(relay, 2, BOB)
-    enter(relay, 3, CAT)
+    relay = entered(ANN, BOB, CAT)
     for _ in range(LIMITS.circuits_of_key):
         for ticket in tickets(call(relay, 2, ANN), 2, 1):
             relay.arrive(ticket)
@@ -284,10 +271,7 @@ def test_circuits_that_a_node_keeps_give_way_to_nobody() -> None:
 
 
 def test_a_given_up_call_makes_room() -> None:
-    relay = board()
-    enter(relay, 1, ANN)
-    enter(relay, 2, BOB)
-    enter(relay, 3, CAT)
+    relay = entered(ANN, BOB, CAT)
     mine, theirs = tickets(call(relay, 1, BOB), 1, 2)
     assert relay.receive(3, HangUp(mine), 0) == [], "a ticket of others"
     assert relay.receive(2, HangUp(theirs), 0) == [Cut(1)]
@@ -297,9 +281,7 @@ def test_a_given_up_call_makes_room() -> None:
 
 def test_a_call_given_up_after_both_came_makes_room() -> None:
     """The relay may hear of the connections' ends only after the next call."""
-    relay = board()
-    enter(relay, 1, ANN)
-    enter(relay, 2, BOB)
+    relay = entered(ANN, BOB)
     mine, theirs = tickets(call(relay, 1, BOB), 1, 2)
     assert relay.arrive(mine) == (1, 0) and relay.arrive(theirs) == (1, 1)
     assert relay.receive(1, HangUp(mine), 0) == [Cut(1)]
@@ -308,9 +290,7 @@ def test_a_call_given_up_after_both_came_makes_room() -> None:
 
 
 def test_tickets_expire() -> None:
-    relay = board()
-    enter(relay, 1, ANN)
-    enter(relay, 2, BOB)
+    relay = entered(ANN, BOB)
     mine, theirs = tickets(call(relay, 1, BOB), 1, 2)
     assert relay.arrive(mine) is not None
     assert relay.sweep(LIMITS.ticket_seconds + 1) == [Cut(1)]
@@ -318,8 +298,7 @@ def test_tickets_expire() -> None:
 
 
 def test_joining_is_held_to_its_time() -> None:
-    relay = board()
-    enter(relay, 1, ANN)
+    relay = entered(ANN)
     relay.receive(1, OpenBox(BOX, 3600), 0)
     enter(relay, 2, CAT, b"")
     for ticket in tickets(call(relay, 2, BOX), 2, 1):
@@ -328,8 +307,7 @@ def test_joining_is_held_to_its_time() -> None:
 
 
 def test_one_box_is_joined_by_few_at_once() -> None:
-    relay = board(replace(LIMITS, joins_of_box=1))
-    enter(relay, 1, ANN)
+    relay = entered(ANN, limits=replace(LIMITS, joins_of_box=1))
     relay.receive(1, OpenBox(BOX, 3600), 0)
     enter(relay, 2, CAT, b"")
     enter(relay, 3, BOB, b"")
@@ -371,9 +349,7 @@ def test_guests_are_few() -> None:
 
 
 def test_a_sender_owes_for_what_it_sent() -> None:
-    relay = board(replace(LIMITS, rate=100, burst=50))
-    enter(relay, 1, ANN)
-    enter(relay, 2, BOB)
+    relay = entered(ANN, BOB, limits=replace(LIMITS, rate=100, burst=50))
     tickets(call(relay, 1, BOB), 1, 2)
     assert relay.owed(1, 0, 50, 0.0) == 0
     assert relay.owed(1, 0, 100, 0.0) == 1.0

@@ -17,7 +17,7 @@ from meshd.peer.interface import Stream
 from meshd.peer.streams import MeshStream
 from meshd.tunnel.interface import Flow, Inspector
 from meshd.tunnel.local import LocalSocket
-from meshd.tunnel.pump import Counter, pump
+from meshd.tunnel.pump import Counter, Unwatched, pump
 
 from tests.conformance.run import run, until
 from tests.unit.tunnel.far import read_all, streams
@@ -109,20 +109,10 @@ def rst(client: socket.socket) -> None:
 @pytest.mark.parametrize("inspected", [False, True])
 @pytest.mark.parametrize(("piece", "most"), [(1, 1), (7, 3), (64 << 10, 256 << 10), (256 << 10, 64 << 10)])
 async def test_every_byte_arrives_in_order_both_ways(piece: int, most: int, inspected: bool) -> None:
-    class Same:
-        def pause(self, _now: float) -> float:
-            return 0.0
-
-        def to_peer(self, data: bytes | memoryview) -> bytes | memoryview:
-            return data
-
-        def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
-            return data
-
     size = 3000 if piece < 100 else 3 << 20
     out, back = random.Random(1).randbytes(size), random.Random(2).randbytes(size)
     async with scene(window=64 << 10 if piece < 100 else 256 << 10, most=most) as (it, owner):
-        it.pump(owner, Same() if inspected else None)
+        it.pump(owner, Unwatched() if inspected else None)
 
         async def client() -> None:
             await it.client_sends(out, piece=piece)
@@ -265,15 +255,9 @@ async def test_a_session_that_is_lost_resets_the_client() -> None:
 
 
 async def test_an_inspector_may_end_it() -> None:
-    class Strict:
-        def pause(self, _now: float) -> float:
-            return 0.0
-
+    class Strict(Unwatched):
         def to_peer(self, data: bytes | memoryview) -> bytes | memoryview:
             raise RemoteProtocolError("command 99 is not allowed")
-
-        def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
-            return data
 
     async with scene() as (it, owner):
         it.pump(owner, Strict())
@@ -290,12 +274,9 @@ async def test_bytes_that_waited_ask_again_whether_they_may_pass() -> None:
     pauses = [0.001, 0.001, 0.0]
     passed: list[int] = []
 
-    class Waits:
+    class Budget(Unwatched):
         def pause(self, _now: float) -> float:
             return pauses.pop(0) if pauses else 0.0
-
-        def to_peer(self, data: bytes | memoryview) -> bytes | memoryview:
-            return data
 
         def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
             passed.append(len(pauses))
@@ -303,7 +284,7 @@ async def test_bytes_that_waited_ask_again_whether_they_may_pass() -> None:
 
     async with scene() as (it, owner):
         await it.far.write(b"late")
-        it.pump(owner, Waits())
+        it.pump(owner, Budget())
         assert await asyncio.get_running_loop().sock_recv(it.client, 100) == b"late"
     assert passed == [0]
 
@@ -323,15 +304,7 @@ async def test_cancelled_at_any_turn_both_sides_are_reset() -> None:
                 assert [code for code, _ in it.near_port.resets] == [Code.CANCELLED]
 
 
-def test_ports_of_this_test_hold_a_writer_to_its_window() -> None:
-    near, far, _, _ = streams(window=10)
-    assert near.try_write(bytes(25)) == 10
-    assert near.try_write(b"x") == 0
-    far.consumed(4)
-    assert near.try_write(bytes(25)) == 4
-
-
-class Upper:
+class Upper(Unwatched):
     """Makes letters capital, holds back an odd byte until the next comes; an x ends it. Notes what it saw."""
 
     def __init__(self) -> None:
@@ -399,7 +372,7 @@ async def test_what_the_peer_sends_may_end_it_by_the_short_cut() -> None:
             await it.far.read()
 
 
-class Waits:
+class Waits(Unwatched):
     """A Flow that notes who waits now."""
 
     def __init__(self) -> None:
@@ -435,7 +408,7 @@ async def test_a_side_that_takes_nothing_more_is_told_of_until_it_does() -> None
         await until(lambda: not waits.target)
 
 
-class Told:
+class Told(Unwatched):
     """A Passage."""
 
     def __init__(self, words: list[str]) -> None:

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 
 import pytest
-from meshd.base.errors import Broken, Closed, EndOfStream, LocalProtocolError, RemoteProtocolError
-from meshd.link.buffered_pipe import MAX_SEND_BYTES, SEND_HIGH_BYTES
+from meshd.base.errors import Broken, Closed, EndOfStream, RemoteProtocolError
+from meshd.link.buffered_pipe import SEND_HIGH_BYTES
 from meshd.link.net.udp_sockets import Origin
 from meshd.link.quic.pipe import MAX_HELD_BYTES, RECEIVE_BYTES, SEND_LOW_BYTES, QuicPipe
 
@@ -129,14 +129,6 @@ async def test_a_sender_waits_while_too_much_is_held(name: str, full: int, room:
     pipe.advance()
     await sending
     assert pipe.try_send([b"second"])
-    pipe.abort()
-
-
-async def test_one_send_has_a_limit() -> None:
-    pipe, engine, _ = made()
-    with pytest.raises(LocalProtocolError):
-        await pipe.send([bytes(MAX_SEND_BYTES), b"x"])
-    assert engine.written == []
     pipe.abort()
 
 
