@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from meshd.base.errors import Broken, EndOfStream, MeshdError
 from meshd.base.tasks import Owner
@@ -16,6 +17,25 @@ from tests.unit.identity.cast import MESH, WORKER_CHAIN
 from tests.unit.tunnel.far import Port, streams
 
 NATIVE = NativeVersion("mesh 4", "pin", "sources", "cpu")
+
+
+def worker_status(
+    peer: PeerId, name: str, state: PeerState = PeerState.CONNECTED, since: float = 0.0
+) -> PeerStatus:
+    """A worker as its head sees it, since then in that state."""
+    return PeerStatus(
+        peer=peer,
+        name=name,
+        role="worker",
+        state=state,
+        paths=(),
+        native=None,
+        software="",
+        resumes=0,
+        since=since,
+        last_error="",
+        clock_offset=None,
+    )
 
 
 class FakeMesh:
@@ -40,18 +60,11 @@ class FakeMesh:
 
     def peers(self) -> Sequence[PeerStatus]:
         return [
-            PeerStatus(
-                peer=other.key.peer,
-                name=other.name,
+            replace(
+                worker_status(other.key.peer, other.name, other.state, other.since),
                 role=other.role,
-                state=other.state,
                 paths=other.paths,
                 native=other.native,
-                software="",
-                resumes=0,
-                since=other.since,
-                last_error="",
-                clock_offset=None,
                 says_banned=other.says_banned,
                 stopped=other.stopped,
                 paused=other.paused,

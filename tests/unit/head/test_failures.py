@@ -22,11 +22,11 @@ from meshd.head.failures import (
 )
 from meshd.identity.keys import PeerId
 from meshd.model.status import SplitPart
-from meshd.peer.interface import PeerState, PeerStatus
 from meshd.process.interface import ChildState, ChildStatus
 from meshd.wire.lease import OfferedDevice, WorkerOffer
 from meshd.wire.versions import NativeVersion
 
+from tests.unit.head.fake_mesh import worker_status
 from tests.unit.identity.cast import GUEST, WORKER
 
 
@@ -154,19 +154,7 @@ def test_crashes_count_on_when_the_devices_are_said_to_be_others() -> None:
     assert it.out() == {}, "it was of use meanwhile"
 
 
-BAD = PeerStatus(
-    peer=WORKER.peer,
-    name="bad",
-    role="worker",
-    state=PeerState.CONNECTED,
-    paths=(),
-    native=None,
-    software="",
-    resumes=0,
-    since=1.0,
-    last_error="",
-    clock_offset=None,
-)
+BAD = worker_status(WORKER.peer, "bad", since=1.0)
 GOOD = replace(BAD, peer=GUEST.peer, name="good")
 
 

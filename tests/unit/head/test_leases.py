@@ -19,7 +19,7 @@ from meshd.head.leases import (
 )
 from meshd.identity.keys import PeerId
 from meshd.model.status import ModelState, ModelStatus
-from meshd.peer.interface import PeerState, PeerStatus, Stream
+from meshd.peer.interface import PeerState, Stream
 from meshd.peer.messages import MessageStream
 from meshd.plan.wishes import HeadOptions
 from meshd.process.interface import ChildFailed
@@ -30,7 +30,7 @@ from meshd.worker.push_neighbours import NEIGHBOURS_SECONDS
 from meshd.worker.worker_options import WorkerOptions
 
 from tests.sim.loop import until
-from tests.unit.head.fake_mesh import NATIVE, Net
+from tests.unit.head.fake_mesh import NATIVE, Net, worker_status
 from tests.unit.head.rig import COMPRESSED_VERSION, Bench
 from tests.unit.head.scene import LITTLE, Scene, scene, view
 from tests.unit.head.stubs import FakeFile
@@ -252,41 +252,28 @@ ONE, OTHER = PeerId(bytes([1]) * 32), PeerId(bytes([2]) * 32)
 USED = {ONE, OTHER}
 
 
-def _peer(peer: PeerId, name: str, state: PeerState = PeerState.CONNECTED, since: float = 0.0) -> PeerStatus:
-    return PeerStatus(
-        peer=peer,
-        name=name,
-        role="worker",
-        state=state,
-        paths=(),
-        native=None,
-        software="",
-        resumes=0,
-        since=since,
-        last_error="",
-        clock_offset=None,
-    )
-
-
 def test_a_short_pause_is_not_told() -> None:
-    peers = [_peer(ONE, "one", PeerState.SUSPENDED, 100.0), _peer(OTHER, "other")]
+    peers = [worker_status(ONE, "one", PeerState.SUSPENDED, 100.0), worker_status(OTHER, "other")]
     assert why_degraded(peers, USED, 109.9) == ""
     assert why_degraded(peers, USED, 110.0) == "no connection to worker one for 10 s"
 
 
 def test_each_that_is_silent_is_named() -> None:
-    peers = [_peer(ONE, "one", PeerState.SUSPENDED, 100.0), _peer(OTHER, "other", PeerState.SUSPENDED, 90.0)]
+    peers = [
+        worker_status(ONE, "one", PeerState.SUSPENDED, 100.0),
+        worker_status(OTHER, "other", PeerState.SUSPENDED, 90.0),
+    ]
     told = "no connection to worker one for 12 s; no connection to worker other for 22 s"
     assert why_degraded(peers, USED, 112.4) == told
 
 
 def test_others_than_those_in_use_do_not_matter() -> None:
-    assert why_degraded([_peer(ONE, "one", PeerState.SUSPENDED)], {OTHER}, 500.0) == ""
+    assert why_degraded([worker_status(ONE, "one", PeerState.SUSPENDED)], {OTHER}, 500.0) == ""
 
 
 @pytest.mark.parametrize("state", [state for state in PeerState if state is not PeerState.SUSPENDED])
 def test_a_worker_with_a_connection_or_without_a_session_is_not_silent(state: PeerState) -> None:
-    assert why_degraded([_peer(ONE, "one", state)], USED, 500.0) == ""
+    assert why_degraded([worker_status(ONE, "one", state)], USED, 500.0) == ""
 
 
 def _first_given_up(away: int, back: int, *, grace: float = 120.0, until: int = 3600) -> int | None:
@@ -294,7 +281,10 @@ def _first_given_up(away: int, back: int, *, grace: float = 120.0, until: int = 
     patience = PeerPatience(grace, 0.0)
     for now in range(1, until):
         state = PeerState.SUSPENDED if (now - 1) % (away + back) < away else PeerState.CONNECTED
-        if patience.look([_peer(ONE, "one", state), _peer(OTHER, "other")], USED, float(now)) is not None:
+        if (
+            patience.look([worker_status(ONE, "one", state), worker_status(OTHER, "other")], USED, float(now))
+            is not None
+        ):
             return now
     return None
 
@@ -316,7 +306,7 @@ def test_one_gap_alone_is_the_sessions_to_decide() -> None:
 def test_who_takes_no_part_is_not_waited_for() -> None:
     patience = PeerPatience(10.0, 0.0)
     for now in range(1, 100):
-        assert patience.look([_peer(ONE, "one", PeerState.SUSPENDED)], {OTHER}, float(now)) is None
+        assert patience.look([worker_status(ONE, "one", PeerState.SUSPENDED)], {OTHER}, float(now)) is None
 
 
 async def test_a_load_that_waits_for_a_silent_worker_says_so() -> None:

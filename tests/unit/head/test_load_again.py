@@ -38,7 +38,7 @@ from meshd.wire.lease import OfferedDevice
 from tests.conformance.nodes import fresh_key
 from tests.unit.admin.test_snapshot import path
 from tests.unit.devices.capacity_scene import CPU
-from tests.unit.head.fake_mesh import FakeMesh
+from tests.unit.head.fake_mesh import FakeMesh, worker_status
 from tests.unit.head.rig import Bench
 from tests.unit.head.scene import Scene, scene
 from tests.unit.head.test_model import Stage, model_of, ready, stage, until
@@ -280,19 +280,7 @@ async def test_turns_go_on_where_the_worker_is_resumed_or_lost_before_the_answer
 
 
 def worker(name: str, since: float) -> PeerStatus:
-    return PeerStatus(
-        peer=fresh_key().peer,
-        name=name,
-        role="worker",
-        state=PeerState.CONNECTED,
-        paths=(),
-        native=None,
-        software="",
-        resumes=0,
-        since=since,
-        last_error="",
-        clock_offset=None,
-    )
+    return worker_status(fresh_key().peer, name, since=since)
 
 
 @dataclass

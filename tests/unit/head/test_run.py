@@ -164,15 +164,6 @@ async def test_another_known_worker_gets_three_seconds(tmp_path: Path) -> None:
             assert len(it.bench.tunnels) == 1 + comes
 
 
-async def test_a_worker_that_refuses_is_left_out(tmp_path: Path) -> None:
-    async with scene(tmp_path) as it:
-        it.worker("anna", pin="another")
-        it.worker("bert")
-        it.start()
-        await it.until(ModelState.READY)
-        assert len(it.bench.tunnels) == 1
-
-
 async def test_when_all_refuse_the_reason_is_told_and_another_worker_helps(tmp_path: Path) -> None:
     async with scene(tmp_path) as it:
         it.worker("anna", pin="another")
@@ -214,6 +205,7 @@ async def test_a_head_alone_starts_at_once_where_the_model_fits(tmp_path: Path) 
         await it.until(ModelState.READY, seconds=1)
         assert it.serve.status.model is not None
         assert {part.node for part in it.serve.status.model.split} == {"head"}
+        assert it.llama.spec is not None and it.llama.spec.env["GGML_MESH_FDS"] == ""
 
 
 async def test_a_worker_that_is_known_has_three_seconds_before_the_head_starts_alone(tmp_path: Path) -> None:
@@ -254,13 +246,6 @@ async def test_a_number_of_workers_that_its_user_demands_is_waited_for(tmp_path:
         await it.until(ModelState.WAITING, "1 of 2 ready")
         it.worker("bert")
         await it.until(ModelState.READY, seconds=10)
-
-
-async def test_alone_without_any_worker(tmp_path: Path) -> None:
-    async with scene(tmp_path, min_workers=0) as it:
-        it.start()
-        await it.until(ModelState.READY)
-        assert it.llama.spec is not None and it.llama.spec.env["GGML_MESH_FDS"] == ""
 
 
 async def test_a_name_that_no_worker_has_is_told_beside_a_model_that_is_ready(tmp_path: Path) -> None:

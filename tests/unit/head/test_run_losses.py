@@ -291,13 +291,15 @@ async def test_one_that_ends_a_push_does_not_have_the_other_left_out(tmp_path: P
         assert parts["b"] == WHY_APART
 
 
-async def test_what_is_certain_is_one_workers_doing(tmp_path: Path) -> None:
-    """It names nobody."""
+@pytest.mark.parametrize("why", ["it ended", "it says: lost neighbour 7: it ended"])
+async def test_what_is_certain_is_one_workers_doing(tmp_path: Path, why: str) -> None:
+    """It names nobody, or nobody who is there."""
     async with stage(tmp_path) as it:
         attack = Attack(it, loaded=True)
         for number in range(ENDS):
             assert await attack.life() == {"a", "b"}
-            await attack.lost(attack.second)
+            attack.connect()
+            await attack.lost(attack.second, why)
             assert ends(attack.serve, attack.first, attack.second) == [0, number + 1]
         assert await attack.life() == {"a"}
 

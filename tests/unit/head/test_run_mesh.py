@@ -12,7 +12,7 @@ from meshd.config.forms import HostPort
 from meshd.gateway.interface import ReadyReport
 from meshd.head import model as model_module
 from meshd.head.failures import TRIES
-from meshd.head.leases import AFTER_HEAD_SECONDS, UNCONNECTED, WHY_APART
+from meshd.head.leases import AFTER_HEAD_SECONDS, UNCONNECTED
 from meshd.model.status import ModelState, SplitPart
 from meshd.plan.machines import PlainRpc
 from meshd.rpc import mesh_protocol as wire
@@ -167,51 +167,6 @@ async def test_weights_are_counted_by_what_was_asked_and_answered(tmp_path: Path
         (weight,) = model.tensors_from_network
         assert (weight.node, weight.reason) == ("anna", "no such hash")
         assert [load.missing_bytes for load in model.workers] == [30, 0]
-
-
-@pytest.mark.parametrize("loaded", [False, True])
-async def test_a_llama_server_that_ends_for_a_loss_names_the_worker(tmp_path: Path, loaded: bool) -> None:
-    async with mesh_scene(tmp_path) as it:
-        ready = await held(it)
-        if loaded:
-            ready.set_result(yes())
-            await it.until(ModelState.READY)
-        child = it.llama
-        child.report("lost 1 it says: the device failed")
-        child.die("`llama-server` ended with exit code 86")
-        it.bench.ready = None
-        await it.until(ModelState.LOADING, "llama-server lost worker bert: it says: the device failed")
-        await it.until(ModelState.READY)
-        assert it.llama is not child
-
-
-@pytest.mark.parametrize(
-    ("why", "in_doubt"),
-    [
-        ("it says: lost neighbour 0: it ended", True),
-        ("it has waited for neighbour 0 for 20 s", True),
-        ("it says: lost neighbour 7: it ended", False),
-        ("it ended", False),
-    ],
-)
-async def test_a_worker_that_names_its_neighbour_is_not_the_only_one_in_doubt(
-    tmp_path: Path, why: str, in_doubt: bool
-) -> None:
-    """The two do not push to each other any more: the next loss is certain."""
-
-    async with mesh_scene(tmp_path) as it:
-        ready = await held(it)
-        for place in (0, 1):
-            view(it.bench, place).from_peer(talk.welcome() + talk.met(1 - place))
-        ready.set_result(yes())
-        await it.until(ModelState.READY)
-        assert pushes(it)["bert"] == (True, "")
-        child = it.llama
-        child.report(f"lost 1 {why}")
-        child.die("`llama-server` ended with exit code 86")
-        await it.until(ModelState.LOADING, "llama-server lost worker bert")
-        await it.until(ModelState.READY)
-        assert pushes(it)["bert"] == (False, WHY_APART if in_doubt else UNCONNECTED)
 
 
 async def test_the_last_word_of_a_llama_server_that_has_ended_is_read(tmp_path: Path) -> None:

@@ -134,11 +134,6 @@ def test_of_a_worker_with_two_devices_those_are_used_that_were_measured() -> Non
     assert not found.offers[0].devices[1:], "it is not started either"
 
 
-def test_what_the_user_says_of_the_layers_is_done() -> None:
-    found = plan_model(MODEL, WORK, TWO, replace(AUTO, tensor_split=(5.0, 25.0)))
-    assert layers_of(found) == {"a": 5, "b": 25} and found.speeds is not None
-
-
 def test_plain_rpc_servers_take_part_as_before() -> None:
     there = Machines(TWO.offers, TWO.own, TWO.speeds, plain_rpc=(PlainRpc("10.0.0.9:1", (device(16),)),))
     found = plan_model(MODEL, WORK, there, replace(AUTO, rpc=(HostPort("10.0.0.9", 1),)))
@@ -199,11 +194,6 @@ def test_a_model_that_is_fastest_here_runs_here_unless_its_user_demands_a_worker
     assert "a" in nodes(served) and planned.faster is not None and planned.least == 1
     assert advice.change == RunOn("head", is_head=True)
     assert 0.03 <= advice.gain < 0.3
-
-
-def test_a_worker_is_used_where_it_is_faster_or_the_model_needs_it() -> None:
-    assert "a" in nodes(told(FASTER, AUTO)[0])
-    assert "a" in nodes(told(TOO_SMALL, AUTO)[0])
 
 
 @pytest.mark.parametrize(

@@ -243,11 +243,6 @@ def test_too_few_able_workers_are_waited_for() -> None:
     assert caught.value.hint == f"a CUDA0: {LACKS.text}"
 
 
-def test_a_head_without_compute_takes_no_layers() -> None:
-    plan = make_plan(model(), offers=[node_offer("a", cpu())], options=replace(PLAIN, devices=("none",)))
-    assert [(part.node, part.layers) for part in split_of(plan) if part.layers] == [("a", 8)]
-
-
 def test_a_plain_rpc_server_comes_behind_the_workers() -> None:
     server = PlainRpc("10.0.0.9:50052", (OfferedDevice("RPC0", "gpu", "", 4 * GIB, 4 * GIB),))
     offers = [node_offer("a", gpu())]
