@@ -9,7 +9,7 @@ of each kind count; far and near take turns, for both to meet the same machine, 
 all the time they take more turns. One round trip too many is in every start, however many there are; a near
 start that was never short could hide it on a busy machine, and not on a quiet one. It stays a matter of a
 clock, so a busy machine may fail it, and `make soak` runs it; that nothing is asked one after another is held
-by messages, in tests/unit/head/test_reservations.py.
+by messages, in tests/unit/head/test_leases.py.
 
 What the machines compute cancels out, so what is left are round trips: those that messages need, which
 test_round_trips.py counts in every run with windows that are wide from the start, and those in which windows
