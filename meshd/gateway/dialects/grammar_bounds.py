@@ -9,7 +9,7 @@ head notices (head/llama_server.py).
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 
@@ -312,22 +312,10 @@ class SchemaBudget:
         if depth > _MOST_NESTED:
             raise BeyondBounds(f"the schema is nested more than {_MOST_NESTED} deep")
         self._check_one(schema)
-        for name in _SUB_SCHEMAS:
-            self._visit(schema.get(name), depth + 1)
-        for name in _SUB_LISTS:
-            if isinstance(listed := schema.get(name), list):
-                _at_most(len(listed), _MOST_ALTERNATIVES, f"`{name}` in the schema")
-                for inner in listed:
-                    self._visit(inner, depth + 1)
-                if name == "allOf":
-                    self._visit_merged(listed, depth + 1)
-        for name in _SUB_NAMED:
-            if isinstance(named := schema.get(name), dict):
-                if name == "properties":
-                    _at_most(len(named), _MOST_PROPERTIES, "`properties` of one object in the schema")
-                for key, inner in named.items():
-                    _at_most(len(key), _MOST_NAME, f"the name `{key[:40]}` in the schema", "characters")
-                    self._visit(inner, depth + 1)
+        for _, inner in _inner_schemas(schema):
+            self._visit(inner, depth + 1)
+        if isinstance(merged := schema.get("allOf"), list):
+            self._visit_merged(merged, depth + 1)
 
     def _visit_merged(self, listed: list[object], depth: int) -> None:
         """Count as the pin's _visit_all_of does: the properties of all parts in one list, visited again."""
@@ -361,6 +349,15 @@ class SchemaBudget:
         for name in ("const", "enum"):  # llama.cpp makes an element of each letter of their JSON
             if name in schema:
                 self._count(len(json.dumps(schema[name], ensure_ascii=False)))
+        for name in _SUB_LISTS:
+            if isinstance(parts := schema.get(name), list):
+                _at_most(len(parts), _MOST_ALTERNATIVES, f"`{name}` in the schema")
+        for name in _SUB_NAMED:
+            named = schema.get(name)
+            if name == "properties" and isinstance(named, dict):
+                _at_most(len(named), _MOST_PROPERTIES, "`properties` of one object in the schema")
+            for key in named if isinstance(named, dict) else ():
+                _at_most(len(key), _MOST_NAME, f"the name `{key[:40]}` in the schema", "characters")
         for name in _COUNTS:
             if isinstance(count := schema.get(name), int):
                 self._repeat(count)
@@ -417,14 +414,20 @@ def unenforced(schema: object) -> tuple[str, ...]:
             found[f"`format` `{wanted[:40]}`"] = None
         if part.get("type") == "number":
             found.update(dict.fromkeys(f"`{name}` of a number" for name in _NUMBER_BOUNDS if name in part))
-        pending += [part.get("items"), part.get("additionalProperties")]
-        for name in _SUB_LISTS:
-            if isinstance(listed := part.get(name), list):
-                pending += listed
-        for name in ("properties", "$defs", "definitions"):
-            if isinstance(named := part.get(name), dict):
-                pending += named.values()
+        pending += [inner for name, inner in _inner_schemas(part) if name not in _UNREAD]
     return tuple(found)
+
+
+def _inner_schemas(schema: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """Yield each schema within this one, with the keyword that holds it."""
+    for name in _SUB_SCHEMAS:
+        yield name, schema.get(name)
+    for name in _SUB_LISTS:
+        if isinstance(listed := schema.get(name), list):
+            yield from ((name, inner) for inner in listed)
+    for name in _SUB_NAMED:
+        if isinstance(named := schema.get(name), dict):
+            yield from ((name, inner) for inner in named.values())
 
 
 def _branches(
