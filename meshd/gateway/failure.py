@@ -162,11 +162,13 @@ def read_failure(body: bytes, status: int, path: str = "") -> Failure | None:
 
 def object_failure(error: Mapping[str, object], status: int) -> Failure:
     """Read an error object; its own code replaces `status` if it is an HTTP status."""
+    # what it says, of bounded length
     code, message = error.get("code"), error.get("message")
     if type(code) is int and 400 <= code < 600:
         status = code
     status = status if status >= 400 else 500
     why, kind = (_short(error.get(*field)) for field in (("message", ""), ("type", "server_error")))
+    # what has a name: a prompt that is too long, a feature that is not served, what another node has worded
     if kind == _EXCEEDS or code == CONTEXT_EXCEEDED or (isinstance(message, str) and _FULL in message):
         counts = [error.get("n_prompt_tokens"), error.get("n_ctx")]
         prompt, most = (count if type(count) is int and 0 <= count < _MOST_TOKENS else 0 for count in counts)
@@ -175,6 +177,7 @@ def object_failure(error: Mapping[str, object], status: int) -> Failure:
         return lacking
     if isinstance(code, str) and code:  # another node has worded it
         return Failure(status, why, type=kind, code=code[:_MOST_CODE_LETTERS])
+    # faults of the request that llama-server calls its own
     if found := _TEMPLATE.search(why):
         why = f"the model's chat template refuses these messages: {found[1].strip()}"
         return Failure(400, why, code="template_refused", param="messages")

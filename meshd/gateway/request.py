@@ -231,12 +231,14 @@ class UpstreamRequest:
 
 def upstream_request(translation: Translation) -> UpstreamRequest:
     """Check the fields of a request that its dialect has translated. Raises HttpRefusal."""
+    # the fields, each by itself and then what only all of them show
     path, stream = translation.path, translation.stream
     endpoint = ENDPOINTS[path]
     fields = judged(translation.fields, endpoint)
     if has_remote_media(fields):
         message = "nothing is fetched for a request: send images and sounds as data URLs (`data:…`)"
         raise invalid(message, code="remote_media_not_allowed")
+    # the answers that it asks for, which become requests of their own
     answers = count_answers(fields, endpoint)
     if answers > _MOST_ANSWERS:
         which = f"{answers} answers, all prompts together"

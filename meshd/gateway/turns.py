@@ -531,12 +531,14 @@ class Accounts:
             meter.hung_up()
             raise
         finally:
+            # what the key has used, with an estimate of a prompt whose tokens nobody told
             wall, estimated = self._wall(), meter.estimated_prompt
             prompt = meter.prompt if estimated is None else estimated
             account.answers += 1
             account.prompt_tokens += prompt or 0
             account.generated_tokens += meter.generated
             account.add_tokens((prompt or 0) + meter.generated, wall)
+            # the line of the log
             if self._log is not None:
                 line = LoggedAnswer(
                     time=utc_text(wall),

@@ -511,6 +511,7 @@ def _call(call: object, where: str) -> dict[str, object]:
 
 
 def _judge_tools(fields: dict[str, object]) -> None:
+    # the tools, of which only functions can be offered
     for name, instead in (("functions", "tools"), ("function_call", "tool_choice")):
         if fields.get(name) is not None:
             raise invalid(f"`{name}` is OpenAI's older form of `{instead}`: send `{instead}`", name)
@@ -524,6 +525,7 @@ def _judge_tools(fields: dict[str, object]) -> None:
             raise invalid(message, f"tools[{at}].type")
         if not name_of_tool(tool):
             raise invalid(f"`tools[{at}].function.name` is missing", f"tools[{at}].function.name")
+    # the choice among them, which llama-server knows only for all together
     match choice:
         case {"type": "function"} if isinstance(choice, dict):
             choose_tools(fields, "required", [name_of_tool(choice)])
