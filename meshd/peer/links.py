@@ -1,9 +1,11 @@
 """Carry one session over the links of a peer: move bytes, choose the link for data, ping links.
 
 `LinkDriver` is a task that sends and a task that receives, until the link ends. It holds no state of the
-session: it moves bytes between `Session` and `Link`, and hands the events on. Whether its task or a caller
-sends now is decided in send_turn.py. `PeerLinks` holds all links of a peer. The session decides nothing about
-links: the leader of the pair chooses (path_selection.py) and informs the session.
+session: it moves bytes between `Session` and `Link`, and hands the events on. A caller that has given the
+session data sends it at once while the task rests. Nothing is sent within another send, or while the session
+is being fed, which happens deep in nested calls; and nothing overtakes what a full link has not accepted.
+`PeerLinks` holds all links of a peer. The session decides nothing about links: the leader of the pair chooses
+(path_selection.py) and informs the session.
 """
 
 import asyncio
@@ -21,20 +23,6 @@ from meshd.mux.session import LinkStatus, Session
 from meshd.peer.dial_schedule import Present
 from meshd.peer.interface import PathStatus
 from meshd.peer.path_selection import SILENT_AFTER, Chooser, Path, surplus
-from meshd.peer.send_turn import (
-    ASKED,
-    FED,
-    FEED,
-    FEED_FAILED,
-    FULL,
-    IDLE,
-    SEND,
-    SENT,
-    TASK_RESTS,
-    TASK_WORKS,
-    WAKE,
-    WORKING,
-)
 
 SEND_BYTES = 256 << 10  # per turn of the sender: small enough that a control frame does not wait long
 _FAREWELL_SECONDS = 0.5
@@ -70,22 +58,25 @@ class LinkDriver:
         self._wake = asyncio.Event()
         self._ending = asyncio.Event()
         self.why = ""
-        self._turn = WORKING
         self._fault: RemoteProtocolError | Fault | None = None
+        self._rests = False  # the task waits for `_wake`, and nobody else is sending
+        self._feeds = False  # the session is taking in what was received
+        self._asked = False  # and there is something to send because of it
         # What a full link has not accepted: sent before anything else.
         self._held: list[bytes | memoryview] = []
 
     def wake(self) -> None:
-        """Send what the session may have to send, at once if nothing prevents it."""
-        self._turn, act = ASKED[self._turn]
-        if act is SEND:
+        """Send what the session may have to send: at once, once the session has been fed, or by the task."""
+        if self._feeds:
+            self._asked = True
+        elif self._rests:
             self._send_now()
-        elif act is WAKE:
+        else:
             self._wake.set()
 
     def pass_on(self, stream_id: int, data: bytes) -> bool:
         """Write to a stream and send it at once; return False, and do nothing, if that takes more steps."""
-        if self._turn != IDLE:
+        if self._feeds or not self._rests:
             return False
         pieces = self.session.fast_path.send(self.link_id, stream_id, data, self._now())
         if pieces is None:
@@ -100,6 +91,7 @@ class LinkDriver:
 
     def _send_now(self) -> None:
         """Send at once, which saves the turn of the event loop that waking a task would cost."""
+        self._rests = False
         try:
             while pieces := self.session.transmit(self.link_id, self._now(), SEND_BYTES):
                 if not self.link.try_send(pieces):
@@ -110,14 +102,14 @@ class LinkDriver:
         except (Broken, Closed):
             self._keep([b""])  # the task meets the same error
         finally:
-            self._turn = SENT[self._turn]
+            self._rests = not self._held
             if self._limited:
                 self._mind_timer()
 
     def _keep(self, pieces: list[bytes | memoryview]) -> None:
         """Keep what the link did not take for the task, before anything else."""
         self._held = pieces
-        self._turn = FULL[self._turn]
+        self._rests = False
         self._wake.set()
 
     def _mind_timer(self) -> None:
@@ -159,12 +151,12 @@ class LinkDriver:
             if pieces:
                 await link.send(pieces)
             else:
-                self._turn = TASK_RESTS[self._turn]
+                self._rests = True
                 self._mind_timer()
                 try:
                     await wake.wait()
                 finally:
-                    self._turn = TASK_WORKS[self._turn]
+                    self._rests = False
 
     async def _receive(self) -> None:
         while True:
@@ -182,7 +174,7 @@ class LinkDriver:
         return True
 
     def _take(self, data: bytes | memoryview) -> None:
-        self._turn = FEED[self._turn]
+        self._feeds, self._asked = True, False
         session, now = self.session, self._now()
         try:
             arrived = session.fast_path.receive(self.link_id, data, now)
@@ -192,15 +184,9 @@ class LinkDriver:
             else:
                 ask = True
                 self._dispatch(session, session.receive(self.link_id, data, now))
-        except BaseException:
-            self._turn = FEED_FAILED[self._turn]
-            raise
-        self._turn, act = FED[self._turn]
-        if act is SEND:
-            self._send_now()
-        elif act is WAKE:
-            self._wake.set()
-        elif ask and session.due(self.link_id, now):
+        finally:
+            self._feeds = False
+        if self._asked or (ask and session.due(self.link_id, now)):
             self.wake()
         self._mind_timer()
 

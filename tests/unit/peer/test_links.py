@@ -1,4 +1,4 @@
-"""Links of a peer: how they are shown, and what a full one does not take goes first when there is room."""
+"""Links of a peer: how they are shown, who sends over one and when, and what a full one does not take."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -68,6 +68,8 @@ class HalfLink:
         self.sent = bytearray()
         self.full = self.broken = False
         self.open = asyncio.Event()
+        self.sending: Callable[[], None] = lambda: None  # called within each `try_send`
+        self.arrive: Callable[[bytes], bool] = lambda _data: False
 
     def _take(self, data: Sequence[bytes | memoryview]) -> None:
         if self.broken:
@@ -77,6 +79,7 @@ class HalfLink:
     def try_send(self, data: Sequence[bytes | memoryview]) -> bool:
         if not self.full:
             self._take(data)
+            self.sending()
         return not self.full
 
     async def send(self, data: Sequence[bytes | memoryview]) -> None:
@@ -90,7 +93,7 @@ class HalfLink:
         raise AssertionError
 
     def divert(self, take: Callable[[bytes], bool]) -> None:
-        pass
+        self.arrive = take
 
 
 async def _settled() -> None:
@@ -98,8 +101,11 @@ async def _settled() -> None:
         await asyncio.sleep(0)
 
 
-def _talking() -> tuple[Two, Wire, int, HalfLink, LinkDriver]:
-    """Two sessions with a stream between them; the leader's driver has a link that the test holds."""
+def _talking(heard: Callable[[], None] = lambda: None) -> tuple[Two, Wire, int, HalfLink, LinkDriver]:
+    """Two sessions with a stream between them; the leader's driver has a link that the test holds.
+
+    `heard` is called while the leader's session takes in what has come.
+    """
     two = Two()
     wire = two.link()
     stream = two.leader.open()
@@ -110,8 +116,8 @@ def _talking() -> tuple[Two, Wire, int, HalfLink, LinkDriver]:
         link_id=wire.link_id,
         session=two.leader.session,
         now=lambda: two.now,
-        dispatch=lambda _session, _events: None,
-        deliver=lambda _session, _stream, _data: None,
+        dispatch=lambda _session, _events: heard(),
+        deliver=lambda _session, _stream, _data: heard(),
         rearm=lambda _at: None,
         contained=Contained("peer", "link"),
     )
@@ -138,6 +144,74 @@ async def test_what_a_full_link_does_not_take_goes_first_when_there_is_room() ->
     wire.to["follower"] += link.sent
     two.deliver(two.follower, wire)
     assert two.flows.out("leader", stream).read == 13
+
+
+async def test_nobody_overtakes_what_a_full_link_left_to_the_task() -> None:
+    two, wire, stream, link, driver = _talking()
+    async with Owner() as owner:
+        task = owner.start(driver.carry(b""), name="carry")
+        await _settled()
+        link.full = True
+        two.leader.write(stream, b"one")
+        driver.wake()
+        link.full, before = False, len(link.sent)
+        two.leader.write(stream, b"two")
+        driver.wake()
+        assert len(link.sent) == before, "the task has not sent the rest yet"
+        await _settled()
+        await cancel_and_wait(task)
+    wire.to["follower"] += link.sent
+    two.deliver(two.follower, wire)
+    assert two.flows.out("leader", stream).read == len(b"onetwo")
+
+
+async def test_what_is_asked_for_while_the_session_is_fed_is_sent_once_and_after_that() -> None:
+    sent_before: list[int] = []
+
+    def answer() -> None:
+        assert not driver.pass_on(stream, b"short cut"), "the session is at work"
+        two.leader.write(stream, b"answer")
+        for _ in range(3):
+            driver.wake()
+        sent_before.append(len(link.sent))
+
+    two, wire, stream, link, driver = _talking(answer)
+    async with Owner() as owner:
+        task = owner.start(driver.carry(b""), name="carry")
+        await _settled()
+        begin = len(link.sent)
+        two.follower.write(stream, b"question")
+        two.flows.into("leader", stream).read += len(b"question")
+        link.arrive(b"".join(map(bytes, two.follower.session.transmit(wire.link_id, two.now, 1 << 20))))
+        assert sent_before == [begin] and len(link.sent) > begin, "it is sent without the task's turn"
+        await cancel_and_wait(task)
+    wire.to["follower"] += link.sent
+    two.deliver(two.follower, wire)
+    assert two.flows.out("leader", stream).read == len(b"answer")
+
+
+async def test_nobody_sends_within_another_send_and_nothing_is_forgotten() -> None:
+    two, wire, stream, link, driver = _talking()
+    sends: list[int] = []
+
+    def within() -> None:
+        sends.append(len(sends))
+        if len(sends) == 1:
+            two.leader.write(stream, b"two")
+            driver.wake()
+            assert len(sends) == 1, "the task, or the send that is under way, takes it along"
+
+    async with Owner() as owner:
+        task = owner.start(driver.carry(b""), name="carry")
+        await _settled()
+        link.sending = within
+        two.leader.write(stream, b"one")
+        driver.wake()
+        await _settled()
+        await cancel_and_wait(task)
+    wire.to["follower"] += link.sent
+    two.deliver(two.follower, wire)
+    assert two.flows.out("leader", stream).read == len(b"onetwo")
 
 
 async def test_what_a_broken_link_did_not_take_goes_over_the_next_one() -> None:
