@@ -1,10 +1,10 @@
 """Exchange news between connected members: records, bans and presence, over one durable stream per pair.
 
 Each change is sent once to each peer. Nothing is queued: the content itself is the queue, and each stream
-reads the journal of `NewsOutbox` with its own mark, so a change costs each stream one look. A record that
+reads the journal of `NewsLedger` with its own mark, so a change costs each stream one look. A record that
 changes more often than its share is passed on when its turn comes, in its latest form. `Told` notes for one
 stream what the other side has sent, so that it is not sent back. At first, and each minute in which nothing
-happens, the two peers compare a hash of everything (`NewsLedger`), and send each other what one of them
+happens, the two peers compare a hash of everything, and send each other what one of them
 lacks.
 
 A member's news are read at a bounded rate: a member that sends more waits, and a member whose news do not
@@ -68,6 +68,7 @@ K = TypeVar("K")
 _ENTRY = struct.Struct(">32sQQIB")
 
 Issuers = TokenBuckets[Admitter | PeerId]
+Learn = Callable[[], bool | None]
 
 NEW_COST = 1.0  # a statement whose signatures are checked
 NEW_BAN_COST = 5.0  # a ban is also written to disk before it is acted on
@@ -96,63 +97,98 @@ class LifeItem:
     peer: PeerId
 
 
-Item = PeerId | BanItem | LifeItem
+Item = PeerId | BanItem | LifeItem  # a node's record, a ban, or a node's presence
 
 
-"""One piece of news: a node's record, a ban, or a node's presence."""
+class NewsLedger:
+    """All that this node tells: the journal of its changes, and hashes of the whole.
 
+    `own` returns the sequence number of our record. Call `collect` before each look at `journal`.
+    """
 
-class NewsOutbox:
-    """The changes to pass on. Call `collect` before each look at `journal`."""
-
-    def __init__(self, *, me: PeerId, book: Book, bans: RevocationSet, gossip: PresenceGossip) -> None:
+    def __init__(
+        self,
+        *,
+        me: PeerId,
+        own: Callable[[], int],
+        book: Book,
+        bans: RevocationSet,
+        gossip: PresenceGossip,
+    ) -> None:
         self._me = me
-        self._gossip = gossip
+        self._own = own
         self._book = book
         self._bans = bans
+        self._gossip = gossip
+        # Changes to pass on; `changed_at` is when the content changed last.
         self.journal: Journal[Item] = Journal()
-        self._book_mark = self._bans_mark = self._gossip_mark = self._turns_mark = 0
-        self._own = -1
+        self.changed_at = 0.0
+        self._collected: tuple[int, ...] = (-1, 0, 0, 0)
+        self._turns_mark = 0
         self._news: TokenBuckets[PeerId] = TokenBuckets(NEWS_OF_ONE)
         self._turns: TokenBuckets[PeerId] = TokenBuckets(LIVES_OF_ONE)
         self._signs: TokenBuckets[PeerId] = TokenBuckets(SIGNS_OF_ONE)
         self._held: dict[Item, float] = {}  # when the turn of a delayed item comes
         self._held_signs: dict[Item, float] = {}
+        # The hashes of the content that has these marks.
+        self._hashed: tuple[int, ...] = ()
+        self._buckets: tuple[bytes, ...] = ()
+        self._digest = b""
 
-    def collect(self, own: int, now: float) -> None:
-        """Take in what changed since the last time. `own`: the sequence number of our own record."""
+    def _marks(self) -> tuple[int, ...]:
+        """Return numbers that change whenever the content changes."""
+        return self._own(), self._book.journal.mark, self._bans.journal.mark, self._gossip.journal.mark
+
+    # Changes.
+
+    def collect(self, now: float) -> None:
+        """Take in what changed since the last time."""
+        own, book_mark, bans_mark, gossip_mark = self._collected
+        marks = self._marks()
+        if marks != self._collected:
+            self._collected, self.changed_at = marks, now
         # Our record and bans go out at once, other records at a pace.
-        if own != self._own:
-            self._own = own
+        if marks[0] != own:
             self.journal.touch(self._me)
-        for digest in self._bans.journal.since(self._bans_mark):
+        for digest in self._bans.journal.since(bans_mark):
             self.journal.touch(BanItem(digest))
-        for peer in self._book.journal.since(self._book_mark):
+        for peer in self._book.journal.since(book_mark):
             self._tell_at_a_pace(peer, self._news.of(peer, now), self._held, now)
-        self._collect_gossip(now)
-        self._bans_mark, self._book_mark = self._bans.journal.mark, self._book.journal.mark
+        self._collect_gossip(gossip_mark, now)
         # Items that were held back and are due now.
         for held in (self._held, self._held_signs):
             for item in [item for item, due in held.items() if due <= now]:
                 del held[item]
                 self.journal.touch(item)
         # Clean up when many items have vanished.
-        if (
-            len(self.journal)
-            > 1 + len(self._bans) + len(self._book.journal) + len(self._gossip.journal) + SLACK
-        ):
+        known = 1 + len(self._bans) + len(self._book.journal) + len(self._gossip.journal)
+        if len(self.journal) > known + SLACK:
             self._drop_what_is_gone()
 
-    def _collect_gossip(self, now: float) -> None:
+    @property
+    def due(self) -> float | None:
+        """The time of the next delayed item; None if there is none."""
+        return min((*self._held.values(), *self._held_signs.values()), default=None)
+
+    def _collect_gossip(self, mark: int, now: float) -> None:
         turned = set(self._gossip.turns.since(self._turns_mark))
-        for peer in self._gossip.journal.since(self._gossip_mark):
+        self._turns_mark = self._gossip.turns.mark
+        for peer in self._gossip.journal.since(mark):
             item = LifeItem(peer)
             if peer in turned:
                 self._held_signs.pop(item, None)
                 self._tell_at_a_pace(item, self._turns.of(peer, now), self._held, now)
             elif item not in self._held:
                 self._tell_at_a_pace(item, self._signs.of(peer, now), self._held_signs, now)
-        self._gossip_mark, self._turns_mark = self._gossip.journal.mark, self._gossip.turns.mark
+
+    def _tell_at_a_pace(self, item: Item, pace: TokenBucket, held: dict[Item, float], now: float) -> None:
+        if item in held:
+            return
+        pause = pace.take(1, now)
+        if pause:
+            held[item] = now + pause
+        else:
+            self.journal.touch(item)
 
     def _drop_what_is_gone(self) -> None:
         for item in self.journal.since(0):
@@ -165,19 +201,48 @@ class NewsOutbox:
             if gone:
                 self.journal.drop(item)
 
-    @property
-    def due(self) -> float | None:
-        """The time of the next delayed item; None if there is none."""
-        return min((*self._held.values(), *self._held_signs.values()), default=None)
+    # Hashes.
 
-    def _tell_at_a_pace(self, item: Item, pace: TokenBucket, held: dict[Item, float], now: float) -> None:
-        if item in held:
+    @property
+    def digest(self) -> bytes:
+        """The digest of everything, 16 bytes."""
+        self._hash()
+        return self._digest
+
+    @property
+    def buckets(self) -> tuple[bytes, ...]:
+        """The hashes of 256 parts, 8 bytes for each."""
+        self._hash()
+        return self._buckets
+
+    def differing(self, theirs: tuple[bytes, ...]) -> list[Item]:
+        """Return our items in the parts that differ on the other side."""
+        parts = {at for at, (a, b) in enumerate(zip(self.buckets, theirs, strict=True)) if a != b}
+        found: list[Item] = [BanItem(digest) for digest in self._bans.digests() if digest[0] in parts]
+        for peer in (self._me, *(record.peer for record in self._book.records())):
+            if peer.raw[0] in parts:
+                found += (peer, LifeItem(peer))
+        return found
+
+    def _hash(self) -> None:
+        """Hash the content, if it has changed since."""
+        marks = self._marks()
+        if marks == self._hashed:
             return
-        pause = pace.take(1, now)
-        if pause:
-            held[item] = now + pause
-        else:
-            self.journal.touch(item)
+        self._hashed = marks
+        parts: list[list[bytes]] = [[] for _ in range(BUCKETS)]
+        for digest in self._bans.digests():
+            parts[digest[0]].append(digest)
+        for record in self._book.records():
+            sequence, count, away = (0, 0, 0) if record.has_left else self._gossip.mark_of(record.peer)
+            raw = record.peer.raw
+            parts[raw[0]].append(_ENTRY.pack(raw, record.sequence, sequence, count, away))
+        raw = self._me.raw
+        parts[raw[0]].append(_ENTRY.pack(raw, marks[0], *self._gossip.order(self._me), 0))
+        self._buckets = tuple(
+            hashlib.sha256(b"".join(sorted(part))).digest()[:BUCKET_BYTES] for part in parts
+        )
+        self._digest = hashlib.sha256(b"".join(self._buckets)).digest()[:DIGEST_BYTES]
 
 
 @dataclass(slots=True)
@@ -228,62 +293,6 @@ def _keep(kept: dict[K, Order], key: K, order: Order) -> None:
     kept[key] = order
     if len(kept) > NEWS_HEARD.most:
         del kept[next(iter(kept))]
-
-
-class NewsLedger:
-    """Hashes of the current content of `book`, `bans` and `gossip`; recomputed on demand after a change."""
-
-    def __init__(self, *, me: PeerId, book: Book, bans: RevocationSet, gossip: PresenceGossip) -> None:
-        self._me = me
-        self._book = book
-        self._bans = bans
-        self._gossip = gossip
-        self._marks: tuple[int, ...] = ()
-        self._buckets: tuple[bytes, ...] = ()
-        self._digest = b""
-
-    def digest(self, own: int) -> bytes:
-        """Return the digest, 16 bytes. `own`: the sequence number of our record."""
-        self._look(own)
-        return self._digest
-
-    def buckets(self, own: int) -> tuple[bytes, ...]:
-        """Return the hashes, 8 bytes for each of 256 parts."""
-        self._look(own)
-        return self._buckets
-
-    def differing(self, theirs: tuple[bytes, ...], own: int) -> list[Item]:
-        """Return our items in the parts that differ on the other side."""
-        self._look(own)
-        parts = {at for at, (a, b) in enumerate(zip(self._buckets, theirs, strict=True)) if a != b}
-        found: list[Item] = [BanItem(digest) for digest in self._bans.digests() if digest[0] in parts]
-        for peer in (self._me, *(record.peer for record in self._book.records())):
-            if peer.raw[0] in parts:
-                found += (peer, LifeItem(peer))
-        return found
-
-    def marks(self, own: int) -> tuple[int, ...]:
-        """Return numbers that change whenever the content changes."""
-        return own, self._book.journal.mark, self._bans.journal.mark, self._gossip.journal.mark
-
-    def _look(self, own: int) -> None:
-        marks = self.marks(own)
-        if marks == self._marks:
-            return
-        self._marks = marks
-        parts: list[list[bytes]] = [[] for _ in range(BUCKETS)]
-        for digest in self._bans.digests():
-            parts[digest[0]].append(digest)
-        for record in self._book.records():
-            sequence, count, away = (0, 0, 0) if record.has_left else self._gossip.mark_of(record.peer)
-            raw = record.peer.raw
-            parts[raw[0]].append(_ENTRY.pack(raw, record.sequence, sequence, count, away))
-        raw = self._me.raw
-        parts[raw[0]].append(_ENTRY.pack(raw, own, *self._gossip.order(self._me), 0))
-        self._buckets = tuple(
-            hashlib.sha256(b"".join(sorted(part))).digest()[:BUCKET_BYTES] for part in parts
-        )
-        self._digest = hashlib.sha256(b"".join(self._buckets)).digest()[:DIGEST_BYTES]
 
 
 class NewsLimits:
@@ -364,11 +373,14 @@ class News:
         self._book = book
         self._gossip = gossip
         self._heard = heard
-        self.outbox = NewsOutbox(me=node.peer, book=book, bans=node.bans, gossip=gossip)
-        self._ledger = NewsLedger(me=node.peer, book=book, bans=node.bans, gossip=gossip)
+        self.ledger = NewsLedger(
+            me=node.peer,
+            own=lambda: node.host.record().sequence,
+            book=book,
+            bans=node.bans,
+            gossip=gossip,
+        )
         self.limits = NewsLimitsByMember()
-        self._marks: tuple[int, ...] = ()
-        self._changed_at = 0.0
 
     async def keep(self, peer: PeerId, open_stream: Callable[[], Stream], rng: Callable[[], float]) -> None:
         """Talk with `peer` until `open_stream` raises Broken: a lost stream is opened again.
@@ -414,15 +426,15 @@ class News:
 
     async def _tell(self, messages: MessageStream, peer: PeerId, told: Told, limits: NewsLimits) -> None:
         # The stream begins with a comparison of everything.
-        self._collect()
-        mark = self.outbox.journal.mark  # existing content is compared
+        self.ledger.collect(self._node.now())
+        mark = self.ledger.journal.mark  # existing content is compared
         gossip_mark = self._gossip.journal.mark
         await self._tell_digest(messages, told)
         # Then each change is sent, and what the other side lacks, until the next comparison.
         while True:
             seen = self._node.version
-            self._collect()
-            items, mark = self.outbox.journal.since(mark), self.outbox.journal.mark
+            self.ledger.collect(self._node.now())
+            items, mark = self.ledger.journal.since(mark), self.ledger.journal.mark
             for item in items:
                 for message in self._words(item, peer, told):
                     await messages.send(message)
@@ -454,25 +466,18 @@ class News:
         if not told.asked:  # else the peer has compared again meanwhile
             told.asked = asked[::-1]
 
-    def _collect(self) -> None:
-        own, now = self._node.host.record().sequence, self._node.now()
-        marks = self._ledger.marks(own)
-        if marks != self._marks:
-            self._marks, self._changed_at = marks, now
-        self.outbox.collect(own, now)
-
     def _is_quiet(self) -> bool:
-        return self._node.now() >= self._changed_at + QUIET_SECONDS
+        return self._node.now() >= self.ledger.changed_at + QUIET_SECONDS
 
     async def _tell_digest(self, messages: MessageStream, told: Told) -> None:
         told.compared_at = self._node.now()
-        await messages.send(DigestNews(self._ledger.digest(self._node.host.record().sequence)).encode())
+        await messages.send(DigestNews(self.ledger.digest).encode())
 
     async def _until_changed(self, seen: int, told: Told, limits: NewsLimits) -> None:
         """Wait for a change, a delayed item that becomes due, or the time to compare."""
-        due = max(told.compared_at + told.pause, self._changed_at + QUIET_SECONDS)
-        if self.outbox.due is not None:
-            due = min(due, self.outbox.due)
+        due = max(told.compared_at + told.pause, self.ledger.changed_at + QUIET_SECONDS)
+        if self.ledger.due is not None:
+            due = min(due, self.ledger.due)
         if told.asked or told.refuted:
             due = min(due, self._node.now() + limits.rest(self._node.now()))
         try:
@@ -512,22 +517,24 @@ class News:
                 news = None
             match news:
                 case BanNews(ban=ban):
-                    await limits.pause(self._learn_ban(ban, told, limits))
+                    await limits.pause(self._learn(partial(self._learn_ban, ban, told), limits, NEW_BAN_COST))
                 case RecordNews(record=raw):
-                    await limits.pause(self._learn_record(raw, told, limits))
+                    await limits.pause(self._learn(partial(self._learn_record, raw, told), limits))
                 case PresenceNews(entries=entries):
                     for at in range(0, len(entries), _AT_ONCE):
                         part = entries[at : at + _AT_ONCE]
-                        await limits.pause(sum(self._learn_sign(raw, told, limits) for raw in part))
+                        await limits.pause(
+                            sum(self._learn(partial(self._learn_sign, raw, told), limits) for raw in part)
+                        )
                 case AwayNews(away=raw):
-                    await limits.pause(self._learn_away(raw, peer, told, limits))
+                    await limits.pause(self._learn(partial(self._learn_away, raw, peer, told), limits))
                 case DigestNews(digest=digest):
                     await limits.pause(KNOWN_COST)
                     await self._compare(digest, messages, told, limits)
                 case BucketsNews(hashes=hashes):
                     await limits.pause(NEW_COST)
                     if limits.compares(self._node.now()):
-                        told.asked = self._ledger.differing(hashes, self._node.host.record().sequence)
+                        told.asked = self.ledger.differing(hashes)
                         self._node.changed()
                 case None:
                     await limits.pause(KNOWN_COST)
@@ -536,93 +543,78 @@ class News:
         """Compare the other side's digest with ours, and answer with hashes of all parts if they differ."""
         if not limits.digests(self._node.now()):
             return  # before anything is computed
-        own = self._node.host.record().sequence
-        self._collect()
-        if digest == self._ledger.digest(own):
+        self.ledger.collect(self._node.now())
+        if digest == self.ledger.digest:
             told.pause = COMPARE_SECONDS
         elif not told.begun or self._is_quiet():
             if told.begun:
                 told.pause = min(2 * told.pause, MAX_COMPARE_SECONDS)
-            answer = BucketsNews(self._ledger.buckets(own)).encode()
+            answer = BucketsNews(self.ledger.buckets).encode()
             limits.answered(len(answer), self._node.now())
             await messages.send(answer)
         told.begun = True
 
-    def _learn_ban(self, ban: bytes, told: Told, limits: NewsLimits) -> float:
-        """Take a ban in and return its cost. Raises RemoteProtocolError after too many invalid ones."""
-        item = BanItem(digest_of(ban))
-        if self._node.bans.entry(item.digest) is not None:
-            told.hear(item, (0,))
-            return KNOWN_COST
-        if self._node.learn_bans([ban]):
-            limits.fault("an invalid ban")
-        told.hear(item, (0,))
-        return NEW_BAN_COST
-
-    def _learn_record(self, raw: bytes, told: Told, limits: NewsLimits) -> float:
-        """Take a record in, as `_learn_ban`.
-
-        A record of a banned node is no fault: the sender may not know yet.
+    def _learn(self, learn: Learn, limits: NewsLimits, cost: float = NEW_COST) -> float:
+        """Take one statement in, and return what it costs. Raises RemoteProtocolError after too many invalid
+        ones.
         """
         try:
-            record = PeerRecord.decode(raw)
-        except RemoteProtocolError as error:
+            new = learn()
+        except (RemoteProtocolError, Fault) as error:
             limits.fault(error.what)
-            return NEW_COST
+            return cost
+        if new:
+            self._node.changed()
+        return KNOWN_COST if new is None else cost
+
+    # Each of these takes a statement in. It returns None for a known one, and True if the streams have to
+    # look again. It raises RemoteProtocolError or Fault for an invalid one.
+
+    def _learn_ban(self, ban: bytes, told: Told) -> bool | None:
+        item = BanItem(digest_of(ban))
+        is_known = self._node.bans.entry(item.digest) is not None
+        told.hear(item, (0,))
+        if not is_known and self._node.learn_bans([ban]):
+            raise RemoteProtocolError("an invalid ban", code="news")
+        return None if is_known else False
+
+    def _learn_record(self, raw: bytes, told: Told) -> bool | None:
+        record = PeerRecord.decode(raw)
+        source = f"peer {record.peer.short}"
         try:
-            with Contained(f"peer {record.peer.short}", "record"):
+            # A fault is the sender's: whether the node itself signed the record is not known yet.
+            with Contained(source, "record"):
                 new = self._book.add(record)
-        except Fault as error:
-            limits.fault(error.what)  # the sender's fault: whether the node itself signed it is not known
-            return NEW_COST
         except RemoteProtocolError as error:
-            if error.code != "banned":
-                limits.fault(error.what)
-            return NEW_COST
+            if error.code == "banned":
+                return False  # the sender may not know yet
+            raise
         told.hear(record.peer, (record.sequence,))
         if not new:
-            return KNOWN_COST
-        with (
-            suppress(Fault),  # counted for its signer: the member that sent it may know no better
-            Contained(f"peer {record.peer.short}", "record", partial(self._blame, record.peer)),
-        ):
+            return None
+        # From here on a fault is its signer's: the member that sent it may know no better.
+        with suppress(Fault), Contained(source, "record", partial(self._blame, record.peer)):
             self._heard(record)
-            self._node.changed()
-        return NEW_COST
+        return True
 
     def _blame(self, peer: PeerId, fault: Fault) -> None:
         self._node.faults.blame(peer, self._node.now(), fault.what)
 
-    def _learn_sign(self, raw: bytes, told: Told, limits: NewsLimits) -> float:
-        """Take a sign of life in, as `_learn_ban`."""
-        try:
-            sign = Presence.from_bytes(raw)
-        except RemoteProtocolError as error:
-            limits.fault(error.what)
-            return NEW_COST
+    def _learn_sign(self, raw: bytes, told: Told) -> bool | None:
+        sign = Presence.from_bytes(raw)
         new = self._gossip.hear_sign(sign)
         told.hear_sign(sign.peer, sign.order)
-        return self._judge(new, limits, "an invalid sign of life")
+        if new is False:
+            raise RemoteProtocolError("an invalid sign of life", code="news")
+        return new
 
-    def _learn_away(self, raw: bytes, peer: PeerId, told: Told, limits: NewsLimits) -> float:
-        """Take a statement of absence in, as `_learn_ban`."""
-        try:
-            away = Away.from_bytes(raw)
-        except RemoteProtocolError as error:
-            limits.fault(error.what)
-            return NEW_COST
+    def _learn_away(self, raw: bytes, peer: PeerId, told: Told) -> bool | None:
+        away = Away.from_bytes(raw)
         new = self._gossip.hear_away(away, self._node.now(), teller=peer)
         refuted = bool(new) and self._gossip.refute(self._node.now())
         told.hear_away(away.peer, away.order, self._gossip)
         if refuted or told.refuted:
             self._node.changed()
-        return self._judge(new, limits, "an invalid statement of absence")
-
-    def _judge(self, new: bool | None, limits: NewsLimits, fault: str) -> float:
-        if new is None:
-            return KNOWN_COST
-        if new:
-            self._node.changed()
-        else:
-            limits.fault(fault)
-        return NEW_COST
+        if new is False:
+            raise RemoteProtocolError("an invalid statement of absence", code="news")
+        return new

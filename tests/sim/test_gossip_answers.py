@@ -26,19 +26,19 @@ def _fill(node: WorldNode) -> int:
 
 def test_many_digests_are_answered_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
     made = 0
-    real = news_module.NewsLedger._look
+    real = news_module.NewsLedger._hash
 
-    def look(self: news_module.NewsLedger, own: int) -> None:
+    def look(self: news_module.NewsLedger) -> None:
         nonlocal made
         made += 1
-        real(self, own)
+        real(self)
 
     async def main() -> None:
         async with World() as world:
             _, victim, _, teller = await heard_by(world)
             await teller.to(victim)
             await asyncio.sleep(30)
-            monkeypatch.setattr(news_module.NewsLedger, "_look", look)
+            monkeypatch.setattr(news_module.NewsLedger, "_hash", look)
             before = teller.heard_bytes
             for number in range(1000):
                 await teller.tell(victim, [DigestNews(number.to_bytes(16, "big")).encode()])

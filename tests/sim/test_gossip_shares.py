@@ -99,8 +99,8 @@ def test_bans_of_an_inviter_beyond_its_share_are_not_told_on() -> None:
             await asyncio.sleep(60)
             assert len(victim.bans) == len(third.bans) == revocation.MAX_BANS_PER_ISSUER
             assert victim.bans.digest() == third.bans.digest()
-            outbox = victim.mesh.news.outbox
-            assert len(outbox.journal) <= revocation.MAX_BANS_PER_ISSUER + SLACK + 4
+            ledger = victim.mesh.news.ledger
+            assert len(ledger.journal) <= revocation.MAX_BANS_PER_ISSUER + SLACK + 4
 
     run(main())
 

@@ -210,23 +210,25 @@ def test_all_come_to_the_same_whatever_the_order(seed: int) -> None:
                 else:
                     there.hear_sign(one)
         assert there.mark_of(WORKER.peer) == (1, 3, 1)
-        digests.add(ledger(there).digest(1))
+        digests.add(ledger(there).digest)
     assert len(digests) == 1
 
 
-def ledger(there: PresenceGossip) -> NewsLedger:
-    return NewsLedger(me=FOUNDER.peer, book=there._book, bans=RevocationSet(MESH), gossip=there)
+def ledger(there: PresenceGossip, own: int = 1) -> NewsLedger:
+    return NewsLedger(
+        me=FOUNDER.peer, own=lambda: own, book=there._book, bans=RevocationSet(MESH), gossip=there
+    )
 
 
 def test_the_ledger_finds_what_differs_and_little_else() -> None:
     one, other = gossip(), gossip()
-    assert ledger(one).digest(1) == ledger(other).digest(1) != ledger(other).digest(2)
+    assert ledger(one).digest == ledger(other).digest != ledger(other, own=2).digest
     other.hear_away(away(), 100, teller=GUEST.peer)
-    assert ledger(one).digest(1) != ledger(other).digest(1)
-    found = ledger(one).differing(ledger(other).buckets(1), 1)
+    assert ledger(one).digest != ledger(other).digest
+    found = ledger(one).differing(ledger(other).buckets)
     assert LifeItem(WORKER.peer) in found and WORKER.peer in found
     assert {item.raw[0] for item in found if isinstance(item, PeerId)} == {WORKER.peer.raw[0]}
     same = ledger(one)
-    assert same.differing(ledger(gossip()).buckets(1), 1) == []
+    assert same.differing(ledger(gossip()).buckets) == []
     one.hear_sign(sign(1))
-    assert same.differing(ledger(gossip()).buckets(1), 1) != [], "made anew when something has changed"
+    assert same.differing(ledger(gossip()).buckets) != [], "made anew when something has changed"
