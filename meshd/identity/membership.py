@@ -93,11 +93,6 @@ class Certificate:
     issued_at: int
     statement: Statement = field(repr=False)
 
-    @property
-    def signature(self) -> bytes:
-        """The issuer's signature, over the statement's body."""
-        return self.statement.signature
-
     def encode(self) -> bytes:
         """Return at most 640 bytes, usually about 260."""
         return self.statement.encode()

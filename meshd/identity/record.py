@@ -61,11 +61,6 @@ class PeerRecord:
     statement: Statement = field(repr=False)
 
     @property
-    def signature(self) -> bytes:
-        """The node's signature, over the statement's body."""
-        return self.statement.signature
-
-    @property
     def has_left(self) -> bool:
         """True if it is the node's last word: kept and forwarded, so that older ones do not bring the node
         back.

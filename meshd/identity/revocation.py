@@ -65,11 +65,6 @@ class Ban:
     epoch: int = 0
     lifts: bool = False
 
-    @property
-    def signature(self) -> bytes:
-        """The issuer's signature, over the statement's body."""
-        return self.statement.signature
-
     def encode(self) -> bytes:
         """Return at most 3 KiB, usually 300 to 1100 bytes."""
         return self.statement.encode()

@@ -62,16 +62,16 @@ class PeerStatus:
     """The present knowledge about a peer. `since` is the loop time of the last change of state."""
 
     peer: PeerId
-    name: str
-    role: str
-    state: PeerState
-    paths: tuple[PathStatus, ...]
-    native: NativeVersion | None
-    software: str  # its version of meshd; empty: unknown
-    resumes: int
-    since: float
-    last_error: str
-    clock_offset: float | None  # their wall clock minus ours, seconds
+    name: str = ""
+    role: str = ""
+    state: PeerState = PeerState.KNOWN
+    paths: tuple[PathStatus, ...] = ()
+    native: NativeVersion | None = None
+    software: str = ""  # its version of meshd; empty: unknown
+    resumes: int = 0
+    since: float = 0.0
+    last_error: str = ""
+    clock_offset: float | None = None  # their wall clock minus ours, seconds
     says_banned: str = ""  # its message if it considers this node banned
     present: bool = False  # without a session, but known to run: connected when needed
     why_not_direct: str = ""  # one sentence, while data is relayed

@@ -224,19 +224,10 @@ class PeerMesh:
     def _unmet(self, peer: PeerId) -> PeerStatus:
         """Return the status of a member with which this node has nothing now."""
         record = self._book.record(peer)
-        return PeerStatus(
-            peer=peer,
-            name=naming.shown(record.name) if record is not None else "",
-            role=record.role if record is not None else "",
-            state=PeerState.KNOWN,
-            paths=(),
-            native=None,
-            software="",
-            resumes=0,
-            since=self.presence.met(peer),
-            last_error="",
-            clock_offset=None,
-        )
+        status = PeerStatus(peer, since=self.presence.met(peer))
+        if record is not None:
+            status = replace(status, name=naming.shown(record.name), role=record.role)
+        return status
 
     def _shown(self, status: PeerStatus, ids: Sequence[str]) -> PeerStatus:
         """Add gossip about the peer, its faults, and a mark to a name with which one of `ids` begins."""

@@ -158,15 +158,19 @@ class SignalRoutes:
         owner = self._owner
         if not routes or owner is None or self._under_way + len(routes) > MAX_UNDER_WAY:
             raise Broken(f"cannot send a signal to {peer.short}")
-        race = _Race(len(routes))
+        name = f"signal to {peer.short}"
+        pending = set()
         try:
             for route in routes:
-                owner.start_for(f"peer {peer.short}", self._try(route, race), name=f"signal to {peer.short}")
+                pending.add(owner.start_for(f"peer {peer.short}", self._try(route), name=name))
                 self._under_way += 1
         except Closed as error:
             raise Broken(f"cannot send a signal to {peer.short}: {error.what}") from error
-        if not await race.won():
-            raise Broken(f"cannot send a signal to {peer.short}")
+        while pending:  # the others continue: the receiver drops duplicates
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            if any(not task.cancelled() and task.result() for task in done):
+                return
+        raise Broken(f"cannot send a signal to {peer.short}")
 
     def _routes(self, peer: PeerId, blob: bytes) -> list[Work]:
         """Return all routes, to be tried at once: the receiver drops duplicates."""
@@ -181,17 +185,17 @@ class SignalRoutes:
             routes.append(partial(self._mail.send_mail, peer, blob))
         return routes
 
-    async def _try(self, route: Work, race: "_Race") -> None:
-        won = False
+    async def _try(self, route: Work) -> bool:
+        """Return True if the route has accepted its signal."""
         try:
             async with asyncio.timeout(ROUTE_SECONDS):
                 await route()
-            won = True
+            return True
         except (MeshdError, TimeoutError) as error:
             LOG.debug("signal_way_failed", why=str(error))
+            return False
         finally:
             self._under_way -= 1
-            race.ended(won=won)
 
     async def by_session(self, peer: PeerId, blob: bytes) -> None:
         """Send the blob over the session with the peer. Raises Broken without one."""
@@ -221,25 +225,6 @@ class SignalRoutes:
         finally:
             if not written:
                 stream.reset(1, "signal given up")
-
-
-class _Race:
-    """Wait for the first of several routes that accepts a signal."""
-
-    def __init__(self, count: int) -> None:
-        self._left = count
-        self._won = False
-        self._over = asyncio.Event()
-
-    def ended(self, *, won: bool) -> None:
-        self._left -= 1
-        self._won = self._won or won
-        if self._won or not self._left:
-            self._over.set()
-
-    async def won(self) -> bool:
-        await self._over.wait()
-        return self._won
 
 
 def bounded(kept: dict[PeerId, T], peer: PeerId, value: T) -> None:

@@ -16,7 +16,6 @@ import logging
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from meshd.base import log
@@ -198,28 +197,6 @@ class Network:
             self._saw(info.name, info.text, info.parsed_addresses(), info.port or 0)
 
 
-@dataclass(frozen=True, slots=True)
-class _JoinedNetwork:
-    network: Network
-    task: asyncio.Task[None]
-
-    @property
-    def place(self) -> Place:
-        return self.network.place
-
-    @property
-    def is_up(self) -> bool:
-        return self.network.is_up
-
-    @property
-    def ended(self) -> bool:
-        return self.task.done()
-
-    @property
-    def failure(self) -> str:
-        return self.network.failure
-
-
 class Mdns:
     """Announces this node in every network that it can be reached in, and looks for the others."""
 
@@ -247,7 +224,7 @@ class Mdns:
         self._found = found
         self._random = random
         self._neighbours = Neighbours(mesh, me)
-        self._networks: dict[str, _JoinedNetwork] = {}
+        self._networks: dict[str, tuple[Network, asyncio.Task[None]]] = {}
         self._failed: dict[str, tuple[Place, float, str]] = {}
         self._news = asyncio.Event()
         self._began: float | None = None
@@ -256,7 +233,7 @@ class Mdns:
     @property
     def status(self) -> MdnsStatus:
         """The present status."""
-        joined = tuple(sorted(name for name, network in self._networks.items() if network.is_up))
+        joined = tuple(sorted(name for name, (network, _) in self._networks.items() if network.is_up))
         waited = self._began is not None and self._now() - self._began >= _SILENT_SECONDS
         state: MdnsState = "looking"
         if self._neighbours.heard_at is not None:
@@ -293,18 +270,16 @@ class Mdns:
         wanted = places(self._addresses(), self._candidates())[:MAX_NETWORKS]
         by_name = {place.interface: place for place in wanted}
         gone = [
-            joined
-            for name, joined in self._networks.items()
-            if by_name.get(name) != joined.place or joined.ended
+            (name, network, task)
+            for name, (network, task) in self._networks.items()
+            if by_name.get(name) != network.place or task.done()
         ]
-        for joined in gone:
-            joined.task.cancel()
-        for joined in gone:
-            await cancel_and_wait(joined.task)
-            del self._networks[joined.place.interface]
-            self._neighbours.lost_network(joined.place.interface)
-            if joined.failure:
-                self._failed[joined.place.interface] = (joined.place, self._now(), joined.failure)
+        await cancel_and_wait(*(task for _, _, task in gone))
+        for name, network, _ in gone:
+            del self._networks[name]
+            self._neighbours.lost_network(name)
+            if network.failure:
+                self._failed[name] = (network.place, self._now(), network.failure)
         for name, (place, since, _) in list(self._failed.items()):
             if by_name.get(name) != place or self._now() - since >= _AGAIN_SECONDS:
                 del self._failed[name]
@@ -320,7 +295,7 @@ class Mdns:
                 task = owner.start_for(
                     f"network {place.interface}", network.serve(), name=f"mdns {place.interface}"
                 )
-                self._networks[place.interface] = _JoinedNetwork(network, task)
+                self._networks[place.interface] = network, task
 
     def _sign(self, place: Place) -> Sign | None:
         if not place.port:

@@ -1,6 +1,7 @@
-"""Tokens: read back, short enough, each fault named; keys as RFC 5869 gives them."""
+"""Words that people paste are read back, and each fault is named; keys are as RFC 5869 gives them."""
 
 import hmac
+import re
 
 import pytest
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -9,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import LocalProtocolError, UserError
 from meshd.identity.invite import (
+    MAX_PASTED_CHARS,
     MAX_REPLY_CANDIDATES,
     MAX_TOKEN_CHARS,
     REPLY,
     REPLY_MAC_BYTES,
     TOKEN,
+    Armour,
     Invite,
     JoinKeys,
     RelayHint,
@@ -22,9 +25,12 @@ from meshd.identity.invite import (
     encode_reply,
     encode_token,
     expired_text,
+    parse_relay_url,
     parse_reply,
     parse_token,
     refuse_expired,
+    relay_url,
+    split_place,
 )
 from meshd.identity.keys import KeyPair
 from meshd.identity.keystore import ROOT_BACKUP
@@ -268,3 +274,134 @@ def test_any_payload_is_read_or_refused(body: bytes, sealed: bool) -> None:
         return
     assert sealed
     assert 1 <= len(read.candidates) <= MAX_REPLY_CANDIDATES
+
+
+WORD = Armour(what="test word", stem="meshd", version=1, remedy="copy it again")
+PAYLOAD = bytes(range(60))
+TEXT = WORD.write(PAYLOAD)
+
+
+@given(st.binary(max_size=200))
+@thorough
+def test_a_payload_is_read_back(payload: bytes) -> None:
+    word = WORD.write(payload)
+    assert re.fullmatch("meshd1[a-z2-7]+", word)
+    assert len(word) == WORD.overhead_chars(len(payload))
+    assert WORD.read(word) == payload
+
+
+@pytest.mark.parametrize(
+    "pasted",
+    [
+        f"  {TEXT}\n",
+        TEXT.upper(),
+        f'"{TEXT}"',
+        f"`{TEXT}`",
+        f"“{TEXT}”",
+        f"<{TEXT}>.",
+        "\r\n".join(TEXT[at : at + 20] for at in range(0, len(TEXT), 20)),
+        "\u200b".join(TEXT),
+        f"\ufeff{TEXT[:30]}\u00a0{TEXT[30:]}",
+        f"*{TEXT}*,",
+    ],
+)
+def test_what_chats_do_is_forgiven(pasted: str) -> None:
+    assert WORD.read(pasted) == PAYLOAD
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "it is empty"),
+        (" \n", "it is empty"),
+        ("hello", "does not begin with `meshd1`"),
+        (TEXT[1:], "does not begin with `meshd1`"),
+        ("meshd", "cut off"),
+        ("meshd2" + TEXT[6:], "newer version"),
+        ("meshd9", "newer version"),
+        ("meshda" + TEXT[6:], "begins with `meshda`"),
+        (TEXT[:6], "truncated"),
+        (TEXT[:9], "truncated"),
+        (TEXT[:-1], "1 character missing"),
+        (TEXT[:-7], "7 characters missing"),
+        (TEXT + "a", "1 character too many"),
+        (TEXT + TEXT, "too many|is not allowed"),
+        (TEXT[:8] + "q" + TEXT[9:], "or a character of its beginning is damaged"),
+        (TEXT[:20] + "0" + TEXT[21:], "character 21, `0`"),
+        (TEXT[:20] + "é" + TEXT[21:], "character 21, `é`"),
+        (TEXT[:20] + ("b" if TEXT[20] == "a" else "a") + TEXT[21:], "checksum"),
+        ("meshd1" + "7777" + TEXT[10:], "first characters are damaged"),
+        ("x" * (MAX_PASTED_CHARS + 1), "this is not one"),
+    ],
+)
+def test_each_kind_of_damage_is_named(text: str, why: str) -> None:
+    with pytest.raises(UserError, match=why) as caught:
+        WORD.read(text)
+    assert caught.value.hint
+    assert TEXT[20:40] not in caught.value.what + caught.value.hint
+
+
+@given(st.integers(0, len(TEXT) - 1), st.sampled_from("abcdefghijklmnopqrstuvwxyz0123456789"))
+@thorough
+def test_any_single_changed_character_is_found(place: int, char: str) -> None:
+    changed = TEXT[:place] + char + TEXT[place + 1 :]
+    if changed == TEXT:
+        assert WORD.read(changed) == PAYLOAD
+    else:
+        with pytest.raises(UserError):
+            WORD.read(changed)
+
+
+@given(st.integers(6, len(TEXT) - 2))
+@thorough
+def test_two_swapped_characters_are_found(place: int) -> None:
+    swapped = TEXT[:place] + TEXT[place + 1] + TEXT[place] + TEXT[place + 2 :]
+    if swapped != TEXT:
+        with pytest.raises(UserError):
+            WORD.read(swapped)
+
+
+def test_a_word_of_another_kind_is_refused() -> None:
+    other = Armour(what="other", stem="meshdother", version=1, remedy="")
+    with pytest.raises(UserError):
+        WORD.read(other.write(PAYLOAD))
+    with pytest.raises(UserError):
+        other.read(TEXT)
+
+
+RELAY_KEY = KeyPair.from_seed(bytes(32)).peer
+
+
+@pytest.mark.parametrize("place", ["relay.example.org:443", "192.0.2.7:17443", "[2001:db8::7]:443"])
+def test_a_relays_url_is_read_back(place: str) -> None:
+    hint = RelayHint(place, RELAY_KEY)
+    assert parse_relay_url(relay_url(hint)) == hint
+    assert parse_relay_url(f"  {relay_url(hint)}/\n") == hint
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "does not begin"),
+        ("https://relay.example.org", "does not begin"),
+        ("relay://relay.example.org:443", "key is missing"),
+        (f"relay://{RELAY_KEY}@relay.example.org", "host is missing"),
+        (f"relay://{RELAY_KEY}@relay.example.org:0", "port"),
+        (f"relay://{RELAY_KEY}@relay.example.org:70000", "port"),
+        (f"relay://{RELAY_KEY}@:443", "host is missing"),
+        (f"relay://{RELAY_KEY}@2001:db8::7:443", "brackets"),
+        (f"relay://{RELAY_KEY}@host/path:443", "host is missing or wrong"),
+        (f"relay://{str(RELAY_KEY)[:-1]}@h:443", "not a node id"),
+        (f"relay://{RELAY_KEY}@{'h' * 120}:443", "host is missing or wrong"),
+        (f"relay://{RELAY_KEY}@h:443 x", "form"),
+        ("relay://" + "x" * 400, "form"),
+    ],
+)
+def test_what_is_wrong_with_a_relays_url_is_said(text: str, why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        parse_relay_url(text)
+
+
+def test_places_are_split() -> None:
+    assert split_place("[::1]:80") == ("::1", 80)
+    assert split_place("name:80") == ("name", 80)

@@ -1,14 +1,33 @@
-"""The proof: who gets through, and each way of not getting through."""
+"""The proof: who gets through, and each way of not getting through; marks of callers, proofs of API keys."""
 
+import contextlib
+import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from meshd.base.errors import LocalProtocolError, MeshdError, Refused, RemoteProtocolError
 from meshd.identity.invite import derive
-from meshd.identity.keys import KeyPair, MeshId
+from meshd.identity.keys import KeyPair, MeshId, PeerId
 from meshd.identity.membership import ALL_ROLES, Chain, Role
-from meshd.identity.proof import MAGIC, DialProof, ListenProof, ProofFailed, Purpose, frame
+from meshd.identity.proof import (
+    MAGIC,
+    MARK_NONCE_BYTES,
+    MAX_PROOFS,
+    PROOF_BYTES,
+    DialProof,
+    ListenProof,
+    ProofFailed,
+    Purpose,
+    caller_mark,
+    frame,
+    has_caller_mark,
+    key_digest,
+    prove_key,
+    proven_key,
+)
 from meshd.identity.revocation import RevocationSet, ban
 from meshd.wire.limits import MAX_UNPROVEN_BYTES
 from meshd.wire.versions import OLDEST_WIRE_VERSION, WIRE_VERSION
@@ -441,3 +460,79 @@ def test_after_a_failure_nothing_is_taken() -> None:
 def test_our_own_messages_are_bounded() -> None:
     with pytest.raises(LocalProtocolError):
         frame({"x": bytes(MAX_UNPROVEN_BYTES)})
+
+
+NONCES = st.binary(min_size=MARK_NONCE_BYTES, max_size=MARK_NONCE_BYTES)
+
+
+def client_hello(name: str) -> bytes:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(incoming, outgoing, server_hostname=name).do_handshake()
+    return outgoing.read()
+
+
+@given(NONCES)
+def test_a_listener_finds_the_mark_that_is_meant_for_it(nonce: bytes) -> None:
+    hello = client_hello(caller_mark(MESH, WORKER.peer, nonce))
+    assert has_caller_mark(hello, MESH, WORKER.peer)
+    assert not has_caller_mark(hello, MESH, FOUNDER.peer)
+    assert not has_caller_mark(hello, MeshId(b"o" * 32), WORKER.peer)
+
+
+def test_a_hello_that_is_cut_off_before_the_end_of_the_mark_has_none() -> None:
+    mark = caller_mark(MESH, WORKER.peer, bytes(MARK_NONCE_BYTES))
+    hello = client_hello(mark)
+    end = hello.index(mark.encode()) + len(mark)
+    assert [has_caller_mark(hello[:size], MESH, WORKER.peer) for size in (end - 1, end)] == [False, True]
+
+
+@pytest.mark.parametrize("name", ["a" * 32, "1" * 32, "meshd.test"])
+def test_other_names_are_no_mark(name: str) -> None:
+    assert not has_caller_mark(client_hello(name), MESH, WORKER.peer)
+
+
+@given(NONCES, st.integers(0, 31), st.sampled_from("abcdefghijklmnopqrstuvwxyz234567.-_"))
+def test_a_mark_with_a_changed_character_is_none(nonce: bytes, at: int, other: str) -> None:
+    mark = caller_mark(MESH, WORKER.peer, nonce)
+    changed = client_hello("a" * 32).replace(b"a" * 32, (mark[:at] + other + mark[at + 1 :]).encode())
+    assert has_caller_mark(changed, MESH, WORKER.peer) is (mark[at] == other)
+
+
+@given(st.binary(max_size=4096), st.binary(max_size=64))
+def test_any_bytes_are_searched_without_an_error(before: bytes, after: bytes) -> None:
+    extension = bytes((0, 0, 0, 37, 0, 35, 0, 0, 32))
+    assert not has_caller_mark(before + extension + after, MESH, WORKER.peer)
+
+
+HEAD, OTHER, MEMBER = (PeerId(bytes([number]) * 32) for number in range(3))
+API_KEYS = tuple(key_digest(f"secret number {number}") for number in range(3))
+
+
+def test_a_head_finds_which_of_its_keys_was_shown() -> None:
+    for key in API_KEYS:
+        proof = prove_key(key, head=HEAD, member=MEMBER)
+        assert proven_key(proof, API_KEYS, head=HEAD, member=MEMBER) == key
+
+
+def test_a_proof_tells_nothing_of_use_elsewhere() -> None:
+    proof = prove_key(API_KEYS[0], head=HEAD, member=MEMBER)
+    assert proof != API_KEYS[0]
+    assert proven_key(proof, API_KEYS, head=OTHER, member=MEMBER) is None
+    assert proven_key(proof, API_KEYS, head=HEAD, member=OTHER) is None
+    assert proven_key(proof, API_KEYS[1:], head=HEAD, member=MEMBER) is None
+
+
+def test_two_keys_of_one_request_are_looked_at_and_no_more() -> None:
+    wrong = prove_key(key_digest("another"), head=HEAD, member=MEMBER)
+    right = prove_key(API_KEYS[1], head=HEAD, member=MEMBER)
+    assert proven_key(wrong + right, API_KEYS, head=HEAD, member=MEMBER) == API_KEYS[1]
+    assert proven_key(wrong * MAX_PROOFS + right, API_KEYS, head=HEAD, member=MEMBER) is None
+
+
+@given(st.binary(max_size=5 * PROOF_BYTES))
+def test_bytes_of_any_length_prove_nothing(proofs: bytes) -> None:
+    assert proven_key(proofs, API_KEYS, head=HEAD, member=MEMBER) is None

@@ -1,17 +1,20 @@
-"""Records: read back, signed, bounded; damage and noise raise only the declared error."""
+"""Records, signs of life and reports of absence: read back, signed, bounded; damage is refused."""
 
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError
 from meshd.identity.keys import KeyPair, MeshId
 from meshd.identity.membership import Chain, Statement
-from meshd.identity.record import PeerRecord
+from meshd.identity.record import Away, PeerRecord, Presence
 from meshd.wire.address import Candidate
 from meshd.wire.limits import MAX_CANDIDATES, MAX_RECORD_BYTES, MAX_SEQUENCE
 from meshd.wire.message import Value, pack
+from meshd.wire.news import MAX_PRESENCES, AwayNews, PresenceNews, decode
 
-from tests.unit.identity.cast import GUEST, GUEST_CHAIN, MESH, STRANGER
+from tests.unit.identity.cast import GUEST, GUEST_CHAIN, MESH, STRANGER, WORKER
 
 
 def record(*, key: KeyPair = GUEST, chain: Chain = GUEST_CHAIN, sequence: int = 7) -> PeerRecord:
@@ -37,7 +40,7 @@ def test_a_record_is_read_back_and_verified() -> None:
     assert found.name == "big machine"
     assert found.capabilities["backend"] == "cuda"
     assert found.candidates[1].kind == "mapped"
-    assert len(found.signature) == 64
+    assert len(found.statement.signature) == 64
 
 
 @pytest.mark.parametrize(
@@ -126,3 +129,56 @@ def test_fields_of_a_later_version_are_passed_on() -> None:
     found = PeerRecord.decode(raw)
     assert found.verify(MESH).peer == GUEST.peer
     assert found.encode() == raw
+
+
+def sign(sequence: int = 3, count: int = 7) -> Presence:
+    return Presence.sign(WORKER, mesh=MESH, sequence=sequence, count=count)
+
+
+AWAY = Away.sign(WORKER, mesh=MESH, peer=GUEST.peer, order=(3, 7))
+STATEMENTS: list[Presence | Away] = [sign(), AWAY]
+each_statement = pytest.mark.parametrize("made", STATEMENTS, ids=lambda made: type(made).__name__)
+
+
+@pytest.mark.parametrize(("made", "size"), [(sign(), 108), (AWAY, 140)])
+def test_a_statement_is_read_back_and_holds_in_its_mesh(made: Presence | Away, size: int) -> None:
+    data = made.to_bytes()
+    again = type(made).from_bytes(data)
+    assert len(data) == size
+    assert again == made and again.holds(MESH) and again.order == (3, 7)
+    assert not again.holds(MeshId(bytes(32)))
+    for other in (b"", data[:-1], data + b"x"):
+        with pytest.raises(RemoteProtocolError):
+            type(made).from_bytes(other)
+
+
+def test_the_later_sign_of_life_is_greater() -> None:
+    assert sign(3, 7).order < sign(3, 8).order < sign(4, 1).order
+
+
+@each_statement
+@given(at=st.integers(0, 139), bit=st.integers(0, 7))
+def test_a_statement_with_a_flipped_bit_does_not_hold(made: Presence | Away, at: int, bit: int) -> None:
+    data = bytearray(made.to_bytes())
+    data[at % len(data)] ^= 1 << bit
+    try:
+        assert not type(made).from_bytes(bytes(data)).holds(MESH)
+    except RemoteProtocolError:
+        pass
+
+
+@pytest.mark.parametrize(
+    "forged", [replace(sign(), peer=STRANGER.peer), replace(AWAY, reporter=STRANGER.peer)]
+)
+def test_a_statement_that_somebody_else_signed_does_not_hold(forged: Presence | Away) -> None:
+    assert not forged.holds(MESH)
+
+
+def test_statements_fit_in_messages() -> None:
+    entries = tuple(sign(count=count).to_bytes() for count in range(MAX_PRESENCES))
+    message = PresenceNews(entries).encode()
+    assert len(message) < 64 << 10
+    assert decode(message) == PresenceNews(entries)
+    assert decode(AwayNews(AWAY.to_bytes()).encode()) == AwayNews(AWAY.to_bytes())
+    with pytest.raises(RemoteProtocolError):
+        decode(PresenceNews((b"x" * 107,)).encode())
