@@ -20,8 +20,7 @@ from meshd.build.compile import compile_tree
 from meshd.build.interface import BuildProgress
 from meshd.build.machine import find_tool
 from meshd.build.pin import Pin, mesh_sources, read_pin
-from meshd.build.renew import renew
-from meshd.build.tree import Tree
+from meshd.build.tree import Tree, renew
 from meshd.build.wheel import PACKAGE
 from meshd.config.tree import find_cache
 

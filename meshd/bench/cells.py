@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshd.bench.interface import WITHOUT, BenchOutput
-from meshd.build.demo_model import demo_model
+from meshd.build.fetch import demo_model
 from meshd.build.interface import BuildProgress, NativeInfo
 from meshd.build.native import build
 

@@ -4,12 +4,12 @@ import asyncio
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from meshd.base.errors import UserError
 from meshd.base.resource_limits import usable_processors
-from meshd.build.cuda_wheels import make_toolkit
+from meshd.build.cuda import make_toolkit
 from meshd.build.interface import BuildProgress, ProgressCallback, Stage
 from meshd.build.machine import GPU_PAGE, find_nvcc, find_packages, find_tool
 from meshd.build.run import Result, run
@@ -96,11 +96,9 @@ async def _cuda_options(tree: Tree) -> list[str]:
     return found  # CMake looks where the user's variables say
 
 
-async def _run(argv: Sequence[str], tree: Tree, on_line: object = None) -> Result:
+async def _run(argv: Sequence[str], tree: Tree, on_line: Callable[[str], None] = lambda _: None) -> Result:
     env = {**os.environ, "NINJA_STATUS": "[%f/%t] "}
-    if callable(on_line):
-        return await run(argv, env=env, folder=tree.folder, log=tree.log, on_line=on_line)
-    return await run(argv, env=env, folder=tree.folder, log=tree.log)
+    return await run(argv, env=env, folder=tree.folder, log=tree.log, on_line=on_line)
 
 
 def parse_step(line: str) -> BuildProgress | None:

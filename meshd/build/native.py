@@ -119,7 +119,7 @@ async def build_programs(
     """Build the missing ones of these programs like `build`; return the folder of ours."""
     pin = read_pin()
     if backend == "cuda":
-        from meshd.build.cuda_wheels import mend_toolkit
+        from meshd.build.cuda import mend_toolkit
 
         with builds.explained_disk_errors(cache):
             async with builds.locked(cache / "native" / "lock", progress):
@@ -160,11 +160,9 @@ async def fill(tree: Tree, pin: Pin, cache: Path, source: Path | None, progress:
         progress(BuildProgress(Stage.UNPACK, f"copying `{source}`"))
         await asyncio.to_thread(tree.fill_from_folder, source, pin, origin=origin)
         return
-    sdist = pin.sdist
-    from meshd.build.fetch import PinnedFile, fetch
+    from meshd.build.fetch import fetch
 
-    wanted = PinnedFile(sdist.requirement, sdist.file, sdist.sha256, from_source=True)
-    archive = await fetch(wanted, cache / "downloads", progress)
+    archive = await fetch(pin.sdist, cache / "downloads", progress)
     progress(BuildProgress(Stage.UNPACK, f"unpacking {archive.name}"))
     await asyncio.to_thread(tree.fill_from_archive, archive, pin, origin=origin)
 
@@ -183,7 +181,7 @@ async def _compile(
     tree: Tree, pin: Pin, backend: str, names: Sequence[str], progress: ProgressCallback
 ) -> None:
     from meshd.build.compile import compile_tree
-    from meshd.build.renew import renew
+    from meshd.build.tree import renew
 
     await asyncio.to_thread(renew, tree.ours, mesh_sources())
     # an archive has no git to tell it: so that each program can say what it is, wherever it is copied to

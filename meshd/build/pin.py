@@ -13,13 +13,15 @@ _FOLDERS = (_PACKAGE / "native", _PACKAGE.parent / "native")  # in a wheel, in a
 
 
 @dataclass(frozen=True, slots=True)
-class Sdist:
-    """The package whose source archive carries upstream's tree under `folder`."""
+class PinnedFile:
+    """A file of a package: what to ask pip for, and the file's name and SHA-256. If it is no wheel, it is the
+    package's source archive, of which the tree under `folder` is wanted.
+    """
 
     requirement: str
     file: str
     sha256: str
-    folder: str
+    folder: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Pin:
     commit: str
     rpc_protocol: str
     license: str
-    sdist: Sdist
+    sdist: PinnedFile
     files: Mapping[str, str]
     sources_sha256: str  # of native/mesh
 
@@ -75,12 +77,7 @@ def read_pin(folder: Path | None = None) -> Pin:
             commit=str(table["commit"]),
             rpc_protocol=str(table["rpc_protocol"]),
             license=str(table["license"]),
-            sdist=Sdist(
-                requirement=str(sdist["requirement"]),
-                file=str(sdist["file"]),
-                sha256=str(sdist["sha256"]),
-                folder=str(sdist["folder"]),
-            ),
+            sdist=PinnedFile(*(str(sdist[key]) for key in ("requirement", "file", "sha256", "folder"))),
             files={str(name): str(digest) for name, digest in table["files"].items()},
             sources_sha256=_digest(mesh_sources(folder)),
         )

@@ -91,7 +91,7 @@ def _needed() -> str:
 def _add(args: Arguments, out: Output) -> int:
     import asyncio
 
-    from meshd.build.add_cuda import add_cuda
+    from meshd.build.cuda import add_cuda
 
     place = asyncio.run(add_cuda(expanded(args.folder).absolute(), _show(out)))
     out.line(f"the programs in {place} can use CUDA now")

@@ -19,11 +19,9 @@ from meshd.build.cache import locked
 from meshd.build.interface import BuildProgress
 from meshd.devices.device_list import hardware_names
 from meshd.devices.device_speeds import DeviceSpeeds
-from meshd.devices.device_trial import AGAIN_SECONDS, DeviceTrials, listing_key
-from meshd.devices.devices import list_devices, pick, twin
+from meshd.devices.device_trial import AGAIN_SECONDS, DeviceTrials, listing_key, trial_key
+from meshd.devices.devices import list_devices, pick, twin, usable_cores
 from meshd.devices.interface import NativeBuild, RolePaths
-from meshd.devices.processors import usable_cores
-from meshd.devices.trial_cache import trial_key
 from meshd.model.device_speed import REFERENCE_LAYERS, DeviceSpeed, reference_rates
 from meshd.model.layer_work import USUAL
 from meshd.process.interface import RunToEnd

@@ -187,7 +187,7 @@ class Fetching:
         from meshd.library.resolve import Resolver
 
         if wanted.name.lower().removesuffix(GGUF_SUFFIX) == DEMO:
-            from meshd.build.demo_model import demo_model
+            from meshd.build.fetch import demo_model
 
             def show(progress: "BuildProgress") -> None:
                 self._say(

@@ -18,9 +18,9 @@ from meshd.base.tasks import Owner, first_error
 from meshd.build.interface import MESH_MODULE, MESH_PROGRAM
 from meshd.build.pin import Pin
 from meshd.devices.command_lines import mesh_trial_environment
+from meshd.devices.device_trial import TrialCache, trial_key
 from meshd.devices.devices import missing_library
 from meshd.devices.interface import NativeBuild
-from meshd.devices.trial_cache import TrialCache, trial_key
 from meshd.process.handover import ReportPipe
 from meshd.process.interface import SHOWN_LINES, ChildSpec
 from meshd.process.run import run_to_end

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from meshd.base.errors import UserError
 from meshd.identity.keystore import Home
-from meshd.worker.pause import Pause
+from meshd.worker.worker_options import Pause
 
 _BLOB = "paused"
 

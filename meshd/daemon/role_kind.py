@@ -17,7 +17,7 @@ from meshd.identity.membership import Role
 from meshd.model.status import FetchStatus
 from meshd.store.hash_cache import HashCache
 from meshd.wire.lease import OfferedDevice
-from meshd.worker.pause import Pause
+from meshd.worker.worker_options import Pause
 
 if TYPE_CHECKING:
     from meshd.gateway.server import Gateway

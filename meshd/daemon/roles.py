@@ -15,9 +15,9 @@ from meshd.daemon.member_node import MemberNode
 from meshd.daemon.role_kind import BuiltRole, FetchingRole, RoleKind, Wanted
 from meshd.daemon.role_runtime import device_speeds, machine_id
 from meshd.daemon.serve_role import ServeRole, claim_api
+from meshd.devices.capacity import CapacityTeller
 from meshd.devices.interface import RoleRuntime
 from meshd.devices.path_probe import ProbesTaken
-from meshd.devices.tell_capacity import CapacityTeller
 from meshd.gateway.interface import GatewayConfig
 from meshd.identity.membership import Role
 from meshd.identity.naming import CLIENT_ROLE, HEAD_ROLE, WORKER_ROLE
@@ -28,9 +28,8 @@ from meshd.store.hash_cache import HashCache
 from meshd.store.model_file import ModelFile
 from meshd.tunnel.on_demand import open_on_demand
 from meshd.worker.cycle import Worker
-from meshd.worker.pause import Pause
 from meshd.worker.turn_times import computed_for
-from meshd.worker.worker_options import WorkerOptions, check_may_work
+from meshd.worker.worker_options import Pause, WorkerOptions, check_may_work
 
 if TYPE_CHECKING:
     from meshd.client.api_client import ApiClient

@@ -43,11 +43,11 @@ from meshd.daemon.serve_role import import_gateway
 from meshd.daemon.storage import Storage
 from meshd.daemon.transports import read_relays
 from meshd.daemon.tunnels import make_tunnels
+from meshd.devices.device_trial import TrialCache
 from meshd.devices.devices import list_devices, pick
 from meshd.devices.interface import NativeBuild, RoleRuntime, RoleStatus
-from meshd.devices.refused_option import refused_option
-from meshd.devices.trial_cache import TrialCache
 from meshd.gateway.interface import GatewayStatus
+from meshd.head.failures import refused_option
 from meshd.identity import naming
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.keystore import Home

@@ -19,8 +19,8 @@ from meshd.daemon.member_node import MemberNode
 from meshd.daemon.role_kind import BuiltRole, FetchingRole, Wanted
 from meshd.daemon.role_runtime import device_speeds, machine_id
 from meshd.devices.device_speeds import DeviceSpeeds
+from meshd.devices.devices import head_threads
 from meshd.devices.interface import RoleRuntime
-from meshd.devices.processors import head_threads
 from meshd.gateway.interface import GatewayConfig
 from meshd.identity.membership import Role
 from meshd.library.ollama import name_of_blob

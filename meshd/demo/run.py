@@ -10,7 +10,7 @@ from meshd.base import log
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, first_error
 from meshd.base.units import in_bytes
-from meshd.build.demo_model import demo_model
+from meshd.build.fetch import demo_model
 from meshd.build.interface import BuildProgress
 from meshd.build.native import build, find
 from meshd.demo.chat import chat

@@ -1,4 +1,4 @@
-"""Build the command lines and environments of the native children. Pure."""
+"""Build the command lines and environments of native children, and parse the lines that they report. Pure."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,6 +9,17 @@ from meshd.model.drafts import Drafts
 
 NO_WARMUP = "--no-warmup"
 NO_DRAFTS = Drafts()
+_PROJECTOR_DEVICES = {"-mmdev", "--mmproj-device", "--mmproj-offload"}
+# By default OpenMP's threads spin on every core while a token is under way to another machine, and the daemon
+# that carries the token has to wait. Without any spinning, each part of a matrix waits for threads to wake
+# up. The values are libgomp's number of spins and libomp's milliseconds.
+CALM_THREADS = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
+# This variable says how threads of mesh-server (on GPUs) and of our module wait for a message that is
+# expected soon (docs/decisions/0066).
+WAITING = "GGML_MESH_WAITING"
+# Weights and caches of llama-server go into pages of 2 MiB where the kernel grants them on
+# request; glibc 2.35 and later requests them.
+LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +78,6 @@ class Head:
     threads: int = 0  # 0: llama.cpp's default
 
 
-_PROJECTOR_DEVICES = {"-mmdev", "--mmproj-device", "--mmproj-offload"}
-
-
 def llama_server(program: str, head: Head) -> list[str]:
     """Return the command line of the serving process. The user's options after `--` come last, so they win.
 
@@ -112,18 +120,6 @@ def without_overridden(plan: Sequence[str], llama_args: Sequence[str]) -> tuple[
         return tuple(plan)
     at = list(plan).index("-ot")
     return (*plan[:at], *plan[at + 2 :])
-
-
-# By default OpenMP's threads spin on every core while a token is under way to another machine, and the daemon
-# that carries the token has to wait. Without any spinning, each part of a matrix waits for threads to wake
-# up. The values are libgomp's number of spins and libomp's milliseconds.
-CALM_THREADS = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
-# This variable says how threads of mesh-server (on GPUs) and of our module wait for a message that is
-# expected soon (docs/decisions/0066).
-WAITING = "GGML_MESH_WAITING"
-# Weights and caches of llama-server go into pages of 2 MiB where the kernel grants them on
-# request; glibc 2.35 and later requests them.
-LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
 def mesh_trial_environment(*, module: str, report: int) -> Mapping[str, str]:
@@ -171,3 +167,17 @@ def mesh_head_environment(
         "GGML_MESH_ACTIVATIONS": activations,
         "GGML_MESH_GRACE": str(math.ceil(grace)),
     }
+
+
+def count_of(text: str) -> int | None:
+    """Return a byte count as a child reports it, or None if invalid (`isdigit` alone accepts `²`)."""
+    return int(text) if len(text) < 20 and text.isascii() and text.isdigit() else None
+
+
+def totals_of(texts: Sequence[str]) -> tuple[int, int, int] | None:
+    """Return a neighbour's number, messages and bytes as a child reports them, None for anything else."""
+    match [count_of(text) for text in texts]:
+        case [int(number), int(messages), int(size)]:
+            return number, messages, size
+        case _:
+            return None

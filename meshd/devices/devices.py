@@ -1,4 +1,4 @@
-"""Devices of this machine, as ggml names them.
+"""Devices of this machine, as ggml names them, and the processors that its CPU computes with.
 
 `mesh-server --list-devices` lists the devices with their kind and memory. It starts the program and the
 drivers of GPUs, so it is never polled, and a listing is reused where it must still hold (device_list.py).
@@ -6,14 +6,16 @@ drivers of GPUs, so it is never polled, and a listing is reused where it must st
 
 import asyncio
 import hashlib
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from meshd.base.errors import MeshdError, UserError
-from meshd.base.resource_limits import MemoryAllowance, memory_limit
+from meshd.base.resource_limits import MemoryAllowance, memory_limit, usable_processors
 from meshd.process.interface import ChildSpec, RunToEnd
+from meshd.wire.capacity import CORE_SET_LETTERS
 from meshd.wire.lease import SHARED_MEMORY, OfferedDevice
 from meshd.wire.limits import MAX_DEVICES
 
@@ -27,6 +29,8 @@ NEARLY_FREE = 0.9  # share of a device's memory: from here on it can hardly beco
 _LACKS_LIBRARY = re.compile(r"error while loading shared libraries: ([\w.+-]{1,80}): cannot open")
 _OF_CUDA = ("libcudart.", "libcublas", "libnvrtc")
 _HALF_ABLE = ("BLAS", "ACCEL", "AMX")  # accelerators that lack operations: never used alone
+_SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings"
+_FEW = 4
 
 
 def parse_devices(lines: Sequence[str], machine: str) -> tuple[OfferedDevice, ...]:
@@ -163,3 +167,42 @@ def missing_library(lines: Sequence[str]) -> str:
                 return "run `meshd native build --backend cuda`, which finds NVIDIA's libraries again"
             return f"install `{found[1]}`, or build again on this machine"
     return ""
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may compute on; two threads of one core count once."""
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, min(llama_threads(), len(os.sched_getaffinity(0))))
+    return llama_threads()
+
+
+def head_threads() -> int:
+    """Return how many threads llama-server should compute with: no more than this process may use.
+
+    By default llama.cpp takes as many as the machine has cores, even in a container that may use two.
+    """
+    return min(llama_threads(), usable_processors())
+
+
+def core_set() -> str:
+    """Return a digest of the processors that this process may use, 16 letters; empty: the whole machine."""
+    if not hasattr(os, "sched_getaffinity"):
+        return ""
+    usable = sorted(os.sched_getaffinity(0))
+    if len(usable) >= (os.cpu_count() or 1):
+        return ""
+    return hashlib.sha256(",".join(map(str, usable)).encode()).hexdigest()[:CORE_SET_LETTERS]
+
+
+def llama_threads() -> int:
+    """Count as cpu_get_num_physical_cores of common/common.cpp: cores, each of which may count as two."""
+    cores: set[str] = set()
+    for number in range(os.cpu_count() or 1):
+        try:
+            cores.add(Path(_SIBLINGS.format(number)).read_text())
+        except OSError:
+            break
+    if cores:
+        return len(cores)
+    count = os.cpu_count() or _FEW
+    return count if count <= _FEW else count // 2

@@ -19,7 +19,7 @@ from meshd.model.device_sampling import DeviceSampling
 from meshd.model.status import FetchStatus, LentMemory, ModelStatus, StoreStatus
 from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.process.interface import Child, ChildSpec, ChildStatus, ReadyProbe, RunToEnd
-from meshd.rpc.reading_budget import NodeReading
+from meshd.rpc.frames import NodeReading
 from meshd.store.interface import LeaseCache, WeightsFile
 from meshd.tunnel.interface import Flow, Inspector, TunnelStatus
 from meshd.wire.lease import Needs, OfferedDevice

@@ -13,11 +13,11 @@ from contextlib import suppress
 from meshd.base.admission import Rates, Release, Slots
 from meshd.base.errors import EndOfStream, MeshdError, RemoteProtocolError
 from meshd.base.peer_limits import PROBES_AT_ONCE, PROBES_AT_ONCE_OF_PEER, PROBES_TAKEN
-from meshd.devices.ask_capacity import GIVEN_UP
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
 from meshd.peer.interface import Mesh, MetadataValue, PathStatus, PeerStatus, Stream
 
+GIVEN_UP = 0  # code of a reset stream that is no longer needed
 PATH_PROBE_SERVICE = "path-probe"
 PROBED_BYTES = 16 << 20  # at most: a path of 100 MB/s and 20 ms is full after some nine round trips
 PROBED_SECONDS = 0.5

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, first_error
-from meshd.devices.ask_capacity import ask_capacity
+from meshd.devices.capacity import ask_capacity
 from meshd.head.measures import (
     AwayTimes,
     RunFacts,

@@ -15,13 +15,13 @@ it. What its devices are is the worker's own word, so its crashes are counted on
 one more is enough.
 """
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
 from meshd.base.backoff import Backoff
 from meshd.base.peer_limits import APART, EARLY_ENDS, MARKED
-from meshd.devices.refused_option import refused_option
 from meshd.identity.keys import PeerId
 from meshd.model.status import SplitPart
 from meshd.peer.interface import PeerStatus
@@ -41,6 +41,11 @@ SERVER_TRIES = 3  # of llama-server with one split: then it is not chance
 SERVER_TRIES_ANY = 6  # with whatever split: free memory, and so the split, may be another each time
 SERVER_RETRY = Backoff(first=30.0, factor=2.0, most=600.0)
 _CRASHES = 2
+# llama.cpp's parser of options ends its output so (common/arg.cpp); other errors begin with a function's name
+_REFUSED_OPTION = re.compile(
+    r"error(?:: (?=--|argument|invalid|Invalid|unknown value|failed to open file|the supplied)"
+    r"| while handling (?=argument|environment variable))(.+)"
+)
 
 
 # Workers.
@@ -329,3 +334,9 @@ class ServerFailures:
         again = self.restarts and child.is_up
         reason = f"the last time because {self.why_restarted}" if again else child.reason
         return replace(child, restarts=self.restarts, reason=reason)
+
+
+def refused_option(tail: Sequence[str]) -> str:
+    """Return llama-server's own words, or "" if its options are not the cause."""
+    found = (_REFUSED_OPTION.match(line.strip()) for line in tail)
+    return next((f"llama-server refuses its options: {one[1]}" for one in found if one is not None), "")

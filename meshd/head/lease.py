@@ -16,8 +16,8 @@ from meshd.base import log
 from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused, RemoteProtocolError, UserError
 from meshd.base.peer_limits import LEASE_MESSAGES, PROGRESS_SHOWN
 from meshd.base.units import in_memory
+from meshd.devices.command_lines import count_of
 from meshd.devices.interface import Tunnel, TunnelRequest, Tunnels
-from meshd.devices.report_line import count_of
 from meshd.gateway.interface import Readiness
 from meshd.head.measures import AwayTimes
 from meshd.identity.keys import PeerId
@@ -26,9 +26,8 @@ from meshd.model.status import NetworkTensor, WorkerWeights
 from meshd.model.weights_index import WeightsIndex
 from meshd.peer.interface import Mesh, PeerStatus
 from meshd.peer.messages import MessageStream
-from meshd.rpc.absent_weights import AbsentWeights
-from meshd.rpc.mesh_head_view import MeshHeadView
-from meshd.rpc.reading_budget import NodeReading
+from meshd.rpc.frames import NodeReading
+from meshd.rpc.mesh_head_view import AbsentWeights, MeshHeadView
 from meshd.tunnel.interface import LISTEN_LOCAL
 from meshd.wire.lease import (
     LEASE_SERVICE,

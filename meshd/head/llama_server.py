@@ -26,9 +26,9 @@ from meshd.base.processes import ProcessWork
 from meshd.base.tasks import Owner
 from meshd.base.wakeful_loop import children_waiting
 from meshd.devices import command_lines
+from meshd.devices.devices import head_threads, llama_threads
 from meshd.devices.fd_handover import Outgoing
 from meshd.devices.interface import IS_SUSPENDED, NativeBuild, Processes, Report, RolePaths
-from meshd.devices.processors import head_threads, llama_threads
 from meshd.head.lease import Lease, MeshEnd, ModelHeader, WeightsReport
 from meshd.head.measures import AwayTimes
 from meshd.head.served_files import ServedModel
@@ -47,7 +47,7 @@ from meshd.process.interface import (
     ChildStatus,
     ReadyProbe,
 )
-from meshd.rpc.reading_budget import NodeReading
+from meshd.rpc.frames import NodeReading
 
 LOST = "lost "  # a line of the report: the connection to this endpoint is lost for good, and why
 LOG = log.get("serve")

@@ -20,8 +20,8 @@ from meshd.base.peer_limits import (
     SERVING_TOLD_OF_ISSUER,
     SERVING_TOLD_OF_PEER,
 )
+from meshd.devices.capacity import NOT_FOR_YOU
 from meshd.devices.interface import Join
-from meshd.devices.tell_capacity import NOT_FOR_YOU
 from meshd.gateway.interface import MemberCaller, MemberGate
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member, Role

@@ -18,9 +18,8 @@ from meshd.devices.interface import WeightsFromMembers
 from meshd.head.lease import Lease
 from meshd.model.gguf import Header
 from meshd.model.layers import ModelLayers, is_of_layer, read_layers
-from meshd.model.piece_index import PIECE_BYTES
 from meshd.model.served_facts import ServedFacts, facts_of_file
-from meshd.model.weights_index import WeightsIndex
+from meshd.model.weights_index import PIECE_BYTES, WeightsIndex
 from meshd.plan.machines import NodeOffer, PlainRpc
 from meshd.plan.split import Plan, placed_tensors
 from meshd.plan.wishes import HeadOptions

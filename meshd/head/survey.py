@@ -15,9 +15,8 @@ from functools import partial
 
 from meshd.base import log
 from meshd.base.errors import MeshdError, RemoteProtocolError
-from meshd.devices.ask_capacity import CapacityAnswer, ask_all, lacks_times
-from meshd.devices.cpu_cache import CpuCache
-from meshd.devices.device_list import Listing
+from meshd.devices.capacity import CapacityAnswer, ask_all, lacks_times
+from meshd.devices.device_list import CpuCache, Listing
 from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.device_trial import DeviceTrials, listing_key
 from meshd.devices.devices import only_cpu, pick_for_head

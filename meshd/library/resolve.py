@@ -8,7 +8,7 @@ from pathlib import Path
 from meshd.base.errors import UserError
 from meshd.base.home_folder import expanded
 from meshd.base.units import in_bytes
-from meshd.build.demo_model import demo_model
+from meshd.build.fetch import demo_model
 from meshd.build.interface import BuildProgress
 from meshd.library import hub_cache, ollama
 from meshd.library.disk import hint_for_missing, is_file, is_folder, size_of

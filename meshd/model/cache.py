@@ -5,8 +5,9 @@ commit: the cells are padded to 256, a windowed layer holds window + one batch, 
 kept in f32 once per sequence. For unknown architectures the result is an upper bound, and says so.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from meshd.model import architectures
 from meshd.model.ggml import TENSOR_TYPE_NAMES
@@ -168,28 +169,15 @@ class Hyperparameters:
 
 def model_cache(header: Header, layers: int) -> ModelCache:
     """Return the caches of the `layers` blocks of a model."""
-    known = Hyperparameters(header)
-    name = known.architecture
-    if name in architectures.NO_CACHE:
-        return ModelCache((LayerCache(),) * layers, exact=True)
-    build = _CacheBuilder(known, layers)
-    if name in architectures.PLAIN:
-        return build.attention()
-    if name in architectures.WINDOWED:
-        return build.windowed(architectures.WINDOWED[name])
-    if name in architectures.RECURRENT:
-        return ModelCache((LayerCache(state=build.state),) * layers, exact=True)
-    if name in architectures.HYBRID_BY_HEADS:
-        return build.hybrid_by_heads()
-    if name in architectures.HYBRID_BY_INTERVAL:
-        return build.hybrid_by_interval()
-    if name in architectures.HYBRID_BOTH:
-        return build.both()
-    return build.upper_bound()
+    caches = _Caches(Hyperparameters(header), layers)
+    of_layer = caches.rule()
+    if of_layer is None:
+        return ModelCache((caches.upper_bound(),) * layers, exact=False)
+    return ModelCache(tuple(map(of_layer, range(layers))), exact=True)
 
 
-class _CacheBuilder:
-    """The head counts and sizes of one model, and its caches by kind of architecture."""
+class _Caches:
+    """The head counts and sizes of one model, and what each of its layers keeps by its architecture."""
 
     def __init__(self, known: Hyperparameters, layers: int) -> None:
         self._known = known
@@ -207,8 +195,27 @@ class _CacheBuilder:
             known.number("attention.key_length_mla") and known.number("attention.value_length_mla")
         )
 
-    @property
-    def state(self) -> int:
+    def rule(self) -> Callable[[int], LayerCache] | None:
+        """Return what tells the cache of each layer; None if nothing is known about the architecture."""
+        name = self._known.architecture
+        if name in architectures.NO_CACHE:
+            return lambda _: LayerCache()
+        if name in architectures.PLAIN:
+            return lambda layer: self._attended(layer) if layer < self._trunk else LayerCache()
+        if name in architectures.WINDOWED:
+            return self._windowed(architectures.WINDOWED[name])
+        if name in architectures.RECURRENT:
+            return lambda _: LayerCache(state=self._state)
+        if name in architectures.HYBRID_BY_HEADS:
+            return self._hybrid_by_heads()
+        if name in architectures.HYBRID_BY_INTERVAL:
+            return self._hybrid_by_interval()
+        if name in architectures.HYBRID_BOTH:
+            return lambda layer: replace(self._attended(layer), state=self._state)
+        return None
+
+    @cached_property
+    def _state(self) -> int:
         """The elements of one recurrent layer's state: n_embd_r + n_embd_s of llama-hparams.cpp."""
         known = self._known
         width = known.number("embedding_length")
@@ -235,26 +242,16 @@ class _CacheBuilder:
         heads = self.kv_heads[layer]
         return LayerCache(key=key * heads, value=0 if self._mla else value * heads, window=window)
 
-    def attention(self) -> ModelCache:
-        layers = [
-            self._attended(layer) if layer < self._trunk else LayerCache() for layer in range(self._layers)
-        ]
-        return ModelCache(tuple(layers), exact=True)
-
-    def windowed(self, rule: architectures.AttentionWindow) -> ModelCache:
+    def _windowed(self, rule: architectures.AttentionWindow) -> Callable[[int], LayerCache] | None:
         windows = self._windows(rule)
         if windows is None:
-            return self.upper_bound()
+            return None
         name = self._known.architecture
         first_shared = architectures.FIRST_SHARED_LAYER.get(name, self._layers)
         if name == "gemma4":
             first_shared = self._layers - self._known.number("attention.shared_kv_layers")
         kept = min(self._trunk, first_shared)
-        layers = [
-            self._attended(layer, windows[layer]) if layer < kept else LayerCache()
-            for layer in range(self._layers)
-        ]
-        return ModelCache(tuple(layers), exact=True)
+        return lambda layer: self._attended(layer, windows[layer]) if layer < kept else LayerCache()
 
     def _windows(self, rule: architectures.AttentionWindow) -> list[int] | None:
         """Return the window of each layer in tokens, 0 for full ones; None if the file does not say."""
@@ -285,52 +282,43 @@ class _CacheBuilder:
             return None
         return [tokens if flag else 0 for flag in flags]
 
-    def hybrid_by_heads(self) -> ModelCache:
+    def _hybrid_by_heads(self) -> Callable[[int], LayerCache]:
         known = self._known
         feed_forward = known.per_layer("feed_forward_length", self._layers, [0] * self._layers)
         separate = known.architecture.startswith("nemotron_h")  # feed-forward blocks are separate layers
         window = known.number("attention.sliding_window") if known.architecture == "lfm2" else 0
-        layers: list[LayerCache] = []
-        for layer in range(self._layers):
-            if separate and feed_forward[layer]:
-                layers.append(LayerCache())
-            elif self.kv_heads[layer]:
-                layers.append(self._attended(layer, window))
-            else:
-                layers.append(LayerCache(state=self.state if layer < self._trunk else 0))
-        return ModelCache(tuple(layers), exact=True)
 
-    def hybrid_by_interval(self) -> ModelCache:
-        known = self._known
-        listed = known.array("attention.recurrent_layers")
-        interval = max(1, known.number("full_attention_interval", 4))
-        layers: list[LayerCache] = []
-        for layer in range(self._layers):
+        def of_layer(layer: int) -> LayerCache:
+            if separate and feed_forward[layer]:
+                return LayerCache()
+            if self.kv_heads[layer]:
+                return self._attended(layer, window)
+            return LayerCache(state=self._state if layer < self._trunk else 0)
+
+        return of_layer
+
+    def _hybrid_by_interval(self) -> Callable[[int], LayerCache]:
+        listed = self._known.array("attention.recurrent_layers")
+        interval = max(1, self._known.number("full_attention_interval", 4))
+
+        def of_layer(layer: int) -> LayerCache:
             recurrent = (layer + 1) % interval != 0
             if listed is not None:
                 recurrent = layer < len(listed) and bool(listed[layer])
             if layer >= self._trunk:
-                layers.append(LayerCache())
-            else:
-                layers.append(LayerCache(state=self.state) if recurrent else self._attended(layer))
-        return ModelCache(tuple(layers), exact=True)
+                return LayerCache()
+            return LayerCache(state=self._state) if recurrent else self._attended(layer)
 
-    def both(self) -> ModelCache:
-        layers = []
-        for layer in range(self._layers):
-            kept = self._attended(layer)
-            layers.append(LayerCache(kept.key, kept.value, state=self.state))
-        return ModelCache(tuple(layers), exact=True)
+        return of_layer
 
-    def upper_bound(self) -> ModelCache:
-        """Return K and V of the widest kind, an indexer and a state for every layer, without windows."""
+    def upper_bound(self) -> LayerCache:
+        """Return K and V of the widest kind, an indexer and a state, for the whole context."""
         known = self._known
         key = max(self._key, self._key_window)
         value = max(self._value, self._value_window)
         index = max(known.number("attention.indexer.key_length"), 0)
         most_heads = max([*self.kv_heads, *([] if any(self.kv_heads) else self.heads)], default=0)
-        layer = LayerCache(key * most_heads, value * most_heads, index, self.state)
-        return ModelCache((layer,) * self._layers, exact=False)
+        return LayerCache(key * most_heads, value * most_heads, index, self._state)
 
 
 def _is_windowed(layer: int, pattern: int, rule: architectures.AttentionWindow) -> bool:

@@ -113,7 +113,7 @@ class DeviceSampling:
         own = self.settings
         if not self.adds or "backend_sampling" in request or own.get("backend_sampling") is not False:
             return {}  # the request or the options decide
-        values = _Values(own, request)
+        values = {**own, **request}
         lengths = request if any(request.get(name) is not None for name in _LENGTHS) else own
         if any(0 <= _number(lengths, name) < self.least for name in _LENGTHS):
             return {}
@@ -126,7 +126,7 @@ class DeviceSampling:
         # The values must be exact on a device.
         if not _is_exact(values) or (speculates and _penalizes(values)):
             return {}
-        if not 1 <= values.number("top_k") <= min(MOST_CANDIDATES, self.vocabulary):
+        if not 1 <= _number(values, "top_k") <= min(MOST_CANDIDATES, self.vocabulary):
             return {}
         # The chain.
         samplers = _cut_behind_top_k(request.get("samplers", own.get("samplers")))
@@ -135,19 +135,8 @@ class DeviceSampling:
         return {"backend_sampling": True, _CUT: EXCLUDES_NOTHING, "samplers": samplers} if samplers else {}
 
 
-class _Values:
-    """The values of a request, with llama-server's options as defaults."""
-
-    def __init__(self, own: Mapping[str, object], request: Mapping[str, object]) -> None:
-        self._own = own
-        self._request = request
-
-    def number(self, name: str) -> int | float:
-        """Return the number, or NaN, which equals nothing, for anything else."""
-        return _number(self._request if name in self._request else self._own, name)
-
-
 def _number(values: Mapping[str, object], name: str) -> int | float:
+    """Return the number, or NaN, which equals nothing, for anything else."""
     value = values.get(name)
     return value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
@@ -156,28 +145,28 @@ def _is_on(value: object) -> bool:
     return bool(value) and value != {"type": "text"}
 
 
-def _is_exact(values: _Values) -> bool:
+def _is_exact(values: Mapping[str, object]) -> bool:
     """Say whether everything before top-k is exact on a device."""
-    if values.number("mirostat") != 0 or values.number("n_probs") != 0:
+    if _number(values, "mirostat") != 0 or _number(values, "n_probs") != 0:
         return False
-    if values.number("dry_multiplier") != 0 or not values.number(_CUT) <= 0:
+    if _number(values, "dry_multiplier") != 0 or not _number(values, _CUT) <= 0:
         return False
-    if values.number("repeat_last_n") == 0:
+    if _number(values, "repeat_last_n") == 0:
         return True
-    penalties = values.number("frequency_penalty"), values.number("presence_penalty")
-    if values.number("repeat_penalty") != 1 or 0 not in penalties:
+    penalties = _number(values, "frequency_penalty"), _number(values, "presence_penalty")
+    if _number(values, "repeat_penalty") != 1 or 0 not in penalties:
         return False  # a device multiplies by the inverse, and subtracts one penalty after the other
-    return penalties == (0, 0) or 0 < values.number("repeat_last_n") <= MOST_PENALIZED
+    return penalties == (0, 0) or 0 < _number(values, "repeat_last_n") <= MOST_PENALIZED
 
 
-def _penalizes(values: _Values) -> bool:
+def _penalizes(values: Mapping[str, object]) -> bool:
     """Say whether recent tokens are penalised; dry is off wherever values are exact."""
-    if values.number("repeat_last_n") == 0:
+    if _number(values, "repeat_last_n") == 0:
         return False
     return (
-        values.number("repeat_penalty") != 1
-        or values.number("frequency_penalty") != 0
-        or values.number("presence_penalty") != 0
+        _number(values, "repeat_penalty") != 1
+        or _number(values, "frequency_penalty") != 0
+        or _number(values, "presence_penalty") != 0
     )
 
 

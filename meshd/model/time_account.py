@@ -29,7 +29,7 @@ class PartSource(StrEnum):
     SUM = "sum"  # derived from the others
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TimePart:
     """One part in seconds, below zero for what others count twice. `where`: a device, a path, a node."""
 
@@ -143,12 +143,8 @@ def prompt_account(spent: SpentTime, tokens: int, queue: float) -> TimeAccount:
     twice = sum(part.seconds for part in parts if part.kind is not PartKind.SERVER) - spent.away
     twice -= sum(one.seconds for one in _own(spent))
     if twice > 0 and spent.workers:
-        parts.append(
-            TimePart(kind=PartKind.AT_ONCE, where="devices and ways", seconds=-twice, source=PartSource.SUM)
-        )
-    before = TimePart(
-        kind=PartKind.QUEUE, where=spent.head, seconds=max(0.0, queue), source=PartSource.MEASURED
-    )
+        parts.append(TimePart(PartKind.AT_ONCE, "devices and ways", -twice, PartSource.SUM))
+    before = TimePart(PartKind.QUEUE, spent.head, max(0.0, queue), PartSource.MEASURED)
     return _settled(spent.seconds + before.seconds, [before, *parts])
 
 
@@ -164,20 +160,18 @@ def _server(spent: SpentTime) -> list[TimePart]:
     """Return what happens on the head while it waits for nobody."""
     own = _own(spent)
     rest = max(0.0, spent.seconds - spent.away) - sum(one.seconds for one in own)
-    server = TimePart(
-        kind=PartKind.SERVER, where=spent.head, seconds=max(0.0, rest), source=PartSource.MEASURED
-    )
+    server = TimePart(PartKind.SERVER, spent.head, max(0.0, rest), PartSource.MEASURED)
     return [server, *map(_computing, own)]
 
 
 def _computing(one: ComputingTime) -> TimePart:
     source = PartSource.MEASURED if one.measured else PartSource.PREDICTED
-    return TimePart(kind=PartKind.COMPUTING, where=one.where, seconds=one.seconds, source=source)
+    return TimePart(PartKind.COMPUTING, one.where, one.seconds, source)
 
 
 def _way(way: WayTime, *, passes: int, delays: int) -> TimePart:
     seconds = way.delay * delays + way.transfer * passes
-    return TimePart(kind=PartKind.WAY, where=way.where, seconds=seconds, source=PartSource.PATH)
+    return TimePart(PartKind.WAY, way.where, seconds, PartSource.PATH)
 
 
 def _late_orders(spent: SpentTime, of: TokenRounds) -> list[tuple[str, float]]:
@@ -194,9 +188,7 @@ def _late_orders(spent: SpentTime, of: TokenRounds) -> list[tuple[str, float]]:
 
 
 def _order(where: str, seconds: float) -> TimePart:
-    return TimePart(
-        kind=PartKind.WAITING, where=f"{where} for its order", seconds=seconds, source=PartSource.PATH
-    )
+    return TimePart(PartKind.WAITING, f"{where} for its order", seconds, PartSource.PATH)
 
 
 def _held(spent: SpentTime, transfer: float) -> list[TimePart]:
@@ -205,7 +197,7 @@ def _held(spent: SpentTime, transfer: float) -> list[TimePart]:
         return []
     beyond = max(0.0, spent.held - transfer)
     where = f"daemon of {spent.head}"
-    return [TimePart(kind=PartKind.WAITING, where=where, seconds=beyond, source=PartSource.MEASURED)]
+    return [TimePart(PartKind.WAITING, where, beyond, PartSource.MEASURED)]
 
 
 def _settled(
@@ -213,10 +205,7 @@ def _settled(
 ) -> TimeAccount:
     """Divide the summed parts by `each`."""
     each = max(1, each)
-    shares = tuple(
-        TimePart(kind=part.kind, where=part.where, seconds=part.seconds / each, source=part.source)
-        for part in parts
-    )
+    shares = tuple(TimePart(part.kind, part.where, part.seconds / each, part.source) for part in parts)
     whole = seconds / each
     return TimeAccount(
         seconds=whole,

@@ -1,33 +1,113 @@
-"""A head's view of llama-server's connection with a mesh-server: the weights that were sent, and the
-neighbours that the worker has. Nothing is held back but WELCOME, MET, LOAD and LOADED; where the head lacks
-weights itself, the beginning of WRITE and FREE as well.
+"""A head's view of llama-server's connection with a mesh-server: weights that were sent, and neighbours.
+
+llama-server's module checks all that a worker says (docs/native-backend.md). Here nothing is held back but
+MET, LOAD and LOADED; where the head lacks weights itself, the beginning of WRITE and FREE as well.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
 from struct import Struct
 
+from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import mesh_protocol as wire
-from meshd.rpc.absent_weights import AbsentWeights, AskedWeight
 from meshd.rpc.frames import (
     HEAD,
     MAX_UNANSWERED,
     MESH_SERVER,
+    MESSAGE_SECONDS,
+    PROGRESS_WEIGHT,
     WHOLE,
     Kinds,
     Look,
     Messages,
+    NodeReading,
+    ReadingBudget,
     Seen,
     refused,
     unseen,
 )
-from meshd.rpc.reading_budget import MESSAGE_SECONDS, PROGRESS_WEIGHT, NodeReading, ReadingBudget
 
 Placed = Callable[[bytes, int, str], None]
 """Told of each weight that is asked for by content: hash, bytes, and why it is sent; empty: it is not."""
-_Entries = tuple[AskedWeight, ...]
 _PLACE = Struct("<I")  # of a neighbour, in the head's list
 _WRITE, _FREE = wire.MESSAGES[wire.WRITE].body, wire.MESSAGES[wire.FREE].body
 MAX_WEIGHTS_ASKED = 16_384  # weights whose answers have not come; of more nothing is said
+_ASKS = (wire.GRAPH, wire.COMPUTE, wire.READ)
+
+
+@dataclass(frozen=True, slots=True)
+class AskedWeight:
+    """A tensor that a LOAD requests by its hash, and its place."""
+
+    digest: bytes
+    size: int
+    buffer: int
+    offset: int
+
+    def holds(self, buffer: int, offset: int, size: int) -> bool:
+        """Return True if these bytes of a buffer lie within the weight."""
+        return buffer == self.buffer and self.offset <= offset and offset + size <= self.offset + self.size
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """A buffer that the head has written to, or requested weights into."""
+
+    has_weights: bool = False
+    written: bool = False
+    missed: list[AskedWeight] = field(default_factory=list)  # of which the head has the bytes
+
+
+class AbsentWeights:
+    """Keeps a head whose file lacks tensors from sending what is not there: holes, which would read as zeros.
+
+    llama-server asks a mesh-server for weights by content (LOAD), and sends those that it misses (WRITE). It
+    is seen before llama-server hears of it that the worker misses a tensor which this node lacks as well, and
+    whatever is written to a buffer of weights must be a tensor that this node has. Holds an entry for each
+    buffer of one connection, and for each tensor that was missed.
+
+    Methods raise RemoteProtocolError; before that they call `told` with the tensor's hash (empty if unknown).
+    """
+
+    def __init__(self, absent: Collection[bytes], told: Callable[[bytes], None]) -> None:
+        """Start a connection. `absent`: the hashes of the tensors that are not in the head's file."""
+        self._absent = absent
+        self._told = told
+        self._buffers: dict[int, _Buffer] = {}
+
+    def asked(self, weights: Iterable[AskedWeight]) -> None:
+        """Record the LOAD of these weights."""
+        for weight in weights:
+            buffer = self._buffers.setdefault(weight.buffer, _Buffer())
+            buffer.has_weights = True
+            if buffer.written:
+                raise self._refused(b"")
+
+    def missed(self, weight: AskedWeight) -> None:
+        """Record that the worker does not have this weight; the head has to send it."""
+        if weight.digest in self._absent:
+            raise self._refused(weight.digest)
+        self._buffers.setdefault(weight.buffer, _Buffer()).missed.append(weight)
+
+    def written(self, buffer: int, offset: int, size: int) -> None:
+        """Check a WRITE of `size` bytes: it must lie within a missed weight, if the buffer has weights."""
+        there = self._buffers.setdefault(buffer, _Buffer())
+        if not there.has_weights:
+            there.written = True
+        elif not any(weight.holds(buffer, offset, size) for weight in there.missed):
+            raise self._refused(b"")
+
+    def freed(self, buffer: int) -> None:
+        """Forget a buffer: its number may be reused."""
+        self._buffers.pop(buffer, None)
+
+    def uncounted(self) -> None:
+        """Refuse: there are too many LOADs to look at each answer."""
+        raise self._refused(b"")
+
+    def _refused(self, digest: bytes) -> RemoteProtocolError:
+        self._told(digest)
+        return refused("weights are missing that this node does not have")
 
 
 class MeshHeadView:
@@ -55,9 +135,10 @@ class MeshHeadView:
         self._requests = Messages(_REQUESTS if absent is None else _REQUESTS_OF_WEIGHTS, seen)
         self._answers = Messages(_ANSWERS, seen)
         self._budget = ReadingBudget(reading)
-        self._asked: dict[int, _Entries | None] = {}  # by id of the LOAD; None: of too many, nothing is kept
+        self._asked: dict[
+            int, tuple[AskedWeight, ...] | None
+        ] = {}  # by id of the LOAD; None: of too many, nothing is kept
         self._asked_count = 0
-        self._welcomed = self._told_neighbours = False
         self.neighbours: frozenset[int] = frozenset()
         """With which the worker has a connection, by their places in the head's list."""
 
@@ -114,54 +195,23 @@ class MeshHeadView:
     def _progress(self, _data: bytes | memoryview, _at: int, _size: int, _identity: int) -> None:
         self._budget.spend(PROGRESS_WEIGHT)
 
-    def _welcome(self, data: bytes | memoryview, at: int, size: int, _identity: int) -> None:
-        if self._welcomed:
-            raise refused("a second WELCOME")
-        self._welcomed = True
-        _check_welcome(data, at, size)
-
     def _met(self, data: bytes | memoryview, at: int, size: int, _identity: int) -> None:
-        if self._told_neighbours:
-            raise refused("a second MET")
-        self._told_neighbours = True
-        if size % _PLACE.size:
-            raise refused(f"MET of {size} bytes")
-        body = memoryview(data)[at : at + size]
+        body = memoryview(data)[at : at + size - size % _PLACE.size]
         self.neighbours = frozenset(place for (place,) in _PLACE.iter_unpack(body))
 
     def _loaded(self, data: bytes | memoryview, at: int, size: int, identity: int) -> None:
-        if identity not in self._asked:
-            raise refused("LOADED that nobody asked for")
-        entries = self._asked.pop(identity)
+        entries = self._asked.pop(identity, None)
         if entries is None:
             return
         self._asked_count -= len(entries)
-        results = bytes(data[at : at + size])
-        if len(entries) != len(results) or max(results, default=0) >= len(wire.LOAD_RESULTS):
-            raise refused("LOADED with other results than were asked for")
-        for entry, result in zip(entries, results, strict=True):
+        for entry, result in zip(entries, bytes(data[at : at + size]), strict=False):
             if result and self._absent is not None:
                 self._absent.missed(entry)
-            why = wire.LOAD_RESULTS[result].replace("-", "_")
-            self._placed(entry.digest, entry.size, why if result else "")
+            if result < len(wire.LOAD_RESULTS):
+                why = wire.LOAD_RESULTS[result].replace("-", "_")
+                self._placed(entry.digest, entry.size, why if result else "")
 
 
-def _check_welcome(data: bytes | memoryview, at: int, size: int) -> None:
-    """Raise RemoteProtocolError for a WELCOME of another version, or of another size than it says."""
-    message = wire.MESSAGES[wire.WELCOME]
-    version, *counts = message.body.unpack_from(data, at)
-    if version != wire.VERSION:
-        raise refused(f"version {version} of the protocol")
-    end = at + message.body.size
-    for count, rest in zip(counts, message.rest, strict=True):
-        if count > rest.most:
-            raise refused(f"WELCOME with {count} {rest.name}")
-        end += count * rest.item_bytes
-    if end != at + size:
-        raise refused(f"WELCOME of {size} bytes")
-
-
-_ASKS = (wire.GRAPH, wire.COMPUTE, wire.READ)
 _LOADS = {wire.LOAD: Look(WHOLE, MeshHeadView._load)}
 _REQUESTS = Kinds(HEAD, _LOADS, noted=_ASKS)
 _WRITES = {
@@ -170,7 +220,6 @@ _WRITES = {
 }
 _REQUESTS_OF_WEIGHTS = Kinds(HEAD, _LOADS | _WRITES, noted=_ASKS)
 _LOOKED_ANSWERS = {
-    wire.WELCOME: Look(WHOLE, MeshHeadView._welcome),
     wire.LOADED: Look(WHOLE, MeshHeadView._loaded),
     wire.MET: Look(WHOLE, MeshHeadView._met),
     wire.PROGRESS: Look(0, MeshHeadView._progress),

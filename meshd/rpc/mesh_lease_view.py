@@ -1,28 +1,32 @@
-"""A worker's view of the connection between a head and the mesh-server that it has leased.
+"""A worker's views of the connections of the mesh-server that it lends, with its head and other workers.
 
-mesh-server checks all that its head asks, and ends with what it refuses (docs/native-backend.md). Here bytes
+mesh-server checks all that it is asked, and ends with what it refuses (docs/native-backend.md). Here bytes
 are only split into messages. Seen are the memory that the server holds, weights that are worth keeping, and
 when something is computed.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 
 from meshd.rpc import mesh_protocol as wire
 from meshd.rpc.frames import (
+    ENTRY_SECONDS,
     HEAD,
     MAX_UNANSWERED,
     MESH_SERVER,
+    MESSAGE_SECONDS,
+    NEIGHBOUR,
     WHOLE,
     Kinds,
     Look,
     Messages,
+    NodeReading,
+    ReadingBudget,
     Seen,
     refused,
     unseen,
 )
-from meshd.rpc.mesh_buffers import MeshBuffers
 from meshd.rpc.mesh_keeping import MeshKeeping
-from meshd.rpc.reading_budget import ENTRY_SECONDS, MESSAGE_SECONDS, NodeReading, ReadingBudget
 
 _ALLOCATE, _ALLOCATED = wire.MESSAGES[wire.ALLOCATE].body, wire.MESSAGES[wire.ALLOCATED].body
 _FREE, _WRITE = wire.MESSAGES[wire.FREE].body, wire.MESSAGES[wire.WRITE].body
@@ -51,7 +55,8 @@ class MeshLeaseView:
         self._keeping = keeping
         self._requests = Messages(_REQUESTS if keeping is None else _REQUESTS_TO_KEEP, seen)
         self._answers = Messages(_ANSWERS if keeping is None else _ANSWERS_TO_KEEP, seen)
-        self._buffers = MeshBuffers()
+        self._buffers: dict[int, tuple[int, int]] = {}  # that were asked for, by number: device, bytes
+        self._made: set[int] = set()  # those of them that the server has said to have
         self._budget = ReadingBudget(reading)
         self._asked: dict[int, tuple[int, int]] = {}  # by ids: ALLOCATE and its buffer, or LOAD and 0
 
@@ -62,10 +67,14 @@ class MeshLeaseView:
 
     def memory_held(self) -> Mapping[int, int]:
         """Return the bytes of buffers that the server has allocated and nobody has freed, by device."""
-        return self._buffers.held()
+        held: Counter[int] = Counter()
+        for number in self._made:
+            device, size = self._buffers[number]
+            held[device] += size
+        return held
 
     def pause(self, now: float) -> float:
-        """Return the seconds that the head's next bytes have to wait (reading_budget.py)."""
+        """Return the seconds that the head's next bytes have to wait (NodeReading)."""
         return self._budget.pause(now)
 
     def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
@@ -86,11 +95,17 @@ class MeshLeaseView:
     def _allocate(self, data: bytes | memoryview, at: int, _size: int, identity: int) -> None:
         buffer, device, room = _ALLOCATE.unpack_from(data, at)
         self._ask(identity, wire.ALLOCATE, buffer)
-        if not self._buffers.ask(buffer, device, room):
+        if len(self._buffers) >= wire.BUFFERS:
             raise refused(f"more than {wire.BUFFERS} buffers")
+        # of a number that is in use the first request counts: the server refuses the second one
+        self._buffers.setdefault(buffer, (device, room))
 
     def _free(self, data: bytes | memoryview, at: int, _size: int, _identity: int) -> None:
-        self._buffers.forget(*_FREE.unpack_from(data, at))
+        self._forget(*_FREE.unpack_from(data, at))
+
+    def _forget(self, buffer: int) -> None:
+        self._buffers.pop(buffer, None)
+        self._made.discard(buffer)
 
     def _load(self, data: bytes | memoryview, at: int, size: int, identity: int) -> None:
         assert self._keeping is not None
@@ -123,9 +138,11 @@ class MeshLeaseView:
     # Answers.
 
     def _allocated(self, data: bytes | memoryview, at: int, _size: int, identity: int) -> None:
-        self._buffers.answer(
-            self._answer(identity, wire.ALLOCATE), made=_ALLOCATED.unpack_from(data, at) == (1,)
-        )
+        buffer = self._answer(identity, wire.ALLOCATE)
+        if _ALLOCATED.unpack_from(data, at) != (1,):
+            self._forget(buffer)
+        elif buffer in self._buffers:  # not freed meanwhile
+            self._made.add(buffer)
 
     def _loaded(self, data: bytes | memoryview, at: int, size: int, identity: int) -> None:
         assert self._keeping is not None
@@ -153,3 +170,44 @@ _MAKES = {wire.ALLOCATED: Look(_ALLOCATED.size, MeshLeaseView._allocated)}
 _ANSWERS = Kinds(MESH_SERVER, _MAKES, noted=(wire.DATA,))
 _MISSES = {wire.LOADED: Look(WHOLE, MeshLeaseView._loaded)}
 _ANSWERS_TO_KEEP = Kinds(MESH_SERVER, _MAKES | _MISSES, noted=(wire.DATA,))
+
+
+class MeshPushFilter:
+    """Lets pushes between the mesh-servers of two workers pass, both ways, and nothing else.
+
+    The head tells the receiving server which pushes to take, and where to put them; that server compares
+    tokens and sizes. Implements tunnel.interface.Inspector for either side. Raises RemoteProtocolError, and
+    then always. Holds less than a header for each direction; what a message carries flows through.
+    """
+
+    def __init__(
+        self, *, arrived: Seen = unseen, left: Seen = unseen, reading: NodeReading | None = None
+    ) -> None:
+        """Start a connection. `arrived` gets each message of the neighbour, `left` each one for it; see
+        MeshLeaseView.
+        """
+        self._from_peer = Messages(_PUSHES, arrived)
+        self._to_peer = Messages(_PUSHES, left)
+        self._budget = ReadingBudget(reading)
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes received and not passed on."""
+        return self._from_peer.held_bytes + self._to_peer.held_bytes
+
+    def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
+        """Pass on the neighbour's pushes."""
+        passed = self._from_peer.feed(data, self)
+        self._budget.spend(MESSAGE_SECONDS * self._from_peer.began)
+        return passed
+
+    def to_peer(self, data: bytes | memoryview) -> bytes | memoryview:
+        """Pass on our pushes."""
+        return self._to_peer.feed(data, self)
+
+    def pause(self, now: float) -> float:
+        """Return the seconds to wait: the budget also bounds a flood of empty messages."""
+        return self._budget.pause(now)
+
+
+_PUSHES = Kinds[MeshPushFilter](NEIGHBOUR, {}, noted=(wire.PUSHED,))

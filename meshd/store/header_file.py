@@ -27,8 +27,7 @@ from meshd.base.tasks import in_thread
 from meshd.model.gguf import Header, TensorInfo
 from meshd.model.gguf_names import GGUF_SUFFIX
 from meshd.model.layers import is_of_layer
-from meshd.model.piece_index import HASH_BYTES
-from meshd.model.weights_index import fingerprint
+from meshd.model.weights_index import HASH_BYTES, fingerprint
 from meshd.store.hash_cache import MAX_ENTRY_BYTES, FileState, HashCache
 from meshd.store.hashes import hash_tensors
 from meshd.store.model_file import ModelFile, opened

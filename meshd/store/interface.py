@@ -59,7 +59,7 @@ class WeightsFile(Protocol):
 
     @property
     def header_of(self) -> bytes:
-        """The content id (model/piece_index.py) of a model whose layers are not here; empty for all others.
+        """The content id (model/weights_index.py) of a model whose layers are not here; empty for all others.
 
         There, the tensors of layers are holes, and only their hashes are known.
         """

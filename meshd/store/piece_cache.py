@@ -16,7 +16,7 @@ from blake3 import blake3
 
 from meshd.base import log
 from meshd.base.files import read_own_file, replace_file
-from meshd.model.piece_index import HASH_BYTES, PIECE_BYTES, PieceIndex
+from meshd.model.weights_index import HASH_BYTES, PIECE_BYTES, PieceIndex
 from meshd.store.hash_cache import FileState, HashCache
 from meshd.store.hashes import hash_tensors
 from meshd.store.interface import HashProgress, ProgressCallback

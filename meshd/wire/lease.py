@@ -11,9 +11,9 @@ Weights that members can give are taken from them before the grant. With the que
 tensor (the beginning of its hash), and with the offer which of them the worker lacks. If members give the
 file, the head reserves with `fetch` and says where in the file the tensors of the worker's part are (some
 Needs, the last of which says so). The worker takes what it lacks from members that have the file's content
-(model/piece_index.py), and says what came (Fetched). When all workers have said so, the head lets them start
-their servers (Begin). A worker that only holds weights ready for the loss of another one is asked in the same
-way, and told to begin never.
+(model/weights_index.py), and says what came (Fetched). When all workers have said so, the head lets them
+start their servers (Begin). A worker that only holds weights ready for the loss of another one is asked in
+the same way, and told to begin never.
 
 Workers that send to one another directly are introduced by the head: the one that takes the stream is told
 from whom (Admit), the one that opens it to whom (Neighbour), and says what came of it (Reached). The head

@@ -8,7 +8,7 @@ some ReadingModel, and as many TensorHashes as follow from the model's header. N
 
 The bytes of a stream of service `pieces`: numbers of pieces one way, pieces the other.
 
-The stream's metadata names the content (model/piece_index.py). A request is a piece's number (u32). The
+The stream's metadata names the content (model/weights_index.py). A request is a piece's number (u32). The
 answers come in the order of the requests: one byte 1 and the piece, whose length follows from the index, or
 one byte 0, which says that the file is not what it was; that ends the stream. A piece may be asked for before
 the last one has come, so that no round trip is lost, and at most PIECES_ASKED of them.
@@ -93,7 +93,7 @@ class AskTensors(Message, tag="tensors"):
 @dataclass(frozen=True, slots=True)
 class ToldModel:
     """A model of a member. `key` means it there, until that daemon ends; `names`: its file's without `.gguf`
-    or the shard's number, then those with a scheme. `fingerprint` and `content` (model/piece_index.py) are
+    or the shard's number, then those with a scheme. `fingerprint` and `content` (model/weights_index.py) are
     empty until the member has read the whole model.
     """
 

@@ -6,14 +6,14 @@ process, which is certain to free its memory.
 """
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
 from meshd import __version__
 from meshd.base import log
-from meshd.base.admission import Rates
+from meshd.base.admission import Rates, Slots
 from meshd.base.errors import (
     Broken,
     EndOfStream,
@@ -58,8 +58,7 @@ from meshd.worker.leases import MAX_LEASES, Held, Lease, Ledger, lent
 from meshd.worker.lent_streams import NO_USE, Lending, LentStreams
 from meshd.worker.mesh_server import CHILD_NAME, AgreedLease, MeshServer
 from meshd.worker.missing_weights import MissingWeights, progress_to
-from meshd.worker.pause import IS_PAUSED, Pause
-from meshd.worker.worker_options import WorkerOptions
+from meshd.worker.worker_options import IS_PAUSED, Pause, WorkerOptions
 
 UNKNOWN_PIN = "unknown"
 ASK_AGAIN = "ask again: the free memory has changed"
@@ -67,8 +66,6 @@ _ANSWER_SECONDS = 60.0  # the head plans in milliseconds; a silent head must not
 _GIVEN_BACK_SECONDS = 3.0  # a driver takes most of a second to free the memory of a process
 # A lease without messages for this long does not compute, so devices may be measured beside it.
 _QUIET_SECONDS = 10.0
-MAX_ASKING = LEASES_ASKED.most  # each may hold descriptors of all files
-MAX_ASKING_PEER = LEASES_ASKED_OF_PEER.most
 LOG = log.get("worker")
 
 
@@ -100,7 +97,7 @@ class Worker:
         self._streams = LentStreams(runtime.mesh, local=runtime.tunnels.local)
         self._ending: dict[bytes, PeerId] = {}  # leases that are over, but whose processes still hold memory
         self._given_back = asyncio.Event()  # set when the next of these leases has given its memory back
-        self._asking: Counter[PeerId] = Counter()
+        self._asking = Slots(LEASES_ASKED, LEASES_ASKED_OF_PEER)  # each may hold descriptors of all files
         self._logs: deque[int] = deque(range(1, MAX_LEASES + 1))
         self.pause = pause or Pause()
         self._missing = MissingWeights(runtime.from_members, self._files, self.pause)
@@ -112,7 +109,7 @@ class Worker:
         loaded = [lease_id for lease_id, server in self._running.items() if server.is_loaded]
         return RoleStatus(
             children=[server.child.status for server in self._running.values()],
-            tunnels=[one for server in self._running.values() for one in server.push_tunnels],
+            tunnels=[one for server in self._running.values() for one in server.neighbours.tunnels],
             model=None,
             notes=self._files.notes,
             unfit=self._device_trials.notes,
@@ -209,17 +206,15 @@ class Worker:
 
     async def _negotiate(self, messages: MessageStream, outgoing: Outgoing, lease_id: bytes) -> AgreedLease:
         """Agree on a lease with the head. Few leases are negotiated at once. Raises Refused."""
-        peer = messages.stream.peer
-        if self._asking[peer] >= MAX_ASKING_PEER or self._asking.total() >= MAX_ASKING:
+        release = self._asking.take(messages.stream.peer)
+        if release is None:
             raise Refused(
                 "too many leases are being negotiated", code="busy", hint="ask again in a few seconds"
             )
-        self._asking[peer] += 1
         try:
             return await self._agree(messages, outgoing, lease_id)
         finally:
-            self._asking[peer] -= 1
-            self._asking += Counter()  # drops those at zero
+            release()
 
     async def _agree(self, messages: MessageStream, outgoing: Outgoing, lease_id: bytes) -> AgreedLease:
         peer = messages.stream.peer

@@ -8,7 +8,8 @@ times.
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -19,11 +20,19 @@ from meshd.devices.fd_handover import Outgoing
 from meshd.model.weights_index import WeightsIndex, encode_index, join_indexes
 from meshd.store.interface import ContentStore, HashProgress, LeaseCache, WeightsFile
 from meshd.wire.lease import as_bits, mark, split_marks
-from meshd.worker.held_weights import FilePart
 
 _PROGRESS_SECONDS = 2.0
 _LIBRARY_SECONDS = 5.0  # for the library to be read at the start; then a lease uses what is known of it
 LOG = log.get("worker")
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """A part of an open file: `size` bytes at `offset`."""
+
+    descriptor: int
+    offset: int
+    size: int
 
 
 class Weights:
@@ -108,35 +117,29 @@ class LibraryFiles:
 
     async def serve(self) -> None:
         """Learn what the library has, and again after each lease that lacks something."""
-        library = self._library
-        while library is not None:
+        while self._library is not None:
             self._look.clear()
-            paths = await library.paths()
+            paths = await self._library.paths()
             self._marks = {path: marks for path, marks in self._marks.items() if path in paths}
-            new = [path for path in paths if path not in self._marks]
             for is_reading in (False, True):  # those with known hashes come first
-                for path in new:
-                    if path not in self._marks:
-                        await self._learn(library, path, is_reading=is_reading)
+                for path in paths:
+                    with suppress(
+                        UserError, OSError
+                    ):  # it is being written or removed: looked at again later
+                        if path not in self._marks:
+                            await self._learn(self._library, path, is_reading=is_reading)
             self._looked.set()
             await self._look.wait()
 
     async def _learn(self, library: Library, path: Path, *, is_reading: bool) -> None:
-        try:
-            file = await library.open(path)
-            try:
-                index = await file.index() if is_reading else file.known_index()
-                if (
-                    is_reading and file.known_index() is None
-                ):  # it cannot be kept: each lease would read again
-                    self._marks[path] = frozenset()
-                    return
-            finally:
-                file.close()
-        except (UserError, OSError):  # it is being written or removed: looked at again later
-            return
+        with closing(await library.open(path)) as file:
+            if is_reading:
+                await file.index()
+            index = file.known_index()
         if index is not None:
             self._marks[path] = frozenset(mark(one.digest) for one in index.tensors)
+        elif is_reading:  # its hashes cannot be kept: each lease would read it again
+            self._marks[path] = frozenset()
 
     async def take(self, wanted: set[bytes], held: ExitStack) -> list[tuple[WeightsIndex, WeightsFile]]:
         """Open the models that have tensors with the `wanted` marks; `held` closes them."""

@@ -164,7 +164,7 @@ class LentStreams:
     def _find_admitting(self, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> Lending | None:
         """Return the lease that `peer` names in `metadata`, if its head has introduced `peer`."""
         lending = self._named(metadata)
-        admits = lending is not None and lending.server is not None and lending.server.admits(peer)
+        admits = lending is not None and lending.server is not None and lending.server.neighbours.admits(peer)
         return lending if admits else None
 
     def _named(self, metadata: Mapping[str, MetadataValue]) -> Lending | None:
@@ -200,7 +200,7 @@ class LentStreams:
             await lending.serve(lending.server.neighbours.answer(stream))
             return
         server = await self._up(lending, stream.peer)
-        await lending.serve(server.serve_neighbour(stream, partial(self._refuse, stream.peer)))
+        await lending.serve(server.neighbours.serve(stream, partial(self._refuse, stream.peer)))
 
     def _refuse(self, peer: PeerId, error: MeshdError) -> None:
         if isinstance(error, RemoteProtocolError):

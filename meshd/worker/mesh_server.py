@@ -6,7 +6,7 @@ what it does (PROGRESS), so this daemon need not model its work: it ends a serve
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
@@ -15,33 +15,68 @@ from meshd.base import log
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError, Refused
 from meshd.base.wakeful_loop import children_waiting
 from meshd.devices import command_lines
+from meshd.devices.command_lines import count_of, totals_of
 from meshd.devices.fd_handover import Outgoing
 from meshd.devices.interface import IS_SUSPENDED, RoleRuntime
-from meshd.devices.report_line import count_of, totals_of
-from meshd.identity.keys import PeerId
 from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
 from meshd.process.interface import ChildSpec
+from meshd.rpc.frames import LINE_SECONDS, ReadingBudget
 from meshd.rpc.mesh_keeping import MeshKeeping
 from meshd.rpc.mesh_lease_view import MeshLeaseView
-from meshd.rpc.reading_budget import LINE_SECONDS, ReadingBudget
+from meshd.rpc.mesh_protocol import HUNG_SECONDS
 from meshd.store.interface import LeaseCache
-from meshd.tunnel.interface import TunnelStatus
 from meshd.wire.lease import HEAD_ENDED, NO_MEMORY, RPC_SERVER_CRASHED, RPC_SERVER_ENDED
-from meshd.worker.child_silence import LOOK_SECONDS, ChildSilence
 from meshd.worker.known_files import Weights
 from meshd.worker.leases import Lease
 from meshd.worker.push_neighbours import PushNeighbours
 from meshd.worker.turn_times import TurnTimes
 
+LOOK_SECONDS = 1.0
 PROGRESS_SECONDS = 2.0
 # Nobody else sends these signals: the process crashed.
 CRASHES = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
 _SLACK_BYTES = 64 << 20  # tolerance: a driver may count differently from one process to another
 CHILD_NAME = "rpc-server"  # users know the child of a worker by this name
 LOG = log.get("worker")
-
 OnBroken = Callable[[MeshdError], None]
+
+
+class ChildSilence:
+    """Detect a mesh-server that reports no progress although it must: it hangs or is suspended.
+
+    The head cannot tell a hung server from a silent path, for which it waits as long as `--grace` says.
+    Implements tunnel.interface.Flow.
+    Silence is counted in looks, not measured by a clock, so a daemon that was suspended itself accuses no
+    server.
+    """
+
+    def __init__(self) -> None:
+        self._answered = 0  # bytes at the last look
+        self._peer_waits = False
+        self._silent = 0.0  # seconds
+
+    def peer_waits(self, waits: bool) -> None:
+        """Note whether the peer currently fails to take what the server sends."""
+        self._peer_waits = waits
+
+    def target_waits(self, waits: bool) -> None:
+        """Ignore that the server takes nothing now: it may compute for long."""
+
+    def look(self, answered: int) -> str:
+        """Return why the server is given up, or an empty string. Call this every LOOK_SECONDS.
+
+        `answered` is the number of bytes that the server has sent so far. Before the server's first message,
+        WELCOME, silence does not count: the head does the waiting.
+        """
+        said, self._answered = answered != self._answered, answered
+        if said or not answered or self._peer_waits:
+            self._silent = 0.0
+            return ""
+        self._silent += LOOK_SECONDS
+        return (
+            f"it hangs: it has said nothing for {self._silent:.0f} s" if self._silent > HUNG_SECONDS else ""
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,19 +289,6 @@ class MeshServer:
             )
         finally:
             self._view = None  # the server has nobody to report to, and ends
-
-    async def serve_neighbour(self, stream: Stream, on_broken: OnBroken) -> None:
-        """Connect a stream of another worker that the head has introduced. Raises Refused, Broken."""
-        await self.neighbours.serve(stream, on_broken)
-
-    def admits(self, peer: PeerId) -> bool:
-        """Say whether the head lets worker `peer` push to this server."""
-        return self.neighbours.admits(peer)
-
-    @property
-    def push_tunnels(self) -> Sequence[TunnelStatus]:
-        """The open tunnels to other workers."""
-        return self.neighbours.tunnels
 
     # Memory and load, as reported by the server and its head.
 

@@ -6,20 +6,23 @@ that it has granted, so nobody supplies an address. Of two workers one opens the
 accept the stream. The stream that asks stays open, so that a session made for it is kept while both leases
 live.
 
-If both workers are on one machine, their servers get a direct connection (local_way.py). The stream that asks
+If both workers are on one machine, their servers get a direct connection. The stream that asks
 then controls it: when the stream ends, both daemons cut the connection.
 """
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from socket import socket
+from socket import SHUT_RDWR, SO_RCVBUF, SO_SNDBUF, SOL_SOCKET, socket
 
 from meshd.base import local_way, log
 from meshd.base.backoff import Backoff
-from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused
+from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError, Refused, RemoteProtocolError
 from meshd.base.local_way import LOCAL, LocalOffer
+from meshd.base.peer_limits import NEIGHBOURS
 from meshd.base.tasks import Owner
 from meshd.devices.interface import DescriptorSocket, Tunnel, TunnelRequest, Tunnels
 from meshd.identity.keys import PeerId
@@ -27,14 +30,15 @@ from meshd.mux.events import Code
 from meshd.peer.interface import Mesh, MetadataValue, PeerState, Stream
 from meshd.peer.messages import MessageStream
 from meshd.rpc import mesh_protocol as wire
-from meshd.rpc.mesh_push_filter import MeshPushFilter
-from meshd.rpc.reading_budget import NodeReading
-from meshd.tunnel.interface import TunnelStatus
+from meshd.rpc.frames import NodeReading
+from meshd.rpc.mesh_lease_view import MeshPushFilter
+from meshd.tunnel.interface import LISTEN_LOCAL, TunnelStatus
 from meshd.wire.lease import PUSH_SERVICE, Admit, Neighbour, Reached
-from meshd.worker.local_way import LocalWay, way_over
-from meshd.worker.neighbour_arrivals import NeighbourArrivals
 from meshd.worker.turn_times import TurnTimes
 
+ARRIVAL, COMPLETE, LOCAL_ARRIVAL = 1, 2, 3  # kinds of messages of `--neighbours-fd`
+LOG = log.get("worker")
+_BUFFER_BYTES = 1 << 20  # the kernel grants less where its limit is lower
 REACH_SECONDS = 8.0  # until there is a session with the neighbour
 NEIGHBOURS_SECONDS = REACH_SECONDS + 4.0  # workers that open the stream may hear of it a little later
 GONE_SECONDS = 20.0  # a neighbour without a session for this long, though both wanted one, gets less time
@@ -42,7 +46,65 @@ GONE_REACH_SECONDS = 1.0
 _RETRY = Backoff(first=0.1, factor=1.5, most=1.0)
 ASK = "ask"  # in the metadata of a stream: asks whether other streams would be accepted
 TAKEN = b"\x01"  # the only message on such a stream: the connection is in use
-LOG = log.get("worker")
+
+
+class LocalWay:
+    """One end of a direct connection between mesh-servers of two workers on one machine.
+
+    Each worker hands its mesh-server a duplicate of its end, once. It keeps the original to cut the
+    connection, and never reads or writes it again. `cut` is idempotent.
+    """
+
+    def __init__(self, peer: PeerId, end: socket) -> None:
+        """Take over `end`. Raises OSError and closes `end` if no descriptor is free."""
+        self._peer = peer
+        self._end = end
+        self._sent = self._received = 0
+        try:
+            end.setblocking(True)  # the duplicate shares this
+            for option in (SO_SNDBUF, SO_RCVBUF):  # Linux uses the first option, macOS both
+                end.setsockopt(SOL_SOCKET, option, _BUFFER_BYTES)
+            self._servers = os.dup(end.fileno())
+        except OSError:
+            end.close()
+            raise
+
+    def give(self) -> int:
+        """Return the mesh-server's descriptor, which the caller owns from here on."""
+        given, self._servers = self._servers, -1
+        return given
+
+    def count(self, *, sent: int | None = None, received: int | None = None) -> None:
+        """Note totals in bytes, as the mesh-server reports them."""
+        self._sent = self._sent if sent is None else sent
+        self._received = self._received if received is None else received
+
+    @property
+    def status(self) -> TunnelStatus:
+        """The totals so far."""
+        return TunnelStatus(
+            peer=self._peer,
+            service=PUSH_SERVICE,
+            listen=LISTEN_LOCAL,
+            streams=1,
+            sent_bytes=self._sent,
+            received_bytes=self._received,
+        )
+
+    def cut(self) -> None:
+        """Cut the connection for both mesh-servers."""
+        if self._servers >= 0:
+            os.close(self.give())
+        with suppress(OSError):  # closed here, or by the other side
+            self._end.shutdown(SHUT_RDWR)
+        self._end.close()
+
+
+def way_over(peer: PeerId, end: socket | None) -> LocalWay | None:
+    """Return the connection over `end`, or None without one, or if no descriptor is free."""
+    with suppress(OSError):
+        return None if end is None else LocalWay(peer, end)
+    return None
 
 
 class PushNeighbours:
@@ -67,8 +129,13 @@ class PushNeighbours:
         self._reading = reading
         self._tunnels = tunnels
         self._messages = messages
-        self._arrivals = NeighbourArrivals(descriptors, socket_pair, seconds=NEIGHBOURS_SECONDS)
+        self._descriptors = descriptors
+        self._socket_pair = socket_pair
         self._numbers: dict[PeerId, int] = {}  # of the workers that open the stream
+        self._known: set[int] = set()  # numbers of all workers that were named
+        self._awaited: set[int] = set()  # of these, still unknown whether a connection is possible
+        self._complete = False
+        self._settled = asyncio.Event()
         self._open: list[Tunnel | LocalWay] = []
         self._offered: dict[
             PeerId, LocalWay
@@ -100,7 +167,7 @@ class PushNeighbours:
 
     def admit(self, admitted: Admit) -> None:
         """Let this worker open the stream from now on. Raises RemoteProtocolError."""
-        self._arrivals.name(admitted.number)
+        self._name(admitted.number)
         self._numbers[PeerId(admitted.peer)] = admitted.number
 
     def admits(self, peer: PeerId) -> bool:
@@ -109,18 +176,65 @@ class PushNeighbours:
 
     def take(self, neighbour: Neighbour) -> None:
         """Expect a connection that this worker opens. Raises RemoteProtocolError."""
-        self._arrivals.name(neighbour.number)
+        self._name(neighbour.number)
+
+    def _name(self, number: int) -> None:
+        if self._complete or number in self._known or number >= NEIGHBOURS.most:
+            raise RemoteProtocolError(
+                "lease: neighbours have other numbers, and no two the same", code="lease"
+            )
+        self._known.add(number)
+        self._awaited.add(number)
 
     def all_named(self) -> None:
         """Note that the head names no more neighbours; `settle` must run now. Raises RemoteProtocolError."""
-        self._arrivals.all_named()
+        if self._complete:
+            raise RemoteProtocolError("lease: the neighbours were complete before", code="lease")
+        self._complete = True
+        self._note_settled()
 
     async def settle(self) -> None:
-        """Tell the server that the list is complete, once each neighbour has connected or cannot."""
-        late = await self._arrivals.settle()
+        """Tell the server that the list is complete, once each neighbour has connected or cannot.
+
+        The head waits for the complete list while it loads weights, so this wait is limited.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(NEIGHBOURS_SECONDS):
+                await self._settled.wait()
+        late, self._awaited = self._awaited, set()
+        self._send(COMPLETE, 0)
         for peer, number in self._numbers.items():
             if number in late:
                 LOG.info("push_no_way", peer=peer.short, why=f"silent for {NEIGHBOURS_SECONDS:.0f} s")
+
+    def _note_settled(self, number: int | None = None) -> None:
+        """Note that this neighbour has connected, or that there is no connection to it, or none any more."""
+        self._awaited -= {number}
+        if self._complete and not self._awaited:
+            self._settled.set()
+
+    # Connections for the server.
+
+    def _new_pair(self) -> tuple[socket, int]:
+        """Return our end of a connection and the server's. Raises Broken if no descriptor is free."""
+        try:
+            return self._socket_pair()
+        except OSError as error:
+            raise Broken(f"no connection can be made: {(error.strerror or '').lower()}") from None
+
+    def _hand_over(self, number: int, end: int, *, local: bool = False) -> None:
+        """Hand `end` to the server, and close it here. `local`: the server reports the traffic on it."""
+        try:
+            self._send(LOCAL_ARRIVAL if local else ARRIVAL, number, end)
+        finally:
+            os.close(end)
+        self._note_settled(number)
+
+    def _send(self, kind: int, number: int, end: int = -1) -> None:
+        try:
+            self._descriptors.send(kind, number, end)
+        except (Broken, Closed) as error:  # the lease ends with its server
+            LOG.debug("push_untold", why=error.what)
 
     # Neighbours to which we open the stream.
 
@@ -173,13 +287,13 @@ class PushNeighbours:
 
     async def _none(self, peer: PeerId, number: int, why: str) -> None:
         LOG.info("push_no_way", peer=peer.short, why=why)
-        self._arrivals.not_coming(number)
+        self._note_settled(number)
         await self._messages.send(Reached(number, why).encode())
 
     async def _lead(self, peer: PeerId, neighbour: Neighbour, asked: Stream) -> None:
         number = neighbour.number
         try:
-            ours, theirs = self._arrivals.new_pair()
+            ours, theirs = self._new_pair()
         except MeshdError as error:
             await self._none(peer, number, error.what)
             return
@@ -188,7 +302,7 @@ class PushNeighbours:
         try:
             async with Owner() as owner:
                 owner.start(tunnel.serve(), name=f"push {peer.short}")
-                self._arrivals.come(number, theirs)
+                self._hand_over(number, theirs)
                 await self._messages.send(Reached(number, "").encode())
                 LOG.info("push_way", peer=peer.short, kind="mesh")
                 await _until_ended(asked)
@@ -215,7 +329,7 @@ class PushNeighbours:
 
     def _use(self, way: LocalWay, number: int) -> None:
         self._local[number] = way
-        self._arrivals.come(number, way.give(), local=True)
+        self._hand_over(number, way.give(), local=True)
 
     def _tunnel(self, peer: PeerId, neighbour: Neighbour, end: socket) -> Tunnel:
         return self._tunnels.open(
@@ -273,17 +387,17 @@ class PushNeighbours:
         except (EndOfStream, Broken):
             return
         number = self._numbers.get(asked.peer)  # None: the lease is over
-        if way is not None and said[:1] == TAKEN and number is not None and self._arrivals.awaits(number):
+        if way is not None and said[:1] == TAKEN and number is not None and number in self._awaited:
             self._use(way, number)
         await _until_ended(asked)
 
     async def serve(self, stream: Stream, on_broken: Callable[[MeshdError], None]) -> None:
         """Connect a stream of an admitted neighbour with the server. Raises Refused, Broken."""
         number = self._numbers.get(stream.peer)
-        if number is None or not self._arrivals.awaits(number):
+        if number is None or number not in self._awaited:
             raise Refused("this lease does not wait for a stream of this member", code="late")
-        ours, theirs = self._arrivals.new_pair()
-        self._arrivals.come(number, theirs)
+        ours, theirs = self._new_pair()
+        self._hand_over(number, theirs)
         await self._tunnels.join(stream, ours, inspector=self._filter(), on_broken=on_broken, asks=True)
 
     def _filter(self) -> MeshPushFilter:

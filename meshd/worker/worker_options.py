@@ -1,11 +1,14 @@
-"""The options of a worker: what its user lends, and whether this node may lend anything."""
+"""The user's say over a worker: what is lent, whether this node may lend anything, and the pause switch."""
 
+import asyncio
 import os
 from dataclasses import dataclass
 
 from meshd.base.errors import UserError
 from meshd.base.resource_limits import usable_processors
 from meshd.identity.membership import Role
+
+IS_PAUSED = "its user has paused it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +41,26 @@ def check_may_work(roles: frozenset[Role]) -> None:
             "it), run `meshd "
             "leave` here, then start again with `--join INVITE`",
         )
+
+
+class Pause:
+    """A switch by which the user stops lending, and resumes. It is off at first."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._leases_end = asyncio.Event()
+
+    def begin(self, *, end_leases: bool) -> None:
+        """Grant no new leases; with `end_leases`, also end the running ones."""
+        self.is_on = True
+        if end_leases:
+            self._leases_end.set()
+
+    def end(self) -> None:
+        """Grant leases again."""
+        self.is_on = False
+        self._leases_end.clear()
+
+    async def until_leases_end(self) -> None:
+        """Wait until running leases have to end."""
+        await self._leases_end.wait()

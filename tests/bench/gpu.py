@@ -28,7 +28,7 @@ from meshd.base.tasks import first_error
 from meshd.bench.cells import Cell, Rig
 from meshd.bench.distance import machine, measure_one_way, programs, run_meshd, run_stock
 from meshd.bench.figures import MESHD
-from meshd.build.demo_model import demo_model
+from meshd.build.fetch import demo_model
 from meshd.build.interface import MESH_PROGRAM, BuildProgress, NativeInfo
 from meshd.build.native import build
 from meshd.config.load import load

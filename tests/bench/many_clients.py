@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from meshd.admin.status import Status
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
-from meshd.build.demo_model import demo_model
+from meshd.build.fetch import demo_model
 from meshd.config.load import load
 from meshd.fleet.node import LocalNode, NodeSpec, start_all
 from meshd.model.status import ModelState

@@ -30,7 +30,7 @@ from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
 from meshd.bench.distance import until_head_serves
 from meshd.bench.llama import measure_api
-from meshd.build.demo_model import demo_model
+from meshd.build.fetch import demo_model
 from meshd.config.load import load
 from meshd.fleet.fleet import Fleet, FleetSpec, worker_names
 from meshd.model.status import Speeds

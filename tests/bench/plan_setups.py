@@ -1,12 +1,12 @@
 """The set-ups of `tests.bench.plan`: workers on this machine, of unequal speed and at unequal distances."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from meshd.base.errors import UserError
 from meshd.base.units import in_number
-from meshd.devices.processors import cores_of_machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,18 @@ class Setup:
     def cores(self) -> Sequence[tuple[int, ...]]:
         """The processors of each worker; nothing where they may use all. Raises UserError."""
         return pinned_cores(self.threads, cores_of_machine()) if self.pinned else ()
+
+
+def cores_of_machine() -> list[tuple[int, ...]]:
+    """Return the usable processors grouped by core, ordered by the first processor of each core."""
+    found: dict[str, list[int]] = {}
+    for number in sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []:
+        try:
+            core = Path(f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings").read_text()
+        except OSError:
+            core = str(number)
+        found.setdefault(core, []).append(number)
+    return [tuple(numbers) for numbers in found.values()]
 
 
 SETUPS = (

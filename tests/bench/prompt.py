@@ -17,7 +17,7 @@ from meshd.admin.status import Status
 from meshd.base.tasks import Owner
 from meshd.bench.distance import until_head_serves
 from meshd.bench.llama import arguments_of, measure
-from meshd.build.demo_model import demo_model
+from meshd.build.fetch import demo_model
 from meshd.config.load import load
 from meshd.fleet.fleet import Fleet
 from meshd.plan.over_offers import MOST

@@ -26,7 +26,7 @@ from types import MappingProxyType
 from meshd.base.tasks import Owner
 from meshd.bench.distance import until_head_serves
 from meshd.bench.llama import ChatAnswer, api_connection, completed
-from meshd.build.demo_model import demo_model
+from meshd.build.fetch import demo_model
 from meshd.config.load import load
 from meshd.fleet.fleet import Fleet
 from meshd.fleet.node import LocalNode, model_ready

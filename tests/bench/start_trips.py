@@ -23,7 +23,7 @@ from pathlib import Path
 
 from meshd.admin.status import Status
 from meshd.base.tasks import Owner
-from meshd.build.demo_model import demo_model
+from meshd.build.fetch import demo_model
 from meshd.config.load import load
 from meshd.fleet.fleet import HEAD_NAME, FleetSpec, worker_names
 from meshd.fleet.node import ready_or_raise

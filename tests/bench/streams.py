@@ -20,7 +20,7 @@ from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
 from meshd.bench.distance import until_head_serves
 from meshd.bench.llama import api_connection, completion
-from meshd.build.demo_model import demo_model
+from meshd.build.fetch import demo_model
 from meshd.config.load import load
 from meshd.fleet.fleet import Fleet
 from meshd.fleet.node import LocalNode, crossed_bytes, model_ready

@@ -19,6 +19,7 @@ from meshd.build.native import folder_of_ours
 from meshd.rpc import mesh_protocol as wire
 
 from tests.e2e.models import cache_folder
+from tests.native.schema import OPERATIONS
 
 STAMP = "stamp.json"
 NO_MEMORY = "no-memory"
@@ -41,7 +42,7 @@ def _without_operation(kind: int, body: bytes) -> bytes:
     version, devices, operations, *more = head.unpack_from(body)
     begin = head.size + devices * wire.DEVICE.size
     numbers = memoryview(body)[begin : begin + 4 * operations].cast("I").tolist()
-    numbers.remove([operation.name for operation in wire.OPERATIONS].index(_LACKING))
+    numbers.remove([operation.name for operation in OPERATIONS].index(_LACKING))
     kept = b"".join(number.to_bytes(4, "little") for number in numbers)
     return (
         head.pack(version, devices, len(numbers), *more)

@@ -25,6 +25,7 @@ from tests.e2e.hostile_stage import (
     tensor,
     write,
 )
+from tests.native.schema import KINDS, OPERATIONS
 
 UNKNOWN_TYPE = len(wire.TYPES)
 ALL_ONES = (1 << 32) - 1
@@ -75,10 +76,10 @@ def _again(*between: bytes) -> bytes:
 
 
 _OPERATIONS = {
-    "the operation behind the last": Case("no operation", lambda: _sum(operation=len(wire.OPERATIONS))),
+    "the operation behind the last": Case("no operation", lambda: _sum(operation=len(OPERATIONS))),
     "an operation of 2^32 - 1": Case("no operation", lambda: _sum(operation=ALL_ONES)),
     "a unary function behind the last": Case(
-        "or kind of it", lambda: node("UNARY", (4,), _four(), parameters=(len(wire.UNARY_KINDS),))
+        "or kind of it", lambda: node("UNARY", (4,), _four(), parameters=(len(KINDS["unary"]),))
     ),
     "a gated function below the first": Case(
         "or kind of it", lambda: node("GLU", (4,), tensor(0, 8), parameters=(-1,))

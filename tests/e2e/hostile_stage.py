@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 
 from meshd.rpc import mesh_protocol as wire
 
+from tests.native.schema import OPERATIONS
+
 BUFFER, ROOM = 1, 4 << 20
 COMPUTE = 16  # the flag
-NUMBERS = {operation.name: number for number, operation in enumerate(wire.OPERATIONS)}
+NUMBERS = {operation.name: number for number, operation in enumerate(OPERATIONS)}
 F32, Q4_0, I32, I64 = (wire.TYPES.index(name) for name in ("f32", "q4_0", "i32", "i64"))
 _BYTES = {I64: 8}
 

@@ -18,8 +18,7 @@ from meshd.base.errors import RemoteProtocolError
 from meshd.build.interface import LLAMA_SERVER
 from meshd.model.weights_index import encode_index
 from meshd.rpc import mesh_protocol as wire
-from meshd.rpc.mesh_lease_view import MeshLeaseView
-from meshd.rpc.mesh_push_filter import MeshPushFilter
+from meshd.rpc.mesh_lease_view import MeshLeaseView, MeshPushFilter
 from meshd.tunnel.interface import Inspector
 
 from tests.e2e.models import stock

@@ -20,8 +20,7 @@ from typing import TypeVar
 import numpy as np
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 from meshd.build import native as native_builds
-from meshd.build.demo_model import demo_model
-from meshd.build.fetch import PinnedFile, fetch
+from meshd.build.fetch import demo_model, fetch
 from meshd.build.interface import LLAMA_QUANTIZE, LLAMA_SERVER, BuildProgress, NativeInfo
 from meshd.build.pin import read_pin
 from meshd.config.tree import find_cache
@@ -87,9 +86,7 @@ def smollm2() -> Path:
 
 def unpack_templates(folder: Path) -> list[Path]:
     """Put the chat templates of the pinned llama.cpp there, from the archive that builds are made of."""
-    sdist = read_pin().sdist
-    wanted = PinnedFile(sdist.requirement, sdist.file, sdist.sha256, from_source=True)
-    archive = _done(fetch(wanted, cache_folder() / "downloads", _silent))
+    archive = _done(fetch(read_pin().sdist, cache_folder() / "downloads", _silent))
     with tarfile.open(archive, "r:gz") as tar:
         for member in tar:
             path = PurePosixPath(member.name)

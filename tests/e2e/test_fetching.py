@@ -15,7 +15,7 @@ from urllib.request import Request, urlopen
 import pytest
 from meshd.admin.status import Status
 from meshd.fleet.node import LocalNode
-from meshd.model.piece_index import PIECE_BYTES
+from meshd.model.weights_index import PIECE_BYTES
 
 from tests.e2e.alone import alone
 from tests.e2e.homes import NAME, Homes, homes_in

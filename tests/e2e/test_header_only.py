@@ -8,8 +8,8 @@ from blake3 import blake3
 from meshd.fleet.node import LocalNode
 from meshd.model.gguf import read_header
 from meshd.model.layers import is_of_layer
-from meshd.model.piece_index import PIECE_BYTES
 from meshd.model.status import ModelState
+from meshd.model.weights_index import PIECE_BYTES
 from meshd.store.hash_cache import FileState, HashCache
 
 from tests.e2e.alone import alone

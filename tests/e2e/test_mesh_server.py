@@ -14,6 +14,7 @@ from tests.e2e.mesh_rig import CountedPair, Mesh, MeshServer
 from tests.e2e.mesh_server_scene import LONG, LOST, MARKS, found_build, unready_head
 from tests.e2e.models import smollm2, stock_text
 from tests.native.build import MeshBuild
+from tests.native.schema import OPERATIONS
 from tests.native.suite import count_tests
 
 pytestmark = MARKS
@@ -41,7 +42,7 @@ def test_both_say_what_they_are(build: MeshBuild) -> None:
     assert (program.pop("program"), module.pop("program")) == ("mesh-server", "libggml-mesh")
     assert program == module
     assert program["protocol"] == wire.VERSION
-    assert {*program["operations"]} <= {one.name for one in wire.OPERATIONS}
+    assert {*program["operations"]} <= {one.name for one in OPERATIONS}
     assert len(program["operations"]) > 50
 
 

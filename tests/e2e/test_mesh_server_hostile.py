@@ -15,6 +15,7 @@ from tests.e2e.hostile_frames import CASES, SERVED, every_operation
 from tests.e2e.hostile_stage import ROOM, message
 from tests.e2e.mesh_server_scene import MARKS
 from tests.e2e.native_rig import DEADLINE
+from tests.native.schema import OPERATIONS
 
 MOST_MEMORY = 256 << 20  # bytes of a server that reads the largest graph, or what says it is larger
 EMPTY = {"NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"}  # nothing is computed, whatever they say
@@ -40,12 +41,12 @@ def test_what_only_looks_hostile_is_served(tmp_path: Path, said: Callable[[], by
 @pytest.mark.parametrize("sources", [0, 10])
 def test_no_operation_computes_without_its_sources_or_with_too_many(tmp_path: Path, sources: int) -> None:
     served = set()
-    for number in range(len(wire.OPERATIONS) + 9):
+    for number in range(len(OPERATIONS) + 9):
         with bare_head(tmp_path) as head:
             try:
                 head.say(every_operation(number, sources) + message(wire.SYNC))
                 head.hear(wire.SYNCED)
-                served.add(wire.OPERATIONS[number].name)
+                served.add(OPERATIONS[number].name)
             except (EOFError, AssertionError):
                 assert head.server.process.wait(DEADLINE) == 1, head.server.output
     assert served == EMPTY

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.peer_limits import GIVEN_WHILE_SERVING
-from meshd.model.piece_index import PIECE_BYTES
+from meshd.model.weights_index import PIECE_BYTES
 
 from tests.e2e.alone import alone
 from tests.e2e.homes import NAME, connected, flipped, homes_in

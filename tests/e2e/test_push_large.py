@@ -16,10 +16,9 @@ from meshd.identity.keys import PeerId
 from meshd.peer.interface import PeerState, Stream
 from meshd.peer.messages import MessageStream
 from meshd.process.handover import DescriptorSender, socket_pair
-from meshd.rpc.reading_budget import NodeReading
+from meshd.rpc.frames import NodeReading
 from meshd.wire.lease import PUSH_SERVICE, Neighbour, Reached, decode
-from meshd.worker.neighbour_arrivals import ARRIVAL
-from meshd.worker.push_neighbours import PushNeighbours
+from meshd.worker.push_neighbours import ARRIVAL, PushNeighbours
 from meshd.worker.turn_times import TurnTimes
 
 from tests.conformance.run import run as run_to_end

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from meshd.admin.status import Status
 from meshd.fleet.node import LocalNode, model_ready
-from meshd.model.piece_index import PIECE_BYTES
+from meshd.model.weights_index import PIECE_BYTES
 
 from tests.e2e.alone import alone
 from tests.e2e.homes import NAME, Homes, connected, homes_in

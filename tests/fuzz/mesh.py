@@ -12,7 +12,7 @@ from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import mesh_protocol as wire
 from meshd.rpc.mesh_head_view import MeshHeadView
 from meshd.rpc.mesh_keeping import MeshKeeping, Missed
-from meshd.rpc.mesh_push_filter import MeshPushFilter
+from meshd.rpc.mesh_lease_view import MeshPushFilter
 
 from tests.fuzz.mutate import flip
 from tests.fuzz.target import Target

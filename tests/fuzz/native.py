@@ -17,8 +17,7 @@ from meshd.build import native
 from meshd.build.interface import BuildProgress
 from meshd.build.machine import cpu_kind, find_tool
 from meshd.build.pin import read_pin
-from meshd.build.renew import renew
-from meshd.build.tree import Tree
+from meshd.build.tree import Tree, renew
 from meshd.config.tree import find_cache
 
 NATIVE = Path(__file__).parents[2] / "native"

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshd.base.tasks import Owner
+from meshd.devices.capacity import CapacityTeller
 from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.interface import RoleRuntime
 from meshd.devices.path_probe import ProbesTaken
-from meshd.devices.tell_capacity import CapacityTeller
 from meshd.gateway.access import ApiPort
 from meshd.gateway.interface import GatewayConfig, Readiness
 from meshd.gateway.request import OneModel

@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshd.build.demo_model import _WHEEL
+from meshd.build.fetch import _WHEEL
 from meshd.build.pin import read_pin
 
 from tests.rules.source import ROOT

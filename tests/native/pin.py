@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from meshd.base.errors import UserError
-from meshd.build.fetch import PinnedFile, fetch
+from meshd.build.fetch import fetch
 from meshd.build.pin import Pin, native_folder, read_pin
 from meshd.config.tree import find_cache
 
@@ -113,8 +113,7 @@ def _moved(what: str, old: list[str], new: list[str]) -> Iterator[str]:
 
 
 async def _archive_of(pin: Pin) -> Path:
-    wanted = PinnedFile(pin.sdist.requirement, pin.sdist.file, pin.sdist.sha256, from_source=True)
-    return await fetch(wanted, find_cache(os.environ) / "downloads", told)
+    return await fetch(pin.sdist, find_cache(os.environ) / "downloads", told)
 
 
 def move(pin: Pin, place: Path, old_archive: Path, archive: Path, commit: str) -> list[str]:

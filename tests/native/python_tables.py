@@ -3,13 +3,12 @@
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 
 from tests.native.schema import Message, Schema
 
 _COMMENT_CHARACTERS = 100
 _HEAD = '''\
-"""The mesh-server protocol: messages, limits, operations and types.
+"""The mesh-server protocol: messages, limits and types.
 
 Made by `python -m tests.native.schema --write` from native/mesh/protocol.toml, which says what it means:
 change that.
@@ -21,38 +20,13 @@ from struct import Struct
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
-    """A list behind the fields: as many as the field `count` says, or with "" to the end; `most` at most."""
-
-    name: str
-    item_bytes: int
-    count: str
-    most: int
-
-
-@dataclass(frozen=True, slots=True)
 class RpcMessage:
-    """A body of at most `most` bytes: `fields` as `body` lays them out, then `rest`. `answer` 0: none."""
+    """A message of this sender: a body of at most `most` bytes that begins with the fields of `body`."""
 
     name: str
-    number: int
     sender: str
-    answer: int
     body: Struct
-    fields: tuple[str, ...]
-    rest: tuple[Rest, ...]
     most: int
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """It needs the first `least` sources, takes up to `most`, and may lie exactly on those `over`."""
-
-    name: str
-    least: int
-    most: int
-    over: tuple[int, ...]
-    kinds: tuple[str, ...]
 
 '''
 
@@ -72,27 +46,15 @@ def python_tables(schema: Schema) -> str:
         lines.append(f"{message.name} = {message.number}")
     lines += ["", "MESSAGES: Mapping[int, RpcMessage] = {"]
     lines += [f"    {message.name}: {_message(message)}," for message in schema.messages]
-    lines += ["}", "", f"LOAD_RESULTS = {schema.load_results!r}", f"TYPES = {schema.types!r}"]
-    lines += [f"{name.upper()}_KINDS = {names!r}" for name, names in schema.kinds.items()]
-    lines += ["OPERATIONS: tuple[Operation, ...] = (", *_operations(schema), ")", ""]
+    lines += ["}", "", f"LOAD_RESULTS = {schema.load_results!r}", f"TYPES = {schema.types!r}", ""]
     return _formatted(_HEAD + "\n".join(lines))
 
 
 def _message(message: Message) -> str:
-    rest = "".join(
-        f'Rest("{one.name}", {one.item_bytes}, "{one.count}", {one.most_items}), ' for one in message.rest
-    )
-    fields = tuple(field.name for field in message.body.fields)
     return (
-        f'RpcMessage("{message.name}", {message.number}, "{message.sender}", {message.answer or 0}, '
-        f'Struct("{message.body.format}"), {fields!r}, ({rest}), {message.most_bytes})'
+        f'RpcMessage("{message.name}", "{message.sender}", Struct("{message.body.format}"), '
+        f"{message.most_bytes})"
     )
-
-
-def _operations(schema: Schema) -> Iterator[str]:
-    for one in schema.operations:
-        kinds = f"{one.kinds.upper()}_KINDS" if one.kinds else "()"
-        yield f'    Operation("{one.name}", {one.least}, {one.most}, {one.over!r}, {kinds}),'
 
 
 def _formatted(text: str) -> str:

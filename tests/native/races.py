@@ -18,8 +18,7 @@ from meshd.build import native
 from meshd.build.compile import compile_tree
 from meshd.build.machine import cpu_kind, need_compiler, need_tools
 from meshd.build.pin import mesh_sources, read_pin
-from meshd.build.renew import renew
-from meshd.build.tree import Tree
+from meshd.build.tree import Tree, renew
 from meshd.config.tree import find_cache
 
 from tests.native.build import MeshBuild, told

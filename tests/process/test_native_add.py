@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from meshd import __version__
 from meshd.base.errors import UserError
-from meshd.build import add_cuda
+from meshd.build import cuda
 from meshd.build.machine import CUDA_IN_PACKAGE
 from meshd.build.pin import read_pin
 from meshd.build.wheel import PACKAGE
@@ -115,10 +115,10 @@ def test_nothing_is_added_to_a_package_that_has_no_pip(venv: Venv, folder: Path,
 
 def test_who_installs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Environments that `uv tool install` made have no pip."""
-    assert add_cuda._installer()[1:5] == ("-P", "-m", "pip", "install")
+    assert cuda._installer()[1:5] == ("-P", "-m", "pip", "install")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
-    assert add_cuda._installer() == ("/bin/uv", "pip", "install", "--python", sys.executable)
+    assert cuda._installer() == ("/bin/uv", "pip", "install", "--python", sys.executable)
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(UserError, match="this Python has no pip, and there is no `uv`"):
-        add_cuda._installer()
+        cuda._installer()

@@ -35,16 +35,15 @@ from meshd.process.handover import DescriptorSender, ReportPipe
 from meshd.process.interface import Child
 from meshd.rendezvous.book import AddressBook
 from meshd.rpc.mesh_head_view import MeshHeadView
-from meshd.rpc.mesh_lease_view import MeshLeaseView
-from meshd.rpc.mesh_push_filter import MeshPushFilter
+from meshd.rpc.mesh_lease_view import MeshLeaseView, MeshPushFilter
 from meshd.store import content_store as content_store_module
 from meshd.store import lease_cache as store_lease_cache
 from meshd.store.interface import ContentStore, LeaseCache, WeightsFile
 from meshd.store.model_file import ModelFile
 from meshd.tunnel.interface import Flow, Inspector, Passage
 from meshd.tunnel.joined import JoinedTunnel
-from meshd.worker.child_silence import ChildSilence
 from meshd.worker.cycle import Worker
+from meshd.worker.mesh_server import ChildSilence
 
 from tests.rules.source import dotted, last_part, sources
 

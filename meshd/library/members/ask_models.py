@@ -9,7 +9,7 @@ from meshd.base.peer_limits import MEMBERS_ASKED, MODELS_TOLD
 from meshd.base.tasks import Owner, first_error
 from meshd.identity.keys import PeerId
 from meshd.library.members.offers import MemberOffer
-from meshd.model.piece_index import HASH_BYTES, PieceIndex, count_pieces
+from meshd.model.weights_index import HASH_BYTES, PieceIndex, count_pieces
 from meshd.mux.events import Code
 from meshd.peer.interface import Mesh, PeerState, PeerStatus
 from meshd.peer.messages import MessageStream

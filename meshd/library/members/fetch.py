@@ -19,7 +19,7 @@ from meshd.base.tasks import Owner, cancel_and_wait, first_error
 from meshd.base.units import in_bytes
 from meshd.identity.keys import PeerId
 from meshd.library.members.piece_plan import PiecePlan
-from meshd.model.piece_index import PIECE_BYTES, PieceIndex
+from meshd.model.weights_index import PIECE_BYTES, PieceIndex
 from meshd.mux.events import Code
 from meshd.peer.interface import Mesh, Stream
 from meshd.tunnel.on_demand import open_on_demand

@@ -20,7 +20,7 @@ from meshd.library.members.ask_models import LIST_SECONDS, ask_models, ask_piece
 from meshd.library.members.fetch import Fetch, Holder
 from meshd.library.members.offers import MemberOffer
 from meshd.library.members.piece_plan import PiecePlan
-from meshd.model.piece_index import PIECE_BYTES, PieceIndex
+from meshd.model.weights_index import PIECE_BYTES, PieceIndex
 from meshd.peer.interface import Mesh, PeerStatus
 from meshd.rpc.mesh_keeping import Missed
 from meshd.store.hash_cache import FileState

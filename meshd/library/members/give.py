@@ -40,14 +40,14 @@ from meshd.base.peer_limits import (
     PIECES_GIVEN_OF_PEER,
 )
 from meshd.base.tasks import Owner, first_error, in_thread
-from meshd.devices.tell_capacity import NOT_FOR_YOU
+from meshd.devices.capacity import NOT_FOR_YOU
 from meshd.identity.membership import Member, Role
 from meshd.library.disk import is_file
 from meshd.library.facts import ModelFacts, facts_of
 from meshd.library.interface import ModelSource, StoredModel
 from meshd.library.stores import Stores, of_path
 from meshd.model.model_name import HUB, OLLAMA, stem_of_ollama
-from meshd.model.piece_index import HASH_BYTES, Piece, PieceIndex
+from meshd.model.weights_index import HASH_BYTES, Piece, PieceIndex
 from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.peer.messages import MessageStream
 from meshd.store.hash_cache import FileState, HashCache

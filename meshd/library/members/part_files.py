@@ -19,7 +19,7 @@ from meshd.base.errors import UserError
 from meshd.base.units import in_bytes
 from meshd.library.disk import DISK_IS_FULL, RESERVED_BYTES, check_space, folders_in, no_space
 from meshd.library.pulled_models import WHOLE_KIND
-from meshd.model.piece_index import PIECE_BYTES, PieceIndex
+from meshd.model.weights_index import PIECE_BYTES, PieceIndex
 from meshd.store.hash_cache import FileState
 
 PARTS_FOLDER = ".parts"

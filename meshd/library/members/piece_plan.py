@@ -11,7 +11,7 @@ import math
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable
 
-from meshd.model.piece_index import Piece, PieceIndex
+from meshd.model.weights_index import Piece, PieceIndex
 
 _COPIES = 2  # holders that may owe the same piece at first
 COPY_SECONDS = 20.0  # after which one more may: a piece takes that long at 200 kB/s

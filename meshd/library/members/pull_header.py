@@ -27,8 +27,7 @@ from meshd.library.members.pull_model import HoldersLost, ModelPull, PullStep, U
 from meshd.library.pulled_models import HEADER_KIND
 from meshd.model.gguf import MAX_HEADER_BYTES, Header, read_header
 from meshd.model.gguf_names import HEADER_SUFFIX, file_names
-from meshd.model.piece_index import PIECE_BYTES, PieceIndex
-from meshd.model.weights_index import fingerprint
+from meshd.model.weights_index import PIECE_BYTES, PieceIndex, fingerprint
 from meshd.store.hash_cache import FileState
 from meshd.store.header_file import HeaderNote, compare_present, digests_of, present_tensors, write_note
 from meshd.store.model_file import opened

@@ -24,8 +24,8 @@ from meshd.library.members.piece_plan import PiecePlan
 from meshd.library.pulled_models import add_name, is_of_members, names_of, note_names
 from meshd.model.gguf_names import file_names
 from meshd.model.model_name import MeshName, ModelName
-from meshd.model.piece_index import PIECE_BYTES, PieceIndex
 from meshd.model.short_names import hub_name_of
+from meshd.model.weights_index import PIECE_BYTES, PieceIndex
 from meshd.peer.interface import Mesh
 from meshd.store.hash_cache import FileState, HashCache
 from meshd.store.interface import HashProgress

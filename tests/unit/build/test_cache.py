@@ -119,7 +119,7 @@ def test_a_tree_of_the_pin_stays_whatever_its_backend(tmp_path: Path) -> None:
     assert sorted(path.name for path in native.iterdir()) == ["upstream-cpu-1", "upstream-cuda-1"]
 
 
-def test_a_second_builder_waits_and_says_so(tmp_path: Path) -> None:
+async def test_a_second_builder_waits_and_says_so(tmp_path: Path) -> None:
     heard: list[BuildProgress] = []
     order: list[str] = []
 
@@ -133,27 +133,21 @@ def test_a_second_builder_waits_and_says_so(tmp_path: Path) -> None:
         async with cache.locked(tmp_path / "lock", on_progress):
             order.append("second")
 
-    async def main() -> None:
-        async with asyncio.timeout(10), asyncio.TaskGroup() as group:
-            async with cache.locked(tmp_path / "lock", on_progress):
-                group.create_task(second())
-                await told.wait()
-                order.append("first")
-
-    asyncio.run(main())
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        async with cache.locked(tmp_path / "lock", on_progress):
+            group.create_task(second())
+            await told.wait()
+            order.append("first")
     assert order == ["first", "second"]
     assert [progress.stage for progress in heard] == [Stage.WAIT]
 
 
-def test_a_builder_that_was_cancelled_lets_go(tmp_path: Path) -> None:
+async def test_a_builder_that_was_cancelled_lets_go(tmp_path: Path) -> None:
     async def hold() -> None:
         async with cache.locked(tmp_path / "lock", lambda progress: None):
             await asyncio.Event().wait()
 
-    async def main() -> None:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(hold(), 0.01)
-        async with asyncio.timeout(10), cache.locked(tmp_path / "lock", lambda progress: None):
-            pass
-
-    asyncio.run(main())
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(hold(), 0.01)
+    async with asyncio.timeout(10), cache.locked(tmp_path / "lock", lambda progress: None):
+        pass

@@ -47,7 +47,7 @@ def test_a_program_that_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
-def test_cancel_ends_the_whole_group(tmp_path: Path, stubborn: bool) -> None:
+async def test_cancel_ends_the_whole_group(tmp_path: Path, stubborn: bool) -> None:
     script = (
         "import os, signal, sys, time\n"
         + ("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if stubborn else "")
@@ -57,25 +57,22 @@ def test_cancel_ends_the_whole_group(tmp_path: Path, stubborn: bool) -> None:
     )
     pids: list[int] = []
 
-    async def main() -> None:
-        both = asyncio.Event()
+    both = asyncio.Event()
 
-        def on_line(line: str) -> None:
-            pids.append(int(line))
-            if len(pids) == 2:
-                both.set()
+    def on_line(line: str) -> None:
+        pids.append(int(line))
+        if len(pids) == 2:
+            both.set()
 
-        argv = [sys.executable, "-c", script]
-        task = asyncio.create_task(
-            run(argv, env=os.environ, folder=tmp_path, log=tmp_path / "log", on_line=on_line)
-        )
-        async with asyncio.timeout(30):
-            await both.wait()
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-
-    asyncio.run(main())
+    argv = [sys.executable, "-c", script]
+    task = asyncio.create_task(
+        run(argv, env=os.environ, folder=tmp_path, log=tmp_path / "log", on_line=on_line)
+    )
+    async with asyncio.timeout(30):
+        await both.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
     assert len(pids) == 2
     end = time.monotonic() + 30  # an orphan's death is nobody's to wait for: it is only looked for
     while any(_alive(pid) for pid in pids):

@@ -2,20 +2,21 @@
 
 import hashlib
 import io
+import os
 import tarfile
 from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.build.pin import Pin, Sdist
-from meshd.build.tree import Tree
+from meshd.build.pin import Pin, PinnedFile
+from meshd.build.tree import Tree, renew
 
 ONE = "line 1\nline 2\n"
 
 
 def _pin(text: str = ONE) -> Pin:
     files = {"one.c": hashlib.sha256(text.encode()).hexdigest()}
-    sdist = Sdist("x==1", "x-1.tar.gz", "", "x-1/vendor/up")
+    sdist = PinnedFile("x==1", "x-1.tar.gz", "", "x-1/vendor/up")
     return Pin("up", "1", "1", "c" * 40, "7.0.0", "MIT", sdist, files, "")
 
 
@@ -113,3 +114,49 @@ def test_an_origin_that_cannot_be_read_means_begin_again(tree: Tree) -> None:
         assert not tree.holds("c1")
     (tree.folder / "origin").unlink()
     assert not tree.holds("c1")
+
+
+LONG_AGO = 1_000_000_000
+
+
+def put(folder: Path, name: str, text: str, at: int = LONG_AGO) -> Path:
+    place = folder / name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(text)
+    os.utime(place, (at, at))
+    return place
+
+
+def test_only_what_differs_is_newer_than_what_was_compiled(tmp_path: Path) -> None:
+    sources, copy = tmp_path / "sources", tmp_path / "copy"
+    put(sources, "a.cpp", "a")
+    put(sources, "tests/b.cpp", "b")
+    renew(copy, sources)
+    for name in ("a.cpp", "tests/b.cpp"):
+        os.utime(copy / name, (LONG_AGO + 5, LONG_AGO + 5))
+    put(sources, "a.cpp", "A", at=LONG_AGO - 5)  # of another checkout, and older
+    put(sources, "c.cpp", "c")
+    renew(copy, sources)
+    assert {str(path.relative_to(copy)) for path in copy.rglob("*.cpp")} == {"a.cpp", "tests/b.cpp", "c.cpp"}
+    assert (copy / "a.cpp").read_text() == "A"
+    assert (copy / "a.cpp").stat().st_mtime > LONG_AGO + 5
+    assert (copy / "tests/b.cpp").stat().st_mtime == LONG_AGO + 5
+
+
+def test_what_is_gone_goes(tmp_path: Path) -> None:
+    sources, copy = tmp_path / "sources", tmp_path / "copy"
+    put(copy, "tests/old.cpp", "old")
+    put(sources, "a.cpp", "a")
+    renew(copy, sources)
+    assert [path.name for path in copy.rglob("*") if path.is_file()] == ["a.cpp"]
+
+
+def test_a_file_and_a_folder_change_places(tmp_path: Path) -> None:
+    sources, copy = tmp_path / "sources", tmp_path / "copy"
+    put(copy, "one/deep/old.cpp", "old")
+    put(copy, "other", "old")
+    put(sources, "one", "file")
+    put(sources, "other/a.cpp", "a")
+    renew(copy, sources)
+    assert (copy / "one").read_text() == "file"
+    assert (copy / "other/a.cpp").read_text() == "a"

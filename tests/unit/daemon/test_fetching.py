@@ -17,8 +17,8 @@ from meshd.daemon.fetching import Fetching, with_paths
 from meshd.daemon.role_kind import Wanted
 from meshd.daemon.roles import ROLES
 from meshd.library.members import fetch
-from meshd.model.piece_index import PIECE_BYTES, PieceIndex
 from meshd.model.status import FetchStatus
+from meshd.model.weights_index import PIECE_BYTES, PieceIndex
 from meshd.peer.interface import PeerState, Stream
 from meshd.peer.messages import MessageStream
 from meshd.wire.models import GONE, NoPieces, ReadingModel, ToldModel

@@ -8,8 +8,8 @@ import pytest
 from meshd.base.errors import UserError
 from meshd.daemon import native_check
 from meshd.daemon.native_check import LlamaVersion, check_native, check_native_once, parse_version
+from meshd.devices.device_trial import TrialCache
 from meshd.devices.interface import NativeBuild
-from meshd.devices.trial_cache import TrialCache
 
 from tests.conformance.run import run
 from tests.unit.daemon.mesh_programs import PIN, described, named_programs, says

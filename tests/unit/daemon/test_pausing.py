@@ -6,7 +6,7 @@ import pytest
 from meshd.base.errors import UserError
 from meshd.daemon.pausing import Pausing, was_paused
 from meshd.identity.keystore import Home
-from meshd.worker.pause import Pause
+from meshd.worker.worker_options import Pause
 
 
 class Member:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshd.base.tasks import Owner
+from meshd.devices.capacity import CapacityTeller
 from meshd.devices.device_speeds import DeviceSpeeds
-from meshd.devices.tell_capacity import CapacityTeller
 from meshd.identity.membership import Role
 from meshd.wire.lease import OfferedDevice, as_bits, split_marks
 

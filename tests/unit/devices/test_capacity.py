@@ -7,14 +7,12 @@ from pathlib import Path
 import pytest
 from meshd.base.errors import Broken, Refused, RemoteProtocolError
 from meshd.base.peer_limits import CAPACITY_ASKED, SPEEDS_ASKED
-from meshd.devices.ask_capacity import WORDLESS_SECONDS, CapacityAnswer, ask_all, ask_capacity
-from meshd.devices.tell_capacity import NOT_FOR_YOU
+from meshd.devices.capacity import NOT_FOR_YOU, WORDLESS_SECONDS, CapacityAnswer, ask_all, ask_capacity
 from meshd.identity.membership import Role
 from meshd.peer.messages import MessageStream
 from meshd.wire.capacity import CAPACITY_SERVICE, AskCapacity, Capacity, TimedLayer
 from meshd.wire.lease import Introduced
 
-from tests.sim.loop import run
 from tests.unit.devices.capacity_scene import CPU, KINDS, scene
 
 pytestmark = pytest.mark.virtual
@@ -81,21 +79,18 @@ async def test_beside_a_lease_a_device_is_measured_where_memory_is_left(tmp_path
             assert told.devices[0].times == times
 
 
-def test_two_nodes_of_one_machine_measure_one_after_the_other(tmp_path: Path) -> None:
-    async def main() -> float:
-        async with scene(tmp_path) as it:
-            near = [it.teller(name, machine="one") for name in ("a", "b")]
-            far = it.teller("c")
-            for one in (*near, far):
-                one.bench.timing_seconds = 10.0
-            peers = [one.mesh.key.peer for one in (*near, far)]
-            began = asyncio.get_running_loop().time()
-            answers = await ask_all(it.head, peers, KINDS, quiet)
-            for answer in answers.values():
-                assert answer.capacity is not None and answer.capacity.devices[0].times == MEASURED
-            return asyncio.get_running_loop().time() - began
-
-    assert run(main()) == pytest.approx(20.0, abs=1.0)
+async def test_two_nodes_of_one_machine_measure_one_after_the_other(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        near = [it.teller(name, machine="one") for name in ("a", "b")]
+        far = it.teller("c")
+        for one in (*near, far):
+            one.bench.timing_seconds = 10.0
+        peers = [one.mesh.key.peer for one in (*near, far)]
+        began = asyncio.get_running_loop().time()
+        answers = await ask_all(it.head, peers, KINDS, quiet)
+        for answer in answers.values():
+            assert answer.capacity is not None and answer.capacity.devices[0].times == MEASURED
+        assert asyncio.get_running_loop().time() - began == pytest.approx(20.0, abs=1.0)
 
 
 async def test_a_node_that_measured_before_is_asked_once(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from meshd.base.wakeful_loop import Waiting
 from meshd.devices import command_lines
-from meshd.devices.command_lines import Head, MeshDescriptors
+from meshd.devices.command_lines import Head, MeshDescriptors, count_of, totals_of
 from meshd.model.drafts import Drafts
 
 HEAD = Head("m.gguf", "l.sock", "m", ("a:1", "b:2"), ("-c", "8192"), "none", ("--ctx-size", "4096"))
@@ -113,3 +113,14 @@ def test_programs_of_the_mesh_protocol_are_told_how_to_wait() -> None:
         assert environment["GGML_MESH_FDS"] == "3,4"
         assert environment["GGML_MESH_DEVICES"] == "2,1"
         assert environment["GGML_MESH_MEMORY"] == "7,8,9"
+
+
+def test_only_plain_digits_are_a_count() -> None:
+    assert [count_of(text) for text in ("0", "12", "9" * 19)] == [0, 12, int("9" * 19)]
+    assert [count_of(text) for text in ("", "-1", "²", "٣", "1 ", "9" * 20, "9" * 5000)] == [None] * 7
+
+
+def test_totals_are_three_counts() -> None:
+    assert totals_of(["3", "1", "40"]) == (3, 1, 40)
+    wrong: list[list[str]] = [[], ["3", "1"], ["3", "1", "40", "2"], ["3", "-1", "40"], ["3", "1", ""]]
+    assert [totals_of(texts) for texts in wrong] == [None] * len(wrong)

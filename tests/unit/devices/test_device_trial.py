@@ -6,8 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from meshd.base.peer_limits import TRIALS_ASKED
-from meshd.devices.device_trial import AGAIN_SECONDS, STILL_SECONDS, DeviceTrials
+from meshd.devices.device_trial import (
+    AGAIN_SECONDS,
+    MAX_TRIALS,
+    STILL_SECONDS,
+    DeviceTrials,
+    TrialCache,
+    TrialReport,
+    trial_key,
+)
 from meshd.devices.interface import NativeBuild
 from meshd.process.interface import Ended
 from meshd.wire.lease import SHARED_MEMORY, LeaseMessage, Lost, OfferedDevice, Progress, Reserve, WorkerOffer
@@ -80,14 +90,6 @@ async def test_of_devices_that_are_one_card_a_faster_one_is_used(tmp_path: Path)
             "it is the same card as VK0",
             "",
         )
-
-
-async def test_what_a_device_lacks_is_a_failure(tmp_path: Path) -> None:
-    async with stage(tmp_path) as it:
-        it.bench.trial_lines = ["trying rms_norm:64", "lacks rms_norm:64 RMS_NORM", "tried 2"]
-        tried = device_trials(it.bench, tmp_path)
-        assert await tried.unfit([GPU], WORDS, silent) == ("it cannot compute rms_norm:64 (RMS_NORM)",)
-        assert it.bench.trials == [("GPU0", WORDS)]
 
 
 @pytest.mark.parametrize("change", ["machine", "device", "words", "program", "variable"])
@@ -258,3 +260,151 @@ async def test_a_head_tries_its_own_card_as_well(tmp_path: Path) -> None:
         assert "head GPU0 left out: its trial was ended by SIGSEGV" in model_of(serve).reason
         assert {part.device for part in model_of(serve).split} == {"CPU"}
         assert serve.status.unfit
+
+
+TRIED = ("mul_mat:q4_0:576", "rope:64:9:64")
+GOOD, BAD, USAGE = Ended(0, None, ()), Ended(2, None, ()), Ended(1, None, ())
+CRASHED = Ended(None, 11, ())
+
+
+def report(*lines: str) -> TrialReport:
+    made = TrialReport(TRIED)
+    for line in lines:
+        made.see(line)
+    return made
+
+
+def test_all_right() -> None:
+    made = report(
+        "ggml_vulkan: Found 1 Vulkan devices:",
+        "trying mul_mat:q4_0:576",
+        "right mul_mat:q4_0:576 1.0e-08",
+        "trying rope:64:9:64",
+        "unknown rope:64:9:64",
+        "tried 2",
+    )
+    assert made.why_unfit(GOOD) == ""
+    assert made.was_tried(GOOD)
+
+
+def test_one_that_it_lacks_is_a_failure() -> None:
+    made = report("trying rope:64:9:64", "lacks rope:64:9:64 ROPE", "tried 1")
+    assert made.why_unfit(GOOD) == "it cannot compute rope:64:9:64 (ROPE)"
+
+
+def test_wrong_and_failed_ones_are_named() -> None:
+    made = report(
+        "trying mul_mat:q4_0:576",
+        "wrong mul_mat:q4_0:576 1.0e+00 2.0e-03",
+        "trying rope:64:9:64",
+        "failed rope:64:9:64 memory",
+        "tried 2",
+    )
+    why = "it computes mul_mat:q4_0:576 wrong (error 1.0e+00, 2.0e-03 is allowed), and 1 more"
+    assert made.why_unfit(BAD) == why
+    assert report("failed device it cannot be opened").why_unfit(BAD) == "it cannot be opened"
+    assert report("failed device its memory is odd").why_unfit(BAD) == "its memory is odd"
+    assert report("failed device").why_unfit(BAD) == "it cannot be opened"
+
+
+@pytest.mark.parametrize(
+    ("ended", "why"),
+    [
+        (CRASHED, "its trial was ended by SIGSEGV while it computed rope:64:9:64"),
+        (
+            Ended(None, 9, (), "the memory of this machine ran out"),
+            "its trial was ended by the kernel while it computed rope:64:9:64: "
+            "the memory of this machine ran out",
+        ),
+        (None, "its trial hung while it computed rope:64:9:64"),
+        (Ended(3, None, ()), "its trial ended with exit code 3 while it computed rope:64:9:64"),
+        (GOOD, "its trial ended with exit code 0 while it computed rope:64:9:64"),
+    ],
+)
+def test_an_end_before_the_end_names_the_operation(ended: Ended | None, why: str) -> None:
+    made = report("trying mul_mat:q4_0:576", "right mul_mat:q4_0:576 0.0", "trying rope:64:9:64")
+    assert made.why_unfit(ended) == why
+
+
+@pytest.mark.parametrize("ended", [CRASHED, None, GOOD, BAD])
+def test_an_end_before_the_beginning_is_a_failure_as_well(ended: Ended | None) -> None:
+    assert report("some driver's words").why_unfit(ended)
+
+
+def test_a_program_that_knows_no_trial_says_nothing_of_the_device() -> None:
+    made = report("error: unknown argument: --try-device", "Usage: mesh-server")
+    assert made.why_unfit(USAGE) == ""
+    assert not made.was_tried(USAGE)
+
+
+KINDS = st.sampled_from(["trying", "right", "wrong", "failed", "lacks", "unknown", "tried", ""])
+LINES = st.builds("{} {} {}".format, KINDS, st.sampled_from([*TRIED, "device", "2"]), st.text(max_size=300))
+ENDS = st.sampled_from([GOOD, BAD, USAGE, CRASHED, None])
+
+
+@given(st.lists(st.text(max_size=80) | LINES, max_size=30), ENDS)
+def test_whatever_is_printed_gives_a_reason_that_can_be_sent(lines: list[str], ended: Ended | None) -> None:
+    why = report(*lines).why_unfit(ended)
+    assert len(why) < 500 and why.isprintable()
+
+
+def test_it_is_kept_and_shared(tmp_path: Path) -> None:
+    path = tmp_path / "cache" / "trials"
+    first, second = TrialCache(path), TrialCache(path)
+    keys = [trial_key([str(number)]) for number in range(3)]
+    first.add(keys[0])
+    second.add(keys[1])
+    first.add(keys[2])
+    assert all(key in TrialCache(path) for key in keys)
+    assert trial_key(["other"]) not in TrialCache(path)
+
+
+def test_the_oldest_go(tmp_path: Path) -> None:
+    kept = TrialCache(tmp_path / "trials")
+    keys = [trial_key([str(number)]) for number in range(MAX_TRIALS + 2)]
+    for key in keys:
+        kept.add(key)
+    again = TrialCache(tmp_path / "trials")
+    assert keys[0] not in again and keys[1] not in again and all(key in again for key in keys[2:])
+
+
+def test_one_that_is_used_outlives_many_that_are_not(tmp_path: Path) -> None:
+    path = tmp_path / "trials"
+    kept, used = TrialCache(path), trial_key(["used"])
+    kept.add(used)
+    for number in range(3 * MAX_TRIALS):
+        kept.add(trial_key([str(number)]))
+        assert kept.use(used)
+    assert used in TrialCache(path), "after a restart as well"
+    assert not kept.use(trial_key(["0"])) and trial_key(["0"]) not in kept
+
+
+def test_one_that_is_used_all_the_time_is_not_written_each_time(tmp_path: Path) -> None:
+    path = tmp_path / "trials"
+    kept, used = TrialCache(path), trial_key(["used"])
+    kept.add(used)
+    path.unlink()
+    assert kept.use(used) and not path.exists()
+
+
+def test_without_a_file_or_with_a_damaged_one(tmp_path: Path) -> None:
+    key = trial_key(["a"])
+    nowhere = TrialCache(None)
+    nowhere.add(key)
+    assert key in nowhere
+    damaged = tmp_path / "trials"
+    damaged.write_bytes(b"\xff\x00 nothing\n" + b"a" * 100_000)
+    kept = TrialCache(damaged)
+    kept.add(key)
+    assert key in TrialCache(damaged)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    kept = TrialCache(folder)
+    kept.add(key)  # cannot be written
+    assert key in kept and list(folder.iterdir()) == []
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["folder", "trials"]
+
+
+@given(st.lists(st.text(max_size=20), max_size=5), st.lists(st.text(max_size=20), max_size=5))
+def test_other_parts_are_another_key(one: list[str], two: list[str]) -> None:
+    assert (trial_key(one) == trial_key(two)) == (one == two)

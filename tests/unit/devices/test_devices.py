@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import MeshdError, UserError
 from meshd.base.resource_limits import MemoryAllowance
+from meshd.devices import devices as devices_of_machine
 from meshd.devices.devices import card_of, list_devices, missing_library, parse_devices, pick, within
 from meshd.process.interface import ChildSpec, Ended
+from meshd.wire.capacity import CORE_SET_LETTERS
 from meshd.wire.lease import SHARED_MEMORY, OfferedDevice, WorkerOffer, decode
 from meshd.wire.limits import MAX_DEVICES
 
@@ -121,3 +123,34 @@ def test_a_library_that_the_loader_lacks(library: str, hint: str) -> None:
     ]
     assert missing_library(lines) == hint
     assert missing_library(lines[:1]) == missing_library(()) == ""
+
+
+@pytest.mark.parametrize(
+    ("siblings", "count", "threads"),
+    [(["3", "3", "c", "c"], 4, 2), (["1", "2"], 2, 2), ([], 4, 4), ([], 16, 8), (["f"], 1, 1)],
+)
+def test_cores_count_and_not_their_halves(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, siblings: list[str], count: int, threads: int
+) -> None:
+    for number, text in enumerate(siblings):
+        (tmp_path / str(number)).write_text(text)
+    monkeypatch.setattr(devices_of_machine, "_SIBLINGS", str(tmp_path / "{}"))
+    monkeypatch.setattr("os.cpu_count", lambda: count)
+    assert devices_of_machine.llama_threads() == threads
+
+
+def test_a_head_computes_with_no_more_threads_than_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices_of_machine, "llama_threads", lambda: 16)
+    for usable, threads in ((2, 2), (16, 16), (32, 16)):
+        monkeypatch.setattr(devices_of_machine, "usable_processors", lambda usable=usable: usable)
+        assert devices_of_machine.head_threads() == threads
+
+
+def test_nodes_on_other_processors_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    def may_use(*numbers: int) -> str:
+        monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(numbers), raising=False)
+        return devices_of_machine.core_set()
+
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    assert may_use(0, 1, 2, 3) == ""
+    assert may_use(0, 1) == may_use(1, 0) != may_use(2, 3) and len(may_use(0)) == CORE_SET_LETTERS

@@ -135,19 +135,16 @@ def test_a_rate_that_still_grows_is_waited_for() -> None:
     assert _taken(1e6, known_after=2 << 20, doubles_after=512 << 10) >= 12 << 20, "what half a second carries"
 
 
-def test_it_ends_when_the_other_node_does_not_read() -> None:
-    async def main() -> float:
-        async with scene(1) as it:
+async def test_it_ends_when_the_other_node_does_not_read() -> None:
+    async with scene(1) as it:
 
-            async def stuck(_stream: object) -> None:
-                await asyncio.Event().wait()
+        async def stuck(_stream: object) -> None:
+            await asyncio.Event().wait()
 
-            it.workers[0].handle(PATH_PROBE_SERVICE, stuck, allow=lambda _member, _metadata: None)
-            began = asyncio.get_running_loop().time()
-            await it.prober.probe(it.peers)
-            return asyncio.get_running_loop().time() - began
-
-    assert run(main()) <= 0.5
+        it.workers[0].handle(PATH_PROBE_SERVICE, stuck, allow=lambda _member, _metadata: None)
+        began = asyncio.get_running_loop().time()
+        await it.prober.probe(it.peers)
+        assert asyncio.get_running_loop().time() - began <= 0.5
 
 
 async def test_a_node_that_refuses_stops_nothing() -> None:

@@ -19,6 +19,7 @@ from meshd.head.failures import (
     ServerDied,
     ServerFailures,
     WorkerBackoff,
+    refused_option,
 )
 from meshd.identity.keys import PeerId
 from meshd.model.status import SplitPart
@@ -270,3 +271,19 @@ def test_pairs_stay_apart_and_few_are_remembered() -> None:
     assert not backoff.are_apart(BAD.peer, peers[0])
     assert backoff.are_apart(BAD.peer, peers[1]) and backoff.are_apart(peers[-1], BAD.peer)
     assert not backoff.are_apart(peers[1], peers[2])
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("error: invalid argument: --nosuchopt", "invalid argument: --nosuchopt"),
+        ("error: unknown value for --flash-attn: 'x'", "unknown value for --flash-attn: 'x'"),
+        ('error while handling argument "-np": stoi', 'argument "-np": stoi'),
+        ("error loading model: out of memory", ""),
+        ("ggml_backend_mesh: error: invalid argument", ""),
+        ("llama_model_load: error loading model", ""),
+    ],
+)
+def test_what_llama_server_says_of_its_options(line: str, said: str) -> None:
+    expected = f"llama-server refuses its options: {said}" if said else ""
+    assert refused_option(("before", f"{line}\n", "", "usage:")) == expected

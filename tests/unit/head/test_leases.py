@@ -25,8 +25,7 @@ from meshd.plan.wishes import HeadOptions
 from meshd.process.interface import ChildFailed
 from meshd.wire.lease import Acquire, OfferedDevice, Progress, Reserve, WorkerOffer, decode
 from meshd.worker.cycle import Worker
-from meshd.worker.neighbour_arrivals import ARRIVAL, COMPLETE
-from meshd.worker.push_neighbours import NEIGHBOURS_SECONDS
+from meshd.worker.push_neighbours import ARRIVAL, COMPLETE, NEIGHBOURS_SECONDS
 from meshd.worker.worker_options import WorkerOptions
 
 from tests.sim.loop import until

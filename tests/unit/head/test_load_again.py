@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from meshd.base.errors import Broken
 from meshd.base.tasks import Owner
+from meshd.devices.capacity import CapacityTeller
 from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.path_probe import PATH_PROBE_SERVICE
-from meshd.devices.tell_capacity import CapacityTeller
 from meshd.gateway.interface import Readiness
 from meshd.gateway.turns import Turns
 from meshd.head.load_again import (

@@ -21,7 +21,7 @@ from meshd.plan.over_offers import SLACK_BYTES
 from meshd.plan.split import placed_tensors
 from meshd.store.interface import ProgressCallback
 from meshd.wire.limits import MAX_ASKED_TENSORS
-from meshd.worker import held_weights
+from meshd.worker import missing_weights
 
 from tests.sim import loop
 from tests.unit.head.fake_mesh import NATIVE
@@ -127,7 +127,7 @@ class SmallFile(FakeFile):
 
 @pytest.fixture(autouse=True)
 def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_weights, "in_thread", at_once)
+    monkeypatch.setattr(missing_weights, "in_thread", at_once)
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ from meshd.model.time_account import (
     PartKind,
     PartSource,
     SpentTime,
+    TimeAccount,
     TokenRounds,
     WayTime,
     prompt_account,
@@ -44,15 +45,19 @@ def rounds(draw: st.DrawFn) -> TokenRounds:
     return TokenRounds(tokens, made, made + draw(st.integers(0, 24)) * made)
 
 
+def adds_up(account: TimeAccount) -> None:
+    """The parts and the rest are the whole."""
+    whole = sum(part.seconds for part in account.parts) + account.unexplained
+    most = max(1.0, *(abs(part.seconds) for part in account.parts))
+    assert whole == pytest.approx(account.seconds, abs=1e-6 * most)
+
+
 @given(SPENT, rounds())
 def test_the_parts_of_a_token_and_the_rest_are_the_whole(spent: SpentTime, made: TokenRounds) -> None:
     account = token_account(spent, made)
     assert account.seconds == pytest.approx(spent.seconds / made.tokens)
     assert (account.tokens, account.rounds) == (made.tokens, made.rounds)
-    whole = sum(part.seconds for part in account.parts) + account.unexplained
-    assert whole == pytest.approx(
-        account.seconds, abs=1e-6 * max(1.0, *(part.seconds for part in account.parts))
-    )
+    adds_up(account)
     assert all(part.seconds >= 0 for part in account.parts)
 
 
@@ -62,10 +67,7 @@ def test_the_parts_of_a_round_and_the_rest_are_the_whole(spent: SpentTime, token
     account = round_account(spent, TokenRounds(tokens, rounds, tokens + 7))
     assert account.seconds == pytest.approx(spent.seconds / rounds)
     assert (account.tokens, account.rounds) == (tokens, rounds)
-    whole = sum(part.seconds for part in account.parts) + account.unexplained
-    assert whole == pytest.approx(
-        account.seconds, abs=1e-6 * max(1.0, *(part.seconds for part in account.parts))
-    )
+    adds_up(account)
 
 
 @given(SPENT, st.integers(1, 5000), SECONDS)
@@ -74,10 +76,7 @@ def test_the_parts_of_a_prompt_and_the_rest_are_the_whole(
 ) -> None:
     account = prompt_account(spent, tokens, queue)
     assert account.seconds == pytest.approx(spent.seconds + queue)
-    whole = sum(part.seconds for part in account.parts) + account.unexplained
-    assert whole == pytest.approx(
-        account.seconds, abs=1e-6 * max(1.0, *(abs(p.seconds) for p in account.parts))
-    )
+    adds_up(account)
     assert all(part.seconds >= 0 for part in account.parts if part.kind is not PartKind.AT_ONCE)
 
 

@@ -7,6 +7,8 @@ from meshd.rpc import mesh_protocol as wire
 from meshd.rpc.mesh_keeping import MeshKeeping
 from meshd.rpc.mesh_lease_view import MeshLeaseView
 
+from tests.native.schema import OPERATIONS
+
 F32, Q4_0 = wire.TYPES.index("f32"), wire.TYPES.index("q4_0")
 BUFFER, ROOM = 1, 4096
 DEVICES, NEIGHBOURS = 2, (0, 2)
@@ -26,7 +28,7 @@ def welcome(
     *,
     version: int = wire.VERSION,
     devices: int = DEVICES,
-    operations: Sequence[int] = range(len(wire.OPERATIONS)),
+    operations: Sequence[int] = range(len(OPERATIONS)),
     types: Sequence[int] = range(len(wire.TYPES)),
     rest: bytes = b"",
 ) -> bytes:

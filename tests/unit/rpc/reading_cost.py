@@ -1,6 +1,6 @@
 """What reading along costs, in processor time: `python -m tests.unit.rpc.reading_cost`.
 
-The figures of meshd/rpc/reading_budget.py come from here.
+The figures of meshd/rpc/frames.py come from here.
 """
 
 import sys

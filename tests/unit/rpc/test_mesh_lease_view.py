@@ -9,8 +9,7 @@ from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import mesh_protocol as wire
 from meshd.rpc.frames import MAX_UNANSWERED
 from meshd.rpc.mesh_keeping import MeshKeeping
-from meshd.rpc.mesh_lease_view import MeshLeaseView
-from meshd.rpc.mesh_push_filter import MeshPushFilter
+from meshd.rpc.mesh_lease_view import MeshLeaseView, MeshPushFilter
 
 from tests.fuzz.mesh import SAMPLES
 from tests.unit.rpc import mesh_talk as talk

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from meshd.model.piece_index import PIECE_BYTES, PieceIndex
+from meshd.model.weights_index import PIECE_BYTES, PieceIndex
 from meshd.store import piece_cache
 from meshd.store.hash_cache import FileState, HashCache
 from meshd.store.piece_cache import PieceCache

@@ -11,7 +11,7 @@ from pathlib import Path
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import MetadataValue, Stream
 from meshd.wire.lease import PUSH_SERVICE, Grant, LeaseMessage, Neighbour
-from meshd.worker.neighbour_arrivals import COMPLETE
+from meshd.worker.push_neighbours import COMPLETE
 
 from tests.unit.head.calls import Call, Scene, scene
 from tests.unit.head.fake_mesh import FakeMesh

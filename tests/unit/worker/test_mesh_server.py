@@ -8,10 +8,11 @@ from meshd.base.errors import Broken, EndOfStream, RemoteProtocolError
 from meshd.base.local_way import LOCAL
 from meshd.process.interface import ChildState
 from meshd.rpc import mesh_protocol as wire
+from meshd.rpc.mesh_protocol import HUNG_SECONDS, PROGRESS_SECONDS
 from meshd.wire.lease import PUSH_SERVICE, Admit, Introduced, LeaseMessage, Loaded, Lost, Neighbour, Reached
 from meshd.worker.lent_streams import CLOSING_SECONDS
-from meshd.worker.neighbour_arrivals import ARRIVAL, COMPLETE
-from meshd.worker.push_neighbours import NEIGHBOURS_SECONDS, REACH_SECONDS
+from meshd.worker.mesh_server import LOOK_SECONDS, ChildSilence
+from meshd.worker.push_neighbours import ARRIVAL, COMPLETE, NEIGHBOURS_SECONDS, REACH_SECONDS
 
 from tests.unit.head.calls import MIB
 from tests.unit.rpc import mesh_talk as talk
@@ -115,18 +116,6 @@ async def test_one_that_we_reach_is_handed_over_and_then_it_is_complete(tmp_path
         assert [one.closed for one in it.bench.tunnels] == [True]
         assert it.worker.status.tunnels == []
         await call.release()
-
-
-async def test_one_that_we_do_not_reach_is_none(tmp_path: Path) -> None:
-    async with lent(tmp_path) as (it, call, _grant, server):
-        other = Other(it)
-        other.refusal = "not admitted"
-        await says(call, other.introduction(), Introduced())
-        assert server.arrivals() == []
-        answer = await call.hears()
-        assert isinstance(answer, Reached) and answer.why_not
-        await asyncio.sleep(0.1)
-        assert server.arrivals() == [(COMPLETE, 0, None)]
 
 
 async def test_one_that_reaches_us_is_handed_over_past_its_filter(tmp_path: Path) -> None:
@@ -261,3 +250,39 @@ async def test_a_stream_that_both_sides_close_ends_without_a_reset(tmp_path: Pat
         await asyncio.sleep(10 * CLOSING_SECONDS)
         with pytest.raises(EndOfStream):
             await heard(stream)
+
+
+LOOKS = int(HUNG_SECONDS / LOOK_SECONDS)
+
+
+def test_one_that_says_nothing_is_given_up() -> None:
+    silence = ChildSilence()
+    assert not any(silence.look(0) for _ in range(2 * LOOKS)), "it has not said WELCOME"
+    assert not any(silence.look(100) for _ in range(1 + LOOKS))
+    assert silence.look(100) == f"it hangs: it has said nothing for {HUNG_SECONDS + LOOK_SECONDS:.0f} s"
+
+
+def test_one_that_hangs_is_found_within_thirty_seconds() -> None:
+    """Counted from its last word, which may be as old as the time between two."""
+    silence = ChildSilence()
+    seconds = float(PROGRESS_SECONDS)
+    while not silence.look(100):
+        seconds += LOOK_SECONDS
+    assert 10.0 < seconds < 30.0
+
+
+def test_a_word_now_and_then_is_enough() -> None:
+    silence = ChildSilence()
+    for answered in range(100, 160, 24):
+        assert not any(silence.look(answered) for _ in range(LOOKS))
+
+
+def test_what_is_not_taken_from_it_is_no_silence() -> None:
+    silence = ChildSilence()
+    silence.look(100)
+    silence.peer_waits(True)
+    assert not any(silence.look(100) for _ in range(3 * LOOKS))
+    silence.peer_waits(False)
+    silence.target_waits(True)  # nor does it read: that is no excuse
+    assert not any(silence.look(100) for _ in range(LOOKS))
+    assert silence.look(100)

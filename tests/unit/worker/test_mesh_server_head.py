@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from meshd.rpc import reading_budget
+from meshd.rpc import frames
 from meshd.wire.lease import Lost
 
 from tests.unit.rpc import mesh_talk as talk
@@ -33,9 +33,9 @@ async def test_whose_end_it_was_is_told_whatever_the_words(
 
 
 async def test_a_head_waits_that_has_too_much_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading_budget, "SECONDS_AT_ONCE", reading_budget.MESSAGE_SECONDS)
-    monkeypatch.setattr(reading_budget, "SHARE", reading_budget.MESSAGE_SECONDS / 4)
-    monkeypatch.setattr(reading_budget, "LITTLE_SECONDS", 0.0)
+    monkeypatch.setattr(frames, "SECONDS_AT_ONCE", frames.MESSAGE_SECONDS)
+    monkeypatch.setattr(frames, "SHARE", frames.MESSAGE_SECONDS / 4)
+    monkeypatch.setattr(frames, "LITTLE_SECONDS", 0.0)
 
     async with lent(tmp_path) as (it, call, grant, server):
         stream = head_stream(it, call, grant)

@@ -1,6 +1,8 @@
 """A worker that takes what a lease lacks from members, before its mesh-server starts."""
 
 import asyncio
+import os
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
@@ -28,10 +30,11 @@ from meshd.wire.lease import (
     WorkerOffer,
     mark,
 )
-from meshd.worker import held_weights
-from meshd.worker.known_files import Weights
-from meshd.worker.missing_weights import _held
+from meshd.worker import missing_weights
+from meshd.worker.known_files import FilePart, Weights
+from meshd.worker.missing_weights import HeldWeights, _held
 
+from tests.e2e.residency import drop, resident_bytes
 from tests.sim.loop import run, until
 from tests.unit.head.calls import ACQUIRE, MIB, Call, Scene, scene
 from tests.unit.head.stubs import at_once
@@ -54,7 +57,7 @@ def store(tmp_path: Path) -> Iterator[FakeStore]:
 
 @pytest.fixture(autouse=True)
 def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_weights, "in_thread", at_once)
+    monkeypatch.setattr(missing_weights, "in_thread", at_once)
 
 
 async def reserved(call: Call, *messages: LeaseMessage, mib: int = 100, hold: bool = False) -> None:
@@ -265,3 +268,52 @@ async def test_a_head_cannot_make_it_fetch_for_ever(tmp_path: Path, store: FakeS
             await until(lambda: nothing_is_left(it))
         assert told[-1] == Fetched(0, "this head has asked for weights too often")
         assert len(it.bench.members.asked) == FETCHES_ASKED.burst
+
+
+MB = 1 << 20
+KNOWS = sys.platform == "linux" and [int(part) for part in os.uname().release.split(".")[:2]] >= [5, 14]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "weights"
+    path.write_bytes(os.urandom(40 * MB))
+    return path
+
+
+def parts_of(descriptor: int) -> list[FilePart]:
+    return [FilePart(descriptor, MB, 5 * MB), FilePart(descriptor, 10 * MB, 20 * MB)]
+
+
+async def test_they_are_in_memory_once_they_are_read(file: Path) -> None:
+    told: list[str] = []
+    with file.open("rb") as opened:
+        drop(file)
+        held = HeldWeights(parts_of(opened.fileno()))
+        assert await held.read(told.append) == 25 * MB
+    if sys.platform == "linux":
+        assert resident_bytes(file, [(MB, 5 * MB), (10 * MB, 20 * MB)]) == 25 * MB
+    assert told[0] == "reads its weights: 0 B of 26.2 MB" and len(told) == 3
+
+
+@pytest.mark.skipif(not KNOWS, reason="only Linux 5.14 is asked for what it has dropped")
+async def test_what_the_kernel_has_dropped_is_asked_for_again(file: Path) -> None:
+    with file.open("rb") as opened:
+        held = HeldWeights(parts_of(opened.fileno()))
+        drop(file)
+        if resident_bytes(file, [(10 * MB, 20 * MB)]) == 20 * MB:
+            pytest.skip("the temporary files are in memory, from which nothing is dropped")
+        await held.refresh()
+        assert resident_bytes(file, [(MB, 5 * MB), (10 * MB, 20 * MB)]) == 25 * MB
+        os.truncate(file, 12 * MB)
+        await held.refresh()
+
+
+async def test_a_file_that_was_cut_gives_what_it_has(file: Path) -> None:
+    with file.open("rb") as opened:
+        os.truncate(file, 12 * MB)
+        assert await HeldWeights(parts_of(opened.fileno())).read(lambda _: None) == 7 * MB
+
+
+async def test_nothing_is_held_at_once() -> None:
+    assert await HeldWeights(()).read(lambda _: None) == 0

@@ -7,10 +7,17 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import Broken, EndOfStream, Refused
+from meshd.base.peer_limits import NEIGHBOURS
 from meshd.peer.interface import PeerState, Stream
+from meshd.rpc import mesh_protocol
 from meshd.wire.lease import PUSH_SERVICE, Admit, Grant, Introduced, Neighbour, Reached
-from meshd.worker.neighbour_arrivals import ARRIVAL, COMPLETE
-from meshd.worker.push_neighbours import GONE_REACH_SECONDS, GONE_SECONDS, REACH_SECONDS
+from meshd.worker.push_neighbours import (
+    ARRIVAL,
+    COMPLETE,
+    GONE_REACH_SECONDS,
+    GONE_SECONDS,
+    REACH_SECONDS,
+)
 
 from tests.unit.head.calls import scene
 from tests.unit.rpc import mesh_talk as talk
@@ -140,3 +147,7 @@ async def test_who_is_not_reached_in_time_is_no_neighbour(tmp_path: Path, why: s
         await asyncio.sleep(0.1)
         assert server.told() == [(COMPLETE, 0)]
         assert it.bench.tunnels == []
+
+
+def test_a_worker_takes_as_many_as_its_server_does() -> None:
+    assert NEIGHBOURS.most == mesh_protocol.NEIGHBOURS

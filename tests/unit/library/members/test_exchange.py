@@ -12,13 +12,13 @@ from meshd.base.peer_limits import (
     MODELS_READ,
     PIECES_GIVEN_OF_PEER,
 )
-from meshd.devices.tell_capacity import NOT_FOR_YOU
+from meshd.devices.capacity import NOT_FOR_YOU
 from meshd.identity.membership import Role
 from meshd.library.members.ask_models import ask_members, ask_models, ask_pieces
 from meshd.library.members.give import NO_MODEL
 from meshd.library.members.offers import MemberOffer
 from meshd.library.members.pull_model import ModelPull, NobodyHasIt, PullStep
-from meshd.model.piece_index import PIECE_BYTES, count_pieces
+from meshd.model.weights_index import PIECE_BYTES, count_pieces
 from meshd.peer.interface import Stream
 from meshd.wire.limits import MAX_MODEL_ROWS
 from meshd.wire.models import (

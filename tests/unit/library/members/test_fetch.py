@@ -10,7 +10,7 @@ from meshd.base.admission import TokenBucket
 from meshd.identity.keys import PeerId
 from meshd.library.members.fetch import LEAST_PIECE_RATE, PieceFetcher, TooSlow
 from meshd.library.members.piece_plan import PiecePlan
-from meshd.model.piece_index import PIECE_BYTES, PieceIndex
+from meshd.model.weights_index import PIECE_BYTES, PieceIndex
 from meshd.peer.interface import Stream
 from meshd.wire.models import HERE, PIECES_SERVICE
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from meshd.devices.interface import FromMembers
 from meshd.library.members.fetch_weights import MemberWeights
-from meshd.model.piece_index import PIECE_BYTES, PieceIndex
+from meshd.model.weights_index import PIECE_BYTES, PieceIndex
 from meshd.peer.interface import Stream
 from meshd.store.content_store import DiskContentStore
 from meshd.store.hash_cache import HashCache

@@ -11,7 +11,7 @@ from meshd.library.members import ask_models as asking
 from meshd.library.members.ask_models import ask_members, ask_models, ask_pieces
 from meshd.library.members.offers import MemberOffer
 from meshd.library.members.pull_model import ModelPull
-from meshd.model.piece_index import PIECE_BYTES, PieceIndex
+from meshd.model.weights_index import PIECE_BYTES, PieceIndex
 from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
 from meshd.wire.models import (

@@ -11,7 +11,7 @@ from blake3 import blake3
 from meshd.base.errors import UserError
 from meshd.library import disk
 from meshd.library.members.part_files import PartFiles
-from meshd.model.piece_index import PIECE_BYTES, PieceIndex
+from meshd.model.weights_index import PIECE_BYTES, PieceIndex
 
 DATA = (os.urandom(PIECE_BYTES) + b"x" * PIECE_BYTES + b"tail", b"second file")
 NAMES = ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf")

@@ -6,7 +6,7 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.library.members.piece_plan import COPY_SECONDS, PiecePlan
-from meshd.model.piece_index import Piece, PieceIndex
+from meshd.model.weights_index import Piece, PieceIndex
 
 FILES = st.integers(1, 12)
 

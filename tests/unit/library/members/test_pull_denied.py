@@ -12,7 +12,7 @@ from meshd.base.errors import UserError
 from meshd.library import disk
 from meshd.library.members import ask_models, fetch, pull_header
 from meshd.library.members.pull_model import HoldersLost, NobodyHasIt
-from meshd.model.piece_index import HASH_BYTES, PIECE_BYTES, PieceIndex
+from meshd.model.weights_index import HASH_BYTES, PIECE_BYTES, PieceIndex
 
 from tests.conformance.run import run
 from tests.unit.library.members.exchange_scene import NAME, Scene, scene

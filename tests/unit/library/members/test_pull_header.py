@@ -10,8 +10,7 @@ from meshd.library import disk
 from meshd.library.members.pull_model import NobodyHasIt, PullStep
 from meshd.library.pulled_models import find_header, said_of
 from meshd.model.model_name import MeshName
-from meshd.model.piece_index import PIECE_BYTES
-from meshd.model.weights_index import fingerprint
+from meshd.model.weights_index import PIECE_BYTES, fingerprint
 from meshd.store.header_file import HeaderFile, present_tensors, read_note
 
 from tests.gguf_bytes import gguf, language_model, parse

@@ -7,7 +7,7 @@ from meshd.library.members.pull_header import PlanPull
 from meshd.library.members.pull_model import PullStep
 from meshd.library.pulled_models import all_headers
 from meshd.model.model_name import parse_model_name
-from meshd.model.piece_index import PIECE_BYTES
+from meshd.model.weights_index import PIECE_BYTES
 from meshd.store.shard import close_all, open_shards
 
 from tests.conformance.run import until

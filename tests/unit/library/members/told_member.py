@@ -9,8 +9,7 @@ from meshd.library.members.pull_header import HeaderPull
 from meshd.library.members.pull_model import ModelPull
 from meshd.model.gguf_names import file_names
 from meshd.model.model_name import parse_model_name
-from meshd.model.piece_index import PIECE_BYTES, PieceIndex
-from meshd.model.weights_index import fingerprint
+from meshd.model.weights_index import PIECE_BYTES, PieceIndex, fingerprint
 from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
 from meshd.wire.models import (

@@ -1,4 +1,4 @@
-"""meshd.build.cuda_wheels: a toolkit of links to NVIDIA's packages, which are small files here."""
+"""meshd.build.cuda: a toolkit of links to NVIDIA's packages, which are small files here."""
 
 import ctypes
 import shutil
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.build import cuda_wheels, machine
-from meshd.build.cuda_wheels import make_toolkit, mend_toolkit, toolkit_in
+from meshd.build import cuda, machine
+from meshd.build.cuda import make_toolkit, mend_toolkit, toolkit_in
 
 CUDA_H = """
 #define cuDeviceTotalMem cuDeviceTotalMem_v2
@@ -22,7 +22,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder in which pip puts the parts of all packages, and the only one that Python finds."""
     site = tmp_path / "site"
     place = site / "nvidia/cu13"
-    for name in (*cuda_wheels._NEEDED, "lib/libcublasLt.so.13"):
+    for name in (*cuda._NEEDED, "lib/libcublasLt.so.13"):
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_text(CUDA_H if name.endswith("cuda.h") else name)
     elsewhere = [path for path in sys.path if not (Path(path) / "nvidia").exists()]
@@ -39,7 +39,7 @@ async def test_what_compilers_expect_is_there(packages: Path, tmp_path: Path) ->
     assert sorted(path.name for path in native.iterdir()) == ["cuda"]
     for name in ("cudart", "cublas", "cublasLt", "nvrtc"):
         assert (made / f"lib64/lib{name}.so").resolve() == packages / f"lib/lib{name}.so.13"
-    for name in cuda_wheels._NEEDED:
+    for name in cuda._NEEDED:
         assert (made / name).read_text()
     # nvcc looks for the rest beside its link, so the folder must not be one
     assert not (made / "bin").is_symlink() and (made / "bin/nvcc").is_symlink()
@@ -71,7 +71,7 @@ async def test_a_compiler_that_fails(packages: Path, tmp_path: Path, monkeypatch
 async def test_links_that_lead_nowhere_are_made_anew(
     packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("meshd.build.cuda_wheels.find_nvcc", lambda: None)
+    monkeypatch.setattr("meshd.build.cuda.find_nvcc", lambda: None)
     log = tmp_path / "log"
     await mend_toolkit(tmp_path, log)
     assert not toolkit_in(tmp_path).exists(), "nothing was built with one"
@@ -94,7 +94,7 @@ async def test_a_toolkit_takes_the_place_of_links_that_lead_nowhere(
     packages.parent.parent.rename(tmp_path / "gone")
     build = tmp_path / "llama-1234-cuda-5678"
     build.mkdir()
-    monkeypatch.setattr("meshd.build.cuda_wheels.find_nvcc", lambda: Path("/usr/bin/nvcc"))
+    monkeypatch.setattr("meshd.build.cuda.find_nvcc", lambda: Path("/usr/bin/nvcc"))
     await mend_toolkit(tmp_path, tmp_path / "log")
     assert not toolkit_in(tmp_path).exists() and not build.exists()
 
