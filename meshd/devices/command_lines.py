@@ -22,32 +22,28 @@ WAITING = "GGML_MESH_WAITING"
 LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
-@dataclass(frozen=True, slots=True)
-class MeshDescriptors:
-    """Inherited descriptors of a mesh-server; `weights` may be -1 for none (docs/native-backend.md)."""
-
-    head: int
-    weights: int
-    neighbours: int
-    report: int
-
-
 def mesh_server(
     program: str,
     *,
     devices: Sequence[str],
     threads: int,
     memory: Sequence[int],
-    descriptors: MeshDescriptors,
+    head: int,
+    weights: int,
+    neighbours: int,
+    report: int,
 ) -> list[str]:
-    """Return the command line of a mesh-server. `memory` has bytes for each of `devices`."""
-    argv = [program, "--fd", str(descriptors.head), "--threads", str(threads)]
+    """Return the command line of a mesh-server. `memory` has bytes for each of `devices`.
+
+    The others are inherited descriptors; `weights` may be -1 for none (docs/native-backend.md).
+    """
+    argv = [program, "--fd", str(head), "--threads", str(threads)]
     for device in devices:
         argv += ["--device", device]
     argv += ["--memory", ",".join(str(count) for count in memory)]
-    if descriptors.weights >= 0:
-        argv += ["--weights-fd", str(descriptors.weights)]
-    return [*argv, "--neighbours-fd", str(descriptors.neighbours), "--report-fd", str(descriptors.report)]
+    if weights >= 0:
+        argv += ["--weights-fd", str(weights)]
+    return [*argv, "--neighbours-fd", str(neighbours), "--report-fd", str(report)]
 
 
 def trial(program: str, device: str, operations: Sequence[str]) -> list[str]:

@@ -83,7 +83,7 @@ class ChildSilence:
 class AgreedLease:
     """A lease that was granted: its devices in the order of the offer, and the weights known at that moment.
 
-    `fetch`: the head says which weights it needs (missing_weights.py). `hold`: keep these weights in memory.
+    `fetch`: the head says which weights it needs (missing_weights.py); those of a standby are kept in memory.
     `is_kept`: the free memory comes from an earlier listing, so there may be less of it now.
     """
 
@@ -91,7 +91,6 @@ class AgreedLease:
     devices: tuple[str, ...]
     weights: Weights | None
     fetch: bool = False
-    hold: bool = False
     is_kept: bool = False
 
     @property
@@ -175,12 +174,6 @@ class MeshServer:
 
     def spec(self) -> ChildSpec:
         """Return how to start the process. Raises OSError."""
-        descriptors = command_lines.MeshDescriptors(
-            head=self._child_end,
-            weights=self._hand_over_weights(),
-            neighbours=self._descriptors.child_end,
-            report=self._report.child_end,
-        )
         return ChildSpec(
             name=CHILD_NAME,
             argv=command_lines.mesh_server(
@@ -188,7 +181,10 @@ class MeshServer:
                 devices=self.agreed.devices,
                 threads=self._threads,
                 memory=self.agreed.memory,
-                descriptors=descriptors,
+                head=self._child_end,
+                weights=self._hand_over_weights(),
+                neighbours=self._descriptors.child_end,
+                report=self._report.child_end,
             ),
             log=self._log_path,
             env=command_lines.mesh_server_environment(

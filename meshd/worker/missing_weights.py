@@ -134,7 +134,7 @@ class MissingWeights:
                 owner.start(_say_progress(messages, text, ended), name="fetch progress")
                 found = await self._from_members(needs, agreed, text)
                 # Read the held weights into the page cache, and keep them there.
-                if agreed.hold:
+                if agreed.lease.is_standby:
                     agreed = replace(agreed, weights=await self._renewed(messages, agreed, needs, outgoing))
                     held = _held(needs, agreed.weights)
                     found = replace(found, held=await held.read(partial(text.__setitem__, 0)))

@@ -4,22 +4,22 @@ from dataclasses import replace
 
 from meshd.base.wakeful_loop import Waiting
 from meshd.devices import command_lines
-from meshd.devices.command_lines import Head, MeshDescriptors, count_of, totals_of
+from meshd.devices.command_lines import Head, count_of, totals_of
 from meshd.model.drafts import Drafts
 
 HEAD = Head("m.gguf", "l.sock", "m", ("a:1", "b:2"), ("-c", "8192"), "none", ("--ctx-size", "4096"))
 
 
 def test_a_mesh_server_gets_its_lease_and_descriptors() -> None:
+    ends = {"head": 5, "neighbours": 7, "report": 8}
     argv = command_lines.mesh_server(
-        "mesh", devices=["CPU", "CUDA0"], threads=3, memory=[1, 2], descriptors=MeshDescriptors(5, 6, 7, 8)
+        "mesh", devices=["CPU", "CUDA0"], threads=3, memory=[1, 2], weights=6, **ends
     )
     assert " ".join(argv) == (
         "mesh --fd 5 --threads 3 --device CPU --device CUDA0 --memory 1,2 --weights-fd 6 "
         "--neighbours-fd 7 --report-fd 8"
     )
-    without = MeshDescriptors(5, -1, 7, 8)
-    bare = command_lines.mesh_server("mesh", devices=["CPU"], threads=1, memory=[1], descriptors=without)
+    bare = command_lines.mesh_server("mesh", devices=["CPU"], threads=1, memory=[1], weights=-1, **ends)
     assert "--weights-fd" not in bare
 
 
