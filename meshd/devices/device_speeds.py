@@ -34,13 +34,13 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 _POINTS = re.compile(r"[0-9]{1,4}:[0-9]{1,13}(,[0-9]{1,4}:[0-9]{1,13}){0,7}")
 _ASKER = re.compile(rf"[0-9a-f]{{{_ASKER_DIGITS}}}")
 LOG = log.get("worker")
-
-Points = tuple[tuple[int, int], ...]
-"""Pairs of tokens computed at once and the nanoseconds of one layer."""
-_TELL_SECONDS = 2.0
+_TELL_SECONDS = 2.0  # until it is told for how long
 # Memory that must be free beside a model: weights, results and caches of a measurement, and a driver's
 # context.
 BESIDE_BYTES = {"cpu": 768 << 20, "gpu": 2 << 30}
+
+Points = tuple[tuple[int, int], ...]
+"""Pairs of tokens computed at once and the nanoseconds of one layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class SpeedCache:
     def find(self, key: str) -> Points | None:
         """Return the points; none if the device has no time for the key, None if nothing was ever measured.
 
-        Keys are those of trial_cache.py.
+        Keys are made by `device_key`.
         """
         self._refresh()
         found = self._timed.get(key)
@@ -208,7 +208,7 @@ class DeviceSpeeds:
 
     @property
     def core_set(self) -> str:
-        """The processors that this process may use (processors.py)."""
+        """The processors that this process may use (devices.py)."""
         return core_set()
 
     def known(self, device: OfferedDevice, timed: Sequence[str]) -> tuple[TimedLayer, ...]:

@@ -25,17 +25,18 @@ from meshd.process.interface import ChildSpec, Ended, RunToEnd
 from meshd.wire.lease import OfferedDevice
 
 MAX_TRIALS = 256  # trials kept, the newest
-_LINE = re.compile(r"[0-9a-f]{64}")
+_LINE = re.compile(r"[0-9a-f]{64}")  # of the cache file
 _MOST_BYTES = MAX_TRIALS * 65
-LOG = log.get("worker")
 USAGE = 1  # exit code: the program does not know the option or the device, so nothing was tried
-MOST_TEXT = 200
+MOST_TEXT = 200  # letters of a report
 REFERENCE = "CPU"  # the device with which all others are compared
 STILL_SECONDS = 300.0  # without a line of output: a driver may compile its kernels for the first one
 AGAIN_SECONDS = 600.0  # until a device that failed is tried again: its memory may just have been taken
 _TELL_SECONDS = 2.0
 # Variables that choose a device and how it computes.
 _DECIDING = ("GGML_", "CUDA_", "HIP_", "ROCR_", "VK_", "MESA_", "MTL_")
+LOG = log.get("worker")
+
 OnProgress = Callable[[str], Awaitable[None]]
 T = TypeVar("T")
 

@@ -22,10 +22,12 @@ _BLOCK = re.compile(r"^(?:enc\.|dec\.)?blk\.(\d{1,4})\.")
 _INPUT = ("token_embd.", "position_embd.", "token_types.", "per_layer_token_embd.", "masked_embd")
 _PLACED_OUTPUT = "output.weight"
 _CUDA_ROW = 512  # ggml-cuda pads rows of quantized weights to this many elements
-_YARN = "yarn"
+# The longest answer.
 MOST_TOKENS = 1 << 31
+_YARN = "yarn"
 _CONTEXT_KEY = ".context_length"
 _SCALES = ("--rope-scale", "--rope-freq-scale")
+# The memory for computing.
 PIPELINE_COPIES = 4
 _FIXED_CPU = 32 * MIB
 _FIXED_GPU = 64 * MIB

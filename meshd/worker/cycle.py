@@ -266,7 +266,7 @@ class Worker:
         }
         lease = Lease(lease_id, peer, memory, acquire.model, is_standby=reserve.hold)
         self._ledger = self._ledger.take(lease)
-        return AgreedLease(lease, tuple(memory), weights, fetch=reserve.fetch, is_kept=is_kept)
+        return AgreedLease(lease, weights, fetch=reserve.fetch, is_kept=is_kept)
 
     async def _until_given_back(self, peer: PeerId) -> None:
         """Wait until this head's former leases have freed their memory: after a loss they may still end."""

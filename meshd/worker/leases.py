@@ -19,7 +19,7 @@ claims.
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A granted part of the memory: bytes by device name (only devices with more than 0).
+    """A granted part of the memory: bytes by device, in the order of the offer, without those of none.
 
     `model` is the name that the head uses; `is_standby`: the lease is kept for the loss of another worker.
     """

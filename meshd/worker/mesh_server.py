@@ -81,14 +81,13 @@ class ChildSilence:
 
 @dataclass(frozen=True, slots=True)
 class AgreedLease:
-    """A lease that was granted: its devices in the order of the offer, and the weights known at that moment.
+    """A lease that was granted, and the weights known at that moment.
 
     `fetch`: the head says which weights it needs (missing_weights.py); those of a standby are kept in memory.
     `is_kept`: the free memory comes from an earlier listing, so there may be less of it now.
     """
 
     lease: Lease
-    devices: tuple[str, ...]
     weights: Weights | None
     fetch: bool = False
     is_kept: bool = False
@@ -97,11 +96,6 @@ class AgreedLease:
     def lease_cache(self) -> LeaseCache | None:
         """The cache for weights that come over the network; None without a content store."""
         return None if self.weights is None else self.weights.lease_cache
-
-    @property
-    def memory(self) -> list[int]:
-        """The bytes reserved on each device."""
-        return [self.lease.memory[name] for name in self.devices]
 
     def shortage(self, device: str, free: int) -> str:
         """Return an error text if `free` bytes are less than was reserved by an earlier listing, else ""."""
@@ -168,7 +162,7 @@ class MeshServer:
         )
         self.child = runtime.processes.make_child(self.spec, CHILD_NAME)
         if (lease_cache := agreed.lease_cache) is not None:
-            lease_cache.allow(sum(agreed.memory))
+            lease_cache.allow(sum(agreed.lease.memory.values()))
 
     # The process.
 
@@ -178,9 +172,9 @@ class MeshServer:
             name=CHILD_NAME,
             argv=command_lines.mesh_server(
                 self._program,
-                devices=self.agreed.devices,
+                devices=list(self.lease.memory),
                 threads=self._threads,
-                memory=self.agreed.memory,
+                memory=list(self.lease.memory.values()),
                 head=self._child_end,
                 weights=self._hand_over_weights(),
                 neighbours=self._descriptors.child_end,
@@ -188,7 +182,7 @@ class MeshServer:
             ),
             log=self._log_path,
             env=command_lines.mesh_server_environment(
-                children_waiting(self._processes.waiting, computes="CPU" in self.agreed.devices)
+                children_waiting(self._processes.waiting, computes="CPU" in self.lease.memory)
             ),
             hand_over=self._outgoing.give(),
         )
@@ -297,7 +291,7 @@ class MeshServer:
         if self._view is None or not self.child.status.is_up:
             return {}
         held = self._view.memory_held()  # counts devices in the order of its command line
-        return {name: held.get(number, 0) for number, name in enumerate(self.agreed.devices)}
+        return {name: held.get(number, 0) for number, name in enumerate(self.lease.memory)}
 
     def model_loaded(self) -> None:
         """Note that the head has sent all of its weights and has received a first token."""

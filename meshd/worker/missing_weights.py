@@ -123,7 +123,7 @@ class MissingWeights:
         RemoteProtocolError or MeshdError for other failures.
         """
         # The head lists its tensors.
-        needs = await _read_needs(messages, limit=sum(agreed.memory))
+        needs = await _read_needs(messages, limit=sum(agreed.lease.memory.values()))
         text = ["looking for members that have its weights"]
         ended = asyncio.Event()
         try:
@@ -158,7 +158,7 @@ class MissingWeights:
             return Fetched(0, "nothing is missing")
         if not self._asked.spend(peer, asyncio.get_running_loop().time()):
             return Fetched(0, "this head has asked for weights too often")
-        weights.lease_cache.allow(sum(agreed.memory))
+        weights.lease_cache.allow(sum(agreed.lease.memory.values()))
 
         def on_progress(line: str) -> None:
             text[0] = line

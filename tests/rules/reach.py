@@ -122,7 +122,6 @@ HEARD_BY_PEERS = (
     ),
     *(
         "meshd/worker/mesh_server.py",
-        "meshd/worker/neighbour_arrivals.py",
         "meshd/head/lease.py",
         "meshd/head/leases.py",
         "meshd/store/lease_cache.py",
