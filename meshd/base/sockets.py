@@ -47,6 +47,13 @@ def listen_at(family: socket.AddressFamily, host: str, port: int) -> socket.sock
     return sock
 
 
+def source_towards(family: int, address: tuple[str, int]) -> str:
+    """Return the address from which the kernel would send to `address`; nothing is sent. Raises OSError."""
+    with socket.socket(family, socket.SOCK_DGRAM) as asking:
+        asking.connect(address)
+        return str(asking.getsockname()[0])
+
+
 def widen(sock: Sized) -> None:
     """Enlarge the buffers of a unix socket: macOS gives 8 KiB, less than the state of one token."""
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from meshd.base import log
 from meshd.base.errors import RemoteProtocolError
+from meshd.base.sockets import source_towards
 from meshd.base.tasks import Owner
 from meshd.link.net.stun import Question, StunAnswer, ask_udp, bound_socket, of_family, resolve
 from meshd.netcheck.advice import nat_class, outlook
@@ -355,12 +356,8 @@ async def _hairpin(one: socket.socket, at_one: Endpoint, two: socket.socket, at_
 def _source(servers: Sequence[Endpoint], family: int) -> str | None:
     """Return this machine's address towards them; nothing is sent."""
     for server in servers:
-        try:
-            with socket.socket(family, socket.SOCK_DGRAM) as sock:
-                sock.connect((server.host, server.port))
-                return str(sock.getsockname()[0])
-        except OSError:
-            continue
+        with contextlib.suppress(OSError):
+            return source_towards(family, (server.host, server.port))
     return None
 
 

@@ -13,9 +13,11 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from meshd.base import log
 from meshd.base.errors import Broken
+from meshd.base.sockets import source_towards
 from meshd.base.tasks import Owner
 from meshd.portmap.interface import GatewayRoute, HomeRouter, MapState, MapStatus, NotMapped, Pulse
 from meshd.portmap.pcp import NatPmpRouter, PcpRouter
@@ -52,9 +54,7 @@ def _proc_table() -> str | None:
 def address_towards(gateway: str) -> str:
     """Return this machine's address towards the gateway; nothing is sent. Raises Broken."""
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((gateway, 9))
-            return str(probe.getsockname()[0])
+        return source_towards(socket.AF_INET, (gateway, 9))
     except OSError as error:
         raise Broken(f"cannot reach the gateway `{gateway}`: {error.strerror or error}") from None
 
@@ -152,7 +152,7 @@ class Beat:
     at: float
 
 
-def forgot(before: Beat | None, after: Beat) -> bool:
+def has_restarted(before: Beat | None, after: Beat) -> bool:
     """Return True when the router was restarted between two signs of life (RFC 6887, 8.5).
 
     Its clock may run wrong by a sixteenth, and 2 s more.
@@ -174,20 +174,19 @@ class PortLease:
     ends: float
     failures: int = 0
 
+    @classmethod
+    def begin(cls, granted: Granted, now: float) -> Self:
+        """Return a lease just granted: to be renewed at half its life."""
+        life = max(min(granted.lifetime, LIFETIME), SHORTEST_LIFETIME)
+        return cls(granted, now + life / 2, now + max(granted.lifetime, SHORTEST_LIFETIME))
 
-def begin(granted: Granted, now: float) -> PortLease:
-    """Return a lease just granted: to be renewed at half its life."""
-    life = max(min(granted.lifetime, LIFETIME), SHORTEST_LIFETIME)
-    return PortLease(granted, now + life / 2, now + max(granted.lifetime, SHORTEST_LIFETIME))
+    def failed(self, now: float) -> Self:
+        """Return the lease after a failed renewal: try again with exponential back-off."""
+        pause = min(RETRY_MOST, RETRY_FIRST * 2.0 ** min(self.failures, 16))
+        return replace(self, due=now + pause, failures=self.failures + 1)
 
 
-def failed(lease: PortLease, now: float) -> PortLease:
-    """Return the lease after a failed renewal: try again with exponential back-off."""
-    pause = min(RETRY_MOST, RETRY_FIRST * 2.0 ** min(lease.failures, 16))
-    return PortLease(lease.granted, now + pause, lease.ends, lease.failures + 1)
-
-
-def moved(held: list[Granted], pulse: Pulse) -> bool:
+def has_moved(held: list[Granted], pulse: Pulse) -> bool:
     """Return True when the router has another outer address than at the time of the mappings."""
     return bool(pulse.external_host) and any(
         granted.external_host and granted.external_host != pulse.external_host for granted in held
@@ -380,7 +379,7 @@ class PortMapper:
 
     def _take(self, held: Sequence[Granted], now: float) -> None:
         for granted in held:
-            self._leases.append(begin(granted, now))
+            self._leases.append(PortLease.begin(granted, now))
             self._wanted[granted.proto, granted.internal_port] = granted.external_port
             if granted.epoch is not None:
                 self._beat = Beat(granted.epoch, now)
@@ -438,10 +437,10 @@ class PortMapper:
 
     def _has_forgotten(self, pulse: Pulse, now: float) -> bool:
         before = self._beat
-        gone = pulse.forgot or moved([lease.granted for lease in self._leases], pulse)
+        gone = pulse.forgot or has_moved([lease.granted for lease in self._leases], pulse)
         if pulse.epoch is not None:
             self._beat = Beat(pulse.epoch, now)
-            gone = gone or forgot(before, self._beat)
+            gone = gone or has_restarted(before, self._beat)
         if gone:
             LOG.info("router_forgot", remote=self._status.gateway)
         return gone
@@ -461,10 +460,10 @@ class PortMapper:
             except NotMapped as refusal:
                 LOG.info("port_not_renewed", why=refusal.what)
                 if now < lease.ends:
-                    kept.append(failed(lease, now))
+                    kept.append(lease.failed(now))
                 continue
             self._wanted[granted.proto, granted.internal_port] = again.external_port
-            kept.append(begin(again, now))
+            kept.append(PortLease.begin(again, now))
         self._leases = kept
         if self.mappings() != before:
             self._changed()

@@ -38,6 +38,7 @@ from meshd.tunnel.on_demand import open_on_demand
 from meshd.tunnel.pump import Counter, pump
 from meshd.wire.codec import Message, decode_as
 from meshd.wire.limits import NEEDED, As, Between, Items, NodeId, Text
+from meshd.wire.stun import Endpoint
 
 MAX_CLIENTS = 64
 LOG = log.get("tunnel")
@@ -515,11 +516,10 @@ class OwnTunnels:
 
 def _status(tunnel: _OpenTunnel) -> TunnelStatus:
     opened, forward = tunnel.opened, tunnel.forward
-    host = f"[{opened.host}]" if ":" in opened.host else opened.host
     return TunnelStatus(
         peer=opened.peer,
         service=opened.service,
-        listen=f"{host}:{opened.port}",
+        listen=str(Endpoint(opened.host, opened.port)),
         streams=forward.streams if forward is not None else 0,
         sent_bytes=forward.counter.sent if forward is not None else 0,
         received_bytes=forward.counter.received if forward is not None else 0,

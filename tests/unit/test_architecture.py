@@ -274,7 +274,7 @@ BROKEN: tuple[tuple[str, str, str], ...] = (
     ("process knows only base", "meshd.process.child", "meshd.wire.frame"),
 )
 KEPT: tuple[tuple[str, str, str], ...] = (
-    ("aioquic only in link/quic/engine.py", "meshd.link.quic.links", "aioquic"),
+    ("aioquic only in link/quic/engine.py", "meshd.link.quic.engine", "aioquic"),
     ("aiortc only in link/webrtc/aiortc_parts.py", "meshd.link.webrtc.aiortc_parts", "aiortc"),
     ("aioice only in link/ice/agent.py", "meshd.link.ice.agent", "aioice"),
     ("huggingface_hub only in library/hub_client.py", "meshd.library.hub_client", "huggingface_hub"),

@@ -62,6 +62,7 @@ from meshd.wire.signal import (
     Terms,
     decode_offer,
 )
+from meshd.wire.stun import Endpoint
 
 if TYPE_CHECKING:
     from meshd.link.ice.agent import IcePath, Pace
@@ -445,8 +446,8 @@ class IceLinks(ABC):
             pipe,
             proven,
             kind=self.kind,
-            local=_place(local),
-            remote=_place(remote),
+            local=str(Endpoint(*local)),
+            remote=str(Endpoint(*remote)),
             path=path_of(local[0], remote[0], remote_kind),
             dialled=dialled,
         )
@@ -454,8 +455,3 @@ class IceLinks(ABC):
 
 def _word(length: int) -> str:
     return "".join(secrets.choice(_LETTERS) for _ in range(length))
-
-
-def _place(address: tuple[str, int]) -> str:
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -5,6 +5,7 @@ macOS); where that fails it asks the kernel which source address it would use to
 sending anything. `choose` decides and is pure; all else only asks.
 """
 
+import contextlib
 import ctypes
 import ipaddress
 import socket
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 from meshd.base.fault_boundary import OURS
+from meshd.base.sockets import source_towards
 from meshd.identity.keys import PeerId
 from meshd.link.interface import MayDial
 from meshd.wire.address import PRIVATE_V4, PRIVATE_V6, Candidate, Proto, ScopedCandidate
@@ -332,10 +334,6 @@ def _sources() -> tuple[InterfaceAddress, ...]:
     """Return the source addresses of the default routes: connecting a UDP socket sends nothing."""
     found = [InterfaceAddress("", "127.0.0.1")]
     for family, outside in _OUTSIDE:
-        try:
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect((outside, 9))
-                found.append(InterfaceAddress("", probe.getsockname()[0]))
-        except OSError:
-            continue  # no route of this family
+        with contextlib.suppress(OSError):  # no route of this family
+            found.append(InterfaceAddress("", source_towards(family, (outside, 9))))
     return tuple(found)

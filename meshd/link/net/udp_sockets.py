@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from meshd.base.errors import UserError
+from meshd.base.sockets import source_towards
 from meshd.link.net.one_port import open_on_one_port
 
 SOCKET_BUFFER_BYTES = 4 << 20  # asked of the kernel; the default of 208 KiB loses packets on a clean path
@@ -289,13 +290,6 @@ def _set(sock: socket.socket, level: int, name: int, value: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def source_towards(family: int, address: Address) -> str:
-    """Return the address from which the kernel would send to `address`; nothing is sent. Raises OSError."""
-    with socket.socket(family, socket.SOCK_DGRAM) as asking:
-        asking.connect(address)
-        return str(asking.getsockname()[0])
 
 
 def mtu_towards(family: int, address: Address) -> int:

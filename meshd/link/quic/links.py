@@ -43,6 +43,7 @@ from meshd.link.secure.handshake import (
 from meshd.link.secure.joining import Joining, OnJoiner
 from meshd.link.tcp.links import ATTEMPT_SECONDS, CONNECT_SECONDS
 from meshd.wire.dialable import Dialable
+from meshd.wire.stun import Endpoint
 
 if TYPE_CHECKING:
     from meshd.link.quic.engine import Reception
@@ -190,15 +191,14 @@ def _import_engine() -> None:
 
 
 def _link(pipe: QuicPipe, proven: Proven, *, local: tuple[str, int], path: str, dialled: bool) -> ProvenLink:
-    host, port = local
     origin = pipe.origin
     return proven_link(
         pipe,
         proven,
         kind=LinkKind.QUIC,
-        local=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+        local=str(Endpoint(*local)),
         remote=pipe.remote,
-        path=path or local_addresses.path_between(host, origin.address[0] if origin else ""),
+        path=path or local_addresses.path_between(local[0], origin.address[0] if origin else ""),
         dialled=dialled,
     )
 
@@ -343,8 +343,7 @@ class QuicListener(PortListener):
             door.send([answer], origin)
         elif answer is not None and self._welcome is not None:
             engine, given = answer
-            host, port = origin.address
-            place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            place = str(Endpoint(*origin.address))
             pipe = QuicPipe(engine, door, place=place, idle_seconds=self._idle_seconds)
             door.add(pipe, (given, engine.host_cid))
             self._welcome(pipe, door)

@@ -13,12 +13,11 @@ from meshd.base.tasks import Owner
 from meshd.portmap.interface import GatewayRoute, HomeRouter, Language, MapState, NotMapped, Pulse
 from meshd.portmap.mapper import (
     Beat,
+    PortLease,
     PortMapper,
     address_towards,
-    begin,
-    failed,
     find_route,
-    forgot,
+    has_restarted,
     read_netstat,
     read_proc,
     why_not_outside,
@@ -343,30 +342,30 @@ def _granted(lifetime: int) -> Granted:
 
 @given(st.integers(0, 1 << 20), st.floats(0, 1e6), st.floats(-1 / 20, 1 / 20))
 def test_a_clock_that_runs_a_little_wrong_is_no_restart(epoch: int, passed: float, wrong: float) -> None:
-    assert not forgot(Beat(epoch, 100.0), Beat(epoch + int(passed * (1 + wrong)), 100.0 + passed))
+    assert not has_restarted(Beat(epoch, 100.0), Beat(epoch + int(passed * (1 + wrong)), 100.0 + passed))
 
 
 @given(st.integers(100, 1 << 20), st.floats(3, 1e6))
 def test_a_restart_shows_however_long_ago_it_was(epoch: int, passed: float) -> None:
     for since in (0.0, passed / 2):
-        assert forgot(Beat(epoch + int(passed), 0.0), Beat(int(since), passed))
+        assert has_restarted(Beat(epoch + int(passed), 0.0), Beat(int(since), passed))
 
 
 def test_the_first_sign_of_life_says_nothing() -> None:
-    assert not forgot(None, Beat(0, 5.0))
+    assert not has_restarted(None, Beat(0, 5.0))
 
 
 @given(st.integers(0, 1 << 32), st.floats(0, 1e6))
 def test_a_lease_is_due_before_it_ends(lifetime: int, now: float) -> None:
-    lease = begin(_granted(lifetime), now)
+    lease = PortLease.begin(_granted(lifetime), now)
     assert now + 60 <= lease.due <= now + 3600
     assert lease.due < lease.ends
 
 
 def test_renewals_that_fail_come_slower() -> None:
-    lease, now, pauses = begin(_granted(7200), 0.0), 3600.0, []
+    lease, now, pauses = PortLease.begin(_granted(7200), 0.0), 3600.0, []
     for _ in range(12):
-        lease = failed(lease, now)
+        lease = lease.failed(now)
         pauses.append(lease.due - now)
         now = lease.due
     assert pauses[0] == 15.0 and pauses == sorted(pauses) and pauses[-1] == 900.0
