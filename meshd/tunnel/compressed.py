@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshd.base.errors import EndOfStream, RemoteProtocolError
-from meshd.identity.keys import PeerId
 from meshd.link.interface import LOOPBACK, RELAYED
 from meshd.model.output import NEAR_SECONDS
 from meshd.peer.interface import MetadataValue, PathStatus, Stream
@@ -58,6 +57,8 @@ class CompressedStream:
     def __init__(self, stream: Stream, *, floats: bool = True) -> None:
         """`floats`: see Encoder."""
         self._stream = stream
+        self.peer, self.service, self.metadata = stream.peer, stream.service, stream.metadata
+        self.accepted = stream.accepted
         self._encoder = Encoder(floats=floats)
         self._decoder = Decoder()
         self._take: Callable[[bytes | memoryview], bool] | None = None
@@ -67,21 +68,6 @@ class CompressedStream:
         self._error: RemoteProtocolError | None = None
         self._uncredited = 0  # bytes of chunks in the decoder
         self._unconsumed = 0  # bytes that were handed out and not consumed
-
-    @property
-    def peer(self) -> PeerId:
-        return self._stream.peer
-
-    @property
-    def service(self) -> str:
-        return self._stream.service
-
-    @property
-    def metadata(self) -> Mapping[str, MetadataValue]:
-        return self._stream.metadata
-
-    async def accepted(self) -> None:
-        await self._stream.accepted()
 
     # Receiving.
 

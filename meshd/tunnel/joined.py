@@ -39,24 +39,11 @@ class LocalStream:
     def __init__(self, control: Stream, local: LocalSocket) -> None:
         """Send nothing over `control`, the mesh stream, but its end."""
         self._control = control
+        self.peer, self.service, self.metadata = control.peer, control.service, control.metadata
+        self.accepted = control.accepted
         self._local = local
         self._ended = asyncio.Event()  # the control stream has, or is broken
         self._broken: MeshdError | None = None
-
-    @property
-    def peer(self) -> PeerId:
-        return self._control.peer
-
-    @property
-    def service(self) -> str:
-        return self._control.service
-
-    @property
-    def metadata(self) -> Mapping[str, MetadataValue]:
-        return self._control.metadata
-
-    async def accepted(self) -> None:
-        await self._control.accepted()
 
     async def follow_control(self) -> None:
         """Wait for the end of the control stream, and cut the connection if it breaks."""

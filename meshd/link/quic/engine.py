@@ -55,7 +55,7 @@ from aioquic.tls import Epoch
 from meshd.identity.tls_certificate import LinkCertificate, certificate_hash, unpack_link_certificate
 from meshd.link.bbr import ModelWindow
 from meshd.link.net.udp_sockets import ETHERNET_MTU, HEADER_BYTES, Origin
-from meshd.link.quic.sockets import ID_BYTES
+from meshd.link.quic import ID_BYTES
 
 PROBED_DATAGRAM_BYTES = (1452, 1400)  # IPv6 over Ethernet; through most tunnels
 JUMBO_DATAGRAM_BYTES = 8952  # IPv6 over jumbo frames, and within this machine: packets cost by number

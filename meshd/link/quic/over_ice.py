@@ -15,13 +15,13 @@ from meshd.link.ice.links import IceLinks, IceSession
 from meshd.link.interface import LinkKind, Transport
 from meshd.link.net.udp_sockets import ETHERNET_MTU, Address, Origin
 from meshd.link.quic.links import IDLE_SECONDS
-from meshd.link.quic.pipe import Engine, QuicPipe
+from meshd.link.quic.pipe import QuicPipe
 from meshd.wire.address import CandidateKind
 from meshd.wire.dialable import Dialable
 from meshd.wire.signal import Terms
 
 if TYPE_CHECKING:
-    from meshd.link.quic.engine import Reception
+    from meshd.link.quic.engine import QuicEngine, Reception
 
 _PATH = Origin(("ice", 0))  # what QUIC takes for the other side's address
 
@@ -148,7 +148,7 @@ class QuicSession(IceSession):
 
     # --- inside
 
-    def _begin(self, engine: Engine) -> None:
+    def _begin(self, engine: "QuicEngine") -> None:
         self.pipe = QuicPipe(engine, self, place="ICE path", idle_seconds=self._idle_seconds)
         self._begun.set()
 

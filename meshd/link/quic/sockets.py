@@ -5,10 +5,9 @@ import socket
 from collections.abc import Callable, Sequence
 
 from meshd.link.net.udp_sockets import BatchSocket, Origin
+from meshd.link.quic import ID_BYTES
 from meshd.link.quic.pipe import QuicPipe
 from meshd.wire.dialable import Dialable
-
-ID_BYTES = 8  # of the connection ids that we choose
 
 
 class DialPort:

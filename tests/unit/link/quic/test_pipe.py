@@ -4,11 +4,13 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import cast
 
 import pytest
 from meshd.base.errors import Broken, Closed, EndOfStream, RemoteProtocolError
 from meshd.link.buffered_pipe import SEND_HIGH_BYTES
 from meshd.link.net.udp_sockets import Origin
+from meshd.link.quic.engine import QuicEngine
 from meshd.link.quic.pipe import MAX_HELD_BYTES, RECEIVE_BYTES, SEND_LOW_BYTES, QuicPipe
 
 from tests.conformance.run import ticks, until
@@ -110,7 +112,7 @@ class StubPort:
 
 def made(*, idle_seconds: float = 1000.0) -> tuple[QuicPipe, StubEngine, StubPort]:
     engine, port = StubEngine(), StubPort()
-    return QuicPipe(engine, port, place="far", idle_seconds=idle_seconds), engine, port
+    return QuicPipe(cast(QuicEngine, engine), port, place="far", idle_seconds=idle_seconds), engine, port
 
 
 @pytest.mark.parametrize(
