@@ -59,7 +59,7 @@ def plan_reply(
 
 def _plan_view(choice: SplitChoice, drafts: DraftForecast) -> PlanView:
     plan, predicted = choice.plan, choice.prediction
-    shares = [share for share in plan.shares if share.layers]
+    shares = plan.taking
     worker = plan.output_worker
     return view_of(
         PlanView,

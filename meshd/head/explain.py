@@ -137,8 +137,7 @@ async def _compared(facts: RunFacts, surveyor: Surveyor | None, roster: Roster) 
         return facts.machines
     spared = {node for node, _ in found.spared}
     offers = tuple(one for one in found.machines.offers if one.node not in spared)
-    used = {share.device.node for share in facts.plan.shares if share.layers}
-    if not used <= {facts.options.node_name, *(one.node for one in offers)}:
+    if not {facts.options.node_name, *(one.node for one in offers)}.issuperset(facts.plan.nodes):
         return facts.machines  # a worker that is used does not answer, or is called otherwise
     return replace(found.machines, offers=offers)
 
@@ -225,11 +224,11 @@ def _spent(
     rounds = made.rounds if made is not None else 0
     if made is not None:
         device_s = facts.predictor.device_seconds(facts.plan, made.computed / made.rounds)
-    shares = [share.device for share in facts.plan.shares if share.layers]
-    own = {one.label: device_s.get(one.label, 0.0) * rounds for one in shares if one.is_head}
+    taking = [share.device for share in facts.plan.taking]
+    own = {one.label: device_s.get(one.label, 0.0) * rounds for one in taking if one.is_head}
     workers: list[ComputingTime] = []
-    for node in dict.fromkeys(one.node for one in shares if not one.is_head):
-        labels = [one.label for one in shares if one.node == node]
+    for node in facts.plan.workers:
+        labels = [one.label for one in taking if one.node == node]
         if node in computed:
             workers.append(ComputingTime(", ".join(labels), computed[node][place].busy_us / 1e6, True))
         elif known := sum(device_s.get(label, 0.0) for label in labels) * rounds:
@@ -253,9 +252,7 @@ def ways_of(
     wide = 2 if facts.options.activations == "f16" else 4
     state = wide * facts.layers.widths.embedding
     pushed = {part.node for part in split if part.push}
-    taking = [share.device for share in facts.plan.shares if share.layers]
-    stops = [head, *("" if one.is_head else one.node for one in taking), head]
-    stops = [stop or head for stop in stops]
+    stops = [head, *(share.device.node for share in facts.plan.taking), head]
     hops: list[tuple[str, str]] = []
     for before, behind in pairwise(stops):
         if before == behind:

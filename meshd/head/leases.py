@@ -445,7 +445,7 @@ class PushPlan:
         """Tell the workers of each other. One that is lost meanwhile is found out elsewhere."""
         numbers = {lease.name: number for number, lease in enumerate(leases)}
         by_name = {lease.name: lease for lease in leases}
-        nodes = [share.device.node for share in plan.shares if share.layers]
+        nodes = [share.device.node for share in plan.taking]
         self._chain = [by_name[node].peer for node in nodes if node in by_name]
         for before, behind in followers(plan):
             place = behind.device.node, behind.device.name
@@ -459,9 +459,7 @@ class PushPlan:
                 self._no_push_reasons[place] = WHY_APART
             else:
                 self._routes[place] = PushRoute(source, target, numbers[target.name])
-        await self._tell_workers(leases)
-
-    async def _tell_workers(self, leases: Sequence[Lease]) -> None:
+        # A worker expects who may push to it before the other one is told of it.
         routes = {route.ends: route for route in self._routes.values()}.values()
         for route in routes:
             await route.target.admit(route.source)

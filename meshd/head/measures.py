@@ -60,15 +60,14 @@ class RunFacts:
 
         Of the head's CPU nothing: what it has mapped of the model's file still counts as free.
         """
-        used = {share.device.node for share in self.plan.shares if share.layers}
-        offers = [offer for offer in self.machines.offers if offer.node in used]
+        offers = [offer for offer in self.machines.offers if offer.node in self.plan.nodes]
         found = {
             (offer.node, device.name): count
             for offer, counts in zip(offers, reservations(self.plan, offers), strict=True)
             for device, count in zip(offer.offer.devices, counts, strict=True)
         }
-        for share in self.plan.shares:
-            if share.device.is_head and share.device.is_gpu and share.layers:
+        for share in self.plan.taking:
+            if share.device.is_head and share.device.is_gpu:
                 found[share.device.node, share.device.name] = share.total
         return found
 

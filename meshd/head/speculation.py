@@ -115,7 +115,7 @@ def round_estimate(
         checks = tuple(max(0.0, seconds(1 + length) - one) for length in range(1, MOST_FREE + 1))
         each = max(check / length for length, check in enumerate(checks[:MOST_MODEL], start=1))
         return RoundEstimate(one, each, drafting, checks)
-    devices = [share.device for share in plan.shares if share.layers]
+    devices = [share.device for share in plan.taking]
     rate = GPU_RATE if devices and all(device.is_gpu for device in devices) else CPU_RATE
     paths = [device.path.rtt for device in devices if device.path is not None]
     travel = (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from meshd.base.tasks import Owner
 from meshd.head.model import Model
-from meshd.model.status import ModelState
+from meshd.model.status import ModelState, ModelStatus
 from meshd.peer.interface import PeerState
 from meshd.plan.wishes import HeadOptions
 from meshd.rpc.mesh_head_view import MeshHeadView
@@ -77,6 +77,13 @@ class Scene:
     def start(self) -> None:
         self.task = self.net.owner.start(self.serve.serve(), name="serve")
 
+    async def ready(self, *names: str) -> None:
+        """Start it with these workers, and wait until the model is ready."""
+        for name in names:
+            self.worker(name)
+        self.start()
+        await self.until(ModelState.READY)
+
     async def until(self, state: ModelState, why: str = "", *, seconds: float = 30) -> None:
         """Wait for a state with a word of its reason."""
 
@@ -85,6 +92,18 @@ class Scene:
             return now.state is state and why.lower() in now.reason.lower()
 
         await until(reached, seconds=seconds)
+
+    @property
+    def model(self) -> ModelStatus:
+        """What the head says of its model."""
+        found = self.serve.status.model
+        assert found is not None
+        return found
+
+    @property
+    def nodes(self) -> set[str]:
+        """Those of the split."""
+        return {part.node for part in self.model.split}
 
     @property
     def llama(self) -> StubChild:

@@ -18,7 +18,7 @@ from meshd.head.leases import (
     why_degraded,
 )
 from meshd.identity.keys import PeerId
-from meshd.model.status import ModelState, ModelStatus
+from meshd.model.status import ModelState
 from meshd.peer.interface import PeerState, Stream
 from meshd.peer.messages import MessageStream
 from meshd.plan.wishes import HeadOptions
@@ -125,7 +125,7 @@ async def test_alone_it_is_asked_for_minutes_and_then_others_are_taken_in(tmp_pa
         assert len(evil.asked) == 1, "an honest one may need as long"
         it.worker("bert")
         await it.until(ModelState.READY, seconds=OFFER_SECONDS / 2 + 2 * LATE_OFFER_SECONDS)
-        assert "evil" not in {part.node for part in it.serve.model_status.split}
+        assert "evil" not in it.nodes
 
 
 async def test_a_grant_that_never_comes_is_given_up_and_its_worker_left_out(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ async def test_a_grant_that_never_comes_is_given_up_and_its_worker_left_out(tmp_
         it.start()
         await it.until(ModelState.READY, "evil is left out", seconds=2 * GRANT_SECONDS + 20)
         assert len(evil.asked) == 2
-        assert "evil" not in {part.node for part in it.serve.model_status.split}
+        assert "evil" not in it.nodes
 
 
 async def test_words_of_progress_are_shown_at_a_rate(tmp_path: Path) -> None:
@@ -225,7 +225,6 @@ async def test_one_refusal_releases_all_the_others(tmp_path: Path) -> None:
         since = begin(it)
         await it.until(ModelState.LOADING, "bert: it crashed at once")
         assert asyncio.get_running_loop().time() - since == pytest.approx(5.0, abs=0.1)
-        assert it.serve.status.model is not None
         await asyncio.sleep(0.1)
         nothing_is_left(it)
         it.workers["bert"].child_refuses = None
@@ -325,14 +324,8 @@ async def test_a_load_that_waits_for_a_silent_worker_says_so() -> None:
 THREE = NAMES[:3]
 
 
-def model(it: Scene) -> ModelStatus:
-    found = it.serve.status.model
-    assert found is not None
-    return found
-
-
 def pushes(it: Scene) -> dict[str, tuple[bool | None, str]]:
-    return {part.node: (part.push, part.why_no_push) for part in model(it).split}
+    return {part.node: (part.push, part.why_no_push) for part in it.model.split}
 
 
 async def held(it: Scene, *names: str) -> asyncio.Future[ReadyReport]:
@@ -431,9 +424,7 @@ async def test_why_there_is_no_way_the_worker_says(tmp_path: Path) -> None:
 
 async def test_one_worker_has_no_neighbour(tmp_path: Path) -> None:
     async with scene(tmp_path) as it:
-        it.worker("anna")
-        it.start()
-        await it.until(ModelState.READY)
+        await it.ready("anna")
         assert {why for _, why in pushes(it).values()} == {""}
         assert {push for push, _ in pushes(it).values()} == {None}
 

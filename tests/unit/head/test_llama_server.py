@@ -156,9 +156,7 @@ async def test_nobody_asks_while_no_request_is_under_way() -> None:
 @pytest.mark.parametrize("client_stays", [True, False])
 async def test_the_head_ends_it_and_starts_another_one(tmp_path: Path, client_stays: bool) -> None:
     async with scene(tmp_path) as it:
-        it.worker("anna")
-        it.start()
-        await it.until(ModelState.READY)
+        await it.ready("anna")
         first = it.llama
         it.serve.requested(1)
         it.bench.loop_is_free = False
@@ -189,9 +187,7 @@ async def test_its_own_signals_and_too_much_memory_count_as_crashes(
     tmp_path: Path, signal: int | None, no_memory: str, crashes: int
 ) -> None:
     async with scene(tmp_path) as it:
-        it.worker("anna")
-        it.start()
-        await it.until(ModelState.READY)
+        await it.ready("anna")
         broke = asyncio.ensure_future(it.serve.upstream_broke("the connection was reset"))
         it.llama.die("ended", signal=signal, no_memory=no_memory)
         await broke
@@ -202,9 +198,7 @@ async def test_its_own_signals_and_too_much_memory_count_as_crashes(
 
 async def test_a_lost_worker_explains_any_end(tmp_path: Path) -> None:
     async with scene(tmp_path) as it:
-        it.worker("anna")
-        it.start()
-        await it.until(ModelState.READY)
+        await it.ready("anna")
         broke = asyncio.ensure_future(it.serve.upstream_broke("the connection was reset"))
         it.llama.die("ended", signal=6)
         await asyncio.sleep(0.2)
@@ -218,8 +212,7 @@ async def test_a_lost_worker_explains_any_end(tmp_path: Path) -> None:
 async def test_a_worker_out_of_reach_explains_silence(tmp_path: Path) -> None:
     async with scene(tmp_path) as it:
         anna = it.worker("anna")
-        it.start()
-        await it.until(ModelState.READY)
+        await it.ready()
         it.serve.requested(1)
         it.bench.loop_is_free = False
         anna.since = asyncio.get_running_loop().time()

@@ -442,8 +442,7 @@ async def test_a_load_waits_for_no_measurement_and_devices_are_measured_once_nob
     async with scene(tmp_path, min_workers=0, split="auto") as it:
         it.bench.timing_seconds = 20.0
         measuring_head(it, tmp_path)
-        it.start()
-        await it.until(ModelState.READY)
+        await it.ready()
         status = it.serve.model_status
         assert status.load_seconds is not None and status.load_seconds < 5.0
         assert (status.estimated, status.predicted) == (("head",), None)
@@ -470,8 +469,7 @@ async def test_a_request_ends_a_measurement_which_begins_anew(tmp_path: Path) ->
     async with scene(tmp_path, min_workers=0, split="auto") as it:
         it.bench.timing_seconds = 20.0
         measuring_head(it, tmp_path)
-        it.start()
-        await it.until(ModelState.READY)
+        await it.ready()
         await asyncio.sleep(5.0)
         assert (len(it.bench.timings), it.bench.timings_ended) == (1, 0), "nobody has asked yet"
         it.serve.requested(1)
@@ -494,8 +492,7 @@ async def test_the_model_is_loaded_again_only_where_another_split_is_clearly_fas
         tells(mesh, it.workers["a"], tmp_path / "a")
         it.bench.timing_lines, it.workers["a"].timing_lines = own, its
         measuring_head(it, tmp_path)
-        it.start()
-        await it.until(ModelState.READY)
+        await it.ready()
         status = it.serve.model_status
         assert [part.node for part in status.split if part.layers] == ["head"], "alike, by estimates"
         assert status.estimated == ("a", "head")
@@ -521,8 +518,7 @@ async def test_a_worker_that_is_busy_is_measured_later(tmp_path: Path) -> None:
         tells(mesh, it.workers["a"], tmp_path / "a", is_busy=is_busy)
         it.bench.timing_lines = it.workers["a"].timing_lines = FAST
         measuring_head(it, tmp_path)
-        it.start()
-        await it.until(ModelState.READY)
+        await it.ready()
         await asyncio.sleep(100.0)
         assert it.serve.model_status.estimated == ("a",), "its own devices are measured"
         busy = False
@@ -561,8 +557,7 @@ async def test_a_worker_whose_word_does_not_hold_costs_few_loads(tmp_path: Path)
         CapacityTeller(mesh, speeds, devices=devices, machine="a", is_busy=lambda: False)
         it.bench.timing_lines = SLOW
         measuring_head(it, tmp_path)
-        it.start()
-        await it.until(ModelState.READY)
+        await it.ready()
         await asyncio.sleep(3600.0)
         assert 1 <= len(it.bench.children) <= 5
 

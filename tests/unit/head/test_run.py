@@ -43,8 +43,7 @@ def test_no_line_tells_of_hashing_where_nothing_is_hashed(tmp_path: Path) -> Non
 
     async def main() -> None:
         async with scene(tmp_path, min_workers=0) as it:
-            it.start()
-            await it.until(ModelState.READY)
+            await it.ready()
 
     try:
         run(main())
@@ -79,10 +78,7 @@ async def test_it_waits_for_a_worker_then_loads_and_is_ready(tmp_path: Path) -> 
 
 async def test_two_workers_in_the_order_of_their_names(tmp_path: Path) -> None:
     async with scene(tmp_path) as it:
-        it.worker("zoe")
-        it.worker("anna")
-        it.start()
-        await it.until(ModelState.READY)
+        await it.ready("zoe", "anna")
         assert [tunnel.endpoint for tunnel in it.bench.tunnels] == ["0", "1"]
         names = [it.net.meshes[tunnel.asked.peer].name for tunnel in it.bench.tunnels]
         assert names == ["anna", "zoe"]
@@ -107,13 +103,11 @@ async def test_workers_in_the_order_of_the_plan(tmp_path: Path, monkeypatch: pyt
         it.worker("anna")
         it.worker("zoe")
         it.workers["anna"].device_lines = cpu_lines(free_mib=1000)
-        it.start()
-        await it.until(ModelState.READY)
+        await it.ready()
         names = [it.net.meshes[tunnel.asked.peer].name for tunnel in it.bench.tunnels]
         assert names == ["zoe", "anna"]
         assert [tunnel.endpoint for tunnel in it.bench.tunnels] == ["0", "1"]
-        assert it.serve.status.model is not None
-        layers = {part.node: part.layers for part in it.serve.status.model.split}
+        layers = {part.node: part.layers for part in it.model.split}
         assert [node for node in layers if node != "head"] == ["zoe", "anna"]
         assert layers["zoe"] > layers["anna"]
         lent = {name: argv_of(it.workers[name].children[-1]) for name in layers if name != "head"}
@@ -126,10 +120,8 @@ async def test_workers_whose_names_are_made_to_look_alike_are_told_apart(tmp_pat
         one, other, third = (it.worker(name) for name in ("one", "two", "three"))
         one.name = other.name = "w"
         third.name = f"w-{one.key.peer.short[:4]}"
-        it.start()
-        await it.until(ModelState.READY)
-        assert it.serve.status.model is not None
-        assert {part.node for part in it.serve.status.model.split} == {
+        await it.ready()
+        assert it.nodes == {
             f"w ({one.key.peer.short})",
             f"w ({other.key.peer.short})",
             third.name,
@@ -141,10 +133,8 @@ async def test_a_head_with_the_name_of_a_worker_is_told_apart(tmp_path: Path) ->
     async with scene(tmp_path, node_id="h" * 52) as it:
         worker = it.worker("one")
         worker.name = "head"
-        it.start()
-        await it.until(ModelState.READY)
-        assert it.serve.status.model is not None
-        nodes = {part.node for part in it.serve.status.model.split}
+        await it.ready()
+        nodes = it.nodes
         assert nodes == {f"head ({worker.key.peer.short})", "head (hhhhhhhhhh)"}
 
 
@@ -187,9 +177,7 @@ async def test_too_little_memory_fails_with_numbers_until_the_peers_change(tmp_p
 
 async def test_a_worker_that_comes_later_is_used_at_the_next_load(tmp_path: Path) -> None:
     async with scene(tmp_path) as it:
-        it.worker("anna")
-        it.start()
-        await it.until(ModelState.READY)
+        await it.ready("anna")
         it.worker("bert")
         await asyncio.sleep(20)
         assert len(it.bench.tunnels) == 1
@@ -203,8 +191,7 @@ async def test_a_head_alone_starts_at_once_where_the_model_fits(tmp_path: Path) 
     async with scene(tmp_path, split="auto") as it:
         it.start()
         await it.until(ModelState.READY, seconds=1)
-        assert it.serve.status.model is not None
-        assert {part.node for part in it.serve.status.model.split} == {"head"}
+        assert it.nodes == {"head"}
         assert it.llama.spec is not None and it.llama.spec.env["GGML_MESH_FDS"] == ""
 
 
@@ -250,9 +237,7 @@ async def test_a_number_of_workers_that_its_user_demands_is_waited_for(tmp_path:
 
 async def test_a_name_that_no_worker_has_is_told_beside_a_model_that_is_ready(tmp_path: Path) -> None:
     async with scene(tmp_path, workers=("anna", "nobody")) as it:
-        it.worker("anna")
-        it.start()
-        await it.until(ModelState.READY)
+        await it.ready("anna")
         assert it.serve.status.unknown == ("no worker is called `nobody` (known: `anna`)",)
 
 
@@ -276,8 +261,7 @@ async def test_what_came_over_the_network_is_in_the_status(tmp_path: Path) -> No
         loaded(it, local=100, missed=7)
         it.bench.ready.set_result(ReadyReport(True, "", 0.1))
         await it.until(ModelState.READY)
-        model = it.serve.status.model
-        assert model is not None
+        model = it.model
         assert (model.weights_local_bytes, model.weights_network_bytes) == (100, 7)
         (tensor,) = model.tensors_from_network
         assert (tensor.name, tensor.node, tensor.reason) == (DIGEST.hex(), "anna", "no such hash")
@@ -349,8 +333,7 @@ async def test_how_far_each_worker_is_shows_while_the_model_is_loaded(tmp_path: 
         assert it.serve.facts.fingerprint == it.serve.model_status.fingerprint != ""
         ready = it.serve.readiness
         assert (ready.workers, ready.progress) == ((), None)
-        model = it.serve.status.model
-        assert model is not None
+        model = it.model
         assert [load.node for load in model.workers] == ["anna", "zoe"]
 
 
@@ -449,8 +432,7 @@ DRAFT = DraftModel("/m/draft.gguf", read_layers([parse(gguf(*language_model(laye
 
 
 def status_of(it: Scene) -> SpeculationStatus | None:
-    assert it.serve.status.model is not None
-    return it.serve.status.model.speculation
+    return it.model.speculation
 
 
 async def test_drafts_are_begun_with_the_load_and_their_gain_is_shown(tmp_path: Path) -> None:
@@ -472,9 +454,7 @@ async def test_drafts_are_begun_with_the_load_and_their_gain_is_shown(tmp_path: 
 
 async def test_a_plan_for_its_file_is_told_what_answers_have_shown(tmp_path: Path) -> None:
     async with scene(tmp_path, speculate="auto", devices=("none",)) as it:
-        it.worker("anna")
-        it.start()
-        await it.until(ModelState.READY)
+        await it.ready("anna")
         file, link = it.file.paths[0], tmp_path / "link.gguf"
         link.symlink_to(file)
         assert it.serve.drafting(tmp_path / "other.gguf") is None
@@ -492,9 +472,7 @@ async def test_a_plan_for_its_file_is_told_what_answers_have_shown(tmp_path: Pat
 async def test_nothing_is_drafted_unless_wanted_and_where_the_user_decides(tmp_path: Path) -> None:
     for options in ({}, {"speculate": True, "llama_args": ("--spec-type", "ngram-simple")}):
         async with scene(tmp_path, **options) as it:
-            it.worker("anna")
-            it.start()
-            await it.until(ModelState.READY)
+            await it.ready("anna")
             assert it.llama.spec is not None
             assert "ngram-map-k" not in it.llama.spec.argv
             found = status_of(it)
@@ -505,9 +483,7 @@ async def test_nothing_is_drafted_unless_wanted_and_where_the_user_decides(tmp_p
 
 async def test_drafts_that_lose_are_gone_after_a_load_at_a_quiet_moment(tmp_path: Path) -> None:
     async with scene(tmp_path, speculate="auto") as it:
-        it.worker("anna")
-        it.start()
-        await it.until(ModelState.READY)
+        await it.ready("anna")
         first = it.llama
         it.serve.requested(1)
         await asyncio.sleep(60)
@@ -531,9 +507,7 @@ def test_a_draft_model_is_given_to_llama_server_where_it_pays(
 ) -> None:
     async def main(expected: int) -> None:
         async with scene(tmp_path, speculate="auto", draft=DRAFT) as it:
-            it.worker("anna")
-            it.start()
-            await it.until(ModelState.READY)
+            await it.ready("anna")
             found = status_of(it)
             assert found is not None and found.model == expected
             assert it.llama.spec is not None

@@ -32,8 +32,7 @@ pytestmark = pytest.mark.virtual
 async def test_a_worker_out_of_reach_is_told_after_ten_seconds_and_needs_no_load(tmp_path: Path) -> None:
     async with scene(tmp_path) as it:
         anna = it.worker("anna")
-        it.start()
-        await it.until(ModelState.READY)
+        await it.ready()
         ready, llama = it.serve.readiness, it.llama
         anna.since = began = asyncio.get_running_loop().time()
         anna.say(PeerState.SUSPENDED)
@@ -41,8 +40,7 @@ async def test_a_worker_out_of_reach_is_told_after_ten_seconds_and_needs_no_load
         assert it.serve.readiness == ready
         await it.until(ModelState.DEGRADED, "no connection to worker anna for 10 s", seconds=1)
         assert asyncio.get_running_loop().time() - began == pytest.approx(10.0, abs=0.01)
-        model = it.serve.status.model
-        assert model is not None
+        model = it.model
         assert (model.state, model.reason) == ("degraded", "no connection to worker anna for 10 s")
         assert model.split, "the split is shown"
         anna.say(PeerState.CONNECTED)
@@ -54,8 +52,7 @@ async def test_a_worker_that_is_back_for_moments_only_is_done_without(tmp_path: 
     """Each time before the grace is over, so that its session lives on."""
     async with scene(tmp_path) as it:
         anna = it.worker("anna")
-        it.start()
-        await it.until(ModelState.READY)
+        await it.ready()
         for state in (PeerState.SUSPENDED, PeerState.CONNECTED, PeerState.SUSPENDED):
             anna.since = asyncio.get_running_loop().time()
             anna.say(state)
@@ -63,8 +60,8 @@ async def test_a_worker_that_is_back_for_moments_only_is_done_without(tmp_path: 
             if state is PeerState.CONNECTED:
                 assert it.serve.readiness.state is ModelState.READY
         assert it.serve.readiness.state is ModelState.WAITING
-        model = it.serve.status.model
-        assert model is not None and not model.split
+        model = it.model
+        assert not model.split
         anna.since = asyncio.get_running_loop().time()
         anna.say(PeerState.CONNECTED)
         await it.until(ModelState.READY)
@@ -74,8 +71,7 @@ async def test_a_worker_that_is_back_for_moments_only_is_done_without(tmp_path: 
 async def test_a_loss_is_loading_at_once_and_ready_again(tmp_path: Path, what: str) -> None:
     async with scene(tmp_path) as it:
         worker = it.worker("anna")
-        it.start()
-        await it.until(ModelState.READY)
+        await it.ready()
         first, broke = it.llama, None
         match what:
             case "rpc-server":
@@ -106,9 +102,7 @@ async def test_a_llama_server_that_somebody_ended_is_started_again_without_the_w
     tmp_path: Path, ended_by: signal.Signals, seconds: float
 ) -> None:
     async with scene(tmp_path) as it:
-        it.worker("anna")
-        it.start()
-        await it.until(ModelState.READY)
+        await it.ready("anna")
         first, began = it.llama, asyncio.get_running_loop().time()
         it.llama.die("ended", signal=ended_by)
         broke = asyncio.ensure_future(it.serve.upstream_broke("the connection was reset"))

@@ -49,7 +49,7 @@ def inherited(it: Scene) -> list[socket.socket]:
 
 def split_of(it: Scene) -> tuple[SplitPart, ...]:
     """As the status has it."""
-    return it.serve.status.model.split if it.serve.status.model is not None else ()
+    return it.model.split
 
 
 async def test_llama_server_gets_a_connection_with_each_worker_and_loads_our_module(tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ async def test_plain_rpc_servers_come_behind_the_workers(
         assert it.argument("--rpc") == "10.0.0.9:50052"
         assert it.argument("-dev") == "MESH0,MESH1,RPC0"
         assert "RPC0" not in it.argument("-ot")
-        status = it.serve.status.model
-        assert status is not None and not status.tensors_from_network
+        status = it.model
+        assert not status.tensors_from_network
         sent = {part.node: part.bytes for part in split_of(it)}["10.0.0.9:50052"]
         assert status.weights_network_bytes == sent > 0
 
@@ -161,8 +161,7 @@ async def test_weights_are_counted_by_what_was_asked_and_answered(tmp_path: Path
         seen.from_peer(talk.message(wire.LOADED, rest=b"\0\1", identity=4))
         ready.set_result(yes())
         await it.until(ModelState.READY)
-        model = it.serve.status.model
-        assert model is not None
+        model = it.model
         assert (model.weights_local_bytes, model.weights_network_bytes) == (100, 30)
         (weight,) = model.tensors_from_network
         assert (weight.node, weight.reason) == ("anna", "no such hash")

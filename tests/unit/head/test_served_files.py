@@ -100,8 +100,7 @@ def fallback_scene(it: Scene) -> None:
 async def test_a_smaller_one_is_served_until_the_worker_is_back(tmp_path: Path) -> None:
     async with scene(tmp_path, devices=("none",)) as it:
         fallback_scene(it)
-        it.start()
-        await it.until(ModelState.READY)
+        await it.ready()
         assert it.serve.model_status.fallback == "" and it.serve.model_name == "own"
         bert = it.workers["bert"].mesh
         bert.say(PeerState.LOST)
@@ -140,8 +139,7 @@ async def test_what_fits_no_more_waits_for_the_worker(tmp_path: Path, smaller: b
         fallback_scene(it)
         files = [named("one", layers=500)] if smaller else []
         it.serve = Model(it.bench.runtime, named("own", layers=500), it.options, None, files)
-        it.start()
-        await it.until(ModelState.READY)
+        await it.ready()
         bert = it.workers["bert"].mesh
         bert.say(PeerState.LOST)
         it.llama.die("a worker is lost")
@@ -159,9 +157,7 @@ async def test_what_fits_no_more_waits_for_the_worker(tmp_path: Path, smaller: b
 async def test_a_file_that_is_gone_after_a_loss_is_a_failure(tmp_path: Path) -> None:
     """No worker that comes back brings it."""
     async with scene(tmp_path) as it:
-        it.worker("anna")
-        it.start()
-        await it.until(ModelState.READY)
+        await it.ready("anna")
         it.file.replaced = True
         it.llama.die("something")
         await it.until(ModelState.FAILED, "is gone")
@@ -237,8 +233,7 @@ async def test_pieces_of_this_head_alone_are_for_several_workers(
         bert = it.workers["bert"].runtime.mesh
         assert isinstance(bert, FakeMesh)
         bert.paths = (path(selected=True, where=way), path(selected=False, where="loopback"))
-        it.start()
-        await it.until(ModelState.READY)
+        await it.ready()
         assert it.bench.members.by_us == [by_us]
 
 
@@ -320,8 +315,7 @@ async def test_a_head_with_the_header_only_needs_nobody_to_know_the_content(tmp_
     async with two_workers(tmp_path) as it:
         it.head(file=OnlyHeader())
         it.bench.members.content = b""
-        it.start()
-        await it.until(ModelState.READY)
+        await it.ready()
         [needs] = it.workers["anna"].members.asked
         assert needs.content == CONTENT
 
