@@ -79,7 +79,7 @@ def _without_the_head(model: ModelLayers, devices: Sequence[Device], options: Sp
 
 
 class _Planner:
-    """One model, devices and options; tries the splits that they allow."""
+    """Try the splits of one model that its devices and options allow."""
 
     def __init__(self, model: ModelLayers, devices: Sequence[Device], options: SplitOptions) -> None:
         cpus = [device for device in devices if device.is_head and not device.is_gpu]

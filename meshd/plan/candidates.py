@@ -30,7 +30,10 @@ _Times = dict[tuple[tuple[str, ...], tuple[int, ...]], float]  # of an answer, b
 
 @dataclass(frozen=True, slots=True)
 class ConsideredWorker:
-    """`room`: layers for which it has memory; `layer`: seconds of an answer in each; `devices`: how many."""
+    """Rate a worker.
+
+    `room`: layers for which it has memory; `layer`: seconds of an answer in each; `devices`: how many.
+    """
 
     node: str
     room: int
@@ -40,14 +43,17 @@ class ConsideredWorker:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """`counts`: layers for the devices of these offers in turn, then the head's own; empty: by memory."""
+    """Divide the layers over these offers.
+
+    `counts`: those of their devices in turn, then of the head's own; empty: by memory.
+    """
 
     offers: tuple[NodeOffer, ...]
     counts: tuple[int, ...] = ()
 
 
 class RoughSplits:
-    """Splits of one model over these machines; at least `least` workers are to take part."""
+    """Rank splits of one model over these machines; at least `least` workers are to take part."""
 
     def __init__(
         self,

@@ -80,7 +80,7 @@ _MOST_TAKEN = 0.5  # of the memory that a plan leaves free
 
 @dataclass(frozen=True, slots=True)
 class SplitChoice:
-    """A split that fits, the offers that it uses, and what it is predicted to do on `machines`.
+    """Hold a split that fits, the offers that it uses, and what it is predicted to do on `machines`.
 
     The chosen one of several has a comparison with the others.
     """

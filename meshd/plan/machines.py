@@ -35,7 +35,7 @@ Held = Mapping[tuple[str, str], int]
 
 @dataclass(frozen=True, slots=True)
 class PlainRpc:
-    """An rpc-server of the LAN without meshd (`--rpc HOST:PORT`), with its devices' memory."""
+    """Describe an rpc-server of the LAN without meshd (`--rpc HOST:PORT`), with its devices' memory."""
 
     endpoint: str
     devices: tuple[OfferedDevice, ...]
@@ -43,7 +43,7 @@ class PlainRpc:
 
 @dataclass(frozen=True, slots=True)
 class NodeOffer:
-    """A worker's offer, under the name of its node, and what lies between.
+    """Hold a worker's offer, under the name of its node, and what lies between.
 
     `excluded`: devices that cannot run the model, and why. They are not started, nor are those without
     memory.
@@ -66,7 +66,7 @@ class NodeOffer:
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """All machines of a plan. `speeds` by node and device, `paths` from node to node.
+    """Hold all machines of a plan. `speeds` by node and device, `paths` from node to node.
 
     `unmeasured`: why a node does not tell the speed of a device.
     `lacking`: the share of the model's layers that a node has not, by node, where that is known.
@@ -97,8 +97,9 @@ class Machines:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """`machines`: with devices of workers excluded that have no times. `unmeasured`: their workers, and why.
+    """Hold what can be compared.
 
+    `machines`: with devices of workers excluded that have no times. `unmeasured`: their workers, and why.
     `why_not`: no split can be compared at all, as this node's own devices have none.
     """
 

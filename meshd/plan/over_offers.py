@@ -63,7 +63,7 @@ _GAIN = 0.97  # of the time of a larger one: less than that is not worth it, as 
 
 @dataclass(frozen=True, slots=True)
 class PromptStage:
-    """A device with layers: bytes of these, and what lies between the head and it (None: nothing).
+    """Describe a device with layers: bytes of these, and what lies between the head and it (None: nothing).
 
     `waits`: the head waits for the stages before it, to copy what this one computes with.
     """

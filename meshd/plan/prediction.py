@@ -55,7 +55,7 @@ ASSUMED_PROMPT, ASSUMED_ANSWER = USUAL_PROMPT, 256  # tokens of the answer by wh
 
 @dataclass(frozen=True, slots=True)
 class PlannedStage:
-    """A device with the layers `begin` to `end`, in bytes of weights `weights`.
+    """Describe a device with the layers `begin` to `end`, in bytes of weights `weights`.
 
     `path`: to the head; None for the head's own. `speed` None: never measured. `machine`: the same for nodes
     on one machine, empty where it is not known. `card`: the same for devices that are one GPU, else empty.
@@ -82,7 +82,7 @@ class PlannedStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """A split to predict. `stages` in the order of the layers; `output` is where logits are made.
+    """Describe a split to predict. `stages` in the order of the layers; `output` is where logits are made.
 
     `paths`: from a node to another one; where none is known, the longer of their paths to the head counts.
     `logits`: they cross to the head, not just candidates. `numbers`: the first worker has the embeddings, so
@@ -101,7 +101,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Rates in tokens a second, times in seconds; `streams_tok_s` for all slots together."""
+    """Hold rates in tokens a second, times in seconds; `streams_tok_s` for all slots together."""
 
     generate_tok_s: float
     prompt_tok_s: float
@@ -119,7 +119,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class PredictedPart:
-    """Seconds that a device takes, or the path between two nodes; the rest where neither is given.
+    """Hold the seconds that a device takes, or the path between two nodes; the rest where neither is given.
 
     `device`: its label; `ends`: of the path, as `ends_of` has them. Several parts of a sum may be of one
     device or path.
@@ -132,7 +132,7 @@ class PredictedPart:
 
 @dataclass(frozen=True, slots=True)
 class PassedPath:
-    """A path that hidden states pass, between two nodes."""
+    """Describe a path that hidden states pass, between two nodes."""
 
     ends: tuple[str, str]
     path: DevicePath
@@ -144,7 +144,7 @@ class PassedPath:
 
 @dataclass(frozen=True, slots=True)
 class PartSeconds:
-    """A device, a path or the rest, and the seconds of a token and of a prompt that it takes."""
+    """Name a device, a path or the rest, and the seconds of a token and of a prompt that it takes."""
 
     name: str
     token_s: float
@@ -153,7 +153,7 @@ class PartSeconds:
 
 @dataclass(frozen=True, slots=True)
 class PlanOutcome:
-    """The prediction for a plan.
+    """Hold the prediction for a plan.
 
     `answer_s`: seconds of the answer by which splits are compared. `parts`: add up to a token and a prompt.
     """
@@ -177,7 +177,7 @@ class PlanOutcome:
 
 
 class Predictor:
-    """A predictor for one model. Layers of a kind are added up once, so any run costs no more than one."""
+    """Predict splits of one model. Layers of a kind are added up once, so any run costs no more than one."""
 
     def __init__(self, model: ModelLayers, work: LayerWork) -> None:
         self._model = model
@@ -451,7 +451,7 @@ def on_paths(plan: Plan, path_of: Callable[[str], DevicePath | None]) -> Plan:
 
 
 class PlanPredictor:
-    """A predictor of plans of one model on these machines."""
+    """Predict plans of one model on these machines."""
 
     def __init__(
         self, layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions

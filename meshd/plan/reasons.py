@@ -17,7 +17,7 @@ from meshd.model.status import AnswersAtOnce
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """A reason in the words of the node that gave it, or of the trial that found it."""
+    """Repeat a reason in the words of the node that gave it, or of the trial that found it."""
 
     text: str
 
@@ -27,7 +27,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class NoFreeMemory:
-    """Nothing is free on it."""
+    """Say that nothing is free on it."""
 
     def __str__(self) -> str:
         return "it has no free memory"
@@ -35,7 +35,7 @@ class NoFreeMemory:
 
 @dataclass(frozen=True, slots=True)
 class SameMemory:
-    """`holder` lends the same memory, and has it in this plan."""
+    """Say that `holder` lends the same memory, and has it in this plan."""
 
     holder: str
 
@@ -45,7 +45,7 @@ class SameMemory:
 
 @dataclass(frozen=True, slots=True)
 class SameCard:
-    """`holder` uses the same card."""
+    """Say that `holder` uses the same card."""
 
     holder: str
 
@@ -55,7 +55,7 @@ class SameCard:
 
 @dataclass(frozen=True, slots=True)
 class NotMeasured:
-    """There are no times of layers like the model's."""
+    """Say that there are no times of layers like the model's."""
 
     def __str__(self) -> str:
         return "it was not measured with layers like this model's"
@@ -63,7 +63,7 @@ class NotMeasured:
 
 @dataclass(frozen=True, slots=True)
 class NotNeeded:
-    """The model is faster without it."""
+    """Say that the model is faster without it."""
 
     def __str__(self) -> str:
         return "the model is faster without it"
@@ -71,7 +71,7 @@ class NotNeeded:
 
 @dataclass(frozen=True, slots=True)
 class NoRoom:
-    """`left` is what it has for layers, `need` what the largest layer takes."""
+    """Say that `left` is what it has for layers, and `need` what the largest layer takes."""
 
     left: int
     need: int
@@ -83,7 +83,7 @@ class NoRoom:
 
 @dataclass(frozen=True, slots=True)
 class TooManyDevices:
-    """llama.cpp supports `most`."""
+    """Say that llama.cpp supports `most`."""
 
     most: int
 
@@ -93,7 +93,7 @@ class TooManyDevices:
 
 @dataclass(frozen=True, slots=True)
 class TooFewLayers:
-    """There are more devices than the `layers` of the model."""
+    """Say that there are more devices than the `layers` of the model."""
 
     layers: int
 
@@ -103,7 +103,7 @@ class TooFewLayers:
 
 @dataclass(frozen=True, slots=True)
 class NoShare:
-    """The split gives it nothing; `by_user`: it is the user's, not meshd's own."""
+    """Say that the split gives it nothing; `by_user`: it is the user's, not meshd's own."""
 
     by_user: bool
 
@@ -120,7 +120,7 @@ Absence = Unable | Unused
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A device that takes no part, and why."""
+    """Name a device that takes no part, and say why."""
 
     node: str
     device: str
@@ -137,7 +137,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Without:
-    """A worker that was not compared, and why."""
+    """Name a worker that was not compared, and say why."""
 
     node: str
     why: Absence
@@ -151,7 +151,7 @@ class Without:
 
 @dataclass(frozen=True, slots=True)
 class RatedSplit:
-    """The nodes that hold layers, in their order, and the predicted seconds of one answer."""
+    """Name the nodes that hold layers, in their order, and the predicted seconds of one answer."""
 
     nodes: tuple[str, ...]
     seconds: float
@@ -162,7 +162,7 @@ class RatedSplit:
 
 @dataclass(frozen=True, slots=True)
 class SplitComparison:
-    """The chosen split beside the fastest ones of the other kind: one machine, or several.
+    """Show the chosen split beside the fastest ones of the other kind: one machine, or several.
 
     `faster`: the fastest of all, where that has fewer workers than `least`, which the user demands.
     """
@@ -195,7 +195,7 @@ class SplitComparison:
 
 @dataclass(frozen=True, slots=True)
 class ByMemory:
-    """The layers are divided by memory, as splits cannot be compared by speed.
+    """Say that the layers are divided by memory, as splits cannot be compared by speed.
 
     `unmeasured`: nodes or devices without times, and why; none: the kind of the layers cannot be measured.
     `refused`: why the model cannot be run without these; empty: that was not tried.
@@ -213,7 +213,7 @@ class ByMemory:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonFailed:
-    """The layers are divided by memory, as the comparison of splits failed with the error `what`."""
+    """Say that the layers are divided by memory: comparing splits failed with the error `what`."""
 
     what: str
 
@@ -226,7 +226,7 @@ class ComparisonFailed:
 
 @dataclass(frozen=True, slots=True)
 class AllOn:
-    """One node has all layers."""
+    """Say that one node has all layers."""
 
     node: str
 
@@ -236,7 +236,7 @@ class AllOn:
 
 @dataclass(frozen=True, slots=True)
 class InProportion:
-    """The layers are divided in proportion to usable memory."""
+    """Say that the layers are divided in proportion to usable memory."""
 
     def __str__(self) -> str:
         return "layers in proportion to usable memory"
@@ -244,7 +244,7 @@ class InProportion:
 
 @dataclass(frozen=True, slots=True)
 class AsGiven:
-    """The numbers of layers were given: by the user, or by meshd's own comparison."""
+    """Say that the numbers of layers were given: by the user, or by meshd's own comparison."""
 
     by_user: bool
 
@@ -253,7 +253,7 @@ class AsGiven:
 
 
 class HeadCpu(StrEnum):
-    """Why the head's CPU gets layers, or none."""
+    """Say why the head's CPU gets layers, or none."""
 
     NOT_WANTED = "the head gets no layers (`--device none`)"
     ALONE = "there is no other device"
@@ -264,7 +264,7 @@ class HeadCpu(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OutputOn:
-    """The device with the output matrix.
+    """Name the device with the output matrix.
 
     `on_head`, `on_worker`: seconds of a token with it here and there, if they were estimated.
     """
@@ -283,7 +283,7 @@ class OutputOn:
 
 @dataclass(frozen=True, slots=True)
 class UnknownArchitecture:
-    """The size of the cache is an upper bound."""
+    """Say that the size of the cache is an upper bound."""
 
     name: str
 
@@ -293,9 +293,10 @@ class UnknownArchitecture:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Tokens of a prompt that are computed at once; `gpus` and `cpus`: the devices that have layers.
+    """Count the tokens of a prompt that are computed at once.
 
-    `for_slots`: there are as many only to compute a round of all slots at once.
+    `gpus` and `cpus`: the devices that have layers. `for_slots`: there are as many only to compute a round of
+    all slots at once.
     """
 
     tokens: int
@@ -315,7 +316,7 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class FullWindows:
-    """Windowed layers keep the whole context, so that llama-server needs no checkpoints."""
+    """Say that windowed layers keep the whole context, so that llama-server needs no checkpoints."""
 
     def __str__(self) -> str:
         return "windows keep the whole context, so no checkpoints"
@@ -323,7 +324,7 @@ class FullWindows:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The number of answers made at once; `lacks_memory`: for as many as were wanted."""
+    """Count the answers made at once; `lacks_memory`: for as many as were wanted."""
 
     at_once: AnswersAtOnce
     lacks_memory: bool = False
@@ -337,7 +338,7 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """A memory that one device has, or several share; `devices` are their labels.
+    """Describe a memory that one device has, or several share; `devices` are their labels.
 
     `fixed`: weights beside the layers; `compute`: buffers, a bound. `takes_layers`: some may lie there.
     """
@@ -367,7 +368,7 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """The model does not fit: bytes of weights and of the cache of this shape that its layers need."""
+    """Say that the model does not fit: its layers need these weights and this cache, in bytes."""
 
     model: str
     layers: int
@@ -536,7 +537,7 @@ Change = SplitChange | LetHeadCompute | OneAtOnce | HalfFloats
 
 @dataclass(frozen=True, slots=True)
 class AdviceBasis:
-    """The basis of an advice: the comparison of splits (None: no other one fits), and what it leaves out.
+    """Hold the basis of an advice: the comparison of splits (None: no other one fits), and its limits.
 
     `drafts`: the model runs with some. `estimated`: some devices were never measured. `prompt`, `answer`:
     tokens of the answer by whose time splits are compared.
@@ -559,7 +560,7 @@ class AdviceBasis:
 
 @dataclass(frozen=True, slots=True)
 class ChangedPart:
-    """A device or a path that takes another time of a token now than `before`."""
+    """Name a device or a path that takes another time of a token now than `before`."""
 
     name: str
     seconds: float

@@ -15,7 +15,7 @@ from meshd.plan.reasons import LeftOut, Reasons, in_words
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device that may take layers. `free` in bytes: what may be used of it.
+    """Describe a device that may take layers. `free` in bytes: what may be used of it.
 
     `pool` names the memory when several devices draw on the same (two nodes on one machine, two processes on
     one GPU): its `free` is counted once, the smallest that a member gives. Empty: memory of its own.
@@ -44,7 +44,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class SplitOptions:
-    """The user's wishes for a split.
+    """Hold the user's wishes for a split.
 
     `tensor_split`: shares of the workers in order, then of the head's own devices (its GPUs, else its CPU);
     whole numbers that sum up to the number of layers (or one more, llama.cpp's way, for the output on the
@@ -65,7 +65,7 @@ class SplitOptions:
 
 @dataclass(frozen=True, slots=True)
 class DeviceShare:
-    """The share of one device. Sizes in bytes; `compute` is an upper bound.
+    """Describe the share of one device. Sizes in bytes; `compute` is an upper bound.
 
     `place`: its number among the workers' devices, in the order in which llama-server is given these; None
     for the head's own. `kind`: what llama.cpp calls such a device before its number.
@@ -94,8 +94,9 @@ class DeviceShare:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A split that fits. `shares` has the head's CPU first (perhaps with no layers), then llama.cpp's order.
+    """Hold a split that fits.
 
+    `shares` has the head's CPU first (perhaps with no layers), then llama.cpp's order.
     `devices`, `gpu_layers`, `tensor_split`, `override_tensor` are the values of `-dev`, `-ngl`, `-ts`, `-ot`
     (empty: the option is left out). `input_on_worker`: the device with the first layers has the embeddings;
     else the head. `exact_cache` is False when the architecture is not known: the cache is an upper bound
@@ -184,11 +185,11 @@ class Plan:
 
 
 class NoSplit(UserError):
-    """The model cannot be split as asked over the devices that are there; with others it may be possible."""
+    """Refuse a split as asked over the devices that are there; with others it may be possible."""
 
 
 class NotEnoughMemory(NoSplit):
-    """No split fits, for these reasons.
+    """Refuse a model that no split fits, for these reasons.
 
     `largest_context` is the longest that would fit, in tokens; 0 when none does.
     """

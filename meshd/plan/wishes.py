@@ -94,7 +94,7 @@ _CHECKPOINTS = ("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints")
 
 @dataclass(frozen=True, slots=True)
 class LlamaArgs:
-    """The options that were read; `rest` goes to llama-server. None: not given. `tokens` 0: as trained."""
+    """Hold the options that were read. `rest` goes to llama-server. None: not given. `tokens` 0: trained."""
 
     rest: tuple[str, ...] = ()
     tokens: int | None = None
@@ -273,7 +273,7 @@ _KIND = "tokenizer.ggml.model"
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """Its first file, and its sizes."""
+    """Name its first file, and hold its sizes."""
 
     path: str
     layers: ModelLayers
@@ -310,7 +310,7 @@ def beside_draft(
 
 @dataclass(frozen=True, slots=True)
 class MayDraft:
-    """The kinds of drafts that a model and its user allow; `why` not, if none."""
+    """Name the kinds of drafts that a model and its user allow; `why` not, if none."""
 
     free: bool = False
     model: bool = False
@@ -319,7 +319,7 @@ class MayDraft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadOptions(ModelSettings):
-    """The user's settings for a model, and the facts of the node that serves it.
+    """Hold the user's settings for a model, and the facts of the node that serves it.
 
     `min_workers` None: see `least_workers`. `rpc` is that of `[serve]`. `counts_chosen`: `tensor_split` is
     meshd's own choice, not the user's. `draft` is the model that `draft_model` names. `grace` is how many
