@@ -96,7 +96,8 @@ class QuietMoments:
         self._active = 0
         self._asked = asyncio.Event()  # requests are under way
         self._waiting = 0
-        self._why_held = ""
+        self.holds_turns = ""
+        """Why no more answers may begin now; empty if they may."""
         self._paused: dict[PeerId, float] = {}  # when they were seen so the last time
 
     def requests(self, active: int, now: float) -> None:
@@ -116,11 +117,6 @@ class QuietMoments:
         """Note how many of them wait for their turn."""
         self._waiting = waiting
 
-    @property
-    def holds_turns(self) -> str:
-        """Return why no more answers may begin now; empty if they may."""
-        return self._why_held
-
     def idle_seconds(self, now: float) -> float:
         """Return for how long nobody has asked."""
         return now - self._idle_since if self._idle_since is not None else 0.0
@@ -129,7 +125,7 @@ class QuietMoments:
         """End `run` when a better one is to begin."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        self._why_held = ""
+        self.holds_turns = ""
         try:
             while True:
                 await asyncio.sleep(_LOOK_SECONDS)
@@ -140,22 +136,22 @@ class QuietMoments:
                     return
         finally:
             if not run.replaced:  # else none begins before the next run
-                self._why_held = ""
+                self.holds_turns = ""
 
     def _why_now(self, run: WatchedRun, began: float, now: float) -> str:
         """Return why `run` is to end now; empty if it is not."""
         is_quiet, computes = self.idle_seconds(now) >= UNASKED_SECONDS, self._active > self._waiting
         if (peer := leaving(self._peers(), run.workers)) is not None:
-            self._why_held = f"worker {peer.name} is paused: the model is loaded without it"
-            return "" if computes else self._why_held
+            self.holds_turns = f"worker {peer.name} is paused: the model is loaded without it"
+            return "" if computes else self.holds_turns
         found = arrived(self._wanted(), run.workers, self._paused, began=began, now=now)
         if found is None:
-            self._why_held = ""
+            self.holds_turns = ""
             return self._otherwise(now) if is_quiet else ""
         peer, since = found
         why = f"worker {peer.name} is here: the model is loaded again with it"
-        self._why_held = why if is_held(now - since) else ""
-        return why if is_quiet or (self._why_held and not computes) else ""
+        self.holds_turns = why if is_held(now - since) else ""
+        return why if is_quiet or (self.holds_turns and not computes) else ""
 
     def _look_for_paused(self, now: float) -> None:
         peers = list(self._peers())
@@ -200,12 +196,8 @@ class Arrivals:
         """Judge those of `workers`, which could be asked now, once nobody has asked for `idle_seconds`."""
         self._workers = workers
         self._idle_seconds = idle_seconds
-        self._helpful: frozenset[PeerId] = frozenset()
-
-    @property
-    def helpful(self) -> frozenset[PeerId]:
-        """Return the workers that have come, and with which the model would be clearly faster."""
-        return self._helpful
+        self.helpful: frozenset[PeerId] = frozenset()
+        """The workers that have come, and with which the model would be clearly faster."""
 
     async def watch(self, run: WatchedRun) -> None:
         """Judge each worker that has come since `run` began, once for each arrival, until cancelled."""
@@ -231,9 +223,9 @@ class Arrivals:
             if not (run.loaded and came and (is_quiet or waited >= _PATIENCE_SECONDS)):
                 continue
             judged = came | {peer: since for peer, since in judged.items() if peer not in came}
-            self._helpful -= came.keys()
+            self.helpful -= came.keys()
             try:
-                self._helpful |= came.keys() & frozenset(await run.better_with())
+                self.helpful |= came.keys() & frozenset(await run.better_with())
             except MeshdError as error:
                 LOG.info("workers_not_compared", why=error.what)
 

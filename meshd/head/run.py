@@ -184,7 +184,6 @@ class Run:
         self.blame = self._leases.blame
         self._push_plan = PushPlan(allowed=options.push, are_apart=history.roster.backoff.are_apart)
         self.watch = ServerWatch(runtime.processes.loop_answers(model.socket), self._leases.moved)
-        self._weights_of: Callable[[str], int] = lambda _node: 0  # as planned
         self._predicted: Speeds | None = None
         self._estimated: frozenset[str] = frozenset()  # nodes whose speed is to be measured
         self._are_paths_unknown = False
@@ -212,8 +211,11 @@ class Run:
     @property
     def loads(self) -> tuple[WorkerWeights, ...]:
         """Return how far the weights of each worker are; empty before llama-server is started."""
-        leases, load_of = self._leases.held if self.started else (), self._server.report.load_of
-        return tuple(load_of(x.name, self._weights_of(x.name), x.sent_bytes) for x in leases)
+        facts, load_of = self.measures.facts, self._server.report.load_of
+        if facts is None or not self.started:
+            return ()
+        planned = facts.plan.weights_of
+        return tuple(load_of(x.name, planned(x.name), x.sent_bytes) for x in self._leases.held)
 
     @property
     def tunnels(self) -> Sequence[TunnelStatus]:
@@ -248,7 +250,6 @@ class Run:
         plan, offers = await self._plan(workers)
         async with Owner() as owner:
             # 2. Let workers fetch what they lack from members, if that is faster than to send it.
-            self._weights_of = plan.weights_of
             members = self._runtime.from_members
             leases = self._leases.held
             needs = await find_needs(self._model, plan, leases, members, owner, self._on_progress)
