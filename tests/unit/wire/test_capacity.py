@@ -6,8 +6,6 @@ import msgpack
 import pytest
 from meshd.base.errors import RemoteProtocolError
 from meshd.wire.capacity import (
-    MAX_NANOSECONDS,
-    MAX_SPAN_US,
     AskCapacity,
     Capacity,
     ComputedSpan,
@@ -39,11 +37,6 @@ def test_it_is_read_as_it_was_said() -> None:
     assert decode(asked.encode()) == asked
 
 
-def test_marks_are_whole() -> None:
-    with pytest.raises(RemoteProtocolError, match="marks"):
-        decode(msgpack.packb({"type": "ask", "timed": [], "marks": bytes(9)}))
-
-
 def test_an_earlier_version_neither_asks_for_spans_nor_tells_them() -> None:
     said = msgpack.unpackb(FULL.encode())
     del said["computed"], said["core_set"]
@@ -53,34 +46,9 @@ def test_an_earlier_version_neither_asks_for_spans_nor_tells_them() -> None:
     assert decode(msgpack.packb(asked)) == AskCapacity()
 
 
-@pytest.mark.parametrize(
-    "span", [[1], [1, 2, 3], [-1, 0], [1.0, 0], [True, 0], ["1", 0], [MAX_SPAN_US + 1, 0], [1, 2], 5, "ab"]
-)
-def test_spans_that_cannot_be(span: object) -> None:
-    with pytest.raises(RemoteProtocolError, match="spans"):
-        decode(msgpack.packb({"type": "ask", "timed": [], "spans": [span]}))
-    if span != [1, 2]:
-        with pytest.raises(RemoteProtocolError, match="computed"):
-            decode(changed(computed=[span]))
-
-
-def test_so_many_spans_and_no_more() -> None:
-    most = [[1, 0]] * 4
-    assert len(decode(changed(computed=most)).computed) == 4  # type: ignore[union-attr]
-    with pytest.raises(RemoteProtocolError, match="computed"):
-        decode(changed(computed=[*most, [1, 0]]))
-
-
-@pytest.mark.parametrize("cores", ["0" * 17, 5, b"0"])
-def test_processors_that_nobody_has(cores: object) -> None:
-    with pytest.raises(RemoteProtocolError, match="core_set"):
-        decode(changed(core_set=cores))
-
-
-@pytest.mark.parametrize("share", [0, -1, 1001, True, "x", 1.0])
-def test_shares_that_no_machine_has(share: object) -> None:
-    with pytest.raises(RemoteProtocolError, match="cpu_share"):
-        decode(changed(cpu_share=share))
+def test_a_span_begins_before_it_ends() -> None:
+    with pytest.raises(RemoteProtocolError, match="spans that begin before they end"):
+        decode(msgpack.packb({"type": "ask", "timed": [], "spans": [[1, 2]]}))
 
 
 @pytest.mark.parametrize(
@@ -93,26 +61,6 @@ def test_what_becomes_an_argument_is_a_layer_or_nothing(text: str) -> None:
     assert decode(AskCapacity(("1=rms_norm:64",)).encode()) == AskCapacity(("1=rms_norm:64",))
 
 
-@pytest.mark.parametrize(
-    "time",
-    [
-        [8, 1, 1],
-        [-1, 1, 1],
-        [0, 0, 1],
-        [0, 1, 0],
-        [0, 1, MAX_NANOSECONDS + 1],
-        [0, 1],
-        [True, 1, 1],
-        "a",
-        1,
-        [0, 1.0, 1],
-    ],
-)
-def test_times_that_no_device_has(time: object) -> None:
-    with pytest.raises(RemoteProtocolError, match="times"):
-        decode(changed(times=[[time], []]))
-
-
 def test_there_is_one_list_of_times_for_each_device() -> None:
     wrong: list[dict[str, object]] = [{"times": [[]]}, {"cards": ["a"]}, {"times": [[], [], []]}]
     for fields in wrong:
@@ -121,16 +69,6 @@ def test_there_is_one_list_of_times_for_each_device() -> None:
     with pytest.raises(RemoteProtocolError, match="one time for each number of tokens"):
         decode(changed(times=[[[0, 1, 1], [1, 1, 1], [0, 1, 2]], []]))
     assert isinstance(decode(changed(times=[[[0, 1, 1], [1, 1, 1], [0, 2, 2]], [[0, 1, 1]]])), Capacity)
-    with pytest.raises(RemoteProtocolError, match="at most 64 entries"):
-        decode(changed(times=[[[0, 1, 1]] * 65, []]))
     row = msgpack.unpackb(FULL.encode())["devices"][0]
     with pytest.raises(RemoteProtocolError, match="twice"):
         decode(changed(devices=[row, row]))
-
-
-@pytest.mark.parametrize(
-    "path", [[bytes(31), 1, 1], [bytes(32), -1, 1], [bytes(32), 1, -1], [bytes(32), 1], ["a", 1, 1]]
-)
-def test_paths_that_no_node_has(path: object) -> None:
-    with pytest.raises(RemoteProtocolError, match="paths"):
-        decode(changed(paths=[path]))

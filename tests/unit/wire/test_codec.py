@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
@@ -141,6 +142,13 @@ def test_what_is_changed_inside_is_refused_or_is_another_good_message(
     assert found is None or decode(found.encode()) == found  # type: ignore[attr-defined]
 
 
+@each_family
+@given(noise=st.binary(max_size=200))
+def test_noise_is_no_message(decode: Decode, union: object, noise: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode(noise)
+
+
 BOMBS = {
     "announced list": b"\x81\xa4type\xdd\xff\xff\xff\xff",
     "announced map": b"\xdf\xff\xff\xff\xff",
@@ -199,6 +207,8 @@ class Sample(Message, tag="sample"):
     flag: Annotated[bool, NEEDED] = False
     even: Annotated[int, Between(0, 9), Check(lambda number: number % 2 == 0, "even"), Name("e")] = 0
     maybe: Annotated[Annotated[int, Between(0, 9)] | None, OMIT] = None
+    code: Annotated[str, Text(3, pattern=re.compile("[a-z]*"))] = ""
+    letters: Annotated[str, Text(3, in_letters=True)] = "äöü"
 
 
 GOOD = {"type": "sample", "count": 1, "flag": True}
@@ -209,7 +219,7 @@ def test_defaults_stand_for_what_is_missing_or_null() -> None:
     assert SAMPLES.decode(msgpack.packb(GOOD)) == Sample(1, flag=True)
     assert SAMPLES.decode(msgpack.packb({**GOOD, "pairs": None, "maybe": None})) == Sample(1, flag=True)
     assert "maybe" not in msgpack.unpackb(Sample(1).encode())
-    assert list(msgpack.unpackb(Sample(1, even=2).encode()))[-1] == "e"
+    assert list(msgpack.unpackb(Sample(1, even=2).encode()))[-3:] == ["e", "code", "letters"]
 
 
 @pytest.mark.parametrize(
@@ -243,6 +253,9 @@ def test_defaults_stand_for_what_is_missing_or_null() -> None:
         ({"pairs": [[True, 1]]}, "its `[0][1]` must be true or false"),
         ({"row": ["a"]}, "field `row` of sample must be a list of 2 entries"),
         ({"e": 3}, "field `e` of sample must be even"),
+        ({"code": "a1"}, "field `code` of sample must be at most 3 bytes of printable text that matches"),
+        ({"code": "abcd"}, "field `code` of sample must be at most 3 bytes of printable text that matches"),
+        ({"letters": "äöüß"}, "field `letters` of sample must be at most 3 letters of printable text"),
         ({"type": "other"}, "sample message of unknown type `other`"),
         ({"type": ["sample"]}, "field `type` of a sample message must be"),
         ({"type": "x" * 17}, "field `type` of a sample message must be"),

@@ -8,9 +8,7 @@ from meshd.base.errors import RemoteProtocolError
 from meshd.base.peer_limits import PIECES_ASKED
 from meshd.wire.limits import (
     MAX_API_SLOTS,
-    MAX_DISK_BYTES,
     MAX_GIVEN_BYTES,
-    MAX_MODEL_FILES,
     MAX_MODEL_NAME_BYTES,
     MAX_MODEL_ROWS,
     MAX_PIECE_HASHES,
@@ -28,7 +26,6 @@ from meshd.wire.models import (
     PieceRequests,
     PiecesTold,
     ServingTold,
-    TensorHashes,
     ToldDisk,
     ToldModel,
     decode,
@@ -37,22 +34,8 @@ from meshd.wire.models import (
 )
 
 TOLD = ToldModel(bytes(16), ("glm-Q4", "hf:a/b:Q4"), 1 << 34, 2, "Q4", "llama", b"f" * 32, b"c" * 32)
-SOMETHING_ELSE = st.one_of(
-    st.integers(-(1 << 63), -1),
-    st.integers(MAX_DISK_BYTES + 1, (1 << 64) - 1),
-    st.booleans(),
-    st.floats(),
-    st.text(max_size=3),
-    st.binary(max_size=3),
-)
 PIECES = st.lists(st.binary(min_size=1, max_size=50), min_size=1, max_size=4)
 CUTS = st.lists(st.integers(1, 40), min_size=1, max_size=30)
-
-
-def changed(**fields: object) -> bytes:
-    body = msgpack.unpackb(ModelsTold((TOLD,)).encode())
-    made: bytes = msgpack.packb({**body, "models": [{**body["models"][0], **fields}]})
-    return made
 
 
 def test_an_earlier_version_tells_no_disk() -> None:
@@ -61,64 +44,15 @@ def test_an_earlier_version_tells_no_disk() -> None:
     assert decode(msgpack.packb(said)) == ModelsTold((TOLD,))
 
 
-@given(
-    st.one_of(
-        st.integers(-(1 << 63), (1 << 64) - 1),
-        st.text(max_size=9),
-        st.lists(st.integers(0, 9), max_size=3),
-        st.fixed_dictionaries({"room": st.integers(0, 9)}),
-        st.fixed_dictionaries({"free": SOMETHING_ELSE}),
-        st.fixed_dictionaries({"free": st.just(1), "room": SOMETHING_ELSE}),
-    )
-)
-def test_disks_that_nobody_has(disk: object) -> None:
-    said = msgpack.unpackb(ModelsTold((TOLD,)).encode())
-    with pytest.raises(RemoteProtocolError, match=r"disk|free|room"):
-        decode(msgpack.packb({**said, "disk": disk}))
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("key", bytes(15)),
-        ("names", []),
-        ("names", [""]),
-        ("names", ["a"] * 5),
-        ("names", ["a" * 256]),
-        ("names", ["a\nb"]),
-        ("size", 0),
-        ("size", MAX_GIVEN_BYTES + 1),
-        ("size", True),
-        ("files", 0),
-        ("files", MAX_MODEL_FILES + 1),
-        ("quant", "q" * 65),
-        ("arch", 5),
-        ("fingerprint", bytes(31)),
-        ("content", bytes(33)),
-        ("content", None),
-    ],
-)
-def test_models_that_nobody_has(field: str, value: object) -> None:
-    with pytest.raises(RemoteProtocolError, match=field):
-        decode(changed(**{field: value}))
-
-
-def test_a_message_has_so_many_models_and_hashes() -> None:
-    with pytest.raises(RemoteProtocolError, match="models"):
-        decode(ModelsTold((TOLD,) * (MAX_MODEL_ROWS + 1)).encode())
+def test_the_largest_messages_about_models_fit() -> None:
     whole = PieceHashes(bytes(32 * MAX_PIECE_HASHES))
     assert decode(whole.encode()) == whole and len(whole.encode()) < 64 << 10
     assert len(ModelsTold((TOLD,) * MAX_MODEL_ROWS).encode()) < 64 << 10
-    for kind in (PieceHashes, TensorHashes):
-        for hashes in (b"", bytes(31), bytes(33), bytes(32 * MAX_PIECE_HASHES + 32)):
-            with pytest.raises(RemoteProtocolError, match="hashes"):
-                decode(kind(hashes).encode())
 
 
-@pytest.mark.parametrize("sizes", [(), (0,), (MAX_GIVEN_BYTES, 1), (1,) * (MAX_MODEL_FILES + 1), (-1,)])
-def test_files_that_no_model_has(sizes: tuple[int, ...]) -> None:
+def test_files_that_no_model_has() -> None:
     with pytest.raises(RemoteProtocolError, match="sizes"):
-        decode(PiecesTold(sizes).encode())
+        decode(PiecesTold((MAX_GIVEN_BYTES, 1)).encode())
 
 
 def test_names_are_cut_to_what_may_be_told() -> None:
@@ -207,12 +141,6 @@ def test_requests_for_too_much() -> None:
 MODEL = ApiModel("glm-Q4", "ready", True, "loaded", 3, 4, b"f" * 32)
 
 
-def served_changed(**fields: object) -> bytes:
-    body = msgpack.unpackb(ServingTold((MODEL,)).encode())
-    made: bytes = msgpack.packb({**body, "models": [{**body["models"][0], **fields}]})
-    return made
-
-
 def test_what_is_too_long_is_cut_before_it_is_said() -> None:
     long = ApiModel("n" * 500, "ready", True, "r" * 500, MAX_API_SLOTS + 9, 0)
     [read] = decode_serving(ServingTold((long,)).encode()).models
@@ -229,35 +157,6 @@ def test_the_largest_message_fits() -> None:
     assert decode_serving(message).models == models and len(message) < 64 << 10
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("name", ""),
-        ("name", "n" * (MAX_MODEL_NAME_BYTES + 1)),
-        ("name", "a\nb"),
-        ("state", "s" * 17),
-        ("takes", 1),
-        ("reason", "r" * (MAX_SERVED_REASON_BYTES + 1)),
-        ("requests", -1),
-        ("requests", MAX_API_SLOTS + 1),
-        ("slots", 0),
-        ("slots", True),
-        ("fingerprint", bytes(31)),
-        ("fingerprint", None),
-        ("aliases", ["n" * (MAX_MODEL_NAME_BYTES + 1)]),
-        ("aliases", ["n"] * (MAX_SERVED_ALIASES + 1)),
-        ("aliases", "n"),
-    ],
-)
-def test_models_that_nobody_serves(field: str, value: object) -> None:
-    with pytest.raises(RemoteProtocolError):
-        decode_serving(served_changed(**{field: value}))
-
-
-def test_a_message_has_so_many_models_and_each_once() -> None:
-    row = msgpack.unpackb(ServingTold((MODEL,)).encode())["models"][0]
-    for rows in ([row, row], [{**row, "name": str(n)} for n in range(MAX_SERVED_MODELS + 1)], row, None):
-        with pytest.raises(RemoteProtocolError, match="models"):
-            decode_serving(msgpack.packb({"type": "serving", "models": rows, "key": False}))
-    with pytest.raises(RemoteProtocolError, match="unknown type"):
-        decode_serving(msgpack.packb({"type": "served", "models": [], "key": False}))
+def test_a_head_names_each_model_once() -> None:
+    with pytest.raises(RemoteProtocolError, match="models"):
+        decode_serving(ServingTold((MODEL, MODEL)).encode())

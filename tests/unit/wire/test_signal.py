@@ -6,7 +6,6 @@ import pytest
 from meshd.base.errors import RemoteProtocolError
 from meshd.wire.address import Candidate, pack_candidates
 from meshd.wire.message import Value, pack, unpack
-from meshd.wire.netfacts import Mapping, NetFacts
 from meshd.wire.signal import (
     MAX_OFFERED,
     MAX_PAYLOAD_BYTES,
@@ -38,28 +37,6 @@ GOOD = SignalBody(
     payload=b"offer",
     chain=b"chain",
 )
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"sender": bytes(31)},
-        {"to": bytes(33)},
-        {"topic": "x" * 17},
-        {"start": b""},
-        {"sequence": -1},
-        {"life": 0},
-        {"life": 121},
-        {"cookie": b""},
-        {"echo": b"1234567"},
-        {"payload": bytes(MAX_PAYLOAD_BYTES + 1)},
-        {"chain": bytes(1537)},
-    ],
-    ids=lambda wrong: str(wrong)[:20],
-)
-def test_a_field_beyond_its_limit_is_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(RemoteProtocolError, match="field"):
-        SignalBody.decode(replace(GOOD, **wrong).encode())  # type: ignore[arg-type]
 
 
 def test_a_later_field_is_skipped_and_too_much_of_them_is_not() -> None:
@@ -120,22 +97,7 @@ def test_a_later_type_is_no_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("attempt", bytes(15)),
-        ("user", "abc"),
-        ("user", "ab\u00e4d"),
-        ("user", "ab d"),
-        ("user", "u" * 33),
-        ("password", "p" * 21),
-        ("fingerprint", bytes(31)),
-        ("candidates", b"\x00"),
-        ("candidates", bytes(1000)),
-        ("seconds", 61),
-        ("seconds", -1),
-        ("seconds", float("nan")),
-        ("type", 7),
-    ],
+    ("name", "value"), [("user", "ab\u00e4d"), ("user", "ab d"), ("candidates", b"\x00"), ("type", 7)]
 )
 def test_what_is_wrong_is_refused(name: str, value: Value) -> None:
     with pytest.raises(RemoteProtocolError):
@@ -167,31 +129,9 @@ def test_a_relays_port_is_no_place_to_connect_to() -> None:
     assert go.candidates == PUNCHED[:1]
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"t": "knock"},
-        {"t": "knock", "a": ID + b"x"},
-        {"t": "hello", "a": ID},
-        {"a": ID},
-        {"t": "ready", "a": ID, "at": b""},
-        {"t": "ready", "a": ID, "at": b"", "ms": -1},
-        {"t": "ready", "a": ID, "at": b"", "ms": 10_001},
-        {"t": "go", "a": ID},
-        {"t": "go", "a": ID, "at": bytes(609)},
-        {"t": "go", "a": ID, "at": b"\x00\x01"},
-        {"t": "no", "a": ID},
-        {"t": "no", "a": ID, "code": "x" * 17},
-        {"t": "no", "a": ID, "code": "busy", "text": "x\n"},
-    ],
-)
-def test_what_is_no_word_of_punching_is_refused(fields: dict[str, Value]) -> None:
-    with pytest.raises(RemoteProtocolError):
-        decode_punching(pack(fields))
-
-
-SEARCH_ID, KEY = bytes(range(16)), bytes(32)
-FACTS = NetFacts(mapping=Mapping.ADDRESS_PORT, public_v4="20.1.0.2")
+def test_addresses_of_punching_that_are_cut_off_are_refused() -> None:
+    with pytest.raises(RemoteProtocolError, match="candidate"):
+        decode_punching(pack({"t": "go", "a": ID, "at": b"\x00\x01"}))
 
 
 @pytest.mark.parametrize(
@@ -201,31 +141,11 @@ FACTS = NetFacts(mapping=Mapping.ADDRESS_PORT, public_v4="20.1.0.2")
 def test_no_search_goes_to_a_site_or_a_machine(host: str) -> None:
     assert not is_outer(Endpoint(host, 4000))
     with pytest.raises(RemoteProtocolError):
-        decode_search(OnePort(attempt=SEARCH_ID, place=Endpoint(host, 4000)).encode())
+        decode_search(OnePort(attempt=ID, place=Endpoint(host, 4000)).encode())
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"t": "ask", "a": SEARCH_ID, "net": FACTS.to_bytes()},
-        {"t": "ask", "a": SEARCH_ID, "net": FACTS.to_bytes(), "key": b"short"},
-        {"t": "ask", "a": SEARCH_ID, "key": KEY},
-        {"t": "ask", "a": SEARCH_ID, "key": KEY, "net": bytes(17)},
-        {"t": "ask", "a": SEARCH_ID, "key": KEY, "net": FACTS.to_bytes(), "at": b"x"},
-        {"t": "here", "a": SEARCH_ID},
-        {"t": "here", "a": SEARCH_ID, "at": b""},
-        {
-            "t": "here",
-            "a": SEARCH_ID,
-            "at": pack_candidates([Candidate("1.1.1.1", 1), Candidate("1.1.1.2", 1)]),
-        },
-        {"t": "opened", "a": SEARCH_ID, "at": Candidate("1.1.1.1", 1).to_bytes(), "step": 128, "n": 1},
-        {"t": "opened", "a": SEARCH_ID, "at": Candidate("1.1.1.1", 1).to_bytes(), "step": 0, "n": 0},
-        {"t": "opened", "a": SEARCH_ID, "at": Candidate("1.1.1.1", 1).to_bytes(), "step": 0, "n": 257},
-        {"t": "here", "a": b"x", "at": Candidate("1.1.1.1", 1).to_bytes()},
-        {"t": "there", "a": SEARCH_ID},
-    ],
-)
-def test_what_is_no_word_of_a_search_is_refused(fields: dict[str, Value]) -> None:
-    with pytest.raises(RemoteProtocolError):
-        decode_search(pack(fields))
+def test_a_search_names_exactly_one_port() -> None:
+    two = pack_candidates([Candidate("1.1.1.1", 1), Candidate("1.1.1.2", 1)])
+    for places in (b"", b"x", two):
+        with pytest.raises(RemoteProtocolError):
+            decode_search(pack({"t": "here", "a": ID, "at": places}))
