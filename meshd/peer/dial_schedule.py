@@ -201,12 +201,8 @@ class DialSchedule:
         """Note that the attempt has a link, which now greets."""
         self._states[index].bound = True
 
-    def dropped(self, index: int) -> None:
-        """Note that the attempt was given up, as planned."""
-        self._states[index].running = False
-
-    def made(self, index: int) -> None:
-        """Note that the attempt's link is attached."""
+    def over(self, index: int) -> None:
+        """Note that the attempt was given up, as planned, or that its link is attached."""
         self._states[index].running = False
 
     def failed(self, index: int, now: float, draw: float, *, refused: bool = False) -> None:

@@ -95,16 +95,11 @@ class Chooser:
 
     def __init__(self) -> None:
         self._carrying: Path | None = None
-        self._since = 0.0  # when this link began to carry data
+        self.since = 0.0  # when this link began to carry data
         self._linked_at: float | None = None  # when the first of the present links came
         self._gained_at: float | None = None  # when the last move for a gain was
         self._probation = 0.0  # seconds that a direct link must first stand by without a silence
         self._heard_since: dict[int, float] = {}
-
-    @property
-    def since(self) -> float:
-        """The time at which the link that carries data began to."""
-        return self._since
 
     def choose(self, paths: Sequence[Path], current: int | None, now: float) -> Choice:
         """Pick the link for data among those attached; `current` is the one that carries it now, if any."""
@@ -164,7 +159,7 @@ class Chooser:
         return settled and self._may_gain(now) and best.cost() < _GAIN * carrying.cost()
 
     def _take(self, path: Path, why: str, now: float) -> Choice:
-        self._carrying, self._since = path, now
+        self._carrying, self.since = path, now
         return Choice(path.link_id, why)
 
     def _notice(self, paths: Sequence[Path], carrying: Path | None, now: float) -> Path | None:
@@ -180,13 +175,13 @@ class Chooser:
             self._died(before, now)
             ended, self._carrying, before = before, None, None
         if carrying is not None and (before is None or before.link_id != carrying.link_id):
-            self._carrying, self._since = carrying, now
-        if before is not None and before.rank < Rank.RELAYED and now - self._since >= MOVE_PAUSE:
+            self._carrying, self.since = carrying, now
+        if before is not None and before.rank < Rank.RELAYED and now - self.since >= MOVE_PAUSE:
             self._probation = 0.0  # the path has held long enough to be forgiven
         return ended
 
     def _died(self, path: Path, now: float) -> None:
-        if path.rank < Rank.RELAYED and now - self._since < YOUNG:
+        if path.rank < Rank.RELAYED and now - self.since < YOUNG:
             self._probation = min(max(PROBATION_FIRST, 2 * self._probation), PROBATION_MOST)
 
 

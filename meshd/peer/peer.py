@@ -541,7 +541,7 @@ class Peer:
                 del self._greeting[index]
                 self._attempts.pop(index, None)
                 self._failed.pop(index, None)
-                self._schedule.made(index)
+                self._schedule.over(index)
                 info = link.info
                 if info.kind is LinkKind.TCP and not fragile(info.kind, info.path):
                     self._book.worked(self.id, info.remote)
@@ -604,7 +604,7 @@ class Peer:
             self._fell_through(index, error)
         except asyncio.CancelledError:
             self._attempts.pop(index, None)
-            self._schedule.dropped(index)
+            self._schedule.over(index)
             raise
         else:
             self._greeting[index] = link

@@ -11,7 +11,7 @@ others speak.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from meshd.base.admission import TokenBucket, TokenBuckets
+from meshd.base.admission import TokenBuckets
 from meshd.base.change_journal import Journal
 from meshd.base.peer_limits import AWAY_OF_ISSUER, AWAY_OF_ONE, AWAY_OF_SUBJECT, REFUTATIONS
 from meshd.identity.keys import KeyPair, MeshId, PeerId
@@ -126,11 +126,17 @@ class PresenceGossip:
         reporter = self._book.record(away.reporter)
         if reporter is None or away.reporter in (away.peer, self._me):
             return None
-        if about_us:
-            return self._hear_of_us(away, self._signer.mesh)
+        if about_us:  # however many there were: others may have believed this one
+            self._accused = away.holds(self._signer.mesh)
+            return self._accused
         if self.statements(away.peer)[1] is not None:
             return None
-        buckets = self._buckets_of(away, reporter.chain.admitter, now)
+        admitter = reporter.chain.admitter  # a reporter may have many keys, but few admitters
+        buckets = (
+            self._reporters.of(away.reporter, now),
+            self._issuers.of(admitter, now),
+            self._accusations.of((admitter, away.peer), now),
+        )
         if not all(bucket.has(1, now) for bucket in buckets):
             return None
         if not away.holds(self._signer.mesh):
@@ -139,19 +145,6 @@ class PresenceGossip:
             bucket.spend(1, now)
         self._keep(away, now)
         return True
-
-    def _hear_of_us(self, away: Away, mesh: MeshId) -> bool:
-        """Note a report about us, however many there were: others may have believed this one."""
-        self._accused = away.holds(mesh)
-        return self._accused
-
-    def _buckets_of(self, away: Away, admitter: Admitter, now: float) -> tuple[TokenBucket, ...]:
-        """Return all buckets that the report spends: a reporter may have many keys, but few admitters."""
-        return (
-            self._reporters.of(away.reporter, now),
-            self._issuers.of(admitter, now),
-            self._accusations.of((admitter, away.peer), now),
-        )
 
     def _keep(self, away: Away, now: float) -> None:
         life = self._of.setdefault(away.peer, _MemberLife())

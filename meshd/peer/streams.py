@@ -71,9 +71,9 @@ class MeshStream:
         self._pass_on = pass_on
         self._on_done = on_done
         self._id = stream_id
-        self._peer = peer
-        self._service = service
-        self._metadata = metadata
+        self.peer = peer
+        self.service = service
+        self.metadata = metadata
         self._chunks: deque[bytes] = deque()  # bounded by the stream's window (mux)
         self._take: Callable[[bytes | memoryview], bool] | None = None
         self._ended = False
@@ -83,18 +83,6 @@ class MeshStream:
         self._reader = _Bell()
         self._writer = _Bell()
         self._taker = _Bell()
-
-    @property
-    def peer(self) -> PeerId:
-        return self._peer
-
-    @property
-    def service(self) -> str:
-        return self._service
-
-    @property
-    def metadata(self) -> Mapping[str, MetadataValue]:
-        return self._metadata
 
     async def accepted(self) -> None:
         """Wait until the peer accepts the stream. Raises Refused, Broken."""

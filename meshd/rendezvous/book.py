@@ -302,9 +302,8 @@ class KeptBook:
         self._home = home
         self._mesh = mesh
         self._bans = bans
-        self._is_new = False  # not written yet
-        self._changed = asyncio.Event()
-        self.book = AddressBook(me=me, verify=self._verify, save=self._save)
+        self._changed = asyncio.Event()  # since it was written
+        self.book = AddressBook(me=me, verify=self._verify, save=self._changed.set)
         self.book.load(home.read_blob(BOOK_BLOB), file=str(home.path / f"{BOOK_BLOB}.blob"))
 
     async def serve(self) -> None:
@@ -313,22 +312,16 @@ class KeptBook:
             while True:
                 await self._changed.wait()
                 self._changed.clear()
-                if self._is_new:
-                    self._is_new = False
-                    await in_thread(partial(self._home.keep_blob, BOOK_BLOB, self.book.encode()))
+                await in_thread(partial(self._home.keep_blob, BOOK_BLOB, self.book.encode()))
                 await asyncio.sleep(WRITE_SECONDS)
         finally:
             self.write()
 
     def write(self) -> None:
         """Write the book if it has changed."""
-        if self._is_new:
-            self._is_new = False
+        if self._changed.is_set():
+            self._changed.clear()
             self._home.keep_blob(BOOK_BLOB, self.book.encode())
-
-    def _save(self) -> None:
-        self._is_new = True
-        self._changed.set()
 
     def _verify(self, record: PeerRecord) -> None:
         member = record.verify(self._mesh)

@@ -87,30 +87,26 @@ class Family(Generic[M]):
     def decode(self, data: bytes | memoryview) -> M:
         """Read one message. Raises RemoteProtocolError (code `message`)."""
         values = unpack_map(data, limit=self._limit)
-        tag = values.get(self._key)
-        if type(tag) is not str or tag not in self._kinds:
-            unknown = self._tag(values)
+        message = self._read(values)
+        if message is None:
+            unknown = values[self._key]
             raise RemoteProtocolError(f"{self._name} message of unknown type `{unknown}`", code="message")
-        kind = self._kinds[tag]
-        return typing.cast(M, (_PLANS.get(kind) or plan_of(kind)).read(values))
+        return message
 
     def decode_known(self, data: bytes | memoryview) -> M | None:
         """Read one message; None for a type of a later version. Raises RemoteProtocolError."""
-        values = unpack_map(data, limit=self._limit)
+        return self._read(unpack_map(data, limit=self._limit))
+
+    def _read(self, values: Mapping[str, object]) -> M | None:
         tag = values.get(self._key)
         if type(tag) is not str or tag not in self._kinds:
-            self._tag(values)
+            try:
+                _TAG.read(tag)
+            except _Wrong as error:
+                raise error.inside(self._key).error(f"a {self._name} message") from None
             return None
         kind = self._kinds[tag]
         return typing.cast(M, (_PLANS.get(kind) or plan_of(kind)).read(values))
-
-    def _tag(self, values: Mapping[str, object]) -> str:
-        """Return the tag of an unknown type. Raises RemoteProtocolError for what is no tag at all."""
-        try:
-            tag = str(_TAG.read(values.get(self._key)))
-        except _Wrong as error:
-            raise error.inside(self._key).error(f"a {self._name} message") from None
-        return tag
 
 
 def decode_as(kind: type[T], data: bytes | memoryview, *, limit: int = MAX_CONTROL_BYTES) -> T:

@@ -34,7 +34,7 @@ _U64 = struct.Struct(">Q")
 _PING = struct.Struct(">II?")
 _PONG = struct.Struct(">II")
 _MOST_ENTRIES = 4 * MAX_STREAMS  # both sides' streams, and as many that are about to be forgotten
-__all__ = ["FrameParser", "HelloReader", "ack_frame", "data_header", "encode", "encode_hello"]
+__all__ = ["FrameParser", "ack_frame", "data_header", "encode", "encode_hello"]
 _DATA = struct.Struct(">BIIQB")  # the head and the fixed part of Data: type, length, stream, offset, flags
 _DATA_FIXED = _DATA.size - FRAME_HEAD.size
 _FIN = 1
@@ -198,6 +198,16 @@ Control = (
 Frame = Data | Control
 
 
+# Frames of one number: their types and forms.
+_NUMBERS: Mapping[type, tuple[int, struct.Struct]] = {
+    LinkAck: (LINK_ACK, _U64),
+    MaxData: (MAX_DATA, _U64),
+    ResetAck: (RESET_ACK, _U32),
+    Switch: (SWITCH, _U32),
+    LinkLost: (LINK_LOST, _U32),
+}
+
+
 def encode_hello(payload: bytes) -> bytes:
     """Encode the first frame on every link, each way; `payload` is a packed message of at most 64 KiB."""
     if len(payload) > MAX_CONTROL_BYTES:
@@ -225,25 +235,13 @@ def encode(frame: Control) -> bytes:
             return _framed(GOODBYE, _U32.pack(code) + _text_bytes(reason))
         case HelloFrame(payload):
             return encode_hello(payload)
-    return _encode_small(frame)
-
-
-def _encode_small(frame: LinkAck | MaxData | ResetAck | Ping | Pong | Switch | LinkLost) -> bytes:
-    match frame:
-        case LinkAck(received):
-            return _framed(LINK_ACK, _U64.pack(received))
-        case MaxData(credit):
-            return _framed(MAX_DATA, _U64.pack(credit))
-        case ResetAck(stream_id):
-            return _framed(RESET_ACK, _U32.pack(stream_id))
         case Ping(number, heard_ms, hold):
             return _framed(PING, _PING.pack(number, min(heard_ms, 0xFFFFFFFF), hold))
         case Pong(number, heard_ms):
             return _framed(PONG, _PONG.pack(number, min(heard_ms, 0xFFFFFFFF)))
-        case Switch(sequence):
-            return _framed(SWITCH, _U32.pack(sequence))
-        case LinkLost(sequence):
-            return _framed(LINK_LOST, _U32.pack(sequence))
+        case LinkAck(number) | MaxData(number) | ResetAck(number) | Switch(number) | LinkLost(number):
+            kind, form = _NUMBERS[type(frame)]
+            return _framed(kind, form.pack(number))
 
 
 def _framed(kind: int, body: bytes) -> bytes:
@@ -577,30 +575,3 @@ def _acks(bodies: list[tuple[int, bytes | memoryview]]) -> list[LinkAck | Ack] |
         if isinstance(frame, LinkAck | Ack):
             acks.append(frame)
     return acks
-
-
-class HelloReader:
-    """Takes the peer's Hello off the front of a link's bytes, before a session gets the rest."""
-
-    def __init__(self, *, limit: int = MAX_CONTROL_BYTES) -> None:
-        self.rest = b""  # what followed the Hello: the first bytes for Session.receive
-        self._limit = limit  # bytes of payload
-        self._held = bytearray()
-
-    def feed(self, data: bytes) -> bytes | None:
-        """Return the Hello's payload once it is complete. Raises RemoteProtocolError (any other frame, too
-        long).
-        """
-        self._held += data
-        if self._held and self._held[0] != HELLO:
-            raise RemoteProtocolError(f"frame of type {self._held[0]:#x} instead of a hello", code="hello")
-        if len(self._held) < FRAME_HEAD.size:
-            return None
-        _, length = FRAME_HEAD.unpack_from(self._held)
-        if length > self._limit:
-            raise RemoteProtocolError(f"hello of {length} bytes", code="hello")
-        end = FRAME_HEAD.size + length
-        if len(self._held) < end:
-            return None
-        self.rest = bytes(self._held[end:])
-        return bytes(self._held[FRAME_HEAD.size : end])

@@ -14,7 +14,6 @@ from meshd.wire.frame import (
     Control,
     FrameParser,
     Goodbye,
-    HelloReader,
     LinkAck,
     LinkLost,
     MaxData,
@@ -115,10 +114,6 @@ def _feed_session(data: bytes) -> None:
         session.link_down(link, now)
 
 
-def _feed_hello_frame(data: bytes) -> None:
-    HelloReader().feed(data)
-
-
 def _feed_lengths(data: bytes) -> None:
     parser = LengthParser(limit=4096)
     for at in range(0, len(data), 100):
@@ -214,14 +209,6 @@ TARGETS = (
         feed=_feed_session,
         allowed=(RemoteProtocolError, Closed),  # closed: a goodbye on the first link, then the second
         share=10,
-    ),
-    Target(
-        name="hello-frame",
-        samples=(encode_hello(_HELLO.encode()),),
-        make=_make_frames,
-        feed=_feed_hello_frame,
-        allowed=(RemoteProtocolError,),
-        share=2,
     ),
     Target(
         name="lengths",

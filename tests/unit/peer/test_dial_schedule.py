@@ -50,7 +50,7 @@ def started(schedule: DialSchedule, facts: Facts, now: float) -> tuple[int, ...]
     """Do as the plan says; returns what was started."""
     plan = schedule.plan(facts, now)
     for index in plan.drop:
-        schedule.dropped(index)
+        schedule.over(index)
     for index in plan.start:
         schedule.began(index)
     return plan.start
@@ -96,13 +96,13 @@ def test_what_cannot_be_better_is_given_up_but_no_link_that_greets() -> None:
     schedule = DialSchedule(ALL)
     for at in (0, 0.1, 0.15, 0.2):
         started(schedule, NONE, NOW + at)
-    schedule.made(0)
+    schedule.over(0)
     schedule.dialled(3)
     assert schedule.plan(facts(present(TCP)), NOW + 0.4) == DialPlan(drop=(1, 2, 4))
     schedule = DialSchedule(ALL)
     for at in (0, 0.1, 0.15, 0.2):
         started(schedule, NONE, NOW + at)
-    schedule.made(2)
+    schedule.over(2)
     assert schedule.plan(facts(present(RELAY)), NOW + 0.4) == DialPlan()  # the race goes on
 
 
@@ -134,7 +134,7 @@ def test_with_a_link_who_does_not_lead_waits_for_the_leader() -> None:
     for leads, delay in ((True, 0.15), (False, 0.15 + BEHIND_DELAY)):
         schedule = DialSchedule((BY_RELAY, BY_WEBRTC))
         assert started(schedule, facts(leads=leads), NOW) == (0,)
-        schedule.made(0)
+        schedule.over(0)
         relayed = facts(present(RELAY), leads=leads)
         assert schedule.plan(relayed, NOW + 0.1) == DialPlan(at=NOW + delay)
         assert started(schedule, relayed, NOW + delay) == (1,)
@@ -181,7 +181,7 @@ def test_each_way_has_its_own_pause_and_a_lost_link_ends_them_all() -> None:
     schedule = DialSchedule((BY_TCP, BY_RELAY))
     assert started(schedule, NONE, NOW) == (0, 1)
     schedule.failed(0, NOW, 0.0)
-    schedule.made(1)
+    schedule.over(1)
     relayed = facts(present(RELAY))
     for number in range(8):
         at = schedule.plan(relayed, NOW + number * 40).at or NOW + number * 40
@@ -198,7 +198,7 @@ def test_a_link_that_dies_at_once_again_and_again_is_dialled_about_each_second()
     while now < NOW + 60:
         if started(schedule, NONE, now):
             dials += 1
-            schedule.made(0)
+            schedule.over(0)
             schedule.plan(facts(present(TCP)), now)
             schedule.ended(0, lived=SHORT_LIFE / 2, now=now, draw=0.0)
         now = max(schedule.plan(NONE, now).at or now, now + 0.01)
@@ -216,7 +216,7 @@ def test_who_says_no_is_left_alone_by_all_ways_until_something_changes() -> None
     assert started(schedule, NONE, later) == (0, 1)
     schedule.failed(0, later, 0.0)
     schedule.refused(later, 0.0)
-    schedule.made(1)
+    schedule.over(1)
     assert schedule.plan(NONE, later).at == later + 2 * RETRY_REFUSED.first
     schedule.changed(NONE, again=False)
     assert started(schedule, NONE, later) == (0, 1)
@@ -261,7 +261,7 @@ def test_a_change_of_addresses_dials_the_kinds_that_there_are_once_more() -> Non
     schedule.changed(here, again=True)
     assert started(schedule, here, NOW) == (0, 1)
     assert schedule.plan(here, NOW) == DialPlan()  # not given up, although nobody needs them
-    schedule.made(0)
+    schedule.over(0)
     schedule.failed(1, NOW + 1, 0.0)
     assert schedule.plan(here, NOW + 1) == DialPlan()
 
@@ -271,7 +271,7 @@ def test_a_change_of_addresses_gives_up_what_was_begun_before() -> None:
     assert started(schedule, NONE, NOW) == (0,)
     schedule.changed(NONE, again=True)
     assert schedule.plan(NONE, NOW).drop == (0,)
-    schedule.dropped(0)
+    schedule.over(0)
     assert started(schedule, NONE, NOW) == (0,)
     schedule.dialled(0)
     schedule.changed(NONE, again=True)
@@ -316,7 +316,7 @@ def test_nothing_runs_twice_and_no_look_is_due_in_the_past(
         plan = schedule.plan(here, now)
         for dropped in plan.drop:
             running.remove(dropped)
-            schedule.dropped(dropped)
+            schedule.over(dropped)
         assert not running & set(plan.start)
         for begun in plan.start:
             running.add(begun)
@@ -327,7 +327,7 @@ def test_nothing_runs_twice_and_no_look_is_due_in_the_past(
         if index in running and what in ("fail", "refuse", "make"):
             running.remove(index)
             if what == "make":
-                schedule.made(index)
+                schedule.over(index)
             else:
                 schedule.failed(index, now, 0.5, refused=now % 2 > 1)
                 if what == "refuse":

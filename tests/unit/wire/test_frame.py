@@ -13,7 +13,6 @@ from meshd.wire.frame import (
     FrameParser,
     Goodbye,
     HelloFrame,
-    HelloReader,
     LinkAck,
     LinkLost,
     MaxData,
@@ -244,23 +243,6 @@ def test_a_reason_is_cut_and_cleaned_and_never_refused() -> None:
     assert frame == Goodbye(1, "a??b")
 
 
-@given(st.binary(max_size=100), st.binary(max_size=50), st.integers(1, 30))
-def test_hello_is_taken_off_the_front(payload: bytes, rest: bytes, step: int) -> None:
-    stream = encode_hello(payload) + rest
-    reader = HelloReader()
-    for at in range(0, len(stream), step):
-        got = reader.feed(stream[at : at + step])
-        if got is not None:
-            assert got == payload
-            assert reader.rest + stream[at + step :] == rest
-            return
-    raise AssertionError("no hello")
-
-
-def test_anything_but_a_hello_is_refused_first() -> None:
-    with pytest.raises(RemoteProtocolError):
-        HelloReader().feed(encode(ResetAck(1))[:1])
-    with pytest.raises(RemoteProtocolError):
-        HelloReader(limit=10).feed(encode_hello(bytes(11))[:5])
+def test_a_hello_is_bounded() -> None:
     with pytest.raises(LocalProtocolError):
         encode_hello(bytes((64 << 10) + 1))
