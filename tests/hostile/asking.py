@@ -119,6 +119,7 @@ class Asking(Approach):
                 models.SERVING_SERVICE,
                 ("serving.nothing", b""),
                 lambda data, _ended: bool(_messages(data, models.decode_serving)),
+                module="models",
             ),
         )
 
@@ -175,13 +176,15 @@ class Asking(Approach):
             ),
         )
 
-    def _in_messages(self, name: str, question: Said, is_answer: Callable[[bytes, bool], bool]) -> _Service:
-        """A service whose messages are those of the module of `meshd.wire` that has its name."""
+    def _in_messages(
+        self, name: str, question: Said, is_answer: Callable[[bytes, bool], bool], *, module: str = ""
+    ) -> _Service:
+        """A service whose messages are those of a module of `meshd.wire`: the one that has its name."""
 
         def damaged() -> Said:
             before, self.speech.broken = self.speech.broken, 1.0
             try:
-                return self._word(self.speech.of(name))
+                return self._word(self.speech.of(module or name))
             finally:
                 self.speech.broken = before
 
@@ -190,7 +193,7 @@ class Asking(Approach):
             question=question,
             is_answer=is_answer,
             damaged=damaged,
-            misplaced=lambda: self._word(self.speech.of(name)),
+            misplaced=lambda: self._word(self.speech.of(module or name)),
             oversized=lambda: self._rng.choice((0xFFFFFFFF, 1 << 20)).to_bytes(4, "big") + bytes(1 << 18),
             metadata={} if self._rng.random() < 0.8 else {"ask": 1, "x": self._rng.randbytes(200)},
         )

@@ -257,7 +257,7 @@ class Visit(Asking):
             raise NotHeard from error
         try:
             for _ in range(self._rng.randint(1, 6)):
-                name = self._rng.choice(("hello.Hello", self.speech.of("hello", "joining")))
+                name = self._rng.choice(("hello.Hello", self.speech.of("hello")))
                 name, said = self._word(name)
                 if self._rng.random() < 0.1:
                     name, said = "hello.Go", framed(Go().encode())

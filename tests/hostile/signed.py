@@ -164,9 +164,7 @@ class Pen:
 
     def signal(self) -> bytes:
         """With a payload of any topic, good or not."""
-        payload = self._speech.say(
-            self._speech.of("offer", "punching", "port_prediction", "address", "netfacts")
-        )
+        payload = self._speech.say(self._speech.of("signal", "address", "netfacts"))
         body = SignalBody(
             sender=self._key.peer.raw,
             to=self._rng.choice(self._victims).raw,
