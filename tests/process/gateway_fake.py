@@ -251,14 +251,19 @@ class World:
         return int(self.url.rpartition(":")[2])
 
     async def until_idle(self) -> None:
-        """Wait until no request is under way; each look is a round trip, so that others get their turn."""
-        while self.upstream.under_way:
-            async with self.http.get(f"{self.url}/health") as answer:
-                await answer.read()
+        """Wait until no request is under way."""
+        await when(self, lambda: not self.upstream.under_way)
 
     async def chat(self, **extra: object) -> aiohttp.ClientResponse:
         body = {"model": "tiny", **HI, **extra}
         return await self.http.post(f"{self.url}/v1/chat/completions", json=body)
+
+
+async def when(here: "World | ManyWorld", true: Callable[[], bool]) -> None:
+    """Wait until something is true; each look is a round trip, so that others get their turn."""
+    while not true():
+        async with here.http.get(f"{here.gateway.url}/health") as answer:
+            await answer.read()
 
 
 @contextlib.asynccontextmanager

@@ -14,7 +14,7 @@ from meshd.gateway.upstream import UpstreamLost, open_session, read_some, send_c
 from meshd.model.served_facts import ServedFacts
 from meshd.model.status import ModelState, WorkerWeights
 
-from tests.process.gateway_fake import HI, FakeServer, die, listening, raw_post, says, world
+from tests.process.gateway_fake import HI, FakeServer, die, listening, raw_post, says, when, world
 
 COMPLETION = {
     "id": "c1",
@@ -365,14 +365,10 @@ async def test_a_body_that_outlives_the_model_waits_for_its_load() -> None:
         request = raw_post(here.port, HI)
         reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
         writer.write(request[:-2])
-        while not here.upstream.active:
-            async with here.http.get(f"{here.url}/health") as answer:
-                await answer.read()
+        await when(here, lambda: bool(here.upstream.active))
         here.upstream.readiness = Readiness(ModelState.LOADING, "worker anna is lost")
         writer.write(request[-2:])
-        while not here.gateway.status.requests:
-            async with here.http.get(f"{here.url}/health") as answer:
-                await answer.read()
+        await when(here, lambda: bool(here.gateway.status.requests))
         assert not here.server.seen
         here.upstream.readiness = Readiness(ModelState.READY, "")
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")

@@ -24,6 +24,7 @@ from tests.process.gateway_fake import (
     begin_stream,
     chunk,
     says,
+    when,
     world,
 )
 
@@ -94,17 +95,6 @@ async def until_under_way(here: World, count: int) -> None:
         await here.server.changed.wait_for(lambda: here.server.active == count)
 
 
-async def until_counted(here: World, requests: int) -> None:
-    while here.gateway.status.requests < requests:
-        await look(here)
-
-
-async def look(here: World) -> None:
-    """Make a round trip, so that the gateway gets its turn."""
-    async with here.http.get(f"{here.url}/health") as answer:
-        await answer.read()
-
-
 async def body_of(answer: Awaitable[aiohttp.ClientResponse]) -> tuple[int, bytes]:
     reply = await answer
     return reply.status, await reply.read()
@@ -150,7 +140,7 @@ async def test_without_the_culprit_each_is_tried_by_itself_and_new_ones_wait() -
         crashing.holds.set()
         await until_under_way(here, 1)
         new = asyncio.ensure_future(body_of(here.chat(user="new")))
-        await until_counted(here, 4)
+        await when(here, lambda: here.gateway.status.requests >= 4)
         names = [json.loads(body)["user"] for *_, body in here.server.seen[3:]]
         assert names in (["g0"], ["g1"]), "one is tried, and nobody else is sent to it"
         here.server.let_go.set()
@@ -251,13 +241,11 @@ async def test_a_key_whose_clients_hang_up_after_each_crash_is_refused_and_the_o
             good = [asyncio.ensure_future(ask("good-key"))] if beside else []
             await until_under_way(here, len(good))
             crashing.holds.clear()
-            broke = len(here.upstream.broke)
+            here.upstream.broke.clear()
             bad = asyncio.ensure_future(ask("bad-key"))
-            while len(here.upstream.broke) < broke + len(good) + 1:
-                await look(here)
+            await when(here, lambda: len(here.upstream.broke) > len(good))  # noqa: B023 - awaited at once
             bad.cancel()
-            while here.upstream.under_way > len(good):
-                await look(here)
+            await when(here, lambda: here.upstream.under_way <= len(good))  # noqa: B023 - awaited at once
             crashing.holds.set()
             here.server.let_go.set()
             here.upstream.readiness = Readiness(ModelState.READY, "")

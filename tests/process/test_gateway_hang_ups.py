@@ -17,12 +17,11 @@ from meshd.model.status import ModelState
 from tests.process.gateway_fake import (
     HI,
     FakeServer,
-    ManyWorld,
     OneByOne,
-    World,
     many_world,
     raw_post,
     says,
+    when,
     world,
 )
 from tests.process.test_gateway_answers import COMPLETION
@@ -67,13 +66,6 @@ async def sent(gateway: Gateway, data: bytes, close: Close) -> AsyncIterator[Non
     close(writer)
     with contextlib.suppress(ConnectionError):
         await writer.wait_closed()
-
-
-async def when(here: World | ManyWorld, true: Callable[[], bool]) -> None:
-    """Each look is a round trip, so that others get their turn."""
-    while not true():
-        async with here.http.get(f"{here.gateway.url}/health") as answer:
-            await answer.read()
 
 
 @pytest.mark.parametrize("close", [finish, reset])

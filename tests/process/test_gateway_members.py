@@ -12,7 +12,7 @@ from meshd.base.admission import Share
 from meshd.gateway import client_connections
 from meshd.gateway.interface import GatewayConfig, MemberCaller
 
-from tests.process.gateway_fake import HI, World, chunk, pours, raw_post, says, world
+from tests.process.gateway_fake import HI, World, chunk, pours, raw_post, says, when, world
 from tests.process.test_gateway_answers import COMPLETION
 
 
@@ -86,6 +86,4 @@ async def test_a_whole_answer_that_nobody_takes_keeps_no_connection(monkeypatch:
         with ours:
             await here.gateway.take(theirs, MemberCaller(b"one"))
             ours.sendall(post)
-            while not _is_closed(ours):
-                async with here.http.get(f"{here.url}/health") as answer:
-                    await answer.read()
+            await when(here, lambda: _is_closed(ours))

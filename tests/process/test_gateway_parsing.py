@@ -13,7 +13,7 @@ from meshd.gateway.interface import ApiKey, GatewayConfig
 from meshd.gateway.request import UpstreamRequest, parse_object, upstream_request
 from meshd.gateway.turns import Turn, Turns
 
-from tests.process.gateway_fake import DEADLINE, World, says, world
+from tests.process.gateway_fake import DEADLINE, World, says, when, world
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
@@ -78,10 +78,7 @@ class HeldJudging:
             self.let_go.set()
 
     async def until_queued(self, here: World, count: int) -> None:
-        """Each look is a round trip, so that the gateway gets its turn."""
-        while self.queued < count or not self.began.is_set():
-            async with here.http.get(f"{here.url}/health") as reply:
-                await reply.read()
+        await when(here, lambda: self.queued >= count and self.began.is_set())
 
 
 async def embed(here: World, name: str, text: str) -> int:

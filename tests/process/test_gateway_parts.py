@@ -13,7 +13,7 @@ from meshd.gateway import server
 from meshd.gateway.answer_parts import GROUP_INPUTS, Parts, joined_answer
 from meshd.gateway.interface import ApiKey, GatewayConfig, KeyLimits
 
-from tests.process.gateway_fake import DEADLINE, FakeServer, World, says, world
+from tests.process.gateway_fake import DEADLINE, FakeServer, World, says, when, world
 
 SECRETS = {"anna": "anna-0123456789abcdef0123456789abcdef", "ben": "ben-0123456789abcdef0123456789abcdef"}
 CONFIG = GatewayConfig(port=0, api_keys=tuple(ApiKey(secret, name) for name, secret in SECRETS.items()))
@@ -62,9 +62,7 @@ async def test_another_key_waits_for_one_prompt_and_not_for_all() -> None:
         many = asyncio.ensure_future(complete(here, "anna", prompt=["a0", "a1", "a2", "a3"]))
         await until_came(here, 1)
         other = asyncio.ensure_future(complete(here, "ben", prompt="b"))
-        while here.gateway.status.waiting < 1:
-            async with here.http.get(f"{here.url}/health") as reply:
-                await reply.read()
+        await when(here, lambda: here.gateway.status.waiting >= 1)
         for _ in range(5):
             answer.next.release()
         status, told = await other
@@ -164,9 +162,7 @@ async def test_inputs_of_embeddings_are_sent_in_groups_that_take_turns(path: str
         many = asyncio.ensure_future(ask(here, "anna", 2 * GROUP_INPUTS + 3))
         await until_came(here, 1)
         other = asyncio.ensure_future(ask(here, "ben", 2))
-        while here.gateway.status.waiting < 1:
-            async with here.http.get(f"{here.url}/health") as reply:
-                await reply.read()
+        await when(here, lambda: here.gateway.status.waiting >= 1)
         here.server.let_go.set()
         await other
         told = await many
@@ -202,9 +198,7 @@ async def test_answers_are_joined_beside_the_loop(monkeypatch: pytest.MonkeyPatc
             answer.next.release()
             answer.next.release()
             many = asyncio.ensure_future(complete(here, "anna", prompt=["a0", "a1"]))
-            while not began.is_set():
-                async with here.http.get(f"{here.url}/health") as reply:
-                    await reply.read()
+            await when(here, began.is_set)
             async with here.http.get(f"{here.url}/health") as reply:
                 assert reply.status == 200, "the loop goes on"
             let_go.set()
@@ -225,9 +219,8 @@ async def test_a_request_that_waits_holds_its_body_and_no_more() -> None:
             url = f"{here.url}/v1/completions"
             many = asyncio.ensure_future(here.http.post(url, data=body, headers=headers))
             async with asyncio.timeout(DEADLINE):  # a thread lets go of what it was given a little later
-                while here.gateway.status.waiting < 1 or tracemalloc.get_traced_memory()[0] > 2 * len(body):
-                    async with here.http.get(f"{here.url}/health") as reply:
-                        await reply.read()
+                await when(here, lambda: here.gateway.status.waiting >= 1)
+                await when(here, lambda: tracemalloc.get_traced_memory()[0] <= 2 * len(body))
         finally:
             tracemalloc.stop()
         many.cancel()

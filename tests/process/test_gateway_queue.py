@@ -33,6 +33,7 @@ from tests.process.gateway_fake import (
     listening,
     says,
     serving,
+    when,
     world,
 )
 from tests.process.test_gateway_answers import COMPLETION
@@ -52,14 +53,8 @@ async def ask(here: World, key: str, user: str = "", **extra: object) -> tuple[i
 
 
 async def until(here: World, *, running: int, waiting: int) -> None:
-    while (here.gateway.status.running, here.gateway.status.waiting) != (running, waiting):
-        await look(here)
-
-
-async def look(here: World) -> None:
-    """A round trip, so that others get their turn."""
-    async with here.http.get(f"{here.url}/health") as answer:
-        await answer.read()
+    of = here.gateway
+    await when(here, lambda: (of.status.running, of.status.waiting) == (running, waiting))
 
 
 @contextlib.asynccontextmanager
@@ -282,8 +277,7 @@ async def test_the_wait_for_a_load_after_a_loss_counts_as_no_use(
         asking = asyncio.ensure_future(here.chat(stream=stream))
         await here.server.until(lambda: len(here.server.seen) == 1)
         before = len(waits)
-        while here.upstream.readiness is not LOADING or len(waits) == before:
-            await look(here)
+        await when(here, lambda: here.upstream.readiness is LOADING and len(waits) > before)
         here.upstream.readiness = READY
         async with await asking as reply:
             assert reply.status == 200 and await reply.read()
