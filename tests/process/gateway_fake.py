@@ -166,20 +166,26 @@ def pours(piece: bytes, *, least: int) -> Answer:
 
 
 class OneByOne:
-    """Answers when it is told to, the oldest request first; notes whose requests came."""
+    """Answers when it is told to, the oldest request first; notes a `field` of those that came."""
 
-    def __init__(self, said: object = None) -> None:
+    def __init__(self, said: object = None, *, field: str = "user") -> None:
         self.came: list[str] = []
         self._said = {} if said is None else said
+        self._field = field
         self._go = asyncio.Semaphore(0)
 
     async def __call__(self, server: "FakeServer", _request: web.BaseRequest) -> web.StreamResponse:
-        self.came.append(json.loads(server.seen[-1][3])["user"])
+        asked = json.loads(server.seen[-1][3])
+        self.came.append(asked[self._field])
         await self._go.acquire()
+        return self.answer(asked)
+
+    def answer(self, asked: dict[str, Any]) -> web.Response:
         return web.json_response(self._said)
 
-    def answer_one(self) -> None:
-        self._go.release()
+    def answer_one(self, times: int = 1) -> None:
+        for _ in range(times):
+            self._go.release()
 
 
 @dataclass(eq=False)

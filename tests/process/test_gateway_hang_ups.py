@@ -94,8 +94,7 @@ async def test_while_its_turn_is_awaited(close: Close, stream: bool) -> None:
         await until(here, running=1, waiting=0)
         last = asyncio.ensure_future(ask(here, AGENT, "next", pad=PAD))
         await until(here, running=1, waiting=1)
-        server.answer_one()
-        server.answer_one()
+        server.answer_one(2)
         assert [(await one)[0] for one in (first, last)] == [200, 200]
         assert server.came == ["first", "next"]
 

@@ -6,6 +6,7 @@ import threading
 import tracemalloc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -13,34 +14,30 @@ from meshd.gateway import server
 from meshd.gateway.answer_parts import GROUP_INPUTS, Parts, joined_answer
 from meshd.gateway.interface import ApiKey, GatewayConfig, KeyLimits
 
-from tests.process.gateway_fake import DEADLINE, FakeServer, World, says, when, world
+from tests.process.gateway_fake import DEADLINE, FakeServer, OneByOne, World, says, when, world
 
 SECRETS = {"anna": "anna-0123456789abcdef0123456789abcdef", "ben": "ben-0123456789abcdef0123456789abcdef"}
 CONFIG = GatewayConfig(port=0, api_keys=tuple(ApiKey(secret, name) for name, secret in SECRETS.items()))
 
 
-class OneByOne:
+class Completing(OneByOne):
     """Answers a completion when it is let go, and notes the prompts in the order in which they came."""
 
     def __init__(self) -> None:
-        self.prompts: list[object] = []
-        self.next = asyncio.Semaphore(0)
+        super().__init__(field="prompt")
         self.refuses = ""
 
-    async def __call__(self, server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
-        asked = json.loads(server.seen[-1][3])
-        self.prompts.append(asked["prompt"])
-        await self.next.acquire()
+    def answer(self, asked: dict[str, Any]) -> web.Response:
+        """See OneByOne."""
         if asked["prompt"] == self.refuses:
-            return await says(400, {"error": {"code": 400, "message": "no", "type": "x"}})(server, request)
+            return web.json_response({"error": {"code": 400, "message": "no", "type": "x"}}, status=400)
         usage = {"prompt_tokens": 2, "completion_tokens": 5, "total_tokens": 7}
-        answer = {"choices": [{"index": 0, "text": f"re {asked['prompt']}"}], "usage": usage}
-        return await says(200, answer)(server, request)
+        return web.json_response({"choices": [{"index": 0, "text": f"re {asked['prompt']}"}], "usage": usage})
 
 
 @asynccontextmanager
-async def one_slot(config: GatewayConfig = CONFIG) -> AsyncIterator[tuple[World, OneByOne]]:
-    answer = OneByOne()
+async def one_slot(config: GatewayConfig = CONFIG) -> AsyncIterator[tuple[World, Completing]]:
+    answer = Completing()
     async with world(answer, config=config) as here:
         here.upstream.slots = 1
         yield here, answer
@@ -63,10 +60,9 @@ async def test_another_key_waits_for_one_prompt_and_not_for_all() -> None:
         await until_came(here, 1)
         other = asyncio.ensure_future(complete(here, "ben", prompt="b"))
         await when(here, lambda: here.gateway.status.waiting >= 1)
-        for _ in range(5):
-            answer.next.release()
+        answer.answer_one(5)
         status, told = await other
-        assert status == 200 and answer.prompts[:2] == ["a0", "b"]
+        assert status == 200 and answer.came[:2] == ["a0", "b"]
         status, told = await many
         assert status == 200 and isinstance(told, dict)
         assert [(one["index"], one["text"]) for one in told["choices"]] == [
@@ -80,8 +76,7 @@ async def test_another_key_waits_for_one_prompt_and_not_for_all() -> None:
 
 async def test_choices_count_each() -> None:
     async with one_slot() as (here, answer):
-        for _ in range(3):
-            answer.next.release()
+        answer.answer_one(3)
         _, told = await complete(here, "anna", prompt="a", n=3)
         assert isinstance(told, dict)
         assert [one["index"] for one in told["choices"]] == [0, 1, 2]
@@ -94,11 +89,10 @@ async def test_choices_count_each() -> None:
 async def test_one_that_is_refused_ends_the_request() -> None:
     async with one_slot() as (here, answer):
         answer.refuses = "a1"
-        for _ in range(9):
-            answer.next.release()
+        answer.answer_one(9)
         status, told = await complete(here, "anna", prompt=["a0", "a1", "a2"])
         assert status == 400 and isinstance(told, dict) and told["error"]["message"] == "no"
-        assert answer.prompts == ["a0", "a1"]
+        assert answer.came == ["a0", "a1"]
         assert here.gateway.status.running == here.gateway.status.waiting == 0
 
 
@@ -107,7 +101,7 @@ async def test_several_prompts_cannot_be_streamed(prompt: object) -> None:
     async with one_slot() as (here, answer):
         status, told = await complete(here, "anna", prompt=prompt, stream=True)
         assert status == 400 and isinstance(told, dict) and told["error"]["param"] == "prompt"
-        assert not answer.prompts
+        assert not answer.came
 
 
 def test_what_was_cached_is_told_to_nobody_where_there_are_several_keys() -> None:
@@ -127,11 +121,10 @@ def test_what_was_cached_is_told_to_nobody_where_there_are_several_keys() -> Non
 async def test_the_tokens_of_a_day_are_looked_at_before_each_answer() -> None:
     limited = ApiKey(SECRETS["anna"], "anna", KeyLimits(tokens_per_day=10))
     async with one_slot(GatewayConfig(port=0, api_keys=(limited,))) as (here, answer):
-        for _ in range(9):
-            answer.next.release()
+        answer.answer_one(9)
         status, told = await complete(here, "anna", prompt=["a0", "a1", "a2", "a3"])
         assert status == 429 and isinstance(told, dict) and told["error"]["code"] == "insufficient_quota"
-        assert answer.prompts == ["a0", "a1"]
+        assert answer.came == ["a0", "a1"]
 
 
 @pytest.mark.parametrize(
@@ -176,12 +169,11 @@ async def test_inputs_of_embeddings_are_sent_in_groups_that_take_turns(path: str
 async def test_each_answer_of_a_request_counts_in_the_requests_of_a_minute() -> None:
     limited = ApiKey(SECRETS["anna"], "anna", KeyLimits(requests_per_minute=4))
     async with one_slot(GatewayConfig(port=0, api_keys=(limited,))) as (here, answer):
-        for _ in range(9):
-            answer.next.release()
+        answer.answer_one(9)
         assert (await complete(here, "anna", prompt=["a", "b"], n=2))[0] == 200
         status, told = await complete(here, "anna", prompt="c")
         assert status == 429 and isinstance(told, dict) and told["error"]["code"] == "rate_limit_exceeded"
-        assert len(answer.prompts) == 4
+        assert len(answer.came) == 4
 
 
 async def test_answers_are_joined_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,8 +187,7 @@ async def test_answers_are_joined_beside_the_loop(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(server, "joined_answer", held)
     try:
         async with one_slot() as (here, answer):
-            answer.next.release()
-            answer.next.release()
+            answer.answer_one(2)
             many = asyncio.ensure_future(complete(here, "anna", prompt=["a0", "a1"]))
             await when(here, began.is_set)
             async with here.http.get(f"{here.url}/health") as reply:
@@ -224,5 +215,5 @@ async def test_a_request_that_waits_holds_its_body_and_no_more() -> None:
         finally:
             tracemalloc.stop()
         many.cancel()
-        answer.next.release()
+        answer.answer_one()
         assert (await first)[0] == 200

@@ -86,8 +86,7 @@ async def test_a_model_that_is_lost_is_told_before_the_place_in_the_queue() -> N
         while await second.content.readline() != b": worker anna is lost\n":
             pass
         here.upstream.readiness = Readiness(ModelState.READY, "")
-        server.answer_one()
-        server.answer_one()
+        server.answer_one(2)
         assert (await first)[0] == 200
         await second.read()
         assert server.came == ["first", "second"]
@@ -155,8 +154,7 @@ async def test_two_requests_of_one_key_leave_room_for_one_of_another() -> None:
         assert status == 503 and isinstance(error, dict) and error["code"] == "busy"
         mine = asyncio.ensure_future(ask(here, CHAT, "chat"))
         await until(here, running=3, waiting=0)
-        for _ in range(3):
-            server.answer_one()
+        server.answer_one(3)
         assert {status for status, _ in await asyncio.gather(mine, *flood)} == {200}
 
 
