@@ -26,11 +26,10 @@ from meshd.relay.switchboard import WIDE
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
 
-from tests.conformance.channel_link import ChannelDialer, ChannelEndpoint, ChannelListener
-from tests.conformance.data_channel import Fabric, Post
 from tests.conformance.member_streams import StarMesh
 from tests.conformance.memory_link import MemoryDialer, MemoryListener, MemoryNet
 from tests.conformance.nodes import Node, TestMesh, fresh_key
+from tests.conformance.post import Post
 from tests.conformance.punched import Proxies, ThroughProxies, punching
 from tests.conformance.run import ticks, until
 from tests.conformance.udp_proxy import udp_proxy
@@ -154,27 +153,6 @@ class MemoryRig:
         async with serving(listener) as (accepted, stop):
             await until(lambda: place in net.listeners)
             yield Ends(near, far, MemoryDialer(net, near.now), listener, [place], net.wire, accepted, stop)
-
-
-class ChannelRig:
-    """A data channel, found by signals."""
-
-    name = "channel"
-
-    @contextlib.asynccontextmanager
-    async def ends(self) -> AsyncIterator[Ends]:
-        mesh, fabric, post = TestMesh(), Fabric(), Post()
-        near, far = mesh.node(), mesh.node()
-        here = ChannelEndpoint(post.signals(near.peer), fabric, near.now)
-        there = ChannelEndpoint(post.signals(far.peer), fabric, far.now)
-        listener = ChannelListener(there)
-        async with serving(listener) as (accepted, stop), Owner() as owner:
-            for endpoint in (here, there):
-                owner.start(endpoint.serve(), name="signals")
-            try:
-                yield Ends(near, far, ChannelDialer(here), listener, (), fabric, accepted, stop)
-            finally:
-                owner.cancel()
 
 
 class WebRtcRig:
@@ -319,7 +297,6 @@ RIGS = [
     ),
     pytest.param(QuicOverIceRig(), id="quic-ice"),
     pytest.param(MemoryRig(), id="memory"),
-    pytest.param(ChannelRig(), id="channel"),
     pytest.param(RelayRig(), id="relay"),
     pytest.param(MemberRig(), id="member"),
     pytest.param(PunchedRig(), id="punched"),

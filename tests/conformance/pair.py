@@ -10,9 +10,9 @@ from meshd.base.errors import Refused
 from meshd.identity.keys import PeerId
 from meshd.link.interface import DialError, Link, Listener
 
-from tests.conformance.data_channel import Post
 from tests.conformance.links import serving
 from tests.conformance.nodes import Node, TestMesh
+from tests.conformance.post import Post
 
 
 class DialingListener(Listener, Protocol):

@@ -11,8 +11,8 @@ from meshd.link.interface import Link
 from meshd.link.webrtc.links import WebRtcLinks
 from meshd.wire.signal import Answer, OfferSignal, decode_offer
 
-from tests.conformance.data_channel import Post
 from tests.conformance.nodes import Node, TestMesh
+from tests.conformance.post import Post
 from tests.conformance.run import until
 from tests.conformance.udp_wire import UdpWire
 

@@ -24,9 +24,9 @@ from meshd.wire.netfacts import Filtering, Mapping, NetFacts, Ports, Udp
 from meshd.wire.signal import Ask, No, OpenedPorts, decode_search
 from meshd.wire.stun import Endpoint
 
-from tests.conformance.data_channel import Post
 from tests.conformance.nodes import Node
 from tests.conformance.pair import Pair, a_ban_is_told, outcome, pairing
+from tests.conformance.post import Post
 from tests.conformance.run import ANY_RATE, ticks, until
 from tests.unit.link.net.test_stun import udp_server
 

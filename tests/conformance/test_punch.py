@@ -14,10 +14,10 @@ from meshd.link.tcp.links import TcpListener
 from meshd.wire.address import Candidate
 from meshd.wire.signal import Knock, No, PunchGo, Punching, PunchReady, decode_punching
 
-from tests.conformance.data_channel import Post
 from tests.conformance.links import serving
 from tests.conformance.nodes import Node, TestMesh
 from tests.conformance.pair import Pair, a_ban_is_told, outcome, pairing
+from tests.conformance.post import Post
 from tests.conformance.punched import LOOPBACK, punching
 
 

@@ -21,9 +21,9 @@ from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
 from meshd.wire.signal import Answer, decode_offer
 
-from tests.conformance.data_channel import Post
 from tests.conformance.links import QUIC_IDLE_SECONDS, has_ipv6, serving
 from tests.conformance.nodes import Node, TestMesh
+from tests.conformance.post import Post
 from tests.conformance.run import DEADLINE, run, ticks, until
 from tests.conformance.udp_proxy import udp_proxy
 

@@ -26,8 +26,8 @@ from meshd.wire.signal import Answer, More, Offer, OfferGone, OfferSignal
 from OpenSSL import SSL
 from OpenSSL.crypto import FILETYPE_ASN1
 
-from tests.conformance.data_channel import Post
 from tests.conformance.nodes import TestMesh
+from tests.conformance.post import Post
 from tests.conformance.run import until
 from tests.conformance.street import LOOPBACK, Street, give_up
 
