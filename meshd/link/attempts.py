@@ -2,7 +2,7 @@
 
 A *talk* is one attempt: begun by the dialer, answered by the other side, ended by either. Kinds of link bring
 the words (each has the id of its `attempt`; the last of all may be `No`) and what is done about them. Both
-sides may begin at the same time: then the attempt of the node with the higher id goes on and the other one
+sides may begin at the same time: then the attempt of the node with the higher id continues and the other one
 yields, on both sides alike, whatever order the messages come in (`Attempts`).
 """
 
@@ -28,12 +28,15 @@ MAX_ANSWERED = KNOCKS.most  # each costs some sockets for some seconds
 MAX_ANSWERED_OF_ONE = KNOCKS_OF_PEER.most
 
 T = TypeVar("T")
+YIELD_SECONDS = 8.0  # for the other side's attempt, when ours yields to it
+_INBOX = 4  # messages of one attempt that wait; there are three in all
+_log = get("link")
 
 
 class PunchVerdict(StrEnum):
-    """The reason why an attempt is refused, as the other side is told."""
+    """The reason for refusing an attempt, as sent to the other side."""
 
-    GLARE = "glare"  # our own attempt at that peer goes on
+    GLARE = "glare"  # our own attempt at that peer continues
     BUSY = "busy"
 
 
@@ -101,12 +104,6 @@ class Attempts(Generic[T]):
         self._known.pop(attempt_id, None)
 
 
-YIELD_SECONDS = 8.0  # for the other side's attempt, when ours yields to it
-_INBOX = 4  # messages of one attempt that wait; there are three in all
-
-_log = get("link")
-
-
 class Message(Protocol):
     """A message of a kind of link about an attempt."""
 
@@ -121,7 +118,7 @@ W = TypeVar("W", bound=Message)
 
 
 class Yielded(Exception):
-    """The other side's attempt goes on instead of ours."""
+    """Raised when the other side's attempt continues instead of ours."""
 
 
 class Talk(Generic[M]):

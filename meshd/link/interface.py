@@ -70,7 +70,7 @@ class DialError(MeshdError):
 class LinkInfo:
     """The facts about a link. `established_at` is loop time in seconds; addresses are `host:port`.
 
-    `passing`: it ends soon by itself, and is good for a beginning only.
+    `passing`: the link ends soon, and only bridges the time until another one.
     """
 
     kind: LinkKind

@@ -7,7 +7,7 @@ is not behind a NAT works too; the kernel looks for a socket of exactly this pai
 are answered by trying again: some routers say so to a SYN that they did not expect, and the next one is
 expected.
 
-What comes of it is a TCP connection like any other, with TLS 1.3 over it, the dialler being its client, and
+The result is a TCP connection like any other, with TLS 1.3 over it, the dialler being its client, and
 the proof inside. Two addresses of the same peer may both work, so more than one socket may connect. Only the
 dialler chooses: it proves itself on one at a time, so that the other side never takes two for links.
 """
@@ -65,6 +65,19 @@ from meshd.wire.signal import (
 )
 from meshd.wire.stun import Endpoint
 
+FIRST_PAUSE_SECONDS = 0.03  # between a refused SYN and the next one; grows
+PAUSE_GROWS = 1.4
+MOST_PAUSE_SECONDS = 0.4
+SECONDS_PER_CONNECT = 0.02  # of one attempt, all targets together: at most 50 a second (docs/protocol.md)
+SOCKET_SECONDS = 2.5  # one socket's patience: the kernel sends its SYN again after 1 s and after 3
+_BACKLOG = 8
+MEET_SECONDS = 3.5  # of connecting; one lost SYN is sent again after 1 s
+MAX_CONNECTED = PUNCHED_UNPROVEN.most  # sockets of one attempt that have not proven anything yet
+_READY_SECONDS = 4.0  # for the other side's word: its own STUN takes 1.5 at most, the rest is the way
+ROUNDS = 2  # with ports of their own: what a router remembers of the first may be in the way
+MOST_HEAD_START = 0.5  # seconds; more than half a round trip of any path worth having
+_log = get("link")
+
 
 def worth_trying(mine: NetFacts | None, theirs: NetFacts | None) -> bool:
     """Return False where no simultaneous open can work, to save useless SYNs every half minute.
@@ -86,13 +99,6 @@ def _hidden(facts: NetFacts, other: NetFacts) -> bool:
     """Return True if nobody can tell where `one` will be seen, but `other` must know it to let it in."""
     return facts.tcp_symmetric and other.tcp_mapping not in (Mapping.UNKNOWN, Mapping.NONE)
 
-
-FIRST_PAUSE_SECONDS = 0.03  # between a refused SYN and the next one; grows
-PAUSE_GROWS = 1.4
-MOST_PAUSE_SECONDS = 0.4
-SECONDS_PER_CONNECT = 0.02  # of one attempt, all targets together: at most 50 a second (docs/protocol.md)
-SOCKET_SECONDS = 2.5  # one socket's patience: the kernel sends its SYN again after 1 s and after 3
-_BACKLOG = 8
 
 Found = Callable[[socket.socket], None]
 
@@ -216,9 +222,6 @@ async def ground(
             yield PunchGround(ports, [*far[:3], *candidates])
 
 
-MEET_SECONDS = 3.5  # of connecting; one lost SYN is sent again after 1 s
-MAX_CONNECTED = PUNCHED_UNPROVEN.most  # sockets of one attempt that have not proven anything yet
-
 Reached = tuple[TcpPipe, Proven]
 
 
@@ -329,12 +332,6 @@ class PunchRace:
             if pipe is not kept:
                 pipe.abort()
 
-
-_READY_SECONDS = 4.0  # for the other side's word: its own STUN takes 1.5 at most, the rest is the way
-ROUNDS = 2  # with ports of their own: what a router remembers of the first may be in the way
-MOST_HEAD_START = 0.5  # seconds; more than half a round trip of any path worth having
-
-_log = get("link")
 
 Punched = tuple[TcpPipe, Proven, str]  # with the path, as in LinkInfo
 

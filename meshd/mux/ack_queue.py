@@ -10,6 +10,10 @@ from meshd.mux.stream import Piece, StreamState
 from meshd.mux.stream_table import MOST_LATE, StreamTable
 from meshd.wire.frame import Ack, Data, LinkAck, MaxData, ack_frame, encode
 
+ACK_DELAY = 0.1  # seconds that an Ack waits for data to travel with
+ACK_CRUMB_DELAY = 0.04  # seconds after which one of a few bytes travels with any data
+_ACK_CRUMB = 16 << 10  # bytes of a stream that are acknowledged with company only if they have waited
+
 
 class DueTimer:
     """Called for every message, so it reports only changes."""
@@ -28,11 +32,6 @@ class DueTimer:
         """Return and clear the time requested since the last call."""
         at, self._at = self._at, None
         return at
-
-
-ACK_DELAY = 0.1  # seconds that an Ack waits for data to travel with
-ACK_CRUMB_DELAY = 0.04  # seconds after which one of a few bytes travels with any data
-_ACK_CRUMB = 16 << 10  # bytes of a stream that are acknowledged with company only if they have waited
 
 
 class AckQueue:

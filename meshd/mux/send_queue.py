@@ -5,7 +5,7 @@ so streams that always have data get equal bytes. One turn in 16 goes to bulk ev
 waits: an endless interactive stream must not stop a load.
 
 Frames of data are made here, next to what they count against. Nothing is copied: a frame is a header and the
-very pieces that were written. What the link and the node bear is decided in outbound.py.
+very pieces that were written. outbound.py limits what the link and the node carry.
 """
 
 from collections import deque
@@ -17,6 +17,8 @@ from meshd.mux.stream import Piece, StreamState
 from meshd.wire.frame import DATA_OVERHEAD, data_header
 
 _BULK_TURN = 16
+_WAKE_BYTES = 32 << 10  # room that is worth waking a writer for
+_LEAST = 4 << 10  # what a frame may hold even if less room is left: crumbs cost more than they save
 
 
 class Schedule:
@@ -51,10 +53,6 @@ class Schedule:
         if stream_id in self.waiting:
             self.waiting.discard(stream_id)
             self._rings[priority].remove(stream_id)
-
-
-_WAKE_BYTES = 32 << 10  # room that is worth waking a writer for
-_LEAST = 4 << 10  # what a frame may hold even if less room is left: crumbs cost more than they save
 
 
 class SendQueue:

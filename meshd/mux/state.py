@@ -1,8 +1,8 @@
 """The state of a session, in tables with one writer each, and the rules that concern several of them.
 
-When a stream is forgotten, what a lost or changed link means, what the end of the session does. No frames are
-made or read here. What each table is about stands in stream_table.py, send_queue.py, ack_queue.py and
-link.py; all may read them, and only their own methods write.
+The rules say when a stream is forgotten, and what a lost or changed link and the end of the session mean. No
+frames are made or read here. stream_table.py, send_queue.py, ack_queue.py and link.py hold the tables;
+everybody may read a table, and only its own methods write it.
 """
 
 from meshd.mux.ack_queue import AckQueue, DueTimer

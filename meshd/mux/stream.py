@@ -17,6 +17,13 @@ from meshd.base.errors import RemoteProtocolError
 from meshd.mux.config import NodeBudget, Priority
 
 _COARSE = 0.004  # seconds; below it a "round trip" says more about event loops than about the path
+_SMALL = 2 << 10  # writes below this are gathered while they cannot be sent
+_GATHERED = 32 << 10  # gathered so far is closed at this size
+_FREE_PIECES = (
+    64  # pieces beyond these count as _PIECE_COST bytes each, or one-byte writes would cost 100-fold
+)
+_PIECE_COST = 128
+_MOST_GAPS = 256  # pieces that wait for an earlier one; an honest sender leaves none
 
 
 class SessionCredit:
@@ -110,14 +117,6 @@ class StreamWindow:
 
 
 Piece = bytes | memoryview
-
-_SMALL = 2 << 10  # writes below this are gathered while they cannot be sent
-_GATHERED = 32 << 10  # gathered so far is closed at this size
-_FREE_PIECES = (
-    64  # pieces beyond these count as _PIECE_COST bytes each, or one-byte writes would cost 100-fold
-)
-_PIECE_COST = 128
-_MOST_GAPS = 256  # pieces that wait for an earlier one; an honest sender leaves none
 
 
 class SendHalf:

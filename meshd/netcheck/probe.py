@@ -41,6 +41,10 @@ MORE_SOCKETS = 3  # beside the one that asks everybody: to see how outside ports
 HAIRPIN_SECONDS = 0.6
 HAIRPIN_PAUSE = 0.15
 _HAIRPIN_BYTES = 16
+_AGAIN_SECONDS = 1200.0  # mappings and providers change seldom; addresses that change are told by `poke`
+SETTLE_SECONDS = 1.0  # after a change: routes and address lookups follow a moment later
+_LEAST_SECONDS = 30.0  # between two checks, however often something changes
+LOG = log.get("netcheck")
 
 
 @dataclass(slots=True)
@@ -360,11 +364,6 @@ def _source(servers: Sequence[Endpoint], family: int) -> str | None:
             return source_towards(family, (server.host, server.port))
     return None
 
-
-_AGAIN_SECONDS = 1200.0  # mappings and providers change seldom; addresses that change are told by `poke`
-SETTLE_SECONDS = 1.0  # after a change: routes and address lookups follow a moment later
-_LEAST_SECONDS = 30.0  # between two checks, however often something changes
-LOG = log.get("netcheck")
 
 Observe = Callable[[Servers, Sequence[str]], Awaitable[tuple[Observations, tuple[str, ...]]]]
 

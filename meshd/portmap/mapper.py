@@ -30,6 +30,15 @@ _NETSTAT = ("/usr/sbin/netstat", "-rn", "-f", "inet")
 _NETSTAT_SECONDS = 3.0
 _MAX_ROUTES_BYTES = 1 << 20
 _RTF_GATEWAY = 0x2
+LIFETIME = 7200  # seconds asked for: RFC 6886, 3.3 recommends two hours
+PULSE_SECONDS = 120.0  # how often a router is asked whether it remembers; a restart is found within this
+SHORTEST_LIFETIME = 120  # a shorter grant is renewed as if it were this long, or the router drowns in us
+RETRY_FIRST = 15.0  # after a failed renewal; doubles
+RETRY_MOST = 900.0
+SEARCH_AGAIN = 1200.0  # when no router answered: another look, for somebody may switch it on
+_FAREWELL_SECONDS = 1.0  # to take the mappings away at the end; a silent router keeps them for the lease
+SILENT_PULSES = 3  # signs of life that failed one after the other, until all three languages are tried again
+LOG = log.get("portmap")
 
 
 async def find_route() -> GatewayRoute:
@@ -109,13 +118,6 @@ async def _netstat() -> str:
     return output.decode("ascii", "replace")
 
 
-LIFETIME = 7200  # seconds asked for: RFC 6886, 3.3 recommends two hours
-PULSE_SECONDS = 120.0  # how often a router is asked whether it remembers; a restart is found within this
-SHORTEST_LIFETIME = 120  # a shorter grant is renewed as if it were this long, or the router drowns in us
-RETRY_FIRST = 15.0  # after a failed renewal; doubles
-RETRY_MOST = 900.0
-SEARCH_AGAIN = 1200.0  # when no router answered: another look, for somebody may switch it on
-
 # Not reachable from outside (RFC 6890), in words. Documentation prefixes are not among them: nobody has them.
 _INSIDE: tuple[tuple[ipaddress.IPv4Network, str], ...] = tuple(
     (ipaddress.IPv4Network(network), why)
@@ -191,11 +193,6 @@ def has_moved(held: list[Granted], pulse: Pulse) -> bool:
     return bool(pulse.external_host) and any(
         granted.external_host and granted.external_host != pulse.external_host for granted in held
     )
-
-
-_FAREWELL_SECONDS = 1.0  # to take the mappings away at the end; a silent router keeps them for the lease
-SILENT_PULSES = 3  # signs of life that failed one after the other, until all three languages are tried again
-LOG = log.get("portmap")
 
 
 def home_routers(

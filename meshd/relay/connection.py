@@ -3,8 +3,6 @@
 All connections read into two buffers that the relay has once: a turn of the loop handles what it has read
 before the next one reads. What a connection holds itself is what its TLS and the kernel hold, and at most the
 high-water mark that waits to go out; a circuit whose one end does not take more is not read at the other.
-
-The states of a connection to a relay, and how its socket is set up.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """`meshd relay` as a process: its key, its ports, its end.
 
-A relay's metrics: plain text over HTTP on a loopback port, in Prometheus format.
+Its metrics are plain text over HTTP on a loopback port, in Prometheus format.
 """
 
 import asyncio

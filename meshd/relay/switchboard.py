@@ -1,9 +1,9 @@
 """Every decision of a relay except the bytes of circuits: nodes, calls, mailboxes, waiting letters. Pure.
 
-Nodes are told apart by mesh and key. A *guest* has shown a key and no membership that counts here: it reaches
-open boxes and nothing else. What an event leads to comes back as a list of actions for the server. Without a
-list of meshes, anybody can use any number of keys, so there are small limits for each key and a limit for
-each address (`Limits`); `--open` and `--mesh` lift those for a key.
+Mesh and key identify a node. A *guest* has shown a key and no membership that counts here: it reaches open
+boxes and nothing else. Each event returns a list of actions for the server. Without a list of meshes, anybody
+can use any number of keys, so there are small limits for each key and a limit for each address (`Limits`);
+`--open` and `--mesh` lift those for a key.
 
 Whom a node lets in is not for its callers to say: one that asks for circuits and proves nothing in them would
 keep all others out. A circuit is settled once the node has said more in it than it says to a stranger, or
@@ -40,6 +40,9 @@ from meshd.wire.relay import (
     Ring,
     ShutBox,
 )
+
+SETTLED_BYTES = 8 << 10  # of the node that was called: its side of a handshake and a proof is less
+LETTER_BYTES = 512  # that a letter takes beside its blob, roughly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +94,7 @@ WIDE = Limits(
 )
 
 
-SETTLED_BYTES = 8 << 10  # of the node that was called: its side of a handshake and a proof is less
 To = TypeVar("To")
-LETTER_BYTES = 512  # that a letter takes beside its blob, roughly
 Key = TypeVar("Key")
 
 

@@ -3,7 +3,7 @@
 Both ends must know of it: the opener of the stream says so in its metadata, and only to a peer that announced
 it. The opener also says whether floats are compressed, as it alone has judged the path.
 
-Decides what of a stream is compressed on a path: a rule of facts.
+`judge` decides by the facts of a path what of a stream is compressed.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,8 @@
 A *forward* is a listener on this node's loopback, or at a unix socket, whose connections become streams to a
 peer's service; an *exposed* service takes such streams and connects them to an allowed local target. A
 half-close travels as a half-close and a reset as a reset, so that TCP's meaning is kept (a unix socket has no
-reset: there it is an end, both ways). An *inspector* may look at what passes; it sees every byte
-before it goes on.
+reset: there it is an end, both ways). An *inspector* may look at the bytes that pass; it sees every byte
+before the pump passes it on.
 """
 
 from collections.abc import Awaitable, Callable
@@ -21,11 +21,10 @@ OwnerCheck = Callable[[tuple[str, int], tuple[str, int]], Awaitable[bool]]
 
 
 class Inspector(Protocol):
-    """Inspects one connection's bytes, each once. May raise RemoteProtocolError to end it, then always. May
-    raise RemoteProtocolError to end it, then always.
+    """Inspects one connection's bytes, each once. May raise RemoteProtocolError to end it, then always.
 
-    What it returns is passed on instead of what came in; the same object is the cheap answer. Bytes that it
-    holds back count as taken, so it holds a bounded number.
+    The pump passes on the bytes that an inspector returns; returning the same object is cheapest. Bytes that
+    it holds back count as taken, so it holds a bounded number.
     """
 
     def to_peer(self, data: bytes | memoryview) -> bytes | memoryview: ...

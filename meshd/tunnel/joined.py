@@ -31,6 +31,7 @@ from meshd.tunnel.pump import Counter, pump
 from meshd.wire.compressed import Compression
 
 LOG = log.get("tunnel")
+LISTEN = "socketpair"  # in status, where others say where they listen
 
 
 class LocalStream:
@@ -130,9 +131,6 @@ async def carried(control: Stream, direct: socket.socket | None, end: socket.soc
         raise first_error(group) from None
     finally:
         local.abort()
-
-
-LISTEN = "socketpair"  # in status, where others say where they listen
 
 
 class JoinedTunnel:

@@ -41,8 +41,17 @@ from meshd.wire.limits import NEEDED, As, Between, Items, NodeId, Text
 from meshd.wire.stun import Endpoint
 
 MAX_CLIENTS = 64
-LOG = log.get("tunnel")
 _CONNECT_SECONDS = 5.0
+MAX_EXPOSED = 64
+MAX_OPENED = 64
+MAX_ALLOWED_PEERS = 64  # named for one service
+MAX_HOST = 253  # a DNS name (RFC 1035)
+MAX_TUNNELS_BYTES = 1 << 20
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+TUNNEL_SERVICE = "tunnel"
+_ASK_SECONDS = 5.0
+_AGAIN_SECONDS = 10.0  # a listener whose port is taken at the start is tried again after that
+LOG = log.get("tunnel")
 
 
 class Forward:
@@ -186,19 +195,9 @@ def _in_words(error: OSError) -> str:
     return "its name was not found" if isinstance(error, socket.gaierror) else "nothing answers there"
 
 
-MAX_EXPOSED = 64
-MAX_OPENED = 64
-MAX_ALLOWED_PEERS = 64  # named for one service
-MAX_HOST = 253  # a DNS name (RFC 1035)
-MAX_TUNNELS_BYTES = 1 << 20
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _ServiceName = Annotated[str, Text(64, pattern=_NAME)]
 _Host = Annotated[str, Text(MAX_HOST)]
 _Peer = Annotated[PeerId, As(NodeId, attrgetter("raw"), PeerId)]
-TUNNEL_SERVICE = "tunnel"
-_ASK_SECONDS = 5.0
-_AGAIN_SECONDS = 10.0  # a listener whose port is taken at the start is tried again after that
-LOG = log.get("tunnel")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

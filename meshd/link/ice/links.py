@@ -67,6 +67,13 @@ from meshd.wire.stun import Endpoint
 if TYPE_CHECKING:
     from meshd.link.ice.agent import IcePath, Pace
 
+_ATTEMPT_SECONDS = 10.0  # signals, ICE, DTLS, SCTP and proof together
+MAX_ANSWERING = OFFERS.most
+MAX_ANSWERING_ONE = OFFERS_OF_PEER.most
+TRICKLE_SECONDS = 0.05  # addresses found within so much of the first go out together
+_LETTERS = string.ascii_letters + string.digits
+_log = get("link")
+
 
 class IcePipe(RawPipe, Protocol):
     """A pipe over a path that ICE found."""
@@ -138,14 +145,6 @@ def path_of(local: str, remote: str, remote_kind: CandidateKind | None) -> str:
         return "public"
     return "punched"
 
-
-_ATTEMPT_SECONDS = 10.0  # signals, ICE, DTLS, SCTP and proof together
-MAX_ANSWERING = OFFERS.most
-MAX_ANSWERING_ONE = OFFERS_OF_PEER.most
-TRICKLE_SECONDS = 0.05  # addresses found within so much of the first go out together
-_LETTERS = string.ascii_letters + string.digits
-
-_log = get("link")
 
 Extra = Callable[[Sequence[Candidate]], Awaitable[Sequence[Candidate]]]
 

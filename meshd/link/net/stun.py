@@ -1,7 +1,7 @@
 """Asks STUN servers where this machine's packets seem to come from, over UDP and over TCP.
 
 All servers are asked at once, and a silent one costs only its own answer: nothing here takes
-longer than `seconds`. What a server says is believed for nothing but an address to try.
+longer than `seconds`. An answer is used as an address to try, and for nothing else.
 """
 
 import asyncio
@@ -35,6 +35,12 @@ GRACE_SECONDS = 0.1  # for the other servers once one has answered: two answers 
 STUN_PORT = 3478
 
 Other = Callable[[bytes, Endpoint], None]
+KEEP_SECONDS = 20.0
+RESOLVE_EVERY = 30  # rounds: names of servers are looked up anew every ten minutes
+FIRST_ROUNDS = 3  # a round is repeated after half a second until somebody has answered
+MAX_SERVERS_ASKED = 3  # servers in a round
+PUNCH_SECONDS = 0.2  # between two datagrams to one address
+MAX_REQUESTS = 64  # under way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,14 +306,6 @@ def stun_server(text: str) -> tuple[str, int]:
             f"`{text[:128]}` is not a valid STUN server", hint="write HOST:PORT; the port is usually 3478"
         )
     return host.strip("[]"), int(port)
-
-
-KEEP_SECONDS = 20.0
-RESOLVE_EVERY = 30  # rounds: names of servers are looked up anew every ten minutes
-FIRST_ROUNDS = 3  # a round is repeated after half a second until somebody has answered
-MAX_SERVERS_ASKED = 3  # servers in a round
-PUNCH_SECONDS = 0.2  # between two datagrams to one address
-MAX_REQUESTS = 64  # under way
 
 
 class ReflexivePort:

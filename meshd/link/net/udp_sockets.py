@@ -44,6 +44,7 @@ _NO_GSO = {errno.EIO, errno.EINVAL, errno.EMSGSIZE, errno.ENOPROTOOPT, errno.EOP
 
 Address = tuple[str, int]  # host and port
 Ancillary = list[tuple[int, int, bytes]]
+MOST_KNOWN = 64  # addresses whose origin is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,9 +333,6 @@ def _bind_at(family: socket.AddressFamily, host: str, port: int) -> socket.socke
 def _cannot(host: str, port: int, error: OSError) -> UserError:
     reason = (error.strerror or str(error)).lower()
     return UserError(f"cannot use UDP on `{host}` port `{port}`: {reason}")
-
-
-MOST_KNOWN = 64  # addresses whose origin is kept
 
 
 class UdpReader(Protocol):

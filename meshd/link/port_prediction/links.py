@@ -68,6 +68,11 @@ CHOSEN_TIMES = 4  # the word that ends the search is not answered, so it is said
 _OPENING, _PROBE, _CHOSEN = b"o", b"p", b"c"
 
 FoundPath = tuple[socket.socket, Endpoint]
+WORD_SECONDS = 4.0  # for the other side's word: its STUN takes 1.5 at most, the rest is the way
+_SEARCH_SECONDS = MOST_PROBES / PROBES_A_SECOND + LINGER_SECONDS + WORD_SECONDS  # with ports held open
+LINK_SECONDS = 8.0  # from the path to the proof
+MAX_SEARCHES = SEARCHES.most
+_log = get("link")
 
 
 class Seal:
@@ -259,14 +264,6 @@ async def _try_all(sock: socket.socket, host: str, ports: Iterator[int], request
         sent += 1
     await asyncio.sleep(LINGER_SECONDS)
     return sent
-
-
-WORD_SECONDS = 4.0  # for the other side's word: its STUN takes 1.5 at most, the rest is the way
-_SEARCH_SECONDS = MOST_PROBES / PROBES_A_SECOND + LINGER_SECONDS + WORD_SECONDS  # with ports held open
-LINK_SECONDS = 8.0  # from the path to the proof
-MAX_SEARCHES = SEARCHES.most
-
-_log = get("link")
 
 
 class PortPredictionLinks:

@@ -68,6 +68,10 @@ BLACK_HOLE_SECONDS = 0.5  # … for so long: a full queue lets some through
 PROBE_AGAIN_SECONDS = 60.0
 ALPN = "meshd"
 _STREAM = 0  # the first one that the dialler opens
+SAFE_DATAGRAM_BYTES = 1200  # every path that carries QUIC takes it (RFC 9000 section 14)
+_BURST_SECONDS = 0.008  # what may go out at once after the loop was late
+WAKE_SECONDS = 0.001  # timers are no finer
+WINDOW_NAME = "meshd-model"
 
 
 def dialler_settings(*, idle_seconds: float) -> QuicConfiguration:
@@ -424,12 +428,6 @@ def start_dialling(settings: QuicConfiguration, origin: Origin, now: float) -> Q
     engine = QuicEngine(settings)
     engine.connect(origin, now=now)
     return engine
-
-
-SAFE_DATAGRAM_BYTES = 1200  # every path that carries QUIC takes it (RFC 9000 section 14)
-_BURST_SECONDS = 0.008  # what may go out at once after the loop was late
-WAKE_SECONDS = 0.001  # timers are no finer
-WINDOW_NAME = "meshd-model"
 
 
 class Window(QuicCongestionControl):

@@ -49,9 +49,13 @@ if TYPE_CHECKING:
     from meshd.link.quic.engine import Reception
 
 IDLE_SECONDS = 15.0  # without a sign of life, asked for after a third of it; sessions notice a death in 4.5 s
-_log = get("link")
 
 Ports = Callable[[Dialable], DialPort | SharedPort]
+_log = get("link")
+_LOAD_AGAIN_SECONDS = 1.0
+_UNASKED = 16  # connections that may wait without having shown where they are, when another one comes
+_UNASKED_OF_ADDRESS = 2
+_WAITING_STRANGERS = 16  # first datagrams kept while the library is loaded, once
 
 
 class QuicDialer:
@@ -201,14 +205,6 @@ def _link(pipe: QuicPipe, proven: Proven, *, local: tuple[str, int], path: str, 
         path=path or local_addresses.path_between(local[0], origin.address[0] if origin else ""),
         dialled=dialled,
     )
-
-
-_log = get("link")
-
-_LOAD_AGAIN_SECONDS = 1.0
-_UNASKED = 16  # connections that may wait without having shown where they are, when another one comes
-_UNASKED_OF_ADDRESS = 2
-_WAITING_STRANGERS = 16  # first datagrams kept while the library is loaded, once
 
 
 class QuicListener(PortListener):

@@ -1,8 +1,8 @@
 """QUIC over a path that ICE found: for peers behind NATs, when the webrtc link does not come about.
 
-Signals and candidates are those of ice/links.py, under a topic of their own; on the path QUIC takes the
-place of DTLS and SCTP. It sees one path that never changes: where the datagrams really go is ICE's concern.
-The answerer is QUIC's listener, and tells the hash of its certificate in its signed answer too.
+Signals and candidates are those of ice/links.py, under a separate topic; on the path QUIC replaces DTLS and
+SCTP. It sees one path that never changes: where the datagrams really go is ICE's concern. The answerer is
+QUIC's listener, and tells the hash of its certificate in its signed answer too.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ def _load() -> None:
 
 
 class QuicSession(IceSession):
-    """One side of one try (an IceSession), and the port of its pipe (quic_pipe.Port)."""
+    """One side of one try, and the port of its pipe (quic/pipe.py)."""
 
     def __init__(
         self,

@@ -29,6 +29,13 @@ from meshd.wire.relay import MAX_BOX_SECONDS, MAX_MAIL_BYTES, Mail, Ring
 from meshd.wire.versions import VERSION_CODE, checked_hint
 
 Asker = tuple[Hashable, Hashable]  # issuer, peer
+BACKOFF = Backoff(first=0.25, factor=2.0, most=8.0, jitter=0.5)
+REPLACED_SECONDS = 30.0  # another process has our key: do not fight about the place
+_REACH_SECONDS = 6.0  # that a caller waits for a connection
+VISIT_SECONDS = 60.0  # without use
+MAX_VISITS = RELAY_VISITS.most
+_STEADY_SECONDS = 10.0  # a connection that held this long was a good one
+_log = get("relay")
 
 
 class Line:
@@ -75,16 +82,6 @@ def gives_way(visits: Sequence[Line], asker: Asker) -> Line | None:
         return None
     visits = [line for line in visits if line.whom == most] or visits
     return min(visits, key=lambda line: (line.control is not None, line.used_at), default=None)
-
-
-BACKOFF = Backoff(first=0.25, factor=2.0, most=8.0, jitter=0.5)
-REPLACED_SECONDS = 30.0  # another process has our key: do not fight about the place
-_REACH_SECONDS = 6.0  # that a caller waits for a connection
-VISIT_SECONDS = 60.0  # without use
-MAX_VISITS = RELAY_VISITS.most
-_STEADY_SECONDS = 10.0  # a connection that held this long was a good one
-
-_log = get("relay")
 
 
 @dataclass(frozen=True, slots=True)

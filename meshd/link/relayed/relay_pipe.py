@@ -18,6 +18,7 @@ from meshd.link.tcp.pipe import TcpPipe
 from meshd.wire.relay import TICKET_MAGIC
 
 _CONNECT_SECONDS = 5.0  # name, TCP and proxy together
+_WIDEST_BYTES = 64 << 10
 
 
 class RelayPipe(TcpPipe):
@@ -73,9 +74,6 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-_WIDEST_BYTES = 64 << 10
 
 
 class NestedEngine(TlsEngine):

@@ -47,6 +47,14 @@ from meshd.wire.dialable import Dialable
 _HIGH_BYTES = 64 << 10  # in each direction, in our own buffers
 _SPACE_BYTES = 64 << 10
 _ENDED = 1  # code of a reset
+SERVICE = "onward"
+TO, FROM = "to", "from"  # metadata: node ids; `to` asks to pass on, `from` says whose bytes these are
+_ATTEMPT_SECONDS = 8.0
+_STAGGER_SECONDS = 0.25  # between members that are asked
+SLOW_SECONDS = 2.0  # without a link: one that is given up then has not helped
+MAX_ASKED = 3  # members
+CODE_ENDED = 1
+LOG = log.get("link")
 
 
 class Bytes(Protocol):
@@ -221,16 +229,6 @@ class StreamPipe(BufferedPipe):
         if self._why_unsecured is not None:
             raise self._why_unsecured.afresh()
         super()._check()
-
-
-SERVICE = "onward"
-TO, FROM = "to", "from"  # metadata: node ids; `to` asks to pass on, `from` says whose bytes these are
-_ATTEMPT_SECONDS = 8.0
-_STAGGER_SECONDS = 0.25  # between members that are asked
-SLOW_SECONDS = 2.0  # without a link: one that is given up then has not helped
-MAX_ASKED = 3  # members
-CODE_ENDED = 1
-LOG = log.get("link")
 
 
 class Sessions(Protocol):

@@ -1,9 +1,9 @@
 """Limits callers: members by their key, everybody who proves nothing by its address. Pure.
 
-What a caller costs is paid before one knows who it is, or whether it stays: a key exchange, then signatures.
-A member that comes and goes is turned away as soon as it names its key, and a caller that is turned away, or
-proves nothing, uses up its address: connections from there are ignored for a moment. Only proven callers
-count for a key, and only those reached at an address count for it, so nobody uses up another one's.
+A caller costs a key exchange and signatures before this node knows who it is, or whether it stays. A member
+that comes and goes is turned away as soon as it names its key, and a caller that is turned away, or proves
+nothing, uses up its address: connections from there are ignored for a moment. Only proven callers count for a
+key, and only those reached at an address count for it, so nobody uses up another one's.
 
 Many may share an address (a NAT, an IPv6 /64, one machine). Where a member has proven itself in the last
 hour, by the very address and not its /64, more is listened to than elsewhere; and for QUIC, whose callers

@@ -28,12 +28,15 @@ _OPTIONS: tuple[tuple[int, str, int | bytes], ...] = (
 # those of 1280 carry, the least of any IPv6 path (RFC 8200, section 5).
 MAX_SEGMENT_BYTES = 1084
 MAX_SEGMENT_BYTES_V6 = 1220
+_NOT_A_LISTENER = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EFAULT, errno.EOPNOTSUPP}
+_REFUSED_IN_A_TURN = 16
+_log = get("link")
 
 
 def tune(sock: socket.socket) -> None:
     """Make TCP quick to send, quick to notice that nobody is there, and steady where packets get lost.
 
-    What the platform does not know, or does not allow (BBR may be missing, or kept for root), is left.
+    Options that the platform does not know or allow (BBR may be missing, or reserved for root) are skipped.
     """
     for level, name, value in _OPTIONS:
         number = getattr(socket, name, None)
@@ -85,12 +88,6 @@ async def connect(place: Dialable) -> socket.socket:
         sock.close()
         raise
     return sock
-
-
-_NOT_A_LISTENER = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EFAULT, errno.EOPNOTSUPP}
-_REFUSED_IN_A_TURN = 16
-
-_log = get("link")
 
 
 def listen(host: str, port: int) -> list[socket.socket]:

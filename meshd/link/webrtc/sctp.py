@@ -50,6 +50,24 @@ _ZERO = bytes(4)
 _PAD = (b"", b"\0\0\0", b"\0\0", b"\0")
 
 CHUNK_OVERHEAD = 12 + 16  # common header and chunk header
+FIRST_WINDOW_BYTES = 64 << 10  # until the other side has proven who it is
+MAX_INBOX_BYTES = 4 << 20  # what may wait here: 100 Mbit/s for 100 ms, three times
+MAX_HOLES = 4096
+_CHUNK_COST = 64  # of a waiting chunk beside its bytes, so that tiny ones are bounded too
+_SLACK_BYTES = 4096  # over the window: a sender may ask a closed one
+_REACH = 0xFFFF  # a SACK can name chunks up to so far beyond its cumulative number
+FIRST_PACKET_BYTES = 1056  # with DTLS, UDP and IPv4 1121: passes tunnels in tunnels; then probes tell
+REORDER_PACKETS = 3
+MAX_REORDER_PACKETS = 64
+FIRST_PROBE_SECONDS = 0.5  # before any round trip was seen (RFC 6298 says 1)
+LEAST_PROBE_SECONDS = 0.05  # beyond the round trip: the other side's turn of the loop and its 20 ms
+MOST_PROBE_SECONDS = 3.0
+FIRST_FLIGHT_CHUNKS = 64  # spread over a round trip as soon as one is known, and that is from the proof
+LEAST_FLIGHT_CHUNKS = 32  # in a round trip, however little was sent, and so measured, before
+PACE_SECONDS = 0.002  # a sender that was late by so much may catch up: timers come in milliseconds
+_BURST_SECONDS = 0.001  # of the pace that go out together
+GIVE_UP_SECONDS = 30.0  # nothing acknowledged for so long while something was on its way
+MAX_FLIGHT_CHUNKS = 16_000  # a SACK names 65535; stream numbers of 16 bits are compared by halves
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +181,6 @@ def ahead(tsn: int, of: int) -> int:
     return (tsn - of + _HALF) % TSNS - _HALF
 
 
-FIRST_WINDOW_BYTES = 64 << 10  # until the other side has proven who it is
-MAX_INBOX_BYTES = 4 << 20  # what may wait here: 100 Mbit/s for 100 ms, three times
-MAX_HOLES = 4096
-_CHUNK_COST = 64  # of a waiting chunk beside its bytes, so that tiny ones are bounded too
-_SLACK_BYTES = 4096  # over the window: a sender may ask a closed one
-_REACH = 0xFFFF  # a SACK can name chunks up to so far beyond its cumulative number
-
-
 class Inbox:
     """Received chunks. `first_tsn` is the peer's initial TSN; `window_bytes` bounds what is kept."""
 
@@ -256,20 +266,6 @@ class Inbox:
 
     def _room(self, unread: int) -> int:
         return max(0, self._window - unread - self._held_bytes)
-
-
-FIRST_PACKET_BYTES = 1056  # with DTLS, UDP and IPv4 1121: passes tunnels in tunnels; then probes tell
-REORDER_PACKETS = 3
-MAX_REORDER_PACKETS = 64
-FIRST_PROBE_SECONDS = 0.5  # before any round trip was seen (RFC 6298 says 1)
-LEAST_PROBE_SECONDS = 0.05  # beyond the round trip: the other side's turn of the loop and its 20 ms
-MOST_PROBE_SECONDS = 3.0
-FIRST_FLIGHT_CHUNKS = 64  # spread over a round trip as soon as one is known, and that is from the proof
-LEAST_FLIGHT_CHUNKS = 32  # in a round trip, however little was sent, and so measured, before
-PACE_SECONDS = 0.002  # a sender that was late by so much may catch up: timers come in milliseconds
-_BURST_SECONDS = 0.001  # of the pace that go out together
-GIVE_UP_SECONDS = 30.0  # nothing acknowledged for so long while something was on its way
-MAX_FLIGHT_CHUNKS = 16_000  # a SACK names 65535; stream numbers of 16 bits are compared by halves
 
 
 class Sent:

@@ -21,20 +21,6 @@ def test_what_dials_addresses_needs_no_signals_and_is_called_as_its_kind() -> No
         assert traits.kind.value == name.value
 
 
-def test_when_each_begins_and_what_both_sides_begin_together() -> None:
-    begins = {
-        Transport.TCP: (0.0, False),
-        Transport.TCP_PUNCH: (0.1, True),
-        Transport.QUIC: (0.2, False),
-        Transport.QUIC_ICE: (0.3, True),
-        Transport.QUIC_PORT_PREDICTION: (0.3, True),
-        Transport.WEBRTC: (0.15, True),
-        Transport.RELAY: (0.0, False),
-        Transport.MEMBER_RELAY: (0.1, False),
-    }
-    assert {name: (TRANSPORTS[name].delay, TRANSPORTS[name].needs_signals) for name in begins} == begins
-
-
 def test_what_carries_without_detours_comes_before_what_does_not() -> None:
     ranks = {kind: traits.rank for kind, traits in KINDS.items()}
     assert ranks[LinkKind.TCP] < ranks[LinkKind.QUIC] == ranks[LinkKind.WEBRTC] < ranks[LinkKind.RELAY]
