@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 from meshd.base.errors import LocalProtocolError, MeshdError
 from meshd.base.fault_boundary import Contained, Fault, contained
-from meshd.base.log import get
 from meshd.base.tasks import Owner
 from meshd.identity.invite import JoinKeys
 from meshd.identity.keys import PeerId
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
 IDLE_SECONDS = 15.0  # without a sign of life, asked for after a third of it; sessions notice a death in 4.5 s
 
 Ports = Callable[[Dialable], DialPort | SharedPort]
-_log = get("link")
 _LOAD_AGAIN_SECONDS = 1.0
 _UNASKED = 16  # connections that may wait without having shown where they are, when another one comes
 _UNASKED_OF_ADDRESS = 2
