@@ -44,20 +44,19 @@ class Weights:
 
     def __init__(
         self,
-        index: WeightsIndex | None,
+        indexes: Sequence[WeightsIndex],
         files: Sequence[WeightsFile],
         outgoing: Outgoing,
         lease_cache: LeaseCache | None = None,
     ) -> None:
         """Add duplicates of the descriptors to `outgoing`. Raises OSError."""
-        indexes = [index] if index is not None else []
+        self.has_model = bool(indexes)
         descriptors = [descriptor for file in files for descriptor in file.descriptors]
         if lease_cache is not None:
-            indexes.append(lease_cache.index)
+            indexes = [*indexes, lease_cache.index]
             descriptors += lease_cache.descriptors
         self._index = join_indexes(indexes)
         self._descriptors = tuple(outgoing.add(os.dup(descriptor)) for descriptor in descriptors)
-        self.has_model = index is not None
         self.sizes = {tensor.digest: tensor.size for tensor in self._index.tensors}
         self.lease_cache = lease_cache
         if lease_cache is not None:
@@ -257,7 +256,7 @@ class KnownFiles:
                 files.append(file)
             if not indexes and lease_cache is None:
                 return None
-            return Weights(join_indexes(indexes) if indexes else None, files, outgoing, lease_cache)
+            return Weights(indexes, files, outgoing, lease_cache)
 
     async def _follow(self) -> None:
         """Open the file that each path leads to now, instead of the file that was there before."""

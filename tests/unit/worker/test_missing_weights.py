@@ -174,7 +174,7 @@ def test_no_more_is_held_than_the_head_has_named(rows: list[tuple[int, int]]) ->
     with tempfile.TemporaryFile() as file, closing(Outgoing()) as outgoing:
         file.write(bytes(100))
         file.flush()
-        weights = Weights(None, (), outgoing, FiveTensors(file.fileno()))
+        weights = Weights((), (), outgoing, FiveTensors(file.fileno()))
         named = tuple(NeededTensor(0, 0, 0, size, bytes([at]) * 32) for at, size in rows)
         held = run(_held(replace(NEEDS, tensors=named), weights).read(lambda _: None))
     assert held == sum(size for at, size in set(rows) if at < 5 and size == 10 + at)
