@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshd.base.errors import UserError
-from meshd.build.compile import BuildFailed
+from meshd.build.compile import build_failed
 from meshd.build.interface import BuildProgress, ProgressCallback, Stage
 from meshd.build.machine import find_tool
 from meshd.build.run import run
@@ -45,7 +45,7 @@ class Vulkan:
     async def compile_loader(self, tools: Sequence[str], log: Path, progress: ProgressCallback) -> Path:
         """Compile the loader beside its source; return the library. `tools` are options of CMake.
 
-        Raises UserError, BuildFailed among them.
+        Raises UserError.
         """
         progress(BuildProgress(Stage.CONFIGURE, f"compiling Vulkan's loader {self.version}"))
         build, ninja = self.source.parent / "build", find_tool("ninja")
@@ -68,7 +68,7 @@ class Vulkan:
         ):
             result = await run(argv, env=os.environ, folder=self.source, log=log)
             if result.code != 0:
-                raise BuildFailed("Vulkan's loader could not be compiled", log=log, tail=result.tail)
+                raise build_failed("Vulkan's loader could not be compiled", log, result.tail)
         return build / "loader" / LOADER
 
     def module_flags(self, loader: Path) -> list[str]:

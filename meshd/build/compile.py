@@ -39,20 +39,10 @@ _BACKEND_FLAGS = {
 }
 
 
-class BuildFailed(UserError):
-    """A build tool failed; the hint has the last lines of the log at `log`."""
-
-    def __init__(self, what: str, *, log: Path, tail: Sequence[str]) -> None:
-        lines = "\n".join(tail)
-        super().__init__(what, hint=f"the full log is `{log}`; its last lines:\n{lines}")
-        self.log = log
-        self.tail = tuple(tail)
-
-
 async def compile_tree(
     tree: Tree, *, backend: str, targets: Sequence[str], progress: ProgressCallback, flags: Sequence[str] = ()
 ) -> None:
-    """Build `targets` into `tree.build`/bin; `flags` come after our own. Raises BuildFailed and UserError."""
+    """Build `targets` into `tree.build`/bin; `flags` come after our own. Raises UserError."""
     tree.log.write_bytes(b"")
     ninja = find_tool("ninja")
     configure = [find_tool("cmake"), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", "-S", str(tree.source)]
@@ -66,7 +56,7 @@ async def compile_tree(
             await asyncio.to_thread(tree.drop)
         lacking = f" ({GPU_PAGE})" if backend != "cpu" else ""
         what = f"cmake could not configure llama.cpp for {backend}{lacking}"
-        raise BuildFailed(what, log=tree.log, tail=result.tail)
+        raise build_failed(what, tree.log, result.tail)
 
     def on_line(line: str) -> None:
         step = parse_step(line)
@@ -76,7 +66,13 @@ async def compile_tree(
     argv = [*_nice(), ninja, "-C", str(tree.build), "-j", str(usable_processors()), *targets]
     result = await _run(argv, tree, on_line)
     if result.code != 0:
-        raise BuildFailed("llama.cpp could not be compiled", log=tree.log, tail=result.tail)
+        raise build_failed("llama.cpp could not be compiled", tree.log, result.tail)
+
+
+def build_failed(what: str, log: Path, tail: Sequence[str]) -> UserError:
+    """Return the error of a build tool that failed; its hint has the last lines of the log at `log`."""
+    lines = "\n".join(tail)
+    return UserError(what, hint=f"the full log is `{log}`; its last lines:\n{lines}")
 
 
 def options_of(backend: str) -> tuple[str, ...]:

@@ -95,7 +95,7 @@ async def build(
 
     `source` is a tree of upstream at the pinned commit (default: the pinned archive, fetched by pip).
     `tools` adds llama-quantize and llama-batched-bench. Waits for another builder. An interrupted or
-    cancelled build is continued by the next one. Raises UserError, BuildFailed among them.
+    cancelled build is continued by the next one. Raises UserError.
     """
     backend = resolve_backend(backend)
     upstream = (*UPSTREAM_PROGRAMS, *(_TOOLS if tools else ()))

@@ -44,19 +44,15 @@ class CpuCache:
     def __init__(self, path: Path | None, key: str) -> None:
         self._path = path
         self._key = key
-        self._kept = self._read()
-
-    @property
-    def cpu(self) -> OfferedDevice | None:
+        self.cpu = self._read()
         """The CPU; None if this program has not listed it since this machine started."""
-        return self._kept
 
     def keep(self, listed: Sequence[OfferedDevice]) -> None:
         """Remember the CPU of a listing. A file that cannot be written is no error."""
         found = next((device for device in listed if device.name == CPU), None)
-        if self._path is None or found is None or found == self._kept:
+        if self._path is None or found is None or found == self.cpu:
             return
-        self._kept = found
+        self.cpu = found
         line = f"device {CPU} cpu - {found.total_bytes} {found.free_bytes} {found.description}"
         try:
             replace_file(self._path, f"{self._key}\n{line}\n".encode())

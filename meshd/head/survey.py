@@ -460,9 +460,9 @@ async def _devices(endpoint: str, protocol: str) -> tuple[OfferedDevice, ...]:
         count = probe.read_count(await ask(probe.device_count()))
         devices = []
         for number in range(count):
-            memory = probe.read_memory(await ask(probe.device_memory(number)))
+            free, total = probe.read_memory(await ask(probe.device_memory(number)))
             # the protocol does not tell what a device is; people lend GPUs this way, or have nothing better
-            devices.append(OfferedDevice(f"RPC{number}", "gpu", endpoint[:64], memory.free, memory.total))
+            devices.append(OfferedDevice(f"RPC{number}", "gpu", endpoint[:64], free, total))
         return tuple(devices)
     finally:
         writer.close()

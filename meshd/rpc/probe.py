@@ -5,7 +5,6 @@ size and payload. Layouts: ggml/src/ggml-rpc/ggml-rpc.cpp of the pinned upstream
 """
 
 import struct
-from dataclasses import dataclass
 
 from meshd.base.errors import RemoteProtocolError
 from meshd.wire.limits import MAX_DEVICES
@@ -15,14 +14,6 @@ MAX_ANSWER_BYTES = 1024  # more than any answer to these takes
 RPC_REQUEST = struct.Struct("<BQ")
 _GET_DEVICE_MEMORY, _HELLO, _DEVICE_COUNT = 11, 14, 15
 _CAPS_BYTES = 24  # of HELLO: capabilities of other transports than TCP, none of which is ours
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """The memory of one device, in bytes."""
-
-    free: int
-    total: int
 
 
 def hello() -> bytes:
@@ -54,12 +45,12 @@ def read_count(answer: bytes) -> int:
     return count
 
 
-def read_memory(answer: bytes) -> Memory:
-    """Return free and total memory. Raises RemoteProtocolError."""
+def read_memory(answer: bytes) -> tuple[int, int]:
+    """Return the free and the total bytes of a device. Raises RemoteProtocolError."""
     free, total = _unpack("<QQ", answer, "GET_DEVICE_MEMORY")
     if total >= 1 << 60 or free >= 1 << 60:
         raise RemoteProtocolError("the rpc-server reports an impossible amount of memory")
-    return Memory(free, total)
+    return free, total
 
 
 def _request(command: int, payload: bytes) -> bytes:

@@ -1,14 +1,11 @@
 """meshd.build.cache: what counts as a finished build, and one builder at a time."""
 
 import asyncio
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from meshd.build import cache
 from meshd.build.cache import BuildKey
 from meshd.build.interface import BuildProgress, Stage
@@ -71,28 +68,6 @@ def test_another_key_in_the_same_place(stored: Path, tmp_path: Path) -> None:
     other = BuildKey("c" * 40, "cpu", "12345678", f"{'d' * 12}{'f' * 52}")
     assert other.name == KEY.name
     assert cache.load(tmp_path, other) == {}
-
-
-@given(
-    st.one_of(
-        st.binary(max_size=60),
-        st.recursive(
-            st.none() | st.integers() | st.text(),
-            lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-            max_leaves=4,
-        ).map(
-            lambda value: json.dumps(
-                {"commit": KEY.commit, "sources": KEY.sources_sha256, "binaries": value}
-            ).encode()
-        ),
-    )
-)
-def test_any_stamp_is_read_without_an_error(tmp_path_factory: pytest.TempPathFactory, text: bytes) -> None:
-    folder = tmp_path_factory.mktemp("stamp")
-    place = cache.folder_of(folder, KEY).parent
-    place.mkdir(parents=True)
-    (place / "stamp.json").write_bytes(text)
-    assert cache.load(folder, KEY) == {}
 
 
 def test_old_builds_are_removed_each_kind_for_itself(tmp_path: Path) -> None:

@@ -171,15 +171,6 @@ async def test_invented_layers_take_no_memory_without_end(tmp_path: Path) -> Non
         assert not measured.lacks([CPU], layers[-SPEEDS_FAILED.most :]) and measured.lacks([CPU], layers[:5])
 
 
-async def test_a_time_counts_for_who_asked_for_it(tmp_path: Path) -> None:
-    async with stage(tmp_path) as it:
-        measured = speeds(it.bench, tmp_path)
-        await measured.measure([CPU], KINDS[:1], silent)
-        await measured.measure([CPU], KINDS[1:], silent, asker="an invite")
-    own, other = (tmp_path / "speeds").read_text().splitlines()
-    assert len(own.split()) == 2 and len(other.split()) == 3
-
-
 @pytest.mark.parametrize(
     ("first", "second", "kept"),
     [

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import probe
-from meshd.rpc.probe import Memory
 from meshd.wire.limits import MAX_DEVICES
 
 
@@ -19,7 +18,7 @@ def test_answers_are_read() -> None:
     assert probe.read_hello(bytes([7, 1, 2, 0])) == (7, 1, 2)
     assert probe.read_hello(bytes([7, 1, 2, 0]) + bytes(24)) == (7, 1, 2)
     assert probe.read_count((2).to_bytes(4, "little")) == 2
-    assert probe.read_memory((5).to_bytes(8, "little") + (9).to_bytes(8, "little")) == Memory(5, 9)
+    assert probe.read_memory((5).to_bytes(8, "little") + (9).to_bytes(8, "little")) == (5, 9)
 
 
 @pytest.mark.parametrize("count", [0, MAX_DEVICES + 1, 0xFFFFFFFF])
