@@ -156,7 +156,7 @@ def _say_asked(given: str, config: Config, out: Output, *, head: bool, near: str
     Raises UserError for a model of members on a node without any, and where llama.cpp is not built.
     """
     from meshd.daemon.fetching import FOUND_SECONDS, OR_ELSEWHERE_SECONDS
-    from meshd.daemon.role_runtime import find_native
+    from meshd.daemon.native import find_native
     from meshd.model.short_names import hub_name_of, short_model
 
     find_native(config.paths, head=head)

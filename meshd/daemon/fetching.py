@@ -10,30 +10,35 @@ import os
 import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from socket import socket
 from typing import TYPE_CHECKING, TypeVar
 
 from meshd.admin.models_api import NO_MEMBER_HAS_IT, PullReply, PullRequest
 from meshd.base import log
-from meshd.base.errors import Closed, MeshdError, UserError
+from meshd.base.errors import Closed, MeshdError, Refused, UserError
 from meshd.base.fault_boundary import Contained
 from meshd.base.tasks import in_thread
 from meshd.config.serve_settings import ServeConfig
 from meshd.config.tree import Config
-from meshd.daemon.role_kind import Wanted
+from meshd.daemon.role_kind import FetchingRole, Wanted
 from meshd.devices.interface import RoleStatus
+from meshd.gateway.interface import AnswerTimings, Models, ModelWish, NamedModel, Readiness
 from meshd.library.interface import NotHere, ReportProgress, TransferProgress
+from meshd.model.device_sampling import DeviceSampling
 from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX
 from meshd.model.model_name import DEMO, MESH
+from meshd.model.served_facts import ServedFacts
 from meshd.model.short_names import hub_name_of
-from meshd.model.status import FetchSource, FetchStatus
+from meshd.model.status import FetchSource, FetchStatus, ModelState, ModelStatus
 from meshd.peer.interface import Mesh, PeerState
 
 if TYPE_CHECKING:
     from meshd.build.interface import BuildProgress
     from meshd.daemon.models import ModelExchange
+    from meshd.gateway.request import PlainModel
 
 T = TypeVar("T")
 FOUND_SECONDS = 30.0  # for members that have a model `mesh:NAME` to be connected
@@ -45,6 +50,7 @@ _LOG_SECONDS = 60.0  # between two lines of the log about a tenth that takes lon
 _TENTHS = 10
 LOG = log.get("daemon")
 _ASKING = "asking the members of the mesh"
+_LEAST_RETRY, _MOST_RETRY = 5, 60  # seconds in the Retry-After of an answer
 
 
 class Fetching:
@@ -349,3 +355,174 @@ def with_header(serve: ServeConfig, path: Path) -> ServeConfig:
     if path.name.endswith(HEADER_SUFFIX):
         return replace(serve, model=path, devices=("none",))
     return replace(serve, model=path, header_only=False)
+
+
+class FetchedUpstream:
+    """A model that is not here yet, so requests are refused (implements Upstream)."""
+
+    crashes = 0
+    device_sampling: DeviceSampling | None = None
+    facts = ServedFacts()
+    holds_turns = ""
+    slots: int | None = None  # a fetch may take hours: no request waits for its turn
+
+    def __init__(self, fetching: FetchingRole, model: "AwaitedModel | None" = None) -> None:
+        """Take `model`; None: the only one of the node, for which everything is fetched."""
+        self._fetching = fetching
+        self._model = model
+
+    @property
+    def readiness(self) -> Readiness:
+        """The progress of the fetch, as readiness."""
+        now = self._fetching.now
+        said = f"`{now.name}`: {now.text}"
+        if self._model is None or now.name in self._model.wants:
+            return _readiness(now, said)
+        lacks = self._fetching.lacks
+        later = [name for name in self._model.wants if name in lacks]
+        if later:
+            return replace(_readiness(now, f"`{later[0]}` is fetched after {said}"), progress=None)
+        here = f"it is here, and waits for {said}"
+        return replace(_readiness(now, here), state=ModelState.UNLOADED, progress=None)
+
+    @property
+    def model_name(self) -> str:
+        """The name of the model in requests; of an only one, that of the file that is being fetched."""
+        return self._fetching.now.name if self._model is None else self._model.name
+
+    async def connect(self) -> socket:
+        """Raise Refused, with the progress."""
+        raise Refused(self.readiness.reason, code="fetching")
+
+    def is_refusal(self, status: int) -> bool:
+        """Return False: there is no answer."""
+        return False
+
+    async def upstream_broke(self, why: str) -> str:
+        """Return `why`."""
+        return why
+
+    def queued(self, waiting: int) -> None:
+        """Do nothing."""
+
+    def requested(self, active: int) -> None:
+        """Do nothing."""
+
+    def generated(self, total: int, grown: int, *, alone: bool) -> None:
+        """Do nothing."""
+
+    def answered(self, timings: AnswerTimings, *, alone: bool, seconds: float) -> None:
+        """Do nothing."""
+
+
+def _readiness(now: FetchStatus, reason: str) -> Readiness:
+    left = now.seconds_left or _LEAST_RETRY
+    return Readiness(
+        ModelState.FETCHING,
+        reason,
+        retry_after=round(min(max(left, _LEAST_RETRY), _MOST_RETRY)),
+        progress=now.share,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitedModel:
+    """One of several models to come, by its name in requests. `wants`: names of what is fetched for it."""
+
+    name: str
+    wants: Sequence[str]
+    aliases: tuple[str, ...] = ()
+    group: str = ""
+    ttl_s: int = 0
+
+
+class AwaitedModels:
+    """Implements Models with all models that a node will serve, none of which answers yet."""
+
+    only = None
+    on_demand = True
+
+    def __init__(self, fetching: FetchingRole, awaited: Sequence[AwaitedModel]) -> None:
+        from meshd.gateway.request import PlainModel  # aiohttp: 11 MB that a worker avoids
+
+        self._fetching = fetching
+        self._awaited = awaited
+        self.all = [PlainModel(FetchedUpstream(fetching, one)) for one in awaited]
+        named = zip(awaited, self.all, strict=True)
+        self._by_name = {name: model for one, model in named for name in (one.name, *one.aliases)}
+
+    @property
+    def readiness(self) -> Readiness:
+        """The progress of what is fetched now."""
+        return FetchedUpstream(self._fetching).readiness
+
+    def find(self, wish: ModelWish) -> "PlainModel | None":
+        """Find a model by its name or an alias."""
+        return self._by_name.get(wish.model) if wish.model else self.all[0]
+
+    @property
+    def statuses(self) -> Sequence[ModelStatus]:
+        """The state of each model."""
+        return [
+            _status(one, model.upstream.readiness) for one, model in zip(self._awaited, self.all, strict=True)
+        ]
+
+
+def _status(model: AwaitedModel, now: Readiness) -> ModelStatus:
+    return ModelStatus(
+        name=model.name,
+        fingerprint="",
+        state=now.state,
+        reason=now.reason,
+        load_seconds=None,
+        weights_local_bytes=0,
+        weights_network_bytes=0,
+        tensors_from_network=(),
+        bytes_per_token=None,
+        split=(),
+        progress=now.progress,
+        aliases=model.aliases,
+        group=model.group,
+        ttl_s=model.ttl_s,
+    )
+
+
+class ModelsOnceFetched:
+    """The models of a role, which arrive later (implements Models)."""
+
+    def __init__(self, fetching: FetchingRole, awaited: Sequence[AwaitedModel]) -> None:
+        """Begin without a model. `awaited`: the models to come if they are loaded on demand; else none."""
+        from meshd.gateway.request import OneModel
+
+        self._models: Models = (
+            AwaitedModels(fetching, awaited) if awaited else OneModel(FetchedUpstream(fetching))
+        )
+        self.on_demand = self._models.on_demand
+
+    def come(self, models: Models) -> None:
+        """Use these models from now on."""
+        self._models = models
+
+    @property
+    def all(self) -> Sequence[NamedModel]:
+        """The models that can be requested now."""
+        return self._models.all
+
+    @property
+    def only(self) -> NamedModel | None:
+        """The single model, if there is one."""
+        return self._models.only
+
+    @property
+    def readiness(self) -> Readiness:
+        """The readiness of all models together."""
+        return self._models.readiness
+
+    def find(self, wish: ModelWish) -> NamedModel | None:
+        """Find the model for one request."""
+        return self._models.find(wish)
+
+    @property
+    def statuses(self) -> Sequence[ModelStatus]:
+        """The statuses of models on demand."""
+        return self._models.statuses

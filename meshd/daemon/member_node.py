@@ -13,7 +13,6 @@ from meshd.base.tasks import Owner, in_thread
 from meshd.config.kept_name import keep_name
 from meshd.config.tree import Config
 from meshd.daemon.mesh_port import MeshPort
-from meshd.daemon.pausing import was_paused
 from meshd.daemon.transports import Transports
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.keystore import Home, Keeping
@@ -38,7 +37,13 @@ from meshd.wire.netfacts import NetFacts
 from meshd.wire.versions import NativeVersion
 
 _RETRY = Backoff(first=1.0, factor=2.0, most=30.0, jitter=0.0)
+PAUSED_BLOB = "paused"
 NODE_WINDOW_BYTES = 64 << 20  # limit of the growth of all sessions' windows together
+
+
+def was_paused(home: Home) -> bool:
+    """Return True if this node was paused when it last ran."""
+    return bool(home.read_blob(PAUSED_BLOB))
 
 
 async def write_again(keeping: Keeping) -> None:

@@ -12,10 +12,11 @@ from meshd.base import log
 from meshd.base.errors import Refused, UserError
 from meshd.config.tree import Config
 from meshd.daemon.member_node import MemberNode
+from meshd.daemon.native import find_native
 from meshd.daemon.plan_view import asked_memory, asked_options, capacity_reply, fits_reply, plan_reply
 from meshd.daemon.role_kind import BuiltRole, RoleKind
-from meshd.daemon.role_runtime import device_speeds, find_native
-from meshd.daemon.serve_role import head_options
+from meshd.daemon.role_runtime import device_speeds
+from meshd.daemon.roles import head_options
 from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.devices import list_devices, pick_for_head
 from meshd.devices.interface import RoleRuntime

@@ -2,24 +2,17 @@
 
 import contextlib
 import functools
-import hashlib
 import os
 import secrets
-import socket
-import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from meshd.admin.socket_path import socket_folder
 from meshd.base import log
-from meshd.base.errors import UserError
 from meshd.base.processes import is_stopped, work_of
 from meshd.base.wakeful_loop import AUTO
-from meshd.build import native as native_build
-from meshd.build.interface import LLAMA_SERVER, MESH_MODULE, MESH_PROGRAM, NativeInfo
-from meshd.build.pin import read_pin
-from meshd.config.tree import Config, LinksConfig, Paths
-from meshd.daemon.build_choice import kept_choice
+from meshd.config.tree import Config, LinksConfig
+from meshd.daemon.native import machine_id
 from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.interface import (
     NativeBuild,
@@ -40,78 +33,12 @@ from meshd.process.handover import DescriptorSender, ReportPipe, pipe_with, sock
 from meshd.process.interface import Child, ChildSpec, ReadyProbe
 from meshd.process.ready import http_200, http_answer
 from meshd.process.run import run_to_end
-from meshd.rpc.mesh_protocol import VERSION as MESH_VERSION
 from meshd.store.piece_cache import PieceCache
 from meshd.tunnel.compressed import COMPRESSED_VERSION, judge
 from meshd.tunnel.joined import JoinedTunnel, join
 from meshd.wire.compressed import Compression
-from meshd.wire.versions import UNKNOWN, NativeVersion, mesh_protocol
 
 LOG = log.get("daemon")
-NOT_BUILT = "llama.cpp is not built yet"
-
-
-def find_native(paths: Paths, *, head: bool = True) -> NativeBuild:
-    """Return the binaries in use; a worker (not `head`) needs no llama-server.
-
-    Raises UserError without them.
-    """
-    natives = natives_here(paths, head=head)
-    return kept_choice(natives, paths.cache, machine=machine_id(b"")) or natives[0]
-
-
-def natives_here(paths: Paths, *, head: bool = True) -> tuple[NativeBuild, ...]:
-    """Return the builds that can be used: the one that the user names, else all. Raises UserError if none."""
-    found: Sequence[NativeInfo | None]
-    if paths.native_bin is not None:
-        found = [native_build.read_bin_dir(paths.native_bin, paths.cache, head=head)]
-    else:
-        found = native_build.candidates(paths.cache)
-    natives = tuple(_native(info) for info in found if info is not None)
-    if not natives:
-        raise native_build.not_built(NOT_BUILT)
-    return natives
-
-
-def _native(info: NativeInfo) -> NativeBuild:
-    def program(name: str) -> Path:
-        return info.binaries.get(name, info.bin_dir / name)  # a worker starts only mesh-server
-
-    return NativeBuild(
-        llama_server=program(LLAMA_SERVER),
-        mesh_server=program(MESH_PROGRAM),
-        module=program(MESH_MODULE),
-        version=NativeVersion(mesh_protocol(MESH_VERSION), info.pin, info.sources_sha256, info.backend),
-        plain_rpc=read_pin().rpc_protocol,
-    )
-
-
-def native_if_built(paths: Paths) -> NativeBuild:
-    """Return the binaries for a role that starts none, or placeholders.
-
-    `meshd plan` may start a binary, and reports a missing one then.
-    """
-    try:
-        return find_native(paths, head=False)
-    except UserError:
-        pass
-    nowhere = paths.cache / "native" / "none"
-    return NativeBuild(
-        llama_server=nowhere / LLAMA_SERVER,
-        mesh_server=nowhere / MESH_PROGRAM,
-        module=nowhere / MESH_MODULE,
-        version=NativeVersion(mesh_protocol(MESH_VERSION), UNKNOWN, UNKNOWN, "none"),
-        plain_rpc=read_pin().rpc_protocol,
-    )
-
-
-def machine_id(mesh: bytes) -> str:
-    """Return an id shared by all nodes of one mesh on this machine; it is of no use to anybody else."""
-    try:
-        seed = Path("/proc/sys/kernel/random/boot_id").read_bytes()
-    except OSError:
-        seed = f"{uuid.getnode():x} {socket.gethostname()}".encode()
-    return hashlib.sha256(b"meshd machine\0" + mesh + seed).hexdigest()[:32]
 
 
 def device_speeds(runtime: RoleRuntime, threads: int) -> DeviceSpeeds:

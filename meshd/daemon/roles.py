@@ -1,28 +1,39 @@
-"""The roles that a node can have, by the verb that starts it."""
+"""The roles that a node can have, by the verb that starts it: serve, worker and client.
+
+Modules that only a head needs are imported where they are used: a worker avoids aiohttp (11 MB).
+"""
 
 import contextlib
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from meshd.base.errors import UserError
 from meshd.base.tasks import in_thread
+from meshd.base.units import in_bytes
+from meshd.config.serve_settings import ModelSettings, ServeConfig
 from meshd.config.tree import Config
 from meshd.daemon.member_node import MemberNode
+from meshd.daemon.native import machine_id
 from meshd.daemon.role_kind import BuiltRole, FetchingRole, RoleKind, Wanted
-from meshd.daemon.role_runtime import device_speeds, machine_id
-from meshd.daemon.serve_role import ServeRole, claim_api
-from meshd.devices.capacity import CapacityTeller
+from meshd.daemon.role_runtime import device_speeds
+from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.interface import RoleRuntime
 from meshd.devices.path_probe import ProbesTaken
+from meshd.devices.processors import head_threads
+from meshd.devices.tell_capacity import CapacityTeller
 from meshd.gateway.interface import GatewayConfig
 from meshd.identity.membership import Role
 from meshd.identity.naming import CLIENT_ROLE, HEAD_ROLE, WORKER_ROLE
 from meshd.library.interface import ModelSource
+from meshd.library.ollama import name_of_blob
 from meshd.library.stores import models_below
+from meshd.model.architectures import check_architecture, check_is_model, check_projector
+from meshd.model.status import ModelStatus
 from meshd.store.content_store import DiskContentStore
 from meshd.store.hash_cache import HashCache
 from meshd.store.model_file import ModelFile
@@ -33,8 +44,360 @@ from meshd.worker.worker_options import Pause, WorkerOptions, check_may_work
 
 if TYPE_CHECKING:
     from meshd.client.api_client import ApiClient
+    from meshd.daemon.fetching import ModelsOnceFetched
     from meshd.gateway.access import ApiPort
+    from meshd.gateway.interface import Models, Upstream
     from meshd.gateway.server import Gateway
+    from meshd.head.model_pool import ModelPool
+    from meshd.plan.wishes import DraftModel, HeadOptions
+
+
+class ServeRole:
+    """The kind of role that serves models (implements RoleKind)."""
+
+    needs_native = True
+    runs_llama_server = True
+    founds_mesh = True
+    token_use = (
+        "on each machine that lends its GPU or CPU, run `meshd worker --join INVITE`, with this invite"
+    )
+    what_now = ""
+
+    def check_certified(self, roles: frozenset[Role]) -> None:
+        """Allow any roles: without workers the head computes alone."""
+
+    def wanted(self, config: Config) -> Sequence[Wanted]:
+        """Return the models to fetch: those given by name, drafts and fallbacks included."""
+        return [wanted for serve in _served(config) for wanted in _wanted(serve)]
+
+    def devices(self, config: Config) -> Sequence[str]:
+        """Return the devices that the user named, for all models."""
+        return tuple(dict.fromkeys(name for serve in _served(config) for name in serve.devices))
+
+    def threads(self, config: Config) -> int:
+        """Return the number of CPU threads that compute layers."""
+        from meshd.plan.wishes import read_llama_args
+
+        return read_llama_args(config.serve.llama_args).threads or head_threads()
+
+    async def claim(self, config: Config, hashes: HashCache, held: contextlib.ExitStack) -> "ClaimedServe":
+        """Bind the API's port, and open the model files unless models must be fetched. Raises UserError."""
+        from meshd.plan.wishes import read_llama_args
+
+        for serve in _served(config):
+            read_llama_args(serve.llama_args)
+        api_config = _gateway_config(config)
+        files = held.enter_context(contextlib.ExitStack())
+        opened = () if self.wanted(config) else await _open_all(config, hashes, files)
+        for serve in _served(config):
+            if serve.mmproj is not None:
+                await _check_mmproj(serve.mmproj, hashes)
+        api = await claim_api(api_config)
+        held.callback(api.close)
+        return ClaimedServe(config, opened, api, hashes, files)
+
+
+def _served(config: Config) -> Sequence[ServeConfig]:
+    """Return the settings of each model."""
+    return [model.serve for model in config.models] or [config.serve]
+
+
+def _wanted(serve: ServeConfig) -> Sequence[Wanted]:
+    """Return what is to be fetched for one model."""
+    found = [(serve.model, serve.header_only)]
+    found += [(other, False) for other in (serve.draft_model, *serve.fallback_models)]
+    return [Wanted(name, header_only=only) for name, only in found if isinstance(name, str)]
+
+
+async def _open_all(
+    config: Config, hashes: HashCache, held: contextlib.ExitStack
+) -> Sequence[Sequence[ModelFile]]:
+    """Open each model's file, followed by its smaller fallbacks. Raises UserError."""
+    files = []
+    for serve in _served(config):
+        own = await _open(serve.model, config, hashes, held, header_only=serve.header_only)
+        smaller = [await _open(fallback, config, hashes, held) for fallback in serve.fallback_models]
+        _check_smaller(own, smaller)
+        files.append([own, *smaller])
+    return files
+
+
+async def _open(
+    path: Path | str | None,
+    config: Config,
+    hashes: HashCache,
+    held: contextlib.ExitStack,
+    *,
+    header_only: bool = False,
+) -> ModelFile:
+    assert isinstance(path, Path)  # names have been resolved by now
+    if header_only:
+        from meshd.store.header_file import HeaderFile  # which no worker needs
+
+        # This node's devices were left out: no layers are computed here.
+        file: ModelFile = await HeaderFile.open_header(path)
+    else:
+        file = await ModelFile.open(path, cache=hashes, name=name_of_blob(path))
+    held.callback(file.close)
+    check_is_model(file.headers[0], label=file.name)
+    if config.paths.native_bin is None:  # the user's own llama.cpp may know others
+        check_architecture(file.headers[0], label=file.name)
+    return file
+
+
+def _check_smaller(own: ModelFile, others: Sequence[ModelFile]) -> None:
+    """Refuse a fallback that is not smaller than the model, most likely a typing error. Raises UserError."""
+    for other in others:
+        if _weight_bytes(other) >= (size := _weight_bytes(own)):
+            raise UserError(
+                f"`{other.name}` is not smaller than `{own.name}`: its weights have "
+                f"{in_bytes(_weight_bytes(other))}, the model's {in_bytes(size)}",
+                hint="give a smaller quantisation of the same model in `fallback_models`",
+            )
+
+
+def _weight_bytes(file: ModelFile) -> int:
+    return sum(tensor.size for header in file.headers for tensor in header.tensors)
+
+
+@dataclass(slots=True)
+class EarlyApi:
+    """An API that opens before the models are here; `gateway` is None until it is made."""
+
+    models: "ModelsOnceFetched"
+    gateway: "Gateway | None" = None
+
+
+@dataclass(slots=True)
+class ClaimedServe:
+    """A head whose files are open and whose port is bound (implements ClaimedRole)."""
+
+    config: Config
+    files: Sequence[Sequence[ModelFile]]
+    """The file of each model, and smaller ones in case it does not fit."""
+    api: "ApiPort"
+    hashes: HashCache
+    held: contextlib.ExitStack
+    """The stack that closes the files."""
+    early: "EarlyApi | None" = None
+    """The API that opened before the models were here."""
+
+    def while_fetching(self, fetching: FetchingRole) -> BuiltRole:
+        """Return the role that fetches, with an open API that reports the progress."""
+        from meshd.daemon.fetching import AwaitedModel, ModelsOnceFetched
+
+        awaited = [
+            AwaitedModel(
+                model.name,
+                [wanted.name for wanted in _wanted(model.serve)],
+                aliases=model.aliases,
+                group=model.group,
+                ttl_s=model.ttl,
+            )
+            for model in self.config.models
+        ]
+        models = ModelsOnceFetched(fetching, awaited)
+        early = self.early = EarlyApi(models)
+
+        def gateway() -> "Gateway":
+            early.gateway = self._make_gateway(models)
+            return early.gateway
+
+        async def explain() -> None:
+            return None
+
+        return BuiltRole(fetching, gateway, explain=explain)
+
+    async def fetched(self, config: Config) -> None:
+        """Open the model files. Raises UserError."""
+        self.config, self.files = config, await _open_all(config, self.hashes, self.held)
+
+    async def build(self, runtime: RoleRuntime, member: MemberNode) -> BuiltRole:
+        """Build the head, or a pool of heads; its gateway is made once modules for it are imported.
+
+        Raises MeshdError.
+        """
+        from meshd.head.model import Model
+
+        speeds = device_speeds(runtime, ServeRole().threads(self.config))
+        # Several models: a pool of heads.
+        if self.config.models:
+            pool = await self._pool(runtime, member, speeds)
+            return BuiltRole(
+                pool,
+                self._opened(lambda: pool, runtime, member, lambda: pool.statuses),
+                held=lambda: pool.held,
+                explain=pool.explain,
+                speeds=speeds,
+                serving=pool.serving,
+                drafting=pool.drafting,
+            )
+        # One model.
+        file, *smaller = self.files[0]
+        draft = await self._draft_model(self.config.serve, file)
+        head = Model(runtime, file, head_options(self.config, member, draft), speeds, smaller)
+        return BuiltRole(
+            head,
+            self._opened(lambda: _one_model(head), runtime, member, lambda: [head.model_status]),
+            held=lambda: head.held,
+            explain=head.explain,
+            speeds=speeds,
+            serving=lambda _file: head.serving,
+            drafting=head.drafting,
+        )
+
+    def _opened(
+        self,
+        make_models: "Callable[[], Models]",
+        runtime: RoleRuntime,
+        member: MemberNode,
+        statuses: Callable[[], Sequence[ModelStatus]],
+    ) -> "Callable[[], Gateway]":
+        """Return a function that makes the gateway; `statuses` of all models go to members.
+
+        An early gateway, if any, gets these models at once.
+        """
+        early = self.early
+        if early is not None and early.gateway is not None:
+            models = make_models()
+            early.models.come(models)
+            self._open_to_members(early.gateway, models, runtime, member, statuses)
+
+        def gateway() -> "Gateway":
+            models = make_models()
+            made = self._make_gateway(models)
+            self._open_to_members(made, models, runtime, member, statuses)
+            return made
+
+        return gateway
+
+    def _make_gateway(self, models: "Models") -> "Gateway":
+        from meshd.gateway.server import Gateway
+        from meshd.gateway.turns import ANSWER_LOG_NAME, AnswerLog
+
+        log = AnswerLog(self.config.paths.logs / ANSWER_LOG_NAME)
+        return Gateway(self.api, models, log=log, wall=time.time)
+
+    def _open_to_members(
+        self,
+        gateway: "Gateway",
+        models: "Models",
+        runtime: RoleRuntime,
+        member: MemberNode,
+        statuses: Callable[[], Sequence[ModelStatus]],
+    ) -> None:
+        from meshd.head.member_api import MemberApi, served_models
+
+        if not self.config.serve.no_members:
+            MemberApi(
+                runtime.mesh,
+                runtime.tunnels.join,
+                gateway,
+                lambda: served_models(statuses(), gateway.requests_of, on_demand=models.on_demand),
+                me=member.node.facts.peer,
+            )
+
+    async def _pool(self, runtime: RoleRuntime, member: MemberNode, speeds: DeviceSpeeds) -> "ModelPool":
+        from meshd.head.load_policy import ModelRule
+        from meshd.head.model import Model
+        from meshd.head.model_pool import ModelPool, PooledModel
+
+        models = []
+        for number, (model, files) in enumerate(zip(self.config.models, self.files, strict=True)):
+            file, *smaller = files
+            draft = await self._draft_model(model.serve, file)
+            options = replace(
+                head_options(replace(self.config, serve=model.serve), member, draft),
+                name=model.name,
+                child=f"llama-server-{model.name}",
+                socket=f"m{number}.sock",  # no longer than the control socket's
+            )
+            head = Model(runtime, file, options, speeds, smaller)
+            rule = ModelRule(model.name, group=model.group, ttl=model.ttl)
+            models.append(PooledModel(rule, head, aliases=model.aliases, preload=model.preload))
+        return ModelPool(models)
+
+    async def _draft_model(self, serve: ServeConfig, model: ModelFile) -> "DraftModel | None":
+        """Read the draft model, if one is set. Raises UserError."""
+        from meshd.plan.wishes import draft_model
+
+        path = serve.draft_model
+        if path is None:
+            return None
+        assert isinstance(path, Path)  # resolved, like the model's
+        file = await ModelFile.open(path, cache=self.hashes, name=name_of_blob(path))
+        file.close()
+        return draft_model(str(path), file.name, file.headers, model.headers[0])
+
+
+def _one_model(head: "Upstream") -> "Models":
+    from meshd.gateway.request import OneModel
+
+    return OneModel(head)
+
+
+def head_options(config: Config, member: MemberNode, draft: "DraftModel | None" = None) -> "HeadOptions":
+    """Return the head's options: the settings of `[serve]` and the facts of this node."""
+    from meshd.plan.wishes import HeadOptions, nodes_of
+
+    serve = config.serve
+    named = nodes_of(serve.layers, config.node.name)
+    # The options for drafts are those of the pin.
+    drafts = serve.speculate == "auto" and config.paths.native_bin is None
+    settings = replace(
+        serve,
+        min_workers=max(serve.min_workers or 0, len(named)) if serve.layers else serve.min_workers,
+        workers=serve.workers or named,
+        speculate="auto" if drafts else "off",
+    )
+    return HeadOptions(
+        **{setting.name: getattr(settings, setting.name) for setting in fields(ModelSettings)},
+        rpc=serve.rpc,
+        draft=draft if drafts else None,
+        machine=machine_id(member.membership.mesh.raw),
+        node_name=config.node.name,
+        node_id=str(member.node.facts.peer),
+        incarnation=member.node.facts.incarnation,
+        grace=float(config.links.grace),
+        is_local=config.links.is_local,
+    )
+
+
+async def _check_mmproj(path: Path, hashes: HashCache) -> None:
+    """Check that a file is a projector, which only llama-server reads. Raises UserError."""
+    file = await ModelFile.open(path, cache=hashes)
+    try:
+        check_projector(file.headers[0], label=file.name)
+    finally:
+        file.close()
+
+
+def _gateway_config(config: Config) -> GatewayConfig:
+    from meshd.gateway.access import load_keys
+
+    serve = config.serve
+    return GatewayConfig(
+        host=serve.host,
+        port=serve.port,
+        api_keys=load_keys(serve.api_key_file) if serve.api_key_file is not None else (),
+        allowed_hosts=serve.allowed_hosts,
+        allowed_origins=serve.allowed_origins,
+        continue_seconds=float(serve.continue_answers),
+    )
+
+
+async def claim_api(config: GatewayConfig) -> "ApiPort":
+    """Bind the API's port. Raises UserError."""
+    from meshd.gateway.access import ApiPort
+
+    return await ApiPort.claim(config)
+
+
+def import_gateway() -> None:
+    """Import the modules of a role's gateway, which may take long, so call it in a thread."""
+    import meshd.gateway.ready
+    import meshd.gateway.server
+    import meshd.head.member_api  # noqa: F401 - imported for the code that makes a gateway
 
 
 class WorkerRole:

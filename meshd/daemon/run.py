@@ -28,22 +28,22 @@ from meshd.base.tasks import Owner, first_error
 from meshd.base.wakeful_loop import WakefulLoop, loop_waiting
 from meshd.build.pin import read_pin
 from meshd.config.tree import Config
-from meshd.daemon.build_choice import choose_build
-from meshd.daemon.control import DaemonControl
-from meshd.daemon.join_dialers import enter
+from meshd.daemon.control import DaemonControl, Pausing, make_tunnels
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.mesh_port import MeshPort
-from meshd.daemon.models import ModelExchange, gives_unbounded
-from meshd.daemon.native_check import check_native_once
-from meshd.daemon.pausing import Pausing
+from meshd.daemon.models import ModelExchange, Storage, gives_unbounded
+from meshd.daemon.native import (
+    check_native_once,
+    choose_build,
+    find_native,
+    machine_id,
+    native_if_built,
+    natives_here,
+)
 from meshd.daemon.role_kind import BuiltRole, ClaimedRole, RoleKind
-from meshd.daemon.role_runtime import find_native, machine_id, make_runtime, native_if_built, natives_here
-from meshd.daemon.roles import ROLES
-from meshd.daemon.serve_role import import_gateway
-from meshd.daemon.storage import Storage
-from meshd.daemon.transports import read_relays
-from meshd.daemon.tunnels import make_tunnels
-from meshd.devices.device_trial import TrialCache
+from meshd.daemon.role_runtime import make_runtime
+from meshd.daemon.roles import ROLES, import_gateway
+from meshd.daemon.transports import enter, read_relays
 from meshd.devices.devices import list_devices, pick
 from meshd.devices.interface import NativeBuild, RoleRuntime, RoleStatus
 from meshd.gateway.interface import GatewayStatus

@@ -15,9 +15,9 @@ from meshd.base import log
 from meshd.base.tasks import Owner
 from meshd.config.forms import HostPort
 from meshd.config.tree import Config, LinksConfig, NodeConfig, Paths
-from meshd.daemon.join_dialers import enter
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.mesh_port import MeshPort
+from meshd.daemon.transports import enter
 from meshd.identity.keystore import Home
 from meshd.identity.tls_certificate import make_link_certificate
 from meshd.link.secure.tls import dialer_context, listener_context

@@ -15,9 +15,9 @@ from meshd.base.errors import Broken
 from meshd.base.tasks import Owner
 from meshd.config.forms import HostPort
 from meshd.config.tree import Config, LinksConfig, NodeConfig, Paths
-from meshd.daemon.join_dialers import enter
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.mesh_port import MeshPort
+from meshd.daemon.transports import enter
 from meshd.identity.keys import PeerId
 from meshd.identity.keystore import Home
 from meshd.peer.interface import PeerState, Stream

@@ -19,10 +19,10 @@ from meshd.base.errors import EndOfStream, MeshdError
 from meshd.base.tasks import Owner
 from meshd.config.forms import HostPort
 from meshd.config.tree import Config, LinksConfig, NodeConfig, Paths
-from meshd.daemon.join_dialers import enter
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.mesh_port import MeshPort
 from meshd.daemon.run import _watch_addresses
+from meshd.daemon.transports import enter
 from meshd.identity.keystore import Home
 from meshd.peer.interface import PeerState, PeerStatus, Stream
 from meshd.wire.versions import NativeVersion

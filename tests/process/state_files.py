@@ -21,10 +21,10 @@ from meshd.admin.authority import save_addresses
 from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.config.kept_name import keep_name
+from meshd.daemon.control import make_tunnels
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.mesh_port import _keep
 from meshd.daemon.network_state import _kept_secret
-from meshd.daemon.tunnels import make_tunnels
 from meshd.gateway.turns import AnswerLog, LoggedAnswer
 from meshd.identity.invite_book import InviteEntry
 from meshd.identity.keys import KeyPair, PeerId

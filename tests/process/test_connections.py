@@ -15,7 +15,7 @@ from typing import NoReturn
 import pytest
 from meshd.base import socket_owners
 from meshd.base.socket_owners import Address, ConnectionOwners, find_user, user_has_connection
-from meshd.daemon import tunnels
+from meshd.daemon import control
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whose a connection is")
 
@@ -24,7 +24,7 @@ def asked(client: Address, server: Address) -> bool:
     """What the tunnels of users make of it."""
 
     async def ask() -> bool:
-        return await tunnels.of_this_user()(client, server)
+        return await control.of_this_user()(client, server)
 
     return asyncio.run(ask())
 
@@ -82,7 +82,7 @@ def test_without_a_free_descriptor_nobody_is_taken_for_ours() -> None:
 
 
 async def test_a_tunnel_of_a_daemon_without_a_free_descriptor_is_closed_to_all() -> None:
-    owned_by_user = tunnels.of_this_user()
+    owned_by_user = control.of_this_user()
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()) as client,

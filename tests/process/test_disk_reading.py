@@ -8,7 +8,7 @@ import pytest
 from meshd.admin.authority import load_addresses
 from meshd.base.errors import UserError
 from meshd.base.tasks import first_error
-from meshd.daemon.tunnels import make_tunnels
+from meshd.daemon.control import make_tunnels
 from meshd.identity.keys import KeyPair
 from meshd.identity.keystore import Home
 

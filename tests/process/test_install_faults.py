@@ -22,8 +22,8 @@ from meshd.build.interface import MESH_PROGRAM
 from meshd.build.pin import read_pin
 from meshd.build.wheel import CUDA_STAMP
 from meshd.daemon import doctor
-from meshd.daemon.build_choice import TriedBuild, TriedDevice, choose
-from meshd.daemon.unused_gpus import CudaDriver, GpuFacts, explain
+from meshd.daemon.doctor import CudaDriver, GpuFacts, explain
+from meshd.daemon.native import TriedBuild, TriedDevice, choose
 from meshd.process.run import environment
 from wheels.cuda import ARCHITECTURES, machine_code, pack_module
 

@@ -10,7 +10,7 @@ from meshd.build import native
 from meshd.build.interface import LLAMA_BENCH, LLAMA_SERVER, MESH_MODULE, MESH_PROGRAM, RPC_SERVER
 from meshd.build.pin import read_pin
 from meshd.config.tree import Config
-from meshd.daemon.role_runtime import find_native
+from meshd.daemon.native import find_native
 from meshd.rpc.mesh_protocol import VERSION
 
 from tests.unit.build.stored import store_ours, store_upstream

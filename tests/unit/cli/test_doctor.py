@@ -12,8 +12,8 @@ from meshd.admin.status import HealthWarning
 from meshd.base.resource_limits import MemoryAllowance
 from meshd.build.pin import read_pin
 from meshd.daemon import doctor
-from meshd.daemon.build_choice import TriedDevice, choose
 from meshd.daemon.doctor import look_at_programs
+from meshd.daemon.native import TriedDevice, choose
 from meshd.model.layer_work import USUAL
 
 from tests.process.failing_disk import failing

@@ -218,7 +218,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
         return run
 
     monkeypatch.setattr("meshd.cli.roles.import_daemon", import_daemon)
-    monkeypatch.setattr("meshd.daemon.role_runtime.find_native", lambda paths, head: None)
+    monkeypatch.setattr("meshd.daemon.native.find_native", lambda paths, head: None)
     return configs
 
 
@@ -321,7 +321,7 @@ class Node:
 @pytest.fixture(autouse=True)
 def _built(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.function is not test_a_missing_build_is_told_before_a_download:
-        monkeypatch.setattr("meshd.daemon.role_runtime.find_native", lambda *_, **__: None)
+        monkeypatch.setattr("meshd.daemon.native.find_native", lambda *_, **__: None)
 
 
 @pytest.fixture

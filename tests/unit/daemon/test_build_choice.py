@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from meshd.daemon.build_choice import (
+from meshd.daemon.native import (
     TriedBuild,
     TriedDevice,
     choose,

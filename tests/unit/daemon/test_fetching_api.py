@@ -12,7 +12,7 @@ from urllib.request import Request, urlopen
 from meshd.base.tasks import Owner
 from meshd.config.serve_settings import ModelConfig, ServeConfig
 from meshd.config.tree import Config, Paths
-from meshd.daemon.fetching_api import ModelsOnceFetched
+from meshd.daemon.fetching import ModelsOnceFetched
 from meshd.daemon.roles import ROLES
 from meshd.devices.interface import RoleStatus
 from meshd.gateway.interface import ModelWish

@@ -8,8 +8,8 @@ import pytest
 from meshd.base.errors import MeshdError, UserError
 from meshd.config.forms import HostPort
 from meshd.config.tree import Config, LinksConfig, NodeConfig
-from meshd.daemon.join_dialers import enter
 from meshd.daemon.mesh_port import MeshPort
+from meshd.daemon.transports import enter
 from meshd.identity.invite import Invite, encode_token
 from meshd.identity.keys import KeyPair, MeshId
 from meshd.identity.keystore import Home

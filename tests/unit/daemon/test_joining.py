@@ -15,10 +15,10 @@ from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.tasks import Owner
 from meshd.config.forms import HostPort
 from meshd.config.tree import Config, LinksConfig, NodeConfig
-from meshd.daemon.join_dialers import enter
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.mesh_port import MeshPort
-from meshd.daemon.role_runtime import machine_id
+from meshd.daemon.native import machine_id
+from meshd.daemon.transports import enter
 from meshd.identity.invite import parse_token
 from meshd.identity.keys import KeyPair
 from meshd.identity.keystore import Home

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.daemon import native_check
-from meshd.daemon.native_check import LlamaVersion, check_native, check_native_once, parse_version
-from meshd.devices.device_trial import TrialCache
+from meshd.daemon import native as daemon_native
+from meshd.daemon.native import LlamaVersion, check_native, check_native_once, parse_version
 from meshd.devices.interface import NativeBuild
 
 from tests.conformance.run import run
@@ -108,7 +107,7 @@ def test_a_program_that_fails(tmp_path: Path, program: str) -> None:
 
 @pytest.mark.parametrize("program", ["mesh-server", "llama-server"])
 def test_a_program_that_does_not_end(tmp_path: Path, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_check, "SAY_SECONDS", 4.0)
+    monkeypatch.setattr(daemon_native, "SAY_SECONDS", 4.0)
     native = named_programs(tmp_path, version=says())
     (tmp_path / program).write_text("#!/bin/sh\necho the driver is asked\nexec sleep 1000\n")
     with pytest.raises(UserError, match=r"did not end within 4 s: the driver is asked"):
@@ -135,8 +134,8 @@ class Remembering:
     """The programs of a start, and how often one was asked. The scripts pass for programs."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **named: str) -> None:
-        monkeypatch.setattr(native_check, "_BINARIES", (b"#!/bin/bash", b"a module"))
-        for name in native_check._SEARCHED_FIRST:
+        monkeypatch.setattr(daemon_native, "_BINARIES", (b"#!/bin/bash", b"a module"))
+        for name in daemon_native._SEARCHED_FIRST:
             monkeypatch.delenv(name, raising=False)
         self.folder, self.asked, self.machine, self.head = folder, folder / "asked", "since noon", True
         self.bin = folder / "bin"
@@ -219,7 +218,7 @@ def test_a_library_of_the_program_is_part_of_it(tmp_path: Path, monkeypatch: pyt
 
 def test_a_script_is_always_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node = Remembering(tmp_path, monkeypatch)
-    monkeypatch.setattr(native_check, "_BINARIES", (b"\x7fELF",))
+    monkeypatch.setattr(daemon_native, "_BINARIES", (b"\x7fELF",))
     assert [node.start(), node.start()] == [4, 4]
 
 

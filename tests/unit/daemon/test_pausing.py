@@ -4,12 +4,16 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.daemon.pausing import Pausing, was_paused
+from meshd.daemon.control import Pausing
+from meshd.daemon.member_node import was_paused
 from meshd.identity.keystore import Home
-from meshd.worker.worker_options import Pause
+from meshd.peer.local_member import LocalMember
+from meshd.worker.pause import Pause
 
 
-class Member:
+class Member(LocalMember):
+    """Notes the pauses that it is to tell."""
+
     def __init__(self) -> None:
         self.told: list[bool] = []
 

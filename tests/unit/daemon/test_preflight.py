@@ -11,9 +11,8 @@ from meshd.base.errors import UserError
 from meshd.config.forms import HostPort
 from meshd.config.serve_settings import ModelConfig, ServeConfig
 from meshd.config.tree import Config, LinksConfig, Paths, WorkerConfig
-from meshd.daemon.roles import ROLES, ClaimedWorker
+from meshd.daemon.roles import ROLES, ClaimedServe, ClaimedWorker
 from meshd.daemon.run import Preflight
-from meshd.daemon.serve_role import ClaimedServe
 from meshd.devices.interface import NativeBuild
 from meshd.identity.keystore import Home
 from meshd.store.hash_cache import HashCache

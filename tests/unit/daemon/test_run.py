@@ -16,9 +16,9 @@ from meshd.base.tasks import Owner, first_error
 from meshd.config.forms import HostPort
 from meshd.config.serve_settings import ClientConfig
 from meshd.config.tree import Config, LinksConfig, Paths, WorkerConfig
+from meshd.daemon.control import TunnelAnswers
 from meshd.daemon.fetching import Fetching
 from meshd.daemon.run import Daemon, watch_names
-from meshd.daemon.tunnels import TunnelAnswers
 from meshd.devices.interface import NativeBuild
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.keystore import Home, Membership

@@ -11,9 +11,9 @@ from typing import cast
 import pytest
 from meshd.config.serve_settings import ServeConfig
 from meshd.config.tree import Config, Paths
-from meshd.daemon import serve_role
+from meshd.daemon import roles
 from meshd.daemon.member_node import MemberNode
-from meshd.daemon.serve_role import ClaimedServe, head_options
+from meshd.daemon.roles import ClaimedServe, head_options
 from meshd.devices.interface import RoleRuntime
 from meshd.gateway.access import ApiPort
 from meshd.plan.wishes import DraftModel, HeadOptions
@@ -62,7 +62,7 @@ def test_a_head_is_built_without_its_gateway(monkeypatch: pytest.MonkeyPatch) ->
     for name in ("meshd.gateway.request", "meshd.gateway.server", "aiohttp"):
         monkeypatch.setitem(sys.modules, name, cast(ModuleType, None))  # to import it fails
     monkeypatch.setattr("meshd.head.model.Model", lambda *_args: SimpleNamespace(explain=None, drafting=None))
-    monkeypatch.setattr(serve_role, "device_speeds", lambda *_args: None)
+    monkeypatch.setattr(roles, "device_speeds", lambda *_args: None)
     claimed = ClaimedServe(
         Config(),
         [[cast(ModelFile, None)]],

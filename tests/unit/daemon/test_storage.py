@@ -10,8 +10,8 @@ import pytest
 from meshd.base.tasks import Owner
 from meshd.config.serve_settings import ModelConfig, ServeConfig
 from meshd.config.tree import Config, NodeConfig, Paths, WorkerConfig
-from meshd.daemon import storage as daemon_storage
-from meshd.daemon.storage import SHOWN_FILES, Storage, files_in_use, started_with
+from meshd.daemon import models as daemon_models
+from meshd.daemon.models import SHOWN_FILES, Storage, files_in_use, started_with
 from meshd.library.facts import facts_of
 from meshd.library.stores import Stores
 from meshd.model.status import StoreStatus
@@ -55,7 +55,7 @@ class Node:
 def test_status_counts_each_model_once_and_not_again_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(daemon_storage, "_FIRST_COUNT_SECONDS", 60.0)  # the machine may be busy
+    monkeypatch.setattr(daemon_models, "_FIRST_COUNT_SECONDS", 60.0)  # the machine may be busy
     file = put(tmp_path / "elsewhere/c-Q4_0.gguf", tiny(fill=3))
     put(tmp_path / "me/own/a-Q4_0.gguf", tiny(fill=1))
     put(tmp_path / "me/cache/models/b-Q4_0.gguf", tiny(fill=2))
@@ -75,7 +75,7 @@ def test_status_counts_each_model_once_and_not_again_for_a_while(
 
 
 def test_the_hole_in_a_header_is_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon_storage, "_FIRST_COUNT_SECONDS", 60.0)
+    monkeypatch.setattr(daemon_models, "_FIRST_COUNT_SECONDS", 60.0)
     file = put(tmp_path / "elsewhere/c-Q4_0.gguf", tiny())
     os.truncate(file, 64 << 20)
 
@@ -91,7 +91,7 @@ def test_the_hole_in_a_header_is_no_disk(tmp_path: Path, monkeypatch: pytest.Mon
 def test_two_files_of_one_content_are_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = facts_of
     monkeypatch.setattr(
-        daemon_storage, "facts_of", lambda one, hashes: replace(known(one, hashes), fingerprint="ab" * 32)
+        daemon_models, "facts_of", lambda one, hashes: replace(known(one, hashes), fingerprint="ab" * 32)
     )
     for name in ("a-Q4_0", "b-Q4_0"):
         put(tmp_path / f"me/own/{name}.gguf", tiny())
@@ -107,7 +107,7 @@ def test_two_files_of_one_content_are_one_model(tmp_path: Path, monkeypatch: pyt
 def test_a_walk_that_takes_long_keeps_no_status_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(daemon_storage, "_FIRST_COUNT_SECONDS", 0.01)
+    monkeypatch.setattr(daemon_models, "_FIRST_COUNT_SECONDS", 0.01)
 
     async def main() -> None:
         async with scene(tmp_path) as it:
@@ -136,7 +136,7 @@ def test_a_disk_that_cannot_be_looked_at_is_unknown(tmp_path: Path, monkeypatch:
     def broken(_place: Path) -> int:
         raise OSError("stale file handle")
 
-    monkeypatch.setattr(daemon_storage, "free_bytes", broken)
+    monkeypatch.setattr(daemon_models, "free_bytes", broken)
 
     async def main() -> None:
         async with scene(tmp_path) as it, Node(tmp_path).serving(it) as made:
@@ -195,7 +195,7 @@ def test_files_in_use_are_those_of_all_models(tmp_path: Path) -> None:
 
 
 def test_folders_that_cannot_be_walked_end_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon_storage, "_FIRST_COUNT_SECONDS", 60.0)
+    monkeypatch.setattr(daemon_models, "_FIRST_COUNT_SECONDS", 60.0)
 
     async def main() -> None:
         node = Node(tmp_path)

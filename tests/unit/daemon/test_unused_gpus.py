@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.build.machine import CUDA_IN_PACKAGE
-from meshd.daemon.unused_gpus import (
+from meshd.daemon.doctor import (
     CudaDriver,
     GpuFacts,
     explain,
