@@ -12,8 +12,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from meshd import __version__
-from meshd.admin.codec import decode_line, encode_request, from_json
-from meshd.admin.request import Request
+from meshd.admin.request import Request, decode_line, encode_request, from_json
 from meshd.admin.socket_path import MAX_REPLY_BYTES, find_socket
 from meshd.base.errors import Broken, Refused, RemoteProtocolError, UserError
 from meshd.base.processes import allowed, is_stopped_by_ps, peer_of

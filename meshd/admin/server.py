@@ -13,8 +13,7 @@ from pathlib import Path
 
 from meshd import __version__
 from meshd.admin.api import REQUESTS
-from meshd.admin.codec import Json, decode_request, encode_line, to_json
-from meshd.admin.request import Answers
+from meshd.admin.request import Answers, Json, decode_request, encode_line, to_json
 from meshd.admin.socket_path import (
     MAX_CONNECTIONS,
     MAX_LINE_BYTES,

@@ -12,8 +12,7 @@ from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import TypeVar, cast, get_args
 
-from meshd.admin.api import ExposedView
-from meshd.admin.net_api import NatView, NetcheckReply, PortMappingView, ProblemView
+from meshd.admin.api import ExposedView, NatView, NetcheckReply, PortMappingView, ProblemView
 from meshd.admin.status import ChildView, DeviceView, LinkView, PathName, PeerView, TunnelView
 from meshd.identity.keys import PeerId
 from meshd.model.device_speed import ReferenceRates

@@ -11,7 +11,7 @@ from meshd.base.errors import UserError
 from meshd.base.home_folder import expanded
 from meshd.cli.options import Arguments, Parser, add_config_file, config_file, note_unknown_variables
 from meshd.cli.output import Json, Output
-from meshd.config.load import EffectiveValue, load
+from meshd.config.load import EffectiveValue, load, with_kept_name
 from meshd.config.setting import plain, toml
 
 DEFAULT_FILE = "meshd.toml"
@@ -40,8 +40,6 @@ def run(args: Arguments, out: Output) -> int:
     """Show or write the configuration, without a daemon."""
     if args.action == "init":
         return _init(expanded(args.file), out)
-    from meshd.config.kept_name import with_kept_name  # cryptography, which `config init` does without
-
     note_unknown_variables(out)
     values = with_kept_name(load(file=config_file(args))).values
     if args.json:

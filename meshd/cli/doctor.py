@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from meshd.admin.net_api import NatView, NetcheckReply, NetcheckRequest, PortMappingView
+from meshd.admin.api import NatView, NetcheckReply, NetcheckRequest, PortMappingView
 from meshd.base.units import in_number
 from meshd.cli.options import Arguments, add_config_file, add_keys, load_role
 from meshd.cli.output import Output
@@ -94,7 +94,7 @@ class Netcheck:
         """Return 0 when no problem is an error, else 1."""
         reply = _reply(args, out)
         if args.json:
-            from meshd.admin.codec import to_fields
+            from meshd.admin.request import to_fields
 
             out.json(to_fields(reply))
         else:

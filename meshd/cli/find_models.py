@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshd.admin.client import Client, NotRunning
-from meshd.admin.models_api import (
+from meshd.admin.api import (
     NO_MEMBER_HAS_IT,
     HolderView,
     PullProgressRequest,
@@ -18,6 +17,7 @@ from meshd.admin.models_api import (
     PullRequest,
     PullStopRequest,
 )
+from meshd.admin.client import Client, NotRunning
 from meshd.base.errors import MeshdError, UserError
 from meshd.base.units import in_bytes, in_time
 from meshd.cli.output import Output

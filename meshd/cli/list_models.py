@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshd.admin.client import Client, NotRunning
-from meshd.admin.models_api import (
+from meshd.admin.api import (
     FilesInUseRequest,
     MemberModelsReply,
     MemberModelsRequest,
     MemberModelView,
     PullReply,
 )
+from meshd.admin.client import Client, NotRunning
 from meshd.admin.plan_api import FitsReply, FitsRequest, ShortModelFit, StoredFile
 from meshd.base.errors import MeshdError
 from meshd.base.units import in_bytes

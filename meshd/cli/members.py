@@ -25,8 +25,7 @@ from meshd.admin.api import (
     UnbanRequest,
 )
 from meshd.admin.client import Client, NotRunning, ask
-from meshd.admin.codec import to_json
-from meshd.admin.request import Request
+from meshd.admin.request import Request, to_json
 from meshd.base.errors import UsageError, UserError
 from meshd.base.home_folder import expanded
 from meshd.base.units import in_time

@@ -20,9 +20,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from meshd.admin.api import FilesInUseRequest
 from meshd.admin.client import Client, NotRunning
-from meshd.admin.codec import to_json
-from meshd.admin.models_api import FilesInUseRequest
+from meshd.admin.request import to_json
 from meshd.base.errors import UserError
 from meshd.base.units import in_bytes
 from meshd.cli.find_models import as_given, begin_pull, check_no_file, pull_from_members, reporter
@@ -33,7 +33,7 @@ from meshd.config.tree import Config
 from meshd.model.model_name import MESH, is_digits
 
 if TYPE_CHECKING:  # they cost time to import, and `--help` needs none of them
-    from meshd.admin.models_api import MemberModelsReply, MemberModelView, PullReply
+    from meshd.admin.api import MemberModelsReply, MemberModelView, PullReply
     from meshd.library.facts import ModelFacts
     from meshd.library.interface import StoredModel
     from meshd.library.remove import Removal

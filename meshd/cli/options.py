@@ -13,8 +13,7 @@ from meshd.base.files import read_regular
 from meshd.base.home_folder import expanded
 from meshd.cli.output import Output, standard
 from meshd.config.forms import RATE, parse_duration, parse_rate, whole
-from meshd.config.given import nearest, unknown_variables
-from meshd.config.load import LoadedConfig, load
+from meshd.config.load import LoadedConfig, load, nearest, unknown_variables, with_kept_name
 from meshd.config.removed import IS_GONE, instead_of_option, removed_key
 from meshd.config.setting import Setting, help_of
 from meshd.config.tree import SETTINGS
@@ -161,8 +160,6 @@ def load_role(args: Arguments, role: str, more: Mapping[str, object] | None = No
         for setting in SETTINGS
         if vars(args).get(setting.name) is not None
     }
-    from meshd.config.kept_name import with_kept_name  # cryptography, which `--help` does without
-
     note_unknown_variables(standard())
     assigned = _assigned(vars(args).get("set", ()), role)
     options = {**given, **(more or {})}

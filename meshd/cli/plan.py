@@ -8,9 +8,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from meshd.admin.api import NO_MEMBER_HAS_IT, PullRequest
 from meshd.admin.client import Client
-from meshd.admin.codec import to_fields, to_json
-from meshd.admin.models_api import NO_MEMBER_HAS_IT, PullRequest
 from meshd.admin.plan_api import (
     AnswerTime,
     CapacityReply,
@@ -26,6 +25,7 @@ from meshd.admin.plan_api import (
     WhyReply,
     WhyRequest,
 )
+from meshd.admin.request import to_fields, to_json
 from meshd.base.errors import UsageError, UserError
 from meshd.base.units import in_bytes, in_memory, in_number
 from meshd.cli.find_models import check_no_file, local_model, reporter, watched

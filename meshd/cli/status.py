@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from meshd import __version__
 from meshd.admin.api import PingReply, PingRequest, StatusRequest
 from meshd.admin.client import Client, ask
-from meshd.admin.codec import to_fields, to_json
 from meshd.admin.health import is_away, is_met
+from meshd.admin.request import to_fields, to_json
 from meshd.admin.status import PeerView
 from meshd.admin.status import Status as NodeStatus
 from meshd.base.errors import Refused

@@ -13,7 +13,7 @@ from meshd.admin.api import (
     TunnelOpenRequest,
 )
 from meshd.admin.client import ask
-from meshd.admin.codec import to_json
+from meshd.admin.request import to_json
 from meshd.admin.status import TunnelView
 from meshd.base.errors import UsageError
 from meshd.base.hosts import is_loopback

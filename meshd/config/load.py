@@ -1,23 +1,18 @@
-"""Merges settings from all origins into one tree, with the origin of each.
-
-Errors: an option that cannot be read is a UsageError (the command line does not parse); a variable or a
-file that cannot be read is a UserError. Both name origin, key, value and the expected form.
-"""
+"""Turns a raw value of a setting, from any origin, into the value of the tree; errors name the setting."""
 
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from meshd.base.errors import UsageError, UserError
 from meshd.base.files import read_regular
 from meshd.base.home_folder import expanded
 from meshd.config import forms
-from meshd.config.given import Given, raw_text, read_given, unknown_key
-from meshd.config.removed import check_variables, removed_key
+from meshd.config.removed import check_variables, instead_of_value, removed_key
 from meshd.config.serve_settings import ClientConfig, ModelConfig, ModelSettings, ServeConfig
 from meshd.config.setting import Setting, settings_of
 from meshd.config.tree import (
@@ -30,9 +25,16 @@ from meshd.config.tree import (
     WorkerConfig,
     find_cache,
     find_home,
+    host_name,
 )
-from meshd.model.model_name import split_models
+from meshd.identity import naming
+from meshd.identity.folder import PrivateFolder
+from meshd.model.model_name import hint_for_name, split_models
 
+if TYPE_CHECKING:
+    from meshd.identity.keystore import Home  # cryptography, which `config show` does without
+
+_PREFIX = "MESHD_"
 T = TypeVar("T")
 MODELS = "models"
 MAX_MODELS = 64
@@ -40,6 +42,114 @@ MAX_FILE_BYTES = 1 << 20
 _MAX_KEY_PARTS = 64  # of a dotted key; settings have three
 _KEY_RUN = re.compile(r"""[\w\-."' \t]+""")  # nothing that ends a key in TOML
 _KEY_PART = re.compile(r"""[\w\-"'][ \t]*\.""")
+_KEY = "node.name"
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A raw value: how to show it, and the folder (`base`) of its relative paths."""
+
+    raw: object
+    origin: str
+    shown: str
+    base: Path
+    error: type[UserError]
+
+
+def read_given(setting: Setting, given: Given) -> object:
+    """Return the value of the tree. Raises `given.error`."""
+    try:
+        value = setting.form.read(given.raw)
+    except ValueError:
+        hint = hint_for_name(str(given.raw)) if setting.names_models else ""
+        hint = hint or instead_of_value(setting.name, given.raw)
+        if given.error is not UsageError or not setting.option:  # else the verb points to its --help
+            hint = hint or f"see `{setting.name}` in docs/config.md"
+        raise given.error(
+            f"cannot use `{given.shown}`: expected {setting.form.expected}", hint=hint
+        ) from None
+    if setting.names_models:
+        value = _models(value, given.base)
+    if setting.names_files and isinstance(value, tuple):
+        return tuple(_absolute(word, given.base) for word in value)
+    return _anchored(value, given.base)
+
+
+def _models(value: object, base: Path) -> object:
+    """Return the file's path for a word that names a file in `base`; else the word is a model's name."""
+    if isinstance(value, tuple):
+        return tuple(_models(item, base) for item in value)
+    try:
+        return Path(value) if isinstance(value, str) and (base / value).is_file() else value
+    except OSError:
+        return value
+
+
+def _absolute(word: str, base: Path) -> str:
+    """Return the absolute path of a word that names a file in `base`; any other word unchanged."""
+    if word.startswith("-") or not {".", "/"} & set(word):
+        return word
+    try:
+        return str(base / word) if (base / word).exists() else word
+    except (OSError, ValueError):  # for example too long for a path
+        return word
+
+
+def _anchored(value: object, base: Path) -> object:
+    # a path in a file is relative to that file: a service has no working folder of its own
+    if isinstance(value, Path):
+        return base / value
+    if isinstance(value, tuple):
+        return tuple(_anchored(item, base) for item in value)
+    return value
+
+
+def raw_text(setting: Setting, raw: object) -> str:
+    """Return the text to show in an error: never a secret."""
+    if setting.secret:
+        return "[hidden]"
+    if isinstance(raw, list | tuple):
+        return " ".join(str(item) for item in raw)
+    return str(raw).lower() if isinstance(raw, bool) else str(raw)
+
+
+def nearest(word: str, known: Collection[str], cutoff: float = 0.6) -> list[str]:
+    """Return the known word that is most like this one, in a list; an empty list where none is like it."""
+    import difflib  # which nothing needs but an error
+
+    return difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
+
+
+def unknown_variables(environ: Mapping[str, str], known: Sequence[str]) -> list[str]:
+    """Return a line about each variable that looks like a setting and is none: no error, as it may be another
+    program's.
+    """
+    lines = []
+    for name in sorted(environ):
+        if name.startswith(_PREFIX) and name not in known:
+            own = [variable.removeprefix(_PREFIX) for variable in known]  # what all share says nothing
+            near = nearest(name.removeprefix(_PREFIX), own, cutoff=0.8)
+            hint = (
+                f"did you mean `{_PREFIX}{near[0]}`?"
+                if near
+                else "`meshd config init FILE` writes all settings"
+            )
+            lines.append(f"meshd has no setting for the variable `{name[:64]}`; {hint}")
+    return lines
+
+
+def unknown_key(name: str, known: Sequence[str], file: Path) -> UserError:
+    """Return the error for an unknown key, with the nearest known one."""
+    section = name.rpartition(".")[0]
+    near = nearest(name, known, cutoff=0.75)
+    if section and near and near[0].startswith(f"{section}."):  # what they share says nothing
+        fields = [key.removeprefix(f"{section}.") for key in known if key.startswith(f"{section}.")]
+        field = name.removeprefix(f"{section}.")
+        near = [f"{section}.{key}" for key in nearest(field, fields)]
+    short = [k for k in known if k.split(".")[-1] == name.split(".")[-1]]
+    best = (short or near or [""])[0]
+    hint = f"use `{best}`, the nearest key" if best else "run `meshd config show` to list all keys"
+    return UserError(f"unknown key `{name}` in `{file}`", hint=hint)
 
 
 def _for_each_model(setting: Setting) -> Setting:
@@ -52,8 +162,14 @@ def _for_each_model(setting: Setting) -> Setting:
 
 
 _model_row, *_other_rows = map(_for_each_model, settings_of(ModelSettings, MODELS))
+
+
 MODEL_SETTINGS: tuple[Setting, ...] = (_model_row, *settings_of(ModelConfig, MODELS), *_other_rows)
+
+
 _ROWS = {setting.field: setting for setting in MODEL_SETTINGS}
+
+
 _OWN = frozenset(field.name for field in fields(ModelConfig))
 
 
@@ -339,3 +455,36 @@ def _unknown(name: str, known: Sequence[str], file: Path) -> UserError:
                 hint=f"set {setting.variable} in the environment: every verb has to find the same directory",
             )
     return unknown_key(name, known, file)
+
+
+def with_kept_name(loaded: LoadedConfig) -> LoadedConfig:
+    """Return `loaded` with the kept name where no option, variable or file gives one. Raises UserError."""
+    if loaded.origin(_KEY) != "default":
+        return loaded
+    config = loaded.config
+    name = _kept(config.paths.home)
+    if not name:
+        return loaded
+    values = tuple(
+        replace(value, value=name, origin=f"kept in {config.paths.home}")
+        if value.setting.name == _KEY
+        else value
+        for value in loaded.values
+    )
+    return LoadedConfig(replace(config, node=replace(config.node, name=name)), values)
+
+
+def keep_name(home: "Home", name: str) -> None:
+    """Keep the name for the next start. The host's name alone is not kept: it is the default, and
+    may change.
+    """
+    kept = _kept(home.path)
+    if name != kept and (kept or name != host_name()):
+        home.keep_blob(naming.NAME_BLOB, name.encode())
+
+
+def _kept(home: Path) -> str:
+    folder = PrivateFolder(home, mark="")
+    data = folder.read(f"{naming.NAME_BLOB}.blob", limit=naming.MAX_NAME_CHARS)
+    name = (data or b"").decode("ascii", "replace")
+    return name if naming.is_name(name) else ""

@@ -24,6 +24,8 @@ from meshd.admin.api import (
     ExposeListRequest,
     ExposeRemoveRequest,
     ExposeRequest,
+    FilesInUseReply,
+    FilesInUseRequest,
     ForgetReply,
     ForgetRequest,
     InviteList,
@@ -32,9 +34,17 @@ from meshd.admin.api import (
     InviteRequest,
     InviteRevokeRequest,
     LeaveRequest,
+    MemberModelsReply,
+    MemberModelsRequest,
+    NetcheckReply,
+    NetcheckRequest,
     PauseRequest,
     PingReply,
     PingRequest,
+    PullProgressRequest,
+    PullReply,
+    PullRequest,
+    PullStopRequest,
     ResumeRequest,
     RevokeReply,
     RevokeRequest,
@@ -47,17 +57,6 @@ from meshd.admin.api import (
     UnbanRequest,
 )
 from meshd.admin.health import examine
-from meshd.admin.models_api import (
-    FilesInUseReply,
-    FilesInUseRequest,
-    MemberModelsReply,
-    MemberModelsRequest,
-    PullProgressRequest,
-    PullReply,
-    PullRequest,
-    PullStopRequest,
-)
-from meshd.admin.net_api import NetcheckReply, NetcheckRequest
 from meshd.admin.plan_api import (
     CapacityReply,
     CapacityRequest,

@@ -16,7 +16,7 @@ from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING, TypeVar
 
-from meshd.admin.models_api import NO_MEMBER_HAS_IT, PullReply, PullRequest
+from meshd.admin.api import NO_MEMBER_HAS_IT, PullReply, PullRequest
 from meshd.base import log
 from meshd.base.errors import Closed, MeshdError, Refused, UserError
 from meshd.base.fault_boundary import Contained

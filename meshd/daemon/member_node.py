@@ -10,7 +10,7 @@ from meshd.admin.api import InviteReply
 from meshd.admin.authority import Authority, save_addresses
 from meshd.base.backoff import Backoff
 from meshd.base.tasks import Owner, in_thread
-from meshd.config.kept_name import keep_name
+from meshd.config.load import keep_name
 from meshd.config.tree import Config
 from meshd.daemon.mesh_port import MeshPort
 from meshd.daemon.transports import Transports

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshd.admin.models_api import (
+from meshd.admin.api import (
     NO_MEMBER_HAS_IT,
     FilesInUseReply,
     HolderView,

@@ -7,7 +7,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 
-from meshd.admin.net_api import NetcheckReply
+from meshd.admin.api import NetcheckReply
 from meshd.admin.snapshot import NOT_ASKED, mapped, netcheck_reply
 from meshd.base.errors import UserError
 from meshd.base.fault_boundary import kept_up

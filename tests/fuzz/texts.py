@@ -5,8 +5,15 @@ import random
 from collections.abc import Sequence
 
 from meshd.admin import api
-from meshd.admin.codec import decode_line, decode_request, encode_line, encode_request, from_json, to_json
-from meshd.admin.request import Request
+from meshd.admin.request import (
+    Request,
+    decode_line,
+    decode_request,
+    encode_line,
+    encode_request,
+    from_json,
+    to_json,
+)
 from meshd.admin.status import Status
 from meshd.base.errors import RemoteProtocolError, UserError
 from meshd.identity.invite import TOKEN, Invite, RelayHint, encode_token, parse_token

@@ -20,7 +20,7 @@ from typing import Protocol
 from meshd.admin.authority import save_addresses
 from meshd.base import log
 from meshd.base.errors import UserError
-from meshd.config.kept_name import keep_name
+from meshd.config.load import keep_name
 from meshd.daemon.control import make_tunnels
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.mesh_port import _keep

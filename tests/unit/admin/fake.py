@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from meshd.admin import api, models_api, plan_api
+from meshd.admin import api, plan_api
 from meshd.admin.api import (
     AcceptReply,
     ExposedList,
@@ -11,11 +11,15 @@ from meshd.admin.api import (
     InviteReply,
     InviteView,
     Joined,
+    NatView,
+    NetcheckReply,
+    NetcheckRequest,
     PingReply,
+    PortMappingView,
+    ProblemView,
     RevokeReply,
     TunnelList,
 )
-from meshd.admin.net_api import NatView, NetcheckReply, NetcheckRequest, PortMappingView, ProblemView
 from meshd.admin.request import Answers
 from meshd.admin.status import (
     ChildView,
@@ -179,11 +183,9 @@ def full_status(pid: int = 4242) -> Status:
     )
 
 
-def member_model(
-    node: str, name: str, size: int, fingerprint: str | None = None
-) -> models_api.MemberModelView:
+def member_model(node: str, name: str, size: int, fingerprint: str | None = None) -> api.MemberModelView:
     """A model of a member, as a daemon tells of it."""
-    return models_api.MemberModelView(
+    return api.MemberModelView(
         node=node,
         name=name,
         names=(name, f"hf:me/{name}"),
@@ -269,34 +271,34 @@ class FakeControl(Answers):
     services: tuple[ExposedView, ...] = ()
     why_reply: plan_api.WhyReply | None = None
     open: tuple[TunnelView, ...] = ()
-    models: tuple[models_api.MemberModelView, ...] = ()
-    pulls: list[models_api.PullReply] = field(default_factory=list)  # what it says next
-    running: tuple[models_api.PullReply, ...] = ()  # what a list of models has of them
+    models: tuple[api.MemberModelView, ...] = ()
+    pulls: list[api.PullReply] = field(default_factory=list)  # what it says next
+    running: tuple[api.PullReply, ...] = ()  # what a list of models has of them
     in_use: tuple[str, ...] = ()
     error: Exception | None = None  # of a status
     network: NetcheckReply = NETCHECK
 
-    @models_api.FilesInUseRequest.answer
-    async def files_in_use(self, request: models_api.FilesInUseRequest) -> models_api.FilesInUseReply:
-        return models_api.FilesInUseReply(paths=self.in_use)
+    @api.FilesInUseRequest.answer
+    async def files_in_use(self, request: api.FilesInUseRequest) -> api.FilesInUseReply:
+        return api.FilesInUseReply(paths=self.in_use)
 
-    @models_api.MemberModelsRequest.answer
-    async def member_models(self, request: models_api.MemberModelsRequest) -> models_api.MemberModelsReply:
+    @api.MemberModelsRequest.answer
+    async def member_models(self, request: api.MemberModelsRequest) -> api.MemberModelsReply:
         left_out = plan_api.LeftOutView(node="attic", why="it does not answer")
-        return models_api.MemberModelsReply(models=self.models, left_out=(left_out,), pulls=self.running)
+        return api.MemberModelsReply(models=self.models, left_out=(left_out,), pulls=self.running)
 
-    @models_api.PullRequest.answer
-    async def pull(self, request: models_api.PullRequest) -> models_api.PullReply:
+    @api.PullRequest.answer
+    async def pull(self, request: api.PullRequest) -> api.PullReply:
         self.asked.append(("pull", request.name, request.rate))
         return self.pulls.pop(0)
 
-    @models_api.PullProgressRequest.answer
-    async def pull_progress(self, request: models_api.PullProgressRequest) -> models_api.PullReply:
+    @api.PullProgressRequest.answer
+    async def pull_progress(self, request: api.PullProgressRequest) -> api.PullReply:
         self.asked.append(("pull_progress", request.id))
         return self.pulls.pop(0)
 
-    @models_api.PullStopRequest.answer
-    async def pull_stop(self, request: models_api.PullStopRequest) -> models_api.PullReply:
+    @api.PullStopRequest.answer
+    async def pull_stop(self, request: api.PullStopRequest) -> api.PullReply:
         self.asked.append(("pull_stop", request.id))
         return self.pulls.pop(0)
 

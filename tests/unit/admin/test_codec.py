@@ -6,10 +6,9 @@ from dataclasses import fields, is_dataclass
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.admin import api, models_api, plan_api
-from meshd.admin.codec import decode_line, decode_request, encode_request, from_json, to_json
-from meshd.admin.net_api import NetcheckRequest
-from meshd.admin.request import Request
+from meshd.admin import api, plan_api
+from meshd.admin.api import NetcheckRequest
+from meshd.admin.request import Request, decode_line, decode_request, encode_request, from_json, to_json
 from meshd.admin.status import PeerView, Status
 from meshd.base.errors import RemoteProtocolError
 from meshd.model.status import ModelState, ModelStatus
@@ -44,13 +43,13 @@ EXAMPLES: dict[Request[object], str] = {  # as daemons and verbs of other versio
         '"draft_model":"","workers":[],"tensor_split":[],"devices":[],"memory":[{"node":"garage","bytes":8}]}'
     ),
     plan_api.WhyRequest(): '{"request":"why"}',
-    models_api.MemberModelsRequest(): '{"request":"member_models"}',
-    models_api.FilesInUseRequest(): '{"request":"files_in_use"}',
-    models_api.PullRequest(name="mesh:glm", rate=5): (
+    api.MemberModelsRequest(): '{"request":"member_models"}',
+    api.FilesInUseRequest(): '{"request":"files_in_use"}',
+    api.PullRequest(name="mesh:glm", rate=5): (
         '{"request":"pull","name":"mesh:glm","rate":5,"header_only":false,"for_plan":false,"background":false}'
     ),
-    models_api.PullProgressRequest(id=3): '{"request":"pull_progress","id":3}',
-    models_api.PullStopRequest(id=3): '{"request":"pull_stop","id":3}',
+    api.PullProgressRequest(id=3): '{"request":"pull_progress","id":3}',
+    api.PullStopRequest(id=3): '{"request":"pull_stop","id":3}',
     NetcheckRequest(): '{"request":"netcheck"}',
     api.ExposeRequest(name="web", target="127.0.0.1:80", to=("garage",)): (
         '{"request":"expose","name":"web","target":"127.0.0.1:80","to":["garage"]}'

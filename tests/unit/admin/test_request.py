@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from meshd.admin import api
-from meshd.admin.net_api import NetcheckReply, NetcheckRequest
+from meshd.admin.api import NetcheckReply, NetcheckRequest
 from meshd.admin.request import Answers, Request
 from meshd.admin.server import AdminServer
 from meshd.admin.status import Status

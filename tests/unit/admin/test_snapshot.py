@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from meshd.admin import snapshot
-from meshd.admin.codec import encode_line, to_json
+from meshd.admin.request import encode_line, to_json
 from meshd.identity.keys import KeyPair, MeshId
 from meshd.identity.membership import Chain, Member, Role, issue
 from meshd.link.interface import LinkInfo, LinkKind

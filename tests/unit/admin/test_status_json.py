@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshd.admin import snapshot
-from meshd.admin.codec import from_json, to_json
+from meshd.admin.request import from_json, to_json
 from meshd.admin.status import HealthWarning, MeshView, NodeView, Status
 from meshd.identity.keys import KeyPair
 from meshd.link.interface import LinkKind

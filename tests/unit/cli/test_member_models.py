@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from meshd.admin.models_api import NO_MEMBER_HAS_IT, HolderView, PullReply
+from meshd.admin.api import NO_MEMBER_HAS_IT, HolderView, PullReply
 
 from tests.unit.admin.fake import FakeControl, member_model
 from tests.unit.library.models import put, tiny

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from meshd.admin import models_api, plan_api
+from meshd.admin import api, plan_api
 
 from tests.gguf_bytes import gguf, language_model
 from tests.hub_server import Hub, taken_for_hub
@@ -158,7 +158,7 @@ def test_of_a_model_of_members_only_the_header_comes(daemon: FakeControl, tmp_pa
     place = tmp_path / "plan-1"
     place.mkdir()
     (place / "far.header").write_bytes(b"GGUF")
-    done = models_api.PullReply(id=7, step="done", name="far", paths=(str(place / "far.header"),))
+    done = api.PullReply(id=7, step="done", name="far", paths=(str(place / "far.header"),))
     daemon.pulls = [replace(done, step="asking"), done]
     ran = meshd("plan", "--model", "mesh:far")
     assert ran.code == 0 and "planned from its header, which members have" in ran.err
@@ -181,8 +181,8 @@ def test_a_model_that_nobody_has(daemon: FakeControl, tmp_path: Path) -> None:
     refused(meshd("plan", "--model", "none.gguf"), 1, "there is no model `none.gguf`", hint)
     refused(meshd("plan", "--model", "qwen3.gguf"), 1, "check the path")
     assert daemon.asked == []
-    code = models_api.NO_MEMBER_HAS_IT
-    failed = models_api.PullReply(id=7, step="failed", error="no member has it", hint="ask", code=code)
+    code = api.NO_MEMBER_HAS_IT
+    failed = api.PullReply(id=7, step="failed", error="no member has it", hint="ask", code=code)
     daemon.pulls = [failed, failed]
     refused(meshd("plan", "--model", "mesh:far"), 1, "no member has it")
     refused(meshd("plan", "--model", "far"), 1, "there is no model `far` on this machine", "no member has it")

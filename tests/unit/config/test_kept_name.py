@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import pytest
-from meshd.config.kept_name import keep_name, with_kept_name
-from meshd.config.load import load
+from meshd.config.load import keep_name, load, with_kept_name
 from meshd.config.tree import host_name
 from meshd.identity.keystore import Home
 from meshd.identity.naming import NAME_BLOB

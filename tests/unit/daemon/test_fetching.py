@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from meshd.admin.models_api import PullRequest
+from meshd.admin.api import PullRequest
 from meshd.base.errors import UserError
 from meshd.base.tasks import cancel_and_wait
 from meshd.config.serve_settings import ModelConfig, ServeConfig

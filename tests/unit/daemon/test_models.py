@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from meshd.admin.models_api import NO_MEMBER_HAS_IT, PullReply, PullRequest
+from meshd.admin.api import NO_MEMBER_HAS_IT, PullReply, PullRequest
 from meshd.base.errors import UserError
 from meshd.base.tasks import Owner
 from meshd.config.tree import Config, NodeConfig, Paths

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from meshd.admin.codec import to_fields
+from meshd.admin.request import to_fields
 from meshd.daemon.plan_view import why_reply
 from meshd.head.explain import Explained
 from meshd.head.measures import RunFacts
