@@ -77,65 +77,44 @@ class FetchingRole(RunningRole, Protocol):
         ...
 
 
-class ClaimedRole(Protocol):
+class ClaimedRole:
     """A role whose files are open and whose ports are bound."""
 
     def while_fetching(self, fetching: FetchingRole) -> BuiltRole:
         """Return the role to run until the models are here."""
-        ...
+        return BuiltRole(fetching)
 
     async def fetched(self, config: Config) -> None:
         """Open the files of models that were fetched; `config` has their paths. Raises UserError."""
-        ...
 
     async def build(self, runtime: RoleRuntime, member: MemberNode) -> BuiltRole:
         """Build the role. Raises MeshdError if it cannot run here."""
-        ...
+        raise NotImplementedError
 
 
-class RoleKind(Protocol):
-    """A kind of role, one of ROLES (roles.py)."""
+class RoleKind:
+    """A kind of role, one of ROLES (roles.py): what it needs, unless it says otherwise, is nothing."""
 
-    @property
-    def needs_native(self) -> bool:
-        """True if the role starts programs of llama.cpp."""
-        ...
-
-    @property
-    def runs_llama_server(self) -> bool:
-        """True if the role needs llama-server, and not just mesh-server."""
-        ...
-
-    @property
-    def founds_mesh(self) -> bool:
-        """True if the node founds a mesh when it is in none and has no invite; else that is an error."""
-        ...
-
-    @property
-    def token_use(self) -> str:
-        """A hint for people on how to use the printed invite; empty if none is printed."""
-        ...
-
-    @property
-    def what_now(self) -> str:
-        """A hint for people after joining without a printed invite; empty if the API's readiness says it."""
-        ...
+    needs_native = False  # it starts programs of llama.cpp
+    runs_llama_server = False  # and llama-server, not just mesh-server
+    founds_mesh = False  # when the node is in no mesh and has no invite; else that is an error
+    token_use = ""  # for people: how to use the printed invite; empty if none is printed
+    what_now = ""  # for people, after joining without a printed invite; empty if the API's readiness says it
 
     def check_certified(self, roles: frozenset[Role]) -> None:
         """Check the roles of this node's certificate. Raises UserError if it may not run this role."""
-        ...
 
     def wanted(self, config: Config) -> Sequence[Wanted]:
         """Return the models to fetch before the role begins."""
-        ...
+        return ()
 
     def devices(self, config: Config) -> Sequence[str]:
         """Return the devices that the settings name; a missing one is an error."""
-        ...
+        return ("none",)
 
     def threads(self, config: Config) -> int:
         """Return the number of CPU threads that compute layers."""
-        ...
+        return 1
 
     async def claim(self, config: Config, hashes: HashCache, held: contextlib.ExitStack) -> ClaimedRole:
         """Open the files and bind the ports that the role needs; `held` closes them.
@@ -143,4 +122,4 @@ class RoleKind(Protocol):
         `hashes`: the daemon's cache of hashes. If models must be fetched, no model file is opened yet. Raises
         UserError if a file or port is unavailable.
         """
-        ...
+        raise NotImplementedError

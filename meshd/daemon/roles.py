@@ -19,7 +19,7 @@ from meshd.config.serve_settings import ModelSettings, ServeConfig
 from meshd.config.tree import Config
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.native import machine_id
-from meshd.daemon.role_kind import BuiltRole, FetchingRole, RoleKind, Wanted
+from meshd.daemon.role_kind import BuiltRole, ClaimedRole, FetchingRole, RoleKind, Wanted
 from meshd.daemon.role_runtime import device_speeds
 from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.interface import RoleRuntime
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from meshd.plan.wishes import DraftModel, HeadOptions
 
 
-class ServeRole:
-    """The kind of role that serves models (implements RoleKind)."""
+class ServeRole(RoleKind):
+    """The kind of role that serves models."""
 
     needs_native = True
     runs_llama_server = True
@@ -61,10 +61,6 @@ class ServeRole:
     token_use = (
         "on each machine that lends its GPU or CPU, run `meshd worker --join INVITE`, with this invite"
     )
-    what_now = ""
-
-    def check_certified(self, roles: frozenset[Role]) -> None:
-        """Allow any roles: without workers the head computes alone."""
 
     def wanted(self, config: Config) -> Sequence[Wanted]:
         """Return the models to fetch: those given by name, drafts and fallbacks included."""
@@ -169,8 +165,8 @@ class EarlyApi:
 
 
 @dataclass(slots=True)
-class ClaimedServe:
-    """A head whose files are open and whose port is bound (implements ClaimedRole)."""
+class ClaimedServe(ClaimedRole):
+    """A head whose files are open and whose port is bound."""
 
     config: Config
     files: Sequence[Sequence[ModelFile]]
@@ -400,11 +396,10 @@ def import_gateway() -> None:
     import meshd.head.member_api  # noqa: F401 - imported for the code that makes a gateway
 
 
-class WorkerRole:
-    """The kind of role that lends devices (implements RoleKind)."""
+class WorkerRole(RoleKind):
+    """The kind of role that lends devices."""
 
     needs_native = True
-    runs_llama_server = False
     founds_mesh = True
     token_use = "where you want the API, run `meshd serve --model FILE --join INVITE`, with this invite"
     what_now = "this node is in the mesh, and lends its devices to each node that runs `meshd serve`"
@@ -465,8 +460,8 @@ class OwnModels:
 
 
 @dataclass(slots=True)
-class ClaimedWorker:
-    """A worker whose files are open (implements ClaimedRole); `held` closes them."""
+class ClaimedWorker(ClaimedRole):
+    """A worker whose files are open; `held` closes them."""
 
     config: Config
     store: DiskContentStore
@@ -521,31 +516,14 @@ class ClaimedWorker:
         return BuiltRole(worker, pause=self.pause, lendable=worker.lendable, speeds=speeds)
 
 
-class ClientRole:
-    """The kind of role that serves other nodes' API here (implements RoleKind)."""
-
-    needs_native = False
-    runs_llama_server = False
-    founds_mesh = False
-    token_use = what_now = ""
+class ClientRole(RoleKind):
+    """The kind of role that serves other nodes' API here."""
 
     def check_certified(self, roles: frozenset[Role]) -> None:
         """Require the role `use`. Raises UserError."""
         from meshd.client.api_client import check_may_use
 
         check_may_use(roles)
-
-    def wanted(self, config: Config) -> Sequence[Wanted]:
-        """Return no models: a client uses those of other nodes."""
-        return ()
-
-    def devices(self, config: Config) -> Sequence[str]:
-        """Return that a client uses no device."""
-        return ("none",)
-
-    def threads(self, config: Config) -> int:
-        """Return 1, because a client computes no layers."""
-        return 1
 
     async def claim(self, config: Config, hashes: HashCache, held: contextlib.ExitStack) -> "ClaimedClient":
         """Bind the API's port. Raises UserError."""
@@ -563,18 +541,11 @@ class ClientRole:
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimedClient:
-    """A client whose port is bound (implements ClaimedRole)."""
+class ClaimedClient(ClaimedRole):
+    """A client whose port is bound."""
 
     config: Config
     api: "ApiPort"
-
-    def while_fetching(self, fetching: FetchingRole) -> BuiltRole:
-        """Return the role that fetches."""
-        return BuiltRole(fetching)
-
-    async def fetched(self, config: Config) -> None:
-        """Do nothing: a client fetches no models."""
 
     async def build(self, runtime: RoleRuntime, member: MemberNode) -> BuiltRole:
         """Build the client and its gateway."""
