@@ -14,9 +14,8 @@ import gc
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from meshd.admin.health import same_name
 from meshd.admin.server import AdminServer
@@ -61,7 +60,6 @@ from meshd.process.run import run_to_end
 from meshd.rendezvous.join_or_found import Entered
 from meshd.store.hash_cache import HashCache
 from meshd.store.piece_cache import PieceCache
-from meshd.tunnel.user_tunnels import OwnTunnels
 
 if TYPE_CHECKING:
     from meshd.daemon.fetching import Fetching
@@ -78,40 +76,31 @@ _READY_SECONDS = 1.0  # how often the API's readiness is checked
 GOODBYE_SECONDS = 0.3  # for the last frames to leave
 
 
-@dataclass(frozen=True, slots=True)
-class Preflight:
-    """The resources that the checks have opened: the role's files and ports, and the mesh port.
+async def preflight(
+    role: RoleKind,
+    config: Config,
+    native: NativeBuild,
+    home: Home,
+    hashes: HashCache,
+    held: contextlib.ExitStack,
+) -> tuple[ClaimedRole, MeshPort]:
+    """Run all checks; open the role's files and ports, and the mesh port, which `held` closes.
 
-    `release` closes them.
+    Raises UserError for the first fault.
     """
+    read_relays(config)
+    claimed = await role.claim(config, hashes, held)
+    await _check_devices(role.devices(config), config, native)
+    if role.runs_llama_server:
+        await _check_llama_args(config, native)
+    wanted = role.wanted(config)
+    if wanted and not config.node.join and home.load_membership() is None:  # no member can have it
+        from meshd.daemon.fetching import check_downloads  # which few starts need
 
-    role: ClaimedRole
-    mesh_port: MeshPort
-    _held: contextlib.ExitStack
-
-    @classmethod
-    async def make(
-        cls, role: RoleKind, config: Config, native: NativeBuild, home: Home, hashes: HashCache
-    ) -> Self:
-        """Run all checks. Raises UserError for the first fault."""
-        read_relays(config)
-        with contextlib.ExitStack() as held:
-            claimed = await role.claim(config, hashes, held)
-            await _check_devices(role.devices(config), config, native)
-            if role.runs_llama_server:
-                await _check_llama_args(config, native)
-            wanted = role.wanted(config)
-            if wanted and not config.node.join and home.load_membership() is None:  # no member can have it
-                from meshd.daemon.fetching import check_downloads  # which few starts need
-
-                await check_downloads(wanted)
-            mesh_port = MeshPort(asked=config.links.listen, home=home)
-            held.callback(mesh_port.close)
-            return cls(claimed, mesh_port, held.pop_all())
-
-    def release(self) -> None:
-        """Close everything. Idempotent."""
-        self._held.close()
+        await check_downloads(wanted)
+    mesh_port = MeshPort(asked=config.links.listen, home=home)
+    held.callback(mesh_port.close)
+    return claimed, mesh_port
 
 
 async def _check_devices(asked: Sequence[str], config: Config, native: NativeBuild) -> None:
@@ -179,18 +168,6 @@ def run(config: Config, role: str, out: Callable[[str], None]) -> int:
             raise first_error(group) from None
 
 
-@dataclass(frozen=True, slots=True)
-class _Live:
-    """The parts of a node that has become a member."""
-
-    member: MemberNode
-    runtime: RoleRuntime
-    claimed: ClaimedRole
-    storage: Storage
-    models: ModelExchange
-    fetching: "Fetching | None"
-
-
 class Daemon:
     """One node from start to end."""
 
@@ -205,15 +182,23 @@ class Daemon:
     ) -> None:
         self._config = config
         self._role = role
+        self._kind = ROLES[role]
         self._out = out
         self._note = note
         self._home = home
         self._pieces = PieceCache.below(config.paths.cache)
         self._stopping = asyncio.Event()
         self._exit_code = 0
-        self._gateway: Gateway | None = None
+        # What a member has: see `_live`.
+        self._member: MemberNode
+        self._runtime: RoleRuntime
+        self._claimed: ClaimedRole
+        self._storage: Storage
+        self._models: ModelExchange
+        self._fetching: Fetching | None = None
         self._built: BuiltRole  # while models are fetched, the substitute for the role
         self._planning: Planning | None = None
+        self._gateway: Gateway | None = None
 
     async def main(self) -> int:
         """Run until a signal or `meshd stop`; return the exit code."""
@@ -237,34 +222,32 @@ class Daemon:
         self._stop("SIGINT")
 
     async def _node(self) -> None:
+        """Check this machine, enter the mesh, and live as a member."""
         native = await self._find_native()
-        preflight = await Preflight.make(
-            ROLES[self._role], self._config, native, self._home, self._pieces.hashes
-        )
-        try:
+        with contextlib.ExitStack() as held:
+            self._claimed, mesh_port = await preflight(
+                self._kind, self._config, native, self._home, self._pieces.hashes, held
+            )
             key = self._home.load_or_create_identity()
             entered = await enter(
                 self._home,
                 key,
                 self._config,
                 self._role,
-                mesh_port=preflight.mesh_port,
+                mesh_port=mesh_port,
                 note=self._note,
-                founds_mesh=ROLES[self._role].founds_mesh,
+                founds_mesh=self._kind.founds_mesh,
             )
             try:
-                await self._live(key, entered, native, preflight)
+                await self._live(key, entered, native, mesh_port)
             finally:
                 await entered.aclose()
-        finally:
-            preflight.release()
 
     async def _find_native(self) -> NativeBuild:
         """Find the binaries to use, and check those that the user names. Raises UserError."""
-        paths, role = self._config.paths, ROLES[self._role]
-        if not role.needs_native:
+        paths, head = self._config.paths, self._kind.runs_llama_server
+        if not self._kind.needs_native:
             return native_if_built(paths)
-        head = role.runs_llama_server
         if paths.native_bin is None:
             natives = natives_here(paths, head=head)
             return await choose_build(
@@ -284,48 +267,49 @@ class Daemon:
         )
 
     async def _live(
-        self, key: KeyPair, entered: Entered[Joining], native: NativeBuild, preflight: Preflight
+        self, key: KeyPair, entered: Entered[Joining], native: NativeBuild, mesh_port: MeshPort
     ) -> None:
         """Run this node as a member, in its role."""
-        member = MemberNode(
-            config=self._config,
+        config, cache = self._config, self._config.paths.cache
+        member = self._member = MemberNode(
+            config=config,
             home=self._home,
             key=key,
             entered=entered,
             role=self._role,
             native=native.version,
-            mesh_port=preflight.mesh_port,
+            mesh_port=mesh_port,
         )
         try:
             # Before anything is fetched, and after the addresses are kept that joining brought.
-            ROLES[self._role].check_certified(entered.membership.roles)
-            runtime = make_runtime(
-                self._config,
+            self._kind.check_certified(entered.membership.roles)
+            # What the role runs on, and what is told of this machine's models.
+            self._runtime = make_runtime(
+                config,
                 member.mesh,
                 native,
                 self._pieces,
                 gives=lambda: gives_unbounded(self._config, self._role_status),
             )
-            storage = Storage(
-                member.mesh,
-                self._config,
-                lambda: Stores.here(self._config.paths.cache),
-                kept=lambda: self._role_status().store,
+            self._storage = Storage(
+                member.mesh, config, lambda: Stores.here(cache), kept=lambda: self._role_status().store
             )
-            models = ModelExchange(
+            self._models = ModelExchange(
                 member.mesh,
-                self._config,
+                config,
                 self._pieces,
                 is_serving=lambda: self._role_status().is_computing,
-                disk=storage.disk,
+                disk=self._storage.disk,
             )
-            fetching = self._make_fetching(member, models)
-            if fetching is None:
-                self._built = await preflight.role.build(runtime, member)
+            # The role, or what fetches its models.
+            if wanted := self._kind.wanted(config):
+                from meshd.daemon.fetching import Fetching
+
+                self._fetching = Fetching(config, wanted, member.mesh, self._models)
+                self._built = self._claimed.while_fetching(self._fetching)
             else:
-                self._built = preflight.role.while_fetching(fetching)
-            live = _Live(member, runtime, preflight.role, storage, models, fetching)
-            await self._serve(live)
+                self._built = await self._claimed.build(self._runtime, member)
+            await self._serve()
         finally:
             if member.local.has_left:
                 self._home.leave(drop_root=True)  # removes what was written since: bans, addresses, the book
@@ -333,28 +317,30 @@ class Daemon:
     def _role_status(self) -> RoleStatus:
         return self._built.role.status
 
-    def _make_fetching(self, member: MemberNode, models: ModelExchange) -> "Fetching | None":
-        wanted = ROLES[self._role].wanted(self._config)
-        if not wanted:
-            return None
-        from meshd.daemon.fetching import Fetching
-
-        return Fetching(self._config, wanted, member.mesh, models)
-
-    def _planning_now(self, member: MemberNode, runtime: RoleRuntime) -> "Planning":
+    def _planning_now(self) -> "Planning":
         if self._planning is None:
             from meshd.daemon.planning import make_planning  # imported on demand: most nodes are never asked
 
-            self._planning = make_planning(self._config, member, runtime, ROLES[self._role], self._built)
+            self._planning = make_planning(self._config, self._member, self._runtime, self._kind, self._built)
         return self._planning
 
-    async def _serve(self, live: "_Live") -> None:
+    async def _serve(self) -> None:
         """Run everything. At the end the role stops first: its children, then the peers, then the links."""
-        member = live.member
+        member = self._member
         # The control socket.
         tunnels = make_tunnels(member.mesh, self._home)
-        pausing = Pausing(self._home, member.local, self._built.pause)
-        control = self._control(live, tunnels, pausing)
+        control = DaemonControl(
+            member,
+            self._home,
+            built=lambda: self._built,
+            planning=self._planning_now,
+            gateway=lambda: self._gateway.status if self._gateway is not None else None,
+            stop=self._stop,
+            tunnels=tunnels,
+            pausing=Pausing(self._home, member.local, self._built.pause),
+            models=self._models,
+            storage=self._storage,
+        )
         admin = AdminServer(home=self._config.paths.home, control=control)
         admin.open()
         # The mesh, then the role and its API.
@@ -362,8 +348,8 @@ class Daemon:
             network.start(member.serve(), name="peers")
             network.start(admin.serve(), name="admin")
             network.start(tunnels.serve(), name="tunnels")
-            network.start(live.models.serve(), name="models")
-            network.start(live.storage.serve(), name="storage")
+            network.start(self._models.serve(), name="models")
+            network.start(self._storage.serve(), name="storage")
             network.start(_watch_addresses(member), name="addresses")
             facts = member.node.facts
             network.start(watch_names(member.mesh, facts.peer, facts.name), name="names")
@@ -372,7 +358,7 @@ class Daemon:
                     make_gateway, is_open = self._built.gateway, asyncio.Event()
                     if make_gateway is None:
                         is_open.set()
-                    work.start(self._play(live, is_open), name=self._role)
+                    work.start(self._play(is_open), name=self._role)
                     if make_gateway is not None:
                         gateway = self._gateway = await _made(make_gateway)
                         work.start(gateway.serve(), name="gateway")
@@ -391,38 +377,25 @@ class Daemon:
                 member.local.say_goodbye()
                 await asyncio.sleep(GOODBYE_SECONDS)
 
-    async def _play(self, live: "_Live", is_open: asyncio.Event) -> None:
+    async def _play(self, is_open: asyncio.Event) -> None:
         """Run the role, once its models are here. `is_open` is set once its API is open."""
-        if live.fetching is not None:
-            if self._role == WORKER_ROLE:  # heads ask it once it has something to lend
-                live.member.local.fetches(fetching=True)
-            self._config = config = await live.fetching.run()
+        if self._fetching is not None:
+            local, lends = self._member.local, self._role == WORKER_ROLE
+            if lends:  # heads ask it once it has something to lend
+                local.fetches(fetching=True)
+            self._config = config = await self._fetching.run()
             await is_open.wait()
-            await live.claimed.fetched(config)
-            live.models.fetched(config)
-            live.storage.fetched(config)
-            self._built = await live.claimed.build(live.runtime, live.member)
+            await self._claimed.fetched(config)
+            self._models.fetched(config)
+            self._storage.fetched(config)
+            self._built = await self._claimed.build(self._runtime, self._member)
             self._planning = None  # it was made for the substitute
-            if self._role == WORKER_ROLE:
-                live.member.local.fetches(fetching=False)
+            if lends:
+                local.fetches(fetching=False)
         await self._built.role.serve()
 
-    def _control(self, live: "_Live", tunnels: OwnTunnels, pausing: Pausing) -> DaemonControl:
-        return DaemonControl(
-            live.member,
-            self._home,
-            built=lambda: self._built,
-            planning=lambda: self._planning_now(live.member, live.runtime),
-            gateway=lambda: self._gateway.status if self._gateway is not None else None,
-            stop=self._stop,
-            tunnels=tunnels,
-            pausing=pausing,
-            models=live.models,
-            storage=live.storage,
-        )
-
     def _print_token(self, member: MemberNode) -> None:
-        if not (use := ROLES[self._role].token_use):
+        if not (use := self._kind.token_use):
             return
         try:
             invite = member.printed_invite()
@@ -431,7 +404,7 @@ class Daemon:
             self._note(f"no invite: {error.what}; fix that, then run `meshd invite`")
             return
         if invite is None:
-            self._remark(ROLES[self._role].what_now)  # it joined with an invite, and may not invite
+            self._remark(self._kind.what_now)  # it joined with an invite, and may not invite
             return
         self._out(invite.token)
         self._remark(f"{invite.validity(member.node.wall_clock())}\n{use}")

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from meshd.base.errors import UserError
 from meshd.config.forms import HostPort
 from meshd.config.serve_settings import ModelConfig, ServeConfig
 from meshd.config.tree import Config, LinksConfig, Paths, WorkerConfig
+from meshd.daemon.mesh_port import MeshPort
+from meshd.daemon.role_kind import ClaimedRole
 from meshd.daemon.roles import ROLES, ClaimedServe, ClaimedWorker
-from meshd.daemon.run import Preflight
+from meshd.daemon.run import preflight
 from meshd.devices.interface import NativeBuild
 from meshd.identity.keystore import Home
 from meshd.store.hash_cache import HashCache
@@ -45,21 +48,26 @@ def config_for(folder: Path, **serve: object) -> Config:
     )
 
 
-def claim(folder: Path, config: Config, role: str = "serve") -> Preflight:
+Claimed = tuple[ClaimedRole, MeshPort, ExitStack]
+
+
+def claim(folder: Path, config: Config, role: str = "serve", build: NativeBuild | None = None) -> Claimed:
+    """Run the checks; the stack closes what they opened."""
     home, hashes = Home(folder / "home"), HashCache(folder / "cache/weights")
-    return asyncio.run(Preflight.make(ROLES[role], config, native(folder), home, hashes))
+    with ExitStack() as held:
+        checking = preflight(ROLES[role], config, build or native(folder), home, hashes, held)
+        return *asyncio.run(checking), held.pop_all()
 
 
 def test_ports_are_bound_before_anything_else_and_given_back(tmp_path: Path) -> None:
     before = len(os.listdir("/dev/fd"))  # noqa: PTH208
-    preflight = claim(tmp_path, config_for(tmp_path))
-    assert isinstance(preflight.role, ClaimedServe)
-    ports = preflight.role.api.port, preflight.mesh_port.listener.port
+    role, mesh_port, held = claim(tmp_path, config_for(tmp_path))
+    assert isinstance(role, ClaimedServe)
+    ports = role.api.port, mesh_port.listener.port
     for port in ports:
         with socket.create_connection(("127.0.0.1", port), timeout=5):
             pass
-    preflight.release()
-    preflight.release()
+    held.close()
     for port in ports:
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), timeout=5)
@@ -101,10 +109,10 @@ def test_taken_ports_come_first(tmp_path: Path) -> None:
 
 def test_a_worker_takes_no_api_port(tmp_path: Path) -> None:
     config = replace(config_for(tmp_path), worker=WorkerConfig(models=(model(tmp_path),), devices=("CPU",)))
-    preflight = claim(tmp_path, config, "worker")
-    assert isinstance(preflight.role, ClaimedWorker)
-    assert [file.name for file in preflight.role.files] == ["model.gguf"]
-    preflight.release()
+    role, _, held = claim(tmp_path, config, "worker")
+    assert isinstance(role, ClaimedWorker)
+    assert [file.name for file in role.files] == ["model.gguf"]
+    held.close()
     with pytest.raises(UserError, match="no device `CUDA0`"):
         claim(tmp_path, replace(config, worker=WorkerConfig(devices=("CUDA0",))), "worker")
 
@@ -131,9 +139,7 @@ def test_an_option_that_llama_server_refuses_is_found_before_the_start(tmp_path:
     build = replace(build, llama_server=server)
 
     def make(*args: str) -> None:
-        config = config_for(tmp_path, llama_args=args)
-        home, hashes = Home(tmp_path / "home"), HashCache(tmp_path / "cache/weights")
-        asyncio.run(Preflight.make(ROLES["serve"], config, build, home, hashes)).release()
+        claim(tmp_path, config_for(tmp_path, llama_args=args), build=build)[-1].close()
 
     make()
     make("-ot", "blk=MESH0", "--nosuchopt")  # a worker's device, which this run could not know
@@ -166,10 +172,10 @@ def several(folder: Path, **second: object) -> Config:
 
 def test_the_files_of_several_models_are_opened_before_the_start(tmp_path: Path) -> None:
     before = len(os.listdir("/dev/fd"))  # noqa: PTH208
-    preflight = claim(tmp_path, several(tmp_path, devices=("CPU",)))
-    assert isinstance(preflight.role, ClaimedServe)
-    assert [[file.name for file in files] for files in preflight.role.files] == [["model.gguf"]] * 2
-    preflight.release()
+    role, _, held = claim(tmp_path, several(tmp_path, devices=("CPU",)))
+    assert isinstance(role, ClaimedServe)
+    assert [[file.name for file in files] for files in role.files] == [["model.gguf"]] * 2
+    held.close()
     assert len(os.listdir("/dev/fd")) == before  # noqa: PTH208
 
 
