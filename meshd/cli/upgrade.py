@@ -50,7 +50,7 @@ _LINK = re.compile(r"""href\s*=\s*["']([^"'\s]+)["']""", re.IGNORECASE)
 _WHEEL = re.compile(r"(meshd(?:_native[a-z0-9_]*)?)-([0-9.]+)-[a-z0-9.]+-[a-z0-9]+-([a-z0-9_.]+)\.whl")
 _HERE = ("localhost", "127.0.0.1", "::1")
 _COPY = "copy trusted wheels to a directory that only you can write: `meshd upgrade --from DIR`"
-_DEB = "deb"
+_DEB = "deb"  # as build/machine.py says it
 _CLONE = "clone"
 _Version = tuple[int, int]  # of glibc or macOS
 
@@ -228,17 +228,18 @@ def _install(steps: Sequence[Sequence[str]], newest: Offer, out: Output) -> None
 
 def installation(prefix: Path) -> Installation:
     """Find out how the running meshd was installed; `prefix` is that of its Python environment."""
-    package = Path(__file__).parent.parent
+    from meshd.build.machine import packaged_as
+
     try:
         installed = importlib.metadata.distribution("meshd")
     except importlib.metadata.PackageNotFoundError:
-        return Installation(_CLONE, str(package.parent))
+        return Installation(_CLONE, str(Path(__file__).parents[2]))
     named = ((one, (one.name or "").replace("_", "-")) for one in importlib.metadata.distributions())
     found = {name: one.version for one, name in named if name.startswith(NATIVE)}
     origin, editable = read_origin(installed.read_text("direct_url.json"))
     if editable:
         return Installation(_CLONE, origin)
-    if _is_of_a_package(package / "__init__.py"):
+    if packaged_as(prefix) == _DEB:
         return Installation(_DEB)
     by = "uv-pip" if (installed.read_text("INSTALLER") or "").strip() == "uv" else "pip"
     for file, tool in (("uv-receipt.toml", "uv"), ("pipx_metadata.json", "pipx")):
@@ -261,13 +262,6 @@ def read_origin(text: str | None) -> tuple[str, bool]:
     if isinstance(is_folder, Mapping):
         return place, is_folder.get("editable") is True
     return place.rpartition("/")[0] + "/", False
-
-
-def _is_of_a_package(file: Path) -> bool:
-    with suppress(OSError):
-        search = ["dpkg-query", "--search", str(file)]
-        return subprocess.run(search, capture_output=True, check=False).returncode == 0
-    return False
 
 
 def _described(found: Installation) -> str:

@@ -59,7 +59,6 @@ def has(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         packages = [noted, *map(Distribution, others)]
         monkeypatch.setattr(importlib.metadata, "distribution", lambda _name: noted)
         monkeypatch.setattr(importlib.metadata, "distributions", lambda: packages)
-        monkeypatch.setattr(upgrade, "_is_of_a_package", lambda _file: False)
 
     return pretend
 
@@ -127,11 +126,9 @@ def test_its_installer_is_found(
     assert installation(tmp_path) == Installation(by, "/a/new one/", {"meshd-native": "9.8.7"})
 
 
-def test_a_package_of_debian_is_told_from_those_of_python(
-    tmp_path: Path, has: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_of_debian_is_told_from_those_of_python(tmp_path: Path, has: Callable[..., None]) -> None:
     has(Distribution(), "meshd-native")  # a part of the same .deb
-    monkeypatch.setattr(upgrade, "_is_of_a_package", lambda file: file.name == "__init__.py")
+    (tmp_path / "packaged-as").write_text("deb\n")
     assert installation(tmp_path) == Installation("deb")
 
 
