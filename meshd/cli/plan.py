@@ -29,7 +29,7 @@ from meshd.admin.request import to_fields, to_json
 from meshd.base.errors import UsageError, UserError
 from meshd.base.units import in_bytes, in_memory, in_number
 from meshd.cli.find_models import check_no_file, local_model, reporter, watched
-from meshd.cli.list_models import MEMBERS_SECONDS
+from meshd.cli.model import MEMBERS_SECONDS
 from meshd.cli.options import Arguments
 from meshd.cli.output import Output
 from meshd.config.forms import SIZE, WEIGHT, WORD, Form, listed, parse_size

@@ -367,6 +367,11 @@ class Config:
     paths: Paths = field(default_factory=Paths)
     models: tuple[ModelConfig, ...] = ()
 
+    @property
+    def served(self) -> tuple[ServeConfig, ...]:
+        """The settings of each model that a node serves."""
+        return tuple(model.serve for model in self.models) or (self.serve,)
+
 
 def find_home(environ: Mapping[str, str]) -> Path:
     """Return MESHD_HOME, else the platform's folder for state of a user (XDG base directory,

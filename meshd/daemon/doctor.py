@@ -375,28 +375,30 @@ def _installs() -> Iterator[Finding]:
 
 def _cache(cache: Path) -> Iterator[Finding]:
     """Report a cache that cannot be written, or whose programs cannot be started."""
-    try:
-        place = next(folder for folder in (cache, *cache.parents) if folder.exists())
-        _write_some(place)
-    except OSError as error:
-        why = (error.strerror or type(error).__name__).lower()
-        yield Finding("cache", "error", f"`{cache}` cannot be written: {why}", CACHE_HINT)
-    else:
-        if os.statvfs(place).f_flag & getattr(os, "ST_NOEXEC", 0):
-            what = f"`{cache}` is mounted noexec: programs that are built there cannot be started"
-            yield Finding("cache", "warning", what, CACHE_HINT)
+    place = _place_of(cache)
+    if isinstance(place, str):
+        yield Finding("cache", "error", f"`{cache}` cannot be written: {place}", CACHE_HINT)
+    elif os.statvfs(place).f_flag & getattr(os, "ST_NOEXEC", 0):
+        what = f"`{cache}` is mounted noexec: programs that are built there cannot be started"
+        yield Finding("cache", "warning", what, CACHE_HINT)
 
 
 def _home(home: Path) -> Finding:
-    """Check that the home can be written, or else the folder in which it would be made."""
+    """Check that the home can be written."""
+    place = _place_of(home)
+    if isinstance(place, str):
+        return Finding("home", "error", f"`{home}` cannot be written: {place}", HOME_HINT)
+    return Finding("home", "ok", f"`{home}` is writable, {in_bytes(shutil.disk_usage(place).free)} free")
+
+
+def _place_of(folder: Path) -> Path | str:
+    """Write to a folder, or else to the one in which it would be made; return that, or why it failed."""
     try:
-        place = next(folder for folder in (home, *home.parents) if folder.exists())
+        place = next(one for one in (folder, *folder.parents) if one.exists())
         _write_some(place)
-        free = in_bytes(shutil.disk_usage(place).free)
     except OSError as error:
-        why = (error.strerror or type(error).__name__).lower()
-        return Finding("home", "error", f"`{home}` cannot be written: {why}", HOME_HINT)
-    return Finding("home", "ok", f"`{home}` is writable, {free} free")
+        return (error.strerror or type(error).__name__).lower()
+    return place
 
 
 def _write_some(folder: Path) -> None:

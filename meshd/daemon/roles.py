@@ -64,11 +64,11 @@ class ServeRole(RoleKind):
 
     def wanted(self, config: Config) -> Sequence[Wanted]:
         """Return the models to fetch: those given by name, drafts and fallbacks included."""
-        return [wanted for serve in _served(config) for wanted in _wanted(serve)]
+        return [wanted for serve in config.served for wanted in _wanted(serve)]
 
     def devices(self, config: Config) -> Sequence[str]:
         """Return the devices that the user named, for all models."""
-        return tuple(dict.fromkeys(name for serve in _served(config) for name in serve.devices))
+        return tuple(dict.fromkeys(name for serve in config.served for name in serve.devices))
 
     def threads(self, config: Config) -> int:
         """Return the number of CPU threads that compute layers."""
@@ -80,22 +80,17 @@ class ServeRole(RoleKind):
         """Bind the API's port, and open the model files unless models must be fetched. Raises UserError."""
         from meshd.plan.wishes import read_llama_args
 
-        for serve in _served(config):
+        for serve in config.served:
             read_llama_args(serve.llama_args)
         api_config = _gateway_config(config)
         files = held.enter_context(contextlib.ExitStack())
         opened = () if self.wanted(config) else await _open_all(config, hashes, files)
-        for serve in _served(config):
+        for serve in config.served:
             if serve.mmproj is not None:
                 await _check_mmproj(serve.mmproj, hashes)
         api = await claim_api(api_config)
         held.callback(api.close)
         return ClaimedServe(config, opened, api, hashes, files)
-
-
-def _served(config: Config) -> Sequence[ServeConfig]:
-    """Return the settings of each model."""
-    return [model.serve for model in config.models] or [config.serve]
 
 
 def _wanted(serve: ServeConfig) -> Sequence[Wanted]:
@@ -110,7 +105,7 @@ async def _open_all(
 ) -> Sequence[Sequence[ModelFile]]:
     """Open each model's file, followed by its smaller fallbacks. Raises UserError."""
     files = []
-    for serve in _served(config):
+    for serve in config.served:
         own = await _open(serve.model, config, hashes, held, header_only=serve.header_only)
         smaller = [await _open(fallback, config, hashes, held) for fallback in serve.fallback_models]
         _check_smaller(own, smaller)

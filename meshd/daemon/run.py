@@ -119,9 +119,8 @@ async def _check_llama_args(config: Config, native: NativeBuild) -> None:
     llama-server reads options from left to right and ends at `--version`, so it refuses bad ones at once.
     Options that name workers' devices are skipped, because these are not known yet.
     """
-    served = [model.serve for model in config.models] or [config.serve]
     log = config.paths.logs / "llama-options.log"
-    for args in dict.fromkeys(serve.llama_args for serve in served):
+    for args in dict.fromkeys(serve.llama_args for serve in config.served):
         if not args or any(_WORKERS_DEVICES in arg for arg in args):
             continue
         argv = (str(native.llama_server), *args, "--version")
