@@ -5,11 +5,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from meshd.admin.api import NatView, NetcheckReply, NetcheckRequest, PortMappingView
+from meshd.admin.api import NatView, NetcheckReply, NetcheckRequest, PortMappingView, StatusRequest
+from meshd.admin.client import NotRunning, ask
+from meshd.admin.request import to_fields
 from meshd.base.units import in_number
 from meshd.cli.options import Arguments, add_config_file, add_keys, load_role
 from meshd.cli.output import Output
 from meshd.cli.roles import check_node
+from meshd.config.tree import home_here
 
 if TYPE_CHECKING:
     from meshd.daemon.doctor import Finding
@@ -60,9 +63,6 @@ def _verdict(findings: "Sequence[Finding]") -> str:
 
 
 def _daemon() -> "list[Finding]":
-    from meshd.admin.api import StatusRequest
-    from meshd.admin.client import NotRunning, ask
-    from meshd.config.tree import home_here
     from meshd.daemon.doctor import Finding
 
     try:
@@ -94,8 +94,6 @@ class Netcheck:
         """Return 0 when no problem is an error, else 1."""
         reply = _reply(args, out)
         if args.json:
-            from meshd.admin.request import to_fields
-
             out.json(to_fields(reply))
         else:
             show(reply, out)
@@ -103,9 +101,6 @@ class Netcheck:
 
 
 def _reply(args: Arguments, out: Output) -> NetcheckReply:
-    from meshd.admin.client import NotRunning, ask
-    from meshd.config.tree import home_here
-
     own = args.config is not None or any(vars(args).get(name) is not None for name in OPTIONS)
     if not own:
         try:

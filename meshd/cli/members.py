@@ -25,7 +25,7 @@ from meshd.admin.api import (
     UnbanRequest,
 )
 from meshd.admin.client import Client, NotRunning, ask
-from meshd.admin.request import Request, to_json
+from meshd.admin.request import Request, to_fields, to_json
 from meshd.base.errors import UsageError, UserError
 from meshd.base.home_folder import expanded
 from meshd.base.units import in_time
@@ -127,7 +127,7 @@ class Invite:
             return _revoke(home, args, out)
         reply = _create(home, _request(args))
         if args.json:
-            out.json({**_fields(reply)})
+            out.json(to_fields(reply))
             return 0
         out.line(reply.token)
         out.note(reply.validity(time.time()))
@@ -242,10 +242,6 @@ def _sure(home: Path, start: str, out: Output) -> bool:
     if len(fits) != 1 or not fits[0].used:
         return True
     return out.confirm(f"this also bans {_called(fits[0].joined, fits[0].used)}: continue?")
-
-
-def _fields(reply: InviteReply) -> dict[str, str | int]:
-    return {"token": reply.token, "id": reply.id, "expires_at": reply.expires_at, "uses": reply.uses}
 
 
 class Accept:

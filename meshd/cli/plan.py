@@ -25,7 +25,7 @@ from meshd.admin.plan_api import (
     WhyReply,
     WhyRequest,
 )
-from meshd.admin.request import to_fields, to_json
+from meshd.admin.request import to_fields
 from meshd.base.errors import UsageError, UserError
 from meshd.base.units import in_bytes, in_memory, in_number
 from meshd.cli.find_models import check_no_file, local_model, reporter, watched
@@ -473,18 +473,7 @@ class Capacity:
             out.progress("measuring devices")
             reply = client.ask(CapacityRequest(again=args.again), seconds=MEASURE_SECONDS + MEMBERS_SECONDS)
         if args.json:
-            paths = [_path_json(path) for path in reply.paths]
-            left_out, unmeasured = to_json(reply.left_out), to_json(reply.unmeasured)
-            devices, storage = to_json(reply.devices), to_json(reply.storage)
-            out.json(
-                {
-                    "devices": devices,
-                    "paths": paths,
-                    "storage": storage,
-                    "left_out": left_out,
-                    "unmeasured": unmeasured,
-                }
-            )
+            out.json({**to_fields(reply), "paths": [_path_json(path) for path in reply.paths]})
         else:
             _show_capacity(reply, out)
         return 0
