@@ -31,7 +31,7 @@ from tests.process.test_native_wheel import packed
 from tests.process.test_wheel import wheel
 from tests.rules.source import ROOT
 from tests.unit.build.stored import install_wheel
-from tests.unit.daemon.test_build_choice import CPU, CUDA, build
+from tests.unit.daemon.test_native import CPU, CUDA, build
 from tests.unit.daemon.test_unused_gpus import AMD, NVIDIA
 from tests.unit.wheels.test_cuda import NEEDED, module
 

@@ -1,25 +1,39 @@
-"""Pulls in a daemon: watched by a verb, ended with it, and joined by a second one."""
+"""What a daemon does with models: pulls, what it offers and uses, and the state of its disk."""
 
 import asyncio
 import os
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from meshd.admin.api import NO_MEMBER_HAS_IT, PullReply, PullRequest
 from meshd.base.errors import UserError
 from meshd.base.tasks import Owner
-from meshd.config.tree import Config, NodeConfig, Paths
+from meshd.config.serve_settings import ModelConfig, ServeConfig
+from meshd.config.tree import Config, NodeConfig, Paths, WorkerConfig
 from meshd.daemon import models as daemon_models
-from meshd.daemon.models import MAX_PULLS, ModelExchange, gives_unbounded
+from meshd.daemon.models import (
+    MAX_PULLS,
+    SHOWN_FILES,
+    ModelExchange,
+    Storage,
+    files_in_use,
+    gives_unbounded,
+    started_with,
+)
 from meshd.devices.interface import RoleStatus
+from meshd.library.facts import facts_of
+from meshd.library.stores import Stores
+from meshd.model.status import StoreStatus
 from meshd.store.piece_cache import PieceCache
+from meshd.wire.models import MODELS_SERVICE, ToldDisk
 
 from tests.conformance.run import run, until
-from tests.unit.library.members.exchange_scene import NAME, Scene, big, scene
-from tests.unit.library.models import put
+from tests.unit.library.members.exchange_scene import NAME, Scene, big, scene, stores_of
+from tests.unit.library.models import put, tiny
 
 
 @asynccontextmanager
@@ -219,3 +233,193 @@ def test_pieces_are_given_unbounded_where_nothing_is_computed(
 ) -> None:
     config = Config(node=NodeConfig(give_models=give))
     assert gives_unbounded(config, lambda: RoleStatus((), (), None, is_computing=computing)) is gives
+
+
+class Node:
+    """One with stores of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.walks = 0
+        self.kept: StoreStatus | None = None
+
+    def stores(self) -> Stores:
+        self.walks += 1
+        return stores_of(self.folder / "me")
+
+    def storage(self, it: Scene, *models: Path) -> Storage:
+        """That of the scene's taker."""
+        config = Config(
+            node=NodeConfig(name="taker"),
+            paths=Paths(home=self.folder / "home", cache=self.folder / "me/cache"),
+            worker=WorkerConfig(models=models),
+        )
+        return Storage(it.taker, config, self.stores, kept=lambda: self.kept)
+
+    @asynccontextmanager
+    async def serving(self, it: Scene, *models: Path) -> AsyncIterator[Storage]:
+        made = self.storage(it, *models)
+        async with Owner() as owner:
+            owner.start(made.serve(), name="storage")
+            yield made
+            owner.cancel()
+
+
+def test_status_counts_each_model_once_and_not_again_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon_models, "_FIRST_COUNT_SECONDS", 60.0)  # the machine may be busy
+    file = put(tmp_path / "elsewhere/c-Q4_0.gguf", tiny(fill=3))
+    put(tmp_path / "me/own/a-Q4_0.gguf", tiny(fill=1))
+    put(tmp_path / "me/cache/models/b-Q4_0.gguf", tiny(fill=2))
+    (tmp_path / "me/own/same.gguf").symlink_to(tmp_path / "me/own/a-Q4_0.gguf")
+
+    async def main() -> None:
+        node = Node(tmp_path)
+        async with scene(tmp_path) as it, node.serving(it, file) as made:
+            first = await made.status()
+            assert (first.models, first.models_bytes) == (3, 3 * len(tiny()))
+            assert first.free_bytes is not None and first.free_bytes > 0 and first.cache_room_bytes is None
+            for _ in range(5):
+                assert (await made.status()).models == 3
+            assert node.walks == 1
+
+    run(main())
+
+
+def test_the_hole_in_a_header_is_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon_models, "_FIRST_COUNT_SECONDS", 60.0)
+    file = put(tmp_path / "elsewhere/c-Q4_0.gguf", tiny())
+    os.truncate(file, 64 << 20)
+
+    async def main() -> None:
+        async with scene(tmp_path) as it, Node(tmp_path).serving(it, file) as made:
+            status = await made.status()
+            assert status.models == 1 and status.models_bytes is not None
+            assert status.models_bytes < 1 << 20
+
+    run(main())
+
+
+def test_two_files_of_one_content_are_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = facts_of
+    monkeypatch.setattr(
+        daemon_models, "facts_of", lambda one, hashes: replace(known(one, hashes), fingerprint="ab" * 32)
+    )
+    for name in ("a-Q4_0", "b-Q4_0"):
+        put(tmp_path / f"me/own/{name}.gguf", tiny())
+
+    async def main() -> None:
+        async with scene(tmp_path) as it, Node(tmp_path).serving(it) as made:
+            own, *_ = await made.of_all()
+            assert len(own.models) == 1 and own.more_models == 0
+
+    run(main())
+
+
+def test_a_walk_that_takes_long_keeps_no_status_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon_models, "_FIRST_COUNT_SECONDS", 0.01)
+
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            made = Node(tmp_path).storage(it)
+            for _ in range(2):  # nobody serves it, so the count never comes
+                view = await made.status()
+                assert view.models is None and view.models_bytes is None and view.free_bytes is not None
+
+    run(main())
+
+
+def test_room_is_what_the_limit_of_kept_weights_leaves(tmp_path: Path) -> None:
+    async def main() -> None:
+        node = Node(tmp_path)
+        async with scene(tmp_path) as it, node.serving(it) as made:
+            node.kept = StoreStatus(path="", bytes=30, limit=100, tensors=1)
+            assert (await made.status()).cache_room_bytes == 70
+            node.kept = StoreStatus(path="", bytes=130, limit=100, tensors=1)
+            disk = made.disk()
+            assert disk is not None and disk.room == 0
+
+    run(main())
+
+
+def test_a_disk_that_cannot_be_looked_at_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_place: Path) -> int:
+        raise OSError("stale file handle")
+
+    monkeypatch.setattr(daemon_models, "free_bytes", broken)
+
+    async def main() -> None:
+        async with scene(tmp_path) as it, Node(tmp_path).serving(it) as made:
+            assert made.disk() is None and (await made.status()).free_bytes is None
+
+    run(main())
+
+
+async def _never(_stream: object) -> None:
+    raise AssertionError("it was refused")
+
+
+def test_all_nodes_and_their_largest_models(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it, Node(tmp_path).serving(it) as made:
+            giver = it.giver("a")
+            giver.disk = ToldDisk(5_000, 300)
+            giver.has(big())
+            for number in range(SHOWN_FILES + 1):
+                giver.has(tiny(fill=number + 1), f"m{number:02}-Q4_0")
+            it.giver("b")
+            it.mute("closed").handle(MODELS_SERVICE, _never, allow=lambda _member, _metadata: "not today")
+            put(tmp_path / "me/own/mine-Q4_0.gguf", tiny())
+            put(tmp_path / "me/own/cut-Q4_0.gguf", tiny()[:-9])
+            own, a, b, closed = await made.of_all()
+            assert own.node == "taker" and own.free_bytes and own.why_not == ""
+            [mine] = own.models
+            assert (mine.name, mine.bytes, mine.fingerprint) == ("mine-Q4_0", len(tiny()), None)
+            assert (a.node, a.free_bytes, a.cache_room_bytes) == ("a", 5_000, 300)
+            assert [one.name for one in a.models[:2]] == [NAME, "m00-Q4_0"]
+            assert len(a.models) == SHOWN_FILES and a.more_models == 2
+            assert (b.node, b.free_bytes, b.cache_room_bytes, b.models) == ("b", None, None, ())
+            assert (closed.node, closed.why_not, closed.free_bytes) == ("closed", "not today", None)
+
+    run(main())
+
+
+def test_models_by_name_are_no_files_yet(tmp_path: Path) -> None:
+    file = tmp_path / "a.gguf"
+    named = Config(
+        worker=WorkerConfig(models=("hf:a/b", file)),
+        serve=ServeConfig(model="hf:a/b", fallback_models=(file,)),
+    )
+    assert started_with(named) == [file, file]
+
+
+def test_files_in_use_are_those_of_all_models(tmp_path: Path) -> None:
+    one, two, three, four = (tmp_path / f"{name}.gguf" for name in "abcd")
+    several = Config(
+        serve=ServeConfig(model="hf:a/b", mmproj=one),
+        models=(ModelConfig(name="m", serve=ServeConfig(model=two, draft_model=three)),),
+        worker=WorkerConfig(models=(four,)),
+    )
+    assert set(files_in_use(several)) == {one, two, three, four}
+    assert files_in_use(Config()) == []
+
+
+def test_folders_that_cannot_be_walked_end_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon_models, "_FIRST_COUNT_SECONDS", 60.0)
+
+    async def main() -> None:
+        node = Node(tmp_path)
+        monkeypatch.setattr(node, "stores", homeless)
+        async with scene(tmp_path) as it, node.serving(it) as made:
+            found = await made.status()
+            assert found.models is None and found.free_bytes is not None
+
+    run(main())
+
+
+def homeless() -> Stores:
+    """As `Path.expanduser` fails."""
+    raise RuntimeError("Could not determine home directory.")

@@ -1,4 +1,4 @@
-"""Addresses that a member names, with real sockets: what this node connects and sends to because of them."""
+"""What one member makes a node do, with real sockets: by addresses that it names, by silent links."""
 
 import asyncio
 import contextlib
@@ -8,16 +8,52 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 from meshd.base.peer_limits import DIALS, RETRIES
+from meshd.base.tasks import Owner
 from meshd.daemon.member_node import MemberNode
+from meshd.identity.proof import Credentials
 from meshd.identity.record import PeerRecord
+from meshd.link.secure.handshake import HandshakeContext
+from meshd.link.tcp.dial import TcpDialer
 from meshd.wire.address import Candidate
+from meshd.wire.dialable import trusted
 
-from tests.conformance.run import run, until
+from tests.conformance.run import open_files, run, until
 from tests.unit.daemon.test_joining import Machine, token_of
 
+MANY = 48
 LOOPBACK = "127.0.0.1"
 DATAGRAMS_OF_A_DIAL = 8  # the first, and its repetitions with pauses that double, for three seconds
 SECONDS_OF_BACKOFF = 12  # attempts in five seconds, with pauses that begin at 0.2 s and grow
+
+
+def test_silent_links_of_one_member_hold_few_descriptors(tmp_path: Path) -> None:
+    async def work() -> None:
+        founder, guest = Machine(tmp_path, "founder"), Machine(tmp_path, "guest")
+        async with founder.live() as victim:
+            member = await guest.enter(token_of(victim))
+            member.mesh_port.close()
+            credentials = Credentials(guest.key, member.membership.chain)
+            handshake = HandshakeContext(credentials=credentials, mesh=member.membership.mesh)
+            places = trusted(victim.mesh_port.listener.candidates())
+            before = open_files()
+            async with Owner() as owner:
+
+                async def silent() -> None:
+                    link = await TcpDialer(lambda: handshake).dial(founder.key.peer, places)
+                    try:
+                        await asyncio.Event().wait()
+                    finally:
+                        await link.aclose()
+
+                for _ in range(MANY):
+                    owner.start(silent(), name="silent")
+                    await asyncio.sleep(0.02)  # fewer at the door than it has places for strangers
+                # our ends stay open; of theirs there are few
+                await until(lambda: open_files() <= before + MANY + 8, seconds=5.0)
+                assert victim.mesh.peers()
+                owner.cancel()
+
+    run(work())
 
 
 class Ports:

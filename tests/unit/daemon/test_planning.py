@@ -1,4 +1,4 @@
-"""What a question for a plan asks for, which workers a plan does without, and what nodes could contribute."""
+"""The answers to `meshd plan`, `capacity` and `why`."""
 
 import asyncio
 import os
@@ -9,14 +9,21 @@ from pathlib import Path
 
 import pytest
 from meshd.admin.plan_api import FitsRequest, MemoryLimit, PlanRequest, StoredFile
+from meshd.admin.request import to_fields
 from meshd.base.errors import Refused, UserError
 from meshd.config.tree import Config
-from meshd.daemon.plan_view import asked_memory, asked_options
+from meshd.daemon.plan_view import asked_memory, asked_options, why_reply
 from meshd.daemon.planning import Choices, PlannedModel, Planning, fits_alone, planned_model, with_fewest
 from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.interface import NativeBuild
-from meshd.head.worker_choice import Roster, ServedAs
+from meshd.head.explain import Explained
+from meshd.head.measures import RunFacts
+from meshd.head.worker_choice import ServedAs, roster_of
 from meshd.model.layer_range import LayerRange
+from meshd.model.output import DevicePath
+from meshd.model.time_account import TimeAccount
+from meshd.plan.choice import advise, choose_split, plan_model
+from meshd.plan.machines import Machines
 from meshd.plan.wishes import HeadOptions
 from meshd.store.hash_cache import HashCache
 from meshd.wire.lease import OfferedDevice
@@ -29,6 +36,8 @@ from tests.unit.head.rig import Bench
 from tests.unit.head.test_survey import OPTIONS, surveyor
 from tests.unit.library.models import put, tiny, tiny_shards
 from tests.unit.plan.plain_options import PLAIN
+from tests.unit.plan.test_split_choice import MODEL, WORK, machines, offer
+from tests.unit.plan.test_split_choice import OPTIONS as SPLIT_OPTIONS
 from tests.unit.store.header_files import with_holes
 
 SERVED = replace(
@@ -41,6 +50,9 @@ SERVED = replace(
     ctx_size=9000,
 )
 SPARED = (("attic", "it is for losses"),)
+AUTO: HeadOptions = replace(SPLIT_OPTIONS, split="auto", devices=("none",))
+THERE = machines([offer("a", 16, rtt=0.01)], {"head": 1.0, "a": 1.0})
+MEASURED = TimeAccount(seconds=0.5, tokens=100, parts=(), unexplained=0.0)
 
 
 def test_what_the_question_leaves_open_is_as_this_node_serves() -> None:
@@ -69,6 +81,8 @@ SPLIT = replace(
     workers=("anna", "bert"),
     min_workers=2,
 )
+
+
 """Served with `--layers`, which names the workers."""
 
 
@@ -273,3 +287,51 @@ def test_of_headers_that_came_for_a_plan_whatever_lies_behind_them(tmp_path: Pat
     paths[1].unlink()
     with pytest.raises(UserError, match="missing"):
         read(paths[0])
+
+
+"""Far slower than predicted."""
+
+
+def explained(now: Machines, token: TimeAccount | None = None) -> Explained:
+    """Loaded with THERE, asked when the machines are `now`."""
+    split = plan_model(MODEL, WORK, THERE, AUTO)
+    return Explained(
+        facts=RunFacts(split.plan, now, AUTO, MODEL, WORK, split.outcome),
+        split=(),
+        answers=(),
+        active=0,
+        now=0.0,
+        token=token,
+        prompt=None,
+        round=None,
+        why_no_round="",
+        running=None,
+        advice=advise(MODEL, WORK, now, AUTO, split.plan),
+    )
+
+
+def test_as_long_as_nothing_changes_load_plan_and_why_give_one_figure() -> None:
+    reply = why_reply("model", explained(THERE, MEASURED))
+    planned = choose_split(MODEL, WORK, THERE, AUTO)[0].prediction.generate_tok_s
+    assert reply.advice.generate_tok_s == reply.generate_tok_s_at_load == planned
+    assert to_fields(reply.advice)["generate_tok_s"] == round(planned, 2)
+    assert reply.since_load == ()
+
+
+def test_a_figure_that_differs_names_the_input_that_does() -> None:
+    [one] = THERE.offers
+    now = replace(THERE, offers=(replace(one, path=DevicePath(0.1, 1e9)),))
+    reply = why_reply("model", explained(now))
+    planned = choose_split(MODEL, WORK, now, AUTO)[0].prediction.generate_tok_s
+    assert reply.advice.generate_tok_s == planned
+    assert reply.generate_tok_s_at_load is not None and reply.generate_tok_s_at_load > 1.5 * planned
+    [changed] = reply.since_load
+    assert changed == "`head ↔ a` takes 100.2 ms of a token (10.2 ms then)"
+
+
+def test_nothing_was_predicted_at_load_where_a_device_was_not_measured() -> None:
+    found = explained(THERE)
+    at_load = found.facts.at_load
+    unknown = replace(at_load, prediction=replace(at_load.prediction, is_measured=False))
+    found = replace(found, facts=replace(found.facts, at_load=unknown))
+    assert why_reply("model", found).generate_tok_s_at_load is None
