@@ -25,12 +25,10 @@ from meshd.config.serve_settings import ServeConfig
 from meshd.config.tree import Config
 from meshd.daemon.role_kind import FetchingRole, Wanted
 from meshd.devices.interface import RoleStatus
-from meshd.gateway.interface import AnswerTimings, Models, ModelWish, NamedModel, Readiness
+from meshd.gateway.interface import Models, ModelWish, NamedModel, Readiness, Upstream
 from meshd.library.interface import NotHere, ReportProgress, TransferProgress
-from meshd.model.device_sampling import DeviceSampling
 from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX
 from meshd.model.model_name import DEMO, MESH
-from meshd.model.served_facts import ServedFacts
 from meshd.model.short_names import hub_name_of
 from meshd.model.status import FetchSource, FetchStatus, ModelState, ModelStatus
 from meshd.peer.interface import Mesh, PeerState
@@ -357,14 +355,11 @@ def with_header(serve: ServeConfig, path: Path) -> ServeConfig:
     return replace(serve, model=path, header_only=False)
 
 
-class FetchedUpstream:
-    """A model that is not here yet, so requests are refused (implements Upstream)."""
+class FetchedUpstream(Upstream):
+    """A model that is not here yet, so requests are refused.
 
-    crashes = 0
-    device_sampling: DeviceSampling | None = None
-    facts = ServedFacts()
-    holds_turns = ""
-    slots: int | None = None  # a fetch may take hours: no request waits for its turn
+    It has no slots, so that no request waits for its turn: a fetch may take hours.
+    """
 
     def __init__(self, fetching: FetchingRole, model: "AwaitedModel | None" = None) -> None:
         """Take `model`; None: the only one of the node, for which everything is fetched."""
@@ -393,26 +388,6 @@ class FetchedUpstream:
     async def connect(self) -> socket:
         """Raise Refused, with the progress."""
         raise Refused(self.readiness.reason, code="fetching")
-
-    def is_refusal(self, status: int) -> bool:
-        """Return False: there is no answer."""
-        return False
-
-    async def upstream_broke(self, why: str) -> str:
-        """Return `why`."""
-        return why
-
-    def queued(self, waiting: int) -> None:
-        """Do nothing."""
-
-    def requested(self, active: int) -> None:
-        """Do nothing."""
-
-    def generated(self, total: int, grown: int, *, alone: bool) -> None:
-        """Do nothing."""
-
-    def answered(self, timings: AnswerTimings, *, alone: bool, seconds: float) -> None:
-        """Do nothing."""
 
 
 def _readiness(now: FetchStatus, reason: str) -> Readiness:

@@ -28,13 +28,11 @@ from meshd.identity.proof import Credentials
 from meshd.link.interface import Dialer, Link, LinkKind, Listener
 from meshd.link.net import local_addresses
 from meshd.link.net.happy_eyeballs import closest
-from meshd.link.net.reflexive_port import ReflexivePort
-from meshd.link.net.stun import ASK_SECONDS
+from meshd.link.net.stun import ASK_SECONDS, ReflexivePort
 from meshd.link.port_prediction.links import PortPredictionLinks
-from meshd.link.punch.feasibility import worth_trying
-from meshd.link.punch.links import PunchLinks
-from meshd.link.quic import dial as quic
-from meshd.link.quic.dial import QuicDialer
+from meshd.link.punch import PunchLinks, worth_trying
+from meshd.link.quic import links as quic
+from meshd.link.quic.links import QuicDialer
 from meshd.link.quic.over_ice import QuicOverIce
 from meshd.link.relayed import through_relay
 from meshd.link.relayed.relay_client import RelayClient
@@ -42,8 +40,8 @@ from meshd.link.relayed.through_member import MemberRelayLinks
 from meshd.link.relayed.through_relay import RelayLinks
 from meshd.link.secure.handshake import HandshakeContext
 from meshd.link.secure.joining import Joining
-from meshd.link.tcp import dial as tcp
-from meshd.link.tcp.dial import TcpDialer
+from meshd.link.tcp import links as tcp
+from meshd.link.tcp.links import TcpDialer
 from meshd.link.webrtc.links import WebRtcLinks
 from meshd.peer.mesh import PeerMesh
 from meshd.peer.node import Node

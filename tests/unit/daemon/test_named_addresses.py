@@ -13,7 +13,7 @@ from meshd.daemon.member_node import MemberNode
 from meshd.identity.proof import Credentials
 from meshd.identity.record import PeerRecord
 from meshd.link.secure.handshake import HandshakeContext
-from meshd.link.tcp.dial import TcpDialer
+from meshd.link.tcp.links import TcpDialer
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
 

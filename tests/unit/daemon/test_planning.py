@@ -18,7 +18,7 @@ from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.interface import NativeBuild
 from meshd.head.explain import Explained
 from meshd.head.measures import RunFacts
-from meshd.head.worker_choice import ServedAs, roster_of
+from meshd.head.worker_choice import Roster, ServedAs
 from meshd.model.layer_range import LayerRange
 from meshd.model.output import DevicePath
 from meshd.model.time_account import TimeAccount
