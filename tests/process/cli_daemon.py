@@ -12,12 +12,12 @@ import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from meshd.admin.api import Done, LeaveRequest, StopRequest
+from meshd.admin.request import Request
 from meshd.admin.server import AdminServer
 from meshd.admin.status import ChildView
 from meshd.base.tasks import Owner
 
-from tests.unit.admin.fake import FakeControl, full_status
+from tests.unit.admin.fake import FakeControl, R, full_status
 
 CHILD = [sys.executable, "-c", "import sys; sys.stdin.read()"]
 
@@ -28,13 +28,11 @@ class Stoppable(FakeControl):
 
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def stop(self, request: StopRequest) -> Done:
-        self.stopped.set()
-        return await super().stop(request)
-
-    async def leave(self, request: LeaveRequest) -> Done:
-        self.stopped.set()
-        return await super().leave(request)
+    async def answer(self, request: Request[R]) -> R:
+        reply = await super().answer(request)
+        if self.stopping:
+            self.stopped.set()
+        return reply
 
 
 async def answer(child: int, *, deaf: bool) -> None:

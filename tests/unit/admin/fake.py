@@ -1,6 +1,7 @@
 """A daemon's control made for tests."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import TypeVar, cast
 
 from meshd.admin import api, plan_api
 from meshd.admin.api import (
@@ -13,14 +14,13 @@ from meshd.admin.api import (
     Joined,
     NatView,
     NetcheckReply,
-    NetcheckRequest,
     PingReply,
     PortMappingView,
     ProblemView,
     RevokeReply,
     TunnelList,
 )
-from meshd.admin.request import Answers
+from meshd.admin.request import Answers, Request
 from meshd.admin.status import (
     ChildView,
     LinkView,
@@ -49,6 +49,7 @@ from meshd.rendezvous.interface import MdnsStatus
 
 from tests.unit.admin.machine_views import CAPACITY, DEVICES, FITS, STORAGE
 
+R = TypeVar("R")
 LINK = LinkView(
     kind=LinkKind.TCP,
     path="lan",
@@ -136,6 +137,20 @@ TUNNEL = TunnelView(
 
 
 GUEST = Joined(id=PEER.id, name="garage")
+PONG = PingReply(
+    peer=PEER.id, name="garage", rtt_ms=1.234, kind=LinkKind.TCP, path="lan", remote="192.168.1.5:17430"
+)
+INVITE = InviteView(
+    id="00ff",
+    roles=("use",),
+    created_at=1_790_000_000,
+    expires_at=1_790_000_001,
+    uses=2,
+    used=1,
+    state="expired",
+    joined=(GUEST,),
+)
+BAN = api.BanView(id=PEER.id, kind="node", banned_at=1_790_000_000, by="f" * 52, name="garage")
 
 
 def full_status(pid: int = 4242) -> Status:
@@ -278,189 +293,110 @@ class FakeControl(Answers):
     error: Exception | None = None  # of a status
     network: NetcheckReply = NETCHECK
 
-    @api.FilesInUseRequest.answer
-    async def files_in_use(self, request: api.FilesInUseRequest) -> api.FilesInUseReply:
-        return api.FilesInUseReply(paths=self.in_use)
+    @classmethod
+    def answered(cls) -> frozenset[object]:
+        """Return all requests."""
+        return frozenset(api.REQUESTS.values())
 
-    @api.MemberModelsRequest.answer
-    async def member_models(self, request: api.MemberModelsRequest) -> api.MemberModelsReply:
-        left_out = plan_api.LeftOutView(node="attic", why="it does not answer")
-        return api.MemberModelsReply(models=self.models, left_out=(left_out,), pulls=self.running)
+    async def answer(self, request: Request[R]) -> R:
+        """Note the request, and return the reply that fits it."""
+        self.asked += _noted(request)
+        self.stopping = self.stopping or isinstance(request, api.LeaveRequest | api.StopRequest)
+        return cast(R, self._about_models(request) or self._about_members(request) or self._of_node(request))
 
-    @api.PullRequest.answer
-    async def pull(self, request: api.PullRequest) -> api.PullReply:
-        self.asked.append(("pull", request.name, request.rate))
-        return self.pulls.pop(0)
+    def _about_models(self, request: Request[object]) -> object:
+        match request:
+            case api.FilesInUseRequest():
+                return api.FilesInUseReply(paths=self.in_use)
+            case api.MemberModelsRequest():
+                left_out = plan_api.LeftOutView(node="attic", why="it does not answer")
+                return api.MemberModelsReply(models=self.models, left_out=(left_out,), pulls=self.running)
+            case api.PullRequest() | api.PullProgressRequest() | api.PullStopRequest():
+                return self.pulls.pop(0)
+            case plan_api.CapacityRequest():
+                return CAPACITY
+            case plan_api.FitsRequest():
+                return FITS
+            case plan_api.PlanRequest():
+                return PLAN
+            case plan_api.WhyRequest():
+                if self.why_reply is None:
+                    what = "nothing was answered since the model was loaded"
+                    raise UserError(what, hint="ask it something first")
+                return self.why_reply
+        return None
 
-    @api.PullProgressRequest.answer
-    async def pull_progress(self, request: api.PullProgressRequest) -> api.PullReply:
-        self.asked.append(("pull_progress", request.id))
-        return self.pulls.pop(0)
+    def _about_members(self, request: Request[object]) -> object:
+        match request:
+            case api.PingRequest(peer="nobody"):
+                raise UserError("no node is called `nobody`", hint="`meshd peers` lists them")
+            case api.PingRequest(peer="silent"):
+                raise Refused("no answer within 5 s", code="timeout", hint="is it running")
+            case api.PingRequest():
+                return PONG
+            case api.InviteRequest(uses=uses):
+                return InviteReply(token="meshd1token", id="00ff", expires_at=1_900_000_000, uses=uses)
+            case api.InviteListRequest():
+                return InviteList(invites=(INVITE,))
+            case api.InviteRevokeRequest(id=invite):
+                return RevokeReply(id=invite, removed=(GUEST,))
+            case api.AcceptRequest():
+                return AcceptReply(joiner=PEER.id, addresses=("20.1.0.2:17430",), seconds=60)
+            case api.RevokeRequest(peer="me"):
+                raise UserError("this node cannot ban itself", hint="leave instead")
+            case api.RevokeRequest(peer=peer):
+                return RevokeReply(id=PEER.id, name=peer)
+            case api.ForgetRequest(peer=peer):
+                return api.ForgetReply(id=PEER.id, name=peer)
+            case api.BanListRequest():
+                return api.BanList(bans=(BAN,))
+            case api.UnbanRequest():
+                return RevokeReply(id=PEER.id, name="garage")
+        return None
 
-    @api.PullStopRequest.answer
-    async def pull_stop(self, request: api.PullStopRequest) -> api.PullReply:
-        self.asked.append(("pull_stop", request.id))
-        return self.pulls.pop(0)
-
-    @api.StatusRequest.answer
-    async def status(self, request: api.StatusRequest) -> Status:
-        self.asked.append("status")
-        if self.error is not None:
-            raise self.error
-        return self.state
-
-    @api.PingRequest.answer
-    async def ping(self, request: api.PingRequest) -> PingReply:
-        self.asked.append(("ping", request.peer, request.seconds))
-        if request.peer == "nobody":
-            raise UserError("no node is called `nobody`", hint="`meshd peers` lists them")
-        if request.peer == "silent":
-            raise Refused("no answer within 5 s", code="timeout", hint="is it running")
-        return PingReply(
-            peer=PEER.id,
-            name="garage",
-            rtt_ms=1.234,
-            kind=LinkKind.TCP,
-            path="lan",
-            remote="192.168.1.5:17430",
-        )
-
-    @api.InviteRequest.answer
-    async def invite(self, request: api.InviteRequest) -> InviteReply:
-        self.asked.append(("invite", request.expires_s, request.uses, request.roles))
-        return InviteReply(token="meshd1token", id="00ff", expires_at=1_900_000_000, uses=request.uses)
-
-    @api.InviteListRequest.answer
-    async def invite_list(self, request: api.InviteListRequest) -> InviteList:
-        view = InviteView(
-            id="00ff",
-            roles=("use",),
-            created_at=1_790_000_000,
-            expires_at=1_790_000_001,
-            uses=2,
-            used=1,
-            state="expired",
-            joined=(GUEST,),
-        )
-        return InviteList(invites=(view,))
-
-    @api.InviteRevokeRequest.answer
-    async def invite_revoke(self, request: api.InviteRevokeRequest) -> RevokeReply:
-        self.asked.append(("invite_revoke", request.id))
-        return RevokeReply(id=request.id, removed=(GUEST,))
-
-    @api.AcceptRequest.answer
-    async def accept(self, request: api.AcceptRequest) -> AcceptReply:
-        self.asked.append(("accept", request.code))
-        return AcceptReply(joiner=PEER.id, addresses=("20.1.0.2:17430",), seconds=60)
-
-    @api.RevokeRequest.answer
-    async def revoke(self, request: api.RevokeRequest) -> RevokeReply:
-        self.asked.append(("revoke", request.peer))
-        if request.peer == "me":
-            raise UserError("this node cannot ban itself", hint="leave instead")
-        return RevokeReply(id=PEER.id, name=request.peer)
-
-    @api.ForgetRequest.answer
-    async def forget(self, request: api.ForgetRequest) -> api.ForgetReply:
-        self.asked.append(("forget", request.peer))
-        return api.ForgetReply(id=PEER.id, name=request.peer)
-
-    @api.BanListRequest.answer
-    async def ban_list(self, request: api.BanListRequest) -> api.BanList:
-        view = api.BanView(id=PEER.id, kind="node", banned_at=1_790_000_000, by="f" * 52, name="garage")
-        return api.BanList(bans=(view,))
-
-    @api.UnbanRequest.answer
-    async def unban(self, request: api.UnbanRequest) -> RevokeReply:
-        self.asked.append(("unban", request.id))
-        return RevokeReply(id=PEER.id, name="garage")
-
-    @api.ExposeRequest.answer
-    async def expose(self, request: api.ExposeRequest) -> ExposedView:
-        self.asked.append(("expose", request.name, request.target, request.to))
-        if "nobody" in request.to:
-            raise UserError("no node `nobody` is known", hint="run `meshd peers` for names and ids")
-        return exposed(request.name, request.target, request.to)
-
-    @api.ExposeListRequest.answer
-    async def exposed(self, request: api.ExposeListRequest) -> ExposedList:
-        self.asked.append("exposed")
-        return ExposedList(exposed=self.services)
-
-    @api.ExposeRemoveRequest.answer
-    async def unexpose(self, request: api.ExposeRemoveRequest) -> api.Done:
-        self.asked.append(("unexpose", request.name))
+    def _of_node(self, request: Request[object]) -> object:
+        match request:
+            case api.StatusRequest():
+                if self.error is not None:
+                    raise self.error
+                return self.state
+            case api.ExposeRequest(name=name, target=target, to=to):
+                if "nobody" in to:
+                    raise UserError("no node `nobody` is known", hint="run `meshd peers` for names and ids")
+                return exposed(name, target, to)
+            case api.ExposeListRequest():
+                return ExposedList(exposed=self.services)
+            case api.TunnelOpenRequest(service="secret"):
+                raise Refused("no service `secret` is exposed to this node", code="refused")
+            case api.TunnelOpenRequest(service=service, listen=listen):
+                return replace(TUNNEL, service=service, listen=listen or TUNNEL.listen)
+            case api.TunnelListRequest():
+                return TunnelList(tunnels=self.open)
+            case api.TunnelCloseRequest():
+                return TunnelList(tunnels=(TUNNEL,))
+            case api.NetcheckRequest():
+                return self.network
         return api.Done()
 
-    @api.TunnelOpenRequest.answer
-    async def open_tunnel(self, request: api.TunnelOpenRequest) -> TunnelView:
-        self.asked.append(("open_tunnel", request.peer, request.service, request.listen))
-        if request.service == "secret":
-            raise Refused("no service `secret` is exposed to this node", code="refused")
-        return replace(TUNNEL, service=request.service, listen=request.listen or TUNNEL.listen)
 
-    @api.TunnelListRequest.answer
-    async def tunnels(self, request: api.TunnelListRequest) -> TunnelList:
-        self.asked.append("tunnels")
-        return TunnelList(tunnels=self.open)
-
-    @api.TunnelCloseRequest.answer
-    async def close_tunnels(self, request: api.TunnelCloseRequest) -> TunnelList:
-        self.asked.append(("close_tunnels", request.listen, request.peer, request.service))
-        return TunnelList(tunnels=(TUNNEL,))
-
-    @NetcheckRequest.answer
-    async def netcheck(self, _request: NetcheckRequest) -> NetcheckReply:
-        self.asked.append(("netcheck",))
-        return self.network
-
-    @plan_api.CapacityRequest.answer
-    async def capacity(self, request: plan_api.CapacityRequest) -> plan_api.CapacityReply:
-        self.asked.append(("capacity", request.again))
-        return CAPACITY
-
-    @plan_api.FitsRequest.answer
-    async def fits(self, request: plan_api.FitsRequest) -> plan_api.FitsReply:
-        self.asked.append(("fits", *((one.name, one.bytes) for one in request.known)))
-        return FITS
-
-    @plan_api.PlanRequest.answer
-    async def plan(self, request: plan_api.PlanRequest) -> plan_api.PlanReply:
-        self.asked.append(("plan", request.model, request.ctx_size, request.streams))
-        options = request.largest_context, request.layers, request.draft_model
-        if any(options):
-            self.asked.append(("plan options", *options))
-        who = request.workers, request.tensor_split, request.devices, request.memory
-        if any(who):
-            self.asked.append(("plan over", *who))
-        return PLAN
-
-    @plan_api.WhyRequest.answer
-    async def why(self, request: plan_api.WhyRequest) -> plan_api.WhyReply:
-        self.asked.append("why")
-        if self.why_reply is None:
-            raise UserError("nothing was answered since the model was loaded", hint="ask it something first")
-        return self.why_reply
-
-    @api.LeaveRequest.answer
-    async def leave(self, request: api.LeaveRequest) -> api.Done:
-        self.asked.append(("leave", request.drop_root))
-        self.stopping = True
-        return api.Done()
-
-    @api.PauseRequest.answer
-    async def pause(self, request: api.PauseRequest) -> api.Done:
-        self.asked.append(("pause", request.drain))
-        return api.Done()
-
-    @api.ResumeRequest.answer
-    async def resume(self, request: api.ResumeRequest) -> api.Done:
-        self.asked.append("resume")
-        return api.Done()
-
-    @api.StopRequest.answer
-    async def stop(self, request: api.StopRequest) -> api.Done:
-        self.asked.append("stop")
-        self.stopping = True
-        return api.Done()
+def _noted(request: Request[object]) -> list[object]:
+    """Return what a test is told of a request: its name, and its fields if it has any."""
+    match request:
+        case api.FilesInUseRequest() | api.MemberModelsRequest() | api.InviteListRequest():
+            return []  # they change nothing, and other requests bring them along
+        case api.BanListRequest():
+            return []
+        case api.PingRequest(peer=peer):
+            return [("ping", peer, request.seconds)]
+        case api.PullRequest(name=name, rate=rate):
+            return [("pull", name, rate)]
+        case plan_api.FitsRequest(known=known):
+            return [("fits", *((one.name, one.bytes) for one in known))]
+        case plan_api.PlanRequest():
+            options = request.largest_context, request.layers, request.draft_model
+            who = request.workers, request.tensor_split, request.devices, request.memory
+            more: list[object] = [("plan options", *options)] if any(options) else []
+            more += [("plan over", *who)] if any(who) else []
+            return [("plan", request.model, request.ctx_size, request.streams), *more]
+    values = [getattr(request, one.name) for one in fields(request)]  # type: ignore[arg-type]
+    return [(request.request_name, *values) if values else request.request_name]

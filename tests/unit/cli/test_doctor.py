@@ -181,7 +181,7 @@ def test_what_the_daemon_warns_of(daemon: FakeControl, severity: str, state: str
 
 def test_for_a_person(daemon: FakeControl) -> None:
     ran = meshd("netcheck")
-    assert (ran.code, ran.err) == (0, "") and daemon.asked == [("netcheck",)]
+    assert (ran.code, ran.err) == (0, "") and daemon.asked == ["netcheck"]
     for words in (
         "UDP           works",
         "symmetric, counting, ports count by 2",
@@ -197,7 +197,7 @@ def test_for_a_person(daemon: FakeControl) -> None:
 
 def test_for_a_script(daemon: FakeControl) -> None:
     ran = meshd("netcheck", "--json")
-    assert ran.code == 0 and daemon.asked == [("netcheck",)]
+    assert ran.code == 0 and daemon.asked == ["netcheck"]
     body = json.loads(ran.out)
     assert body["nat"]["mapping"] == "address_port" and body["port_mapping"]["verified"] is True
     assert body["problems"][0]["code"] == "symmetric" and body["daemon"] is True

@@ -41,7 +41,7 @@ def test_what_is_exposed_is_listed(daemon: FakeControl) -> None:
 
 def test_a_service_is_ended(daemon: FakeControl) -> None:
     assert meshd("expose", "rm", "web").out == "`web` is no longer exposed\n"
-    assert daemon.asked == [("unexpose", "web")]
+    assert daemon.asked == [("expose_remove", "web")]
 
 
 def test_expose_refuses_what_it_cannot_read(daemon: FakeControl) -> None:
@@ -61,8 +61,8 @@ def test_a_tunnel_is_opened_and_its_address_printed(daemon: FakeControl) -> None
     assert json.loads(ran.out)["tunnel"]["listen"] == "0.0.0.0:80"
     assert "anyone who can reach `0.0.0.0:80`" in ran.err
     assert daemon.asked == [
-        ("open_tunnel", "garage", "web", ""),
-        ("open_tunnel", "garage", "web", "0.0.0.0:80"),
+        ("tunnel_open", "garage", "web", ""),
+        ("tunnel_open", "garage", "web", "0.0.0.0:80"),
     ]
 
 
@@ -91,7 +91,7 @@ def test_tunnels_to_nodes_of_one_name_are_told_apart(daemon: FakeControl) -> Non
 def test_tunnels_are_closed_by_address_or_by_name(daemon: FakeControl) -> None:
     assert meshd("tunnel", "close", "4001").out == "closed 127.0.0.1:4001 to `web` of garage\n"
     assert meshd("tunnel", "close", "garage", "web").code == 0
-    assert daemon.asked == [("close_tunnels", "4001", "", ""), ("close_tunnels", "", "garage", "web")]
+    assert daemon.asked == [("tunnel_close", "4001", "", ""), ("tunnel_close", "", "garage", "web")]
     refused(meshd("tunnel", "close", "a", "b", "c"), 2, "too many arguments")
     refused(meshd("tunnel"), 2)
 
