@@ -1,4 +1,8 @@
-"""Turns a raw value of a setting, from any origin, into the value of the tree; errors name the setting."""
+"""Merge settings from all origins into one tree, with the origin of each.
+
+An option that cannot be read is a UsageError (the command line does not parse); a variable or a file that
+cannot be read is a UserError. Both name origin, key, value and the expected form.
+"""
 
 import json
 import os
@@ -42,7 +46,7 @@ MAX_FILE_BYTES = 1 << 20
 _MAX_KEY_PARTS = 64  # of a dotted key; settings have three
 _KEY_RUN = re.compile(r"""[\w\-."' \t]+""")  # nothing that ends a key in TOML
 _KEY_PART = re.compile(r"""[\w\-"'][ \t]*\.""")
-_KEY = "node.name"
+_NAME_KEY = "node.name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,8 +462,12 @@ def _unknown(name: str, known: Sequence[str], file: Path) -> UserError:
 
 
 def with_kept_name(loaded: LoadedConfig) -> LoadedConfig:
-    """Return `loaded` with the kept name where no option, variable or file gives one. Raises UserError."""
-    if loaded.origin(_KEY) != "default":
+    """Return `loaded` with the name of earlier starts where no option, variable or file gives one.
+
+    Other nodes know it by that name: a restart with a plain `meshd worker` would otherwise use the host's.
+    Raises UserError.
+    """
+    if loaded.origin(_NAME_KEY) != "default":
         return loaded
     config = loaded.config
     name = _kept(config.paths.home)
@@ -467,7 +475,7 @@ def with_kept_name(loaded: LoadedConfig) -> LoadedConfig:
         return loaded
     values = tuple(
         replace(value, value=name, origin=f"kept in {config.paths.home}")
-        if value.setting.name == _KEY
+        if value.setting.name == _NAME_KEY
         else value
         for value in loaded.values
     )
