@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from meshd.admin.api import (
     NO_MEMBER_HAS_IT,
-    HolderView,
     PullProgressRequest,
     PullReply,
     PullRequest,
@@ -228,7 +227,7 @@ def begin_pull(given: Path | str, home: Path, rate: int, out: Output) -> PullRep
     with Client(home) as client:
         reply = client.ask(PullRequest(name=given, rate=rate, background=True))
         while reply.step == "asking":
-            out.progress(reply.activity or "asking the members of the mesh")
+            _show_pull(reply, set(), out)
             time.sleep(_POLL_SECONDS)
             reply = client.ask(PullProgressRequest(id=reply.id))
     if reply.error:
@@ -263,10 +262,10 @@ def pull_from_members(given: Path | str, home: Path, rate: int, out: Output) -> 
 
 def watched(client: Client, reply: PullReply, out: Output) -> PullReply:
     """Watch a pull until it has ended; Ctrl-C ends it."""
-    shown = PullProgress(out)
+    told: set[str] = set()
     try:
         while reply.step not in ("done", "failed"):
-            shown.show(reply)
+            _show_pull(reply, told, out)
             time.sleep(_POLL_SECONDS)
             reply = client.ask(PullProgressRequest(id=reply.id))
     except KeyboardInterrupt:
@@ -275,46 +274,33 @@ def watched(client: Client, reply: PullReply, out: Output) -> PullReply:
         except MeshdError as error:
             out.note(f"the daemon was not told: {error.what}")
         raise
-    shown.show(reply)
+    _show_pull(reply, told, out)
     return reply
 
 
-class PullProgress:
-    """A bar with rate and remaining time on a terminal; elsewhere a line for each step and each tenth."""
+def _show_pull(reply: PullReply, told: set[str], out: Output) -> None:
+    """Show a bar with rate and remaining time on a terminal; elsewhere a line for each step and each tenth.
 
-    def __init__(self, out: Output) -> None:
-        self._out = out
-        self._report = reporter(out)
-        self._told: set[str] = set()
-
-    def show(self, reply: PullReply) -> None:
-        for holder in reply.holders:
-            self._tell(holder)
-        match reply.step:
-            case "asking":
-                self._out.progress(reply.activity or "asking the members of the mesh")
-            case "looking":
-                self._out.progress("looking at what is there", _share(reply))
-            case "fetching":
-                self._fetching(reply)
-            case "done" if reply.total_bytes > reply.before_bytes and not self._out.draws_progress:
-                self._fetching(reply)
-            case "checking":
-                self._out.progress(f"checking {reply.name}")
-
-    def _tell(self, holder: HolderView) -> None:
+    `told` has the lines about members that give no more.
+    """
+    for holder in reply.holders:
         line = f"{holder.node} gives no more: {holder.problem}"
-        if holder.problem and line not in self._told:
-            self._told.add(line)
-            self._out.note(line)
-
-    def _fetching(self, reply: PullReply) -> None:
+        if holder.problem and line not in told:
+            told.add(line)
+            out.note(line)
+    came = reply.total_bytes > reply.before_bytes and not out.draws_progress
+    if reply.step == "asking":
+        out.progress(reply.activity or "asking the members of the mesh")
+    elif reply.step == "looking":
+        out.progress(
+            "looking at what is there",
+            reply.done_bytes / reply.total_bytes if reply.total_bytes else 0.0,
+        )
+    elif reply.step == "fetching" or (reply.step == "done" and came):
         giving = [holder.node for holder in reply.holders if holder.bytes and not holder.problem]
         # Without a bar, a line is printed whenever the words change.
-        whose = f" from {', '.join(giving)}" if giving and self._out.draws_progress else ""
+        whose = f" from {', '.join(giving)}" if giving and out.draws_progress else ""
         activity = f"fetching {reply.name}{whose}"
-        self._report(TransferProgress(activity, reply.done_bytes, reply.total_bytes, reply.rate))
-
-
-def _share(reply: PullReply) -> float:
-    return reply.done_bytes / reply.total_bytes if reply.total_bytes else 0.0
+        reporter(out)(TransferProgress(activity, reply.done_bytes, reply.total_bytes, reply.rate))
+    elif reply.step == "checking":
+        out.progress(f"checking {reply.name}")

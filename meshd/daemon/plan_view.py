@@ -187,17 +187,11 @@ def _running(one: RunningAnswer) -> AnswerTime:
 
 
 def asked_options(request: PlanRequest, served: HeadOptions) -> HeadOptions:
-    """Return the options for a plan. Raises UserError for contradictory ones."""
+    """Return the options for a plan; the verb has refused contradictory ones. Raises UserError for layers."""
     options = replace(served, slots=request.streams or served.slots)
     if request.largest_context or request.ctx_size:
         options = replace(options, ctx_size=0 if request.largest_context else request.ctx_size)
-    if request.layers and request.tensor_split:
-        raise UserError("`--layers` cannot be combined with `--tensor-split`", hint="give one of them")
     if request.devices:
-        if "none" in request.devices and len(request.devices) > 1:
-            raise UserError(
-                "`--device none` cannot be combined with other devices", hint="give either `none` or devices"
-            )
         options = replace(options, devices=request.devices)
     if request.tensor_split or request.layers or request.workers:
         options = _without_layers(options)

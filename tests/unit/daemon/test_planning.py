@@ -119,9 +119,7 @@ def test_workers_may_be_named_beside_their_layers() -> None:
             PlanRequest(model="/m", layers=("anna=0-4", "bert=5-9"), workers=("anna",)),
             "layers to `bert`, which `--workers` does not name",
         ),
-        (PlanRequest(model="/m", layers=("a=0",), tensor_split=(1.0,)), "cannot be combined"),
         (PlanRequest(model="/m", layers=("a",)), "`--layers`"),
-        (PlanRequest(model="/m", devices=("none", "CPU")), "`--device none`"),
     ],
 )
 def test_what_contradicts_itself_is_an_error(asked: PlanRequest, what: str) -> None:
