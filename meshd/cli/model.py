@@ -34,9 +34,10 @@ from meshd.admin.plan_api import FitsReply, FitsRequest, ShortModelFit, StoredFi
 from meshd.admin.request import to_json
 from meshd.base.errors import MeshdError, UserError
 from meshd.base.units import in_bytes
-from meshd.cli.find_models import as_given, begin_pull, check_no_file, pull_from_members, reporter
+from meshd.cli.find_models import as_given, check_no_file, reporter
 from meshd.cli.options import Arguments, Parser, add_config_file, load_role, rate
 from meshd.cli.output import Json, Output
+from meshd.cli.pull_model import begin_pull, pull_from_members
 from meshd.config.tree import Config
 from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX
 from meshd.model.model_name import LEAST_FINGERPRINT_DIGITS, MESH, is_digits

@@ -28,10 +28,11 @@ from meshd.admin.plan_api import (
 from meshd.admin.request import to_fields
 from meshd.base.errors import UsageError, UserError
 from meshd.base.units import in_bytes, in_memory, in_number
-from meshd.cli.find_models import check_no_file, local_model, reporter, watched
+from meshd.cli.find_models import check_no_file, local_model, reporter
 from meshd.cli.model import MEMBERS_SECONDS
 from meshd.cli.options import Arguments
 from meshd.cli.output import Output
+from meshd.cli.pull_model import watched
 from meshd.config.forms import SIZE, WEIGHT, WORD, Form, listed, parse_size
 from meshd.config.tree import Config, home_here
 from meshd.model.layer_range import parse_layer_range

@@ -1,0 +1,106 @@
+"""Models of members for `meshd model pull` and `plan`: the daemon takes them, and its progress is shown."""
+
+import time
+from pathlib import Path
+
+from meshd.admin.api import NO_MEMBER_HAS_IT, PullProgressRequest, PullReply, PullRequest, PullStopRequest
+from meshd.admin.client import Client, NotRunning
+from meshd.base.errors import MeshdError, UserError
+from meshd.cli.find_models import reporter
+from meshd.cli.output import Output
+from meshd.library.interface import TransferProgress
+from meshd.model.model_name import MESH
+
+_POLL_SECONDS = 0.5
+
+
+def begin_pull(given: Path | str, home: Path, rate: int, out: Output) -> PullReply:
+    """Have the daemon take it from members unwatched; return its first reply after asking them.
+
+    Raises UserError: also for names of Hugging Face, whose hashes only this process would compare.
+    """
+    from meshd.model.short_names import hub_name_of
+
+    if isinstance(given, Path) or hub_name_of(given) is not None:
+        hint = f"name it `{MESH}NAME`, as `meshd model ls` shows it, or omit `--background`"
+        raise UserError(f"`--background` takes models of members, not `{given}`", hint=hint)
+    with Client(home) as client:
+        reply = client.ask(PullRequest(name=given, rate=rate, background=True))
+        while reply.step == "asking":
+            _show_pull(reply, set(), out)
+            time.sleep(_POLL_SECONDS)
+            reply = client.ask(PullProgressRequest(id=reply.id))
+    if reply.error:
+        raise UserError(reply.error, hint=reply.hint)
+    return reply
+
+
+def pull_from_members(given: Path | str, home: Path, rate: int, out: Output) -> PullReply | None:
+    """Return what came from members; None if no daemon runs, or no member has it: then the hub may.
+
+    Raises MeshdError; for `mesh:NAME` also where there is no daemon, or nobody has it.
+    """
+    if isinstance(given, Path):
+        return None
+    only_members = given.startswith(MESH)
+    try:
+        client = Client(home)
+    except UserError as error:
+        if only_members:
+            raise
+        if not isinstance(error, NotRunning):
+            out.note(f"members of the mesh are not asked: {error.what}")
+        return None
+    with client:
+        reply = watched(client, client.ask(PullRequest(name=given, rate=rate)), out)
+    if not reply.error:
+        return reply
+    if reply.code == NO_MEMBER_HAS_IT and not only_members:
+        return None
+    raise UserError(reply.error, hint=reply.hint)
+
+
+def watched(client: Client, reply: PullReply, out: Output) -> PullReply:
+    """Watch a pull until it has ended; Ctrl-C ends it."""
+    told: set[str] = set()
+    try:
+        while reply.step not in ("done", "failed"):
+            _show_pull(reply, told, out)
+            time.sleep(_POLL_SECONDS)
+            reply = client.ask(PullProgressRequest(id=reply.id))
+    except KeyboardInterrupt:
+        try:
+            client.ask(PullStopRequest(id=reply.id))
+        except MeshdError as error:
+            out.note(f"the daemon was not told: {error.what}")
+        raise
+    _show_pull(reply, told, out)
+    return reply
+
+
+def _show_pull(reply: PullReply, told: set[str], out: Output) -> None:
+    """Show a bar with rate and remaining time on a terminal; elsewhere a line for each step and each tenth.
+
+    `told` has the lines about members that give no more.
+    """
+    for holder in reply.holders:
+        line = f"{holder.node} gives no more: {holder.problem}"
+        if holder.problem and line not in told:
+            told.add(line)
+            out.note(line)
+    came = reply.total_bytes > reply.before_bytes and not out.draws_progress
+    if reply.step == "asking":
+        out.progress(reply.activity or "asking the members of the mesh")
+    elif reply.step == "looking":
+        out.progress(
+            "looking at what is there",
+            reply.done_bytes / reply.total_bytes if reply.total_bytes else 0.0,
+        )
+    elif reply.step == "fetching" or (reply.step == "done" and came):
+        giving = [holder.node for holder in reply.holders if holder.bytes and not holder.problem]
+        # Without a bar, a line is printed whenever the words change.
+        whose = f" from {', '.join(giving)}" if giving and out.draws_progress else ""
+        activity = f"fetching {reply.name}{whose}"
+        reporter(out)(TransferProgress(activity, reply.done_bytes, reply.total_bytes, reply.rate))
+    elif reply.step == "checking":
+        out.progress(f"checking {reply.name}")
