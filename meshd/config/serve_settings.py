@@ -41,7 +41,6 @@ class ModelSettings:
         Path | str | None,
         Setting(
             form=forms.MODEL,
-            option="--model",
             metavar="FILE|NAME",
             help="model to serve: a GGUF file (if split, any part), its directory, or a name such as "
             "hf:ORG/REPO:QUANT, ollama:NAME or glm",
@@ -56,7 +55,6 @@ class ModelSettings:
         bool,
         Setting(
             form=forms.BOOLEAN,
-            option="--header-only",
             help="download only the header of `--model mesh:NAME`, and the tensors outside the layers",
             more="Workers have the rest, and this node computes no layers: docs/models.md.",
         ),
@@ -65,7 +63,6 @@ class ModelSettings:
         Path | None,
         Setting(
             form=forms.PATH,
-            option="--mmproj",
             metavar="FILE",
             help="a multimodal model's mmproj file, for images or audio",
             default="none: text only",
@@ -78,7 +75,6 @@ class ModelSettings:
         int | None,
         Setting(
             form=whole(0, 64),
-            option="--min-workers",
             metavar="N",
             help="wait for this many workers before loading; 0 waits for none",
             default="0 if the model fits on this node and is predicted to be fastest there; otherwise 1",
@@ -90,7 +86,6 @@ class ModelSettings:
         tuple[str, ...],
         Setting(
             form=listed(forms.WORD),
-            option="--workers",
             metavar="A,B,…",
             help="use only these workers, by name or the beginning of an id",
             default="all that are connected",
@@ -101,7 +96,6 @@ class ModelSettings:
         tuple[str, ...],
         Setting(
             form=listed(forms.WORD),
-            option="--standby",
             metavar="PEER",
             repeat=True,
             help="a worker that holds weights in memory, and computes nothing until another is lost",
@@ -113,7 +107,6 @@ class ModelSettings:
         tuple[float, ...],
         Setting(
             form=listed(forms.WEIGHT),
-            option="--tensor-split",
             metavar="A,B,…",
             help="share of the layers per device: the workers' in the order of `meshd status`, then this "
             "node's",
@@ -124,7 +117,6 @@ class ModelSettings:
         str,
         Setting(
             form=choice("auto", "always"),
-            option="--split",
             metavar="auto|always",
             help="workers to use: auto, those predicted to be fastest, at least --min-workers; or always, "
             "all, with layers by free memory",
@@ -135,7 +127,6 @@ class ModelSettings:
         tuple[LayerRange, ...],
         Setting(
             form=listed(forms.LAYER_RANGE),
-            option="--layers",
             metavar="NODE=FIRST-LAST",
             repeat=True,
             help="layers of one node, counted from 0; repeat until every layer has a node",
@@ -149,7 +140,6 @@ class ModelSettings:
         int | None,
         Setting(
             form=whole_or("max", 1, 1 << 24),
-            option="--ctx-size",
             metavar="N|max",
             help="context length per request, in tokens; max: the longest that fits, up to the length the "
             "model was trained for",
@@ -162,7 +152,6 @@ class ModelSettings:
         int,
         Setting(
             form=whole(1, 64),
-            option="--slots",
             metavar="N",
             help="how many requests to process at once, or fewer if memory is short; further requests wait",
             more="`-- -np N` demands N.",
@@ -184,7 +173,6 @@ class ModelSettings:
         str,
         Setting(
             form=choice(*LOAD_MODES),
-            option="--load-mode",
             metavar="MODE",
             help="how llama-server reads the model file: mmap, mmap+mlock, or auto (mmap where the devices "
             "allow it)",
@@ -221,7 +209,6 @@ class ModelSettings:
         str,
         Setting(
             form=choice("auto", "off"),
-            option="--speculate",
             metavar="auto|off",
             help="draft several tokens and check them in one round: auto, while that is faster; or off",
             more="The model checks each token. llama-server's own draft options, after `--`, replace this.",
@@ -231,7 +218,6 @@ class ModelSettings:
         Path | str | None,
         Setting(
             form=forms.MODEL,
-            option="--draft-model",
             metavar="FILE|NAME",
             help="a small model with the same vocabulary that drafts tokens on this node's CPU if that is "
             "faster",
@@ -255,6 +241,7 @@ class ModelSettings:
         tuple[str, ...],
         Setting(
             form=listed(forms.TEXT, comma=False),
+            option="",
             help="further arguments for llama-server (after -- on the command line)",
             more="Passed on unchanged, except that relative paths of existing files become absolute, because "
             "llama-server runs in another directory.",
@@ -271,22 +258,18 @@ class ServeConfig(ModelSettings):
         str,
         Setting(
             form=forms.WORD,
-            option="--host",
             metavar="HOST",
             help="address of the API; beyond loopback, --api-key-file is required",
         ),
     ] = "127.0.0.1"
     port: Annotated[
         int,
-        Setting(
-            form=whole(0, 65535), option="--port", metavar="PORT", help="port of the API; 0 picks a free one"
-        ),
+        Setting(form=whole(0, 65535), metavar="PORT", help="port of the API; 0 picks a free one"),
     ] = DEFAULT_API_PORT
     rpc: Annotated[
         tuple[HostPort, ...],
         Setting(
             form=listed(forms.PEER_ADDRESS),
-            option="--rpc",
             metavar="HOST:PORT",
             repeat=True,
             help="plain llama.cpp rpc-servers to add: neither encrypted nor authenticated",
@@ -297,7 +280,6 @@ class ServeConfig(ModelSettings):
         Path | None,
         Setting(
             form=forms.PATH,
-            option="--api-key-file",
             metavar="FILE",
             help="file of API keys, one per line; without it, the API needs no key",
             example='"api-keys.txt"',
@@ -343,7 +325,6 @@ class ClientConfig:
         int,
         Setting(
             form=whole(0, 65535),
-            option="--port",
             metavar="PORT",
             help="port of the API, on 127.0.0.1 only; 0 picks a free one",
         ),
@@ -383,6 +364,7 @@ class ModelConfig:
         tuple[str, ...],
         Setting(
             form=listed(forms.WORD),
+            option="",
             help="further names of the model in requests",
             example='["small", "gpt-4o-mini"]',
         ),
@@ -391,6 +373,7 @@ class ModelConfig:
         int,
         Setting(
             form=whole(0, MAX_TTL),
+            option="",
             help="seconds without requests until the model is unloaded; 0: never",
             example="600",
         ),
@@ -399,6 +382,7 @@ class ModelConfig:
         str,
         Setting(
             form=forms.NODE_NAME,
+            option="",
             help="models of one group stay loaded together if they fit; others take turns",
             default="none: the model is loaded alone",
             example='"small"',
@@ -407,7 +391,10 @@ class ModelConfig:
     preload: Annotated[
         bool,
         Setting(
-            form=forms.BOOLEAN, help="load the model at the start, not at its first request", example="true"
+            form=forms.BOOLEAN,
+            option="",
+            help="load the model at the start, not at its first request",
+            example="true",
         ),
     ] = False
     serve: ServeConfig = field(default_factory=ServeConfig)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from meshd.config.forms import BOOLEAN, Form, HostPort
 
+OF_ITS_FIELD = "--"
 COMMON_SECTIONS = frozenset({"node", "log", "native", "links", "paths"})
 Plain = None | bool | int | float | str | Sequence["Plain"]
 
@@ -18,6 +19,7 @@ Plain = None | bool | int | float | str | Sequence["Plain"]
 class Setting:
     """One setting, as the annotation of a dataclass's field: `slots: Annotated[int, Setting(...)] = 4`.
 
+    `option`: empty for none; omitted, it has the field's name, unless only a variable (`env`) is given.
     `repeat`: the option may be given several times. `needed`: its verb cannot start without. `secret`: its
     value is never shown. `names_files`: some of its words may be relative paths, which become absolute.
     `names_models`: a word that is a file there is that file, else a name.
@@ -35,7 +37,7 @@ class Setting:
     more: str = ""
     default: str = ""
     example: str = ""
-    option: str = ""
+    option: str = OF_ITS_FIELD
     env: str = ""
     metavar: str = ""
     repeat: bool = False
@@ -82,12 +84,20 @@ def settings_of(table: type, section: str) -> tuple[Setting, ...]:
             setting,
             section=section,
             field=item.name,
+            option=_option_of(setting, item.name),
             value=None if item.default is MISSING else item.default,
         )
         for item in fields(table)
         for setting in getattr(item.type, "__metadata__", ())
         if isinstance(setting, Setting)
     )
+
+
+def _option_of(setting: Setting, field: str) -> str:
+    """Return the option that is declared, else the field's name, unless there is only a variable."""
+    if setting.option != OF_ITS_FIELD:
+        return setting.option
+    return "" if setting.env else f"--{field.replace('_', '-')}"
 
 
 def plain(value: object) -> Plain:

@@ -43,7 +43,6 @@ class NodeConfig:
         str,
         Setting(
             form=forms.NODE_NAME,
-            option="--name",
             metavar="NAME",
             help="this node's name in the mesh",
             default="the last one given, else the host name",
@@ -55,7 +54,6 @@ class NodeConfig:
         str,
         Setting(
             form=forms.JOIN,
-            option="--join",
             metavar="INVITE",
             secret=True,
             help="join a mesh: the invite, @FILE, or - for standard input; needed once",
@@ -122,7 +120,6 @@ class LinksConfig:
         HostPort | None,
         Setting(
             form=forms.ADDRESS,
-            option="--listen",
             metavar="HOST:PORT",
             help="address and port of the mesh, TCP and UDP; `:PORT` for all addresses; port 0 picks a free "
             "one",
@@ -147,7 +144,6 @@ class LinksConfig:
         tuple[str, ...],
         Setting(
             form=listed(forms.STUN, none="none"),
-            option="--stun",
             metavar="HOST:PORT",
             repeat=True,
             help="STUN servers, which report this node's public address; `none` disables STUN",
@@ -169,7 +165,6 @@ class LinksConfig:
         int | None,
         Setting(
             form=forms.RATE,
-            option="--max-upload",
             metavar="RATE",
             help="upload limit of this node per second, such as 20Mbit or 2.5MB",
             default="no limit",
@@ -181,7 +176,6 @@ class LinksConfig:
         int,
         Setting(
             form=whole(MIN_GRACE, MAX_GRACE),
-            option="--grace",
             metavar="SECONDS",
             help="how long requests wait for an unreachable worker; the lower of both nodes' values applies",
             more="In seconds, 10 to 140.",
@@ -191,7 +185,6 @@ class LinksConfig:
         bool,
         Setting(
             form=forms.BOOLEAN,
-            option="--no-mdns",
             help="disable mDNS (finding nodes on the local network)",
         ),
     ] = False
@@ -199,7 +192,6 @@ class LinksConfig:
         bool,
         Setting(
             form=forms.BOOLEAN,
-            option="--no-portmap",
             help="do not ask the router to map a port (PCP, NAT-PMP, UPnP)",
         ),
     ] = False
@@ -272,7 +264,6 @@ class WorkerConfig:
         int | None,
         Setting(
             form=forms.LENT_MEMORY,
-            option="--memory",
             metavar="SIZE",
             help="maximum memory to lend per device, such as 8G or 512M",
             default="all that is free",
@@ -285,7 +276,6 @@ class WorkerConfig:
         int | None,
         Setting(
             form=whole(1, 1024),
-            option="--threads",
             metavar="N",
             help="CPU threads to compute with",
             default="half of the processors that the node may use",
@@ -298,7 +288,6 @@ class WorkerConfig:
         int,
         Setting(
             form=forms.SIZE_OR_NONE,
-            option="--keep-weights",
             metavar="SIZE",
             help="downloaded weights to keep on disk for later loads; 0 keeps none",
             default="20G",
@@ -337,7 +326,6 @@ class Paths:
         Path | None,
         Setting(
             form=forms.PATH,
-            option="--native-bin",
             metavar="DIR",
             help="directory with llama.cpp's binaries",
             default="meshd's own build",

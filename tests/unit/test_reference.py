@@ -114,6 +114,7 @@ def _key(*, example: str = "", default: str = "") -> Setting:
         value=8090,
         form=form,
         help="port of the API",
+        option="",
         example=example,
         default=default,
     )
@@ -154,9 +155,9 @@ def test_an_item_of_a_setting_has_all_the_ways_to_give_it() -> None:
 
 def test_the_values_of_a_choice_stand_once() -> None:
     form = choice("auto", "off")
-    told = Setting(section="serve", field="split", value="auto", form=form, help="auto or off")
+    told = Setting(section="serve", field="split", value="auto", form=form, option="", help="auto or off")
     assert settings.item(told) == '- **`serve.split`**: auto or off. Default: `"auto"`.'
-    untold = Setting(section="serve", field="split", value="auto", form=form, help="which")
+    untold = Setting(section="serve", field="split", value="auto", form=form, option="", help="which")
     assert settings.item(untold) == '- **`serve.split`**: which. One of auto, off. Default: `"auto"`.'
 
 
