@@ -98,7 +98,7 @@ from meshd.rendezvous.interface import MdnsStatus
 from meshd.rendezvous.join import ACCEPT_SECONDS
 from meshd.tunnel.interface import OwnerCheck, TunnelStatus
 from meshd.tunnel.user_tunnels import OwnTunnels
-from meshd.worker.pause import Pause
+from meshd.worker.worker_options import Pause
 
 if TYPE_CHECKING:
     from meshd.daemon.planning import Planning

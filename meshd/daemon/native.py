@@ -34,11 +34,9 @@ from meshd.config.tree import Paths
 from meshd.devices.command_lines import mesh_trial_environment
 from meshd.devices.device_list import hardware_names
 from meshd.devices.device_speeds import DeviceSpeeds
-from meshd.devices.device_trial import AGAIN_SECONDS, DeviceTrials, listing_key
-from meshd.devices.devices import list_devices, missing_library, pick, twin
+from meshd.devices.device_trial import AGAIN_SECONDS, DeviceTrials, TrialCache, listing_key, trial_key
+from meshd.devices.devices import list_devices, missing_library, pick, twin, usable_cores
 from meshd.devices.interface import NativeBuild, RolePaths
-from meshd.devices.processors import usable_cores
-from meshd.devices.trial_cache import TrialCache, trial_key
 from meshd.model.device_speed import REFERENCE_LAYERS, DeviceSpeed, reference_rates
 from meshd.model.layer_work import USUAL
 from meshd.process.handover import ReportPipe

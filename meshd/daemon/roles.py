@@ -21,11 +21,11 @@ from meshd.daemon.member_node import MemberNode
 from meshd.daemon.native import machine_id
 from meshd.daemon.role_kind import BuiltRole, ClaimedRole, FetchingRole, RoleKind, Wanted
 from meshd.daemon.role_runtime import device_speeds
+from meshd.devices.capacity import CapacityTeller
 from meshd.devices.device_speeds import DeviceSpeeds
+from meshd.devices.devices import head_threads
 from meshd.devices.interface import RoleRuntime
 from meshd.devices.path_probe import ProbesTaken
-from meshd.devices.processors import head_threads
-from meshd.devices.tell_capacity import CapacityTeller
 from meshd.gateway.interface import GatewayConfig
 from meshd.identity.membership import Role
 from meshd.identity.naming import CLIENT_ROLE, HEAD_ROLE, WORKER_ROLE

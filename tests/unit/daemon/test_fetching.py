@@ -24,8 +24,8 @@ from meshd.devices.interface import RoleStatus
 from meshd.gateway.interface import ModelWish
 from meshd.gateway.request import OneModel, PlainModel
 from meshd.library.members import fetch
-from meshd.model.piece_index import PIECE_BYTES, PieceIndex
 from meshd.model.status import FetchStatus, ModelState
+from meshd.model.weights_index import PIECE_BYTES, PieceIndex
 from meshd.peer.interface import PeerState, Stream
 from meshd.peer.messages import MessageStream
 from meshd.store.hash_cache import HashCache

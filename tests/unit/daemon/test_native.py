@@ -22,9 +22,8 @@ from meshd.daemon.native import (
     try_build,
 )
 from meshd.devices import devices
-from meshd.devices.device_trial import AGAIN_SECONDS
+from meshd.devices.device_trial import AGAIN_SECONDS, TrialCache
 from meshd.devices.interface import NativeBuild
-from meshd.devices.trial_cache import TrialCache
 from meshd.model.layer_work import USUAL
 from meshd.process.run import run_to_end
 from meshd.wire.lease import OfferedDevice

@@ -8,7 +8,7 @@ from meshd.daemon.control import Pausing
 from meshd.daemon.member_node import was_paused
 from meshd.identity.keystore import Home
 from meshd.peer.local_member import LocalMember
-from meshd.worker.pause import Pause
+from meshd.worker.worker_options import Pause
 
 
 class Member(LocalMember):
