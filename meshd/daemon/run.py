@@ -43,6 +43,7 @@ from meshd.daemon.role_kind import BuiltRole, ClaimedRole, RoleKind
 from meshd.daemon.role_runtime import make_runtime
 from meshd.daemon.roles import ROLES, import_gateway
 from meshd.daemon.transports import enter, read_relays
+from meshd.devices.device_trial import TrialCache
 from meshd.devices.devices import list_devices, pick
 from meshd.devices.interface import NativeBuild, RoleRuntime, RoleStatus
 from meshd.gateway.interface import GatewayStatus

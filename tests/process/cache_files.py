@@ -18,6 +18,8 @@ from meshd.base.errors import UserError
 from meshd.base.tasks import Owner
 from meshd.daemon.native import TriedBuild, TriedDevice, keep_choice, kept_choice
 from meshd.devices.device_list import CpuCache
+from meshd.devices.device_speeds import SpeedCache
+from meshd.devices.device_trial import TrialCache, trial_key
 from meshd.devices.interface import NativeBuild
 from meshd.identity.keystore import Home
 from meshd.model.weights_index import PieceIndex
