@@ -182,7 +182,7 @@ class _Planner:
         shared_pools = self._members(order)
         limits = [
             # in a shared pool one device may take a layer of the other's half; the sum is checked below
-            room[id(device)] + (largest if len(shared_pools[self._pool(device)]) > 1 else 0)
+            room[id(device)] + (largest if len(shared_pools[device.memory]) > 1 else 0)
             for device in order
         ]
         counts = partition(costs, weights=[max(0, room[id(d)]) for d in order], limits=limits)
@@ -190,7 +190,7 @@ class _Planner:
             return None
         how = how_divided([device.node for device in order], counts)
         plan = self._build(order, counts, left_out, (how, why))
-        return plan if self._fits(plan) else None
+        return plan if _fits(plan) else None
 
     def _one_too_many(
         self, order: Sequence[Device], workers: Sequence[Device]
@@ -224,15 +224,12 @@ class _Planner:
             if not count
         ]
         plan = self._build(chosen, [count for _, count in kept], left_out, (AsGiven(by_user),))
-        return plan if self._fits(plan) else None
-
-    def _pool(self, device: Device) -> str:
-        return device.pool or f"own {id(device)}"
+        return plan if _fits(plan) else None
 
     def _members(self, order: Sequence[Device]) -> dict[str, list[Device]]:
         members: dict[str, list[Device]] = {}
         for device in order:
-            members.setdefault(self._pool(device), []).append(device)
+            members.setdefault(device.memory, []).append(device)
         return members
 
     def _room(self, order: Sequence[Device]) -> dict[int, int]:
@@ -363,14 +360,9 @@ class _Planner:
             found.append(UnknownArchitecture(self._model.architecture))
         return tuple(found)
 
-    def _fits(self, plan: Plan) -> bool:
-        totals: dict[str, int] = {}
-        free: dict[str, int] = {}
-        for share in plan.shares:
-            pool = self._pool(share.device)
-            totals[pool] = totals.get(pool, 0) + share.total
-            free[pool] = min(free.get(pool, share.device.free), share.device.free)
-        return all(totals[pool] <= free[pool] for pool in totals)
+
+def _fits(plan: Plan) -> bool:
+    return all(left >= 0 for left in plan.left.values())
 
 
 def user_counts(

@@ -349,20 +349,9 @@ def _unchanged(plan: Plan) -> tuple[object, ...]:
 
 
 def _leaves_enough(plan: Plan, longer: Plan) -> bool:
-    """Check each memory that devices have, or share."""
-    before, after = _left(plan), _left(longer)
-    return all(after[pool] >= (1 - _MOST_TAKEN) * before[pool] for pool in after)
-
-
-def _left(plan: Plan) -> dict[str, int]:
-    """Count the bytes left free in each memory; devices do not offer those of a draft model."""
-    free: dict[str, int] = {}
-    taken: dict[str, int] = {}
-    for share in plan.shares:
-        pool = share.device.pool or share.device.label
-        free[pool] = min(free.get(pool, share.device.free), share.device.free)
-        taken[pool] = taken.get(pool, 0) + share.total
-    return {pool: free[pool] - taken[pool] for pool in free}
+    """Check each memory that devices have, or share; they do not offer that of a draft model."""
+    before = plan.left
+    return all(left >= (1 - _MOST_TAKEN) * before[memory] for memory, left in longer.left.items())
 
 
 def _as_before(plan: Plan, longer: Plan) -> Plan:

@@ -23,7 +23,16 @@ from meshd.model.layer_range import LayerRange
 from meshd.model.layer_work import LayerWork
 from meshd.model.output import DevicePath
 from meshd.plan.by_memory import share_out
-from meshd.plan.reasons import Absence, ByMemory, NoFreeMemory, NotMeasured, Reported, SameCard, SameMemory
+from meshd.plan.reasons import (
+    Absence,
+    ByMemory,
+    LeftOut,
+    NoFreeMemory,
+    NotMeasured,
+    Reported,
+    SameCard,
+    SameMemory,
+)
 from meshd.plan.split import NoSplit
 from meshd.plan.wishes import HeadOptions
 from meshd.wire.lease import SHARED_MEMORY, OfferedDevice, WorkerOffer
@@ -58,6 +67,12 @@ class NodeOffer:
     def devices(self) -> tuple[OfferedDevice, ...]:
         """Return those that may take part, in their order."""
         return tuple(device for device in self.offer.devices if self.exclusion_reason(device) is None)
+
+    @property
+    def left_out(self) -> list[LeftOut]:
+        """Return those that take no part, each with the reason."""
+        reasons = ((device.name, self.exclusion_reason(device)) for device in self.offer.devices)
+        return [LeftOut(self.node, name, why) for name, why in reasons if why is not None]
 
     def exclusion_reason(self, device: OfferedDevice) -> Absence | None:
         """Return why a device of the offer takes no part; None when it may."""
@@ -163,17 +178,8 @@ def one_for_each_pool(
             pool = pool_of(device, item.offer.machine)
             if pool not in holder or (pool in most and device.free_bytes > most[pool]):
                 holder[pool], most[pool] = item.node, device.free_bytes
-    found = [_alone(item, holder) for item in offers]
+    found = [_without_others(item, holder, pool_of, SameMemory) for item in offers]
     return found if found != list(offers) else []
-
-
-def _alone(item: NodeOffer, holder: Mapping[str, str]) -> NodeOffer:
-    excluded: dict[str, Absence] = dict(item.excluded)
-    for device in item.devices:
-        pool = pool_of(device, item.offer.machine)
-        if pool and holder[pool] != item.node:
-            excluded[device.name] = SameMemory(holder[pool])
-    return replace(item, excluded=excluded)
 
 
 def one_for_each_card(
@@ -196,34 +202,32 @@ def one_for_each_card(
             likely = [node for node, free in nodes.items() if free >= _AS_MUCH * most]
             holders[card] = min(likely, key=lambda node: (held[node], node))
             held[holders[card]] += 1
-    found = tuple(_without(item, holders) for item in offers)
+    found = tuple(_without_others(item, holders, card_in, SameCard) for item in offers)
     able = [sum(bool(item.devices) for item in some) for some in (offers, found)]
     return tuple(offers) if able[1] < min(least, able[0]) else found
-
-
-def _cards(item: NodeOffer) -> dict[str, str]:
-    """Return the known cards of its devices, by the device's name."""
-    cards = {device.name: card_in(device, item.offer.machine) for device in item.devices}
-    return {name: card for name, card in cards.items() if card}
 
 
 def _lenders(offers: Sequence[NodeOffer]) -> dict[str, dict[str, int]]:
     """Return by card the nodes that lend it, and what each says is free there."""
     found: dict[str, dict[str, int]] = {}
     for item in sorted(offers, key=lambda item: item.node):
-        cards = _cards(item)
         for device in item.devices:
-            if device.name in cards:
-                nodes = found.setdefault(cards[device.name], {})
+            if card := card_in(device, item.offer.machine):
+                nodes = found.setdefault(card, {})
                 free = min(device.free_bytes, device.total_bytes)
                 nodes[item.node] = max(free, nodes.get(item.node, 0))
     return found
 
 
-def _without(item: NodeOffer, holders: Mapping[str, str]) -> NodeOffer:
-    gone = {
-        name: SameCard(holders[card]) for name, card in _cards(item).items() if holders[card] != item.node
-    }
+def _without_others(
+    item: NodeOffer,
+    holders: Mapping[str, str],
+    shared: Callable[[OfferedDevice, str], str],
+    why: Callable[[str], Absence],
+) -> NodeOffer:
+    """Return the offer without devices of which another node holds what `shared` names."""
+    names = {device.name: shared(device, item.offer.machine) for device in item.devices}
+    gone = {name: why(holders[held]) for name, held in names.items() if held and holders[held] != item.node}
     return replace(item, excluded={**item.excluded, **gone}) if gone else item
 
 

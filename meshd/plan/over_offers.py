@@ -103,7 +103,12 @@ def make_plan(layers: ModelLayers, machines: Machines, options: HeadOptions) -> 
     NotEnoughMemory, UserError; Refused when devices that cannot run the model leave too few workers.
     """
     offers = machines.offers
-    _check_able(offers, options.least_workers)
+    # Devices that cannot be used may leave too few workers.
+    able_workers = sum(1 for item in offers if item.devices)
+    unable = [one for item in offers for one in item.left_out]
+    if able_workers < options.least_workers and unable:
+        what = f"{able_workers} of {options.least_workers} workers can take part"
+        raise Refused(what, code="workers", hint=each_left_out(unable))
     # All devices that can compute, in the order of the layers; the others with the reason.
     devices: list[Device] = []
     for item in offers:
@@ -116,12 +121,7 @@ def make_plan(layers: ModelLayers, machines: Machines, options: HeadOptions) -> 
     own = beside_draft(machines.own, options.draft, shape_of(layers, options))
     able, excluded = _own(own, machines.own_excluded, options)
     devices += able
-    excluded += [
-        LeftOut(item.node, device.name, why)
-        for item in offers
-        for device in item.offer.devices
-        if (why := item.exclusion_reason(device)) is not None
-    ]
+    excluded += unable
     try:
         plan = _plan(layers, devices, options)
     except NotEnoughMemory as error:
@@ -177,20 +177,6 @@ def _own(
         else:
             able.append(mine)
     return able, excluded
-
-
-def _check_able(offers: Sequence[NodeOffer], least: int) -> None:
-    """Raise Refused where devices that cannot be used leave too few workers."""
-    able = sum(1 for item in offers if item.devices)
-    unable = [
-        LeftOut(item.node, device.name, why)
-        for item in offers
-        for device in item.offer.devices
-        if (why := item.exclusion_reason(device)) is not None
-    ]
-    if able < least and unable:
-        what = f"{able} of {least} workers can take part"
-        raise Refused(what, code="workers", hint=each_left_out(unable))
 
 
 def remote_device(node: str, device: OfferedDevice, machine: str, path: DevicePath | None) -> Device:

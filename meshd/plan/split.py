@@ -37,6 +37,11 @@ class Device:
         return f"{self.node} {self.name}"
 
     @property
+    def memory(self) -> str:
+        """Name the memory that it uses, alone or with others."""
+        return self.pool or self.label
+
+    @property
     def has_top_k(self) -> bool:
         """Tell whether it is known to choose candidates for a token."""
         return has_top_k(self.name)
@@ -134,6 +139,17 @@ class Plan:
     def workers(self) -> tuple[str, ...]:
         """Return those of `nodes` that are not the head."""
         return tuple(dict.fromkeys(share.device.node for share in self.taking if not share.device.is_head))
+
+    @property
+    def left(self) -> dict[str, int]:
+        """Count the bytes left free in each memory, by its name; below 0 where the plan does not fit."""
+        free: dict[str, int] = {}
+        taken: dict[str, int] = {}
+        for share in self.shares:
+            memory = share.device.memory
+            free[memory] = min(free.get(memory, share.device.free), share.device.free)
+            taken[memory] = taken.get(memory, 0) + share.total
+        return {memory: free[memory] - taken[memory] for memory in free}
 
     @property
     def devices(self) -> tuple[str, ...]:
