@@ -525,12 +525,8 @@ class PushPlan:
         pushed = route.source.has_neighbour(route.target) and route.target.has_neighbour(route.source)
         return pushed, "" if pushed else route.source.unreached.get(route.number) or UNCONNECTED
 
-    def tell(self) -> None:
-        """Log the routes, once a load."""
-        for route in self._routes.values():
-            pushed, why = self._result(route)
-            source, target = route.source.name, route.target.name
-            if pushed:
-                LOG.info("push_direct", source=source, target=target)
-            else:
-                LOG.warning("push_through_head", source=source, target=target, why=why)
+    @property
+    def results(self) -> list[tuple[str, str, str]]:
+        """Return of each route its source, its target, and why there is no push; empty: there is one."""
+        routes = self._routes.values()
+        return [(route.source.name, route.target.name, self._result(route)[1]) for route in routes]

@@ -373,7 +373,7 @@ class Run:
         report.network_bytes += self._model.plain_bytes(plan)
         self.loaded = True
         self.blame.loaded_at = now = loop.time()
-        self._push_plan.tell()
+        self._tell_pushes()
         self._server.tell()
         for lease in self._leases.held:
             await lease.say_loaded()
@@ -391,6 +391,14 @@ class Run:
         await self._time_round(sampling)
         if not self._model.plain_rpc:  # what crosses to those is not seen
             self._server.kill(await self.watch.until_stuck())
+
+    def _tell_pushes(self) -> None:
+        """Log the routes of pushes, once a load."""
+        for source, target, why in self._push_plan.results:
+            if why:
+                LOG.warning("push_through_head", source=source, target=target, why=why)
+            else:
+                LOG.info("push_direct", source=source, target=target)
 
     # Losing. Whose word counts first: docs/architecture.md, "What is lost".
 
