@@ -235,11 +235,8 @@ class RevocationSet:
         """Add encoded bans, in any order; return how many were new. Raises RemoteProtocolError at the first
         invalid one (those before it stay).
         """
-        return sum(1 for entry in entries if self._merge_one(entry))
-
-    def _merge_one(self, entry: bytes) -> bool:
-        # known ones cost a hash, no signature check: members send whole sets
-        return digest_of(entry) not in self._known and self.add(Ban.decode(entry))
+        # Known ones cost a hash, no signature check: members send whole sets.
+        return sum(digest_of(entry) not in self._known and self.add(Ban.decode(entry)) for entry in entries)
 
     def entries(self) -> tuple[bytes, ...]:
         """Return every ban, encoded; the root's first."""
@@ -355,9 +352,6 @@ class RevocationSet:
             mine = (s for s in self._kept if (s.rank, s.issuer) == (added.rank, added.issuer))
             self._drop(max(mine, key=lambda slot: self._kept[slot][0]))
         if len(self._kept) > MAX_BANS:
-            self._drop(max(self._kept, key=lambda slot: (slot.rank, *self._age_of(slot))))
-
-    def _age_of(self, slot: _Slot) -> tuple[int, bool, bytes]:
-        # as within a slot: otherwise an older statement could come back in place of one that was dropped
-        digest, ban = self._kept[slot]
-        return _age(ban, digest)
+            # By age as within a slot: otherwise an older statement could come back in place of a dropped one.
+            kept = ((slot.rank, *_age(ban, digest), slot) for slot, (digest, ban) in self._kept.items())
+            self._drop(max(kept)[-1])

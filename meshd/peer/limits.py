@@ -91,12 +91,11 @@ class DialRates:
         if all(rates.has(key, now) for rates, key in shares):
             for rates, key in shares:
                 rates.spend(key, now)
-        elif not ((invited_us or self._is_proven(peer, host)) and self._reserved.spend(peer, now)):
+        elif not (
+            (invited_us or host in self._proven.get(peer, (None, ()))[1]) and self._reserved.spend(peer, now)
+        ):
             return False
         return self._of_peer.spend(peer, now)
-
-    def _is_proven(self, peer: PeerId, host: str) -> bool:
-        return peer in self._proven and host in self._proven[peer][1]
 
     def _forget_one(self) -> None:
         """Forget the least recently linked peer of the issuer that has the most."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError
 from meshd.wire.limits import MAX_CONTROL_BYTES, MAX_FRAME_BYTES, MAX_NAME_BYTES, MAX_STREAMS, MAX_TEXT_BYTES
-from meshd.wire.message import Fields, pack, unpack
+from meshd.wire.message import pack, unpack
 
 HELLO, RESUME, OPEN, DATA, ACK, RESET, RESET_ACK = 0x81, 0x82, 0x83, 0x84, 0x85, 0x86, 0x87
 MAX_DATA, LINK_ACK, PING, PONG, SWITCH, GOODBYE = 0x88, 0x89, 0x8A, 0x8B, 0x8C, 0x8D
@@ -309,8 +309,10 @@ def _decode_service(packed: bytes | memoryview) -> tuple[str, dict[str, str | in
     fields = unpack(packed, limit=MAX_METADATA_BYTES)
     service = fields.text("service", most=MAX_NAME_BYTES)
     metadata: dict[str, str | int | bytes] = {}
-    for name, value in _texts(fields):
-        metadata[name] = value
+    if "text" in fields:
+        texts = fields.map("text")
+        for name in texts.names():
+            metadata[name] = texts.text(name, most=MAX_METADATA_BYTES)
     if "number" in fields:
         numbers = fields.map("number")
         for name in numbers.names():
@@ -322,13 +324,6 @@ def _decode_service(packed: bytes | memoryview) -> tuple[str, dict[str, str | in
     if not service or len(metadata) > MAX_METADATA_ITEMS:
         raise _bad("an open without a service, or with too many fields")
     return service, metadata
-
-
-def _texts(fields: Fields) -> list[tuple[str, str]]:
-    if "text" not in fields:
-        return []
-    texts = fields.map("text")
-    return [(name, texts.text(name, most=MAX_METADATA_BYTES)) for name in texts.names()]
 
 
 def _decode_ack(body: bytes | memoryview) -> Ack:

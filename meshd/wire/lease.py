@@ -189,7 +189,7 @@ class Acquire(Message, tag="acquire"):
 
     `operations`: what the model needs of a device (model/layer_work.py), to be tried before the offer.
     `protocol` is what its llama-server speaks (NativeVersion.protocol). `marks` of the model's
-    tensors (wire/lease.py), or nothing.
+    tensors, or nothing.
     """
 
     incarnation: Annotated[bytes, Size(16)]
