@@ -87,22 +87,24 @@ class Rates:
         self._most = most
         self._buckets: dict[Hashable, TokenBucket] = {}
 
+    def __len__(self) -> int:
+        return len(self._buckets)
+
     def has(self, key: Hashable, now: float) -> bool:
         """Return True if `spend` would succeed now; spend and remember nothing."""
         bucket = self._buckets.get(key)
         return bucket is None or bucket.has(1.0, now)
 
     def spend(self, key: Hashable, now: float, amount: float = 1.0) -> bool:
-        """Spend `amount` for `key` and return True if its rate allows that. Evicts the key silent longest if
-        there are too many.
-        """
-        bucket = self._buckets.pop(key, None)
-        if bucket is None:
-            bucket = self._rate.bucket(now)
-            if len(self._buckets) >= self._most:
-                del self._buckets[next(iter(self._buckets))]
-        self._buckets[key] = bucket
-        return bucket.spend(amount, now)
+        """Spend `amount` for `key` and return True if its rate allows that."""
+        return self.of(key, now).spend(amount, now)
+
+    def of(self, key: Hashable, now: float) -> TokenBucket:
+        """Return the bucket of `key`. Evicts the key silent longest if there are too many."""
+        self._buckets[key] = bucket = self._buckets.pop(key, None) or self._rate.bucket(now)
+        if len(self._buckets) > self._most:
+            del self._buckets[next(iter(self._buckets))]
+        return bucket
 
 
 class TokenBuckets(Generic[K]):

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Protocol
 
-from meshd.base.admission import Rate, TokenBucket
+from meshd.base.admission import Rate, Rates
 from meshd.base.files import RotatedFile
 from meshd.base.peer_limits import (
     FIRST_LINES,
@@ -219,40 +219,29 @@ def _written(text: str) -> str:
     return f"{shown}… ({cut} more)" if cut > 0 else shown
 
 
-class LineBudgets:
-    """The lines that may be written about each key. Beyond `most` keys the one silent longest is forgotten.
-
-    `now` is a clock in seconds that never goes back.
-    """
+class LineBudgets(Rates):
+    """The lines that may be written about each key, and how many were left out."""
 
     def __init__(self, rate: Rate, *, most: int) -> None:
-        self._rate = rate
-        self._most = most
-        self._buckets: dict[str, TokenBucket] = {}
+        super().__init__(rate, most=most)
         self._left_out: dict[str, int] = {}
-
-    def __len__(self) -> int:
-        return len(self._buckets)
-
-    def of(self, key: str, now: float) -> TokenBucket:
-        """Return the budget of `key`, which is now the latest heard of."""
-        self._buckets[key] = bucket = self._buckets.pop(key, None) or self._rate.bucket(now)
-        if len(self._buckets) > self._most:
-            forgotten = next(iter(self._buckets))
-            del self._buckets[forgotten]
-            self._left_out.pop(forgotten, None)
-        return bucket
 
     def count(self, key: str, *, may: bool) -> int | None:
         """Return how many lines were left out before this one, or None to leave this one out, too."""
+        left_out = self._left_out.pop(key, 0)
         if may:
-            return self._left_out.pop(key, 0)
-        self._left_out[key] = self._left_out.get(key, 0) + 1
+            return left_out
+        self._left_out[key] = left_out + 1
+        if len(self._left_out) > self._most:
+            del self._left_out[next(iter(self._left_out))]
         return None
 
 
 class LineShares:
-    """The shares of lines. A method returns how many were left out before; None: leave this one out, too."""
+    """The shares of lines. A method returns how many were left out before; None: leave this one out, too.
+
+    `now` is a clock in seconds that never goes back.
+    """
 
     def __init__(self, now: float) -> None:
         self.peers = LineBudgets(PEER_LINES, most=MAX_LOGGED_PEERS)

@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from functools import partial
 from pathlib import Path
 
 from meshd.base import log
@@ -155,7 +154,7 @@ class ConnectionOwners:
         """
         if sys.platform == "linux":
             async with self._turn:
-                return await in_thread(partial(user_has_connection, uid, client, server))
+                return await in_thread(user_has_connection, uid, client, server)
         else:
             return None
 

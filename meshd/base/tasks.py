@@ -10,12 +10,13 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self, TypeVar, TypeVarTuple
 
 from meshd.base.errors import Closed, MeshdError
 from meshd.base.fault_boundary import Blame, ended
 
 T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 CLOCK_LOOK_SECONDS = 2.0  # between two checks of the clocks
 SLEPT_LEAST = 5.0  # seconds; a busy machine is late by less
 
@@ -135,9 +136,9 @@ async def until_done(step: asyncio.Future[T]) -> None:
             await asyncio.wait([step])
 
 
-async def in_thread(work: Callable[[], T]) -> T:
+async def in_thread(work: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
     """Run `work` in a thread; return or raise what it does. A cancel takes effect when `work` has ended."""
-    running = asyncio.get_running_loop().run_in_executor(None, work)
+    running = asyncio.get_running_loop().run_in_executor(None, work, *arguments)
     try:
         await until_done(running)
     except asyncio.CancelledError:

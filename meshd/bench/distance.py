@@ -27,7 +27,6 @@ from pathlib import Path
 from meshd.base import log
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, first_error
-from meshd.bench.cells import DECODES, LOAD_SECONDS, Cell, LoadedCell, Rig, programs_and_model
 from meshd.bench.figures import (
     DEFAULTS,
     ENDS_ON_CPU,
@@ -49,11 +48,20 @@ from meshd.bench.figures import (
 from meshd.bench.interface import BenchOutput, DistanceArgs, Json
 from meshd.bench.llama import arguments_of, clock, started_at, until_served
 from meshd.bench.llama import measure as measure_answer
-from meshd.bench.stock_run import give_back, plain, take_memory
+from meshd.bench.rig import (
+    DECODES,
+    LOAD_SECONDS,
+    Cell,
+    LoadedCell,
+    Rig,
+    give_back,
+    plain,
+    programs_and_model,
+    take_memory,
+)
 from meshd.build.pin import read_pin
-from meshd.fleet.fleet import Fleet, FleetSpec
+from meshd.fleet.fleet import Fleet, FleetSpec, LocalNode, crossed_bytes, ready_or_raise
 from meshd.fleet.networks import need_namespaces
-from meshd.fleet.node import LocalNode, crossed_bytes, ready_or_raise
 from meshd.fleet.proxy import listening_socket, run_loop
 from meshd.process.child import OwnedChild
 from meshd.process.interface import ChildSpec

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from meshd.base.errors import MeshdError
 from meshd.process.ready import http_200
 
-_ANSWER_SECONDS = 600.0
+ANSWER_SECONDS = 600.0
 _LOOK_SECONDS = 0.004  # how exactly a load is timed
 SERVED_SECONDS = 0.01  # the same of a whole node, which is asked through a proxy
 HEALTH_SECONDS = 5.0
@@ -44,12 +44,6 @@ class ChatAnswer:
 async def measure(place: Path, *, prompt_tokens: int, tokens: int) -> ChatAnswer:
     """Measure a greedy completion of random-looking text on llama-server's socket. Raises MeshdError."""
     return await asyncio.to_thread(completion, _UnixConnection(place), prompt_tokens, tokens)
-
-
-async def measure_api(url: str, *, prompt_tokens: int, tokens: int) -> ChatAnswer:
-    """Measure the same with a node's API, whose gateway decides where to sample. Raises MeshdError."""
-    connection = api_connection(url, _ANSWER_SECONDS)
-    return await asyncio.to_thread(completion, connection, prompt_tokens, tokens)
 
 
 def api_connection(url: str, timeout: float) -> http.client.HTTPConnection:
@@ -106,7 +100,7 @@ def completed(connection: http.client.HTTPConnection, body: Mapping[str, object]
 
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, place: Path) -> None:
-        super().__init__("localhost", timeout=_ANSWER_SECONDS)
+        super().__init__("localhost", timeout=ANSWER_SECONDS)
         self._place = place
 
     def connect(self) -> None:

@@ -11,23 +11,20 @@ import os
 import platform
 import statistics
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
-from meshd.admin.status import Status
 from meshd.base import log
 from meshd.base.tasks import Owner, first_error
-from meshd.bench.cells import programs_and_model
 from meshd.bench.figures import Table, with_spread
 from meshd.bench.interface import BenchOutput, RpcBenchArgs
 from meshd.bench.llama import arguments_of, changed, measure
-from meshd.bench.stock_run import over_rpc, start_rpc_server
+from meshd.bench.rig import over_rpc, programs_and_model, start_rpc_server
 from meshd.build.interface import LLAMA_SERVER, NativeInfo
 from meshd.devices.command_lines import CALM_THREADS, LARGE_PAGES
-from meshd.fleet.node import LocalNode, NodeSpec, ready_or_raise, start_all
+from meshd.fleet.fleet import LocalNode, NodeSpec, ready_or_raise, start_all
 from meshd.process.child import OwnedChild
 from meshd.process.interface import ChildSpec
 from meshd.process.ready import http_200
@@ -77,60 +74,38 @@ async def load_all(
             await start_all(owner, head)
             status = await head.until(ready_or_raise)
             # directly, with meshd's options
-            argv = _arguments(status)
-            bare = _Bare(native, argv, folder)
-            direct = await bare.start(owner, "direct", await bare.rpc_server(owner, "direct"))
-            own_batch = await bare.start_with_own_batch(owner)
+            pid = next(child.pid or 0 for child in status.children if child.name == "llama-server")
+            argv = arguments_of(pid)
+            direct = await _direct(owner, native, argv, folder, "direct")
+            own_batch = None
+            if _MICRO_BATCH in argv:
+                unbatched = changed(argv, {_MICRO_BATCH: None})
+                own_batch = await _direct(owner, native, unbatched, folder, "own-batch")
             place = Path(argv[argv.index("--host") + 1])
             yield ComparedServers(meshd=place, direct=direct, own_batch=own_batch)
             owner.cancel()
 
 
-def _arguments(status: Status) -> list[str]:
-    """Return the options with which meshd started llama-server."""
-    return arguments_of(next(child.pid or 0 for child in status.children if child.name == "llama-server"))
-
-
-class _Bare:
-    """rpc-server and llama-server with meshd's options, but without meshd between them."""
-
-    def __init__(self, native: NativeInfo, argv: list[str], folder: Path) -> None:
-        self._native = native
-        self._argv = argv
-        self._folder = folder
-
-    async def rpc_server(self, owner: Owner, name: str) -> int:
-        """Start an rpc-server; return its port."""
-        log = self._folder / f"{name}-rpc.log"
-        return await start_rpc_server(owner, self._native, log, options=("--device", "CPU"))
-
-    async def start_with_own_batch(self, owner: Owner) -> Path | None:
-        """Start as `start` does, without the plan's micro batch; None if the plan chose none."""
-        if _MICRO_BATCH not in self._argv:
-            return None
-        port = await self.rpc_server(owner, "own-batch")
-        return await self.start(owner, "own-batch", port, {_MICRO_BATCH: None})
-
-    async def start(
-        self, owner: Owner, name: str, port: int, changes: Mapping[str, str | None] = MappingProxyType({})
-    ) -> Path:
-        """Load a llama-server over the rpc-server behind `port`; return its socket."""
-        place = self._folder / f"{name}.sock"
-        places = {"--rpc": f"127.0.0.1:{port}", "--host": str(place)}
-        same = changed(over_rpc(self._argv, 1), {**places, **changes})
-        child = OwnedChild(
-            ChildSpec(
-                name=f"{name} llama-server",
-                argv=(str(self._native.binaries[LLAMA_SERVER]), *same),
-                log=self._folder / f"{name}-llama.log",
-                env=CALM_THREADS | LARGE_PAGES,
-                probe=http_200(place),
-                ready_timeout=None,
-            )
+async def _direct(owner: Owner, native: NativeInfo, argv: list[str], folder: Path, name: str) -> Path:
+    """Load with meshd's options, but without meshd between llama-server and rpc-server; return the socket."""
+    port = await start_rpc_server(owner, native, folder / f"{name}-rpc.log", options=("--device", "CPU"))
+    place = folder / f"{name}.sock"
+    child = OwnedChild(
+        ChildSpec(
+            name=f"{name} llama-server",
+            argv=(
+                str(native.binaries[LLAMA_SERVER]),
+                *changed(over_rpc(argv, 1), {"--rpc": f"127.0.0.1:{port}", "--host": str(place)}),
+            ),
+            log=folder / f"{name}-llama.log",
+            env=CALM_THREADS | LARGE_PAGES,
+            probe=http_200(place),
+            ready_timeout=None,
         )
-        owner.start(child.serve(), name=name)
-        await child.ensure_ready()
-        return place
+    )
+    owner.start(child.serve(), name=name)
+    await child.ensure_ready()
+    return place
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,10 +185,6 @@ def _as_json(row: RpcRow) -> dict[str, str | float | bool | None]:
 
 async def _rows(args: RpcBenchArgs, out: BenchOutput) -> list[RpcRow]:
     native, model = await programs_and_model(args.cache, args.model, out)
-    return await _model_rows(args, model, native, out)
-
-
-async def _model_rows(args: RpcBenchArgs, model: Path, native: NativeInfo, out: BenchOutput) -> list[RpcRow]:
     rows = []
     out.progress("loading the model twice, output on the head")
     async with load_all(model, args.cache, native) as loaded:

@@ -6,20 +6,34 @@ with each other over an inherited unix socket.
 
 import asyncio
 import contextlib
+import hashlib
 import json
-import resource
 import socket
+import ssl
 import statistics
 import sys
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Protocol
 
 from meshd.base import log
 from meshd.base.errors import EndOfStream
-from meshd.bench import transport_kinds as kinds
+from meshd.base.tasks import Owner
 from meshd.bench import wan
-from meshd.bench.transport_kinds import BenchPipe, BenchPlace, BenchTransport
+from meshd.identity.keys import KeyPair, MeshId, PeerId
+from meshd.identity.membership import Chain, Role, issue
+from meshd.identity.proof import Credentials
+from meshd.identity.tls_certificate import make_link_certificate
+from meshd.link.interface import Dialer, Link, Listener
+from meshd.link.quic.links import QuicDialer, QuicListener
+from meshd.link.secure.handshake import HandshakeContext
+from meshd.link.secure.tls import dialer_context, listener_context
+from meshd.link.tcp.links import TcpDialer, TcpListener
+from meshd.link.webrtc.links import WebRtcLinks
+from meshd.wire.address import Candidate
+from meshd.wire.dialable import trusted
 
 _BLOCK = bytes(64 << 10)
 MOST_TALK = 64 << 10
@@ -27,20 +41,259 @@ PING_SIZES = (64, 10 << 10)
 WARM_PINGS = 30
 WARM_SECONDS = 2.0  # of a flow without end that do not count
 
-TRANSPORTS: Mapping[str, BenchTransport] = {
-    "tcp": kinds.tcp,
-    "webrtc": kinds.webrtc,
-    "tls": kinds.tls,
-    "plain": kinds.plain,
-    "quic": kinds.quic,
-    "udp": kinds.udp,
-}
-
 CONTROL: Mapping[str, str] = {  # congestion control, where it is not the kernel's
     "webrtc": "model",
     "quic": "model",
     "udp": "none",
 }
+_READ_BYTES = 256 << 10
+
+
+class BenchTalk(Protocol):
+    """A channel for short messages between the two processes, apart from the measured one."""
+
+    async def send(self, payload: bytes) -> None: ...
+    async def receive(self) -> bytes: ...
+
+
+class BenchPipe(Protocol):
+    """The measured connection."""
+
+    async def send(self, data: Sequence[bytes | memoryview]) -> None: ...
+    async def receive(self) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchPlace:
+    """The place of one side: `host` is its address, `far_host` the far side's.
+
+    `control`: the congestion control of bare TCP.
+    """
+
+    is_near: bool
+    host: str
+    far_host: str
+    talk: BenchTalk
+    control: str = ""
+
+
+BenchTransport = Callable[[BenchPlace], AbstractAsyncContextManager[BenchPipe]]
+
+
+# --- meshd's links
+
+
+def _mesh() -> tuple[MeshId, KeyPair, KeyPair, KeyPair]:
+    root, near, far = (
+        KeyPair.from_seed(hashlib.sha256(name).digest()) for name in (b"root", b"near", b"far")
+    )
+    return MeshId.of(root.peer), root, near, far
+
+
+def _handshake(place: BenchPlace) -> tuple[Callable[[], HandshakeContext], PeerId]:
+    """Return the credentials of this side for handshakes, and the id of the other."""
+    mesh, root, near, far = _mesh()
+    own, other = (near, far) if place.is_near else (far, near)
+    certificate = issue(
+        signer=root,
+        mesh=mesh,
+        node=own.peer,
+        roles={Role.USE, Role.WORK},
+        serial=bytes(16),
+        invite=b"",
+        issued_at=0,
+    )
+    chain = Chain((certificate,), root.peer)
+    handshake = HandshakeContext(credentials=Credentials(own, chain), mesh=mesh)
+    return lambda: handshake, other.peer
+
+
+class _TalkSignals:
+    """Signals to the single peer, over the talk."""
+
+    def __init__(self, talk: BenchTalk, other: PeerId) -> None:
+        self._talk = talk
+        self._other = other
+
+    async def send(self, peer: PeerId, payload: bytes) -> None:
+        await self._talk.send(payload)
+
+    async def receive(self) -> tuple[PeerId, bytes]:
+        try:
+            return self._other, await self._talk.receive()
+        except EndOfStream:
+            await asyncio.Event().wait()  # the other process is done; so are we in a moment
+            raise
+
+
+@asynccontextmanager
+async def _accepted(listener: Listener) -> AsyncIterator[Link]:
+    links: asyncio.Queue[Link] = asyncio.Queue(1)
+
+    async def accept(link: Link) -> None:
+        await links.put(link)
+        await asyncio.Event().wait()
+
+    async with Owner() as owner:
+        owner.start(listener.serve(accept), name="serve")
+        yield await links.get()
+        owner.cancel()
+
+
+@asynccontextmanager
+async def _dialled(dialer: Dialer, peer: PeerId, candidates: Sequence[Candidate]) -> AsyncIterator[Link]:
+    link = await dialer.dial(peer, trusted(candidates))
+    yield link
+    await link.aclose()
+
+
+@asynccontextmanager
+async def webrtc(place: BenchPlace) -> AsyncIterator[BenchPipe]:
+    handshake, other = _handshake(place)
+    links = WebRtcLinks(handshake, _TalkSignals(place.talk, other), hosts=lambda: [place.host])
+    if not place.is_near:
+        async with _accepted(links) as link:
+            yield link
+        return
+
+    async def nobody(link: Link) -> None:
+        return None
+
+    async with Owner() as owner:
+        owner.start(links.serve(nobody), name="serve")
+        async with _dialled(links, other, ()) as link:
+            yield link
+        owner.cancel()
+
+
+@asynccontextmanager
+async def tcp(place: BenchPlace) -> AsyncIterator[BenchPipe]:
+    handshake, other = _handshake(place)
+    if place.is_near:
+        port = int(await place.talk.receive())
+        async with _dialled(TcpDialer(handshake), other, [Candidate(place.far_host, port)]) as link:
+            yield link
+    else:
+        listener = TcpListener(handshake, host=place.host)
+        listener.open()
+        await place.talk.send(str(listener.port).encode())
+        async with _accepted(listener) as link:
+            yield link
+
+
+@asynccontextmanager
+async def quic(place: BenchPlace) -> AsyncIterator[BenchPipe]:
+    handshake, other = _handshake(place)
+    if place.is_near:
+        port = int(await place.talk.receive())
+        where = [Candidate(place.far_host, port, "udp")]
+        async with _dialled(QuicDialer(handshake), other, where) as link:
+            yield link
+    else:
+        listener = QuicListener(handshake, host=place.host)
+        listener.open()
+        await place.talk.send(str(listener.port).encode())
+        async with _accepted(listener) as link:
+            yield link
+
+
+# --- without meshd
+
+
+class _BenchStreamPipe:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def send(self, data: Sequence[bytes | memoryview]) -> None:
+        self._writer.writelines(data)
+        await self._writer.drain()
+
+    async def receive(self) -> bytes:
+        return await self._reader.read(_READ_BYTES)
+
+
+@asynccontextmanager
+async def tls(place: BenchPlace) -> AsyncIterator[BenchPipe]:
+    """Connect with asyncio's TLS 1.3 over TCP."""
+    async with _streams(place, listener_context(make_link_certificate()), dialer_context()) as pipe:
+        yield pipe
+
+
+@asynccontextmanager
+async def plain(place: BenchPlace) -> AsyncIterator[BenchPipe]:
+    """Connect with bare TCP."""
+    async with _streams(place, None, None) as pipe:
+        yield pipe
+
+
+@asynccontextmanager
+async def _streams(
+    place: BenchPlace, server: ssl.SSLContext | None, client: ssl.SSLContext | None
+) -> AsyncIterator[BenchPipe]:
+    if place.is_near:
+        port = int(await place.talk.receive())
+        reader, writer = await asyncio.open_connection(place.far_host, port, ssl=client, limit=_READ_BYTES)
+        if place.control and sys.platform == "linux":
+            # by socket: a network of its own takes no default but the machine's (tcp_congestion_control)
+            sock = writer.get_extra_info("socket")
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, place.control.encode())
+        yield _BenchStreamPipe(reader, writer)
+        writer.close()
+        return
+    arrived: asyncio.Queue[_BenchStreamPipe] = asyncio.Queue(1)
+    listening = await asyncio.start_server(
+        lambda reader, writer: arrived.put_nowait(_BenchStreamPipe(reader, writer)),
+        place.host,
+        0,
+        ssl=server,
+        limit=_READ_BYTES,
+    )
+    await place.talk.send(str(listening.sockets[0].getsockname()[1]).encode())
+    async with listening:
+        yield await arrived.get()
+
+
+@asynccontextmanager
+async def udp(place: BenchPlace) -> AsyncIterator[BenchPipe]:
+    """Exchange bare datagrams, which show the cost of a round trip without any layer. Not for bulk."""
+    arrived: asyncio.Queue[bytes] = asyncio.Queue(64)
+    others: list[tuple[str, int]] = []
+
+    class Receiver(asyncio.DatagramProtocol):
+        def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+            others[:] = [addr]
+            arrived.put_nowait(data)
+
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.create_datagram_endpoint(Receiver, local_addr=(place.host, 0))
+    if place.is_near:
+        others.append((place.far_host, int(await place.talk.receive())))
+    else:
+        await place.talk.send(str(transport.get_extra_info("sockname")[1]).encode())
+
+    class Datagrams:
+        async def send(self, data: Sequence[bytes | memoryview]) -> None:
+            transport.sendto(b"".join(data), others[0])
+
+        async def receive(self) -> bytes:
+            return await arrived.get()
+
+    yield Datagrams()
+    transport.close()
+
+
+TRANSPORTS: Mapping[str, BenchTransport] = {
+    "tcp": tcp,
+    "webrtc": webrtc,
+    "tls": tls,
+    "plain": plain,
+    "quic": quic,
+    "udp": udp,
+}
+
+
+# --- one side of a measurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,21 +313,6 @@ class EndOrders:
     bulk: int = 0
     pings: int = 0
     seconds: float = 0.0  # send without end, for so long
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndResult:
-    """The result of one side: seconds to connect and to send the bulk, median round trips by size.
-
-    `rate`: bytes per second of endless sending; `cpu`: seconds; `peak_bytes`: peak memory.
-    """
-
-    connect: float
-    bulk: float
-    pings: tuple[float, ...]
-    rate: float
-    cpu: float
-    peak_bytes: int
 
 
 class _SocketTalk:
@@ -150,7 +388,7 @@ async def _read(pipe: BenchPipe, count: int) -> None:
         raise RuntimeError("more came than was sent")
 
 
-async def _measure(orders: EndOrders, transport: BenchTransport) -> EndResult:
+async def _measure(orders: EndOrders, transport: BenchTransport) -> None:
     with socket.socket(fileno=orders.talk) as sock:
         sock.setblocking(False)
         talk = _SocketTalk(sock)
@@ -176,27 +414,13 @@ async def _measure(orders: EndOrders, transport: BenchTransport) -> EndResult:
                 seconds, pings = await _near(pipe, orders)
             else:
                 rate = await _far(pipe, orders)
-            # report
-            usage = resource.getrusage(resource.RUSAGE_SELF)
-            _say(
-                EndResult(
-                    connect=connected,
-                    bulk=seconds,
-                    pings=pings,
-                    rate=rate,
-                    cpu=usage.ru_utime + usage.ru_stime,
-                    peak_bytes=usage.ru_maxrss << 10,
-                )
-            )
+            # report seconds, the median round trips by size, and bytes per second of endless sending
+            _write(json.dumps({"connect": connected, "bulk": seconds, "pings": pings, "rate": rate}))
             if not orders.is_near:  # the near side closes first
                 with contextlib.suppress(EndOfStream, asyncio.TimeoutError):
                     async with asyncio.timeout(5):
                         await asyncio.to_thread(sys.stdin.read)
         raise SystemExit(0)
-
-
-def _say(result: EndResult) -> None:
-    _write(json.dumps(asdict(result)))
 
 
 def _write(line: str) -> None:

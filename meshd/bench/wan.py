@@ -18,8 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshd.base.errors import UserError
-from meshd.fleet.networks import CLONE_NEWNET, CLONE_NEWUSER
-from meshd.fleet.tun import BATCH, make_device
+from meshd.fleet.networks import BATCH, CLONE_NEWNET, CLONE_NEWUSER, make_device
 
 NEAR_HOST, FAR_HOST = "10.77.0.1", "10.77.0.2"
 _QUEUE_BYTES = 512 << 10

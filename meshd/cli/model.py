@@ -448,8 +448,8 @@ def run(args: Arguments, out: Output) -> int:
 def _pull(
     given: Path | str, resolver: "Resolver", stores: "Stores", config: Config, args: Arguments, out: Output
 ) -> int:
-    from meshd.library.adopt import keep_pulled
     from meshd.library.interface import NotHere
+    from meshd.library.pulled_models import keep_pulled
 
     most = 0 if args.rate is None else rate("--rate", args.rate)
     # Look on this machine.
@@ -627,7 +627,7 @@ def _show_members(views: Sequence[MemberModelView], args: Arguments, out: Output
 
 
 def _verify(model: "StoredModel", config: Config, args: Arguments, out: Output) -> int:
-    from meshd.library.verify import verify
+    from meshd.library.facts import verify
 
     done = verify(model, config.paths.cache / "weights", reporter(out))
     if args.json:

@@ -264,13 +264,11 @@ class Demo:
         """Run real daemons, driven by meshd.demo."""
         config = load().config
         model = None if args.model == EMBEDDED else find_model(args.model, config, out)
-        from meshd.demo.interface import DemoArgs
-        from meshd.demo.run import run as run_demo
+        from meshd.demo import run as run_demo
 
         round_trips = milliseconds("--latency", args.latency) if args.latency else ()
-        demo = DemoArgs(model=model, cache=config.paths.cache, round_trips=round_trips)
         with out.reminding():
-            return run_demo(demo, out)
+            return run_demo(out, model=model, cache=config.paths.cache, round_trips=round_trips)
 
 
 def check_node(config: Config) -> None:

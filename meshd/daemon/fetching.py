@@ -177,7 +177,7 @@ class Fetching:
 
     async def _kept(self, name: str, paths: Sequence[Path]) -> Path | None:
         """Return the final place of a model from members; None if it differs from Hugging Face's."""
-        from meshd.library.adopt import keep_pulled
+        from meshd.library.pulled_models import keep_pulled
 
         hub, cache, tell = self._stores.hub, self._config.paths.cache, partial(self._tell, name)
         kept = await in_own_thread(

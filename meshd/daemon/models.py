@@ -31,16 +31,15 @@ from meshd.devices.interface import RoleStatus
 from meshd.library.disk import bytes_on_disk, free_bytes
 from meshd.library.facts import facts_of
 from meshd.library.interface import StoredModel
-from meshd.library.members.ask_models import MemberModels, ask_members
 from meshd.library.members.give import OWN_SOURCES, ModelsTeller, OfferedModels, PieceGiver, names_of
-from meshd.library.members.offers import MemberOffer
+from meshd.library.members.offers import MemberModels, MemberOffer, ask_members
 from meshd.library.members.part_files import remove_old_plans
-from meshd.library.members.pull_model import ModelPull, NobodyHasIt, PullPlace, PullStep
+from meshd.library.members.pull import ModelPull, NobodyHasIt, PullPlace, PullStep
 from meshd.library.stores import Stores, own_models
 from meshd.model.model_name import ModelName, parse_model_name
 from meshd.model.status import StoreStatus
 from meshd.peer.interface import Mesh
-from meshd.store.piece_cache import PieceCache
+from meshd.store.hash_cache import PieceCache
 from meshd.wire.limits import MAX_DISK_BYTES
 from meshd.wire.models import ToldDisk
 
@@ -362,7 +361,7 @@ def _in_use(config: Config) -> FilesInUseReply:
 def _kind_of_pull(request: PullRequest) -> type[ModelPull]:
     if not request.for_plan and not request.header_only:
         return ModelPull
-    from meshd.library.members.pull_header import HeaderPull, PlanPull  # which most nodes never need
+    from meshd.library.members.pull import HeaderPull, PlanPull  # which most nodes never need
 
     return PlanPull if request.for_plan else HeaderPull
 

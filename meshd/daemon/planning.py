@@ -45,8 +45,7 @@ from meshd.plan.wishes import HeadOptions, draft_model, may_draft, named_by, sha
 from meshd.process.run import run_to_end
 from meshd.store.hash_cache import HashCache
 from meshd.store.header_file import HeaderFile, note_path
-from meshd.store.model_file import ModelFile, opened
-from meshd.store.shard import close_all, is_header
+from meshd.store.model_file import ModelFile, close_all, is_header, opened
 
 _NO_LAYERS = "this node computes no layers: it is a client, or has `--device none`"
 LOG = log.get("daemon")

@@ -33,7 +33,7 @@ from meshd.process.handover import DescriptorSender, ReportPipe, pipe_with, sock
 from meshd.process.interface import Child, ChildSpec, ReadyProbe
 from meshd.process.ready import http_200, http_answer
 from meshd.process.run import run_to_end
-from meshd.store.piece_cache import PieceCache
+from meshd.store.hash_cache import PieceCache
 from meshd.tunnel.compressed import COMPRESSED_VERSION, judge
 from meshd.tunnel.joined import JoinedTunnel, join
 from meshd.wire.compressed import Compression

@@ -59,8 +59,7 @@ from meshd.peer.interface import Mesh
 from meshd.process.interface import ChildSpec
 from meshd.process.run import run_to_end
 from meshd.rendezvous.join_or_found import Entered
-from meshd.store.hash_cache import HashCache
-from meshd.store.piece_cache import PieceCache
+from meshd.store.hash_cache import HashCache, PieceCache
 
 if TYPE_CHECKING:
     from meshd.daemon.fetching import Fetching

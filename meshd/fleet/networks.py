@@ -28,12 +28,18 @@ from meshd.base.errors import UserError
 from meshd.base.sockets import LOOPBACK_HOST, listen_at
 from meshd.base.tasks import Owner
 from meshd.fleet.proxy import DelayingProxy, ProxyRules, connecting, run_loop
-from meshd.fleet.tun import SIOCSIFFLAGS
 from meshd.link.net.local_addresses import IFF_UP
 
 FIRST_NODE_PORT = 17001  # of the head; its API is at API_PORT
 API_PORT = 8090
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000  # sched.h
+_DEVICE = b"wan"
+_MOST_QUEUED = 10_000  # packets: a burst of a fast sender must not be lost before it is read
+_TUNSETIFF = 0x400454CA  # if_tun.h
+_IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
+SIOCSIFFLAGS, _SIOCSIFADDR, _SIOCSIFDSTADDR, _SIOCSIFTXQLEN = 0x8914, 0x8916, 0x8918, 0x8943
+_SIOCSIFNETMASK = 0x891C
+BATCH = 64  # packets read at once from one device, before the others have their turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +120,38 @@ class Networks:
         """Return a socket that connects within a node's network."""
         self.enter(node)
         return connecting(socket.socket(socket.AF_INET, socket.SOCK_STREAM), (LOOPBACK_HOST, port))
+
+
+def make_device(host: str, *, other: str = "", netmask: str = "") -> int:
+    """Create a TUN device with address `host`, up, and loopback too; return its non-blocking descriptor.
+
+    IP packets come out of the descriptor, and go in. The device leads to the one address `other`, or to the
+    network of `netmask`. Raises OSError.
+    """
+    device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", _DEVICE, _IFF_TUN | _IFF_NO_PI))
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            _configure(sock, _SIOCSIFADDR, _DEVICE, _address(host))
+            if other:
+                _configure(sock, _SIOCSIFDSTADDR, _DEVICE, _address(other))
+            if netmask:
+                _configure(sock, _SIOCSIFNETMASK, _DEVICE, _address(netmask))
+            _configure(sock, _SIOCSIFTXQLEN, _DEVICE, struct.pack("i", _MOST_QUEUED))
+            for name in (_DEVICE, b"lo"):
+                _configure(sock, SIOCSIFFLAGS, name, struct.pack("h", IFF_UP))
+    except BaseException:
+        os.close(device)
+        raise
+    return device
+
+
+def _configure(sock: socket.socket, request: int, name: bytes, value: bytes) -> None:
+    fcntl.ioctl(sock, request, struct.pack("16s24s", name, value))
+
+
+def _address(host: str) -> bytes:
+    return struct.pack("HH4s", socket.AF_INET, 0, socket.inet_aton(host))
 
 
 async def serve(count: int, connect: Callable[[Owner, Networks], None]) -> None:

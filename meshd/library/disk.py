@@ -124,6 +124,16 @@ def _nearest(place: Path) -> Path:
     return next(folder for folder in (place, *place.parents) if folder.exists())
 
 
+def cannot_write(place: Path, error: OSError, *, space_hint: str, variable: str) -> UserError:
+    """Return the error for a failed write at `place`, which `variable` of the environment can move."""
+    if error.errno in DISK_IS_FULL:
+        return no_space(place, "the disk is full", hint=space_hint)
+    return UserError(
+        f"cannot write `{error.filename or place}`: {(error.strerror or str(error)[:200]).lower()}",
+        hint=f"fix the cause, or set {variable} to a directory that you can write to",
+    )
+
+
 def no_space(place: Path, why: str, *, hint: str) -> UserError:
     """Return the error for a disk that is or would be full."""
     return UserError(f"not enough space in `{place}`: {why}", hint=hint)

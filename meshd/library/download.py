@@ -19,8 +19,9 @@ from pathlib import Path
 
 from meshd.base.errors import LocalProtocolError, UserError
 from meshd.base.units import in_bytes
-from meshd.library.disk import DISK_IS_FULL, check_space, no_space, size_of
 from meshd.library.disk import RESERVED_BYTES as RESERVED_BYTES
+from meshd.library.disk import cannot_write, check_space, no_space, size_of
+from meshd.library.facts import Meter, hash_of, read_beginning
 from meshd.library.hub_cache import PART_SUFFIX, PREFIX, folder_of
 from meshd.library.hub_client import (
     MOST_PLAIN_BYTES,
@@ -34,8 +35,7 @@ from meshd.library.hub_client import (
     list_repository,
 )
 from meshd.library.interface import NotTheSame, ReportProgress, TransferProgress
-from meshd.library.verify import Meter, hash_of
-from meshd.model.gguf import MAX_HEADER_BYTES, read_header
+from meshd.model.gguf import MAX_HEADER_BYTES
 from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX, SHARD, GgufFile, GgufModel, choose, models_in
 from meshd.model.model_name import HubName
 from meshd.model.short_names import short_model_of
@@ -327,12 +327,7 @@ def _explained(cache: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in DISK_IS_FULL:
-            raise no_space(cache, "the disk is full", hint=_SPACE_HINT) from None
-        raise UserError(
-            f"cannot write `{error.filename or cache}`: {(error.strerror or str(error)[:200]).lower()}",
-            hint="fix the cause, or set HF_HUB_CACHE to a directory that you can write to",
-        ) from None
+        raise cannot_write(cache, error, space_hint=_SPACE_HINT, variable="HF_HUB_CACHE") from None
 
 
 def fetch_headers(name: HubName, folder: Path, report: ReportProgress) -> list[Path]:
@@ -354,31 +349,23 @@ def fetch_headers(name: HubName, folder: Path, report: ReportProgress) -> list[P
 
 def _header_of(file: HubFile, fetch: Callable[[int], bytes]) -> bytes:
     """Return the file up to the end of its header. Its length is unknown, so more may be fetched."""
-    count = _FIRST_BYTES
+    count, most = _FIRST_BYTES, min(file.size, MAX_HEADER_BYTES)
     while True:
-        count = min(count, file.size)
-        data = fetch(count)
-        beginning = _BytesSoFar(data)
-        try:
-            header = read_header(beginning.pread, size=file.size, label=file.path)
-        except UserError:
-            if not beginning.was_short or count >= min(file.size, MAX_HEADER_BYTES):
-                raise
-            count *= 4
-            continue
-        return data[: header.data_offset]
+        data = fetch(min(count, file.size))
+        header = read_beginning(
+            functools.partial(_slice_of, data),
+            end=len(data),
+            size=file.size,
+            label=file.path,
+            may_grow=count < most,
+        )
+        if header is not None:
+            return data[: header.data_offset]
+        count *= 4
 
 
-class _BytesSoFar:
-    """The beginning of a file; `was_short`: more was read than is there."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self.was_short = False
-
-    def pread(self, offset: int, length: int) -> bytes:
-        self.was_short = self.was_short or offset + length > len(self._data)
-        return self._data[offset : offset + length]
+def _slice_of(data: bytes, offset: int, length: int) -> bytes:
+    return data[offset : offset + length]
 
 
 def _keep(folder: Path, file: HubFile, beginning: bytes) -> Path:

@@ -17,7 +17,7 @@ from meshd.library.resolve import Resolver
 from meshd.library.stores import Stores
 from meshd.model.model_name import HubName, parse_model_name
 from meshd.store.header_file import LINKS_FOLDER
-from meshd.store.shard import is_header
+from meshd.store.model_file import is_header
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
-"""Hashes of tensors kept between starts, by the state of the file they were read from.
+"""Hashes of tensors and of pieces kept between starts, by the state of the files they were read from.
 
 An entry is believed only when size, mtime, ctime, inode and device of the open file are exactly those it was
-made for, the tensor table is the same, its own checksum holds and it belongs to this user. A file system that
-is mounted again may get another device number (USB, network shares, btrfs, after a restart): if only that
-differs, some tensors are read and compared. Anything else is a miss, and a cache that cannot be written is a
-slower start, never a failure.
+made for, its own checksum holds, it belongs to this user, and, for tensors, the tensor table is the same. A
+file system that is mounted again may get another device number (USB, network shares, btrfs, after a restart):
+if only that differs, some tensors are read and compared. Anything else is a miss, and a cache that cannot be
+written is a slower start, never a failure.
 """
 
 import asyncio
@@ -15,24 +15,29 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar, Self
 
 from blake3 import blake3
 
 from meshd.base import log
 from meshd.base.files import NEW_PREFIX, read_own_file, replace_file
 from meshd.model.gguf import Header
-from meshd.model.weights_index import FileEntry
+from meshd.model.weights_index import HASH_BYTES, PIECE_BYTES, FileEntry, PieceIndex
+from meshd.store.hashes import hash_tensors
+from meshd.store.interface import HashProgress, ProgressCallback
+from meshd.wire.limits import MAX_MODEL_PIECES
 
-MAX_HASHED_FILES = 256  # files; an entry of a large model takes about 100 KB
 MAX_ENTRY_BYTES = 16 * 1024 * 1024
 _VERSION = "meshd-hashes 1"
-_SUFFIX = ".hashes"
+_PIECES_MAGIC = b"meshd-pieces 1\n"
+_MOST_FRESH = 4
+_MOST_LEFTOVERS = 8  # of killed writers; the newest may be another process at work
 _SAMPLE_BYTES = 4 << 20  # read again where the device number has changed
 _LONGEST_TICK_NS = 10_000_000  # kernels stamp files with a clock that ticks every 1 to 10 ms
 _FINE_TICK_NS = 5 * _LONGEST_TICK_NS
 _COARSE_TICK_NS = 2_000_000_000  # FAT and some network shares: two seconds
 
-_log = log.get("store")
+_LOG = log.get("store")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +100,59 @@ class FileState:
         return last + (_FINE_TICK_NS if last % 1_000_000_000 else _COARSE_TICK_NS)
 
 
-class HashCache:
-    """Entries in one folder, `<cache>/weights`. Methods do short file operations and raise nothing."""
+class _Entries:
+    """Entries in one folder, each of files in one state. Short file operations, which raise nothing."""
+
+    suffix: ClassVar[str]
+    most_entries: ClassVar[int]
+    most_bytes: ClassVar[int]  # of one entry
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.reading = asyncio.Lock()  # held while a file is hashed: one at a time, a disk has one head
+        self.folder = folder
 
-    @property
-    def folder(self) -> Path:
-        """The folder of the entries."""
-        return self._folder
+    def _read(self, key: bytes) -> bytes | None:
+        """Return an entry that nobody else could have written, if there is one; the least recently used goes
+        first.
+        """
+        path = self._path(key)
+        try:
+            data = read_own_file(path, most=self.most_bytes)
+            with suppress(OSError):  # a disk that takes nothing: it is read all the same
+                os.utime(path)
+        except OSError:
+            return None
+        return data
+
+    def _write(self, key: bytes, data: bytes) -> None:
+        """Replace an entry as a whole or not at all, and drop those that are too many."""
+        try:
+            replace_file(self._path(key), data)
+            self._prune(f"*{self.suffix}", self.most_entries)
+            self._prune(f"{NEW_PREFIX}*", _MOST_LEFTOVERS)
+        except OSError as error:
+            _LOG.warning("weights_cache_not_written", path=str(self.folder), why=str(error))
+
+    def _path(self, key: bytes) -> Path:
+        return self.folder / (blake3(key).hexdigest(16) + self.suffix)
+
+    def _prune(self, pattern: str, most: int) -> None:
+        newest_first = sorted(
+            self.folder.glob(pattern), key=lambda path: path.stat().st_mtime_ns, reverse=True
+        )
+        for path in newest_first[most:]:
+            path.unlink(missing_ok=True)
+
+
+class HashCache(_Entries):
+    """The hashes of tensors, `<cache>/weights`."""
+
+    suffix = ".hashes"
+    most_entries = 256  # files; an entry of a large model takes about 100 KB
+    most_bytes = MAX_ENTRY_BYTES
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.reading = asyncio.Lock()  # held while a file is hashed: one at a time, a disk has one head
 
     def clock_ns(self) -> int | None:
         """Return the file system's present time, by creating a file; None when the folder cannot be written.
@@ -113,11 +160,11 @@ class HashCache:
         Taken from the file system because that is the clock that stamps files; read it before hashing.
         """
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self._folder) as probe:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.folder) as probe:
                 return os.fstat(probe.fileno()).st_ctime_ns
         except OSError as error:
-            _log.warning("weights_cache_unusable", path=str(self._folder), why=str(error))
+            _LOG.warning("weights_cache_unusable", path=str(self.folder), why=str(error))
             return None
 
     def load(
@@ -127,45 +174,23 @@ class HashCache:
 
         With the file's `descriptor`, an entry of another device number is compared with a sample.
         """
-        path = self._path(state)
-        try:
-            data = read_own_file(path, most=MAX_ENTRY_BYTES)
-            found = None if data is None else _decode(data, state, header)
-            if found is None:
-                return None
-            digests, device = found
-            if device != state.device:
+        data = self._read(state.here.encode())
+        found = None if data is None else _decode(data, state, header)
+        if found is None:
+            return None
+        digests, device = found
+        if device != state.device:
+            try:
                 if descriptor is None or not _sample_is(descriptor, header, digests):
                     return None
-                self.save(state, header, digests)
-            with suppress(OSError):  # a disk that takes nothing: it is read all the same
-                os.utime(path)  # the least recently used goes first
-        except OSError:
-            return None
+            except OSError:
+                return None
+            self.save(state, header, digests)
         return digests
 
     def save(self, state: FileState, header: Header, digests: Sequence[bytes]) -> None:
-        """Store hashes; replaces the entry as a whole or not at all."""
-        data = _encode(state, header, digests)
-        try:
-            replace_file(self._path(state), data)
-            self._prune()
-        except OSError as error:
-            _log.warning("weights_cache_not_written", path=str(self._folder), why=str(error))
-
-    def _path(self, state: FileState) -> Path:
-        return self._folder / (blake3(state.here.encode()).hexdigest(16) + _SUFFIX)
-
-    def _prune(self) -> None:
-        # others are left by writers that were killed (base/files.py)
-        kept = [path for path in self._folder.iterdir() if path.name.endswith(_SUFFIX)]
-        kept.sort(key=lambda path: path.stat().st_mtime_ns)
-        for path in kept[: max(0, len(kept) - MAX_HASHED_FILES)]:
-            path.unlink(missing_ok=True)
-        stale = [path for path in self._folder.iterdir() if path.name.startswith(NEW_PREFIX)]
-        stale.sort(key=lambda path: path.stat().st_mtime_ns)
-        for path in stale[:-8]:  # the newest may be another process at work
-            path.unlink(missing_ok=True)
+        """Store hashes."""
+        self._write(state.here.encode(), _encode(state, header, digests))
 
 
 def _table_digest(header: Header) -> str:
@@ -209,5 +234,97 @@ def _decode(data: bytes, state: FileState, header: Header) -> tuple[tuple[bytes,
     here, _, device = lines[1].rpartition(" ")
     try:
         return (tuple(bytes.fromhex(line) for line in lines[3:]), int(device)) if here == state.here else None
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _PieceSpan:
+    """A span in the form that hash_tensors takes."""
+
+    name: str
+    offset: int
+    size: int
+
+
+class PieceCache(_Entries):
+    """The hashes of the pieces of model files, `<cache>/pieces`.
+
+    An entry is believed only for files in exactly its states. A model that was pulled from members has one
+    from the start; any other is read once when a member first asks for its pieces.
+    """
+
+    suffix = ".pieces"
+    most_entries = 64  # an entry of 20 GB has 160 KB
+    most_bytes = 2 * MAX_MODEL_PIECES * HASH_BYTES
+
+    def __init__(self, folder: Path, hashes: HashCache) -> None:
+        """Keep the entries in `folder`. `hashes` lends its clock, and its turns at reading."""
+        super().__init__(folder)
+        self.hashes = hashes
+        self._fresh: dict[tuple[FileState, ...], PieceIndex] = {}  # of files written a moment before
+
+    @classmethod
+    def below(cls, cache: Path) -> Self:
+        """Return the cache in meshd's cache folder, with its hashes of tensors.
+
+        A process needs one of each: those who share them take turns at reading, and find what another has
+        just read.
+        """
+        return cls(cache / "pieces", HashCache(cache / "weights"))
+
+    def load(self, states: Sequence[FileState]) -> PieceIndex | None:
+        """Return the hashes known of files in exactly these states, or None."""
+        if (fresh := self._fresh.get(tuple(states))) is not None:
+            return fresh
+        data = self._read(_lines(states))
+        return None if data is None else _decode_pieces(data, states)
+
+    def save(self, states: Sequence[FileState], index: PieceIndex) -> None:
+        """Store the index."""
+        body = _PIECES_MAGIC + _lines(states) + index.hashes
+        self._write(_lines(states), body + blake3(body).digest())
+
+    async def read(
+        self, descriptors: Sequence[int], labels: Sequence[str], progress: ProgressCallback
+    ) -> PieceIndex:
+        """Return the hashes of open files by one reading; files take turns. Raises UserError, OSError."""
+        clock = self.hashes.clock_ns()
+        states = [FileState.of(descriptor) for descriptor in descriptors]
+        digests: list[bytes] = []
+        for descriptor, state, label in zip(descriptors, states, labels, strict=True):
+            spans = [
+                _PieceSpan(label, at, min(PIECE_BYTES, state.size - at))
+                for at in range(0, state.size, PIECE_BYTES)
+            ]
+
+            def on_progress(done: int, seconds: float, label: str = label, total: int = state.size) -> None:
+                progress(HashProgress.after(seconds, label, done=done, total=total))
+
+            async with self.hashes.reading:
+                digests += await hash_tensors(descriptor, spans, label=label, on_progress=on_progress)
+        index = PieceIndex(tuple(state.size for state in states), b"".join(digests))
+        settled = clock is not None and all(state.settled_at(clock) for state in states)
+        if states == [FileState.of(descriptor) for descriptor in descriptors]:
+            if settled:
+                self.save(states, index)
+            else:  # a wrong one harms nobody: who fetches a piece looks at its hash
+                self._fresh[tuple(states)] = index
+                while len(self._fresh) > _MOST_FRESH:
+                    del self._fresh[next(iter(self._fresh))]
+        return index
+
+
+def _lines(states: Sequence[FileState]) -> bytes:
+    return "".join(f"{state.line}\n" for state in states).encode()
+
+
+def _decode_pieces(data: bytes, states: Sequence[FileState]) -> PieceIndex | None:
+    head = _PIECES_MAGIC + _lines(states)
+    body, checksum = data[:-HASH_BYTES], data[-HASH_BYTES:]
+    if not body.startswith(head) or blake3(body).digest() != checksum:
+        return None
+    try:
+        return PieceIndex(tuple(state.size for state in states), body[len(head) :])
     except ValueError:
         return None

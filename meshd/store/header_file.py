@@ -3,13 +3,12 @@
 The file is sparse, with everything at its place in the whole one, so that llama-server can map it. It is
 called `NAME.header` and not `.gguf`, so that nobody takes it for a model. Beside it, in `NAME.hashes`, are
 the hashes of all tensors, as a member told them, with the fingerprint that they must give. What is there was
-compared with them when the file was made (library/members/pull_header.py), and is again in any other state.
+compared with them when the file was made (library/members/pull.py), and is again in any other state.
 
 A model in several files has as many such files, and the hashes beside the first. llama-server finds parts by
 their names, which must end in `.gguf`: links in a folder in which nobody looks for models have such names.
 """
 
-import functools
 import json
 import shlex
 from collections.abc import Sequence
@@ -30,8 +29,7 @@ from meshd.model.layers import is_of_layer
 from meshd.model.weights_index import HASH_BYTES, fingerprint
 from meshd.store.hash_cache import MAX_ENTRY_BYTES, FileState, HashCache
 from meshd.store.hashes import hash_tensors
-from meshd.store.model_file import ModelFile, opened
-from meshd.store.shard import Shard, close_all
+from meshd.store.model_file import ModelFile, Shard, close_all, opened
 
 NOTE_SUFFIX = ".hashes"
 LINKS_FOLDER = ".split"
@@ -133,7 +131,7 @@ class HeaderFile(ModelFile):
     @classmethod
     async def open_header(cls, path: Path) -> Self:
         """Open a header file; verify its tensors if its files changed since the note. Raises UserError."""
-        note = await in_thread(functools.partial(read_note, path))
+        note = await in_thread(read_note, path)
         shards = await opened(path, header_only=True)
         try:
             compare_headers(shards, note)
@@ -142,9 +140,9 @@ class HeaderFile(ModelFile):
                 await compare_present(shards, note)
                 note = replace(note, states=states)
                 with suppress(OSError):  # then it is read again the next time
-                    await in_thread(functools.partial(write_note, path, note))
+                    await in_thread(write_note, path, note)
             if len(shards) > 1:
-                await in_thread(functools.partial(_link, [shard.path for shard in shards]))
+                await in_thread(_link, [shard.path for shard in shards])
         except BaseException:
             close_all(shards)
             raise

@@ -27,7 +27,11 @@ class HashProgress:
     done: int
     total: int
     rate: float
-    finished: bool = False
+
+    @classmethod
+    def after(cls, seconds: float, label: str, *, done: int, total: int) -> "HashProgress":
+        """Return the progress that was made within so many seconds."""
+        return cls(label, done, total, done / seconds if seconds > 0 else 0.0)
 
     @property
     def text(self) -> str:

@@ -25,9 +25,9 @@ from meshd.base import log
 from meshd.base.errors import MeshdError, UserError
 from meshd.base.home_folder import expanded
 from meshd.base.tasks import first_error
-from meshd.bench.cells import Cell, Rig
 from meshd.bench.distance import machine, measure_one_way, programs, run_meshd, run_stock
 from meshd.bench.figures import MESHD
+from meshd.bench.rig import Cell, Rig
 from meshd.build.fetch import demo_model
 from meshd.build.interface import MESH_PROGRAM, BuildProgress, NativeInfo
 from meshd.build.native import build

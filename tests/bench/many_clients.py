@@ -26,7 +26,7 @@ from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
 from meshd.build.fetch import demo_model
 from meshd.config.load import load
-from meshd.fleet.node import LocalNode, NodeSpec, start_all
+from meshd.fleet.fleet import LocalNode, NodeSpec, start_all
 from meshd.model.status import ModelState
 
 from tests.bench.client_figures import ClientCount, ClientFigures, complaints, lines

@@ -24,9 +24,8 @@ from pathlib import Path
 from meshd.base.errors import UserError
 from meshd.base.tasks import Owner
 from meshd.fleet.fleet import Fleet, FleetSpec, apart
-from meshd.fleet.networks import FIRST_NODE_PORT, FleetPlace, Networks, one_way, serve
+from meshd.fleet.networks import BATCH, FIRST_NODE_PORT, FleetPlace, Networks, make_device, one_way, serve
 from meshd.fleet.proxy import Counts, DelayingProxy, ProxyRules, run_loop
-from meshd.fleet.tun import BATCH, make_device
 
 NETWORK, NETMASK = "10.77.0.", "255.255.255.0"
 PACKET_BYTES = 1 << 16

@@ -29,7 +29,7 @@ from pathlib import Path
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
 from meshd.bench.distance import until_head_serves
-from meshd.bench.llama import measure_api
+from meshd.bench.llama import ANSWER_SECONDS, ChatAnswer, api_connection, completion
 from meshd.build.fetch import demo_model
 from meshd.config.load import load
 from meshd.fleet.fleet import Fleet, FleetSpec, worker_names
@@ -138,6 +138,12 @@ async def _measured(setup: Setup, model: Path, cache: Path, args: argparse.Names
     return SetupFigures(setup, whole, tuple(runs), chosen)
 
 
+async def _measure(url: str, *, prompt_tokens: int, tokens: int) -> ChatAnswer:
+    """Measure a completion by a node's API, whose gateway decides where to sample. Raises MeshdError."""
+    connection = api_connection(url, ANSWER_SECONDS)
+    return await asyncio.to_thread(completion, connection, prompt_tokens, tokens)
+
+
 def _last(event: re.Pattern[str], log: str) -> str:
     return next(reversed(event.findall(log)), " nothing")
 
@@ -169,10 +175,9 @@ async def _answered(fleet: Fleet, args: argparse.Namespace, llama_args: Sequence
         if status.model is None:
             raise MeshdError("the head has no model")
         url = fleet.api_url(status)
-        await measure_api(url, prompt_tokens=8, tokens=4)
+        await _measure(url, prompt_tokens=8, tokens=4)
         found = [
-            await measure_api(url, prompt_tokens=ASSUMED_PROMPT, tokens=args.tokens)
-            for _ in range(args.tries)
+            await _measure(url, prompt_tokens=ASSUMED_PROMPT, tokens=args.tokens) for _ in range(args.tries)
         ]
         log = log_file.read_text(encoding="utf-8")
         owner.cancel()

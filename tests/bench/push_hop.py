@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from meshd.fleet.node import LocalNode
+from meshd.fleet.fleet import LocalNode
 from meshd.rpc import mesh_protocol as wire
 from meshd.worker.mesh_server import CHILD_NAME
 

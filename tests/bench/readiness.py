@@ -20,16 +20,14 @@ from pathlib import Path
 from meshd.base import log
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, first_error
-from meshd.bench.cells import programs_and_model
 from meshd.bench.distance import machine
 from meshd.bench.figures import count_of
 from meshd.bench.interface import BenchOutput
 from meshd.bench.llama import until_served
-from meshd.bench.stock_run import give_back, take_memory
+from meshd.bench.rig import give_back, programs_and_model, take_memory
 from meshd.config.load import load
-from meshd.fleet.fleet import Fleet, FleetSpec
+from meshd.fleet.fleet import Fleet, FleetSpec, LocalNode
 from meshd.fleet.networks import need_namespaces
-from meshd.fleet.node import LocalNode
 
 from tests.bench.networks import WiredFleet
 from tests.bench.program import run_bench

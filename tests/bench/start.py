@@ -34,13 +34,12 @@ from meshd.base import log
 from meshd.base.errors import MeshdError
 from meshd.base.processes import work_of
 from meshd.base.tasks import Owner
-from meshd.bench.cells import programs_and_model
 from meshd.bench.distance import machine
 from meshd.bench.interface import BenchOutput
 from meshd.bench.llama import api_connection
+from meshd.bench.rig import programs_and_model
 from meshd.config.load import load
-from meshd.fleet.fleet import worker_names
-from meshd.fleet.node import LocalNode, NodeSpec, model_ready, start_all
+from meshd.fleet.fleet import LocalNode, NodeSpec, model_ready, start_all, worker_names
 from meshd.fleet.proxy import run_loop
 
 from tests.bench.program import run_bench

@@ -25,8 +25,7 @@ from meshd.admin.status import Status
 from meshd.base.tasks import Owner
 from meshd.build.fetch import demo_model
 from meshd.config.load import load
-from meshd.fleet.fleet import HEAD_NAME, FleetSpec, worker_names
-from meshd.fleet.node import ready_or_raise
+from meshd.fleet.fleet import HEAD_NAME, FleetSpec, ready_or_raise, worker_names
 
 from tests.bench.networks import SteppedFleet
 from tests.bench.program import run_program

@@ -22,8 +22,7 @@ from meshd.bench.distance import until_head_serves
 from meshd.bench.llama import api_connection, completion
 from meshd.build.fetch import demo_model
 from meshd.config.load import load
-from meshd.fleet.fleet import Fleet
-from meshd.fleet.node import LocalNode, crossed_bytes, model_ready
+from meshd.fleet.fleet import Fleet, LocalNode, crossed_bytes, model_ready
 
 from tests.bench.networks import workers_alike
 from tests.bench.program import run_program

@@ -17,11 +17,11 @@ from pathlib import Path
 from meshd.base import log
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, first_error
-from meshd.bench.cells import programs_and_model
 from meshd.bench.distance import WARM_TOKENS, machine, until_head_serves
 from meshd.bench.figures import count_of
 from meshd.bench.interface import BenchOutput
 from meshd.bench.llama import arguments_of, measure
+from meshd.bench.rig import programs_and_model
 from meshd.config.load import load
 from meshd.fleet.fleet import HEAD_NAME, Fleet, worker_names
 from meshd.fleet.networks import need_namespaces

@@ -19,7 +19,7 @@ from meshd.base.errors import MeshdError
 from meshd.bench import transport_end
 from meshd.bench.interface import TransportBenchArgs
 from meshd.bench.transport import measure_all, show
-from meshd.bench.transport_kinds import BenchPipe, BenchPlace, BenchTransport
+from meshd.bench.transport_end import BenchPipe, BenchPlace, BenchTransport
 from meshd.cli.output import standard
 from meshd.identity.tls_certificate import make_link_certificate
 

@@ -33,8 +33,7 @@ from meshd.bench.llama import completion
 from meshd.build import native
 from meshd.build.interface import LLAMA_SERVER, MESH_PROGRAM
 from meshd.config.load import load
-from meshd.fleet.fleet import Fleet, FleetSpec, worker_names
-from meshd.fleet.node import LocalNode, model_ready
+from meshd.fleet.fleet import Fleet, FleetSpec, LocalNode, model_ready, worker_names
 from meshd.fleet.proxy import run_loop
 
 from tests.bench.random_model import SHAPES, random_model

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from meshd.bench.llama import measure
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER
-from meshd.fleet.node import LocalNode
+from meshd.fleet.fleet import LocalNode
 
 from tests.e2e import native_rig
 from tests.e2e.counting_proxy import CountingProxy

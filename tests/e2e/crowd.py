@@ -18,7 +18,7 @@ from pathlib import Path
 from meshd.admin.api import InviteRequest
 from meshd.admin.client import ask
 from meshd.admin.status import Status
-from meshd.fleet.node import LocalNode
+from meshd.fleet.fleet import LocalNode
 
 from tests.e2e.nodes import Fleet, play
 

@@ -10,10 +10,9 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from meshd.fleet.node import LocalNode
-from meshd.store.hash_cache import FileState, HashCache
+from meshd.fleet.fleet import LocalNode
+from meshd.store.hash_cache import FileState, HashCache, PieceCache
 from meshd.store.model_file import ModelFile
-from meshd.store.piece_cache import PieceCache
 
 from tests.e2e.models import cache_folder
 from tests.e2e.nodes import Fleet, cli

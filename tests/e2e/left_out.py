@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 from meshd.admin.status import Status
-from meshd.fleet.node import LocalNode, model_ready
+from meshd.fleet.fleet import LocalNode, model_ready
 
 from tests.e2e.models import smollm2
 from tests.e2e.nodes import Fleet, child_pid, model_of

@@ -1,6 +1,6 @@
 """Fleets of real daemons for tests: started, watched and ended together, each with a home of its own.
 
-On top of meshd/fleet/node.py, which the demo uses as well. What a node wrote is shown when a test fails.
+On top of meshd/fleet/fleet.py, which the demo uses as well. What a node wrote is shown when a test fails.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from meshd.admin.client import ask
 from meshd.admin.status import PeerView, Status
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, first_error
-from meshd.fleet.node import LocalNode, NodeSpec, ready_or_raise
+from meshd.fleet.fleet import LocalNode, NodeSpec, ready_or_raise
 from meshd.model.status import ModelStatus
 
 from tests.conformance.run import run as run_to_end

@@ -16,7 +16,7 @@ from pathlib import Path
 import meshd
 import pytest
 from meshd.build.pin import native_folder, read_pin
-from meshd.fleet.node import NodeSpec
+from meshd.fleet.fleet import NodeSpec
 from meshd.rpc.mesh_protocol import VERSION as MESH_VERSION
 
 from tests.e2e.models import native

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from meshd.admin.status import Status
 from meshd.base.errors import Refused
-from meshd.fleet.node import LocalNode
+from meshd.fleet.fleet import LocalNode
 from meshd.wire.models import API_SERVICE, SERVING_SERVICE
 
 from tests.e2e.alone import alone

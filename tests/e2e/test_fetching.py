@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 from meshd.admin.status import Status
-from meshd.fleet.node import LocalNode
+from meshd.fleet.fleet import LocalNode
 from meshd.model.weights_index import PIECE_BYTES
 
 from tests.e2e.alone import alone

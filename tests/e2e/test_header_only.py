@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from blake3 import blake3
-from meshd.fleet.node import LocalNode
+from meshd.fleet.fleet import LocalNode
 from meshd.model.gguf import read_header
 from meshd.model.layers import is_of_layer
 from meshd.model.status import ModelState

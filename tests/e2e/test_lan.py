@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from meshd.admin.status import Status
-from meshd.fleet.node import LocalNode
+from meshd.fleet.fleet import LocalNode
 
 from tests.e2e.models import smollm2
 from tests.e2e.nodes import TEST_SECONDS, Fleet, play

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from meshd.admin.status import Status
-from meshd.fleet.node import LocalNode
+from meshd.fleet.fleet import LocalNode
 
 from tests.e2e.api_client import Api, Streamed
 from tests.e2e.models import small, smollm2, stock_text

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from meshd.bench.llama import measure
-from meshd.fleet.node import LocalNode
+from meshd.fleet.fleet import LocalNode
 
 from tests.e2e.models import smollm2
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, play

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from meshd.fleet.node import LocalNode
+from meshd.fleet.fleet import LocalNode
 
 from tests.e2e.nodes import Fleet, api_of, child_pid, model_of, play
 from tests.e2e.random_models import random_model

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from meshd.fleet.node import LocalNode
+from meshd.fleet.fleet import LocalNode
 from meshd.worker.mesh_server import CHILD_NAME
 
 from tests.e2e.api_client import Api

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from gguf import GGMLQuantizationType
-from meshd.fleet.node import model_ready
+from meshd.fleet.fleet import model_ready
 
 from tests.e2e.homes import connected
 from tests.e2e.models import made

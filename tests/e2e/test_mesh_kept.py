@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from meshd.admin.status import Status
-from meshd.fleet.node import LocalNode, model_ready
+from meshd.fleet.fleet import LocalNode, model_ready
 
 from tests.e2e.alone import alone
 from tests.e2e.models import FINE_TUNED, copy_to, fine_tune, own_cache, smollm2, tensor_of

@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from meshd.fleet.node import crossed_bytes
+from meshd.fleet.fleet import crossed_bytes
 from meshd.tunnel.interface import LISTEN_LOCAL
 
 from tests.e2e.alone import alone

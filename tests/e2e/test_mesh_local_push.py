@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from meshd.admin.status import TunnelView
-from meshd.fleet.node import LocalNode
+from meshd.fleet.fleet import LocalNode
 from meshd.rpc import mesh_protocol as wire
 from meshd.worker.mesh_server import CHILD_NAME
 

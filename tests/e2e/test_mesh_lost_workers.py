@@ -18,7 +18,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from meshd.fleet.node import LocalNode
+from meshd.fleet.fleet import LocalNode
 from meshd.worker.mesh_server import CHILD_NAME
 
 from tests.e2e import spaces

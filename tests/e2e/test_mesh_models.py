@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from meshd.bench.llama import arguments_of
-from meshd.fleet.node import LocalNode
+from meshd.fleet.fleet import LocalNode
 
 from tests.e2e.alone import alone
 from tests.e2e.models import stock_text

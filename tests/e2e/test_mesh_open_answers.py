@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from meshd.admin.status import Status
-from meshd.fleet.node import LocalNode, model_ready
+from meshd.fleet.fleet import LocalNode, model_ready
 from meshd.tunnel.interface import LISTEN_LOCAL
 from meshd.worker.mesh_server import CHILD_NAME
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from meshd.fleet.node import LocalNode, model_ready
+from meshd.fleet.fleet import LocalNode, model_ready
 from meshd.head.survey import COMPUTES
 
 from tests.e2e.api_client import Api

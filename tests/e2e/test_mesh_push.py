@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from meshd.admin.status import Status
-from meshd.fleet.node import LocalNode
+from meshd.fleet.fleet import LocalNode
 from meshd.worker.mesh_server import CHILD_NAME
 
 from tests.e2e import spaces

@@ -10,8 +10,7 @@ import pytest
 from meshd.admin.status import Status
 from meshd.base.tasks import Owner
 from meshd.fleet.fleet import Fleet as FarFleet
-from meshd.fleet.fleet import FleetSpec
-from meshd.fleet.node import ready_or_raise
+from meshd.fleet.fleet import FleetSpec, ready_or_raise
 
 from tests.e2e.alone import alone
 from tests.e2e.api_client import Api, generation

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from meshd.build.interface import MESH_PROGRAM
-from meshd.fleet.node import model_ready
+from meshd.fleet.fleet import model_ready
 from meshd.worker.mesh_server import CHILD_NAME
 
 from tests.e2e.alone import alone

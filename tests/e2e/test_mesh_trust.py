@@ -14,7 +14,7 @@ import pytest
 from meshd.admin.socket_path import find_socket
 from meshd.admin.status import Status
 from meshd.base.errors import Refused
-from meshd.fleet.node import LocalNode
+from meshd.fleet.fleet import LocalNode
 from meshd.identity.invite import encode_token, parse_token
 from meshd.identity.keys import PeerId
 from meshd.identity.keystore import Home

@@ -6,7 +6,7 @@ import pytest
 from meshd import __version__
 from meshd.admin.status import Status
 from meshd.build.pin import read_pin
-from meshd.fleet.node import LocalNode
+from meshd.fleet.fleet import LocalNode
 from meshd.identity.invite import relay_url
 from meshd.rpc.mesh_protocol import VERSION as MESH_VERSION
 from meshd.wire.versions import OLDEST_WIRE_VERSION, WIRE_VERSION

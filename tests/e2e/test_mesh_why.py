@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from meshd.base.tasks import Owner
 from meshd.fleet.fleet import Fleet as ApartFleet
-from meshd.fleet.fleet import FleetSpec
-from meshd.fleet.node import ready_or_raise
+from meshd.fleet.fleet import FleetSpec, ready_or_raise
 
 from tests.bench.speculation import PROMPTS
 from tests.e2e.api_client import Api, Streamed

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from meshd.admin.status import Status
-from meshd.fleet.node import LocalNode, model_ready
+from meshd.fleet.fleet import LocalNode, model_ready
 from meshd.model.status import ModelStatus
 
 from tests.e2e.alone import alone

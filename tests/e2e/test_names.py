@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from meshd.base.errors import Refused
 from meshd.daemon.member_node import MemberNode
-from meshd.fleet.node import LocalNode
+from meshd.fleet.fleet import LocalNode
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import MetadataValue

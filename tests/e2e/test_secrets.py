@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from meshd.fleet.node import LocalNode
+from meshd.fleet.fleet import LocalNode
 from meshd.identity.invite import RelayHint, parse_token, relay_url
 from meshd.identity.keystore import Home
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from meshd.devices.interface import IS_SUSPENDED
-from meshd.fleet.node import LocalNode
+from meshd.fleet.fleet import LocalNode
 from meshd.gateway.upstream import ENDS_SERVER
 
 from tests.e2e.api_client import Api, Streamed

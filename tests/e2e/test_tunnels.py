@@ -13,7 +13,7 @@ from urllib.request import urlopen
 
 import pytest
 from meshd.base.tasks import Owner
-from meshd.fleet.node import LocalNode
+from meshd.fleet.fleet import LocalNode
 
 from tests.e2e.nodes import Fleet, cli, ping, play
 

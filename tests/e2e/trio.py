@@ -11,7 +11,7 @@ from itertools import combinations, permutations
 from pathlib import Path
 
 from meshd.base.tasks import Owner
-from meshd.fleet.node import LocalNode
+from meshd.fleet.fleet import LocalNode
 
 from tests.e2e.api_client import Api
 from tests.e2e.cutter import Counts, Cutter, Rules

@@ -20,7 +20,7 @@ from meshd.gateway.server import Gateway
 from meshd.head.member_api import MemberApi
 from meshd.library.members.give import ModelsTeller, OfferedModels, PieceGiver
 from meshd.model.status import ModelState
-from meshd.store.piece_cache import PieceCache
+from meshd.store.hash_cache import PieceCache
 from meshd.tunnel.joined import join
 from meshd.wire.models import ApiModel, ToldDisk
 from meshd.worker.cycle import Worker

@@ -36,8 +36,7 @@ from meshd.base.tasks import Owner, first_error
 from meshd.bench.distance import until_head_serves
 from meshd.bench.llama import ChatAnswer, completion
 from meshd.config.load import load
-from meshd.fleet.fleet import Fleet, FleetSpec
-from meshd.fleet.node import model_ready
+from meshd.fleet.fleet import Fleet, FleetSpec, model_ready
 from meshd.fleet.proxy import run_loop
 
 from tests.native.bench_daemons import numbers, stock_server

@@ -27,8 +27,8 @@ from meshd.build.fetch import demo_model
 from meshd.build.interface import BuildProgress
 from meshd.build.native import build, find
 from meshd.config.tree import find_cache
-from meshd.demo.run import other_copy
-from meshd.fleet.node import LocalNode, NodeSpec, ready_or_raise, start_all
+from meshd.demo import other_copy
+from meshd.fleet.fleet import LocalNode, NodeSpec, ready_or_raise, start_all
 
 from tests.e2e.api_client import Api
 from tests.netns.nat import Nat

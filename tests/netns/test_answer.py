@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from meshd.admin.status import Status
-from meshd.fleet.node import LocalNode
+from meshd.fleet.fleet import LocalNode
 
 from tests.e2e.alone import alone
 from tests.e2e.api_client import Streamed

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from meshd.admin.status import Status
-from meshd.fleet.node import LocalNode
+from meshd.fleet.fleet import LocalNode
 
 from tests.e2e.nodes import Fleet, cli, peer_of, play
 from tests.netns.nat import Nat

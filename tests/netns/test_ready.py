@@ -24,8 +24,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.tasks import Owner
-from meshd.fleet.fleet import FleetSpec
-from meshd.fleet.node import ready_or_raise
+from meshd.fleet.fleet import FleetSpec, ready_or_raise
 from meshd.fleet.proxy import run_loop
 
 from tests.bench.networks import WiredFleet

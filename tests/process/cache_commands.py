@@ -17,13 +17,11 @@ from meshd.build.interface import BuildProgress
 from meshd.build.pin import read_pin
 from meshd.build.run import Result
 from meshd.build.tree import Tree
-from meshd.library.members.pull_header import HeaderPull
-from meshd.library.members.pull_model import PullPlace
+from meshd.library.members.pull import HeaderPull, PullPlace
 from meshd.library.pulled_models import all_headers
 from meshd.model.model_name import parse_model_name
-from meshd.store.hash_cache import HashCache
+from meshd.store.hash_cache import HashCache, PieceCache
 from meshd.store.header_file import HeaderFile
-from meshd.store.piece_cache import PieceCache
 
 from tests.bench import random_model
 from tests.process.failing_disk import FailingDisk, below

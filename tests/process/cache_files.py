@@ -26,10 +26,9 @@ from meshd.model.weights_index import PieceIndex
 from meshd.relay import run as relay_run
 from meshd.store import hash_cache
 from meshd.store.content_store import DiskContentStore
-from meshd.store.hash_cache import FileState, HashCache
+from meshd.store.hash_cache import FileState, HashCache, PieceCache
 from meshd.store.model_file import ModelFile
 from meshd.store.pack import SUFFIX
-from meshd.store.piece_cache import PieceCache
 from meshd.wire.lease import OfferedDevice
 from meshd.wire.versions import NativeVersion
 

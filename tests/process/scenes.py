@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -75,21 +75,6 @@ async def owned(spec: ChildSpec | Callable[[], ChildSpec]) -> AsyncIterator[Chil
             yield child
         finally:
             await child.stop()
-
-
-def play(scene: Callable[[], Awaitable[None]]) -> None:
-    """Run a scene to its end; it must leave no descriptor open and no child behind."""
-    before = open_fds()
-
-    async def limited() -> None:
-        async with asyncio.timeout(DEADLINE):
-            await scene()
-
-    asyncio.run(limited())
-    assert open_fds() <= before
-    with contextlib.suppress(ChildProcessError):  # no child at all is what we want
-        pid, _ = os.waitpid(-1, os.WNOHANG)
-        raise AssertionError(f"a child is left: {pid or 'running'}")
 
 
 def open_fds() -> set[int]:

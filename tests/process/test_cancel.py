@@ -11,7 +11,7 @@ from meshd.process.child import OwnedChild
 from meshd.process.interface import ChildSpec, ChildState
 from meshd.process.run import Run, run_to_end
 
-from tests.process.scenes import Maker, argv, nothing_with, open_fds, play, until
+from tests.process.scenes import Maker, argv, nothing_with, open_fds, until
 
 MOST_WAITS = 60  # far more than any of these has: a scene that never ends is found
 
@@ -67,72 +67,60 @@ async def cancel_everywhere(make: Callable[[int], tuple[Coroutine[object, object
     raise AssertionError("it never ended")
 
 
-def test_a_run_cancelled_at_every_wait(tmp_path: Path) -> None:
-    async def scene() -> None:
-        def make(n: int) -> tuple[Coroutine[object, object, object], str]:
-            marker = f"run-{tmp_path.name}-{n}-"
-            command = argv("--fork", "--marker", marker, "--die-after", "0")
-            spec = ChildSpec(name=marker, argv=command, log=tmp_path / "run.log", stop_timeout=0.05)
-            return run_to_end(spec), marker
+async def test_a_run_cancelled_at_every_wait(tmp_path: Path) -> None:
+    def make(n: int) -> tuple[Coroutine[object, object, object], str]:
+        marker = f"run-{tmp_path.name}-{n}-"
+        command = argv("--fork", "--marker", marker, "--die-after", "0")
+        spec = ChildSpec(name=marker, argv=command, log=tmp_path / "run.log", stop_timeout=0.05)
+        return run_to_end(spec), marker
 
-        assert await cancel_everywhere(make) >= 4
-
-    play(scene)
+    assert await cancel_everywhere(make) >= 4
 
 
-def test_a_run_that_is_left_early_cancelled_at_every_wait(tmp_path: Path) -> None:
+async def test_a_run_that_is_left_early_cancelled_at_every_wait(tmp_path: Path) -> None:
     async def enter_and_leave(spec: ChildSpec) -> None:
         async with Run(spec):
             pass
 
-    async def scene() -> None:
-        def make(n: int) -> tuple[Coroutine[object, object, object], str]:
-            marker = f"left-{tmp_path.name}-{n}-"
-            command = argv("--marker", marker, "--ignore-term")
-            spec = ChildSpec(name=marker, argv=command, log=tmp_path / "run.log", stop_timeout=0.05)
-            return enter_and_leave(spec), marker
+    def make(n: int) -> tuple[Coroutine[object, object, object], str]:
+        marker = f"left-{tmp_path.name}-{n}-"
+        command = argv("--marker", marker, "--ignore-term")
+        spec = ChildSpec(name=marker, argv=command, log=tmp_path / "run.log", stop_timeout=0.05)
+        return enter_and_leave(spec), marker
 
-        assert await cancel_everywhere(make) >= 3
-
-    play(scene)
+    assert await cancel_everywhere(make) >= 3
 
 
-def test_an_owner_cancelled_at_every_wait(tmp_path: Path) -> None:
+async def test_an_owner_cancelled_at_every_wait(tmp_path: Path) -> None:
     async def start_and_stop(child: OwnedChild) -> None:
         with contextlib.suppress(MeshdError):  # Closed, when the owner was cancelled meanwhile
             await child.ensure_ready()
 
-    async def scene() -> None:
-        most = 0
-        for n in range(1, MOST_WAITS):
-            before = open_fds()
-            marker = f"own-{tmp_path.name}-{n}-"
-            maker = Maker(tmp_path, "--fork", "--marker", marker, name=marker, stop_timeout=0.05)
-            child = OwnedChild(maker)
-            cancelling = Cancelling(child.serve(), n)
-            owner = asyncio.ensure_future(cancelling.run())
-            await start_and_stop(child)
-            if child.status.state is ChildState.READY:
-                owner.cancel()
-            await owner
-            assert nothing_with(marker), f"cancelled at wait {n}"
-            assert open_fds() <= before, f"cancelled at wait {n}"
-            most = max(most, cancelling.waits)
-            if cancelling.waits < n:
-                break
-        assert most >= 5
-
-    play(scene)
+    most = 0
+    for n in range(1, MOST_WAITS):
+        before = open_fds()
+        marker = f"own-{tmp_path.name}-{n}-"
+        maker = Maker(tmp_path, "--fork", "--marker", marker, name=marker, stop_timeout=0.05)
+        child = OwnedChild(maker)
+        cancelling = Cancelling(child.serve(), n)
+        owner = asyncio.ensure_future(cancelling.run())
+        await start_and_stop(child)
+        if child.status.state is ChildState.READY:
+            owner.cancel()
+        await owner
+        assert nothing_with(marker), f"cancelled at wait {n}"
+        assert open_fds() <= before, f"cancelled at wait {n}"
+        most = max(most, cancelling.waits)
+        if cancelling.waits < n:
+            break
+    assert most >= 5
 
 
-def test_a_caller_cancelled_at_its_wait_leaves_the_child_usable(tmp_path: Path) -> None:
-    async def scene() -> None:
-        child = OwnedChild(Maker(tmp_path))
-        owner = asyncio.ensure_future(child.serve())
-        await Cancelling(child.ensure_ready(), 1).run()
-        await until(child, ChildState.READY)
-        await child.ensure_ready()
-        owner.cancel()
-        await asyncio.wait([owner])
-
-    play(scene)
+async def test_a_caller_cancelled_at_its_wait_leaves_the_child_usable(tmp_path: Path) -> None:
+    child = OwnedChild(Maker(tmp_path))
+    owner = asyncio.ensure_future(child.serve())
+    await Cancelling(child.ensure_ready(), 1).run()
+    await until(child, ChildState.READY)
+    await child.ensure_ready()
+    owner.cancel()
+    await asyncio.wait([owner])

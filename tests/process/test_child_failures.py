@@ -10,11 +10,11 @@ import pytest
 from meshd.base.errors import UserError
 from meshd.process.interface import ChildFailed, ChildSpec, ChildState
 
-from tests.process.scenes import Maker, failure_of, owned, pid_of, play, state_of, until
+from tests.process.scenes import Maker, failure_of, owned, pid_of, state_of, until
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3, 4])
-def test_no_descriptors_left_is_no_reason_for_the_owner_to_die(
+async def test_no_descriptors_left_is_no_reason_for_the_owner_to_die(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
     real = os.pipe
@@ -27,30 +27,24 @@ def test_no_descriptors_left_is_no_reason_for_the_owner_to_die(
             raise OSError(errno.EMFILE, "Too many open files")
         return real()
 
-    async def scene() -> None:
-        async with owned(Maker(tmp_path)) as child:
-            with monkeypatch.context() as patched:
-                patched.setattr(os, "pipe", pipe)
-                error = await failure_of(child)
-                assert isinstance(error, ChildFailed)
-                assert error.what == "`child` could not be started: Too many open files"
-
-    play(scene)
-
-
-def test_a_crash_while_starting_names_the_code_and_shows_the_last_lines(tmp_path: Path) -> None:
-    async def scene() -> None:
-        maker = Maker(tmp_path, "--die-after", "0", "--exit-code", "3", ready_timeout=None)
-        async with owned(lambda: _never_ready(maker())) as child:
+    async with owned(Maker(tmp_path)) as child:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "pipe", pipe)
             error = await failure_of(child)
             assert isinstance(error, ChildFailed)
-            assert error.what == "`child` ended with exit code 3 while it was starting"
-            assert error.tail == ("ready", "last words")
-            assert "last words" in error.hint
-            assert "child.log" in error.hint
-            assert state_of(child) is ChildState.FAILED
+            assert error.what == "`child` could not be started: Too many open files"
 
-    play(scene)
+
+async def test_a_crash_while_starting_names_the_code_and_shows_the_last_lines(tmp_path: Path) -> None:
+    maker = Maker(tmp_path, "--die-after", "0", "--exit-code", "3", ready_timeout=None)
+    async with owned(lambda: _never_ready(maker())) as child:
+        error = await failure_of(child)
+        assert isinstance(error, ChildFailed)
+        assert error.what == "`child` ended with exit code 3 while it was starting"
+        assert error.tail == ("ready", "last words")
+        assert "last words" in error.hint
+        assert "child.log" in error.hint
+        assert state_of(child) is ChildState.FAILED
 
 
 def _never_ready(spec: ChildSpec) -> ChildSpec:
@@ -61,31 +55,25 @@ def _never_ready(spec: ChildSpec) -> ChildSpec:
     return ChildSpec(name=spec.name, argv=spec.argv, log=spec.log, probe=never, ready_timeout=None)
 
 
-def test_a_crash_by_a_signal_names_it(tmp_path: Path) -> None:
+async def test_a_crash_by_a_signal_names_it(tmp_path: Path) -> None:
     number = signal.SIGSEGV
 
-    async def scene() -> None:
-        async with owned(Maker(tmp_path, "--die-after", "0.5", "--die-by", str(int(number)))) as child:
-            await child.ensure_ready()
-            status = await until(child, ChildState.FAILED)
-            assert f"was ended by {number.name}" in status.reason
-            assert (status.exit_code, status.exit_signal) == (None, number)
-
-    play(scene)
+    async with owned(Maker(tmp_path, "--die-after", "0.5", "--die-by", str(int(number)))) as child:
+        await child.ensure_ready()
+        status = await until(child, ChildState.FAILED)
+        assert f"was ended by {number.name}" in status.reason
+        assert (status.exit_code, status.exit_signal) == (None, number)
 
 
-def test_not_ready_in_time_ends_it_and_says_so(tmp_path: Path) -> None:
-    async def scene() -> None:
-        async with owned(Maker(tmp_path, "--slow-start", "600", ready_timeout=0.2)) as child:
-            error = await failure_of(child)
-            assert error.what == "`child` was not ready 0.2 s after its start"
-            assert child.status.pid is None
-
-    play(scene)
+async def test_not_ready_in_time_ends_it_and_says_so(tmp_path: Path) -> None:
+    async with owned(Maker(tmp_path, "--slow-start", "600", ready_timeout=0.2)) as child:
+        error = await failure_of(child)
+        assert error.what == "`child` was not ready 0.2 s after its start"
+        assert child.status.pid is None
 
 
 @pytest.mark.parametrize("kind", ["missing", "name", "folder", "mode", "format", "interpreter", "empty"])
-def test_a_program_that_cannot_run_is_the_users_matter(tmp_path: Path, kind: str) -> None:
+async def test_a_program_that_cannot_run_is_the_users_matter(tmp_path: Path, kind: str) -> None:
     program = tmp_path / "program"
     expected = {
         "missing": "cannot find program",
@@ -111,62 +99,47 @@ def test_a_program_that_cannot_run_is_the_users_matter(tmp_path: Path, kind: str
             pass
     command = {"name": ("meshd-no-such-program",), "empty": ()}.get(kind, (str(program),))
 
-    async def scene() -> None:
-        spec = ChildSpec(name="child", argv=command, log=tmp_path / "child.log")
-        async with owned(spec) as child:
-            error = await failure_of(child)
-            assert isinstance(error, UserError)
-            assert expected in error.what
-            assert state_of(child) is ChildState.FAILED
-            assert expected in child.status.reason
-
-    play(scene)
+    spec = ChildSpec(name="child", argv=command, log=tmp_path / "child.log")
+    async with owned(spec) as child:
+        error = await failure_of(child)
+        assert isinstance(error, UserError)
+        assert expected in error.what
+        assert state_of(child) is ChildState.FAILED
+        assert expected in child.status.reason
 
 
-def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
-    async def scene() -> None:
-        async with owned(Maker(tmp_path, cwd=tmp_path / "gone")) as child:
-            error = await failure_of(child)
-            assert isinstance(error, UserError)
-            assert "working directory" in error.what
-
-    play(scene)
+async def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
+    async with owned(Maker(tmp_path, cwd=tmp_path / "gone")) as child:
+        error = await failure_of(child)
+        assert isinstance(error, UserError)
+        assert "working directory" in error.what
 
 
-def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    async def scene() -> None:
-        (tmp_path / "file").write_text("")
-        async with owned(Maker(tmp_path / "file" / "below")) as child:
-            error = await failure_of(child)
-            assert isinstance(error, UserError)
-            assert "cannot write log" in error.what
-
-    play(scene)
+async def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    async with owned(Maker(tmp_path / "file" / "below")) as child:
+        error = await failure_of(child)
+        assert isinstance(error, UserError)
+        assert "cannot write log" in error.what
 
 
-def test_a_spec_that_cannot_be_made_is_the_reason(tmp_path: Path) -> None:
+async def test_a_spec_that_cannot_be_made_is_the_reason(tmp_path: Path) -> None:
     def make() -> ChildSpec:
         raise UserError("port `1` is taken", hint="choose another")
 
-    async def scene() -> None:
-        async with owned(make) as child:
-            error = await failure_of(child)
-            assert (error.what, error.hint) == ("port `1` is taken", "choose another")
-
-    play(scene)
+    async with owned(make) as child:
+        error = await failure_of(child)
+        assert (error.what, error.hint) == ("port `1` is taken", "choose another")
 
 
-def test_a_killed_child_stays_away(tmp_path: Path) -> None:
-    async def scene() -> None:
-        maker = Maker(tmp_path)
-        async with owned(maker) as child:
-            await child.ensure_ready()
-            first = pid_of(child)
-            os.kill(first, signal.SIGKILL)
-            status = await until(child, ChildState.FAILED)
-            assert "was ended by SIGKILL" in status.reason
-            assert maker.starts == 1
-            assert str((await failure_of(child)).what) == status.reason
-            assert maker.starts == 1
-
-    play(scene)
+async def test_a_killed_child_stays_away(tmp_path: Path) -> None:
+    maker = Maker(tmp_path)
+    async with owned(maker) as child:
+        await child.ensure_ready()
+        first = pid_of(child)
+        os.kill(first, signal.SIGKILL)
+        status = await until(child, ChildState.FAILED)
+        assert "was ended by SIGKILL" in status.reason
+        assert maker.starts == 1
+        assert str((await failure_of(child)).what) == status.reason
+        assert maker.starts == 1

@@ -133,7 +133,7 @@ async def test_of_many_askers_one_looks_at_a_time(monkeypatch: pytest.MonkeyPatc
     begun, gate = asyncio.Event(), asyncio.Event()
     now = most = 0
 
-    async def look(_look: Callable[[], bool]) -> bool:
+    async def look(_look: Callable[..., bool], *_asked: object) -> bool:
         nonlocal now, most
         now += 1
         most = max(most, now)

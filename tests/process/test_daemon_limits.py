@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from meshd.admin.socket_path import POINTER_NAME
 from meshd.admin.status import Status
-from meshd.fleet.node import LocalNode
+from meshd.fleet.fleet import LocalNode
 from meshd.identity.keys import KeyPair
 
 from tests.e2e.nodes import Fleet, cli, play

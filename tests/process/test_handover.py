@@ -14,7 +14,7 @@ from meshd.base.errors import Broken, Busy, Closed, EndOfStream, UserError
 from meshd.process.handover import DescriptorSender, ReportPipe, file_with, pipe_with, socket_pair
 from meshd.process.interface import ChildSpec
 
-from tests.process.scenes import Maker, argv, owned, play
+from tests.process.scenes import Maker, argv, owned
 
 SIZES = (0, 1, 4096, 65536, 65537, 1 << 20)
 
@@ -47,50 +47,41 @@ def test_a_pipe_with_less_room_than_usual(monkeypatch: pytest.MonkeyPatch) -> No
     assert read_all(pipe_with(b"x" * 9000)) == b"x" * 9000
 
 
-def test_a_child_reads_what_it_was_handed_at_each_start(tmp_path: Path) -> None:
-    async def scene() -> None:
-        starts: list[Maker] = []
+async def test_a_child_reads_what_it_was_handed_at_each_start(tmp_path: Path) -> None:
+    starts: list[Maker] = []
 
-        def make() -> ChildSpec:
-            descriptor = pipe_with(b"k" * 1234)
-            maker = Maker(tmp_path, "--read-fd", str(descriptor), hand_over=(descriptor,))
-            starts.append(maker)
-            return maker()
+    def make() -> ChildSpec:
+        descriptor = pipe_with(b"k" * 1234)
+        maker = Maker(tmp_path, "--read-fd", str(descriptor), hand_over=(descriptor,))
+        starts.append(maker)
+        return maker()
 
-        for _ in range(2):
-            async with owned(make) as child:
-                await child.ensure_ready()
-        assert len(starts) == 2
-        assert all("read 1234 bytes" in maker.lines for maker in starts)
-
-    play(scene)
-
-
-def test_what_was_handed_over_is_closed_when_it_cannot_start(tmp_path: Path) -> None:
-    async def scene() -> None:  # play() looks for descriptors left open
-        def make() -> ChildSpec:
-            fd = pipe_with(b"secret")
-            return ChildSpec(name="x", argv=("/no/such/program",), log=tmp_path / "x.log", hand_over=(fd,))
-
+    for _ in range(2):
         async with owned(make) as child:
-            with pytest.raises(UserError):
-                await child.ensure_ready()
+            await child.ensure_ready()
+    assert len(starts) == 2
+    assert all("read 1234 bytes" in maker.lines for maker in starts)
 
-    play(scene)
+
+async def test_what_was_handed_over_is_closed_when_it_cannot_start(tmp_path: Path) -> None:
+    """A test that leaves a descriptor open fails."""
+
+    def make() -> ChildSpec:
+        fd = pipe_with(b"secret")
+        return ChildSpec(name="x", argv=("/no/such/program",), log=tmp_path / "x.log", hand_over=(fd,))
+
+    async with owned(make) as child:
+        with pytest.raises(UserError):
+            await child.ensure_ready()
 
 
-def test_reports_arrive_and_end_with_the_child(tmp_path: Path) -> None:
-    async def scene() -> None:
-        with ReportPipe() as reports:
-            flags = ("--report-fd", str(reports.child_end))
-            spec = ChildSpec(
-                name="x", argv=argv(*flags), log=tmp_path / "x.log", hand_over=(reports.child_end,)
-            )
-            async with owned(spec) as child:
-                await child.ensure_ready()
-                assert [line async for line in reports] == ["listening", "loaded 3 tensors"]
-
-    play(scene)
+async def test_reports_arrive_and_end_with_the_child(tmp_path: Path) -> None:
+    with ReportPipe() as reports:
+        flags = ("--report-fd", str(reports.child_end))
+        spec = ChildSpec(name="x", argv=argv(*flags), log=tmp_path / "x.log", hand_over=(reports.child_end,))
+        async with owned(spec) as child:
+            await child.ensure_ready()
+            assert [line async for line in reports] == ["listening", "loaded 3 tensors"]
 
 
 @contextlib.contextmanager
@@ -101,76 +92,61 @@ def pipe_of_ours(limit: int = 100) -> Iterator[tuple[ReportPipe, io.FileIO]]:
             yield pipe, writer
 
 
-def test_lines_in_pieces_and_a_last_one_without_end() -> None:
-    async def scene() -> None:
-        with pipe_of_ours() as (pipe, writer):
-            reading = asyncio.ensure_future(pipe.line())
-            for piece in (b"on", b"e\ntw"):
-                await asyncio.sleep(0)
-                writer.write(piece)
-            assert await reading == "one"
-            writer.write(b"o\n\nlast")
-            assert await pipe.line() == "two"
-            assert await pipe.line() == ""
-            writer.close()
-            assert await pipe.line() == "last"
-            with pytest.raises(EndOfStream):
-                await pipe.line()
-
-    play(scene)
+async def test_lines_in_pieces_and_a_last_one_without_end() -> None:
+    with pipe_of_ours() as (pipe, writer):
+        reading = asyncio.ensure_future(pipe.line())
+        for piece in (b"on", b"e\ntw"):
+            await asyncio.sleep(0)
+            writer.write(piece)
+        assert await reading == "one"
+        writer.write(b"o\n\nlast")
+        assert await pipe.line() == "two"
+        assert await pipe.line() == ""
+        writer.close()
+        assert await pipe.line() == "last"
+        with pytest.raises(EndOfStream):
+            await pipe.line()
 
 
 @pytest.mark.parametrize("data", [b"x" * 101, b"x" * 101 + b"\n", b"x" * 20000])
-def test_a_line_over_the_limit_is_refused(data: bytes) -> None:
-    async def scene() -> None:
-        with pipe_of_ours() as (pipe, writer):
-            writer.write(data)
-            with pytest.raises(Broken, match="longer than 100 bytes"):
-                await pipe.line()
-
-    play(scene)
+async def test_a_line_over_the_limit_is_refused(data: bytes) -> None:
+    with pipe_of_ours() as (pipe, writer):
+        writer.write(data)
+        with pytest.raises(Broken, match="longer than 100 bytes"):
+            await pipe.line()
 
 
-def test_a_writer_that_is_not_read_waits() -> None:
-    async def scene() -> None:
-        with pipe_of_ours() as (pipe, writer):
-            os.set_blocking(writer.fileno(), False)
-            with contextlib.suppress(BlockingIOError):
-                while writer.write(b"line\n" * 100) is not None:
-                    pass
-            assert await pipe.line() == "line"
-            assert len(pipe._held) <= 16 << 10
-
-    play(scene)
+async def test_a_writer_that_is_not_read_waits() -> None:
+    with pipe_of_ours() as (pipe, writer):
+        os.set_blocking(writer.fileno(), False)
+        with contextlib.suppress(BlockingIOError):
+            while writer.write(b"line\n" * 100) is not None:
+                pass
+        assert await pipe.line() == "line"
+        assert len(pipe._held) <= 16 << 10
 
 
-def test_close_wakes_who_reads() -> None:
-    async def scene() -> None:
-        with pipe_of_ours() as (pipe, _writer):
-            reading = asyncio.ensure_future(pipe.line())
-            await asyncio.sleep(0)
-            with pytest.raises(Busy):
-                await pipe.line()
-            pipe.close()
-            with pytest.raises(Closed):
-                await reading
-            with pytest.raises(Closed):
-                await pipe.line()
-
-    play(scene)
+async def test_close_wakes_who_reads() -> None:
+    with pipe_of_ours() as (pipe, _writer):
+        reading = asyncio.ensure_future(pipe.line())
+        await asyncio.sleep(0)
+        with pytest.raises(Busy):
+            await pipe.line()
+        pipe.close()
+        with pytest.raises(Closed):
+            await reading
+        with pytest.raises(Closed):
+            await pipe.line()
 
 
-def test_a_cancelled_reader_loses_nothing() -> None:
-    async def scene() -> None:
-        with pipe_of_ours() as (pipe, writer):
-            reading = asyncio.ensure_future(pipe.line())
-            await asyncio.sleep(0)
-            reading.cancel()
-            await asyncio.wait([reading])
-            writer.write(b"kept\n")
-            assert await pipe.line() == "kept"
-
-    play(scene)
+async def test_a_cancelled_reader_loses_nothing() -> None:
+    with pipe_of_ours() as (pipe, writer):
+        reading = asyncio.ensure_future(pipe.line())
+        await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.wait([reading])
+        writer.write(b"kept\n")
+        assert await pipe.line() == "kept"
 
 
 @asynccontextmanager
@@ -197,23 +173,20 @@ with socket.socket(fileno=int(sys.argv[1])) as come, open(int(sys.argv[2]), "w")
 """
 
 
-def test_descriptors_reach_the_child_with_their_numbers_and_end(tmp_path: Path) -> None:
-    async def scene() -> None:
-        sender = DescriptorSender()
-        async with told(TAKE, sender.child_end, tmp_path) as reports:
-            descriptor = pipe_with(b"hello")
-            sender.send(1, 3, descriptor)
-            assert await reports.line() == "0100000003000000 hello"
-            os.close(descriptor)  # it is still ours
+async def test_descriptors_reach_the_child_with_their_numbers_and_end(tmp_path: Path) -> None:
+    sender = DescriptorSender()
+    async with told(TAKE, sender.child_end, tmp_path) as reports:
+        descriptor = pipe_with(b"hello")
+        sender.send(1, 3, descriptor)
+        assert await reports.line() == "0100000003000000 hello"
+        os.close(descriptor)  # it is still ours
+        sender.send(2, 0)
+        assert await reports.line() == "0200000000000000 alone"
+        sender.close()
+        sender.close()
+        assert await reports.line() == "the end"
+        with pytest.raises(Closed):
             sender.send(2, 0)
-            assert await reports.line() == "0200000000000000 alone"
-            sender.close()
-            sender.close()
-            assert await reports.line() == "the end"
-            with pytest.raises(Closed):
-                sender.send(2, 0)
-
-    play(scene)
 
 
 def test_descriptors_for_a_child_that_is_gone_are_an_error() -> None:

@@ -50,7 +50,7 @@ OWN_WORK = frozenset(
         ("meshd/relay/stun.py", "relay stun"),  # closes its sockets at the end
     }
 )
-OWN_PACKAGES = ("meshd/bench/", "meshd/demo/", "meshd/fleet/", "meshd/build/", "meshd/cli/")  # no daemons
+OWN_PACKAGES = ("meshd/bench/", "meshd/demo.py", "meshd/fleet/", "meshd/build/", "meshd/cli/")  # no daemons
 
 PROCESS_MAKERS = frozenset(
     {"create_subprocess_exec", "create_subprocess_shell", "posix_spawn", "fork", "system"}

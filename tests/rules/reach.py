@@ -124,7 +124,7 @@ HEARD_BY_PEERS = (
         "meshd/worker/mesh_server.py",
         "meshd/head/lease.py",
         "meshd/head/leases.py",
-        "meshd/store/lease_cache.py",
+        "meshd/store/content_store.py",
     ),
 )
 # Errors are never left out, so they are written where a limit of their own holds.
@@ -156,6 +156,9 @@ OF_NO_PEER = frozenset(
         ("meshd/rendezvous/mdns.py", "network_joined"),
         ("meshd/rendezvous/mdns.py", "network_not_joined"),
         ("meshd/tunnel/user_tunnels.py", "tunnel_waits"),
+        # this node's own disk
+        ("meshd/store/content_store.py", "kept_weights_damaged"),
+        ("meshd/store/content_store.py", "weights_store_unusable"),
         # programs of this machine, at a tunnel's local end
         ("meshd/tunnel/user_tunnels.py", "tunnel_full"),
         ("meshd/tunnel/user_tunnels.py", "tunnel_foreign_client"),

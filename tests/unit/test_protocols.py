@@ -13,7 +13,6 @@ from meshd.bench.interface import BenchOutput
 from meshd.cli.main import VERBS, Verb
 from meshd.cli.output import Output
 from meshd.client.api_client import ApiClient
-from meshd.demo.interface import DemoOutput
 from meshd.devices.interface import DescriptorSocket, Report, RunningRole, Tunnel, WeightsFromMembers
 from meshd.gateway.interface import MemberGate, Models, ModelTurn, NamedModel, Upstream
 from meshd.gateway.request import OneModel, PlainModel
@@ -37,7 +36,6 @@ from meshd.rendezvous.book import AddressBook
 from meshd.rpc.mesh_head_view import MeshHeadView
 from meshd.rpc.mesh_lease_view import MeshLeaseView, MeshPushFilter
 from meshd.store import content_store as content_store_module
-from meshd.store import lease_cache as store_lease_cache
 from meshd.store.interface import ContentStore, LeaseCache, WeightsFile
 from meshd.store.model_file import ModelFile
 from meshd.tunnel.interface import Flow, Inspector, Passage
@@ -72,12 +70,11 @@ weights: Callable[[ModelFile], WeightsFile] = same
 worker_role: Callable[[Worker], RunningRole] = same
 serve_role: Callable[[Model], RunningRole] = same
 router: Callable[[PcpRouter], HomeRouter] = same
-lease_cache: Callable[[store_lease_cache.DiskLeaseCache], LeaseCache] = same
+lease_cache: Callable[[content_store_module.DiskLeaseCache], LeaseCache] = same
 content_store: Callable[[content_store_module.DiskContentStore], ContentStore] = same
 inspector: Callable[[MeshLeaseView], Inspector] = same
 flow: Callable[[ChildSilence], Flow] = same
 passage: Callable[[Conversation], Passage] = same
-demo_output: Callable[[Output], DemoOutput] = same
 bench_output: Callable[[Output], BenchOutput] = same
 one_model: Callable[[OneModel], Models] = same
 several_models: Callable[[ModelPool], Models] = same

@@ -6,7 +6,9 @@ are asked, share the work, and prove each piece, and members that lie, stall or 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -18,8 +20,7 @@ from meshd.base.peer_limits import MODEL_HOLDERS
 from meshd.base.tasks import Owner, cancel_and_wait, first_error
 from meshd.base.units import in_bytes
 from meshd.identity.keys import PeerId
-from meshd.library.members.piece_plan import PiecePlan
-from meshd.model.weights_index import PIECE_BYTES, PieceIndex
+from meshd.model.weights_index import PIECE_BYTES, Piece, PieceIndex
 from meshd.mux.events import Code
 from meshd.peer.interface import Mesh, Stream
 from meshd.tunnel.on_demand import open_on_demand
@@ -32,6 +33,8 @@ LEAST_PIECE_RATE = (
     16_000  # bytes per second after the allowed silence: otherwise a byte per minute would be enough
 )
 _IDLE_SECONDS = 1.0  # until a holder with nothing to do is checked again
+_COPIES = 2  # holders that may owe the same piece at first
+COPY_SECONDS = 20.0  # after which one more may: a piece takes that long at 200 kB/s
 LOG = log.get("library")
 WritePiece = Callable[[int, bytes], Awaitable[None]]
 """Write a piece, by its number and its proven bytes. Called for one piece at a time."""
@@ -52,6 +55,88 @@ class Holder:
     node: str
     bytes: int = 0
     problem: str = ""
+
+
+class PiecePlan:
+    """Decide which piece of one content is fetched from which holder; holders are any hashable ids.
+
+    Pieces are handed out in order, each to one holder, so that several holders share the work at their own
+    speeds. When none is left, an idle holder gets a piece that another one still owes: the first to arrive
+    counts, so a stalled holder delays nobody. At first two may owe the same piece, so that duplicates cost
+    little, and one more each time that nobody has given it for a while: so stalled holders delay a pull, but
+    cannot end it. A holder that gives a wrong piece is not asked again, and its owed pieces go to the others.
+    """
+
+    def __init__(
+        self, index: PieceIndex, present: Iterable[int] = (), *, wanted: Collection[int] | None = None
+    ) -> None:
+        """Start with the pieces that are there. `wanted`: only these are fetched and counted; None: all."""
+        self._index = index
+        self._present = set(present)
+        done = self._present if wanted is None else self._present.intersection(wanted)
+        self.done_bytes = sum(index.piece(number).length for number in done)
+        numbers = range(index.count) if wanted is None else wanted
+        self.wanted_bytes = sum(index.piece(number).length for number in numbers)
+        if wanted is not None:
+            self._present |= set(range(index.count)).difference(wanted)
+        self._missing = deque(number for number in range(index.count) if number not in self._present)
+        # In the order of requests: the time of each request, infinity before it.
+        self._owed: dict[int, dict[Hashable, float]] = {}
+        self._liars: set[Hashable] = set()
+
+    @property
+    def is_done(self) -> bool:
+        return len(self._present) == self._index.count
+
+    def next(self, holder: Hashable, now: float) -> Piece | None:
+        """Return the piece to request from this holder, followed by `asked`; None: nothing for now."""
+        if holder in self._liars:
+            return None
+        if self._missing:
+            number = self._missing.popleft()
+        else:
+            late = (
+                number
+                for number, holders in self._owed.items()
+                if holder not in holders
+                and (len(holders) < _COPIES or now - max(holders.values()) >= COPY_SECONDS)
+            )
+            if (number := next(late, -1)) < 0:
+                return None
+        self._owed.setdefault(number, {})[holder] = math.inf
+        return self._index.piece(number)
+
+    def asked(self, holder: Hashable, number: int, now: float) -> None:
+        """Note that the holder is asked now, which may be after a pause for the user's rate limit."""
+        if holder in (holders := self._owed.get(number, {})):
+            holders[holder] = now
+
+    def arrived(self, holder: Hashable, number: int, data: bytes) -> bool:
+        """Say whether the holder gave what it owed; if not, it is never asked again. See `wants`."""
+        if self._index.holds(number, data):
+            return True
+        self._liars.add(holder)
+        self.lost(holder)
+        return False
+
+    def wants(self, number: int) -> bool:
+        """Say whether a received piece must still be written: another holder may have been faster."""
+        return number not in self._present and number in self._owed
+
+    def written(self, number: int) -> None:
+        """Note that the piece is on the disk."""
+        self._owed.pop(number, None)
+        if number not in self._present:
+            self._present.add(number)
+            self.done_bytes += self._index.piece(number).length
+
+    def lost(self, holder: Hashable) -> None:
+        """Hand out a lost holder's pieces again, before all others."""
+        for number in [number for number, holders in self._owed.items() if holder in holders]:
+            del self._owed[number][holder]
+            if not self._owed[number]:
+                del self._owed[number]
+                self._missing.appendleft(number)
 
 
 class Fetch:

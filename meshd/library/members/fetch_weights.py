@@ -7,25 +7,28 @@ left out.
 """
 
 import asyncio
-import functools
 from collections.abc import Callable
 
-from meshd.base.errors import MeshdError, UserError
+from meshd.base.errors import UserError
 from meshd.base.peer_limits import MODEL_HOLDERS
-from meshd.base.tasks import Owner, first_error, in_thread
+from meshd.base.tasks import in_thread
 from meshd.base.units import in_bytes
 from meshd.devices.interface import FromMembers
 from meshd.identity.keys import PeerId
-from meshd.library.members.ask_models import LIST_SECONDS, ask_models, ask_pieces, askable
-from meshd.library.members.fetch import Fetch, Holder
-from meshd.library.members.offers import MemberOffer
-from meshd.library.members.piece_plan import PiecePlan
+from meshd.library.members.fetch import Fetch, Holder, PiecePlan
+from meshd.library.members.offers import (
+    LIST_SECONDS,
+    MemberOffer,
+    ask_members,
+    ask_models,
+    ask_pieces,
+    askable,
+)
 from meshd.model.weights_index import PIECE_BYTES, PieceIndex
-from meshd.peer.interface import Mesh, PeerStatus
+from meshd.peer.interface import Mesh
 from meshd.rpc.mesh_keeping import Missed
-from meshd.store.hash_cache import FileState
+from meshd.store.hash_cache import FileState, PieceCache
 from meshd.store.interface import HashProgress, LeaseCache, WeightsFile
-from meshd.store.piece_cache import PieceCache
 from meshd.wire.lease import NeededTensor, Needs
 from meshd.wire.models import ToldModel
 
@@ -57,9 +60,13 @@ class MemberWeights:
         """
         if by_us and self._gives():
             return await self.content_of(file, on_progress)
-        states = [FileState.of(descriptor) for descriptor in file.descriptors]
-        size = sum(state.size for state in states)
-        told = await self._told(size, len(states))
+        size = sum(FileState.of(descriptor).size for descriptor in file.descriptors)
+        told = [
+            offer.model
+            for member in await ask_members(self._mesh, seconds=_SHARED_SECONDS)
+            for offer in member.offers
+            if (offer.model.size, offer.model.files) == (size, len(file.descriptors))
+        ]
         if not told:
             return b""
         content = await self.content_of(file, on_progress)
@@ -68,7 +75,7 @@ class MemberWeights:
     async def content_of(self, file: WeightsFile, on_progress: Callable[[str], None]) -> bytes:
         """Return the content id of our file, reading the file once. Raises MeshdError."""
         states = [FileState.of(descriptor) for descriptor in file.descriptors]
-        index = await in_thread(functools.partial(self._pieces.load, states))
+        index = await in_thread(self._pieces.load, states)
         if index is None:
 
             def on_read(progress: HashProgress) -> None:
@@ -77,26 +84,6 @@ class MemberWeights:
             labels = [path.name for path in file.paths]
             index = await self._pieces.read(file.descriptors, labels, on_read)
         return index.content
-
-    async def _told(self, size: int, files: int) -> list[ToldModel]:
-        """Return models of that size that other members report soon enough."""
-        found: list[ToldModel] = []
-
-        async def ask(peer: PeerStatus) -> None:
-            try:
-                async with asyncio.timeout(_SHARED_SECONDS):
-                    told = (await ask_models(self._mesh, peer.peer)).models
-            except (MeshdError, TimeoutError):
-                return
-            found.extend(one for one in told if (one.size, one.files) == (size, files))
-
-        try:
-            async with Owner() as owner:
-                for peer in askable(self._mesh):
-                    owner.start_for(peer.peer.short, ask(peer), name="models")
-        except ExceptionGroup as group:
-            raise first_error(group) from None
-        return found
 
     async def fetch(self, needs: Needs, keep: LeaseCache, on_progress: Callable[[str], None]) -> FromMembers:
         """Fetch the needed tensors from all members that have the file."""

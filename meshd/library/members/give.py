@@ -50,11 +50,9 @@ from meshd.model.model_name import HUB, OLLAMA, stem_of_ollama
 from meshd.model.weights_index import HASH_BYTES, Piece, PieceIndex
 from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.peer.messages import MessageStream
-from meshd.store.hash_cache import FileState, HashCache
+from meshd.store.hash_cache import FileState, HashCache, PieceCache
 from meshd.store.interface import HashProgress
-from meshd.store.model_file import ModelFile
-from meshd.store.piece_cache import PieceCache
-from meshd.store.shard import close_all, open_shards
+from meshd.store.model_file import ModelFile, known_hashes, shards_of
 from meshd.wire.limits import (
     MAX_GIVEN_BYTES,
     MAX_MODEL_FILES,
@@ -199,15 +197,9 @@ class OfferedModels:
 
     def tensors_of(self, offered: OfferedModel) -> bytes | None:
         """Return the hashes of the model's tensors, concatenated, if they are known. Raises UserError."""
-        shards = open_shards(offered.paths[0])
-        try:
-            known = [
-                HashCache(self._hashes).load(shard.state, shard.header, shard.descriptor) for shard in shards
-            ]
-        finally:
-            close_all(shards)
-        found = [digest for digests in known for digest in digests or ()]
-        return None if None in known else b"".join(found)
+        with shards_of(offered.paths[0]) as shards:
+            known = known_hashes(shards, HashCache(self._hashes))
+        return None if known is None else b"".join(digest for digests in known for digest in digests)
 
     def _stored(self) -> list[StoredModel]:
         if not self._sources:
@@ -314,7 +306,7 @@ class ModelsTeller:
         if isinstance(asked, AskModels):
             await self._tell(messages)
         elif isinstance(asked, AskPieces | AskTensors):
-            offered = await in_thread(functools.partial(self._offered.by_key, asked.key))
+            offered = await in_thread(self._offered.by_key, asked.key)
             if offered is None:
                 await messages.send(NoPieces("it does not have this model any more").encode())
             elif isinstance(asked, AskPieces):
@@ -331,7 +323,7 @@ class ModelsTeller:
             await messages.send(ModelsTold(rows, last, self._disk() if last else None).encode())
 
     async def _tell_pieces(self, messages: MessageStream, offered: OfferedModel) -> None:
-        index = await in_thread(functools.partial(self._offered.index_of, offered))
+        index = await in_thread(self._offered.index_of, offered)
         if index is None:
             index = await self._read_for(messages, functools.partial(self._read_pieces, offered))
         if index is None:
@@ -341,7 +333,7 @@ class ModelsTeller:
             await messages.send(PieceHashes(some).encode())
 
     async def _tell_tensors(self, messages: MessageStream, offered: OfferedModel) -> None:
-        hashes = await in_thread(functools.partial(self._offered.tensors_of, offered))
+        hashes = await in_thread(self._offered.tensors_of, offered)
         if hashes is None:
             hashes = await self._read_for(messages, functools.partial(self._read_tensors, offered))
         for some in _in_messages(hashes or b""):
@@ -372,7 +364,7 @@ class ModelsTeller:
 
     async def _read_pieces(self, offered: OfferedModel) -> PieceIndex:
         async with self._turn:
-            index = await in_thread(functools.partial(self._offered.index_of, offered))
+            index = await in_thread(self._offered.index_of, offered)
             if index is not None:
                 return index
             model = OpenModel(offered)
@@ -437,10 +429,8 @@ class PieceGiver:
     async def _serve(self, stream: Stream) -> None:
         content = stream.metadata[CONTENT_FIELD]
         assert isinstance(content, bytes)
-        offered = await in_thread(functools.partial(self._offered.by_content, content))
-        index = (
-            None if offered is None else await in_thread(functools.partial(self._offered.index_of, offered))
-        )
+        offered = await in_thread(self._offered.by_content, content)
+        index = None if offered is None else await in_thread(self._offered.index_of, offered)
         if offered is None or index is None or index.content != content:
             await stream.write(GONE)
             return stream.write_eof()
@@ -474,9 +464,7 @@ class PieceGiver:
         """Send a piece; return False, before any byte of it, if the file has changed."""
         for at in range(0, piece.length, _CHUNK_BYTES):
             length = min(_CHUNK_BYTES, piece.length - at)
-            data = await in_thread(
-                functools.partial(os.pread, giving.model.descriptors[piece.file], length, piece.offset + at)
-            )
+            data = await in_thread(os.pread, giving.model.descriptors[piece.file], length, piece.offset + at)
             if at == 0 and giving.model.states != giving.offered.states:
                 return False
             if len(data) != length:

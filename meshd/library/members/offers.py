@@ -1,9 +1,16 @@
-"""Decide which of the members' models a name means. Pure."""
+"""Ask members which models they have, and decide which of these a name means.
 
-from collections.abc import Iterable, Sequence
+Members are also asked for the hashes of a model's pieces or tensors.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from meshd.base.errors import UserError
+from meshd.base.errors import MeshdError, Refused, RemoteProtocolError, UserError
+from meshd.base.peer_limits import MEMBERS_ASKED, MODELS_TOLD
+from meshd.base.tasks import Owner, first_error
 from meshd.base.units import in_bytes
 from meshd.identity.keys import PeerId
 from meshd.model.gguf_names import GGUF_SUFFIX, SHARD, GgufFile, GgufModel, choose, is_model
@@ -22,9 +29,33 @@ from meshd.model.model_name import (
     stem_of_ollama,
 )
 from meshd.model.short_names import SHORT_NAMES, stem_of
-from meshd.wire.models import ToldModel
+from meshd.model.weights_index import HASH_BYTES, PieceIndex, count_pieces
+from meshd.mux.events import Code
+from meshd.peer.interface import Mesh, PeerState, PeerStatus
+from meshd.peer.messages import MessageStream
+from meshd.tunnel.on_demand import open_on_demand
+from meshd.wire.limits import MAX_MODELS_TOLD
+from meshd.wire.models import (
+    MODELS_SERVICE,
+    AskModels,
+    AskPieces,
+    AskTensors,
+    ModelsMessage,
+    ModelsTold,
+    NoPieces,
+    PieceHashes,
+    PiecesTold,
+    ReadingModel,
+    TensorHashes,
+    ToldDisk,
+    ToldModel,
+    decode,
+)
 
 _LISTED = 8  # models listed in an error
+LIST_SECONDS = 15.0  # for the whole list of one member
+_WORDLESS_SECONDS = 30.0
+_READ_SECONDS = 4 * 3600.0  # with progress messages: a terabyte on a slow disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +172,144 @@ def ambiguous(text: str, offers: Sequence[MemberOffer]) -> UserError:
         hint="name one by its fingerprint: `meshd model pull mesh:FINGERPRINT` (`meshd model ls --json` "
         "shows them; `meshd model verify NAME` on that node computes one)",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class MemberModels:
+    """One member's models, or why it did not answer."""
+
+    node: str
+    offers: tuple[MemberOffer, ...] = ()
+    why_not: str = ""
+    disk: ToldDisk | None = None
+
+
+async def ask_members(mesh: Mesh, *, seconds: float = LIST_SECONDS) -> list[MemberModels]:
+    """Ask all present members at once, the connected ones first. Absent members are left out.
+
+    `seconds`: for the whole list of one member.
+    """
+    asked = askable(mesh)
+    found: dict[PeerId, MemberModels] = {}
+
+    async def ask(peer: PeerStatus) -> None:
+        name = peer.name or peer.peer.short
+        try:
+            async with asyncio.timeout(seconds):
+                told = await ask_models(mesh, peer.peer)
+            offers = tuple(MemberOffer(peer.peer, name, one) for one in told.models)
+            found[peer.peer] = MemberModels(name, offers, disk=told.disk)
+        except TimeoutError:
+            found[peer.peer] = MemberModels(name, why_not="it does not answer")
+        except MeshdError as error:
+            found[peer.peer] = MemberModels(name, why_not=error.what)
+
+    try:
+        async with Owner() as owner:
+            for peer in asked:
+                owner.start_for(peer.peer.short, ask(peer), name="models")
+    except ExceptionGroup as group:
+        raise first_error(group) from None
+    return [found[peer.peer] for peer in asked if peer.peer in found]
+
+
+def askable(mesh: Mesh) -> list[PeerStatus]:
+    """Return the present members, the connected ones first, up to the limit of members to ask."""
+    there = [peer for peer in mesh.peers() if peer.present or peer.state is PeerState.CONNECTED]
+    return sorted(there, key=lambda peer: peer.state is not PeerState.CONNECTED)[: MEMBERS_ASKED.most]
+
+
+async def ask_models(mesh: Mesh, peer: PeerId) -> ModelsTold:
+    """Return the complete answer of one member. Raises Broken, EndOfStream, Refused, RemoteProtocolError."""
+    found: list[ToldModel] = []
+    async with _asking(mesh, peer, AskModels().encode()) as messages:
+        while True:
+            answer = await _next(messages)
+            if not isinstance(answer, ModelsTold):
+                raise RemoteProtocolError("models: expected `models`", code="models")
+            found += answer.models
+            if len(found) > MAX_MODELS_TOLD or not (answer.models or answer.last):
+                raise RemoteProtocolError("models: more of them than may be told", code="models")
+            if answer.last:
+                return ModelsTold(tuple(found), disk=answer.disk)
+
+
+async def ask_pieces(mesh: Mesh, offer: MemberOffer, on_progress: Callable[[str], None]) -> PieceIndex:
+    """Return the pieces of a member's offer; wait while the member reads the file.
+
+    Raises as `ask_models`, and TimeoutError.
+    """
+    async with (
+        _asking(mesh, offer.peer, AskPieces(offer.model.key).encode()) as messages,
+        asyncio.timeout(_READ_SECONDS),
+    ):
+        answer = await _once_read(messages, on_progress)
+        if not isinstance(answer, PiecesTold):
+            raise RemoteProtocolError("models: expected `files`", code="models")
+        if sum(answer.sizes) != offer.model.size or len(answer.sizes) != offer.model.files:
+            raise RemoteProtocolError("models: other files than were told of", code="models")
+        hashes = await _hashes(messages, await _next(messages), PieceHashes, count_pieces(answer.sizes))
+        index = PieceIndex(answer.sizes, hashes)
+        if offer.model.content not in (b"", index.content):
+            raise RemoteProtocolError("models: other pieces than were told of", code="models")
+        return index
+
+
+async def ask_tensors(
+    mesh: Mesh, offer: MemberOffer, count: int, on_progress: Callable[[str], None]
+) -> tuple[bytes, ...]:
+    """Return the hashes of the `count` tensors of a member's offer; wait while it reads the file.
+
+    Raises as `ask_pieces`. The caller has to find out whether the hashes are right.
+    """
+    async with (
+        _asking(mesh, offer.peer, AskTensors(offer.model.key).encode()) as messages,
+        asyncio.timeout(_READ_SECONDS),
+    ):
+        found = await _hashes(messages, await _once_read(messages, on_progress), TensorHashes, count)
+        return tuple(found[at : at + HASH_BYTES] for at in range(0, len(found), HASH_BYTES))
+
+
+async def _once_read(messages: MessageStream, on_progress: Callable[[str], None]) -> ModelsMessage:
+    """Return the first answer that is no progress message. Raises Refused."""
+    while isinstance(answer := await _next(messages), ReadingModel):
+        on_progress(answer.text)
+    if isinstance(answer, NoPieces):
+        raise Refused(answer.why, code="models")
+    return answer
+
+
+@asynccontextmanager
+async def _asking(mesh: Mesh, peer: PeerId, question: bytes) -> AsyncIterator[MessageStream]:
+    """Send a question; the stream for its answer is open for the time of the block."""
+    stream = await open_on_demand(mesh, peer, MODELS_SERVICE, metadata={})
+    try:
+        messages = MessageStream(stream, MODELS_TOLD)
+        await messages.send(question)
+        yield messages
+    finally:
+        stream.reset(Code.CANCELLED, "that was the answer")
+
+
+async def _next(messages: MessageStream) -> ModelsMessage:
+    async with asyncio.timeout(_WORDLESS_SECONDS):
+        return decode(await messages.receive())
+
+
+async def _hashes(
+    messages: MessageStream,
+    answer: ModelsMessage,
+    kind: type[PieceHashes] | type[TensorHashes],
+    count: int,
+) -> bytes:
+    """Read exactly `count` hashes, from `answer` on. Raises RemoteProtocolError."""
+    found = bytearray()
+    while True:
+        if not isinstance(answer, kind):
+            raise RemoteProtocolError("models: expected `hashes`", code="models")
+        found += answer.hashes
+        if len(found) > count * HASH_BYTES:
+            raise RemoteProtocolError("models: more hashes than there can be", code="models")
+        if len(found) == count * HASH_BYTES:
+            return bytes(found)
+        answer = await _next(messages)

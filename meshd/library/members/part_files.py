@@ -17,7 +17,7 @@ from pathlib import Path
 
 from meshd.base.errors import UserError
 from meshd.base.units import in_bytes
-from meshd.library.disk import DISK_IS_FULL, RESERVED_BYTES, check_space, folders_in, no_space
+from meshd.library.disk import DISK_IS_FULL, RESERVED_BYTES, cannot_write, check_space, folders_in, no_space
 from meshd.library.pulled_models import WHOLE_KIND
 from meshd.model.weights_index import PIECE_BYTES, PieceIndex
 from meshd.store.hash_cache import FileState
@@ -52,11 +52,12 @@ class PartFiles:
     ) -> None:
         """Use `kind` as the prefix of the folder's name."""
         self._folder = folder
-        self._index = index
+        self.index = index
         content = index.content.hex()
         self._part = folder / PARTS_FOLDER / (content if kind == WHOLE_KIND else f"{kind}-{content}")
         self._final = folder / f"{kind}-{content[:_CONTENT_DIGITS]}"
         self._names = tuple(names)
+        self.there: set[int] = set()  # pieces, as far as the pull knows
         self._descriptors: list[int] = []
         self._writing = threading.Lock()  # prevents closing a descriptor during a write
         self._lock = -1
@@ -89,13 +90,13 @@ class PartFiles:
                 ) from None
             # The files.
             self._take_names()
-            for path, size in zip(self.part_paths, self._index.sizes, strict=True):
+            for path, size in zip(self.part_paths, self.index.sizes, strict=True):
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
                 self._descriptors.append(os.open(path, flags, 0o666))
                 if os.fstat(self._descriptors[-1]).st_size > size:
                     os.ftruncate(self._descriptors[-1], size)
         except OSError as error:
-            raise self._explained(error) from None
+            raise self.cannot_write(error) from None
 
     def _take_names(self) -> None:
         """Rename files begun under other names, since another member may name the same bytes differently."""
@@ -113,9 +114,9 @@ class PartFiles:
         """Return which of these pieces are there, by their hashes."""
         found = set()
         for number in numbers:
-            piece = self._index.piece(number)
+            piece = self.index.piece(number)
             descriptor = self._descriptors[piece.file]
-            if _has_data(descriptor, piece.offset, piece.length) and self._index.holds(
+            if _has_data(descriptor, piece.offset, piece.length) and self.index.holds(
                 number, os.pread(descriptor, piece.length, piece.offset)
             ):
                 found.add(number)
@@ -128,10 +129,10 @@ class PartFiles:
     def lengthen(self) -> None:
         """Extend files that lack their last pieces to their full lengths."""
         try:
-            for descriptor, size in zip(self._descriptors, self._index.sizes, strict=True):
+            for descriptor, size in zip(self._descriptors, self.index.sizes, strict=True):
                 os.ftruncate(descriptor, size)
         except OSError as error:
-            raise self._explained(error) from None
+            raise self.cannot_write(error) from None
 
     def check_space(self, lacking: int) -> None:
         """Raise UserError unless `lacking` more bytes fit on the disk."""
@@ -139,7 +140,7 @@ class PartFiles:
 
     def write(self, number: int, data: bytes) -> None:
         """Write a piece with the right hash. Raises UserError if the disk is or would be full."""
-        piece = self._index.piece(number)
+        piece = self.index.piece(number)
         free = shutil.disk_usage(self._part).free
         if free < RESERVED_BYTES + len(data):
             raise no_space(self._part, f"only {in_bytes(free)} are free", hint=_SPACE_HINT)
@@ -152,7 +153,7 @@ class PartFiles:
                     count = os.pwrite(self._descriptors[piece.file], left, at)
                     left, at = left[count:], at + count
             except OSError as error:
-                raise self._explained(error) from None
+                raise self.cannot_write(error) from None
 
     def flush(self) -> None:
         """Flush all bytes to the disk before returning."""
@@ -160,7 +161,7 @@ class PartFiles:
             for descriptor in self._descriptors:
                 os.fsync(descriptor)
         except OSError as error:
-            raise self._explained(error) from None
+            raise self.cannot_write(error) from None
 
     @property
     def states(self) -> list[FileState]:
@@ -175,7 +176,7 @@ class PartFiles:
             self._part.replace(self._final)
             return self.states
         except OSError as error:
-            raise self._explained(error) from None
+            raise self.cannot_write(error) from None
 
     def discard(self) -> None:
         """Remove the files: they are not what they were said to be."""
@@ -197,13 +198,10 @@ class PartFiles:
             os.close(self._lock)
             self._lock = -1
 
-    def _explained(self, error: OSError) -> UserError:
-        if error.errno in DISK_IS_FULL:
-            return no_space(self._folder, "the disk is full", hint=_SPACE_HINT)
-        return UserError(
-            f"cannot write `{error.filename or self._part}`: {(error.strerror or str(error)[:200]).lower()}",
-            hint="fix the cause, or set MESHD_CACHE to a directory that you can write to",
-        )
+    def cannot_write(self, error: OSError) -> UserError:
+        """Return the error for a failed write of these files, or beside them."""
+        place = self._folder if error.errno in DISK_IS_FULL else self._part
+        return cannot_write(place, error, space_hint=_SPACE_HINT, variable="MESHD_CACHE")
 
 
 def lock_of(part: Path) -> Path:

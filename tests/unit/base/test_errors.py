@@ -15,7 +15,6 @@ from meshd.peer.streams import MeshStream
 from meshd.relay.connection import Connection
 from meshd.tunnel.compressed import CompressedStream
 
-from tests.sim.loop import run
 from tests.unit.tunnel.far import PEER
 
 Maker = Callable[[], tuple[object, Callable[[], Awaitable[object]]]]
@@ -136,19 +135,17 @@ def no_search() -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_search")
 @pytest.mark.parametrize("make", [_reading, _writing, _opening, _unpacking, _piping, _relaying])
-def test_who_keeps_an_error_goes_with_its_last_user(make: Maker) -> None:
-    async def main() -> None:
-        keeper, act = make()
-        kept = weakref.ref(keeper)
-        met = 0
-        for _ in range(2):
-            try:
-                await act()
-            except MeshdError:
-                met += 1
-        assert met == 2
-        del keeper, act
-        await asyncio.sleep(0)  # the loop lets go of what it has called
-        assert kept() is None, "only a search for cycles would find it"
-
-    run(main())
+@pytest.mark.virtual
+async def test_who_keeps_an_error_goes_with_its_last_user(make: Maker) -> None:
+    keeper, act = make()
+    kept = weakref.ref(keeper)
+    met = 0
+    for _ in range(2):
+        try:
+            await act()
+        except MeshdError:
+            met += 1
+    assert met == 2
+    del keeper, act
+    await asyncio.sleep(0)  # the loop lets go of what it has called
+    assert kept() is None, "only a search for cycles would find it"

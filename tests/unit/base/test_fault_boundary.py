@@ -118,14 +118,11 @@ def test_many_sources_have_few_lines_together(lines: io.StringIO, monkeypatch: p
     assert len(fault_boundary._ledger.kinds) <= fault_boundary.MAX_FAULT_KINDS
 
 
-def test_a_task_that_is_cancelled_before_its_first_step_leaves_nothing() -> None:
-    async def work() -> None:
-        async with Owner() as owner:
-            task = owner.start_for("peer", fail(KeyError("x")), name="work")
-            task.cancel()
-        await ticks(2)  # a coroutine that nobody awaited would warn, and a warning is an error here
-
-    run(work())
+async def test_a_task_that_is_cancelled_before_its_first_step_leaves_nothing() -> None:
+    async with Owner() as owner:
+        task = owner.start_for("peer", fail(KeyError("x")), name="work")
+        task.cancel()
+    await ticks(2)  # a coroutine that nobody awaited would warn, and a warning is an error here
 
 
 def test_what_is_kept_up_begins_again(lines: io.StringIO) -> None:

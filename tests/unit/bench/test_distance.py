@@ -7,10 +7,10 @@ from xml.etree import ElementTree
 
 import pytest
 from meshd.bench import distance
-from meshd.bench.cells import Cell, Rig
 from meshd.bench.distance import as_json, picture
 from meshd.bench.figures import LOCAL, MESHD, STOCK, BenchRun, Figures, promises
 from meshd.bench.interface import DistanceArgs
+from meshd.bench.rig import Cell, Rig
 from meshd.build.interface import NativeInfo
 
 from tests.bench.performance import _Console

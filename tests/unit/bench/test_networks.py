@@ -3,6 +3,7 @@
 import asyncio
 import socket
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.tasks import Owner
@@ -16,7 +17,6 @@ from tests.bench.networks import (
     SteppedClock,
     host_of,
 )
-from tests.sim.loop import run
 
 HEADER = 20
 
@@ -99,46 +99,40 @@ class Machine:
         self.clock = SteppedClock(lambda: not self.busy, lambda now, quiet: self.steps.append((now, quiet)))
 
 
-def test_it_stands_still_where_nobody_waits() -> None:
-    async def main() -> None:
-        machine = Machine()
-        async with Owner() as owner:
-            owner.start(machine.clock.serve(), name="clock")
-            await asyncio.sleep(60)
-            assert machine.steps == []
-            owner.cancel()
-
-    run(main())
+@pytest.mark.virtual
+async def test_it_stands_still_where_nobody_waits() -> None:
+    machine = Machine()
+    async with Owner() as owner:
+        owner.start(machine.clock.serve(), name="clock")
+        await asyncio.sleep(60)
+        assert machine.steps == []
+        owner.cancel()
 
 
-def test_it_moves_step_by_step_to_what_is_waited_for() -> None:
-    async def main() -> None:
-        machine = Machine()
-        async with Owner() as owner:
-            owner.start(machine.clock.serve(), name="clock")
-            await machine.clock.until(3.0)
-            assert machine.clock.time() == 3.0
-            await asyncio.sleep(60)
-            assert machine.steps == [(1, True), (2, True), (3, True)]
-            owner.cancel()
-
-    run(main())
+@pytest.mark.virtual
+async def test_it_moves_step_by_step_to_what_is_waited_for() -> None:
+    machine = Machine()
+    async with Owner() as owner:
+        owner.start(machine.clock.serve(), name="clock")
+        await machine.clock.until(3.0)
+        assert machine.clock.time() == 3.0
+        await asyncio.sleep(60)
+        assert machine.steps == [(1, True), (2, True), (3, True)]
+        owner.cancel()
 
 
-def test_it_waits_for_who_computes_but_not_for_ever() -> None:
-    async def main() -> None:
-        machine = Machine()
-        machine.busy = True
-        async with Owner() as owner:
-            owner.start(machine.clock.serve(), name="clock")
-            owner.start(machine.clock.until(2.0), name="who waits")
-            await asyncio.sleep(LONG_SECONDS / 2)
-            assert machine.steps == []
-            await asyncio.sleep(LONG_SECONDS)
-            assert machine.steps == [(1, False)]
-            machine.busy = False
-            await asyncio.sleep((QUIET_LOOKS + 1) * LOOK_SECONDS)
-            assert machine.steps == [(1, False), (2, True)]
-            owner.cancel()
-
-    run(main())
+@pytest.mark.virtual
+async def test_it_waits_for_who_computes_but_not_for_ever() -> None:
+    machine = Machine()
+    machine.busy = True
+    async with Owner() as owner:
+        owner.start(machine.clock.serve(), name="clock")
+        owner.start(machine.clock.until(2.0), name="who waits")
+        await asyncio.sleep(LONG_SECONDS / 2)
+        assert machine.steps == []
+        await asyncio.sleep(LONG_SECONDS)
+        assert machine.steps == [(1, False)]
+        machine.busy = False
+        await asyncio.sleep((QUIET_LOOKS + 1) * LOOK_SECONDS)
+        assert machine.steps == [(1, False), (2, True)]
+        owner.cancel()

@@ -2,14 +2,14 @@
 
 import io
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
 from meshd.config.forms import HostPort
 from meshd.config.tree import Config
-from meshd.demo.interface import DemoArgs, DemoOutput
+from meshd.demo import DemoOutput
 from meshd.identity.keystore import Home
 from meshd.identity.naming import NAME_BLOB
 
@@ -186,18 +186,19 @@ def test_an_error_of_the_daemon_is_printed_in_one_place(monkeypatch: pytest.Monk
 
 
 def test_the_demo(monkeypatch: pytest.MonkeyPatch, model: Path, tmp_path: Path) -> None:
-    seen: list[DemoArgs] = []
+    seen: list[tuple[Path | None, Path]] = []
 
-    def run(args: DemoArgs, out: DemoOutput) -> int:
-        seen.append(args)
+    def run(out: DemoOutput, *, model: Path | None, cache: Path, round_trips: Sequence[float]) -> int:
+        seen.append((model, cache))
+        assert not round_trips
         assert any(thread.name == "reminder" for thread in threading.enumerate())  # no wait is silent
         return 0
 
-    monkeypatch.setattr("meshd.demo.run.run", run)
+    monkeypatch.setattr("meshd.demo.run", run)
     for argv in ([], ["smollm2"], [str(model)]):
         assert meshd("demo", *argv).code == 0
     cache = tmp_path / "cache"
-    assert seen == [DemoArgs(model=None, cache=cache)] * 2 + [DemoArgs(model=model, cache=cache)]
+    assert seen == [(None, cache), (None, cache), (model, cache)]
 
 
 def test_a_variable_that_is_no_setting_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from meshd.devices.interface import RoleStatus
 from meshd.library.facts import facts_of
 from meshd.library.stores import Stores
 from meshd.model.status import StoreStatus
-from meshd.store.piece_cache import PieceCache
+from meshd.store.hash_cache import PieceCache
 from meshd.wire.models import MODELS_SERVICE, ToldDisk
 
 from tests.conformance.run import run, until

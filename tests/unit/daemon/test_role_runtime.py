@@ -16,7 +16,7 @@ from meshd.daemon import role_runtime
 from meshd.devices.interface import NativeBuild, TunnelRequest
 from meshd.identity.keys import KeyPair
 from meshd.peer.interface import Mesh, MetadataValue, PathStatus, PeerStatus, Stream
-from meshd.store.piece_cache import PieceCache
+from meshd.store.hash_cache import PieceCache
 from meshd.tunnel.compressed import COMPRESSED, COMPRESSED_VERSION
 from meshd.tunnel.pump import Unwatched
 from meshd.wire.compressed import Compression

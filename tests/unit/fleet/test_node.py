@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
-from meshd.fleet.node import LocalNode, NodeSpec, model_ready, ready_or_raise, start_all
+from meshd.fleet.fleet import LocalNode, NodeSpec, model_ready, ready_or_raise, start_all
 from meshd.model.status import ModelState
 from meshd.process.interface import ChildFailed
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from meshd.admin.status import Status
 from meshd.base.errors import MeshdError
-from meshd.fleet.node import model_ready, ready_or_raise
+from meshd.fleet.fleet import model_ready, ready_or_raise
 from meshd.model.status import ModelState
 
 from tests.unit.admin.fake import MODEL, full_status

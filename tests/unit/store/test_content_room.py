@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from meshd.rpc.mesh_keeping import Missed
-from meshd.store import lease_cache
+from meshd.store import content_store
 
 from tests.unit.store.stored_leases import (
     KIB,
@@ -24,7 +24,7 @@ from tests.unit.store.stored_leases import (
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> int:
     """A limit for two packs of 64 KiB, looked at with each piece."""
-    monkeypatch.setattr(lease_cache, "ROOM_STEP_BYTES", 1)
+    monkeypatch.setattr(content_store, "ROOM_STEP_BYTES", 1)
     return 150 * KIB
 
 

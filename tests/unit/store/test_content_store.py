@@ -7,7 +7,7 @@ import pytest
 from meshd.base.files import NEW_PREFIX
 from meshd.rpc.mesh_keeping import Missed
 from meshd.store import content_store
-from meshd.store.eviction import MAX_PACKS
+from meshd.store.pack_folder import MAX_PACKS
 
 from tests.unit.store.stored_leases import (
     A,

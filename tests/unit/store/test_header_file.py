@@ -23,8 +23,7 @@ from meshd.store.header_file import (
     read_note,
     write_note,
 )
-from meshd.store.model_file import ModelFile
-from meshd.store.shard import open_shards
+from meshd.store.model_file import ModelFile, open_shards
 
 from tests.conformance.run import run
 from tests.gguf_bytes import gguf, language_model, parse

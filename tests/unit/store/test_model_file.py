@@ -81,7 +81,6 @@ async def test_hashes_are_blake3_of_each_tensor(tmp_path: Path, cache: HashCache
     assert index.files[0].inode == state.st_ino
     assert (index.files[0].mtime_ns, index.files[0].ctime_ns) == (state.st_mtime_ns, state.st_ctime_ns)
     assert told[0].done == 0
-    assert told[-1].finished
     assert told[-1].total == sum(tensor.size for tensor in header.tensors)
     assert "reading `model.gguf` once to hash its weights: 100 %" in told[-1].text
 
@@ -361,7 +360,7 @@ async def test_permission_denied_has_a_remedy(
     def denied(*_: object, **__: object) -> int:
         raise PermissionError(13, "Permission denied")  # root may read everything, so it is said for it
 
-    monkeypatch.setattr("meshd.store.shard.os.open", denied)
+    monkeypatch.setattr("meshd.store.model_file.os.open", denied)
     with pytest.raises(UserError, match="not allowed to read") as caught:
         await _index(path, cache)
     assert "chmod a+r" in caught.value.hint
@@ -419,5 +418,21 @@ async def test_a_replaced_file_can_be_followed(tmp_path: Path, cache: HashCache)
         with pytest.raises(UserError):
             await file.follow()
         assert os.fstat(file.descriptors[0]).st_size > 0  # what was open is open still
+    finally:
+        file.close()
+
+
+async def test_it_is_what_was_read_before_of_all_files(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(gguf(*language_model()))
+    cache = HashCache(tmp_path / "hashes")
+
+    file = await ModelFile.open(tmp_path / "a.gguf", cache=cache)
+    try:
+        assert file.known_index() is None
+        index = await file.index()
+        digests = [tensor.digest for tensor in index.tensors]
+        # as index() does where the file was not written just now
+        cache.save(FileState.of(file.descriptors[0]), file.headers[0], digests)
+        assert file.known_index() == index
     finally:
         file.close()

@@ -5,15 +5,15 @@ from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 
+from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
 from meshd.identity.membership import Role
 from meshd.library.interface import ModelSource, StoredModel
 from meshd.library.members.give import OWN_SOURCES, ModelsTeller, OfferedModels, PieceGiver
-from meshd.library.members.pull_model import ModelPull, PullPlace
+from meshd.library.members.pull import ModelPull, PullPlace
 from meshd.library.stores import Stores
 from meshd.model.model_name import parse_model_name
-from meshd.store.hash_cache import HashCache
-from meshd.store.piece_cache import PieceCache
+from meshd.store.hash_cache import HashCache, PieceCache
 from meshd.wire.models import ToldDisk
 
 from tests.gguf_bytes import gguf, language_model
@@ -95,3 +95,17 @@ async def scene(folder: Path, *, roles: frozenset[Role] = frozenset(Role)) -> As
     async with Owner() as owner:
         yield Scene(Net(owner), folder, roles)
         owner.cancel()
+
+
+def taken(pull: ModelPull) -> dict[str, int]:
+    """The bytes that each member gave."""
+    return {one.node: one.bytes for one in pull.state.holders.values()}
+
+
+async def failed(pull: ModelPull) -> MeshdError:
+    """How a pull that must not succeed ended."""
+    try:
+        await pull.run()
+    except MeshdError as error:
+        return error
+    raise AssertionError("it was pulled")

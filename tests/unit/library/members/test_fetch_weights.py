@@ -13,10 +13,9 @@ from meshd.library.members.fetch_weights import MemberWeights
 from meshd.model.weights_index import PIECE_BYTES, PieceIndex
 from meshd.peer.interface import Stream
 from meshd.store.content_store import DiskContentStore
-from meshd.store.hash_cache import HashCache
+from meshd.store.hash_cache import HashCache, PieceCache
 from meshd.store.interface import LeaseCache
 from meshd.store.model_file import ModelFile
-from meshd.store.piece_cache import PieceCache
 from meshd.wire.lease import NeededTensor, Needs
 from meshd.wire.models import HERE, ToldModel
 

@@ -7,10 +7,7 @@ from pathlib import Path
 import pytest
 from meshd.base.errors import Broken, MeshdError, Refused
 from meshd.base.peer_limits import MODEL_HOLDERS
-from meshd.library.members import ask_models as asking
-from meshd.library.members.ask_models import ask_members, ask_models, ask_pieces
-from meshd.library.members.offers import MemberOffer
-from meshd.library.members.pull_model import ModelPull
+from meshd.library.members.offers import MemberOffer, ask_members, ask_models, ask_pieces
 from meshd.model.weights_index import PIECE_BYTES, PieceIndex
 from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
@@ -30,24 +27,11 @@ from meshd.wire.models import (
 )
 
 from tests.unit.head.fake_mesh import FakeMesh
-from tests.unit.library.members.exchange_scene import NAME, big, scene
+from tests.unit.library.members.exchange_scene import NAME, big, failed, scene, taken
 from tests.unit.library.models import tiny
 
 _HASHES_AT_ONCE = 32 << 10  # bytes of them
 Serve = Callable[[Stream], Awaitable[None]]
-
-
-async def failed(pull: ModelPull) -> MeshdError:
-    """How a pull that must not succeed ended."""
-    try:
-        await pull.run()
-    except MeshdError as error:
-        return error
-    raise AssertionError("it was pulled")
-
-
-def taken(pull: ModelPull) -> dict[str, int]:
-    return {one.node: one.bytes for one in pull.state.holders.values()}
 
 
 def lies_about(data: bytes, serve: Serve | None = None) -> tuple[Serve, PieceIndex]:
@@ -230,15 +214,11 @@ async def test_pieces_that_are_none(tmp_path: Path, messages: tuple[ModelsMessag
             await ask_pieces(it.taker, MemberOffer(other.key.peer, "other", MODEL), lambda _: None)
 
 
-async def test_one_that_says_nothing_keeps_nobody_from_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(asking, "LIST_SECONDS", 0.5)
-
+async def test_one_that_says_nothing_keeps_nobody_from_it(tmp_path: Path) -> None:
     async with scene(tmp_path) as it:
         it.mute("silent").handle(MODELS_SERVICE, _answers(), allow=lambda _member, _metadata: None)
         it.giver("a").has(tiny())
-        found = {one.node: one for one in await ask_members(it.taker)}
+        found = {one.node: one for one in await ask_members(it.taker, seconds=0.5)}
         assert found["silent"].why_not == "it does not answer" and len(found["a"].offers) == 1
 
 

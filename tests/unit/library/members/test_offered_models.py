@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from meshd.library.interface import ModelSource
 from meshd.library.members.give import OWN_SOURCES, OfferedModels
-from meshd.store.hash_cache import HashCache
-from meshd.store.piece_cache import PieceCache
+from meshd.store.hash_cache import HashCache, PieceCache
 
 from tests.unit.library.members.exchange_scene import CACHES, stores_of
 from tests.unit.library.models import cached, in_ollama, put, tiny, tiny_shards

@@ -10,14 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from meshd.base.errors import UserError
 from meshd.library import disk
-from meshd.library.members import ask_models, fetch, pull_header
-from meshd.library.members.pull_model import HoldersLost, NobodyHasIt
+from meshd.library.members import fetch, offers
+from meshd.library.members import pull as pulling
+from meshd.library.members.pull import HoldersLost, NobodyHasIt
 from meshd.model.weights_index import HASH_BYTES, PIECE_BYTES, PieceIndex
 
 from tests.conformance.run import run
-from tests.unit.library.members.exchange_scene import NAME, Scene, scene
+from tests.unit.library.members.exchange_scene import NAME, Scene, failed, scene
 from tests.unit.library.members.test_pull_trust import WANTED, other
-from tests.unit.library.members.told_member import Member, failed, fingerprint_of, index_of, large, pull_of
+from tests.unit.library.members.told_member import Member, fingerprint_of, index_of, large, pull_of
 from tests.unit.store.header_files import hashes_of
 
 Usage = namedtuple("Usage", "total used free")
@@ -153,8 +154,8 @@ async def test_one_that_stalls_keeps_no_header_back(
     its file first, and has read it when it is asked for the last time.
     """
     monkeypatch.setattr(fetch, "_SILENT_SECONDS", 1e6)
-    monkeypatch.setattr(ask_models, "_WORDLESS_SECONDS", 1e6)
-    monkeypatch.setattr(pull_header, "_READY_SECONDS", 0.1)
+    monkeypatch.setattr(offers, "_WORDLESS_SECONDS", 1e6)
+    monkeypatch.setattr(pulling, "_READY_SECONDS", 0.1)
 
     async with scene(tmp_path) as it:
         speaking(it, replace(HONEST, stalls=True), first=first, honest=replace(HONEST, slow=slow))
@@ -168,7 +169,7 @@ async def test_those_that_read_are_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     """If none knows the hashes at once."""
-    monkeypatch.setattr(pull_header, "_READY_SECONDS", 1e-4)
+    monkeypatch.setattr(pulling, "_READY_SECONDS", 1e-4)
 
     async with scene(tmp_path) as it:
         for number in range(count):

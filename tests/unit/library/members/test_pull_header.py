@@ -7,17 +7,16 @@ from pathlib import Path
 import pytest
 from meshd.base.errors import UserError
 from meshd.library import disk
-from meshd.library.members.pull_model import NobodyHasIt, PullStep
+from meshd.library.members.pull import NobodyHasIt, PullStep
 from meshd.library.pulled_models import find_header, said_of
 from meshd.model.model_name import MeshName
 from meshd.model.weights_index import PIECE_BYTES, fingerprint
 from meshd.store.header_file import HeaderFile, present_tensors, read_note
 
 from tests.gguf_bytes import gguf, language_model, parse
-from tests.unit.library.members.exchange_scene import NAME, scene
+from tests.unit.library.members.exchange_scene import NAME, failed, scene
 from tests.unit.library.members.told_member import (
     Member,
-    failed,
     fingerprint_of,
     index_of,
     large,

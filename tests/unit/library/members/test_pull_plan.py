@@ -3,12 +3,11 @@
 from pathlib import Path
 
 from meshd.base.tasks import Owner, cancel_and_wait
-from meshd.library.members.pull_header import PlanPull
-from meshd.library.members.pull_model import PullStep
+from meshd.library.members.pull import PlanPull, PullStep
 from meshd.library.pulled_models import all_headers
 from meshd.model.model_name import parse_model_name
 from meshd.model.weights_index import PIECE_BYTES
-from meshd.store.shard import close_all, open_shards
+from meshd.store.model_file import close_all, open_shards
 
 from tests.conformance.run import until
 from tests.gguf_bytes import parse

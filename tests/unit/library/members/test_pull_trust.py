@@ -6,23 +6,15 @@ from pathlib import Path
 
 import pytest
 from meshd.library.interface import NotHere
-from meshd.library.members.pull_model import ModelPull, NobodyHasIt
+from meshd.library.members.pull import ModelPull, NobodyHasIt
 from meshd.library.pulled_models import find_header, names_of
 from meshd.library.resolve import Resolver
 from meshd.library.stores import Stores
 from meshd.model.model_name import MeshName
 
 from tests.gguf_bytes import gguf, language_model
-from tests.unit.library.members.exchange_scene import NAME, Scene, scene, stores_of
-from tests.unit.library.members.told_member import (
-    Member,
-    failed,
-    fingerprint_of,
-    index_of,
-    large,
-    lying,
-    pull_of,
-)
+from tests.unit.library.members.exchange_scene import NAME, Scene, failed, scene, stores_of
+from tests.unit.library.members.told_member import Member, fingerprint_of, index_of, large, lying, pull_of
 from tests.unit.library.models import pulled, put, tiny
 from tests.unit.store.header_files import hashes_of
 

@@ -4,12 +4,10 @@ from pathlib import Path
 
 import pytest
 from meshd.library.interface import StoredModel
-from meshd.library.members.pull_header import HeaderPull
-from meshd.library.members.pull_model import ModelPull, PullStep, may_be_elsewhere
+from meshd.library.members.pull import HeaderPull, ModelPull, PullStep, may_be_elsewhere
 from meshd.library.stores import of_path
 from meshd.model.model_name import parse_model_name
-from meshd.store.hash_cache import FileState, HashCache
-from meshd.store.piece_cache import PieceCache
+from meshd.store.hash_cache import FileState, HashCache, PieceCache
 
 from tests.gguf_bytes import parse
 from tests.unit.library.members.exchange_scene import NAME, Scene, scene

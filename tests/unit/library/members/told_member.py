@@ -4,9 +4,7 @@ import asyncio
 from dataclasses import dataclass
 from functools import cache
 
-from meshd.base.errors import MeshdError
-from meshd.library.members.pull_header import HeaderPull
-from meshd.library.members.pull_model import ModelPull
+from meshd.library.members.pull import HeaderPull
 from meshd.model.gguf_names import file_names
 from meshd.model.model_name import parse_model_name
 from meshd.model.weights_index import PIECE_BYTES, PieceIndex, fingerprint
@@ -56,14 +54,6 @@ def large_shards(count: int, stem: str = "large-Q4_K_M") -> dict[str, bytes]:
 
 def pull_of(it: Scene, name: str = NAME) -> HeaderPull:
     return HeaderPull(it.taker, parse_model_name(name), it.place())
-
-
-async def failed(pull: ModelPull) -> MeshdError:
-    try:
-        await pull.run()
-    except MeshdError as error:
-        return error
-    raise AssertionError("it was pulled")
 
 
 def fingerprint_of(data: bytes) -> str:

@@ -1,10 +1,11 @@
-"""A load without meshd: upstream's binaries, with a distance before each rpc-server.
+"""The rig of a measurement: programs and a model, its cells, and a load without meshd.
 
-Keep memory at hand for the start of a load.
+A load without meshd runs upstream's binaries, with a distance before each rpc-server.
 
-A virtual machine that reports its free pages loses them to its host two seconds later, and has to fetch each
-again: 2 ms per MB on the machine of docs/lab/performance.md, which is twice the rest of a load. On such
-machines some memory is held and released the moment llama-server starts, for stock and meshd alike.
+Memory is kept at hand for the start of a load. A virtual machine that reports its free pages loses them to
+its host two seconds later, and has to fetch each again: 2 ms per MB on the machine of
+docs/lab/performance.md, which is twice the rest of a load. On such machines some memory is held and released
+the moment llama-server starts, for stock and meshd alike.
 """
 
 import asyncio
@@ -14,19 +15,26 @@ import re
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, in_thread
-from meshd.bench.cells import LOAD_SECONDS, Cell, LoadedCell, Rig
+from meshd.bench.interface import WITHOUT, BenchOutput
 from meshd.bench.llama import changed, clock, first_token, started_at
-from meshd.build.interface import LLAMA_SERVER, RPC_SERVER, NativeInfo
+from meshd.build.fetch import demo_model
+from meshd.build.interface import LLAMA_SERVER, RPC_SERVER, BuildProgress, NativeInfo
+from meshd.build.native import build
 from meshd.devices.command_lines import CALM_THREADS, LARGE_PAGES, NO_WARMUP
 from meshd.fleet.proxy import Counts, DelayingProxy, ProxyRules, connect_to, listening_socket
 from meshd.process.child import OwnedChild
 from meshd.process.interface import ChildSpec
 from meshd.process.ready import port_open
+
+LOAD_SECONDS = 600.0
+DECODES = 3  # of TOKENS each, of which the median counts, where a cell has fewer runs than that
+
 
 AT_HAND = 512 << 20
 SAMPLE_SECONDS = 0.004
@@ -36,6 +44,67 @@ _NOT_STOCK = ("-ot", "-lm")  # of meshd's plan: where the output is, how the fil
 _SPLIT = ("-dev", "-ts", "-ngl")
 _OF_WORKER = re.compile(r"=MESH[0-9]+(?=,|$)")  # in `-ot`
 _OWN_CHOICE = (NO_WARMUP, "-nr")  # and `--cache-ram 0`: what upstream does otherwise unless it is told
+
+
+async def programs_and_model(cache: Path, model: Path | None, out: BenchOutput) -> tuple[NativeInfo, Path]:
+    """Build upstream's programs and ours; return them and `model`, or SmolLM2. Raises MeshdError."""
+
+    def progress(step: BuildProgress) -> None:
+        out.progress(step.text, step.done / step.total if step.total else None)
+
+    native = await build(cache, progress=progress)
+    return native, model if model is not None else await demo_model(cache, progress)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One setup to measure: `workers` at a round trip of `rtt_ms`.
+
+    `without`: the part of meshd to disable (interface.WITHOUT), if any. `ends`: one node alone has the ends
+    of the model on its processor, as meshd's head does. `defaults`: stock as upstream ships it.
+    """
+
+    workers: int
+    rtt_ms: float
+    without: str = ""
+    ends: bool = False
+    defaults: bool = False
+
+    @property
+    def head_options(self) -> tuple[str, ...]:
+        """The serving node's options for this cell."""
+        return ("--set", WITHOUT[self.without]) if self.without else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """The inputs that all measurements of one call share.
+
+    `devices`: the GPUs that workers use in turns; a node alone uses the first. Empty: processors only.
+    """
+
+    model: Path
+    cache: Path
+    native: NativeInfo
+    speed: bool  # prompt and tokens too, not the load alone
+    devices: tuple[str, ...] = ()
+    decodes: int = DECODES
+    prompts: bool = True  # of `prompt_tokens`, too
+    prompt_tokens: int = 512
+
+    def device(self, number: int) -> tuple[str, ...]:
+        """Return the options of worker `number`, for meshd's and upstream's programs."""
+        return ("--device", self.devices[number % len(self.devices)]) if self.devices else ()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedCell:
+    """A llama-server that has loaded its model."""
+
+    place: Path
+    argv: list[str]
+    seconds: float
+    sent: int  # bytes between nodes until then
 
 
 def is_lent() -> bool:

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.store.eviction import EvictablePack, limit_now, packs_to_evict
+from meshd.store.pack_folder import EvictablePack, limit_now, packs_to_evict
 
 A1 = EvictablePack("a1", 10, "a", last_used=1)
 A2 = EvictablePack("a2", 10, "a", last_used=2)

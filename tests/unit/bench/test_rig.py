@@ -4,10 +4,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from meshd.bench import stock_run
-from meshd.bench.stock_run import alone, over_rpc
+from meshd.bench import rig
+from meshd.bench.rig import alone, over_rpc
 
-from tests.conformance.run import run, until
+from tests.conformance.run import until
 
 MESHD = ["-fit", "off", "-ngl", "31", "-dev", "MESH0,MESH1", "-ts", "0,15,16", "-lm", "none", "-c", "512"]
 
@@ -42,32 +42,28 @@ def test_a_machine_says_whether_it_lends(
     place = tmp_path / "page_reporting_order"
     if said is not None:
         place.write_text(said)
-    monkeypatch.setattr(stock_run, "_ORDER", place)
-    assert stock_run.is_lent() is lent
+    monkeypatch.setattr(rig, "_ORDER", place)
+    assert rig.is_lent() is lent
 
 
-def test_it_is_given_back_when_the_socket_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stock_run, "is_lent", lambda: True)
-    monkeypatch.setattr(stock_run, "AT_HAND", 1 << 20)
+async def test_it_is_given_back_when_the_socket_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rig, "is_lent", lambda: True)
+    monkeypatch.setattr(rig, "AT_HAND", 1 << 20)
 
-    async def main() -> None:
-        held = await stock_run.take_memory()
-        assert held is not None
-        giving = asyncio.get_running_loop().create_task(stock_run.give_back(held, tmp_path / "llama.sock"))
-        await asyncio.sleep(3 * stock_run.SAMPLE_SECONDS)
-        assert not held.closed
-        (tmp_path / "llama.sock").touch()
-        await until(giving.done)
-        assert held.closed
-
-    run(main())
+    held = await rig.take_memory()
+    assert held is not None
+    giving = asyncio.get_running_loop().create_task(rig.give_back(held, tmp_path / "llama.sock"))
+    await asyncio.sleep(3 * rig.SAMPLE_SECONDS)
+    assert not held.closed
+    (tmp_path / "llama.sock").touch()
+    await until(giving.done)
+    assert held.closed
 
 
-def test_nothing_is_held_where_none_is_lent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stock_run, "is_lent", lambda: False)
+async def test_nothing_is_held_where_none_is_lent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rig, "is_lent", lambda: False)
 
-    async def main() -> None:
-        assert await stock_run.take_memory() is None
-        await stock_run.give_back(None, tmp_path / "never")  # returns at once
-
-    run(main())
+    assert await rig.take_memory() is None
+    await rig.give_back(None, tmp_path / "never")  # returns at once

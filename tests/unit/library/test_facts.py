@@ -1,15 +1,14 @@
-"""Reading all of a model: what is promised, what is known, what is there."""
+"""TODO."""
 
 import os
 from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.library.facts import facts_of
+from meshd.library.facts import Verified, facts_of, hash_of, promised_by, verify
 from meshd.library.interface import ModelSource, StoredModel, TransferProgress
 from meshd.library.resolve import Resolver
 from meshd.library.stores import Stores
-from meshd.library.verify import Verified, hash_of, promised_by, verify
 
 from tests.hub_server import git_hash
 

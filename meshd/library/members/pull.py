@@ -1,41 +1,62 @@
-"""Pull one model from all members that have it: fetched piece by piece, checked, and put in its place."""
+"""Pull a model from all members that have it: fetched piece by piece, checked, and put in its place.
+
+A head without layers pulls only the header, and tensors outside the layers. Their pieces are fetched and
+checked like those of a whole model. The hashes of all tensors are one member's claim: with the header they
+must yield the fingerprint in the model's name, or the one that members report. These hashes alone determine
+which weights are computed with, so nobody can substitute others unnoticed. The received tensors are compared
+with them; workers compare the layers that they have.
+
+A plan pulls only the headers, and nothing is computed with them: a wrong header makes a wrong plan.
+"""
 
 import asyncio
 import functools
-from collections.abc import Callable, Iterable, Sequence
+import secrets
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import ClassVar
 
 from meshd.base import log
-from meshd.base.errors import UserError
+from meshd.base.errors import MeshdError, UserError
 from meshd.base.peer_limits import MODEL_HOLDERS
 from meshd.base.tasks import in_thread
 from meshd.identity.keys import PeerId
-from meshd.library.facts import facts_of
+from meshd.library.facts import facts_of, read_beginning
 from meshd.library.interface import StoredModel
-from meshd.library.members.ask_models import MemberModels, ask_members, ask_pieces
-from meshd.library.members.fetch import OTHER_FILE, Fetch, Holder
-from meshd.library.members.offers import MemberOffer, ambiguous, fitting_offers
-from meshd.library.members.part_files import PartFiles, PulledAlready, is_locked
-from meshd.library.members.piece_plan import PiecePlan
-from meshd.library.pulled_models import add_name, is_of_members, names_of, note_names
-from meshd.model.gguf_names import file_names
+from meshd.library.members.fetch import OTHER_FILE, Fetch, Holder, PiecePlan
+from meshd.library.members.offers import (
+    MemberModels,
+    MemberOffer,
+    ambiguous,
+    ask_members,
+    ask_pieces,
+    ask_tensors,
+    fitting_offers,
+)
+from meshd.library.members.part_files import PLAN_KIND, PartFiles, PulledAlready, is_locked
+from meshd.library.pulled_models import HEADER_KIND, add_name, is_of_members, names_of, note_names
+from meshd.model.gguf import MAX_HEADER_BYTES, Header
+from meshd.model.gguf_names import HEADER_SUFFIX, file_names
 from meshd.model.model_name import MeshName, ModelName
 from meshd.model.short_names import hub_name_of
-from meshd.model.weights_index import PIECE_BYTES, PieceIndex
+from meshd.model.weights_index import PIECE_BYTES, PieceIndex, fingerprint
 from meshd.peer.interface import Mesh
-from meshd.store.hash_cache import FileState, HashCache
+from meshd.store.hash_cache import FileState, HashCache, PieceCache
+from meshd.store.header_file import HeaderNote, compare_present, digests_of, present_tensors, write_note
 from meshd.store.interface import HashProgress
-from meshd.store.model_file import ModelFile
-from meshd.store.piece_cache import PieceCache
+from meshd.store.model_file import ModelFile, check_headers, close_all, opened
 from meshd.wire.models import ToldModel
 
 _LOOKED_AT = 64  # pieces hashed in one step
 _LOOK_SECONDS = 0.5  # between two looks at whether another pull has ended
 _JOIN_SECONDS = 10.0  # how long to wait for members that must read their file first
+_MOST_PIECES = MAX_HEADER_BYTES // PIECE_BYTES + 1  # pieces of a header
+_READY_SECONDS = 30.0  # for a member that knows the hashes, while others may know them
+_MOST_READY_SECONDS = 4 * 3600.0  # to read the largest file
+_LIED = "the hashes that it tells are not those of the model's fingerprint"
 LOG = log.get("library")
 
 
@@ -104,14 +125,6 @@ def nobody_has(name: ModelName, told: Sequence[MemberModels], *, lied: int, by_c
     return NobodyHasIt(what, hint=hint)
 
 
-@dataclass(frozen=True, slots=True)
-class SameModel:
-    """A model of this machine. `fingerprint` in hex, empty if it was found by its content id."""
-
-    stored: StoredModel
-    fingerprint: str
-
-
 def may_be_elsewhere(name: ModelName) -> bool:
     """Say whether any copy will do: not if Hugging Face's hash of the whole file counts."""
     return hub_name_of(str(name)) is None
@@ -124,8 +137,10 @@ def same_model(
     *,
     is_wished: Callable[[str, str], bool],
     all_agree: bool,
-) -> SameModel | None:
+) -> tuple[StoredModel, str] | None:
     """Return the first of `own` that has a reported fingerprint or content id, as far as known.
+
+    The fingerprint comes with it, in hex, empty if the model was found by its content id.
 
     No file is hashed for this, only headers are read: run it in a thread. `is_wished` gets both ids in hex,
     and says whether they fit the request. `all_agree`: all reports must match, or one member alone could
@@ -149,7 +164,7 @@ def same_model(
             for one in told
         ]
         if (all(same) if all_agree else any(same)) and is_wished(found, content.hex()):
-            return SameModel(stored, found)
+            return stored, found
     return None
 
 
@@ -248,10 +263,10 @@ class ModelPull:
         )
         if found is None:
             return False
-        state, stored = self.state, found.stored
+        state, (stored, fingerprint_here) = self.state, found
         if is_of_members(stored):
-            await in_thread(functools.partial(add_name, self._name, stored.paths))
-        state.name, state.paths, state.fingerprint = stored.stem, stored.paths, found.fingerprint
+            await in_thread(add_name, self._name, stored.paths)
+        state.name, state.paths, state.fingerprint = stored.stem, stored.paths, fingerprint_here
         state.total = state.done = state.before = stored.size
         state.holders, state.was_here = {}, True
         return True
@@ -294,29 +309,27 @@ class ModelPull:
     async def _fetch(self, fetch: Fetch, index: PieceIndex, offer: MemberOffer) -> bool:
         files = PartFiles(self._place.folder, index, file_names(offer.stem, offer.model.files))
         try:
-            plan = PiecePlan(index, await self._present(files, index))
-            await self._take(fetch, files, plan)
-            return await self._finish(fetch, files, index)
+            await self._open(files)
+            await self._take(fetch, files, PiecePlan(index, files.there))
+            return await self._finish(fetch, files)
         finally:
             files.close()
 
-    async def _present(self, files: PartFiles, index: PieceIndex) -> set[int]:
-        """Open the files, and return the pieces from earlier pulls."""
-        state = self.state
+    async def _open(self, files: PartFiles) -> None:
+        """Open the files, and find the pieces from earlier pulls."""
+        state, index = self.state, files.index
         state.step, state.total = PullStep.LOOKING, index.size
         await in_thread(files.open)
-        present: set[int] = set()
         for first in range(0, index.count, _LOOKED_AT):  # in steps, so that a cancellation takes effect
             numbers = range(first, min(index.count, first + _LOOKED_AT))
-            present |= await in_thread(functools.partial(files.present, numbers))
+            files.there |= await in_thread(files.present, numbers)
             state.done = min(index.size, numbers.stop * PIECE_BYTES)
-        return present
 
     async def _take(self, fetch: Fetch, files: PartFiles, plan: PiecePlan) -> None:
         """Fetch the pieces that the plan lacks. Raises UserError if they do not fit on the disk."""
         state, state.step, state.total = self.state, PullStep.FETCHING, plan.wanted_bytes
         state.done = state.before = plan.done_bytes
-        await in_thread(functools.partial(files.check_space, plan.wanted_bytes - plan.done_bytes))
+        await in_thread(files.check_space, plan.wanted_bytes - plan.done_bytes)
         now = asyncio.get_running_loop().time
         began = now()
 
@@ -325,13 +338,13 @@ class ModelPull:
             state.rate = (state.done - state.before) / max(now() - began, 0.001)
 
         async def write(number: int, data: bytes) -> None:
-            await in_thread(functools.partial(files.write, number, data))
+            await in_thread(files.write, number, data)
 
         await fetch.take(plan, write, on_bytes)
         if not plan.is_done:
             raise self._lost()
 
-    async def _finish(self, fetch: Fetch, files: PartFiles, index: PieceIndex) -> bool:
+    async def _finish(self, fetch: Fetch, files: PartFiles) -> bool:
         """Compare the model with its holders' claims, and move it to its place; return False if all lied."""
         state, state.step = self.state, PullStep.CHECKING
         await in_thread(files.flush)
@@ -342,7 +355,7 @@ class ModelPull:
         else:
             problem = "its fingerprint is another one than was said"
         # Exclude liars.
-        liars = self._liars(fetch, found, index)
+        liars = self._liars(fetch, found, files.index)
         for peer in liars:
             self._excluded.add(peer)
             LOG.warning("holder_lied", peer=peer.short, why=problem)
@@ -350,9 +363,9 @@ class ModelPull:
             await in_thread(files.discard)
             return False
         # Give the model its place.
-        await in_thread(functools.partial(self._note_name, files))
+        await in_thread(self._note_name, files)
         states = await in_thread(files.finish)
-        await in_thread(functools.partial(self._place.pieces.save, states, index))
+        await in_thread(self._place.pieces.save, states, files.index)
         state.paths, state.fingerprint = files.final_paths, found
         return True
 
@@ -396,3 +409,172 @@ class ModelPull:
             f"no member gives `{self._name}` any more ({why})",
             hint="run it again later: it continues where it stopped",
         )
+
+
+class HeaderPull(ModelPull):
+    """Pull the header of a model: `run` it once; `state` is as for the pull of a model."""
+
+    _by_content = False  # a content id covers no hashes of layers: a liar could report others
+
+    async def _fetch(self, fetch: Fetch, index: PieceIndex, offer: MemberOffer) -> bool:
+        names = file_names(offer.stem, len(index.sizes), HEADER_SUFFIX)
+        files = PartFiles(self._place.folder, index, names, kind=HEADER_KIND)
+        try:
+            await self._open(files)
+            headers = await self._headers(fetch, files, names)
+            teller, note = await self._hashes(fetch, index, headers)
+            await self._take_these(fetch, files, _wanted(index, headers))
+            return await self._keep(files, teller, note)
+        finally:
+            files.close()
+
+    async def _headers(self, fetch: Fetch, files: PartFiles, names: Sequence[str]) -> list[Header]:
+        """Return the headers of all files: all beginnings are fetched at once, from all holders."""
+        beginnings = [files.index.numbers(file, 0, 1)[0] for file in range(len(names))]
+        await self._take_these(fetch, files, beginnings)
+        found = [await self._header(fetch, files, file, label=name) for file, name in enumerate(names)]
+        try:
+            check_headers(names, found)
+        except UserError as error:
+            raise UnusableContent(error.what, hint=error.hint) from None
+        return found
+
+    async def _header(self, fetch: Fetch, files: PartFiles, file: int, *, label: str) -> Header:
+        """Return one header of unknown length: pieces are fetched until it is complete."""
+        count, size = 1, files.index.sizes[file]
+        most = min(size, _MOST_PIECES * PIECE_BYTES)
+        while True:
+            end = min(count * PIECE_BYTES, most)
+            await self._take_these(fetch, files, files.index.numbers(file, 0, end))
+            read = functools.partial(
+                read_beginning,
+                functools.partial(files.read, file),
+                end=end,
+                size=size,
+                label=label,
+                may_grow=end < most,
+            )
+            try:
+                header = await in_thread(read)
+            except UserError as error:
+                raise UnusableContent(error.what, hint=error.hint) from None
+            if header is not None:
+                return header
+            count *= 2
+
+    async def _take_these(self, fetch: Fetch, files: PartFiles, numbers: Collection[int]) -> None:
+        """Fetch the missing ones of these pieces, from all members that have them."""
+        await self._take(fetch, files, PiecePlan(files.index, files.there, wanted=numbers))
+        files.there.update(numbers)
+
+    async def _hashes(
+        self, fetch: Fetch, index: PieceIndex, headers: Sequence[Header]
+    ) -> tuple[PeerId, HeaderNote]:
+        """Return the first member whose claim fits the model's name and its own earlier claim, and the claim.
+
+        A member that reads its file first is awaited, twice as long each time, while there are others to ask.
+        """
+        seconds = _READY_SECONDS
+        while holding := [offer for offer in self._offers if offer.peer in fetch.giving]:
+            for offer in holding:
+                limit = seconds if len(holding) > 1 else None
+                if (note := await self._told_by(fetch, index, offer, headers, limit)) is not None:
+                    return offer.peer, note
+            if len(holding) == 1 or seconds > _MOST_READY_SECONDS:
+                break
+            seconds *= 2
+        raise self._lost()
+
+    async def _told_by(
+        self,
+        fetch: Fetch,
+        index: PieceIndex,
+        offer: MemberOffer,
+        headers: Sequence[Header],
+        seconds: float | None,
+    ) -> HeaderNote | None:
+        """Return what one member reports within `seconds`; None for no answer, or a lie."""
+
+        def on_progress(text: str) -> None:
+            self.state.activity = f"{offer.node}: {text}"
+
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                count = sum(len(header.tensors) for header in headers)
+                digests = await ask_tensors(self._mesh, offer, count, on_progress)
+        except (MeshdError, TimeoutError) as error:
+            if not limit.expired():
+                fetch.lose(offer.peer, error)
+            return None
+        found = fingerprint(headers, digests_of(headers, digests))
+        is_wished = self._is_wished(found, index.content.hex())
+        if is_wished and offer.model.fingerprint.hex() in ("", found):
+            return HeaderNote(offer.stem, offer.node, index.content, found, digests, states=())
+        self.state.holders[offer.peer].problem = _LIED
+        LOG.warning("holder_lied", peer=offer.peer.short, why=_LIED)
+        return None
+
+    async def _keep(self, files: PartFiles, teller: PeerId, note: HeaderNote) -> bool:
+        """Keep the header; return False if the received bytes do not match the hashes of `teller`."""
+        self.state.step = PullStep.CHECKING
+        # Compare the files with the hashes.
+        await in_thread(files.lengthen)
+        await in_thread(files.flush)
+        path = files.part_paths[0]
+        shards = await opened(path, header_only=True)
+        try:
+            try:
+                await compare_present(shards, note)
+            except UserError as error:
+                self._excluded.add(teller)
+                LOG.warning("holder_lied", peer=teller.short, why=error.what)
+                return False
+            states = tuple(FileState.of(shard.descriptor) for shard in shards)
+            try:
+                await in_thread(write_note, path, replace(note, states=states))
+            except OSError as error:
+                raise files.cannot_write(error) from None
+        finally:
+            close_all(shards)
+        # Give them their place.
+        await in_thread(self._note_name, files)
+        await in_thread(files.finish)
+        self.state.paths, self.state.fingerprint = files.final_paths, note.fingerprint
+        return True
+
+    def _lost(self) -> HoldersLost:
+        """Return the error as for a model; no member can correct a lie about hashes."""
+        lost = super()._lost()
+        if any(one.problem == _LIED for one in self.state.holders.values()):
+            return HoldersLost(lost.what, hint="name the model by its fingerprint, or ask who runs that node")
+        return lost
+
+
+def _wanted(index: PieceIndex, headers: Sequence[Header]) -> set[int]:
+    """Return the pieces that contain the headers, and tensors that belong to no layer."""
+    found: set[int] = set()
+    for file, header in enumerate(headers):
+        found.update(index.numbers(file, 0, min(header.data_offset, index.sizes[file])))
+        for tensor in present_tensors(header):
+            found.update(index.numbers(file, tensor.offset, tensor.size))
+    return found
+
+
+class PlanPull(HeaderPull):
+    """Pull the headers of a model for a plan: `run` it once; `state` is as for the pull of a model."""
+
+    _by_content = True
+
+    async def _fetch(self, fetch: Fetch, index: PieceIndex, offer: MemberOffer) -> bool:
+        names = file_names(offer.stem, len(index.sizes), HEADER_SUFFIX)
+        files = PartFiles(self._place.folder, index, names, kind=f"{PLAN_KIND}-{secrets.token_hex(4)}")
+        try:
+            await self._open(files)
+            await self._headers(fetch, files, names)
+            await in_thread(files.lengthen)
+            await in_thread(files.finish)
+            self.state.paths = files.final_paths
+            return True
+        finally:
+            files.close()
+            files.leave_nothing()

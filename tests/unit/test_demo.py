@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from meshd.demo import run as demo
-from meshd.demo.run import other_copy
+from meshd import demo
+from meshd.demo import other_copy
 
 
 class _Shown:
