@@ -1,8 +1,9 @@
 """Fetch the models that a role was given by name and this node lacks, while the node already runs.
 
 The node is a member from its start: it is `fetching` until its models are here, and then its role begins.
-`meshd status`, the log and the API show the progress. Fetched data stays when the node is stopped, and the
-next start continues there.
+`meshd status`, the log and the API show the progress: the gateway listens from the start, and
+`ModelsOnceFetched` refuses requests until the role begins. Fetched data stays when the node is stopped, and
+the next start continues there.
 """
 
 import asyncio
