@@ -90,7 +90,3 @@ class Frozen:
     def go_on(self) -> None:
         """For servers that are started later; those that stand still do so for good."""
         (self._folder / "stop").unlink()
-
-    def be_slow(self) -> None:
-        """The next graph takes 35 s more, and computes as on a crowded machine: a tenth of the time."""
-        (self._folder / "slow").touch()

@@ -19,37 +19,16 @@ from meshd.build.native import folder_of_ours
 from meshd.rpc import mesh_protocol as wire
 
 from tests.e2e.models import cache_folder
-from tests.native.schema import OPERATIONS
 
 STAMP = "stamp.json"
 NO_MEMORY = "no-memory"
-LACKS = "lacks"
 CRASHES = "crashes"
-_LACKING = "SET_ROWS"
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 def _without_memory(kind: int, body: bytes) -> bytes:
     """Each buffer is refused."""
     return wire.MESSAGES[kind].body.pack(0) if kind == wire.ALLOCATED else body
-
-
-def _without_operation(kind: int, body: bytes) -> bytes:
-    """One operation is not in WELCOME."""
-    if kind != wire.WELCOME:
-        return body
-    head = wire.MESSAGES[kind].body
-    version, devices, operations, *more = head.unpack_from(body)
-    begin = head.size + devices * wire.DEVICE.size
-    numbers = memoryview(body)[begin : begin + 4 * operations].cast("I").tolist()
-    numbers.remove([operation.name for operation in OPERATIONS].index(_LACKING))
-    kept = b"".join(number.to_bytes(4, "little") for number in numbers)
-    return (
-        head.pack(version, devices, len(numbers), *more)
-        + body[head.size : begin]
-        + kept
-        + body[begin + 4 * operations :]
-    )
 
 
 def _crash(kind: int, body: bytes) -> bytes:
@@ -61,7 +40,6 @@ def _crash(kind: int, body: bytes) -> bytes:
 
 _CHANGES: dict[str, Callable[[int, bytes], bytes]] = {
     NO_MEMORY: _without_memory,
-    LACKS: _without_operation,
     CRASHES: _crash,
 }
 

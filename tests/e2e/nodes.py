@@ -186,12 +186,6 @@ def child_pid(status: Status, name: str) -> int:
     return pid
 
 
-def runs_anew(status: Status, name: str, before: int) -> bool:
-    """Return whether the child with this name is another process than the one that was lost."""
-    [pid] = [child.pid for child in status.children if child.name == name]
-    return pid not in (None, before)
-
-
 async def ping(node: LocalNode, peer: str) -> float:
     """Round trip in seconds."""
     reply = await asyncio.to_thread(ask, node.spec.home, PingRequest(peer=peer))

@@ -85,19 +85,3 @@ def test_the_demo_at_a_distance(tmp_path: Path) -> None:
     load = re.search(r"network +([0-9.]+) kB to load", done.stdout)
     assert load is not None, done.stdout
     assert float(load[1]) * 1000 < GRAPH_BYTES, "compressed: that is one part of what crosses, with logits"
-
-
-def test_each_way_of_waiting_answers_and_is_measured(tmp_path: Path) -> None:
-    """Two workers on the CPU, whose threads wait as the setting says although there may be few processors."""
-    native()
-    output = tmp_path / "waiting.json"
-    asked = ("--model", "tiny", "--devices", "CPU", "--workers", "2", "--tokens", "32", "--tries", "1")
-    done = module(tmp_path, "tests.bench.waiting", *asked, "--json", str(output))
-    assert done.returncode == 0, done.stdout + done.stderr
-    samples = json.loads(output.read_text("utf-8"))["samples"]
-    assert {*samples} == {"llama-server", "2 workers, poll", "2 workers, timed", "2 workers, sleep"}
-    for name, [sample] in samples.items():
-        assert sample["rate"] > 0, name
-        computing = [cores for process, cores in sample["cores"].items() if process.endswith("-server")]
-        assert len(computing) == (1 if name == "llama-server" else 3)
-        assert sum(map(sum, computing)) > 0, name

@@ -124,73 +124,77 @@ def listens_at(pid: int) -> set[tuple[str, int]]:
     return found
 
 
-def test_a_member_without_a_model_answers_as_the_heads_do(tmp_path: Path) -> None:
-    reference = alone(smollm2(), TOKENS)
+async def _answers_as_the_heads_do(here: Scene, reference: str) -> None:
+    """Its own list, health and answers; and it has no port but those it needs."""
+    one = await here.heads["one"].status()
+    name, status = model_of(one).name, await here.client.status()
+    assert (status.node.role, status.model, status.children) == ("client", None, ())
+    models = await here.api.ask("GET", "/v1/models")
+    assert [row["id"] for row in models.body["data"]] == [name]  # type: ignore[attr-defined]
+    assert (await here.api.ask("GET", "/health")).body == {"status": "ok", "model": name}
+    assert await here.api.complete(PROMPT, TOKENS) == reference
+    streamed = await here.api.stream(PROMPT, TOKENS)
+    assert (streamed.text, streamed.tokens, streamed.comments) == (reference, TOKENS, [])
+    direct = await api_of(one).ask("POST", "/v1/chat/completions", CHAT)
+    through = await here.api.ask("POST", "/v1/chat/completions", {**CHAT, "model": name})
+    assert through.status == 200 and through.body["choices"] == direct.body["choices"]
 
-    async def check() -> None:
-        async with scene(tmp_path) as here:
-            one = await here.heads["one"].status()
-            name, status = model_of(one).name, await here.client.status()
-            assert (status.node.role, status.model, status.children) == ("client", None, ())
-            models = await here.api.ask("GET", "/v1/models")
-            assert [row["id"] for row in models.body["data"]] == [name]  # type: ignore[attr-defined]
-            assert (await here.api.ask("GET", "/health")).body == {"status": "ok", "model": name}
-            assert await here.api.complete(PROMPT, TOKENS) == reference
-            streamed = await here.api.stream(PROMPT, TOKENS)
-            assert (streamed.text, streamed.tokens, streamed.comments) == (reference, TOKENS, [])
-            direct = await api_of(one).ask("POST", "/v1/chat/completions", CHAT)
-            through = await here.api.ask("POST", "/v1/chat/completions", {**CHAT, "model": name})
-            assert through.status == 200 and through.body["choices"] == direct.body["choices"]
-
-            shown = (await cli(here.client.spec.home, "status")).stdout
-            assert " client, meshd" in shown and f"api     {here.api.url}  ready" in shown
-            assert f"models: {name}" in shown
-            assert here.client.pid is not None
-            mesh_port = int(status.node.listen[0].rpartition(":")[2])
-            api_port = int(here.api.url.rpartition(":")[2])
-            assert listens_at(here.client.pid) == {(LOOPBACK, mesh_port), (LOOPBACK, api_port)}
-            head = here.heads["one"]
-            assert head.pid is not None and len(listens_at(head.pid)) == 2, "members need no port of it"
-
-    play(check())
+    shown = (await cli(here.client.spec.home, "status")).stdout
+    assert " client, meshd" in shown and f"api     {here.api.url}  ready" in shown
+    assert f"models: {name}" in shown
+    assert here.client.pid is not None
+    mesh_port = int(status.node.listen[0].rpartition(":")[2])
+    api_port = int(here.api.url.rpartition(":")[2])
+    assert listens_at(here.client.pid) == {(LOOPBACK, mesh_port), (LOOPBACK, api_port)}
+    head = here.heads["one"]
+    assert head.pid is not None and len(listens_at(head.pid)) == 2, "members need no port of it"
 
 
-def test_answers_at_once_go_to_different_heads(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with scene(tmp_path) as here:
-            before = await here.requests()
-            texts = await asyncio.gather(*(here.api.complete(PROMPT, TOKENS) for _ in range(4)))
-            assert len(set(texts)) == 1
-            now = await here.requests()
-            assert {name: now[name] - before[name] for name in now} == {"one": 2, "two": 2}
+async def _answers_at_once_go_to_different_heads(here: Scene) -> None:
+    before = await here.requests()
+    texts = await asyncio.gather(*(here.api.complete(PROMPT, TOKENS) for _ in range(4)))
+    assert len(set(texts)) == 1
+    now = await here.requests()
+    assert {name: now[name] - before[name] for name in now} == {"one": 2, "two": 2}
 
-    play(check())
+
+async def _goes_on_at_the_other_head(here: Scene, end: Callable[[LocalNode], object], reference: str) -> None:
+    streamed, gone = await here.stream_and(end)
+    assert (streamed.text, streamed.error, streamed.done) == (reference, "", True)
+    assert streamed.tokens == TOKENS
+    assert any(f"`{gone}`" in comment for comment in streamed.comments), streamed.comments
+    assert await here.api.complete(PROMPT, TOKENS) == reference
+
+
+async def _a_head_that_comes_back_is_found(here: Scene, reference: str) -> None:
+    """With no head left the client says so; no restart of it is needed."""
+    [(last, head)] = here.heads.items()
+    here.fleet.forget(head)
+    await head.stop()
+    await here.client.until(lambda status: not is_ready(status))
+    health = await here.api.ask("GET", "/health")
+    assert health.status == 503 and f"`{last}`" in str(health.body["reason"])
+    assert (await here.api.ask("POST", "/completion", {"prompt": "a"})).status == 503
+    back = await here.fleet.start(head.spec)
+    await here.fleet.ready(back)
+    await here.client.until(is_ready)
+    assert await here.api.complete(PROMPT, TOKENS) == reference
 
 
 @pytest.mark.parametrize("end", [kill, terminate])
-def test_an_answer_goes_on_at_the_other_head(tmp_path: Path, end: Callable[[LocalNode], object]) -> None:
+def test_a_client_answers_as_its_heads_do_and_goes_on_at_the_other_one(
+    tmp_path: Path, end: Callable[[LocalNode], object]
+) -> None:
     reference = alone(smollm2(), TOKENS)
 
     async def check() -> None:
         async with scene(tmp_path) as here:
-            streamed, gone = await here.stream_and(end)
-            assert (streamed.text, streamed.error, streamed.done) == (reference, "", True)
-            assert streamed.tokens == TOKENS
-            assert any(f"`{gone}`" in comment for comment in streamed.comments), streamed.comments
-            assert await here.api.complete(PROMPT, TOKENS) == reference
-
-            # with no head left the client says so, and a head that comes back is found without a restart
-            [(last, head)] = here.heads.items()
-            here.fleet.forget(head)
-            await head.stop()
-            await here.client.until(lambda status: not is_ready(status))
-            health = await here.api.ask("GET", "/health")
-            assert health.status == 503 and f"`{last}`" in str(health.body["reason"])
-            assert (await here.api.ask("POST", "/completion", {"prompt": "a"})).status == 503
-            back = await here.fleet.start(head.spec)
-            await here.fleet.ready(back)
-            await here.client.until(is_ready)
-            assert await here.api.complete(PROMPT, TOKENS) == reference
+            if end is kill:
+                await _answers_as_the_heads_do(here, reference)
+                await _answers_at_once_go_to_different_heads(here)
+            await _goes_on_at_the_other_head(here, end, reference)
+            if end is kill:
+                await _a_head_that_comes_back_is_found(here, reference)
 
     play(check())
 

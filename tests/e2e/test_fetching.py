@@ -5,8 +5,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from urllib.error import HTTPError
@@ -19,7 +17,7 @@ from meshd.model.weights_index import PIECE_BYTES
 
 from tests.e2e.alone import alone
 from tests.e2e.homes import NAME, Homes, homes_in
-from tests.e2e.models import cache_folder, smollm2
+from tests.e2e.models import smollm2
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, cli, gone, model_of, play
 from tests.hub_server import Hub, serving
 
@@ -158,23 +156,6 @@ def test_a_download_is_stopped_and_continued(tmp_path: Path) -> None:
         play(check())
     begun_at = [int(one.get("Range", "bytes=0-")[6:-1]) for one in hub.headers_of("/bytes/")]
     assert len(begun_at) == 2 and begun_at[1] >= 10 << 20, begun_at
-
-
-def test_ctrl_c_keeps_what_a_download_has(tmp_path: Path) -> None:
-    hub = Hub({"me/Smol-GGUF": {"Smol-Q4_K_M.gguf": smollm2().read_bytes()}}, pause=0.005, mark=10 << 20)
-    options = ("--port", "0", "--listen", "127.0.0.1:0", "--no-mdns", "--stun", "none")
-    argv = [sys.executable, "-m", "meshd", "serve", "--model", "hf:me/Smol-GGUF", *options]
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("MESHD_")}
-    homes = {"MESHD_HOME": str(tmp_path / "home"), "MESHD_CACHE": str(cache_folder()), "HOME": str(tmp_path)}
-    with serving(hub):
-        environment = {**plain, **homes, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
-        nowhere = subprocess.DEVNULL
-        with subprocess.Popen(argv, env=environment, stdout=nowhere, stderr=nowhere) as process:
-            assert hub.reached.wait(60)
-            process.send_signal(signal.SIGINT)
-            assert process.wait(15) == 130
-    [part] = (tmp_path / "hf").rglob("*.incomplete")
-    assert part.stat().st_size >= 9 << 20
 
 
 def test_a_name_that_the_hub_does_not_have_founds_no_mesh(tmp_path: Path) -> None:

@@ -4,13 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from blake3 import blake3
 from meshd.fleet.fleet import LocalNode
 from meshd.model.gguf import read_header
 from meshd.model.layers import is_of_layer
 from meshd.model.status import ModelState
 from meshd.model.weights_index import PIECE_BYTES
-from meshd.store.hash_cache import FileState, HashCache
 
 from tests.e2e.alone import alone
 from tests.e2e.homes import NAME, Homes, connected
@@ -18,7 +16,6 @@ from tests.e2e.models import smollm2
 from tests.e2e.nodes import PROMPT, SAME_BATCHES, SAME_THREADS, Fleet, api_of, cli, model_of, play
 from tests.e2e.random_models import random_model
 from tests.e2e.test_weights_from_members import fetched
-from tests.gguf_split import split
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
 
@@ -213,66 +210,5 @@ def test_it_is_no_model_for_anybody_else(tmp_path: Path) -> None:
             removed = await homes.run("head", "rm", SERVED, "--yes")
             assert removed.returncode == 0, removed.stderr
             assert on_disk(homes.cache("head") / "models") < PIECE_BYTES
-
-    play(check())
-
-
-def test_a_member_that_lies_about_a_layer(tmp_path: Path) -> None:
-    """So that header and hashes give the fingerprint that it tells: no worker has such weights."""
-
-    async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            homes = Homes(fleet, tmp_path)
-            file = homes.has("liar", smollm2())
-            data, tensors, _ = read()
-            header = read_header(lambda at, count: data[at : at + count], size=len(data), label="x")
-            lies = [bytes([number % 256]) * 32 for number in range(len(tensors))]
-            for number, one in enumerate(header.tensors):
-                if not is_of_layer(one.name):
-                    lies[number] = blake3(data[one.offset : one.offset + one.size]).digest()
-            HashCache(homes.cache("liar") / "weights").save(FileState.at(file), header, lies)
-            liar = await homes.start("liar")
-            token = await liar.token()
-            words = ("--set", "node.give_models=off", "--model", str(homes.has("a", smollm2())))
-            await homes.start("a", *words, token=token)
-            await connected(liar, 1)
-            head = await homes.serve("head", SERVED, *HEADER_ONLY, *SAME_THREADS, token=token)
-            assert "worker a lacks tensor `blk." in await failed(head)
-
-    play(check())
-
-
-def test_a_model_in_several_files(tmp_path: Path) -> None:
-    """One worker has it, in one file; the other takes what it lacks from a member."""
-    (tmp_path / "parts").mkdir()
-    parts = split(smollm2(), tmp_path / "parts", NAME, 3)
-    reference = alone(smollm2(), TOKENS)
-
-    async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            homes = Homes(fleet, tmp_path)
-            homes.has("giver", *parts)
-            giver = await homes.start("giver")
-            token = await giver.token()
-            await homes.start(
-                "a", "--set", "node.give_models=off", "--model", str(homes.has("a", smollm2())), token=token
-            )
-            await homes.start("b", token=token)
-            await connected(giver, 2)
-            words = ("--header-only", "--set", "serve.output=head", "--workers", "a,b", "--min-workers", "2")
-            for _ in range(2):
-                head = await homes.serve("head", SERVED, *words, *SAME_THREADS, token=token)
-                status = await fleet.ready(head)
-                assert await api_of(status).complete(PROMPT, TOKENS) == reference
-                model = model_of(status)
-                assert model.name == NAME and model.weights_network_bytes == 0
-                assert {part.node for part in model.split if part.layers} == {"a", "b"}
-                await lost(fleet, head)
-            assert on_disk(homes.cache("head") / "models") < smollm2().stat().st_size * 0.7
-            verified = await homes.run("head", "verify", SERVED)
-            assert verified.returncode == 0 and "they are right" in verified.stdout, verified.stderr
-            removed = await homes.run("head", "rm", SERVED, "--yes")
-            assert removed.returncode == 0, removed.stderr
-            assert not list((homes.cache("head") / "models").glob("header-*"))
 
     play(check())

@@ -57,56 +57,109 @@ def named(status: Status, model: str) -> Api:
     return Api(api_of(status).url, model=model)
 
 
+def requests(status: Status) -> int:
+    """So far."""
+    return 0 if status.api is None else status.api.requests
+
+
 async def lent(worker: LocalNode) -> int:
     return len((await worker.status()).children)
 
 
-def test_models_are_loaded_for_requests_and_make_room_for_each_other(tmp_path: Path) -> None:
+async def _loaded_for_requests_and_make_room_for_each_other(
+    _fleet: Fleet, head: LocalNode, worker: LocalNode
+) -> None:
+    status = await head.status()
+    assert (states(status), status.model, status.children) == (
+        {"smol": "unloaded", "tiny": "unloaded"},
+        None,
+        (),
+    )
+    assert await lent(worker) == 0
+    early = await cli(head.spec.home, "why")
+    assert early.returncode == 1 and "the model is not loaded" in early.stderr
+    for name, model, text in (("gpt-4o-mini", "smol", smollm2()), ("tiny", "tiny", small())):
+        assert await named(status, name).complete(PROMPT, TOKENS) == stock_text(text, TOKENS)
+        now = await head.status()
+        assert [key for key, state in states(now).items() if state == "ready"] == [model]
+        assert now.model is not None and now.model.name == model and now.model.split
+        assert [child.name for child in now.children] == [f"llama-server-{model}"]
+        assert await lent(worker) == 1, "the other one's lease has ended"
+    answer = await api_of(status).ask("GET", "/v1/models")
+    assert isinstance(data := answer.body["data"], list)
+    assert [(one["id"], one["state"]) for one in data] == [("smol", "unloaded"), ("tiny", "ready")]
+    refused = await api_of(status).ask("POST", "/v1/completions", {"model": "big", "prompt": "x"})
+    assert refused.status == 404 and "`smol`, `tiny`" in str(refused.body)
+    assert await api_of(status).complete(PROMPT, TOKENS) == stock_text(smollm2(), TOKENS)
+
+
+async def _members_ask_for_them(fleet: Fleet, head: LocalNode, worker: LocalNode) -> None:
+    spec = fleet.spec("client", "client", "--port", "0", token=await worker.token())
+    client = await fleet.start(spec)
+    status = await client.until(lambda status: status.api is not None and status.api.ready)
+    listed = await api_of(status).ask("GET", "/v1/models")
+    assert isinstance(data := listed.body["data"], list)
+    assert [one["id"] for one in data] == ["smol", "tiny"]
+    for name, model, text in (("tiny", "tiny", small()), ("gpt-4o-mini", "smol", smollm2())):
+        assert await named(status, name).complete(PROMPT, TOKENS) == stock_text(text, TOKENS)
+        now = states(await head.status())
+        assert [key for key, state in now.items() if state == "ready"] == [model]
+    refused = await api_of(status).ask("POST", "/v1/completions", {"model": "big", "prompt": "x"})
+    assert refused.status == 404 and "`smol`, `tiny`" in str(refused.body)
+
+
+async def _clients_of_both_all_get_their_answers(_fleet: Fleet, head: LocalNode, _worker: LocalNode) -> None:
+    status = await head.status()
+    expected = {"smol": stock_text(smollm2(), TOKENS), "tiny": stock_text(small(), TOKENS)}
+
+    async def client(name: str) -> None:
+        for _ in range(2):
+            assert await named(status, name).complete(PROMPT, TOKENS) == expected[name]
+
+    # first in their queues: who waits for a turn is not told of memory
+    before = requests(status)
+    streams = [asyncio.create_task(named(status, name).stream(PROMPT, LONG)) for name in expected]
+    await head.until(lambda status: requests(status) == before + len(streams))
+    got = await asyncio.gather(*map(client, expected), *streams)
+    assert [(one.done, one.error) for one in got if isinstance(one, Streamed)] == [(True, "")] * 2
+    waited = [one.comments for one in got if isinstance(one, Streamed)]
+    assert any("a common `group`" in comment for comments in waited for comment in comments)
+
+
+async def _an_answer_goes_on_while_another_model_is_waited_for(
+    _fleet: Fleet, head: LocalNode, _worker: LocalNode
+) -> None:
+    status = await head.status()
+    undisturbed = await named(status, "smol").stream(PROMPT, LONG)
+    pid = child_pid(await head.status(), "llama-server-smol")
+    begun, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def on_piece(so_far: Streamed) -> None:
+        if so_far.pieces == 10:
+            os.kill(pid, signal.SIGKILL)
+            loop.call_soon_threadsafe(begun.set)
+
+    disturbed = asyncio.create_task(named(status, "smol").stream(PROMPT, LONG, on_piece=on_piece))
+    await begun.wait()
+    other = asyncio.create_task(named(status, "tiny").complete(PROMPT, TOKENS))
+    streamed = await disturbed
+    assert (streamed.error, streamed.done, streamed.tokens) == ("", True, LONG)
+    assert streamed.text == undisturbed.text
+    assert await other == stock_text(small(), TOKENS)
+
+
+def test_models_that_exclude_each_other_are_loaded_for_requests(tmp_path: Path) -> None:
     async def check() -> None:
-        async with gateway(tmp_path, SMOL, TINY) as (_fleet, head, worker):
-            status = await head.status()
-            assert (states(status), status.model, status.children) == (
-                {"smol": "unloaded", "tiny": "unloaded"},
-                None,
-                (),
-            )
-            assert await lent(worker) == 0
-            early = await cli(head.spec.home, "why")
-            assert early.returncode == 1 and "the model is not loaded" in early.stderr
-            for name, model, text in (("gpt-4o-mini", "smol", smollm2()), ("tiny", "tiny", small())):
-                assert await named(status, name).complete(PROMPT, TOKENS) == stock_text(text, TOKENS)
-                now = await head.status()
-                assert [key for key, state in states(now).items() if state == "ready"] == [model]
-                assert now.model is not None and now.model.name == model and now.model.split
-                assert [child.name for child in now.children] == [f"llama-server-{model}"]
-                assert await lent(worker) == 1, "the other one's lease has ended"
-            answer = await api_of(status).ask("GET", "/v1/models")
-            assert isinstance(data := answer.body["data"], list)
-            assert [(one["id"], one["state"]) for one in data] == [("smol", "unloaded"), ("tiny", "ready")]
-            refused = await api_of(status).ask("POST", "/v1/completions", {"model": "big", "prompt": "x"})
-            assert refused.status == 404 and "`smol`, `tiny`" in str(refused.body)
-            assert await api_of(status).complete(PROMPT, TOKENS) == stock_text(smollm2(), TOKENS)
-
-    play(check())
-
-
-def test_clients_of_two_models_that_exclude_each_other_all_get_their_answers(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with gateway(tmp_path, SMOL, TINY) as (_fleet, head, _worker):
-            status = await head.status()
-            expected = {"smol": stock_text(smollm2(), TOKENS), "tiny": stock_text(small(), TOKENS)}
-
-            async def client(name: str) -> None:
-                for _ in range(2):
-                    assert await named(status, name).complete(PROMPT, TOKENS) == expected[name]
-
-            # first in their queues: who waits for a turn is not told of memory
-            streams = [asyncio.create_task(named(status, name).stream(PROMPT, LONG)) for name in expected]
-            await head.until(lambda status: status.api is not None and status.api.requests == 2)
-            got = await asyncio.gather(*map(client, expected), *streams)
-            assert [(one.done, one.error) for one in got if isinstance(one, Streamed)] == [(True, "")] * 2
-            waited = [one.comments for one in got if isinstance(one, Streamed)]
-            assert any("a common `group`" in comment for comments in waited for comment in comments)
+        goes_on = ("--set", "serve.continue_answers=120")
+        async with gateway(tmp_path, SMOL, TINY, options=goes_on) as (fleet, head, worker):
+            for scene in (
+                _loaded_for_requests_and_make_room_for_each_other,
+                _members_ask_for_them,
+                _clients_of_both_all_get_their_answers,
+                _an_answer_goes_on_while_another_model_is_waited_for,
+            ):
+                print(scene.__name__)  # noqa: T201
+                await scene(fleet, head, worker)
 
     play(check())
 
@@ -179,53 +232,5 @@ def test_the_time_of_an_answer_is_of_its_own_model(tmp_path: Path) -> None:
             [computing] = [part for part in found["token"]["parts"] if part["where"] == "worker-0 CPU"]
             assert (computing["kind"], computing["source"]) == ("computing", "measured")
             assert computing["seconds"] > 0
-
-    play(check())
-
-
-def test_an_answer_goes_on_while_another_model_is_waited_for(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with gateway(tmp_path, SMOL, TINY, options=("--set", "serve.continue_answers=120")) as (
-            _,
-            head,
-            _worker,
-        ):
-            status = await head.status()
-            undisturbed = await named(status, "smol").stream(PROMPT, LONG)
-            pid = child_pid(await head.status(), "llama-server-smol")
-            begun, loop = asyncio.Event(), asyncio.get_running_loop()
-
-            def on_piece(so_far: Streamed) -> None:
-                if so_far.pieces == 10:
-                    os.kill(pid, signal.SIGKILL)
-                    loop.call_soon_threadsafe(begun.set)
-
-            disturbed = asyncio.create_task(named(status, "smol").stream(PROMPT, LONG, on_piece=on_piece))
-            await begun.wait()
-            other = asyncio.create_task(named(status, "tiny").complete(PROMPT, TOKENS))
-            streamed = await disturbed
-            assert (streamed.error, streamed.done, streamed.tokens) == ("", True, LONG)
-            assert streamed.text == undisturbed.text
-            assert await other == stock_text(small(), TOKENS)
-
-    play(check())
-
-
-def test_members_ask_for_models_that_are_loaded_for_them(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with gateway(tmp_path, SMOL, TINY) as (fleet, head, worker):
-            spec = fleet.spec("client", "client", "--port", "0", token=await worker.token())
-            client = await fleet.start(spec)
-            status = await client.until(lambda status: status.api is not None and status.api.ready)
-            assert set(states(await head.status()).values()) == {"unloaded"}
-            listed = await api_of(status).ask("GET", "/v1/models")
-            assert isinstance(data := listed.body["data"], list)
-            assert [one["id"] for one in data] == ["smol", "tiny"]
-            for name, model, text in (("tiny", "tiny", small()), ("gpt-4o-mini", "smol", smollm2())):
-                assert await named(status, name).complete(PROMPT, TOKENS) == stock_text(text, TOKENS)
-                now = states(await head.status())
-                assert [key for key, state in now.items() if state == "ready"] == [model]
-            refused = await api_of(status).ask("POST", "/v1/completions", {"model": "big", "prompt": "x"})
-            assert refused.status == 404 and "`smol`, `tiny`" in str(refused.body)
 
     play(check())

@@ -4,8 +4,6 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from meshd.bench.llama import measure
-from meshd.fleet.fleet import LocalNode
 
 from tests.e2e.models import smollm2
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, play
@@ -52,44 +50,3 @@ def test_a_token_takes_half_from_worker_to_worker(tmp_path: Path) -> None:
                 assert "rpc_refused" not in await log_of(worker.spec.home)
 
     play(check())
-
-
-def test_a_long_prompt_takes_less_with_compression_as_well(tmp_path: Path) -> None:
-    """Over all links: two workers, no token twice, repeats taken out; the rest is states."""
-
-    async def check() -> None:
-        crossed = {}
-        async with Fleet(tmp_path) as fleet:
-            given = ("--set", "links.compress=on")
-            token, workers = await fleet.workers(smollm2(), smollm2(), options=given)
-            for activations in ("f32", "f16"):
-                options = (
-                    "--min-workers",
-                    "2",
-                    "--ctx-size",
-                    "2048",
-                    "--set",
-                    f"serve.activations={activations}",
-                    *given,
-                )
-                head = await fleet.head(
-                    smollm2(), *options, *HEADLESS, *SAME_THREADS, token=token, name=activations
-                )
-                await fleet.ready(head)
-                place = head.spec.home / "llama.sock"
-                await measure(place, prompt_tokens=8, tokens=4)
-                before = await all_links(head, workers[0])
-                await measure(place, prompt_tokens=PROMPT_TOKENS, tokens=1)
-                crossed[activations] = await all_links(head, workers[0]) - before
-                await head.stop()
-                fleet.forget(head)
-        print(f"prompt of {PROMPT_TOKENS} tokens, compressed, bytes: {crossed}")  # noqa: T201
-        assert crossed["f16"] < 0.7 * crossed["f32"]
-
-    play(check())
-
-
-async def all_links(head: LocalNode, worker: LocalNode) -> int:
-    """Bytes between the head and both workers, both ways, and from the first worker to the second."""
-    links = [peer.link for peer in (await head.status()).peers if peer.link is not None]
-    return sum(link.sent_bytes + link.received_bytes for link in links) + await sent_to(worker, "worker-1")

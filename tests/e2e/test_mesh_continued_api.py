@@ -5,8 +5,7 @@ import http.client
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -178,15 +177,6 @@ class Served:
         return (self.head.spec.home / "logs" / "meshd.log").read_text().count("upstream_lost")
 
 
-@asynccontextmanager
-async def served(folder: Path, *options: str) -> AsyncIterator[Served]:
-    async with Fleet(folder) as fleet:
-        token, [worker] = await fleet.workers(smollm2())
-        given = ("--set", "serve.continue_answers=100", *SAME_THREADS, *options, *SAME_BATCHES)
-        head = await fleet.head(smollm2(), *given, token=token)
-        yield Served(head, worker, api_of(await fleet.ready(head)))
-
-
 def _check_one_answer(whole: list[Event], seen: list[Event]) -> None:
     assert len(seen) > HIT_AFTER
     assert text_of(seen) == text_of(whole)
@@ -195,46 +185,49 @@ def _check_one_answer(whole: list[Event], seen: list[Event]) -> None:
     assert usage_of(seen) == usage_of(whole)
 
 
-def test_a_client_sees_one_answer(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with served(tmp_path) as mesh:
-            for case, (path, asked) in REQUESTS.items():
-                whole, seen = await mesh.undisturbed_and_hit(path, asked)
-                print(case)  # noqa: T201
-                _check_one_answer(whole, seen)
-                assert text_of(whole)
-
-    play(check())
+async def _one_answer(mesh: Served) -> None:
+    for case, (path, asked) in REQUESTS.items():
+        whole, seen = await mesh.undisturbed_and_hit(path, asked)
+        print(case)  # noqa: T201
+        _check_one_answer(whole, seen)
+        assert text_of(whole)
 
 
-def test_a_client_sees_one_call_of_a_tool(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with served(tmp_path, "--chat-template-file", str(TEMPLATE)) as mesh:
-            for case, lost in [*((case, "llama-server") for case in CALLS), ("chat", CHILD_NAME)]:
-                whole, seen = await mesh.undisturbed_and_hit(*CALLS[case], lost=lost)
-                print(case, lost)  # noqa: T201
-                _check_one_answer(whole, seen)
-                had = arguments_of(seen[:HIT_AFTER])
-                assert had and len(had) < len(arguments_of(whole)) // 2, "not in the middle of the arguments"
-                assert arguments_of(seen) == arguments_of(whole)
-                arguments = json.loads(arguments_of(seen))
-                assert arguments["city"] in ("Paris", "Rome") and len(arguments["days"]) == 12
-
-    play(check())
+async def _one_call_of_a_tool(mesh: Served) -> None:
+    for case, lost in [*((case, "llama-server") for case in CALLS), ("chat", CHILD_NAME)]:
+        whole, seen = await mesh.undisturbed_and_hit(*CALLS[case], lost=lost)
+        print(case, lost)  # noqa: T201
+        _check_one_answer(whole, seen)
+        had = arguments_of(seen[:HIT_AFTER])
+        assert had and len(had) < len(arguments_of(whole)) // 2, "not in the middle of the arguments"
+        assert arguments_of(seen) == arguments_of(whole)
+        arguments = json.loads(arguments_of(seen))
+        assert arguments["city"] in ("Paris", "Rome") and len(arguments["days"]) == 12
 
 
-def test_penalties_count_what_was_sent_before_the_loss(tmp_path: Path) -> None:
+async def _penalties_of_what_was_sent(mesh: Served) -> None:
     """Sampled, so the rest is asked for. With this penalty no token comes twice within the last 64."""
     asked = {"prompt": "The sea, the sea,", "n_predict": 50, "temperature": 1, "return_tokens": True}
+    whole, seen = await mesh.undisturbed_and_hit(
+        "/completion", asked | {"presence_penalty": 100, "ignore_eos": True}
+    )
+    for events in (whole, seen):
+        tokens = [token for event in events for token in event["tokens"]]
+        assert len(tokens) == 50
+        assert len(set(tokens)) == 50, "it was said before"
+    assert seen[:HIT_AFTER] != whole[:HIT_AFTER], "not sampled"
 
+
+def test_a_client_sees_one_answer_and_one_call_with_penalties_of_all_that_was_sent(
+    tmp_path: Path,
+) -> None:
     async def check() -> None:
-        async with served(tmp_path) as mesh:
-            asked_so = asked | {"presence_penalty": 100, "ignore_eos": True}
-            whole, seen = await mesh.undisturbed_and_hit("/completion", asked_so)
-            for events in (whole, seen):
-                tokens = [token for event in events for token in event["tokens"]]
-                assert len(tokens) == 50
-                assert len(set(tokens)) == 50, "it was said before"
-            assert seen[:HIT_AFTER] != whole[:HIT_AFTER], "not sampled"
+        async with Fleet(tmp_path) as fleet:
+            token, [worker] = await fleet.workers(smollm2())
+            llama = (*SAME_THREADS, "--chat-template-file", str(TEMPLATE), *SAME_BATCHES)
+            head = await fleet.head(smollm2(), "--set", "serve.continue_answers=100", *llama, token=token)
+            mesh = Served(head, worker, api_of(await fleet.ready(head)))
+            for scene in (_one_answer, _one_call_of_a_tool, _penalties_of_what_was_sent):
+                await scene(mesh)
 
     play(check())

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 from meshd.admin.status import Status
-from meshd.fleet.fleet import model_ready
 from meshd.worker.mesh_server import CHILD_NAME
 
 from tests.e2e.alone import alone
 from tests.e2e.models import copy_to, header_of, own_cache, smollm2
-from tests.e2e.nodes import PROMPT, SAME_THREADS, THREADS, Fleet, api_of, child_pid, gone, model_of, play
+from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, gone, model_of, play
 from tests.e2e.residency import drop, read_ahead_bytes, resident_bytes
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
@@ -58,46 +57,6 @@ def test_two_heads_share_a_worker_and_its_memory_comes_back(tmp_path: Path) -> N
     play(check())
 
 
-def test_leases_together_stay_within_the_memory_limit(tmp_path: Path) -> None:
-    """The first head takes nearly all that the worker lends; the second waits until the first has gone."""
-
-    async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            worker = await fleet.worker("worker", "--memory", "400M", model=smollm2())
-            token = await worker.token()
-            options = ("--device", "none", *SMALL_CONTEXT, "--", "-np", "1")  # more would take all there is
-            one = await fleet.head(smollm2(), *options, token=token, name="one")
-            await fleet.ready(one)
-            two = await fleet.head(smollm2(), *options, token=token, name="two")
-            refused = model_of(
-                await two.until(lambda s: s.model is not None and s.model.state == "failed")
-            ).reason
-            assert "MiB" in refused, refused
-            assert len((await worker.status()).children) == 1
-            await one.stop()
-            fleet.forget(one)
-            await two.until(model_ready)
-
-    play(check())
-
-
-def test_the_largest_context_that_fits_is_named_and_fits(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            worker = await fleet.worker("worker", "--memory", "300M", model=smollm2())
-            token = await worker.token()
-            head = await fleet.head(smollm2(), "--device", "none", token=token)
-            model = model_of(await head.until(lambda s: s.model is not None and s.model.state == "failed"))
-            largest = model.reason.partition("`--ctx-size ")[2].partition("`")[0]
-            assert largest.isdecimal(), model.reason
-            await head.stop()
-            fleet.forget(head)
-            options = ("--device", "none", "--ctx-size", largest)
-            await fleet.ready(await fleet.head(smollm2(), *options, token=token, name="again"))
-
-    play(check())
-
-
 def test_a_head_without_compute_and_an_explicit_split(tmp_path: Path) -> None:
     reference = alone(smollm2(), TOKENS)
 
@@ -119,64 +78,6 @@ def test_a_head_without_compute_and_an_explicit_split(tmp_path: Path) -> None:
             status = await fleet.ready(given)
             assert _layers(status) == {"worker-0": 7, "worker-1": 20, "given": 3}
             assert await api_of(status).complete(PROMPT, TOKENS) == reference
-
-    play(check())
-
-
-def test_a_worker_that_joins_later_is_used_at_the_next_load(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            first = await fleet.worker("first", model=smollm2())
-            token = await first.token()
-            head = await fleet.head(smollm2(), *SAME_THREADS, token=token)
-            status = await fleet.ready(head)
-            server = child_pid(status, "llama-server")
-            await fleet.worker("second", model=smollm2(), token=token)
-            status = await head.until(lambda s: sum(peer.state == "connected" for peer in s.peers) == 2)
-            assert "second" not in _layers(status)
-            assert child_pid(status, "llama-server") == server, "a load that works is left alone"
-            await first.stop()
-            fleet.forget(first)
-            status = await head.until(
-                lambda s: s.model is not None and s.model.state == "ready" and "second" in _layers(s)
-            )
-            assert "first" not in _layers(status)
-
-    play(check())
-
-
-def test_nodes_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            model = ("--model", str(smollm2()))
-            one = await fleet.start(fleet.spec("twin", "worker", *model, home="one"))
-            token = await one.token()
-            await fleet.start(fleet.spec("twin", "worker", *model, home="two", token=token))
-            head = await fleet.head(smollm2(), "--min-workers", "2", token=token, name="twin")
-            status = await fleet.ready(head)
-            nodes = [part.node for part in model_of(status).split]
-            assert len(set(nodes)) == len(nodes) == 3
-            assert all(node.startswith("twin") for node in nodes)
-            assert sum(_layers(status).values()) == 30
-
-    play(check())
-
-
-def test_extra_arguments_reach_llama_server_and_win(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            token, _ = await fleet.workers(smollm2())
-            extra = ("--", "-t", str(THREADS), "-c", "768")
-            status = await fleet.ready(await fleet.head(smollm2(), *extra, token=token))
-            pid = child_pid(status, "llama-server")
-            argv = _proc(pid, "cmdline").split("\0")[:-1]
-            assert argv[-2:] == ["-t", str(THREADS)]
-            slots = int(argv[argv.index("-np") + 1])  # each has that context
-            assert (argv.count("-c"), argv[argv.index("-c") + 1]) == (1, str(768 * slots)), "not in the plan"
-            props = await api_of(status).ask("GET", "/props")
-            settings = props.body["default_generation_settings"]
-            assert isinstance(settings, dict)
-            assert settings["n_ctx"] == 768
 
     play(check())
 

@@ -11,7 +11,7 @@ from meshd.fleet.fleet import LocalNode, model_ready
 
 from tests.e2e.alone import alone
 from tests.e2e.models import FINE_TUNED, copy_to, fine_tune, own_cache, smollm2, tensor_of
-from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, model_of, peer_of, play
+from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, cli, model_of, peer_of, play
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
@@ -67,6 +67,7 @@ def test_a_worker_without_a_file_misses_nothing_the_second_time(tmp_path: Path) 
 def test_a_file_that_lacks_some_is_made_up_for(tmp_path: Path) -> None:
     """A fine-tune of the model: what differs is sent once, and comes from the store from then on."""
     reference = alone(smollm2(), 24)
+    assert alone(fine_tune(), 24) != reference, "this change cannot be seen in the text: it tests nothing"
     cache = own_cache(tmp_path)
     size = tensor_of(smollm2(), FINE_TUNED).size
 
@@ -79,30 +80,11 @@ def test_a_file_that_lacks_some_is_made_up_for(tmp_path: Path) -> None:
             assert model_of(first).weights_network_bytes == size
             [load] = model_of(first).workers
             assert (load.node, load.missing_bytes, load.sent_bytes) == ("worker-0", size, size)
+            [sent] = model_of(first).tensors_from_network
+            assert (sent.name, sent.bytes, sent.node) == (FINE_TUNED, size, "worker-0") and sent.reason
+            assert FINE_TUNED in (await cli(head.spec.home, "status")).stdout
             assert load.local_bytes == model_of(first).weights_local_bytes
             assert 0 <= load.total_bytes - load.local_bytes - load.missing_bytes < MB, load
-            second = await _loaded_anew(head, first)
-            assert model_of(second).weights_network_bytes == 0
-            assert await api_of(second).complete(PROMPT, 24) == reference
-
-    play(check())
-
-
-def test_a_file_that_is_cut_gives_what_it_has(tmp_path: Path) -> None:
-    reference = alone(smollm2(), 24)
-    cache = own_cache(tmp_path)
-
-    async def check() -> None:
-        theirs = copy_to(smollm2(), tmp_path, "theirs.gguf")
-        os.truncate(theirs, theirs.stat().st_size * 2 // 3)
-        async with Fleet(tmp_path, cache=cache) as fleet:
-            token, [worker] = await fleet.workers(theirs)
-            head = await fleet.head(smollm2(), *ON_WORKER, *SAME_THREADS, token=token)
-            first = await fleet.ready(head)
-            assert model_of(first).weights_network_bytes > 10 * MB
-            assert model_of(first).weights_local_bytes > 10 * MB
-            [warning] = [w for w in (await worker.status()).warnings if w.code == "model_file"]
-            assert "at the end" in warning.what
             second = await _loaded_anew(head, first)
             assert model_of(second).weights_network_bytes == 0
             assert await api_of(second).complete(PROMPT, 24) == reference
@@ -118,12 +100,7 @@ def _flip(pack: Path) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-def _cut(pack: Path) -> None:
-    os.truncate(pack, pack.stat().st_size // 2)
-
-
-@pytest.mark.parametrize("harm", [_flip, _cut])
-def test_a_damaged_pack_is_found_and_sent_again(tmp_path: Path, harm: Callable[[Path], None]) -> None:
+def test_a_damaged_pack_is_found_and_sent_again(tmp_path: Path) -> None:
     """While the worker runs (it is another state of the file), and over its restart (it is read again)."""
     reference = alone(smollm2(), 24)
     cache = own_cache(tmp_path)
@@ -136,7 +113,7 @@ def test_a_damaged_pack_is_found_and_sent_again(tmp_path: Path, harm: Callable[[
             sent = model_of(status).weights_network_bytes
             server = child_pid(status, "llama-server")
             await _on_disk(worker, sent)
-            harm(_packs(cache)[0])
+            _flip(_packs(cache)[0])
             again = await _loaded_anew(head, status)
             assert child_pid(again, "llama-server") != server
             assert model_of(again).weights_network_bytes == sent
@@ -144,7 +121,7 @@ def test_a_damaged_pack_is_found_and_sent_again(tmp_path: Path, harm: Callable[[
             for expected in (sent, 0):
                 await _on_disk(worker, sent)
                 if expected:
-                    harm(_packs(cache)[0])
+                    _flip(_packs(cache)[0])
                 worker = await _restarted(fleet, worker)
                 again = await head.until(_lost_and_back(again))
                 assert model_of(again).weights_network_bytes == expected

@@ -1,4 +1,4 @@
-"""An rpc-server of the LAN that knows nothing of meshd (`--rpc`), beside a worker or alone."""
+"""An rpc-server of the LAN that knows nothing of meshd (`--rpc`), beside a worker."""
 
 from pathlib import Path
 
@@ -16,26 +16,24 @@ pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 TOKENS = 24
 
 
-@pytest.mark.parametrize("workers", [1, 0])
-def test_a_plain_rpc_server_takes_its_part(tmp_path: Path, workers: int) -> None:
-    """Its weights cross, those of the worker do not, and the text is that of one node."""
+def test_a_plain_rpc_server_takes_its_part(tmp_path: Path) -> None:
+    """Its weights cross, those of the worker beside it do not, and the text is that of one node."""
     reference = alone(smollm2(), TOKENS)
 
     async def check() -> None:
         with Worker(stock().binaries[RPC_SERVER], tmp_path) as plain:
             async with Fleet(tmp_path) as fleet:
-                token = (await fleet.workers(smollm2()))[0] if workers else ""
-                options = ("--rpc", plain.endpoint, "--min-workers", str(workers), "--device", "none")
+                token, _ = await fleet.workers(smollm2())
+                options = ("--rpc", plain.endpoint, "--device", "none")
                 head = await fleet.head(smollm2(), *options, *SAME_THREADS, token=token)
                 status = await fleet.ready(head)
                 split = {part.node: part for part in model_of(status).split}
                 lent = split[plain.endpoint]
                 assert lent.layers > 0
                 assert 0.99 * lent.bytes < model_of(status).weights_network_bytes <= lent.bytes
-                assert (model_of(status).weights_local_bytes > 0) == bool(workers)
+                assert model_of(status).weights_local_bytes > 0
                 argv = arguments_of(child_pid(status, LLAMA_SERVER))
-                devices = [*("MESH0" for _ in range(workers)), "RPC0"]
-                assert argv[argv.index("-dev") + 1] == ",".join(devices)
+                assert argv[argv.index("-dev") + 1] == "MESH0,RPC0"
                 assert await api_of(status).complete(PROMPT, TOKENS) == reference
 
     play(check())

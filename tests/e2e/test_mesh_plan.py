@@ -1,21 +1,15 @@
 """`meshd capacity` and `meshd plan` over real daemons: devices are timed, and nothing is loaded."""
 
 import json
-import os
 import re
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from meshd.fleet.fleet import LocalNode, model_ready
-from meshd.head.survey import COMPUTES
 
-from tests.e2e.api_client import Api
 from tests.e2e.models import own_cache, smollm2, stock_text
-from tests.e2e.nodes import PROMPT, Fleet, api_of, child_pid, cli, model_of, play, runs_anew
-from tests.e2e.random_models import random_model
-from tests.gguf_bytes import gguf, language_model
+from tests.e2e.nodes import PROMPT, Fleet, api_of, cli, model_of, play
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 QUIET = ("--threads", "1")
@@ -163,89 +157,6 @@ def test_a_head_alone_starts_at_once_and_takes_in_a_worker_that_helps(tmp_path: 
     play(check())
 
 
-def test_the_second_model_of_a_group_is_split_by_speed_without_the_firsts_worker(
-    tmp_path: Path,
-) -> None:
-    """That one computes, so it is not measured with the layers of another kind of model; the other one is.
-
-    Each has a cache of its own, as on its own machine: what one has measured the other one does not know.
-    """
-    one, two = random_model("llama"), random_model("qwen3moe")
-    file = tmp_path / "meshd.toml"
-    file.write_text(
-        '[serve]\nport = 0\nctx_size = 512\nsplit = "auto"\ndevices = ["none"]\n'
-        f'[models.one]\nmodel = "{one}"\ngroup = "g"\n[models.two]\nmodel = "{two}"\ngroup = "g"\n'
-    )
-
-    async def check() -> None:
-        async with Fleet(tmp_path, cache=own_cache(tmp_path)) as fleet:
-            token = ""
-            for number in (0, 1):
-                folder = tmp_path / f"cache of {number}"
-                folder.mkdir()
-                worker = await fleet.worker(
-                    f"worker-{number}", *QUIET, model=one, token=token, cache=own_cache(folder)
-                )
-                token = token or await worker.token()
-            spec = fleet.spec("head", "serve", "--config", str(file), "--split", "auto", token=token)
-            head = await fleet.start(spec)
-            status = await head.until(lambda now: now.api is not None and len(now.peers) == 2)
-            for name in ("one", "two"):
-                await Api(api_of(status).url, model=name).complete(PROMPT, 8)
-            status = await head.until(lambda now: all(model.predicted is not None for model in now.models))
-            first, second = status.models
-            (busy,) = [part.node for part in first.split if part.layers]
-            (free,) = [part.node for part in second.split if part.layers]
-            assert {busy, free} == {"worker-0", "worker-1"}
-            assert f"without `{busy}`: {COMPUTES}" in second.reason, second.reason
-
-    play(check())
-
-
-def test_as_many_workers_take_part_as_their_user_asks_for(tmp_path: Path) -> None:
-    """`plan` predicts what status shows, and after an answer `why` predicts what `plan` does."""
-
-    async def check() -> None:
-        async with Fleet(tmp_path, cache=own_cache(tmp_path)) as fleet:
-            token, _ = await fleet.workers(smollm2(), smollm2(), options=QUIET)
-            least = ("--split", "auto", "--min-workers", "2")
-            head = await fleet.head(smollm2(), *least, token=token)
-            # loaded by estimates, and after a loss as was measured meanwhile
-            status = await head.until(lambda now: model_ready(now) and not model_of(now).estimated)
-            lost = child_pid(status, "llama-server")
-            os.kill(lost, signal.SIGKILL)
-            status = await head.until(lambda now: model_ready(now) and runs_anew(now, "llama-server", lost))
-            split = [(part.node, part.layers) for part in model_of(status).split if part.layers]
-            assert {"worker-0", "worker-1"} <= {node for node, _ in split}
-            at_load = model_of(status).predicted
-            assert at_load is not None
-            plan = await planned(head)
-            assert [(one["node"], one["layers"]) for one in plan["nodes"]] == split
-            assert (plan["prompt_tok_s"], plan["generate_tok_s"]) == pytest.approx(
-                (at_load.prompt_tok_s, at_load.generate_tok_s), rel=0.02
-            )
-            await api_of(status).complete(PROMPT, 64)
-            await head.until(lambda now: model_of(now).measured is not None)
-            asked = await cli(head.spec.home, "why", "--json")
-            assert asked.returncode == 0, asked.stderr
-            why = json.loads(asked.stdout)
-            reply = json.loads(
-                (await cli(head.spec.home, "plan", "--model", str(smollm2()), "--json")).stdout
-            )
-            [now] = [
-                one["generate_tok_s"]
-                for one in reply["plans"]
-                if [(node["node"], node["layers"]) for node in one["nodes"]] == split
-            ]
-            assert why["advice"]["generate_tok_s"] == pytest.approx(now, rel=0.02)
-            latest = model_of(await head.status()).predicted  # measurements may have loaded it again
-            assert latest is not None and why["generate_tok_s_at_load"] == latest.generate_tok_s
-            if why["advice"]["generate_tok_s"] != pytest.approx(at_load.generate_tok_s, rel=0.02):
-                assert why["since_load"], "the input that differs has a name"
-
-    play(check())
-
-
 def test_a_plan_while_the_model_is_loaded(tmp_path: Path) -> None:
     """What the model takes counts as free, and its answers leave the prediction as it is."""
     lent = (*QUIET, "--memory", "600M")
@@ -277,26 +188,6 @@ def test_a_plan_while_the_model_is_loaded(tmp_path: Path) -> None:
     play(check(), seconds=MEASURED_SECONDS)
 
 
-def test_a_plan_with_a_draft_model(tmp_path: Path) -> None:
-    """The model as its own: its memory is counted, and no text gains by one that is as slow as itself."""
-
-    async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            worker = await fleet.worker("worker", *QUIET)
-            await worker.token()
-            plain, drafted = await planned(worker), await planned(worker, "--draft-model", str(smollm2()))
-            assert plain["speculation"]["model_tokens"] == drafted["speculation"]["model_tokens"] == 0
-            assert drafted["ctx_size"] <= plain["ctx_size"]
-            other = tmp_path / "other.gguf"
-            metadata, tensors = language_model()
-            other.write_bytes(gguf({**metadata, "tokenizer.ggml.model": "other"}, tensors))
-            words = ("plan", "--model", str(smollm2()), "--draft-model", str(other))
-            refused = await cli(worker.spec.home, *words)
-            assert refused.returncode == 1 and "another vocabulary" in refused.stderr, refused.stderr
-
-    play(check())
-
-
 async def check_storage(asking: LocalNode, capacity: dict[str, Any]) -> None:
     """Disks, and the model that the other node was started with."""
     mine, other = capacity["storage"]
@@ -321,45 +212,3 @@ async def planned(node: LocalNode, *words: str) -> dict[str, Any]:
     reply = json.loads(done.stdout)
     chosen: dict[str, Any] = reply["plans"][reply["choice"]]
     return chosen
-
-
-def test_a_plan_on_a_head_is_over_the_workers_that_it_uses(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with Fleet(tmp_path, cache=own_cache(tmp_path)) as fleet:
-            model = random_model("llama")
-            token, (_, _, third) = await fleet.workers(model, None, model, options=QUIET)
-            head = await fleet.head(model, "--workers", "worker-0,worker-2", "--device", "none", token=token)
-            await fleet.ready(head)
-            await head.until(lambda now: len(now.peers) == 3)
-
-            crossing: dict[str, int] = {}  # of plans over one node, by its name
-
-            async def planned(*options: str) -> tuple[set[str], dict[str, str]]:
-                done = await cli(head.spec.home, "plan", "--model", str(model), "--json", *options)
-                assert done.returncode == 0, done.stderr
-                reply = json.loads(done.stdout)
-                for plan in reply["plans"]:
-                    if len(plan["nodes"]) == 1:
-                        crossing[plan["nodes"][0]["node"]] = plan["load_bytes"]
-                used = {node["node"] for plan in reply["plans"] for node in plan["nodes"]}
-                return used, {one["node"]: one["why"] for one in reply["left_out"]}
-
-            used, left_out = await planned()
-            assert used == {"worker-0", "worker-2"}, used
-            assert left_out == {"worker-1": "worker-1 is not named by `--workers`"}
-            assert (await cli(third.spec.home, "pause")).returncode == 0
-            used, left_out = await planned()
-            assert used == {"worker-0"} and "is paused" in left_out["worker-2"]
-            used, left_out = await planned("--workers", "worker-1")
-            assert used == {"worker-1"} and set(left_out) == {"worker-0", "worker-2"}
-            layers = model_of(await head.status()).split[0].layers
-            used, _ = await planned("--workers", "worker-0,worker-1", "--tensor-split", f"1,{layers - 1}")
-            assert used == {"worker-0", "worker-1"}
-            used, _ = await planned("--device", "CPU", "--memory", "worker-0=1M")
-            assert used == {"head"}, used
-            misspelt = await cli(head.spec.home, "plan", "--model", str(model), "--workers", "nobody")
-            assert misspelt.returncode == 1 and "no worker is called `nobody`" in misspelt.stderr
-            assert crossing["worker-0"] == crossing["head"] == 0, "they have the file"
-            assert crossing["worker-1"] > 100_000, "it has none"
-
-    play(check())

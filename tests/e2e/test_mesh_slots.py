@@ -2,9 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -23,15 +22,6 @@ CONTEXT = 512
 SLOTS = 4
 LONG = 400  # tokens: four of these answers need three contexts
 SHORT = 8
-
-
-@asynccontextmanager
-async def _head(folder: Path, *more: str) -> AsyncIterator[tuple[Fleet, LocalNode]]:
-    """A fleet of one worker, and a head whose answers have this context each."""
-    async with Fleet(folder) as fleet:
-        token, _workers = await fleet.workers(smollm2())
-        given = ("--device", "none", "--ctx-size", str(CONTEXT), *more)
-        yield fleet, await fleet.head(smollm2(), *given, token=token)
 
 
 async def completion(api: Api, tokens: int, prompt: str = PROMPT) -> Answer:
@@ -59,39 +49,28 @@ async def chat(api: Api, text: str) -> Answer:
     return await api.ask("POST", "/v1/chat/completions", {"messages": said, "temperature": 0})
 
 
-def test_four_long_answers_all_come_to_their_own_end(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with _head(tmp_path) as (fleet, head):
-            status = await fleet.ready(head)
-            api = api_of(status)
-            answers = await asyncio.gather(*(completion(api, LONG) for _ in range(SLOTS)))
-            assert [answer.status for answer in answers] == [200] * SLOTS, answers
-            assert [answer.body["tokens_predicted"] for answer in answers] == [LONG] * SLOTS
-            assert model_of(status).answers == AnswersAtOnce(SLOTS, CONTEXT)
-            assert f"4 requests at once, {CONTEXT} tokens each" in model_of(status).split_why
-
-    play(check())
+async def _long_answers_come_to_their_own_end(head: LocalNode, api: Api) -> None:
+    answers = await asyncio.gather(*(completion(api, LONG) for _ in range(SLOTS)))
+    assert [answer.status for answer in answers] == [200] * SLOTS, answers
+    assert [answer.body["tokens_predicted"] for answer in answers] == [LONG] * SLOTS
+    model = model_of(await head.status())
+    assert model.answers == AnswersAtOnce(SLOTS, CONTEXT)
+    assert f"4 requests at once, {CONTEXT} tokens each" in model.split_why
 
 
-def test_a_follow_up_finds_the_slot_of_its_conversation(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with _head(tmp_path) as (fleet, head):
-            api = api_of(await fleet.ready(head))
-            spoken: list[tuple[str, int]] = []
-            for word in ("Apples", "Whales", "Trains", "Clouds")[:SLOTS]:
-                prompt = f"{word} are many things to many people." * 4
-                asked = generation(prompt, SHORT) | {"cache_prompt": True}
-                answer = await api.ask("POST", "/completion", asked)
-                before = answer.body["tokens_evaluated"]
-                assert isinstance(before, int)
-                spoken.append((prompt + str(answer.body["content"]), before))
-            for text, before in spoken:
-                asked = generation(f"{text}. And they", SHORT) | {"cache_prompt": True}
-                answer = await api.ask("POST", "/completion", asked)
-                assert isinstance(timings := answer.body["timings"], dict)
-                assert timings["cache_n"] >= before
-
-    play(check())
+async def _a_follow_up_finds_the_slot_of_its_conversation(_head: LocalNode, api: Api) -> None:
+    spoken: list[tuple[str, int]] = []
+    for word in ("Apples", "Whales", "Trains", "Clouds")[:SLOTS]:
+        prompt = f"{word} are many things to many people." * 4
+        answer = await api.ask("POST", "/completion", generation(prompt, SHORT) | {"cache_prompt": True})
+        before = answer.body["tokens_evaluated"]
+        assert isinstance(before, int)
+        spoken.append((prompt + str(answer.body["content"]), before))
+    for text, before in spoken:
+        asked = generation(f"{text}. And they", SHORT) | {"cache_prompt": True}
+        answer = await api.ask("POST", "/completion", asked)
+        assert isinstance(timings := answer.body["timings"], dict)
+        assert timings["cache_n"] >= before
 
 
 async def _sent(head: LocalNode) -> int:
@@ -99,46 +78,34 @@ async def _sent(head: LocalNode) -> int:
     return sum(one.sent_bytes for one in (await head.status()).tunnels)
 
 
-def test_finished_conversations_cost_a_later_answer_nothing(tmp_path: Path) -> None:
+async def _finished_conversations_cost_a_later_answer_nothing(head: LocalNode, api: Api) -> None:
     """Each has a cache of its own: the mask of a prompt, which crosses, is only as wide as that."""
-
-    async def check() -> None:
-        async with _head(tmp_path) as (fleet, head):
-            api = api_of(await fleet.ready(head))
-            costs = []
-            for number in range(SLOTS + 2):
-                before = await _sent(head)
-                answer = await completion(api, SHORT, f"{number} " + "and so on " * (CONTEXT // 4))
-                assert answer.status == 200, answer
-                costs.append(await _sent(head) - before)
-            assert max(costs[SLOTS:]) < 1.1 * costs[0], costs
-
-    play(check())
+    costs = []
+    for number in range(SLOTS + 2):
+        before = await _sent(head)
+        answer = await completion(api, SHORT, f"{number} " + "and so on " * (CONTEXT // 4))
+        assert answer.status == 200, answer
+        costs.append(await _sent(head) - before)
+    assert max(costs[SLOTS:]) < 1.1 * costs[0], costs
 
 
-def test_what_is_too_long_ends_alone(tmp_path: Path) -> None:
+async def _what_is_too_long_ends_alone(_head: LocalNode, api: Api) -> None:
     """An answer at the end of its context is cut off there, a prompt beyond it refused with the limit."""
-
-    async def check() -> None:
-        async with _head(tmp_path) as (fleet, head):
-            api = api_of(await fleet.ready(head))
-            begun = threading.Event()
-            other = asyncio.create_task(api.stream(PROMPT, LONG, on_piece=lambda _text: begun.set()))
-            endless = asyncio.create_task(completion(api, 4 * CONTEXT))
-            await asyncio.to_thread(begun.wait)
-            refused = await chat(api, "word " * CONTEXT)
-            assert refused.status == 400, refused
-            error = refused.body["error"]
-            assert isinstance(error, dict)
-            assert error["code"] == "context_length_exceeded"
-            assert str(CONTEXT) in error["message"]
-            cut = await endless
-            assert (cut.status, cut.body["stop_type"], cut.body["truncated"]) == (200, "limit", True), cut
-            streamed = await other
-            assert (streamed.error, streamed.done) == ("", True)
-            assert (await completion(api, SHORT)).status == 200
-
-    play(check())
+    begun = threading.Event()
+    other = asyncio.create_task(api.stream(PROMPT, LONG, on_piece=lambda _text: begun.set()))
+    endless = asyncio.create_task(completion(api, 4 * CONTEXT))
+    await asyncio.to_thread(begun.wait)
+    refused = await chat(api, "word " * CONTEXT)
+    assert refused.status == 400, refused
+    error = refused.body["error"]
+    assert isinstance(error, dict)
+    assert error["code"] == "context_length_exceeded"
+    assert str(CONTEXT) in error["message"]
+    cut = await endless
+    assert (cut.status, cut.body["stop_type"], cut.body["truncated"]) == (200, "limit", True), cut
+    streamed = await other
+    assert (streamed.error, streamed.done) == ("", True)
+    assert (await completion(api, SHORT)).status == 200
 
 
 def _waits(count: int, status: Status) -> bool:
@@ -146,27 +113,44 @@ def _waits(count: int, status: Status) -> bool:
     return status.api is not None and status.api.waiting == count
 
 
-def test_who_comes_fifth_waits_and_is_served_in_turn(tmp_path: Path) -> None:
+async def _who_comes_fifth_waits_and_is_served_in_turn(head: LocalNode, api: Api) -> None:
+    # the usual one has too few threads for all that wait here
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(3 * SLOTS))
+    # one ends long before the others, so the two that wait get its slot one after the other
+    lengths = (LONG // 2, *[LONG] * (SLOTS - 1))
+    first = [asyncio.create_task(completion(api, tokens)) for tokens in lengths]
+    await until(api, "processing", SLOTS)
+    begun: list[str] = []
+
+    def note(name: str) -> Callable[[Streamed], None]:
+        return lambda so_far: begun.append(name) if so_far.pieces == 1 else None
+
+    later = []
+    for number, name in enumerate(("fifth", "sixth"), start=1):
+        later.append(asyncio.create_task(api.stream(PROMPT, SHORT, on_piece=note(name))))
+        await head.until(partial(_waits, number))
+    assert all(answer.status == 200 for answer in await asyncio.gather(*first))
+    assert all(streamed.done for streamed in await asyncio.gather(*later))
+    assert begun == ["fifth", "sixth"]
+
+
+def test_each_answer_has_its_own_context_and_turn(tmp_path: Path) -> None:
+    """Of a head with one worker, whose answers have this context each."""
+
     async def check() -> None:
-        async with _head(tmp_path, "--", "--metrics") as (fleet, head):
+        async with Fleet(tmp_path) as fleet:
+            token, _workers = await fleet.workers(smollm2())
+            given = ("--device", "none", "--ctx-size", str(CONTEXT), "--", "--metrics")
+            head = await fleet.head(smollm2(), *given, token=token)
             api = api_of(await fleet.ready(head))
-            # the usual one has too few threads for all that wait here
-            asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(3 * SLOTS))
-            # one ends long before the others, so the two that wait get its slot one after the other
-            lengths = (LONG // 2, *[LONG] * (SLOTS - 1))
-            first = [asyncio.create_task(completion(api, tokens)) for tokens in lengths]
-            await until(api, "processing", SLOTS)
-            begun: list[str] = []
-
-            def note(name: str) -> Callable[[Streamed], None]:
-                return lambda so_far: begun.append(name) if so_far.pieces == 1 else None
-
-            later = []
-            for number, name in enumerate(("fifth", "sixth"), start=1):
-                later.append(asyncio.create_task(api.stream(PROMPT, SHORT, on_piece=note(name))))
-                await head.until(partial(_waits, number))
-            assert all(answer.status == 200 for answer in await asyncio.gather(*first))
-            assert all(streamed.done for streamed in await asyncio.gather(*later))
-            assert begun == ["fifth", "sixth"]
+            for scene in (
+                _finished_conversations_cost_a_later_answer_nothing,
+                _a_follow_up_finds_the_slot_of_its_conversation,
+                _long_answers_come_to_their_own_end,
+                _what_is_too_long_ends_alone,
+                _who_comes_fifth_waits_and_is_served_in_turn,
+            ):
+                print(scene.__name__)  # noqa: T201
+                await scene(head, api)
 
     play(check())

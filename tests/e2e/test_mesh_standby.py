@@ -1,8 +1,6 @@
 """A standby worker holds the weights while others compute, and takes the place of one that is lost."""
 
 import asyncio
-import os
-import signal
 import sys
 from pathlib import Path
 
@@ -120,27 +118,5 @@ def test_one_without_the_model_has_all_of_it_before_a_loss(tmp_path: Path) -> No
             status = await fleet.ready(head)
             assert nodes(status) == {"b", "barn"}
             assert model_of(status).weights_network_bytes == 0
-
-    play(check())
-
-
-def test_without_it_the_others_go_on(tmp_path: Path) -> None:
-    """It is gone before the loss, and a name that nobody has is said."""
-    text = alone(smollm2(), TOKENS)
-
-    async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            token, workers = await fleet.workers(smollm2(), smollm2(), smollm2())
-            named = ("--standby", "worker-2,nobody", "--min-workers", "1")
-            head = await fleet.head(smollm2(), *GOES_ON, *named, *SAME_THREADS, *SAME_BATCHES, token=token)
-            status = await head.until(lambda s: model_ready(s) and model_of(s).standby[0].ready)
-            assert model_of(status).standby[1].why == "no worker of this name is known"
-            os.kill(killed(fleet, workers[2]), signal.SIGKILL)
-            await head.until(lambda s: not model_of(s).standby[0].ready)
-            (streamed,), _ = await answers_under(
-                api_of(status), kill(killed(fleet, workers[0])), [PROMPT], TOKENS
-            )
-            assert (streamed.error, streamed.text) == ("", text)
-            assert "worker-1" in nodes(await fleet.ready(head))
 
     play(check())

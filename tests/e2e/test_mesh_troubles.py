@@ -11,7 +11,7 @@ from meshd.worker.mesh_server import CHILD_NAME
 
 from tests.e2e.alone import alone
 from tests.e2e.left_out import ready_without
-from tests.e2e.models import copy_to, flipped_byte, native, smollm2
+from tests.e2e.models import copy_to, fine_tune, flipped_byte, native, smollm2
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, cli, model_of, play
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
@@ -43,21 +43,6 @@ def test_a_llama_server_that_always_ends_is_called_a_failure(tmp_path: Path) -> 
     play(check())
 
 
-def test_a_token_without_work_makes_no_worker(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            founder = await fleet.worker("founder")
-            await founder.token()
-            invited = await cli(founder.spec.home, "invite", "--role", "use")
-            token = invited.stdout.strip()
-            words = ("worker", "--listen", "127.0.0.1:0")
-            done = await cli(tmp_path / "guest", *words, MESHD_JOIN=token)
-            assert done.returncode == 1
-            assert "role `work`" in done.stderr and "meshd invite --role work" in done.stderr
-
-    play(check())
-
-
 def test_a_replaced_file_is_taken_for_the_next_lease(tmp_path: Path) -> None:
     """The worker's file is replaced while it serves; killed and loaded again, it reads the new one."""
     reference = alone(smollm2(), 16)
@@ -77,6 +62,24 @@ def test_a_replaced_file_is_taken_for_the_next_lease(tmp_path: Path) -> None:
             )
             assert await api_of(again).complete(PROMPT, 16) == reference
             assert "model_file" in {warning.code for warning in (await worker.status()).warnings}
+
+    play(check())
+
+
+def test_a_file_that_was_replaced_is_not_mixed_with_the_old_one(tmp_path: Path) -> None:
+    """llama-server would read the new file where the workers have the old one."""
+
+    async def check() -> None:
+        ours = copy_to(smollm2(), tmp_path, "ours.gguf")
+        async with Fleet(tmp_path) as fleet:
+            token, _ = await fleet.workers(smollm2())
+            head = await fleet.head(ours, *SAME_THREADS, token=token)
+            server = child_pid(await fleet.ready(head), "llama-server")
+            copy_to(fine_tune(), tmp_path, "new.gguf").rename(ours)
+            os.kill(server, signal.SIGKILL)
+            status = await head.until(lambda s: model_of(s).state == "failed")
+            assert "replaced" in model_of(status).reason
+            assert not status.children
 
     play(check())
 

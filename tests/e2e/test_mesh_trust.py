@@ -6,8 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,13 +13,8 @@ from meshd.admin.socket_path import find_socket
 from meshd.admin.status import Status
 from meshd.base.errors import Refused
 from meshd.fleet.fleet import LocalNode
-from meshd.identity.invite import encode_token, parse_token
-from meshd.identity.keys import PeerId
-from meshd.identity.keystore import Home
-from meshd.identity.membership import Member
-from meshd.peer.interface import MetadataValue, Stream
+from meshd.peer.interface import Stream
 from meshd.wire.lease import LEASE_ID_BYTES, LEASE_SERVICE, RPC_SERVICE
-from meshd.wire.news import NEWS_SERVICE
 from meshd.worker.mesh_server import CHILD_NAME
 
 from tests.e2e.alone import alone
@@ -86,39 +79,6 @@ def test_a_token_is_good_for_what_it_says_and_no_more(tmp_path: Path) -> None:
     play(check())
 
 
-def test_an_expired_token_is_refused_whatever_its_text_says(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            founder = await fleet.worker("founder")
-            await founder.token()
-            token = await _invite(founder, "--expires", "1s")
-            invite = parse_token(token)
-            past = encode_token(replace(invite, expires_at=invite.expires_at - 3 * 86_400))
-            _refused(await _join(tmp_path / "past", past), past, "expired", "ago", "meshd invite")
-            later = encode_token(replace(invite, expires_at=invite.expires_at + 7200))
-            while "expired" not in (await cli(founder.spec.home, "invite", "ls")).stdout:
-                pass  # each look takes a while
-            _refused(await _join(tmp_path / "later", later), later, "expired", "meshd invite")
-
-    play(check())
-
-
-def test_a_token_of_another_mesh_is_refused_by_a_member(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            one = await fleet.worker("one")
-            other = await fleet.worker("other")
-            token = await other.token()
-            # who is alone in its mesh may leave it for another one
-            async with bare_node(tmp_path / "guest", token=await one.token(), name="guest") as guest:
-                await connected(guest, "one")
-            await one.stop()
-            fleet.forget(one)
-            _refused(await _join(one.spec.home, token), token, "mesh", "meshd leave", "MESHD_HOME")
-
-    play(check())
-
-
 def test_a_member_without_use_gets_neither_lease_nor_rpc(tmp_path: Path) -> None:
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
@@ -141,36 +101,6 @@ def test_a_member_without_use_gets_neither_lease_nor_rpc(tmp_path: Path) -> None
                     else:
                         await stream.accepted()
             assert (await worker.status()).children == ()
-
-    play(check())
-
-
-def test_a_member_that_refuses_the_news_ends_nobodys_daemon(tmp_path: Path) -> None:
-    """The node that leads a pair opens the stream of news; so the member here has the smaller id."""
-
-    async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            worker = await fleet.worker("worker")
-            token = await worker.token()
-            peer = PeerId.parse((await worker.status()).node.id)
-            home = next(
-                home
-                for home in (tmp_path / f"rude-{number}" for number in range(4096))
-                if Home(home).load_or_create_identity().peer < peer
-            )
-            async with bare_node(home, token=token, name="rude") as member:
-                asked = asyncio.Event()
-
-                def never(_member: Member, _metadata: Mapping[str, MetadataValue]) -> str:
-                    asked.set()
-                    return "no news, please"
-
-                member.mesh.handle(NEWS_SERVICE, _silent, allow=never)
-                await connected(member, "worker")
-                await asked.wait()
-                # the daemon has heard the refusal when it has answered a ping that was sent behind it
-                await member.mesh.ping(member.mesh.find("worker"), 10.0)
-                assert (await worker.status()).peers[0].state == "connected"
 
     play(check())
 

@@ -1,7 +1,6 @@
 """Models by name with real daemons and the real model: Ollama's layout, a hub in four parts, a full disk."""
 
 import asyncio
-import hashlib
 import json
 import os
 import shutil
@@ -21,7 +20,6 @@ from meshd.model.short_names import SHORT_NAMES, short_model
 from tests.e2e.alone import alone
 from tests.e2e.models import cache_folder, smollm2
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, cli, model_of, play
-from tests.gguf_bytes import gguf, language_model
 from tests.gguf_split import split
 from tests.hub_server import Hub, serving
 from tests.unit.library.models import in_ollama
@@ -107,27 +105,6 @@ def test_the_estimate_of_a_short_name_is_near_the_real_model() -> None:
         for one in (estimate, real)
     ]
     assert sizes[0] == pytest.approx(sizes[1], rel=0.2)
-
-
-def test_what_cannot_be_served_is_one_line(tmp_path: Path) -> None:
-    metadata, tensors = language_model(architecture="glm4moelite")
-    in_ollama(tmp_path / "ollama", "registry.ollama.ai/library/glm/latest", gguf(metadata, tensors))
-    in_ollama(tmp_path / "ollama", MANIFEST, gguf(metadata, tensors)[:-64])
-    blob = next((tmp_path / "ollama/blobs").iterdir())
-    assert blob.name == f"sha256-{hashlib.sha256(blob.read_bytes()).hexdigest()}"
-
-    async def check() -> None:
-        for name, words in (
-            ("glm", "`glm4moelite`, which only Ollama knows"),
-            ("smollm2:135m", "short by 64"),
-        ):
-            words_given = ("serve", "--model", f"ollama:{name}", "--min-workers", "0", "--port", "0")
-            done = await cli(tmp_path / "home", *words_given, OLLAMA_MODELS=str(tmp_path / "ollama"))
-            errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-            assert done.returncode == 1 and len(errors) == 1 and words in errors[0], done.stderr
-            assert "Traceback" not in done.stderr and "hint: " in done.stderr
-
-    play(check())
 
 
 _BLIND = "from meshd.library import download as d; d.Repository.check_space = lambda *_: None; "

@@ -4,7 +4,6 @@ import asyncio
 import filecmp
 import json
 import os
-import shutil
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,10 +13,9 @@ from meshd.base.peer_limits import GIVEN_WHILE_SERVING
 from meshd.model.weights_index import PIECE_BYTES
 
 from tests.e2e.alone import alone
-from tests.e2e.homes import NAME, connected, flipped, homes_in
+from tests.e2e.homes import NAME, connected, homes_in
 from tests.e2e.models import fine_tune, smollm2
 from tests.e2e.nodes import PROMPT, SAME_THREADS, api_of, play
-from tests.gguf_split import split
 from tests.hub_server import Hub, serving
 from tests.unit.library.models import cached
 
@@ -96,27 +94,6 @@ def test_a_pull_that_is_killed_three_times_is_continued(tmp_path: Path) -> None:
     play(check())
 
 
-def test_a_wrong_piece_comes_from_somebody_else(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with homes_in(tmp_path) as homes:
-            file = homes.has("bad", smollm2())
-            await asyncio.to_thread(flipped, file, smollm2(), homes.cache("bad"), [SIZE // 2])
-            taker = await homes.joined("bad")
-            alone = await homes.run("taker", "pull", NAME)
-            assert alone.returncode == 1 and "no member gives" in alone.stderr, alone.stderr
-            assert "bad: piece 11 from it is wrong" in alone.stderr
-            homes.has("good", smollm2())
-            await homes.start("good", token=await taker.token())
-            await connected(taker, 2)
-            pulled = await homes.run("taker", "pull", NAME, "--json")
-            assert pulled.returncode == 0, pulled.stderr
-            body = json.loads(pulled.stdout)
-            assert same(body["paths"][0], smollm2()) and body["resumed_bytes"] >= 8 * PIECE_BYTES
-            assert gave(body)["good"] >= PIECE_BYTES
-
-    play(check())
-
-
 def in_hub_cache(user: Path) -> Path:
     """Return the model in this user's cache of Hugging Face."""
     [path] = (user / "huggingface/hub").glob("models--*/snapshots/*/*.gguf")
@@ -146,62 +123,6 @@ def test_a_model_of_the_hub_crosses_the_line_once(tmp_path: Path) -> None:
     with serving(hub):
         play(check("honest", right, 0))
         play(check("other", wrong, SIZE))
-
-
-def test_a_model_of_the_hub_that_cannot_be_asked(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with homes_in(tmp_path) as homes:
-            user = Path(homes.variables("one")["HOME"])
-            cached(user / "huggingface/hub", "me/Smol-GGUF", {f"{NAME}.gguf": smollm2().read_bytes()})
-            await homes.joined("one", model=in_hub_cache(user))
-            pulled = await homes.run("taker", "pull", "hf:me/Smol-GGUF:Q4_1")
-            assert pulled.returncode == 0, pulled.stderr
-            assert "not compared with the hash that Hugging Face promises" in pulled.stderr
-            for name in ("hf:me/Smol-GGUF", "hf:me/smol-gguf:q4_1", NAME):
-                shown = await homes.run("taker", "show", name)
-                assert shown.returncode == 0, shown.stderr
-            other = await homes.run("taker", "show", "hf:you/Smol-GGUF:Q4_1")
-            assert other.returncode == 1, "the name of another repository is another model"
-
-    play(check())
-
-
-def test_parts_of_a_model_come_together(tmp_path: Path) -> None:
-    (tmp_path / "parts").mkdir()
-    parts = split(smollm2(), tmp_path / "parts", "Smol-Q4_K_M", 3)
-
-    async def check() -> None:
-        async with homes_in(tmp_path) as homes:
-            for name in ("one", "two"):
-                homes.has(name, *parts)
-            await homes.joined("one", "two")
-            pulled = await homes.run("taker", "pull", "mesh:Smol-Q4_K_M", "--json")
-            assert pulled.returncode == 0, pulled.stderr
-            body = json.loads(pulled.stdout)
-            assert body["shards"] == 3 and len(gave(body)) == 2
-            folder = Path(body["paths"][0]).parent
-            assert all(same(folder / path.name, path) for path in parts)
-
-    play(check())
-
-
-def test_the_rate_is_kept_and_private_folders_are_not_told(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with homes_in(tmp_path) as homes:
-            homes.has("one", smollm2())
-            own = Path(homes.variables("one")["HOME"]) / ".models"
-            own.mkdir()
-            shutil.copyfile(smollm2(), own / "mine-Q8_0.gguf")
-            await homes.joined("one")
-            rows = json.loads((await homes.run("taker", "ls", "--json")).stdout)
-            assert [row["name"] for row in rows] == [f"mesh:{NAME}"]
-            loop = asyncio.get_running_loop()
-            began = loop.time()
-            pulled = await homes.run("taker", "pull", NAME, "--rate", "30MB")
-            assert pulled.returncode == 0, pulled.stderr
-            assert loop.time() - began > (SIZE - 2 * PIECE_BYTES) / 30e6
-
-    play(check())
 
 
 def test_an_answer_goes_on_while_its_worker_gives_the_model_away(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from meshd.fleet.fleet import LocalNode
 from meshd.gateway.upstream import ENDS_SERVER
 
 from tests.e2e.api_client import Api, Streamed
-from tests.e2e.freezer import freezer, skip_reason
 from tests.e2e.models import smollm2
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, gone, play
 
@@ -76,30 +75,22 @@ def reasons(head: LocalNode) -> str:
     return (head.spec.home / "node.log").read_text(errors="replace")
 
 
-async def replaced_after(tmp_path: Path, hang: Callable[[int], object], why: str) -> None:
-    """`hang` makes llama-server, whose process it is given, stand still under two answers."""
-    async with Fleet(tmp_path) as fleet:
-        head = await head_alone(fleet)
-        status = await head.status()
-        server = child_pid(status, "llama-server")
-        streams = await begin_two(api_of(status))
-        hang(server)
-        await gone({server}, seconds=SECONDS)
-        await go_on(streams)
-        assert child_pid(await head.status(), "llama-server") != server
-        assert why in reasons(head)
-
-
 def test_one_that_is_suspended_is_replaced_and_open_answers_go_on(tmp_path: Path) -> None:
     """The system tells of this one, so nobody waits for the watch."""
-    play(replaced_after(tmp_path, lambda pid: os.kill(pid, signal.SIGSTOP), IS_SUSPENDED), seconds=SECONDS)
 
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            head = await head_alone(fleet)
+            status = await head.status()
+            server = child_pid(status, "llama-server")
+            streams = await begin_two(api_of(status))
+            os.kill(server, signal.SIGSTOP)
+            await gone({server}, seconds=SECONDS)
+            await go_on(streams)
+            assert child_pid(await head.status(), "llama-server") != server
+            assert IS_SUSPENDED in reasons(head)
 
-@pytest.mark.skipif(bool(skip_reason()), reason=skip_reason() or "-")
-def test_one_that_stands_still_is_replaced_and_open_answers_go_on(tmp_path: Path) -> None:
-    """Frozen by the kernel, it looks like one that waits."""
-    with freezer() as cold:
-        play(replaced_after(tmp_path, cold.freeze, WHY), seconds=SECONDS)
+    play(check(), seconds=SECONDS)
 
 
 def test_one_that_is_lost_in_a_grammar_is_replaced_and_only_that_request_fails(tmp_path: Path) -> None:

@@ -17,15 +17,17 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_it_loads_and_answers(tmp_path: Path, name: str) -> None:
+def test_each_loads_and_answers(tmp_path: Path) -> None:
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
             token, _ = await fleet.workers(smollm2())
-            head = await fleet.head(smollm2(), "--config", str(CONFIGS / name), token=token)
-            status = await fleet.ready(head)
-            assert {part.node: part.layers for part in model_of(status).split if part.layers} == LAYERS[name]
-            assert await api_of(status).complete(PROMPT, 4)
+            for name, layers in LAYERS.items():
+                head = await fleet.head(smollm2(), "--config", str(CONFIGS / name), token=token)
+                status = await fleet.ready(head)
+                assert {part.node: part.layers for part in model_of(status).split if part.layers} == layers
+                assert await api_of(status).complete(PROMPT, 4)
+                await head.stop()
+                fleet.forget(head)
 
     play(check())
 

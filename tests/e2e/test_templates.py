@@ -6,7 +6,7 @@ the llama-server that renders (`/apply-template`; nothing is generated). Between
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -178,37 +178,36 @@ def _heads(templates: list[Path], folder: Path) -> Iterator[tuple[str, Head]]:
             yield template.stem, head
 
 
-def test_conversations_with_tools_reach_the_model_whole(templates: list[Path], tmp_path: Path) -> None:
+def _missing(template: str, texts: Sequence[str], prompt: str) -> list[str]:
+    """Of what was said, that which is not in the prompt."""
+    missed = [text for text in texts if text not in prompt]
+    return [text for text in missed if "RULE" not in text] if template == LATE_SYSTEM else missed
+
+
+def test_conversations_with_tools_and_what_agents_sent_reach_the_model_whole(
+    templates: list[Path], tmp_path: Path
+) -> None:
+    """Of each recorded session the last request, which has all of it."""
     tools = [{"type": "function", "function": TOOL}]
     asked = [
         ("/v1/chat/completions", {"model": "tiny", "messages": messages, "tools": tools})
         for messages, _ in CONVERSATIONS.values()
     ]
+    sessions = load_all()
+    recorded = [(session.requests[-1].path, session.requests[-1].body) for session in sessions]
     faults = []
     for template, head in _heads(templates, tmp_path):
-        answers = asyncio.run(_ask_all(head, asked))
+        answers = asyncio.run(_ask_all(head, asked + recorded))
         for (name, (_, texts)), (status, body, prompt, noted) in zip(
-            CONVERSATIONS.items(), answers, strict=True
+            CONVERSATIONS.items(), answers[: len(asked)], strict=True
         ):
-            missed = [text for text in texts if text not in prompt]
-            if template == LATE_SYSTEM:
-                missed = [text for text in missed if "RULE" not in text]
             if status != 200:
                 faults.append(f"{template}: {name}: {status} {body[-160:]}")
-            elif missed:
+            elif missed := _missing(template, texts, prompt):
                 faults.append(f"{template}: {name}: lost {missed}")
             elif DESCRIPTION not in prompt and noted == "":
                 faults.append(f"{template}: {name}: the tool is lost without a word")
-    assert not faults, "\n".join(faults)
-
-
-def test_the_last_request_of_each_recorded_session_is_rendered(templates: list[Path], tmp_path: Path) -> None:
-    sessions = load_all()
-    asked = [(session.requests[-1].path, session.requests[-1].body) for session in sessions]
-    faults = []
-    for template, head in _heads(templates, tmp_path):
-        answers = asyncio.run(_ask_all(head, asked))
-        for session, (status, body, _, _) in zip(sessions, answers, strict=True):
+        for session, (status, body, _, _) in zip(sessions, answers[len(asked) :], strict=True):
             if status != 200:
                 faults.append(f"{template}: {session.program}: {status} {body[-160:]}")
     assert not faults, "\n".join(faults)

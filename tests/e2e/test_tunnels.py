@@ -12,10 +12,9 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-from meshd.base.tasks import Owner
 from meshd.fleet.fleet import LocalNode
 
-from tests.e2e.nodes import Fleet, cli, ping, play
+from tests.e2e.nodes import Fleet, cli, play
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
@@ -174,24 +173,3 @@ def test_half_close_and_reset_pass_through(tmp_path: Path) -> None:
                 await asyncio.sleep(0.01)
 
     play(check())
-
-
-def test_max_upload_holds_back_what_a_node_gives_and_nothing_else(tmp_path: Path) -> None:
-    async def check(port: int) -> None:
-        async with Fleet(tmp_path) as fleet:
-            owner = await fleet.worker("owner", "--max-upload", "8Mbit")
-            friend = await fleet.worker("friend", token=await owner.token())
-            await all_connected(owner, friend)
-            await said(owner, "expose", "web", f"127.0.0.1:{port}", "--to", "friend")
-            listen = await said(friend, "tunnel", "open", "owner", "web")
-            loop = asyncio.get_running_loop()
-            began = loop.time()
-            async with Owner() as owned:
-                fetching = owned.start(fetch(listen), name="fetch")
-                for _ in range(3):
-                    await ping(friend, "owner")  # a ping is answered all the while
-                assert await fetching == PAGE
-            assert loop.time() - began > 0.9 * (len(PAGE) / 1_000_000 - 0.2)  # but for the first burst
-
-    with web_server() as port:
-        play(check(port))

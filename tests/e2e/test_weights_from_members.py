@@ -160,22 +160,6 @@ def test_a_transfer_that_is_killed_three_times_is_continued(tmp_path: Path) -> N
     play(check())
 
 
-def test_what_only_the_head_has_is_sent_by_it_once(tmp_path: Path) -> None:
-    """A member that gives no models is no holder."""
-
-    async def check() -> None:
-        async with homes_in(tmp_path) as homes:
-            _mean, token = await holder(homes, "mean", "--set", "node.give_models=off")
-            await takers(homes, "a", token=token)
-            head = await homes.serve("head", smollm2(), *ON_A, *SAME_THREADS, token=token)
-            first = await homes.fleet.ready(head)
-            assert model_of(first).weights_network_bytes > 60 * MB and not fetched(head)
-            second = await loaded_anew(head, first)
-            assert model_of(second).weights_network_bytes == 0 and not fetched(head)
-
-    play(check())
-
-
 BOTH = (*ON_WORKERS, "--ctx-size", "512", "--workers", "a,b", "--min-workers", "2")
 APART = ("--stun", "none", "--no-portmap", "--listen", ":0")
 
@@ -244,19 +228,5 @@ def test_a_head_without_the_model_takes_it_from_members_first(tmp_path: Path, na
                 homes.fleet.forget(head)
             log = (head.spec.home / "node.log").read_text()
             assert log.count("model_fetched") == 1, "the second time it is here"
-
-    play(check())
-
-
-def test_a_model_that_nobody_has_is_looked_for_everywhere(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with homes_in(tmp_path) as homes:
-            _one, token = await holder(homes, "one")
-            words = ("serve", "--model", f"{NAME}x", "--no-mdns", "--listen", "127.0.0.1:0", "--stun", "none")
-            joins = {**homes.variables("head"), "MESHD_JOIN": token}
-            nobody = await cli(tmp_path / "head", *words, **joins)
-            assert nobody.returncode == 1, nobody.stderr
-            assert f"there is no model `{NAME}x` on this machine" in nobody.stderr
-            assert f"no member of the mesh has `{NAME}x`; asked: one" in nobody.stderr
 
     play(check())

@@ -1,6 +1,5 @@
 """`meshd relay` as a child of a test."""
 
-import asyncio
 import os
 import re
 import resource
@@ -78,10 +77,3 @@ def relay(tmp_path: Path) -> Iterator[Relay]:
     if found.process is not None and found.process.poll() is None:
         found.process.kill()
         found.process.communicate()
-
-
-async def until_open(relay: Relay) -> None:
-    """Until the mailbox of the token is open: the figures of the relay say so."""
-    async with asyncio.timeout(20):
-        while "meshd_relay_boxes 1\n" not in await asyncio.to_thread(relay.figures):  # noqa: ASYNC110
-            await asyncio.sleep(0.05)

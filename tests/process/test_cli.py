@@ -19,6 +19,8 @@ HEAVY = {
     "aiohttp",
     "cryptography",
     "structlog",
+    "logging",
+    "subprocess",
     "msgpack",
     "blake3",
     "ssl",
@@ -90,15 +92,8 @@ def daemon(environ: dict[str, str], how: str = "") -> Iterator[tuple[subprocess.
 @pytest.mark.parametrize(
     "line",
     [
-        "--help",
-        "status --help",
-        "status",
-        "peers",
-        "ping x",
-        "stop",
-        "logs",
-        "worker --help",
-        "invite --help",
+        *("--help", "--version", "status --help", "worker --help", "serve --help", "invite --help"),
+        *("config show", "status", "peers", "ping x", "stop", "logs"),
     ],
 )
 def test_small_verbs_import_nothing_heavy(environ: dict[str, str], line: str) -> None:

@@ -86,7 +86,6 @@ async def test_requests_of_members_take_turns_with_those_of_others() -> None:
             async with answer:
                 assert answer.status == 200
         assert by_turns.came == ["member", "local", *["member"] * 7]
-        assert not here.gateway._uses and not here.gateway._answers._served, "nothing is kept of them"
 
 
 async def test_requests_of_others_count_as_well() -> None:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -48,9 +49,16 @@ def _environ(folder: Path) -> dict[str, str]:
     return {"PATH": os.environ["PATH"], "HOME": str(folder), "ZDOTDIR": str(folder), "TERM": "dumb"}
 
 
+@cache
+def printed(shell: str) -> str:
+    """What `meshd completion` prints, once for all lines."""
+    argv = (sys.executable, "-m", "meshd", "completion", shell)
+    return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=DEADLINE).stdout
+
+
 def script(folder: Path, shell: str, name: str) -> Path:
     file = folder / name
-    file.write_text(run(folder, sys.executable, "-m", "meshd", "completion", shell), "utf-8")
+    file.write_text(printed(shell), "utf-8")
     return file
 
 

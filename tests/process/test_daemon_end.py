@@ -97,18 +97,6 @@ def test_a_taken_port_names_its_holder(tmp_path: Path) -> None:
             assert not (tmp_path / home / "membership").exists(), "no mesh was founded in vain"
 
 
-@pytest.mark.parametrize("role", ["worker", "serve"])
-def test_a_model_that_cannot_be_read_is_an_error_with_its_path(tmp_path: Path, role: str) -> None:
-    text = tmp_path / "not-a-model.gguf"
-    text.write_text("this is not a model")
-    for path, code in ((tmp_path / "nowhere.gguf", 1), (text, 1)):
-        done = meshd(tmp_path / "home", role, "--listen", "127.0.0.1:0", "--model", str(path))
-        assert done.returncode == code
-        assert path.name in done.stderr
-        assert "Traceback" not in done.stderr
-        assert done.stdout == ""
-
-
 def test_a_daemon_that_waits_for_its_inviter_is_stopped(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         invite = Invite(

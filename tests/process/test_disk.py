@@ -2,19 +2,17 @@
 
 import asyncio
 import errno
-import io
 import re
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
 
 import pytest
-from meshd.base import log
 from meshd.base.errors import MeshdError, UserError
 from meshd.config.forms import HostPort
 from meshd.config.tree import LinksConfig
 from meshd.identity.keys import KeyPair
-from meshd.identity.keystore import Home, Keeping
+from meshd.identity.keystore import Home
 from meshd.peer.local_member import BLOCK, Numbering
 from meshd.relay import run as relay
 from meshd.relay.run import RelaySettings
@@ -173,29 +171,3 @@ def test_a_number_is_never_given_out_twice_whatever_the_disk_does() -> None:
             given.append(number)
     assert len(given) == len(set(given)) > 6 * BLOCK
     assert given == sorted(given)
-
-
-def test_the_newest_content_is_written_and_trouble_is_logged_once() -> None:
-    stream = io.StringIO()
-    log.set_up(level="info", stream=stream)
-    written: list[int] = []
-    full = True
-
-    def write(number: int) -> None:
-        if full:
-            raise OSError(errno.ENOSPC, "no space left on device")
-        written.append(number)
-
-    keeping = Keeping()
-    try:
-        for number in range(100):
-            assert not keeping.keep("book", lambda number=number: write(number))  # type: ignore[misc]
-            assert not keeping.retry()
-        assert "no space" in keeping.waiting["book"]
-        full = False
-        assert keeping.retry()
-        assert written == [99]
-        assert not keeping.waiting
-        assert stream.getvalue().count("state_not_written") == stream.getvalue().count("state_written") == 1
-    finally:
-        log.set_up(level="warning")

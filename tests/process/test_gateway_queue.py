@@ -16,6 +16,7 @@ from meshd.gateway.interface import ApiKey, GatewayConfig, KeyLimits, Readiness
 from meshd.gateway.request import OneModel
 from meshd.gateway.server import Gateway
 from meshd.gateway.turns import AnswerLog, Turn
+from meshd.gateway.upstream import HELD_ANSWER_BYTES
 from meshd.model.status import ModelState
 
 from tests.process.gateway_fake import (
@@ -280,3 +281,19 @@ async def test_the_wait_for_a_load_after_a_loss_counts_as_no_use(
         async with await asking as reply:
             assert reply.status == 200 and await reply.read()
         assert len(here.server.seen) == 2
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions"])
+async def test_an_answer_that_is_too_long_to_be_held_is_charged(path: str) -> None:
+    """What each form of an answer tells, and what is estimated: tests/unit/gateway/test_events.py."""
+    padding = {"content": "x" * (HELD_ANSWER_BYTES + 1)}
+    native = {**padding, "tokens_predicted": 5, "tokens_evaluated": 250}
+    openai = {**padding, "usage": {"prompt_tokens": 250, "completion_tokens": 5}}
+    keys = (ApiKey(AGENT, "agent", KeyLimits(tokens_per_day=1_000_000)),)
+    answer = says(200, native if path == "/completion" else openai)
+    async with world(answer, config=GatewayConfig(port=0, api_keys=keys)) as here:
+        headers = {"Authorization": f"Bearer {AGENT}"}
+        async with here.http.post(here.url + path, json={"prompt": "a"}, headers=headers) as reply:
+            assert reply.status == 200 and await reply.read()
+        [used] = here.gateway.status.keys
+        assert used.tokens_today == 255

@@ -90,39 +90,6 @@ def test_two_find_each_other_and_say_goodbye(lan: Lan) -> None:
         anna.until("found bert")  # it has gone
 
 
-def test_two_on_one_machine_find_each_other(lan: Lan) -> None:
-    lan.plug("a", 1)
-    with (
-        node(lan, "a", "announce", "m", "anna", "7001", "bert") as anna,
-        node(lan, "a", "announce", "m", "bert", "7002", "anna") as bert,
-    ):
-        anna.until("found bert 10.1.0.1:7002/tcp .*")
-        bert.until("found anna 10.1.0.1:7001/tcp .*")
-
-
-def test_another_mesh_is_heard_and_not_found(lan: Lan) -> None:
-    lan.plug("a", 1)
-    lan.plug("b", 1)
-    with (
-        node(lan, "a", "announce", "m", "anna", "7001", "bert") as anna,
-        node(lan, "b", "announce", "other", "bert", "7002", "anna") as bert,
-    ):
-        anna.until("status eth0 heard 0")
-        bert.until("status eth0 heard 0")
-
-
-def test_a_node_that_was_killed_is_found_again_at_once(lan: Lan) -> None:
-    lan.plug("a", 1)
-    lan.plug("b", 1)
-    with node(lan, "a", "announce", "m", "anna", "7001", "bert") as anna:
-        with node(lan, "b", "announce", "m", "bert", "7002", "anna") as bert:
-            anna.until("found bert .*7002.*")
-            bert.end(kill=True)
-        with node(lan, "b", "announce", "m", "bert", "7003", "anna") as bert:
-            anna.until("found bert .*7003.*")
-            bert.until("found anna .*")
-
-
 def test_networks_that_come_and_go_are_told_their_own_addresses(lan: Lan) -> None:
     lan.plug("a", 1)
     lan.plug("b", 1)

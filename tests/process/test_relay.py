@@ -9,8 +9,7 @@ import stat
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from meshd.base.errors import Broken
-from meshd.base.tasks import Owner, cancel_and_wait
+from meshd.base.tasks import Owner
 from meshd.identity.invite import RelayHint, split_place
 from meshd.link.interface import DialError, Link
 from meshd.wire.stun import Endpoint, StunKind, StunMessage, decode, encode
@@ -183,28 +182,6 @@ def test_pairs_whose_readers_stop_cost_little(relay: Relay) -> None:
     run(work(relay.start("--open")))
 
 
-def test_a_flood_is_held_to_the_rate_asked_for(relay: Relay) -> None:
-    async def work(hint: RelayHint) -> None:
-        async with parties(hint, 4) as made:
-            (flood, sink), (mine, theirs) = await pairs_of(made)
-            loop = asyncio.get_running_loop()
-            began, got = loop.time(), 0
-
-            async def pour() -> None:
-                while True:
-                    await flood.send([bytes(64 << 10)])
-
-            async with Owner() as owner:
-                pouring = owner.start(pour(), name="pour")
-                while got < 1 * MIB:
-                    got += len(await sink.receive())
-                    await exchange(mine, theirs, got & 0xFFFF, 400)
-                assert got <= (512 << 10) + (128 << 10) * (loop.time() - began) + (128 << 10)
-                await cancel_and_wait(pouring)
-
-    run(work(relay.start("--rate", "131072B")))
-
-
 def test_figures_are_for_this_machine_alone(relay: Relay) -> None:
     with pytest.raises(Exception, match="not a relay URL"):
         relay.start("--metrics", "0.0.0.0:0")
@@ -215,55 +192,3 @@ def test_figures_are_for_this_machine_alone(relay: Relay) -> None:
     text = relay.figures()
     assert "meshd_relay_circuits 0\n" in text
     assert "meshd_relay_carried_bytes_total 0\n" in text
-
-
-def test_a_killed_relay_is_found_again_when_it_is_back(relay: Relay) -> None:
-    async def work(hint: RelayHint) -> None:
-        async with parties(hint, 2) as (ann, bob):
-            mine, theirs = await ann.pair(bob)
-            relay.end(signal.SIGKILL)
-            for link in (mine, theirs):
-                with pytest.raises(Broken):
-                    await link.receive()
-            with pytest.raises(DialError):
-                await ann.links.dial(bob.node.peer, ())
-            assert relay.start(port=split_place(hint.place)[1]) == hint
-            async with asyncio.timeout(30):
-                while True:
-                    try:
-                        mine, theirs = await ann.pair(bob)
-                        break
-                    except DialError:
-                        await asyncio.sleep(0.05)
-            await exchange(mine, theirs, 7, 4000)
-            await mine.aclose()
-
-    run(work(relay.start()))
-
-
-def test_pairs_that_send_all_they_can_get_alike(relay: Relay) -> None:
-    async def work(hint: RelayHint) -> None:
-        async with parties(hint, 16) as made:
-            links = await pairs_of(made)
-            got = [0] * len(links)
-
-            async def pour(link: Link) -> None:
-                while True:
-                    await link.send([bytes(64 << 10)])
-
-            async def swallow(link: Link, number: int) -> None:
-                while True:
-                    got[number] += len(await link.receive())
-
-            async with Owner() as owner:
-                for number, (mine, theirs) in enumerate(links):
-                    owner.start(pour(mine), name="pour")
-                    owner.start(swallow(theirs, number), name="swallow")
-                await until(lambda: min(got) > 0, seconds=40)  # all pour
-                before = list(got)
-                await until(lambda: sum(got) - sum(before) > 96 * MIB, seconds=120)
-                shares = [now - then for now, then in zip(got, before, strict=True)]
-                owner.cancel()
-            assert min(shares) * 3 > max(shares), shares
-
-    run(work(relay.start("--open")))

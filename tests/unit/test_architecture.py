@@ -321,34 +321,3 @@ def test_a_circle_is_found_through_other_modules(tmp_path: Path, monkeypatch: py
         ("round_about.a", "round_about.b", "round_about.c"),
         ("round_about.d", "round_about.e"),
     ]
-
-
-SLOW_MODULES = ("asyncio", "aiohttp", "cryptography", "structlog", "logging", "ssl", "subprocess")
-QUICK = (
-    "--help",
-    "--version",
-    "status --help",
-    "ping --help",
-    "worker --help",
-    "serve --help",
-    "config show",
-)
-
-
-@pytest.mark.parametrize("line", QUICK)
-def test_small_verbs_import_little(line: str, tmp_path: Path) -> None:
-    """Looked up in sys.modules and not by a clock: what is not imported costs nothing."""
-    script = (
-        "import sys; from meshd.cli.main import main\n"
-        f"code = main({line.split()!r})\n"
-        f"print(sorted(set({SLOW_MODULES!r}) & set(sys.modules)), file=sys.stderr); sys.exit(code)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={"MESHD_HOME": str(tmp_path), "MESHD_CACHE": str(tmp_path), "PATH": ""},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr.strip()) == (0, "[]")
