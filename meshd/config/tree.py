@@ -84,6 +84,17 @@ class NodeConfig:
         ),
     ] = "auto"
 
+    sandbox: Annotated[
+        str,
+        Setting(
+            form=choice("auto", "off"),
+            env="MESHD_SANDBOX",
+            help="confine llama.cpp's programs as far as the system can: auto or off",
+            more="On Linux they can use their libraries, GPUs, model files and inherited sockets; no other "
+            "files, processes or networks.",
+        ),
+    ] = "auto"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:

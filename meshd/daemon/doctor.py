@@ -38,12 +38,14 @@ from meshd.daemon.native import (
     keep_choice,
     machine_id,
     natives_here,
+    runner,
     try_build,
 )
 from meshd.devices.devices import LIST_SECONDS
 from meshd.devices.interface import NativeBuild
 from meshd.process.interface import ChildSpec, RunToEnd
 from meshd.process.run import run_to_end
+from meshd.process.sandbox import confines_with
 from meshd.rpc.mesh_protocol import VERSION
 from meshd.wire.lease import OfferedDevice
 from meshd.wire.versions import UNKNOWN
@@ -86,6 +88,8 @@ WHEEL_HINT = "install the wheel of meshd-native that belongs to this meshd, by i
 CACHE_HINT = "free space there, check its owner and how it is mounted, or set MESHD_CACHE to another folder"
 INSTALLS_HINT = "remove one of them: `pipx uninstall meshd`, `uv tool uninstall meshd`, or the folder `.venv`"
 TRIED_BYTES = 64 << 10  # what a node writes at once is less, mostly
+SANDBOX_HINT = "set it to `auto` again if your GPU's driver works that way"
+KERNEL_HINT = "Linux 5.13 or later with Landlock (`lsm=` of its boot options) and seccomp has both"
 UNKNOWN_HINT = "it works if it was built of commit {}; build it in a clone of llama.cpp to be sure"
 State = Literal["ok", "warning", "error"]
 
@@ -359,8 +363,8 @@ def look(config: Config) -> list[Finding]:
     except UserError as error:
         return [*folders, *_not_built(error), *_wheel(), *_limits()]
     with tempfile.TemporaryDirectory(prefix="meshd-doctor-") as logs:
-        used, found = asyncio.run(_native(natives, config.paths.cache, Path(logs)))
-    return [*folders, _build(used), *_wheel(), *_limits(), *found]
+        used, found = asyncio.run(_native(natives, config, Path(logs)))
+    return [*folders, _build(used), *_wheel(), _sandbox(config), *_limits(), *found]
 
 
 def _installs() -> Iterator[Finding]:
@@ -445,14 +449,14 @@ def _wheel() -> Iterator[Finding]:
 
 
 async def _native(
-    natives: Sequence[NativeBuild], cache: Path, logs: Path
+    natives: Sequence[NativeBuild], config: Config, logs: Path
 ) -> tuple[NativeBuild, list[Finding]]:
     """Try the devices of all builds; return the one to use with its findings, and why others are not used.
 
     Nodes use it from their next start on.
     """
-    machine = machine_id(b"")
-    tried = [await try_build(native, run_to_end, logs, machine=machine) for native in natives]
+    machine, run, cache = machine_id(b""), runner(config.node.sandbox), config.paths.cache
+    tried = [await try_build(native, run, logs, machine=machine) for native in natives]
     used = choose(tried)
     if len(tried) > 1:
         keep_choice(tried, used, cache, machine=machine)
@@ -508,6 +512,22 @@ async def _gpus(used: TriedBuild, logs: Path) -> list[Finding]:
     if notice := compile_notice(facts, used.native.mesh_server.parent):
         found.append(Finding("gpu", "ok", notice))
     return found
+
+
+def _sandbox(config: Config) -> Finding:
+    """Report what confines native programs on this machine."""
+    if config.node.sandbox == "off":
+        what = "native programs are not confined: `node.sandbox` is off"
+        return Finding("sandbox", "warning", what, SANDBOX_HINT)
+    parts = confines_with()
+    if len(parts) < 2:
+        what = (
+            f"native programs are confined by {parts[0]} only"
+            if parts
+            else "native programs are not confined"
+        )
+        return Finding("sandbox", "warning", f"{what} on this system", KERNEL_HINT)
+    return Finding("sandbox", "ok", f"native programs are confined by {' and '.join(parts)}")
 
 
 def _limits() -> Iterator[Finding]:

@@ -428,6 +428,13 @@ def choose(tried: Sequence[TriedBuild]) -> TriedBuild:
     return preferred[0]
 
 
+def runner(sandbox: str) -> RunToEnd:
+    """Return what runs a native program to its end; `sandbox`: the setting."""
+    if sandbox == "off":
+        return lambda spec: run_to_end(replace(spec, sandbox=None))
+    return run_to_end
+
+
 async def try_build(native: NativeBuild, run_to_end: RunToEnd, logs: Path, *, machine: str) -> TriedBuild:
     """List, try and time the devices that a worker would use. Some seconds for each device."""
     paths = RolePaths(logs=logs, sockets=logs)

@@ -12,7 +12,7 @@ from meshd.base import log
 from meshd.base.errors import Refused, UserError
 from meshd.config.tree import Config
 from meshd.daemon.member_node import MemberNode
-from meshd.daemon.native import find_native
+from meshd.daemon.native import find_native, runner
 from meshd.daemon.plan_view import asked_memory, asked_options, capacity_reply, fits_reply, plan_reply
 from meshd.daemon.role_kind import BuiltRole, RoleKind
 from meshd.daemon.role_runtime import device_speeds
@@ -42,7 +42,6 @@ from meshd.plan.machines import (
 from meshd.plan.over_offers import fits
 from meshd.plan.prediction import PlanPredictor
 from meshd.plan.wishes import HeadOptions, draft_model, may_draft, named_by, shape_of
-from meshd.process.run import run_to_end
 from meshd.store.hash_cache import HashCache
 from meshd.store.header_file import HeaderFile, note_path
 from meshd.store.model_file import ModelFile, close_all, is_header, opened
@@ -228,7 +227,8 @@ async def fits_alone(config: Config, request: FitsRequest) -> FitsReply:
     native = find_native(config.paths)
     with tempfile.TemporaryDirectory(prefix="meshd-devices-") as logs:
         log = Path(logs) / "devices.log"
-        devices = await list_devices(native.mesh_server, machine="", run_to_end=run_to_end, log=log)
+        run = runner(config.node.sandbox)
+        devices = await list_devices(native.mesh_server, machine="", run_to_end=run, log=log)
     sizes = {known.name: known.bytes for known in request.known}
     options = HeadOptions(node_name=config.node.name, devices=config.serve.devices)
     machines = Machines((), pick_for_head(devices, options.devices))

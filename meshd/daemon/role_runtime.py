@@ -5,6 +5,7 @@ import functools
 import os
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from meshd.admin.socket_path import socket_folder
@@ -12,7 +13,7 @@ from meshd.base import log
 from meshd.base.processes import is_stopped, work_of
 from meshd.base.wakeful_loop import AUTO
 from meshd.config.tree import Config, LinksConfig
-from meshd.daemon.native import machine_id
+from meshd.daemon.native import machine_id, runner
 from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.interface import (
     NativeBuild,
@@ -32,7 +33,6 @@ from meshd.process.child import OwnedChild
 from meshd.process.handover import DescriptorSender, ReportPipe, pipe_with, socket_pair
 from meshd.process.interface import Child, ChildSpec, ReadyProbe
 from meshd.process.ready import http_200, http_answer
-from meshd.process.run import run_to_end
 from meshd.store.hash_cache import PieceCache
 from meshd.tunnel.compressed import COMPRESSED_VERSION, judge
 from meshd.tunnel.joined import JoinedTunnel, join
@@ -60,7 +60,7 @@ def make_runtime(
     return RoleRuntime(
         mesh=mesh,
         native=native,
-        processes=make_processes(config.node.waiting),
+        processes=make_processes(config.node.waiting, config.node.sandbox),
         tunnels=Tunnels(
             open=functools.partial(open_tunnel, config.links, mesh),
             join=join,
@@ -80,11 +80,15 @@ def make_runtime(
     )
 
 
-def make_processes(waiting: str = AUTO) -> Processes:
-    """Return the real processes; `waiting`: the setting."""
+def make_processes(waiting: str = AUTO, sandbox: str = AUTO) -> Processes:
+    """Return the real processes, by the settings."""
+
+    def make_child(spec: Callable[[], ChildSpec], name: str) -> Child:
+        return OwnedChild(lambda: replace(spec(), sandbox=None) if sandbox == "off" else spec(), name=name)
+
     return Processes(
-        make_child=_make_child,
-        run_to_end=run_to_end,
+        make_child=make_child,
+        run_to_end=runner(sandbox),
         http_ready=_answers,
         loop_answers=functools.partial(http_answer, path="/slots"),
         first_token=_first_token,
@@ -129,10 +133,6 @@ def open_tunnel(links: LinksConfig, mesh: Mesh, asked: TunnelRequest) -> Tunnel:
 
 def _is_here(mesh: Mesh, peer: PeerId) -> bool:
     return any(status.is_here for status in mesh.peers() if status.peer == peer)
-
-
-def _make_child(spec: Callable[[], ChildSpec], name: str) -> Child:
-    return OwnedChild(spec, name=name)
 
 
 def _compresses(setting: str, mesh: Mesh, peer: PeerId, *, always: bool) -> Compression:

@@ -38,6 +38,7 @@ from meshd.daemon.native import (
     machine_id,
     native_if_built,
     natives_here,
+    runner,
 )
 from meshd.daemon.role_kind import BuiltRole, ClaimedRole, RoleKind
 from meshd.daemon.role_runtime import make_runtime
@@ -108,7 +109,9 @@ async def _check_devices(asked: Sequence[str], config: Config, native: NativeBui
     if names:
         log = config.paths.logs / "devices.log"
         pick(
-            await list_devices(native.mesh_server, machine="", run_to_end=run_to_end, log=log),
+            await list_devices(
+                native.mesh_server, machine="", run_to_end=runner(config.node.sandbox), log=log
+            ),
             names,
         )
 
@@ -249,8 +252,9 @@ class Daemon:
             return native_if_built(paths)
         if paths.native_bin is None:
             natives = natives_here(paths, head=head)
+            run = runner(self._config.node.sandbox)
             return await choose_build(
-                natives, run_to_end, cache=paths.cache, logs=paths.logs, machine=machine_id(b"")
+                natives, run, cache=paths.cache, logs=paths.logs, machine=machine_id(b"")
             )
         native = find_native(paths, head=head)
         if native.mesh_server.parent != paths.native_bin.absolute() and not head:

@@ -22,7 +22,7 @@ from meshd.devices.device_trial import OnProgress, device_key, run_until_still, 
 from meshd.devices.devices import core_set, usable_cores
 from meshd.devices.interface import NativeBuild, RolePaths
 from meshd.model.device_speed import is_plausible, read_line
-from meshd.process.interface import ChildSpec, RunToEnd
+from meshd.process.interface import ChildSpec, RunToEnd, Sandbox
 from meshd.wire.capacity import MAX_POINTS, WHOLE_SHARE, TimedLayer, checked_time
 from meshd.wire.lease import OfferedDevice
 
@@ -294,7 +294,7 @@ class DeviceSpeeds:
 
         argv = command_lines.timing(str(self._native.mesh_server), device.name, self._threads, timed)
         env = command_lines.mesh_server_environment(Waiting.SLEEP)
-        spec = ChildSpec(name="device speed", argv=argv, log=self._log, env=env)
+        spec = ChildSpec(name="device speed", argv=argv, log=self._log, env=env, sandbox=Sandbox())
         ended = await run_until_still(self._run_to_end, spec, see)
         if ended is None or ended.signal is not None or ended.code != 0:
             return None

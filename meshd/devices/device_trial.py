@@ -21,7 +21,7 @@ from meshd.base.tasks import Owner, first_error
 from meshd.devices import command_lines
 from meshd.devices.devices import twin
 from meshd.devices.interface import NativeBuild, RolePaths
-from meshd.process.interface import ChildSpec, Ended, RunToEnd
+from meshd.process.interface import ChildSpec, Ended, RunToEnd, Sandbox
 from meshd.wire.lease import OfferedDevice
 
 MAX_TRIALS = 256  # trials kept, the newest
@@ -251,7 +251,7 @@ class DeviceTrials:
         """
         report = TrialReport(operations)
         argv = command_lines.trial(str(self._native.mesh_server), device.name, operations)
-        spec = ChildSpec(name="device trial", argv=argv, log=self._log)
+        spec = ChildSpec(name="device trial", argv=argv, log=self._log, sandbox=Sandbox())
         ended = await run_until_still(self._run_to_end, spec, report.see)
         return report.why_unfit(ended), report.was_tried(ended)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from meshd.base.errors import MeshdError, UserError
 from meshd.base.resource_limits import MemoryAllowance, memory_limit, usable_processors
-from meshd.process.interface import ChildSpec, RunToEnd
+from meshd.process.interface import ChildSpec, RunToEnd, Sandbox
 from meshd.wire.capacity import CORE_SET_LETTERS
 from meshd.wire.lease import SHARED_MEMORY, OfferedDevice
 from meshd.wire.limits import MAX_DEVICES
@@ -138,7 +138,8 @@ async def list_machine(
 ) -> tuple[OfferedDevice, ...]:
     """List this machine's devices without a memory limit. Raises MeshdError if there are none."""
     lines: list[str] = []
-    spec = ChildSpec(name="device list", argv=(str(program), "--list-devices"), log=log, on_line=lines.append)
+    argv = (str(program), "--list-devices")
+    spec = ChildSpec(name="device list", argv=argv, log=log, on_line=lines.append, sandbox=Sandbox())
     try:
         async with asyncio.timeout(LIST_SECONDS):
             ended = await run_to_end(spec)

@@ -19,6 +19,7 @@ import signal
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from meshd.base import log
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError
@@ -45,7 +46,9 @@ from meshd.process.interface import (
     ChildSpec,
     ChildState,
     ChildStatus,
+    Network,
     ReadyProbe,
+    Sandbox,
 )
 from meshd.rpc.frames import NodeReading
 
@@ -67,6 +70,14 @@ _PAUSE_SECONDS = 1.0
 _BEAT_SECONDS = 0.1  # between two looks at whether this process runs
 _PROMPT_SECONDS = 0.5  # of an answer: less than that nobody waits for
 _LOOK_SECONDS = 1.0  # how often is looked whether it is suspended
+_DOWNLOADS = ("-hf", "--hf", "-mu")  # begin options of llama-server that get something from the Internet
+_SLOTS = "--slot-save-path"
+_WRITTEN = (
+    _SLOTS,
+    "--log-file",
+    "-lcd",
+    "--lookup-cache-dynamic",
+)  # options that name a file or folder to write
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
 # A process gets these for what it does itself
 CRASH_SIGNALS = frozenset(
@@ -201,6 +212,29 @@ class LlamaServer:
             hand_over=self._outgoing.give(),
             ready_timeout=None,
             on_line=self._see_line,
+            sandbox=self._sandbox(rest),
+        )
+
+    def _sandbox(self, llama_args: Sequence[str]) -> Sandbox | None:
+        """Return what it may use; None where the user's options make it download something."""
+        if any(word.startswith(_DOWNLOADS) or word.endswith("-url") for word in llama_args):
+            return None
+        options = self._model.options
+        read = [*self._model.file.paths, *([options.mmproj.absolute()] if options.mmproj is not None else [])]
+        if options.draft is not None:
+            read.append(Path(options.draft.path))
+        # Files that the user names in options of llama-server: adapters, templates, grammars, saved slots.
+        keep: list[Path] = []
+        for option, word in zip(("", *llama_args), llama_args, strict=False):
+            if option in _WRITTEN:
+                keep.append(Path(word) if option == _SLOTS else Path(word).parent)
+            elif word.startswith("/"):
+                read += [Path(part) for part in word.split(",")]
+        return Sandbox(
+            read=tuple(path.resolve() for path in read),
+            keep=tuple(keep),
+            listen=self._model.socket.parent,
+            network=Network.ANY if self._model.plain_endpoints else Network.UNIX,
         )
 
     def _environment(self, leases: Sequence[Lease], pipe: Report) -> Mapping[str, str]:

@@ -43,6 +43,29 @@ class ChildFailed(MeshdError):
         self.tail = tail
 
 
+class Network(StrEnum):
+    """Sockets that a confined program may use beside those that it inherits."""
+
+    NONE = "none"
+    UNIX = "unix"
+    """Unix sockets to listen on."""
+    ANY = "any"
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """What a program may use beside its libraries and the GPUs.
+
+    `read` are files and folders. It may change and create files only in the folders `keep`, and sockets in
+    the folder `listen`.
+    """
+
+    read: tuple[Path, ...] = ()
+    keep: tuple[Path, ...] = ()
+    listen: Path | None = None
+    network: Network = Network.NONE
+
+
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
     """The way to run a child. Times in seconds, sizes in bytes.
@@ -51,7 +74,7 @@ class ChildSpec:
     belong to the child's owner from now on and are closed here when the child has them or could not start.
     `on_line` gets each line of output (cut, without control characters); it must be quick and must not
     raise. `stamped`: lines of the log begin with the time; not where the child's own lines have it, or a
-    program reads them.
+    program reads them. `sandbox`: what it may use; None: everything that this process may.
     """
 
     name: str
@@ -70,6 +93,7 @@ class ChildSpec:
     )
     stamped: bool = True
     log_bytes: int = 4 << 20  # of the log file; one older file of the same size is kept beside it
+    sandbox: Sandbox | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from meshd.base.units import in_memory
 from meshd.process.interface import ChildSpec, Ended
 from meshd.process.orphans import Guard, group_lives
 from meshd.process.output import ChildOutput
+from meshd.process.sandbox import confined
 
 _GONE_SECONDS = 2.0  # after KILL the kernel needs milliseconds; a zombie that nobody reaps stays for ever
 STUBBORN_SECONDS = 10.0  # after KILL: then a driver or the kernel holds it, which the log should say
@@ -110,15 +111,19 @@ async def _spawn(spec: ChildSpec, *, output: int) -> tuple[Guard, asyncio.subpro
     cancelled, nothing runs.
     """
     program = find_program(spec)
+    argv, variables, executable = list(spec.argv), environment(spec.env), program
+    if spec.sandbox is not None and (made := confined(spec.sandbox, program, variables)) is not None:
+        launcher, variables = made
+        argv, executable = [*launcher, *argv[1:]], launcher[0]
     guard = await Guard.start(spec.name)
     try:
         process = await asyncio.create_subprocess_exec(
-            *spec.argv,
-            executable=program,
+            *argv,
+            executable=executable,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env=environment(spec.env),
+            env=variables,
             cwd=spec.cwd,
             pass_fds=(*spec.pass_fds, *spec.hand_over),
             process_group=guard.pid,

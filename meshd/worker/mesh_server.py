@@ -20,7 +20,7 @@ from meshd.devices.fd_handover import Outgoing
 from meshd.devices.interface import IS_SUSPENDED, RoleRuntime
 from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
-from meshd.process.interface import ChildSpec
+from meshd.process.interface import ChildSpec, Sandbox
 from meshd.rpc.frames import LINE_SECONDS, ReadingBudget
 from meshd.rpc.mesh_keeping import MeshKeeping
 from meshd.rpc.mesh_lease_view import MeshLeaseView
@@ -185,6 +185,7 @@ class MeshServer:
                 children_waiting(self._processes.waiting, computes="CPU" in self.lease.memory)
             ),
             hand_over=self._outgoing.give(),
+            sandbox=Sandbox(),  # the weights come as descriptors
         )
 
     def _hand_over_weights(self) -> int:

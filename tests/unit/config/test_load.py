@@ -61,6 +61,7 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "node.join": ("meshd1abc", "meshd1abc"),
     "node.give_models": ("off", "off"),
     "node.waiting": ("poll", "poll"),
+    "node.sandbox": ("off", "off"),
     "log.format": ("json", "json"),
     "log.level": ("debug", "debug"),
     "links.listen": ("127.0.0.1:0", HostPort("127.0.0.1", 0)),

@@ -1,0 +1,317 @@
+"""Confine this process, then become another program: `python -I -S confine.py RULES PROGRAM [ARGUMENT…]`.
+
+meshd starts its native programs through this file (sandbox.py writes the rules): they read what other
+machines send, so a fault in them must not reach the user's files, other processes or the network. Each part
+is used as far as the kernel has it; what it lacks is left out:
+
+- Landlock (Linux 5.13): only the named files and folders, each for reading, writing or running; no TCP (6.7);
+  no signals and no abstract sockets to other processes (6.12). It also forbids ptrace and /proc/PID/mem.
+- seccomp: no new processes, no sockets but those of the rules, and no calls that change the system, the
+  modes of files, or another process. The program itself may be run again, with the same limits.
+- no core dumps, no files longer than the rules say, no more rights by setuid programs.
+
+RULES are lines of a kind and a value: `read /usr`. This file imports little and nothing of meshd, as it runs
+before each start. Numbers are those of Linux on x86-64 and ARM64; see landlock(7), seccomp(2) and the headers
+of the kernel.
+"""
+
+from __future__ import annotations  # annotations cost nothing here
+
+import ctypes
+import errno
+import os
+import resource
+import stat
+import struct
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # nor does what only type checkers need
+    from collections.abc import Mapping, Sequence
+    from typing import NoReturn
+
+HIDDEN = "MESHD_CONFINED_"  # prefix of variables for the program that would also act on this interpreter
+NOT_FOUND, NOT_RUNNABLE = 127, 126  # exit codes, as a shell has them
+_IGNORED_BY_PYTHON = (13, 25)  # SIGPIPE, SIGXFSZ; the program gets them as it would from a shell
+
+# --- Landlock ----------------------------------------------------------------------------------------------
+
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # of all architectures
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_REMOVE_DIR, _REMOVE_FILE, _MAKE_CHAR, _MAKE_DIR = 1 << 4, 1 << 5, 1 << 6, 1 << 7
+_MAKE_REG, _MAKE_SOCK, _MAKE_SYM, _TRUNCATE = 1 << 8, 1 << 9, 1 << 12, 1 << 14
+_IOCTL_DEV = 1 << 15
+_OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
+_ALLOWED: Mapping[str, int] = {
+    "run": _EXECUTE | _READ_FILE,
+    "read": _READ_FILE | _READ_DIR,
+    "device": _READ_FILE | _READ_DIR | _WRITE_FILE | _IOCTL_DEV,
+    "change": _READ_FILE | _READ_DIR | _WRITE_FILE | _TRUNCATE,
+    "keep": _READ_FILE
+    | _READ_DIR
+    | _WRITE_FILE
+    | _TRUNCATE
+    | _MAKE_REG
+    | _MAKE_DIR
+    | _REMOVE_FILE
+    | _REMOVE_DIR,
+    "listen": _MAKE_SOCK,
+}
+_KNOWN_FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # bits by version; 16 from 5 on
+_NO_NEW_PRIVS = 38
+
+# --- seccomp -----------------------------------------------------------------------------------------------
+
+_SET_SECCOMP, _FILTER = 22, 2
+_ALLOW, _FAIL, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
+_LOAD, _EQUAL, _GREATER, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x25, 0x45, 0x54, 0x06
+_NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
+_LAST_KNOWN = 450  # calls after it came with Linux 6.6 and later: the program is told that there are none
+_THREAD = 0x00010000  # CLONE_THREAD
+_AF_UNIX, _STREAM, _TYPE_MASK = 1, 1, 0xF
+
+# Calls with their numbers on x86-64 and on ARM64, which lacks some.
+_PROCESSES = """
+fork 57 -, vfork 58 -, execveat 322 281, setsid 112 157, setpgid 109 154, ptrace 101 117, kcmp 312 272,
+kill 62 129, tkill 200 130, process_vm_readv 310 270, process_vm_writev 311 271,
+process_madvise 440 440, process_mrelease 448 448, pidfd_open 434 434, pidfd_getfd 438 438,
+pidfd_send_signal 424 424, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, move_pages 279 239,
+migrate_pages 256 238
+"""
+_SHARED_MEMORY = """
+shmget 29 194, shmat 30 196, shmctl 31 195, semget 64 190, semop 65 193, semctl 66 191, msgget 68 186,
+msgsnd 69 189, msgrcv 70 188, msgctl 71 187, mq_open 240 180, mq_unlink 241 181, memfd_secret 447 447
+"""
+_FILE_MODES = """
+chmod 90 -, fchmod 91 52, fchmodat 268 53, chown 92 -, fchown 93 55, lchown 94 -, fchownat 260 54,
+setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, removexattr 197 14, lremovexattr 198 15,
+fremovexattr 199 16, utime 132 -, utimes 235 -, utimensat 280 88, futimesat 261 -
+"""  # none of Landlock's business
+_SYSTEM = """
+mount 165 40, umount2 166 39, pivot_root 155 41, chroot 161 51, unshare 272 97, setns 308 268,
+move_mount 429 429, open_tree 428 428, fsopen 430 430, fsconfig 431 431, fsmount 432 432,
+fspick 433 433, mount_setattr 442 442, bpf 321 280, perf_event_open 298 241, keyctl 250 219,
+add_key 248 217, request_key 249 218, userfaultfd 323 282, io_uring_setup 425 425,
+io_uring_enter 426 426, io_uring_register 427 427, open_by_handle_at 304 265, name_to_handle_at 303 264,
+init_module 175 105, finit_module 313 273, delete_module 176 106, kexec_load 246 104,
+kexec_file_load 320 294, reboot 169 142, swapon 167 224, swapoff 168 225, syslog 103 116, acct 163 89,
+settimeofday 164 170, clock_settime 227 112, adjtimex 159 171, clock_adjtime 305 266,
+sethostname 170 161, setdomainname 171 162, iopl 172 -, ioperm 173 -, quotactl 179 60,
+quotactl_fd 443 443, personality 135 92, vhangup 153 58, fanotify_init 300 262, fanotify_mark 301 263
+"""
+_NEW_SOCKETS = "socket 41 198, bind 49 200, listen 50 201"
+_CONNECTIONS = "connect 42 203"
+_MEMORY_FILES = "memfd_create 319 279"
+_CLONE, _CLONE3, _TGKILL = (56, 220), (435, 435), (234, 131)
+_PRLIMIT, _SOCKET, _SENDTO = (302, 261), (41, 198), (44, 206)
+_ARCHITECTURES: Mapping[str, tuple[int, int]] = {  # AUDIT_ARCH, and the place in those lists
+    "x86_64": (0xC000003E, 0),
+    "aarch64": (0xC00000B7, 1),
+}
+
+Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
+
+
+def syscall_filter(network: str, machine: str, pid: int, *, has_driver: bool) -> list[Instruction]:
+    """Return the BPF program. `network` is "none", "unix" (listening only) or "any".
+
+    `pid` is this process's, the only one that it may send a signal to. `has_driver`: with that of a GPU,
+    which makes files in memory and Unix sockets of any type, but connects to nobody. Raises KeyError for a
+    machine whose numbers are not known.
+    """
+    architecture, at = _ARCHITECTURES[machine]
+    refused = [_PROCESSES, _SHARED_MEMORY, _FILE_MODES, _SYSTEM]
+    if network != "any":
+        refused.append(_CONNECTIONS)
+    if network == "none" and not has_driver:
+        refused.append(_NEW_SOCKETS)
+    if not has_driver:
+        refused.append(_MEMORY_FILES)
+
+    def fail(code: int) -> Instruction:
+        return (_RETURN, 0, 0, _FAIL | code)
+
+    def argument(number: int) -> Instruction:
+        return (_LOAD, 0, 0, _ARGUMENTS + 8 * number)
+
+    # The architecture, whose numbers those below are, and calls that are newer than this list.
+    program: list[Instruction] = [
+        (_LOAD, 0, 0, _ARCH),
+        (_EQUAL, 1, 0, architecture),
+        (_RETURN, 0, 0, _KILL),
+        (_LOAD, 0, 0, _NUMBER),
+        (_GREATER, 0, 1, _LAST_KNOWN),
+        fail(errno.ENOSYS),
+    ]
+    # Calls that are always refused.
+    for call in ",".join(refused).split(","):
+        number = call.split()[1 + at]
+        if number != "-":
+            program += [(_EQUAL, 0, 1, int(number)), fail(errno.EPERM)]
+    # Threads but no processes; clone3 hides its flags, and every caller falls back to clone.
+    program += [(_EQUAL, 0, 1, _CLONE3[at]), fail(errno.ENOSYS)]
+    program += [
+        (_EQUAL, 0, 4, _CLONE[at]),
+        argument(0),
+        (_ANY_BIT, 0, 1, _THREAD),
+        (_RETURN, 0, 0, _ALLOW),
+        fail(errno.EPERM),
+    ]
+    # Signals and limits for nobody but itself.
+    program += [
+        (_EQUAL, 0, 4, _TGKILL[at]),
+        argument(0),
+        (_EQUAL, 0, 1, pid),
+        (_RETURN, 0, 0, _ALLOW),
+        fail(errno.EPERM),
+    ]
+    program += [
+        *((_EQUAL, 0, 5, _PRLIMIT[at]), argument(0), (_EQUAL, 1, 0, 0), (_EQUAL, 0, 1, pid)),
+        *((_RETURN, 0, 0, _ALLOW), fail(errno.EPERM)),
+    ]
+    # Sockets to listen on; nothing can be sent from them to an address.
+    if network != "any" and has_driver:
+        program += [
+            *((_EQUAL, 0, 4, _SOCKET[at]), argument(0), (_EQUAL, 0, 1, _AF_UNIX), (_RETURN, 0, 0, _ALLOW)),
+            fail(errno.EACCES),
+        ]
+    elif network == "unix":
+        program += [
+            *((_EQUAL, 0, 7, _SOCKET[at]), argument(0), (_EQUAL, 0, 4, _AF_UNIX)),
+            *(argument(1), (_AND, 0, 0, _TYPE_MASK), (_EQUAL, 0, 1, _STREAM), (_RETURN, 0, 0, _ALLOW)),
+            fail(errno.EACCES),
+        ]
+    if network != "any":
+        program += [
+            *((_EQUAL, 0, 6, _SENDTO[at]), argument(4), (_EQUAL, 0, 3, 0)),
+            *(
+                (_LOAD, 0, 0, _ARGUMENTS + 8 * 4 + 4),
+                (_EQUAL, 0, 1, 0),
+                (_RETURN, 0, 0, _ALLOW),
+                fail(errno.EPERM),
+            ),
+        ]
+    return [*program, (_RETURN, 0, 0, _ALLOW)]
+
+
+def parse_rules(text: str) -> dict[str, list[str]]:
+    """Return the values of each kind. Raises ValueError for a kind that is not known."""
+    rules: dict[str, list[str]] = {kind: [] for kind in (*_ALLOWED, "network", "file_bytes", "driver")}
+    for line in text.splitlines():
+        kind, _, value = line.partition(" ")
+        if kind not in rules:
+            raise ValueError(f"unknown rule {line!r}")
+        rules[kind].append(value)
+    return rules
+
+
+class _Kernel:
+    """The system calls that Python lacks."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._libc.syscall.restype = ctypes.c_long
+
+    def call(self, number: int, *arguments: object) -> int:
+        """Return the result of a call; -1 if it failed."""
+        return int(self._libc.syscall(ctypes.c_long(number), *arguments))
+
+    def default_signal(self, number: int) -> None:
+        """Let a signal do again what it does by default."""
+        self._libc.signal(ctypes.c_int(number), None)
+
+    def prctl(self, option: int, *arguments: int | ctypes.c_void_p) -> bool:
+        """Say whether prctl(2) took this."""
+        words = [one if isinstance(one, ctypes.c_void_p) else ctypes.c_ulong(one) for one in arguments]
+        return int(self._libc.prctl(option, *words, *(ctypes.c_ulong(0) for _ in range(4 - len(words))))) == 0
+
+
+def landlock_version() -> int:
+    """Return the version of Landlock in this kernel, 0 without it."""
+    if sys.platform != "linux":
+        return 0
+    return max(0, _Kernel().call(CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(1)))
+
+
+def has_filters() -> bool:
+    """Say whether seccomp filters this machine's calls."""
+    known = sys.platform == "linux" and os.uname().machine in _ARCHITECTURES
+    return known and os.path.exists("/proc/sys/kernel/seccomp/actions_avail")  # noqa: PTH110 (no pathlib here)
+
+
+def _restrict_files(kernel: _Kernel, rules: Mapping[str, Sequence[str]], version: int) -> None:
+    """Leave only the named files. Raises OSError."""
+    handled = (1 << _KNOWN_FILE_RIGHTS.get(version, 16)) - 1
+    words = [handled]
+    if version >= 4:
+        words.append(0 if "any" in rules["network"] else 3)  # bind and connect over TCP
+    if version >= 6:
+        words.append(3)  # abstract Unix sockets, signals
+    attributes = struct.pack(f"={len(words)}Q", *words)
+    ruleset = kernel.call(CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint(0))
+    if ruleset < 0:
+        raise OSError(ctypes.get_errno(), "landlock_create_ruleset")
+    for kind, allowed in _ALLOWED.items():
+        for path in rules[kind]:
+            _allow(kernel, ruleset, path, allowed & handled)
+    if kernel.call(RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint(0)) < 0:
+        raise OSError(ctypes.get_errno(), "landlock_restrict_self")
+    os.close(ruleset)
+
+
+def _allow(kernel: _Kernel, ruleset: int, path: str, allowed: int) -> None:
+    try:
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return  # it is not there, so it cannot be used
+    try:
+        if not stat.S_ISDIR(os.fstat(place).st_mode):
+            allowed &= _OF_FILES
+        rule = struct.pack("=Qi", allowed, place)
+        if kernel.call(ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(1), rule, ctypes.c_uint(0)) < 0:
+            raise OSError(ctypes.get_errno(), f"landlock_add_rule for {path}")
+    finally:
+        os.close(place)
+
+
+def confine(rules: Mapping[str, Sequence[str]]) -> None:
+    """Confine this process as far as the kernel can. Raises OSError if a part is there and fails."""
+    # Limits of the system's oldest kind.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for limit in rules["file_bytes"]:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
+    kernel = _Kernel()
+    for number in _IGNORED_BY_PYTHON:
+        kernel.default_signal(number)
+    if not kernel.prctl(_NO_NEW_PRIVS, 1):
+        raise OSError(ctypes.get_errno(), "PR_SET_NO_NEW_PRIVS")
+    # Files, then system calls: the filter also forbids what the first step needs.
+    if version := landlock_version():
+        _restrict_files(kernel, rules, version)
+    machine = os.uname().machine
+    if machine not in _ARCHITECTURES:
+        return
+    program = syscall_filter(rules["network"][0], machine, os.getpid(), has_driver=bool(rules["driver"]))
+    words = b"".join(struct.pack("=HBBI", *one) for one in program)
+    kept = ctypes.create_string_buffer(words, len(words))
+    head = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(kept)))
+    if not kernel.prctl(_SET_SECCOMP, _FILTER, ctypes.cast(head, ctypes.c_void_p)):
+        code = ctypes.get_errno()
+        if code != errno.EINVAL:  # a kernel without filters
+            raise OSError(code, "PR_SET_SECCOMP")
+
+
+def main(words: Sequence[str]) -> NoReturn:
+    """Confine this process and become the program. Exits with 126 or 127 if that is not possible."""
+    rules, program, *arguments = words
+    environment = {name.removeprefix(HIDDEN): value for name, value in os.environ.items()}
+    try:
+        confine(parse_rules(rules))
+        os.execve(program, [program, *arguments], environment)
+    except OSError as error:
+        print(f"cannot run {program}: {error.strerror}", file=sys.stderr)  # noqa: T201
+        sys.exit(NOT_FOUND if error.errno == errno.ENOENT else NOT_RUNNABLE)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,137 @@
+"""Say what a confined program may use, as the command line of confine.py.
+
+A native program gets the system's libraries, its own folder, the GPUs, and what its Sandbox names: nothing of
+the user's files, no network, no other process. A script that somebody gives in place of a program cannot be
+confined this way, as its interpreter needs more; it runs as it is.
+"""
+
+import contextlib
+import os
+import struct
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from meshd.process.confine import HIDDEN, has_filters, landlock_version
+from meshd.process.interface import Sandbox
+
+_LAUNCHER = str(Path(__file__).with_name("confine.py"))
+_ELF, _INTERPRETER = b"\x7fELF\x02\x01", 3  # 64 bits, little endian; PT_INTERP
+# Libraries and what drivers read about themselves and the machine. Of /proc only what belongs to no other
+# process; /etc without anything that a program could learn about users.
+_SYSTEM = (
+    *("/usr", "/lib", "/lib32", "/lib64", "/opt", "/nix/store", "/gnu/store", "/run/opengl-driver", "/sys"),
+    *("/etc/ld.so.cache", "/etc/localtime", "/etc/vulkan", "/etc/OpenCL", "/etc/glvnd", "/etc/nvidia"),
+    *("/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/version", "/proc/sys"),
+    *("/proc/devices", "/proc/modules", "/proc/driver", "/proc/filesystems"),
+)
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+# Nodes of GPUs, with patterns: NVIDIA's, those of Mesa and AMD, WSL2's.
+_GPUS = ("dev/nvidia*", "dev/nvidia-caps", "dev/dri", "dev/kfd", "dev/dxg")
+# Where drivers keep compiled kernels in the cache folder. CUDA's are in ~/.nv.
+_NVIDIA_KERNELS, _MESA_KERNELS = ("nvidia",), ("mesa_shader_cache", "mesa_shader_cache_db")
+# Variables that name libraries or drivers, as paths with colons.
+_PLACES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "GGML_BACKEND_PATH", "VK_DRIVER_FILES", "VK_ICD_FILENAMES")
+# These would also change the interpreter that runs confine.py.
+_OF_THE_LOADER = ("LD_", "GLIBC_TUNABLES", "PYTHON", "ASAN_", "UBSAN_", "TSAN_")
+
+
+def confined(
+    sandbox: Sandbox, program: str, environment: Mapping[str, str], root: Path = Path("/")
+) -> tuple[list[str], dict[str, str]] | None:
+    """Return the words to put before the program's arguments, and its environment.
+
+    Returns None where the program cannot be confined: on another system than Linux, or a script.
+    """
+    interpreter = _interpreter(Path(program)) if sys.platform == "linux" else None
+    if interpreter is None:
+        return None
+    rules = "\n".join(_rules(sandbox, program, interpreter, environment, root))
+    hidden = {
+        HIDDEN + name if name.startswith(_OF_THE_LOADER) else name: value
+        for name, value in environment.items()
+    }
+    return [sys.executable, "-I", "-S", _LAUNCHER, rules, program], hidden
+
+
+def confines_with() -> tuple[str, ...]:
+    """Name what this kernel confines programs with."""
+    if sys.platform != "linux":
+        return ()
+    version = landlock_version()
+    return (
+        *((f"Landlock (version {version})",) if version else ()),
+        *(("seccomp",) if has_filters() else ()),
+    )
+
+
+def _rules(
+    sandbox: Sandbox, program: str, interpreter: str, environment: Mapping[str, str], root: Path
+) -> Iterator[str]:
+    yield f"network {sandbox.network}"
+    # What runs: the program and its loader.
+    real = Path(program).resolve()
+    yield f"run {real}"
+    if interpreter:
+        yield f"run {interpreter}"
+    # What it reads: libraries beside it, those of the variables, and NVIDIA's packages beside its package.
+    folders = [real.parent, real.parent.parent / "lib"]
+    folders += [Path(place, "nvidia") for place in sys.path if place.endswith("site-packages")]
+    named = [Path(place) for name in _PLACES for place in environment.get(name, "").split(":") if place]
+    for path in (*map(Path, _SYSTEM), *folders, *named, *sandbox.read):
+        if path.is_absolute() and "\n" not in str(path):
+            yield f"read {path}"
+    # Devices; with GPUs also what their drivers keep and share.
+    gpus = [path for pattern in _GPUS for path in sorted(root.glob(pattern))]
+    for device in (*_DEVICES, *gpus):
+        yield f"device {device}"
+    kept = list(sandbox.keep)
+    if gpus:
+        # What CUDA's driver needs to start: it names its threads in /proc, and makes sockets.
+        yield "driver gpu"
+        yield "change /proc/self"
+        kept += _kernel_folders(environment, gpus)
+    for path in kept:
+        yield f"keep {path}"
+    if sandbox.listen is not None:
+        yield f"listen {sandbox.listen}"
+    if not kept:
+        yield "file_bytes 0"
+
+
+def _kernel_folders(environment: Mapping[str, str], gpus: Sequence[Path]) -> Iterator[Path]:
+    """Yield the folders of compiled kernels, and make them: a driver cannot make its own from inside."""
+    home = Path(environment.get("HOME", "/nonexistent"))
+    cache = Path(environment.get("XDG_CACHE_HOME", home / ".cache"))
+    folders: list[Path] = []
+    if any(path.name.startswith("nvidia") for path in gpus):
+        folders += [home / ".nv", *(cache / name for name in _NVIDIA_KERNELS)]
+    if any(path.name == "dri" for path in gpus):
+        folders += [cache / name for name in _MESA_KERNELS]
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        yield folder
+    if place := environment.get("CUDA_CACHE_PATH"):
+        yield Path(place)
+
+
+def _interpreter(program: Path) -> str | None:
+    """Return the loader that an ELF program names, empty if it names none; None for anything else."""
+    try:
+        with program.open("rb") as file:
+            head = file.read(64)
+            if not head.startswith(_ELF) or len(head) < 64:
+                return None
+            # elf(5): offset of the program headers, their size and their number
+            (start,), (size, count) = struct.unpack_from("<Q", head, 32), struct.unpack_from("<HH", head, 54)
+            for number in range(count):
+                file.seek(start + number * size)
+                entry = file.read(56)
+                kind, _, offset, _, _, length = struct.unpack_from("<IIQQQQ", entry)
+                if kind == _INTERPRETER:
+                    file.seek(offset)
+                    return os.fsdecode(file.read(min(length, 4096)).rstrip(b"\0"))
+    except (OSError, struct.error):
+        return None
+    return ""
