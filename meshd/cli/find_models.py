@@ -113,8 +113,7 @@ def _here(given: Path | str, config: Config, out: Output, *, head: bool) -> Path
 
     if isinstance(given, Path) and not is_folder(given):
         return given
-    from meshd.library.interface import NotDownloaded, NotHere
-    from meshd.library.pulled_models import ONLY_HEADER
+    from meshd.library.interface import ONLY_HEADER, NotDownloaded, NotHere
 
     resolver = _resolver(config, out)
     if isinstance(given, Path):

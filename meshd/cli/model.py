@@ -552,7 +552,7 @@ def _show(
         if not meant:
             raise
         return _show_members(meant, args, out, by_name=not is_digits(str(given).removeprefix(MESH)))
-    from meshd.library.pulled_models import ONLY_HEADER
+    from meshd.library.interface import ONLY_HEADER
 
     # Collect the facts; a damaged file has fewer.
     facts, nodes = _facts(model, config), _nodes_with(model, config, reply)

@@ -135,7 +135,7 @@ class Fetching:
 
     def _local(self, wanted: Wanted) -> Path | None:
         """Return the file on this machine, None if the machine lacks the model. Raises UserError."""
-        from meshd.library.pulled_models import ONLY_HEADER
+        from meshd.library.interface import ONLY_HEADER
 
         try:
             stored = self._resolver.local(wanted.name)

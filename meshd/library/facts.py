@@ -14,8 +14,7 @@ from pathlib import Path
 
 from meshd.base.errors import UserError
 from meshd.base.units import in_exact_bytes
-from meshd.library.interface import ModelSource, ReportProgress, StoredModel, TransferProgress
-from meshd.library.pulled_models import ONLY_HEADER
+from meshd.library.interface import ONLY_HEADER, ModelSource, ReportProgress, StoredModel, TransferProgress
 from meshd.model.architectures import KNOWN_ARCHITECTURES
 from meshd.model.ggml import FILE_TYPES
 from meshd.model.gguf import Header, read_header

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from meshd.base.errors import UserError
 
+ONLY_HEADER = "only its header is here"  # the problem of a model of which nothing else is here
+
 
 class ModelSource(StrEnum):
     """The store of a model; the words are part of `meshd model ls --json`."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from meshd.base.errors import UserError
 from meshd.base.files import replace_file
 from meshd.library.disk import bytes_on_disk, files_below, folders_in, size_of
-from meshd.library.interface import ModelSource, NotTheSame, ReportProgress, StoredModel
+from meshd.library.interface import ONLY_HEADER, ModelSource, NotTheSame, ReportProgress, StoredModel
 from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX, header_stem, quant_of
 from meshd.model.model_name import (
     MAX_MODEL_NAME_CHARS,
@@ -38,7 +38,6 @@ _NOTE = ".pulled-as"
 _MOST_NAMES = 8
 _FOLDERS = f"{WHOLE_KIND}-"
 _OWN_FOLDERS = (_FOLDERS, f"{HEADER_KIND}-")
-ONLY_HEADER = "only its header is here"
 
 
 def is_pulled(paths: Sequence[Path]) -> bool:

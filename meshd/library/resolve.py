@@ -14,6 +14,7 @@ from meshd.library import hub_cache, ollama
 from meshd.library.disk import hint_for_missing, is_file, is_folder, size_of
 from meshd.library.facts import facts_of
 from meshd.library.interface import (
+    ONLY_HEADER,
     ModelSource,
     NotDownloaded,
     NotHere,
@@ -21,15 +22,7 @@ from meshd.library.interface import (
     StoredModel,
     TransferProgress,
 )
-from meshd.library.pulled_models import (
-    ONLY_HEADER,
-    find_header,
-    find_noted,
-    is_of_members,
-    names_of,
-    text_of,
-    words_of,
-)
+from meshd.library.pulled_models import find_header, find_noted, is_of_members, names_of, text_of, words_of
 from meshd.library.stores import Stores, models_below, only_model
 from meshd.model.gguf_names import GGUF_SUFFIX, quant_of
 from meshd.model.model_name import (
