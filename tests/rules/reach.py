@@ -151,9 +151,6 @@ OF_NO_PEER = frozenset(
         ("meshd/rendezvous/join_or_found.py", "ban_refused"),
         ("meshd/rendezvous/join_or_found.py", "record_refused"),
         ("meshd/worker/cycle.py", "device"),
-        # the ways of a load, once for each
-        ("meshd/head/leases.py", "push_direct"),
-        ("meshd/head/leases.py", "push_through_head"),
         ("meshd/relay/run.py", "stopping"),
         ("meshd/relay/run.py", "relay_ready"),
         ("meshd/rendezvous/mdns.py", "network_joined"),
