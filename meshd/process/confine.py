@@ -112,6 +112,38 @@ _ARCHITECTURES: Mapping[str, tuple[int, int]] = {  # AUDIT_ARCH, and the place i
 Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
 
 
+def _fail(code: int) -> Instruction:
+    return (_RETURN, 0, 0, _FAIL | code)
+
+
+def _argument(number: int, *, high: bool = False) -> Instruction:
+    """Load the low or the high half of an argument."""
+    return (_LOAD, 0, 0, _ARGUMENTS + 8 * number + 4 * high)
+
+
+def _only_if(call: int, *checks: Instruction, error: int = errno.EPERM) -> list[Instruction]:
+    """Let a call through where the checks, whose failure jumps behind the last of them and one more, do not fail."""
+    return [(_EQUAL, 0, len(checks) + 2, call), *checks, (_RETURN, 0, 0, _ALLOW), _fail(error)]
+
+
+def _refused(network: str, at: int, *, has_driver: bool) -> list[Instruction]:
+    """Refuse calls whatever their arguments; `at`: the place of their numbers in the lists."""
+    lists = [_PROCESSES, _SHARED_MEMORY, _FILE_MODES, _SYSTEM]
+    if network != "any":
+        lists.append(_CONNECTIONS)
+    if network == "none" and not has_driver:
+        lists.append(_NEW_SOCKETS)
+    if not has_driver:
+        lists.append(_MEMORY_FILES)
+    numbers = [call.split()[1 + at] for call in ",".join(lists).split(",")]
+    return [
+        step
+        for number in numbers
+        if number != "-"
+        for step in ((_EQUAL, 0, 1, int(number)), _fail(errno.EPERM))
+    ]
+
+
 def syscall_filter(network: str, machine: str, pid: int, *, has_driver: bool) -> list[Instruction]:
     """Return the BPF program. `network` is "none", "unix" (listening only) or "any".
 
@@ -120,20 +152,6 @@ def syscall_filter(network: str, machine: str, pid: int, *, has_driver: bool) ->
     machine whose numbers are not known.
     """
     architecture, at = _ARCHITECTURES[machine]
-    refused = [_PROCESSES, _SHARED_MEMORY, _FILE_MODES, _SYSTEM]
-    if network != "any":
-        refused.append(_CONNECTIONS)
-    if network == "none" and not has_driver:
-        refused.append(_NEW_SOCKETS)
-    if not has_driver:
-        refused.append(_MEMORY_FILES)
-
-    def fail(code: int) -> Instruction:
-        return (_RETURN, 0, 0, _FAIL | code)
-
-    def argument(number: int) -> Instruction:
-        return (_LOAD, 0, 0, _ARGUMENTS + 8 * number)
-
     # The architecture, whose numbers those below are, and calls that are newer than this list.
     program: list[Instruction] = [
         (_LOAD, 0, 0, _ARCH),
@@ -141,56 +159,25 @@ def syscall_filter(network: str, machine: str, pid: int, *, has_driver: bool) ->
         (_RETURN, 0, 0, _KILL),
         (_LOAD, 0, 0, _NUMBER),
         (_GREATER, 0, 1, _LAST_KNOWN),
-        fail(errno.ENOSYS),
+        _fail(errno.ENOSYS),
     ]
-    # Calls that are always refused.
-    for call in ",".join(refused).split(","):
-        number = call.split()[1 + at]
-        if number != "-":
-            program += [(_EQUAL, 0, 1, int(number)), fail(errno.EPERM)]
+    program += _refused(network, at, has_driver=has_driver)
     # Threads but no processes; clone3 hides its flags, and every caller falls back to clone.
-    program += [(_EQUAL, 0, 1, _CLONE3[at]), fail(errno.ENOSYS)]
-    program += [
-        (_EQUAL, 0, 4, _CLONE[at]),
-        argument(0),
-        (_ANY_BIT, 0, 1, _THREAD),
-        (_RETURN, 0, 0, _ALLOW),
-        fail(errno.EPERM),
-    ]
+    program += [(_EQUAL, 0, 1, _CLONE3[at]), _fail(errno.ENOSYS)]
+    program += _only_if(_CLONE[at], _argument(0), (_ANY_BIT, 0, 1, _THREAD))
     # Signals and limits for nobody but itself.
-    program += [
-        (_EQUAL, 0, 4, _TGKILL[at]),
-        argument(0),
-        (_EQUAL, 0, 1, pid),
-        (_RETURN, 0, 0, _ALLOW),
-        fail(errno.EPERM),
-    ]
-    program += [
-        *((_EQUAL, 0, 5, _PRLIMIT[at]), argument(0), (_EQUAL, 1, 0, 0), (_EQUAL, 0, 1, pid)),
-        *((_RETURN, 0, 0, _ALLOW), fail(errno.EPERM)),
-    ]
+    program += _only_if(_TGKILL[at], _argument(0), (_EQUAL, 0, 1, pid))
+    program += _only_if(_PRLIMIT[at], _argument(0), (_EQUAL, 1, 0, 0), (_EQUAL, 0, 1, pid))
     # Sockets to listen on; nothing can be sent from them to an address.
     if network != "any" and has_driver:
-        program += [
-            *((_EQUAL, 0, 4, _SOCKET[at]), argument(0), (_EQUAL, 0, 1, _AF_UNIX), (_RETURN, 0, 0, _ALLOW)),
-            fail(errno.EACCES),
-        ]
+        program += _only_if(_SOCKET[at], _argument(0), (_EQUAL, 0, 1, _AF_UNIX), error=errno.EACCES)
     elif network == "unix":
-        program += [
-            *((_EQUAL, 0, 7, _SOCKET[at]), argument(0), (_EQUAL, 0, 4, _AF_UNIX)),
-            *(argument(1), (_AND, 0, 0, _TYPE_MASK), (_EQUAL, 0, 1, _STREAM), (_RETURN, 0, 0, _ALLOW)),
-            fail(errno.EACCES),
-        ]
+        is_stream = (_argument(1), (_AND, 0, 0, _TYPE_MASK), (_EQUAL, 0, 1, _STREAM))
+        checks = (_argument(0), (_EQUAL, 0, 4, _AF_UNIX), *is_stream)
+        program += _only_if(_SOCKET[at], *checks, error=errno.EACCES)
     if network != "any":
-        program += [
-            *((_EQUAL, 0, 6, _SENDTO[at]), argument(4), (_EQUAL, 0, 3, 0)),
-            *(
-                (_LOAD, 0, 0, _ARGUMENTS + 8 * 4 + 4),
-                (_EQUAL, 0, 1, 0),
-                (_RETURN, 0, 0, _ALLOW),
-                fail(errno.EPERM),
-            ),
-        ]
+        no_address = (_argument(4), (_EQUAL, 0, 3, 0), _argument(4, high=True), (_EQUAL, 0, 1, 0))
+        program += _only_if(_SENDTO[at], *no_address)
     return [*program, (_RETURN, 0, 0, _ALLOW)]
 
 
@@ -309,7 +296,7 @@ def main(words: Sequence[str]) -> NoReturn:
         confine(parse_rules(rules))
         os.execve(program, [program, *arguments], environment)
     except OSError as error:
-        print(f"cannot run {program}: {error.strerror}", file=sys.stderr)  # noqa: T201
+        sys.stderr.write(f"cannot run {program}: {error.strerror}\n")
         sys.exit(NOT_FOUND if error.errno == errno.ENOENT else NOT_RUNNABLE)
 
 

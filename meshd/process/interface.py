@@ -54,7 +54,7 @@ class Network(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """What a program may use beside its libraries and the GPUs.
+    """Name what a program may use beside its libraries and the GPUs.
 
     `read` are files and folders. It may change and create files only in the folders `keep`, and sockets in
     the folder `listen`.
