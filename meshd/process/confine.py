@@ -122,7 +122,7 @@ def _argument(number: int, *, high: bool = False) -> Instruction:
 
 
 def _only_if(call: int, *checks: Instruction, error: int = errno.EPERM) -> list[Instruction]:
-    """Let a call through where the checks, whose failure jumps behind the last of them and one more, do not fail."""
+    """Let a call through where all checks hold; one that fails jumps past the instruction that allows it."""
     return [(_EQUAL, 0, len(checks) + 2, call), *checks, (_RETURN, 0, 0, _ALLOW), _fail(error)]
 
 
