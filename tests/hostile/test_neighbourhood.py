@@ -179,21 +179,17 @@ async def _rounds(make: Callable[[], HomeRouter], moods: _Moods) -> None:
 
 
 @pytest.mark.parametrize("language", ["pcp", "natpmp"])
-def test_a_router_maps_or_does_not(language: str) -> None:
+async def test_a_router_maps_or_does_not(language: str) -> None:
     rng, table, moods = _rng(), Table(), _Moods()
+    answer = pcp(table) if language == "pcp" else natpmp(table)
+    async with listening(_broken(rng, answer, moods)) as port:
 
-    async def main() -> None:
-        answer = pcp(table) if language == "pcp" else natpmp(table)
-        async with listening(_broken(rng, answer, moods)) as port:
+        def make() -> HomeRouter:
+            if language == "pcp":
+                return PcpRouter(ROUTE, secret=b"s" * 16, port=port)
+            return NatPmpRouter(ROUTE, port=port)
 
-            def make() -> HomeRouter:
-                if language == "pcp":
-                    return PcpRouter(ROUTE, secret=b"s" * 16, port=port)
-                return NatPmpRouter(ROUTE, port=port)
-
-            await _rounds(make, moods)
-
-    asyncio.run(main())
+        await _rounds(make, moods)
 
 
 class _Lying(Igd):
@@ -224,20 +220,16 @@ class _Lying(Igd):
             writer.close()
 
 
-def test_a_router_that_speaks_upnp_is_never_followed_elsewhere() -> None:
+async def test_a_router_that_speaks_upnp_is_never_followed_elsewhere() -> None:
     moods = _Lying.moods = _Moods()
     _Lying.rng = _rng()
+    router = _Lying(Table())
+    async with igd(router) as port:
 
-    async def main() -> None:
-        router = _Lying(Table())
-        async with igd(router) as port:
+        def make() -> HomeRouter:
+            return UpnpRouter(ROUTE, name="meshd", random_port=lambda: 5000, ssdp_port=port)
 
-            def make() -> HomeRouter:
-                return UpnpRouter(ROUTE, name="meshd", random_port=lambda: 5000, ssdp_port=port)
-
-            await _rounds(make, moods)
-
-    asyncio.run(main())
+        await _rounds(make, moods)
 
 
 # Neighbours.

@@ -18,7 +18,7 @@ from meshd.relay import run as relay
 from meshd.relay.run import RelaySettings
 from meshd.wire.address import Candidate
 
-from tests.conformance.run import run, until
+from tests.conformance.run import until
 from tests.e2e.bare_node import bare_node, connected
 from tests.process import cache_files
 from tests.process.cache_files import CACHE, RELAY
@@ -85,19 +85,15 @@ def test_a_relay_whose_folder_cannot_be_made_says_so(folder: str, number: int, t
     assert disk.hits and raised.value.hint
 
 
-def test_every_file_that_a_node_writes_is_in_the_table(tmp_path: Path) -> None:
+async def test_every_file_that_a_node_writes_is_in_the_table(tmp_path: Path) -> None:
     """A new one needs a case in state_files.py."""
-
-    async def work() -> set[str]:
-        home = tmp_path / "home"
-        place = Home(home)
-        async with bare_node(place, name="node", links=LINKS) as member:
-            Scene.made(member, place)
-            member.book.hint(KeyPair.from_seed(bytes(32)).peer, PLACE)
-            member.local.network_changed()
-        return {str(path.relative_to(home)) for path in home.rglob("*") if path.is_file()}
-
-    written = run(work())
+    home = tmp_path / "home"
+    place = Home(home)
+    async with bare_node(place, name="node", links=LINKS) as member:
+        Scene.made(member, place)
+        member.book.hint(KeyPair.from_seed(bytes(32)).peer, PLACE)
+        member.local.network_changed()
+    written = {str(path.relative_to(home)) for path in home.rglob("*") if path.is_file()}
     assert written <= {case.name for case in CASES}
     assert len(written) > 8
 

@@ -7,7 +7,6 @@ import pytest
 from meshd.peer.interface import PeerState, Stream
 from meshd.peer.node import Node
 
-from tests.sim.loop import run
 from tests.sim.world import World, WorldNode, pair
 
 YEAR = 365 * 86_400
@@ -53,36 +52,33 @@ JUMPS: Sequence[Sequence[tuple[int, int]]] = (
 
 
 @pytest.mark.parametrize("jumps", JUMPS)
-def test_nothing_breaks(jumps: Sequence[tuple[int, int]]) -> None:
+@pytest.mark.virtual
+async def test_nothing_breaks(jumps: Sequence[tuple[int, int]]) -> None:
     """A stream lives on; links are made anew; records and bans made then are heard and hold."""
-
-    async def main() -> None:
-        async with World() as world:
-            nodes = await pair(world)
-            clocks = [Clock(node) for node in nodes]
-            one, other = nodes
-            other.mesh.handle("echo", _echo, allow=lambda _member, _metadata: None)
-            stream = one.mesh.open_stream(other.peer, "echo", metadata={})
+    async with World() as world:
+        nodes = await pair(world)
+        clocks = [Clock(node) for node in nodes]
+        one, other = nodes
+        other.mesh.handle("echo", _echo, allow=lambda _member, _metadata: None)
+        stream = one.mesh.open_stream(other.peer, "echo", metadata={})
+        await _beat(stream)
+        for turn, offsets in enumerate(jumps, start=1):
+            for clock, offset in zip(clocks, offsets, strict=True):
+                clock.time = NOW + offset
             await _beat(stream)
-            for turn, offsets in enumerate(jumps, start=1):
-                for clock, offset in zip(clocks, offsets, strict=True):
-                    clock.time = NOW + offset
-                await _beat(stream)
-                world.cable(one.name, other.name).cut()
-                await _beat(stream)  # over a new link: the greeting tells the clock
-                one.host.shown = one.record(10 + turn)
-                one.mesh.record_changed()
-                banned = world.node(f"banned-{turn}")
-                one.node.learn_bans([world.ban(banned)])
-                await other.until(lambda out=banned: other.bans.why_banned(out.chain) is not None)  # type: ignore[misc]
-                await other.until(lambda want=10 + turn: _sequence(other, one) == want)  # type: ignore[misc]
-                await asyncio.sleep(600)
-                await _beat(stream)
-                assert other.status_of(one).state is PeerState.CONNECTED
-                assert other.status_of(one).resumes == turn
-                assert other.status_of(one).clock_offset == offsets[0] - offsets[1]
-
-    run(main())
+            world.cable(one.name, other.name).cut()
+            await _beat(stream)  # over a new link: the greeting tells the clock
+            one.host.shown = one.record(10 + turn)
+            one.mesh.record_changed()
+            banned = world.node(f"banned-{turn}")
+            one.node.learn_bans([world.ban(banned)])
+            await other.until(lambda out=banned: other.bans.why_banned(out.chain) is not None)  # type: ignore[misc]
+            await other.until(lambda want=10 + turn: _sequence(other, one) == want)  # type: ignore[misc]
+            await asyncio.sleep(600)
+            await _beat(stream)
+            assert other.status_of(one).state is PeerState.CONNECTED
+            assert other.status_of(one).resumes == turn
+            assert other.status_of(one).clock_offset == offsets[0] - offsets[1]
 
 
 def _sequence(node: WorldNode, of: WorldNode) -> int:

@@ -9,7 +9,6 @@ from meshd.peer import news as news_module
 from meshd.wire.news import BUCKET_BYTES, BUCKETS, BucketsNews, DigestNews
 
 from tests.sim.gossip import Inviter
-from tests.sim.loop import run
 from tests.sim.test_gossip_shares import heard_by
 from tests.sim.world import World, WorldNode
 
@@ -24,7 +23,8 @@ def _fill(node: WorldNode) -> int:
     return sum(len(record.encode()) for record in records)
 
 
-def test_many_digests_are_answered_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.virtual
+async def test_many_digests_are_answered_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
     made = 0
     real = news_module.NewsLedger._hash
 
@@ -33,57 +33,51 @@ def test_many_digests_are_answered_a_few_times(monkeypatch: pytest.MonkeyPatch) 
         made += 1
         real(self)
 
-    async def main() -> None:
-        async with World() as world:
-            _, victim, _, teller = await heard_by(world)
-            await teller.to(victim)
-            await asyncio.sleep(30)
-            monkeypatch.setattr(news_module.NewsLedger, "_hash", look)
-            before = teller.heard_bytes
-            for number in range(1000):
-                await teller.tell(victim, [DigestNews(number.to_bytes(16, "big")).encode()])
-                await asyncio.sleep(0.01)
-            answers = (teller.heard_bytes - before) / (BUCKETS * BUCKET_BYTES)
-            assert answers < DIGESTS.burst + 2
-            assert made < 10 * (DIGESTS.burst + 2), "skipped entries cost no hashing"
-
-    run(main())
+    async with World() as world:
+        _, victim, _, teller = await heard_by(world)
+        await teller.to(victim)
+        await asyncio.sleep(30)
+        monkeypatch.setattr(news_module.NewsLedger, "_hash", look)
+        before = teller.heard_bytes
+        for number in range(1000):
+            await teller.tell(victim, [DigestNews(number.to_bytes(16, "big")).encode()])
+            await asyncio.sleep(0.01)
+        answers = (teller.heard_bytes - before) / (BUCKETS * BUCKET_BYTES)
+        assert answers < DIGESTS.burst + 2
+        assert made < 10 * (DIGESTS.burst + 2), "skipped entries cost no hashing"
 
 
 @pytest.mark.parametrize("share", ["ANSWERED", "ANSWERED_OF_ISSUER"])
-def test_a_large_answer_is_told_in_its_turn(monkeypatch: pytest.MonkeyPatch, share: str) -> None:
+@pytest.mark.virtual
+async def test_a_large_answer_is_told_in_its_turn(monkeypatch: pytest.MonkeyPatch, share: str) -> None:
     """By what is sent, in the share of the one that asked, and of who let it in; in the end it has all."""
-
-    async def main() -> None:
-        async with World() as world:
-            hostile, victim, third, teller = await heard_by(world)
-            await teller.to(victim)
-            await asyncio.sleep(30)
-            victim.mesh.presence.tick = lambda connected: None  # type: ignore[method-assign] # sessions stay
-            size = _fill(victim)
-            victim.node.changed()
-            await asyncio.sleep(1)  # told as what is new, to both
-            slow = replace(ANSWERED if share == "ANSWERED" else ANSWERED_OF_ISSUER, per_second=1000)
-            slow = replace(slow, burst=size / 4)
-            limits = victim.mesh.news.limits.of(hostile.peer, 0)
-            if share == "ANSWERED":
-                limits._answered = slow.bucket(asyncio.get_running_loop().time())
-            else:
-                limits._issuers._rate = slow
-                limits._issuers._of.clear()
-                assert limits.issuer == hostile.chain.admitter
-            before = teller.heard_bytes
-            await teller.tell(victim, [NOTHING])
-            await asyncio.sleep(10)
-            first = teller.heard_bytes - before
-            assert size / 4 <= first < size / 4 + 10_000 + 5000
-            victim.host.shown = victim.record(9)
-            victim.mesh.record_changed()
-            await third.until(lambda: _sequence(third, victim) == 9, seconds=2)  # nothing new waits for it
-            await asyncio.sleep(size / 1000)
-            assert teller.heard_bytes - before > 0.9 * size
-
-    run(main())
+    async with World() as world:
+        hostile, victim, third, teller = await heard_by(world)
+        await teller.to(victim)
+        await asyncio.sleep(30)
+        victim.mesh.presence.tick = lambda connected: None  # type: ignore[method-assign] # sessions stay
+        size = _fill(victim)
+        victim.node.changed()
+        await asyncio.sleep(1)  # told as what is new, to both
+        slow = replace(ANSWERED if share == "ANSWERED" else ANSWERED_OF_ISSUER, per_second=1000)
+        slow = replace(slow, burst=size / 4)
+        limits = victim.mesh.news.limits.of(hostile.peer, 0)
+        if share == "ANSWERED":
+            limits._answered = slow.bucket(asyncio.get_running_loop().time())
+        else:
+            limits._issuers._rate = slow
+            limits._issuers._of.clear()
+            assert limits.issuer == hostile.chain.admitter
+        before = teller.heard_bytes
+        await teller.tell(victim, [NOTHING])
+        await asyncio.sleep(10)
+        first = teller.heard_bytes - before
+        assert size / 4 <= first < size / 4 + 10_000 + 5000
+        victim.host.shown = victim.record(9)
+        victim.mesh.record_changed()
+        await third.until(lambda: _sequence(third, victim) == 9, seconds=2)  # nothing new waits for it
+        await asyncio.sleep(size / 1000)
+        assert teller.heard_bytes - before > 0.9 * size
 
 
 def _sequence(node: WorldNode, of: WorldNode) -> int:

@@ -109,54 +109,48 @@ def test_what_a_node_tells_on_it_would_take_itself(theirs: int, own: int, pad: i
     run(main())
 
 
-def test_a_record_whose_number_is_too_great_for_others_silences_nobody() -> None:
+@pytest.mark.virtual
+async def test_a_record_whose_number_is_too_great_for_others_silences_nobody() -> None:
     """Neighbours of one that published it and went away say so, to each other."""
-
-    async def main() -> None:
-        for sequence in (MAX_SEQUENCE, MAX_SEQUENCE + 1, 1 << 63):
-            async with World() as world:
-                nodes = [world.node(f"n{number}") for number in range(MANY)]
-                liar = nodes.pop()
-                liar.host.shown = replace(
-                    liar.record(),
-                    sequence=sequence,
-                    statement=Statement.decode(raw_record(liar, sequence), limit=MAX_RECORD_BYTES),
-                )
-                for node in (liar, *nodes[1:]):
-                    node.knows(nodes[0])
-                for node in (liar, *nodes):
-                    node.start()
-                await asyncio.sleep(90)
-                await liar.stop()
-                await asyncio.sleep(60)
-                nodes[0].node.learn_bans([world.ban(world.node("stranger"))])
-                nodes[0].node.changed()
-                await asyncio.sleep(30)
-                assert [len(node.bans) for node in nodes] == [1] * len(nodes)
-
-    run(main())
-
-
-def test_news_that_cannot_be_read_do_not_end_the_rest() -> None:
-    """Who tells them may have them from another one: they are counted, as those that do not hold."""
-
-    async def main() -> None:
+    for sequence in (MAX_SEQUENCE, MAX_SEQUENCE + 1, 1 << 63):
         async with World() as world:
-            _, victim, _, teller = await heard_by(world)
-            number = b"\xff" * 8
-            unread = [
-                PresenceNews((bytes(32) + number + bytes(68),)).encode(),
-                AwayNews(bytes(32) + number + bytes(100)).encode(),
-                RecordNews(b"no record").encode(),
-                BanNews(b"no ban").encode(),
-                pack({"type": "away", "away": b"too short"}),
-                b"no message",
-            ]
-            good = BanNews(world.ban(world.node("stranger"))).encode()
-            await teller.tell(victim, [*unread, good])
-            await victim.until(lambda: len(victim.bans) == 1, seconds=5)
+            nodes = [world.node(f"n{number}") for number in range(MANY)]
+            liar = nodes.pop()
+            liar.host.shown = replace(
+                liar.record(),
+                sequence=sequence,
+                statement=Statement.decode(raw_record(liar, sequence), limit=MAX_RECORD_BYTES),
+            )
+            for node in (liar, *nodes[1:]):
+                node.knows(nodes[0])
+            for node in (liar, *nodes):
+                node.start()
+            await asyncio.sleep(90)
+            await liar.stop()
+            await asyncio.sleep(60)
+            nodes[0].node.learn_bans([world.ban(world.node("stranger"))])
+            nodes[0].node.changed()
+            await asyncio.sleep(30)
+            assert [len(node.bans) for node in nodes] == [1] * len(nodes)
 
-    run(main())
+
+@pytest.mark.virtual
+async def test_news_that_cannot_be_read_do_not_end_the_rest() -> None:
+    """Who tells them may have them from another one: they are counted, as those that do not hold."""
+    async with World() as world:
+        _, victim, _, teller = await heard_by(world)
+        number = b"\xff" * 8
+        unread = [
+            PresenceNews((bytes(32) + number + bytes(68),)).encode(),
+            AwayNews(bytes(32) + number + bytes(100)).encode(),
+            RecordNews(b"no record").encode(),
+            BanNews(b"no ban").encode(),
+            pack({"type": "away", "away": b"too short"}),
+            b"no message",
+        ]
+        good = BanNews(world.ban(world.node("stranger"))).encode()
+        await teller.tell(victim, [*unread, good])
+        await victim.until(lambda: len(victim.bans) == 1, seconds=5)
 
 
 def _news_of(node: WorldNode, other: WorldNode) -> Stream | None:
@@ -166,53 +160,48 @@ def _news_of(node: WorldNode, other: WorldNode) -> Stream | None:
 
 
 @pytest.mark.parametrize("resets", ["leader", "follower"])
-def test_a_stream_of_news_that_was_lost_is_opened_again(resets: str) -> None:
+@pytest.mark.virtual
+async def test_a_stream_of_news_that_was_lost_is_opened_again(resets: str) -> None:
     """Later each time, so a side that never listens costs little; once it does, news come through."""
-
-    async def main() -> None:
-        async with World() as world:
-            leader, follower = await pair(world)
-            judge, other = (leader, follower) if resets == "leader" else (follower, leader)
-            session = leader.mesh.table[follower.peer].session_id
-            lost = 0
-            for _ in range(3600):
-                stream = _news_of(judge, other)
-                if stream is not None:
-                    stream.reset(1, "lost")
-                    lost += 1
-                await asyncio.sleep(1)
-            assert 12 <= lost <= 30, "in an hour"
-            for node in (leader, follower):
-                node.node.learn_bans([world.ban(world.node(f"stranger of {node.name}"))])
-            for node in (leader, follower):
-                await node.until(lambda node=node: len(node.bans) == 2, seconds=301)  # type: ignore[misc]
-            assert leader.mesh.table[follower.peer].session_id == session
-
-    run(main())
+    async with World() as world:
+        leader, follower = await pair(world)
+        judge, other = (leader, follower) if resets == "leader" else (follower, leader)
+        session = leader.mesh.table[follower.peer].session_id
+        lost = 0
+        for _ in range(3600):
+            stream = _news_of(judge, other)
+            if stream is not None:
+                stream.reset(1, "lost")
+                lost += 1
+            await asyncio.sleep(1)
+        assert 12 <= lost <= 30, "in an hour"
+        for node in (leader, follower):
+            node.node.learn_bans([world.ban(world.node(f"stranger of {node.name}"))])
+        for node in (leader, follower):
+            await node.until(lambda node=node: len(node.bans) == 2, seconds=301)  # type: ignore[misc]
+        assert leader.mesh.table[follower.peer].session_id == session
 
 
-def test_one_that_opens_streams_of_news_one_after_the_other_is_refused() -> None:
-    async def main() -> None:
-        async with World() as world:
-            leader, follower = (world.node(name) for name in ("anna", "bert"))
-            if leader.peer < follower.peer:
-                leader, follower = follower, leader
-            teller = Teller(leader)
-            leader.knows(follower)
-            follower.start()
-            leader.start()
-            await follower.sees(leader, PeerState.CONNECTED)
-            (await teller.to(follower)).stream.reset(1, "over")
-            taken, began = 0, asyncio.get_running_loop().time()
-            while asyncio.get_running_loop().time() < began + 120:
-                stream = leader.mesh.open_stream(follower.peer, NEWS_SERVICE, metadata={})
-                try:
-                    await stream.accepted()
-                    taken += 1
-                except (Broken, Refused):
-                    pass
-                stream.reset(1, "again")
-                await asyncio.sleep(0.2)
-            assert 1 <= taken <= NEWS_STREAMS.burst + 120 * NEWS_STREAMS.per_second + 1
-
-    run(main())
+@pytest.mark.virtual
+async def test_one_that_opens_streams_of_news_one_after_the_other_is_refused() -> None:
+    async with World() as world:
+        leader, follower = (world.node(name) for name in ("anna", "bert"))
+        if leader.peer < follower.peer:
+            leader, follower = follower, leader
+        teller = Teller(leader)
+        leader.knows(follower)
+        follower.start()
+        leader.start()
+        await follower.sees(leader, PeerState.CONNECTED)
+        (await teller.to(follower)).stream.reset(1, "over")
+        taken, began = 0, asyncio.get_running_loop().time()
+        while asyncio.get_running_loop().time() < began + 120:
+            stream = leader.mesh.open_stream(follower.peer, NEWS_SERVICE, metadata={})
+            try:
+                await stream.accepted()
+                taken += 1
+            except (Broken, Refused):
+                pass
+            stream.reset(1, "again")
+            await asyncio.sleep(0.2)
+        assert 1 <= taken <= NEWS_STREAMS.burst + 120 * NEWS_STREAMS.per_second + 1

@@ -57,7 +57,10 @@ def _invalid_bans(world: World) -> Iterator[bytes]:
         yield BanNews(replace(good.statement, signature=signature).encode()).encode()
 
 
-def test_bans_that_do_not_hold_end_the_news_and_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.virtual
+async def test_bans_that_do_not_hold_end_the_news_and_are_not_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     checked = 0
     real = revocation._rank
 
@@ -67,16 +70,12 @@ def test_bans_that_do_not_hold_end_the_news_and_are_not_remembered(monkeypatch: 
         return real(one)
 
     monkeypatch.setattr(revocation, "_rank", rank)
-
-    async def main() -> None:
-        async with World() as world:
-            _, victim, _, teller = await heard_by(world)
-            with pytest.raises((Broken, Refused)):
-                await teller.tell(victim, itertools.islice(_invalid_bans(world), 20_000))
-            assert checked <= NEWS_FAULTS.burst + 2
-            assert len(victim.bans) == 0 and victim.bans_blob is None
-
-    run(main())
+    async with World() as world:
+        _, victim, _, teller = await heard_by(world)
+        with pytest.raises((Broken, Refused)):
+            await teller.tell(victim, itertools.islice(_invalid_bans(world), 20_000))
+        assert checked <= NEWS_FAULTS.burst + 2
+        assert len(victim.bans) == 0 and victim.bans_blob is None
 
 
 def test_what_a_member_told_is_remembered_in_bounds() -> None:
@@ -87,87 +86,78 @@ def test_what_a_member_told_is_remembered_in_bounds() -> None:
     assert told.knows(BanItem((3 * NEWS_HEARD.most - 1).to_bytes(32, "big")), (0,))
 
 
-def test_bans_of_an_inviter_beyond_its_share_are_not_told_on() -> None:
+@pytest.mark.virtual
+async def test_bans_of_an_inviter_beyond_its_share_are_not_told_on() -> None:
     """Those that the set does not keep: they were remembered for each stream, and for ever."""
-
-    async def main() -> None:
-        async with World() as world:
-            _, victim, third, teller = await heard_by(world)
-            inviter = Inviter(world)
-            count = revocation.MAX_BANS_PER_ISSUER + SLACK + 40
-            await teller.tell(victim, (BanNews(inviter.ban()).encode() for _ in range(count)))
-            await asyncio.sleep(60)
-            assert len(victim.bans) == len(third.bans) == revocation.MAX_BANS_PER_ISSUER
-            assert victim.bans.digest() == third.bans.digest()
-            ledger = victim.mesh.news.ledger
-            assert len(ledger.journal) <= revocation.MAX_BANS_PER_ISSUER + SLACK + 4
-
-    run(main())
+    async with World() as world:
+        _, victim, third, teller = await heard_by(world)
+        inviter = Inviter(world)
+        count = revocation.MAX_BANS_PER_ISSUER + SLACK + 40
+        await teller.tell(victim, (BanNews(inviter.ban()).encode() for _ in range(count)))
+        await asyncio.sleep(60)
+        assert len(victim.bans) == len(third.bans) == revocation.MAX_BANS_PER_ISSUER
+        assert victim.bans.digest() == third.bans.digest()
+        ledger = victim.mesh.news.ledger
+        assert len(ledger.journal) <= revocation.MAX_BANS_PER_ISSUER + SLACK + 4
 
 
-def test_a_session_has_one_stream_of_news() -> None:
-    async def main() -> None:
-        async with World() as world:
-            hostile, victim, _, teller = await heard_by(world)
-            await teller.to(victim)
-            refused = 0
-            for _ in range(50):
-                stream = hostile.mesh.open_stream(victim.peer, NEWS_SERVICE, metadata={})
-                try:
-                    await stream.accepted()
-                except (Refused, Broken):
-                    refused += 1
-            assert refused >= 49, "one that it opens, at most, beside the one that the victim opened"
-
-    run(main())
+@pytest.mark.virtual
+async def test_a_session_has_one_stream_of_news() -> None:
+    async with World() as world:
+        hostile, victim, _, teller = await heard_by(world)
+        await teller.to(victim)
+        refused = 0
+        for _ in range(50):
+            stream = hostile.mesh.open_stream(victim.peer, NEWS_SERVICE, metadata={})
+            try:
+                await stream.accepted()
+            except (Refused, Broken):
+                refused += 1
+        assert refused >= 49, "one that it opens, at most, beside the one that the victim opened"
 
 
-def test_a_record_that_changes_all_the_time_is_told_on_now_and_then() -> None:
-    async def main() -> None:
-        async with World() as world:
-            hostile, victim, third, teller = await heard_by(world)
-            await third.until(lambda: third.book.record(hostile.peer) is not None)
-            told: list[int] = []
-            add = third.book.add
+@pytest.mark.virtual
+async def test_a_record_that_changes_all_the_time_is_told_on_now_and_then() -> None:
+    async with World() as world:
+        hostile, victim, third, teller = await heard_by(world)
+        await third.until(lambda: third.book.record(hostile.peer) is not None)
+        told: list[int] = []
+        add = third.book.add
 
-            def count(record: PeerRecord, *, from_itself: bool = False) -> bool:
-                if record.peer == hostile.peer:
-                    told.append(record.sequence)
-                return add(record, from_itself=from_itself)
+        def count(record: PeerRecord, *, from_itself: bool = False) -> bool:
+            if record.peer == hostile.peer:
+                told.append(record.sequence)
+            return add(record, from_itself=from_itself)
 
-            third.book.add = count  # type: ignore[method-assign]
-            began = asyncio.get_running_loop().time()
-            last = 400
-            await teller.tell(
-                victim, (RecordNews(hostile.record(n).encode()).encode() for n in range(2, last + 1))
-            )
+        third.book.add = count  # type: ignore[method-assign]
+        began = asyncio.get_running_loop().time()
+        last = 400
+        await teller.tell(
+            victim, (RecordNews(hostile.record(n).encode()).encode() for n in range(2, last + 1))
+        )
 
-            def heard_last() -> bool:
-                record = third.book.record(hostile.peer)
-                return record is not None and record.sequence == last
+        def heard_last() -> bool:
+            record = third.book.record(hostile.peer)
+            return record is not None and record.sequence == last
 
-            await third.until(heard_last, seconds=15)  # the newest, however many there were
-            took = asyncio.get_running_loop().time() - began
-            assert len(told) <= NEWS_OF_ONE.burst + took * NEWS_OF_ONE.per_second + 1, told
-
-    run(main())
+        await third.until(heard_last, seconds=15)  # the newest, however many there were
+        took = asyncio.get_running_loop().time() - began
+        assert len(told) <= NEWS_OF_ONE.burst + took * NEWS_OF_ONE.per_second + 1, told
 
 
-def test_a_record_that_changes_all_the_time_is_not_dialled_each_time() -> None:
-    async def main() -> None:
-        async with World() as world:
-            _, victim, _, teller = await heard_by(world)
-            ghost = world.node("ghost")
-            before, began = victim.dialer.dials, asyncio.get_running_loop().time()
-            for number in range(2, 300):
-                await teller.tell(victim, [RecordNews(ghost.record(number).encode()).encode()])
-                await asyncio.sleep(0.1)
-            took = asyncio.get_running_loop().time() - began
-            dials = victim.dialer.dials - before
-            by_itself = 4  # in that time, after one that failed
-            assert 1 <= dials <= by_itself * (RETRIES.burst + took * RETRIES.per_second + 1)
-
-    run(main())
+@pytest.mark.virtual
+async def test_a_record_that_changes_all_the_time_is_not_dialled_each_time() -> None:
+    async with World() as world:
+        _, victim, _, teller = await heard_by(world)
+        ghost = world.node("ghost")
+        before, began = victim.dialer.dials, asyncio.get_running_loop().time()
+        for number in range(2, 300):
+            await teller.tell(victim, [RecordNews(ghost.record(number).encode()).encode()])
+            await asyncio.sleep(0.1)
+        took = asyncio.get_running_loop().time() - began
+        dials = victim.dialer.dials - before
+        by_itself = 4  # in that time, after one that failed
+        assert 1 <= dials <= by_itself * (RETRIES.burst + took * RETRIES.per_second + 1)
 
 
 def test_a_member_that_leaves_and_returns_has_no_more_addresses_dialled_than_one_that_stays() -> None:
@@ -204,18 +194,16 @@ def test_a_member_that_leaves_and_returns_has_no_more_addresses_dialled_than_one
     run(main())
 
 
-def test_a_peer_that_was_linked_is_dialled_although_others_use_up_its_host() -> None:
-    async def main() -> None:
-        async with World() as world:
-            here, there = await pair(world)
-            rates, now = here.mesh.table.rates, asyncio.get_running_loop().time()
-            for number in range(2000):
-                issuer = Admitter(PeerId(number.to_bytes(32, "big")), b"", False)
-                rates.may_dial(issuer.issuer, issuer, there.place, now)
-            assert not rates.may_dial(fresh_key().peer, None, there.place, now)
-            assert rates.may_dial(there.peer, there.chain.admitter, there.place, now)
-
-    run(main())
+@pytest.mark.virtual
+async def test_a_peer_that_was_linked_is_dialled_although_others_use_up_its_host() -> None:
+    async with World() as world:
+        here, there = await pair(world)
+        rates, now = here.mesh.table.rates, asyncio.get_running_loop().time()
+        for number in range(2000):
+            issuer = Admitter(PeerId(number.to_bytes(32, "big")), b"", False)
+            rates.may_dial(issuer.issuer, issuer, there.place, now)
+        assert not rates.may_dial(fresh_key().peer, None, there.place, now)
+        assert rates.may_dial(there.peer, there.chain.admitter, there.place, now)
 
 
 def test_records_are_checked_at_a_pace_and_others_have_their_turns() -> None:
@@ -256,136 +244,124 @@ def test_records_are_checked_at_a_pace_and_others_have_their_turns() -> None:
     run(main())
 
 
-def test_callers_of_one_admitter_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        monkeypatch.setattr(mesh_module, "TABLED_ADMITTED", replace(TABLED_ADMITTED, most=3))
-        async with World() as world:
-            victim = world.node("victim")
-            victim.start()
-            victim.mesh.presence.large = True
-            victim.mesh.presence.tick = lambda connected: None  # type: ignore[method-assign]
-            callers = [world.node(f"s{number}") for number in range(6)]
-            for caller in callers:
-                caller.knows(victim)
-                caller.start()
-            await asyncio.sleep(20)
-            assert len(victim.mesh.table) == 3
-
-    run(main())
+@pytest.mark.virtual
+async def test_callers_of_one_admitter_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mesh_module, "TABLED_ADMITTED", replace(TABLED_ADMITTED, most=3))
+    async with World() as world:
+        victim = world.node("victim")
+        victim.start()
+        victim.mesh.presence.large = True
+        victim.mesh.presence.tick = lambda connected: None  # type: ignore[method-assign]
+        callers = [world.node(f"s{number}") for number in range(6)]
+        for caller in callers:
+            caller.knows(victim)
+            caller.start()
+        await asyncio.sleep(20)
+        assert len(victim.mesh.table) == 3
 
 
-def test_callers_with_a_stream_each_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.virtual
+async def test_callers_with_a_stream_each_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a large mesh: a stream is a reason to keep a session, and no standing of its own."""
+    monkeypatch.setattr(mesh_module, "TABLED_ADMITTED", replace(TABLED_ADMITTED, most=3))
+    async with World() as world:
+        victim = world.node("victim")
 
-    async def main() -> None:
-        monkeypatch.setattr(mesh_module, "TABLED_ADMITTED", replace(TABLED_ADMITTED, most=3))
-        async with World() as world:
-            victim = world.node("victim")
+        async def hold(stream: Stream) -> None:
+            await stream.read()
 
-            async def hold(stream: Stream) -> None:
-                await stream.read()
-
-            victim.mesh.handle("hold", hold, allow=lambda _member, _metadata: None)
-            victim.start()
-            victim.mesh.presence.large = True
-            victim.mesh.presence.tick = lambda connected: None  # type: ignore[method-assign]
-            in_use = 0
-            for number in range(6):
-                caller = world.node(f"s{number}")
-                caller.knows(victim)
-                caller.start()
-                await asyncio.sleep(10)
-                if caller.mesh.reachable():
-                    await caller.mesh.open_stream(victim.peer, "hold", metadata={}).accepted()
-                    in_use += 1
-                    await asyncio.sleep(2 * MESH_LOOK_SECONDS)
-            assert in_use == len(victim.mesh.table) == 3
-
-    run(main())
+        victim.mesh.handle("hold", hold, allow=lambda _member, _metadata: None)
+        victim.start()
+        victim.mesh.presence.large = True
+        victim.mesh.presence.tick = lambda connected: None  # type: ignore[method-assign]
+        in_use = 0
+        for number in range(6):
+            caller = world.node(f"s{number}")
+            caller.knows(victim)
+            caller.start()
+            await asyncio.sleep(10)
+            if caller.mesh.reachable():
+                await caller.mesh.open_stream(victim.peer, "hold", metadata={}).accepted()
+                in_use += 1
+                await asyncio.sleep(2 * MESH_LOOK_SECONDS)
+        assert in_use == len(victim.mesh.table) == 3
 
 
-def test_callers_that_show_no_record_of_their_own_are_no_members(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.virtual
+async def test_callers_that_show_no_record_of_their_own_are_no_members(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """They would never be in the book: the mesh would stay small, and everybody in it be wanted for ever."""
-
-    async def main() -> None:
-        monkeypatch.setattr(mesh_module, "TABLED_ADMITTED", replace(TABLED_ADMITTED, most=3))
-        async with World() as world:
-            victim = world.node("victim")
-            victim.start()
-            callers = [world.node(f"s{number}") for number in range(6)]
-            for caller in callers:
-                caller.host.shown = victim.record()
-                caller.knows(victim)
-                Teller(caller)  # nor do its news tell it
-                caller.start()
-            most = 0
-            for _ in range(120):
-                most = max(most, len(victim.mesh.table))
-                assert not any(one.state is PeerState.CONNECTED for one in victim.mesh.peers())
-                await asyncio.sleep(0.5)
-            assert most == 3
-            for caller in callers:
-                await caller.stop()
-            await asyncio.sleep(SESSION_IDLE_SECONDS + 2 * MESH_LOOK_SECONDS)
-            assert victim.mesh.table == {}
-            honest = world.node("honest")
-            honest.knows(victim)
-            honest.start()
-            await victim.sees(honest, PeerState.CONNECTED)
-
-    run(main())
+    monkeypatch.setattr(mesh_module, "TABLED_ADMITTED", replace(TABLED_ADMITTED, most=3))
+    async with World() as world:
+        victim = world.node("victim")
+        victim.start()
+        callers = [world.node(f"s{number}") for number in range(6)]
+        for caller in callers:
+            caller.host.shown = victim.record()
+            caller.knows(victim)
+            Teller(caller)  # nor do its news tell it
+            caller.start()
+        most = 0
+        for _ in range(120):
+            most = max(most, len(victim.mesh.table))
+            assert not any(one.state is PeerState.CONNECTED for one in victim.mesh.peers())
+            await asyncio.sleep(0.5)
+        assert most == 3
+        for caller in callers:
+            await caller.stop()
+        await asyncio.sleep(SESSION_IDLE_SECONDS + 2 * MESH_LOOK_SECONDS)
+        assert victim.mesh.table == {}
+        honest = world.node("honest")
+        honest.knows(victim)
+        honest.start()
+        await victim.sees(honest, PeerState.CONNECTED)
 
 
-def test_members_that_nobody_needs_cost_a_line_in_the_book() -> None:
-    async def main() -> None:
-        async with World() as world:
-            node = world.node("n")
-            others = [world.node(f"m{number}") for number in range(60)]
-            node.knows(*others)
-            node.start()
-            await asyncio.sleep(5)
-            assert len(node.mesh.table) <= 20
-            shown = {status.peer: status for status in node.mesh.peers()}
-            assert shown.keys() == {one.peer for one in others}
-            assert shown[others[7].peer].name == "m7"
-            assert node.mesh.find("m7") == others[7].peer
-            await asyncio.sleep(400)
-            assert len(node.mesh.table) <= 30, "those that were tried are forgotten"
-
-    run(main())
+@pytest.mark.virtual
+async def test_members_that_nobody_needs_cost_a_line_in_the_book() -> None:
+    async with World() as world:
+        node = world.node("n")
+        others = [world.node(f"m{number}") for number in range(60)]
+        node.knows(*others)
+        node.start()
+        await asyncio.sleep(5)
+        assert len(node.mesh.table) <= 20
+        shown = {status.peer: status for status in node.mesh.peers()}
+        assert shown.keys() == {one.peer for one in others}
+        assert shown[others[7].peer].name == "m7"
+        assert node.mesh.find("m7") == others[7].peer
+        await asyncio.sleep(400)
+        assert len(node.mesh.table) <= 30, "those that were tried are forgotten"
 
 
-def test_a_member_in_the_book_is_reached_on_demand() -> None:
-    async def main() -> None:
-        async with World() as world:
-            node = world.node("n")
-            node.knows(*(world.node(f"m{number}") for number in range(40)))
-            node.start()
-            await asyncio.sleep(5)
-            idle = next(
-                one for one in world.nodes.values() if one is not node and one.peer not in node.mesh.table
-            )
-            idle.knows(node)
-            idle.start()
-            seconds, _ = await node.mesh.ping(idle.peer, 5)
-            assert seconds < 5
-            with pytest.raises(Broken, match="unknown peer"):
-                await node.mesh.ping(fresh_key().peer, 5)
-
-    run(main())
+@pytest.mark.virtual
+async def test_a_member_in_the_book_is_reached_on_demand() -> None:
+    async with World() as world:
+        node = world.node("n")
+        node.knows(*(world.node(f"m{number}") for number in range(40)))
+        node.start()
+        await asyncio.sleep(5)
+        idle = next(
+            one for one in world.nodes.values() if one is not node and one.peer not in node.mesh.table
+        )
+        idle.knows(node)
+        idle.start()
+        seconds, _ = await node.mesh.ping(idle.peer, 5)
+        assert seconds < 5
+        with pytest.raises(Broken, match="unknown peer"):
+            await node.mesh.ping(fresh_key().peer, 5)
 
 
-def test_a_member_that_is_banned_is_forgotten_though_nobody_needed_it() -> None:
-    async def main() -> None:
-        async with World() as world:
-            node = world.node("n")
-            others = [world.node(f"m{number}") for number in range(40)]
-            node.knows(*others)
-            node.start()
-            await asyncio.sleep(5)
-            out = next(one for one in others if one.peer not in node.mesh.table)
-            node.node.learn_bans([world.ban(out)])
-            assert node.book.record(out.peer) is None
-            assert out.peer not in {status.peer for status in node.mesh.peers()}
-
-    run(main())
+@pytest.mark.virtual
+async def test_a_member_that_is_banned_is_forgotten_though_nobody_needed_it() -> None:
+    async with World() as world:
+        node = world.node("n")
+        others = [world.node(f"m{number}") for number in range(40)]
+        node.knows(*others)
+        node.start()
+        await asyncio.sleep(5)
+        out = next(one for one in others if one.peer not in node.mesh.table)
+        node.node.learn_bans([world.ban(out)])
+        assert node.book.record(out.peer) is None
+        assert out.peer not in {status.peer for status in node.mesh.peers()}

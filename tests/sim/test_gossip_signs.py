@@ -14,7 +14,6 @@ from meshd.peer.presence_gossip import Order, PresenceGossip
 from meshd.wire.news import AwayNews, PresenceNews, decode
 
 from tests.sim.gossip import Teller
-from tests.sim.loop import run
 from tests.sim.test_peers_many import MANY
 from tests.sim.world import World, WorldNode
 
@@ -82,19 +81,17 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     return lambda: count
 
 
-def test_what_two_keys_make_one_member_sign_is_not_told_on_by_all(told: Callable[[], int]) -> None:
-    async def main() -> None:
-        async with World() as world:
-            accusers = Accusers(world)
-            await asyncio.sleep(30)
-            before, seconds = told(), 300.0
-            answers = await accusers.accuse(accusers.neighbour(), seconds)
-            assert answers >= 0.8 * seconds / EVERY_SECONDS, "it answers all that may believe it"
-            by_accusers = answers * (1 + len(accusers.teller.streams()))
-            by_each = SIGNS_OF_ONE.burst + 1 + SIGNS_OF_ONE.per_second * seconds
-            assert told() - before <= by_accusers + by_each * (MANY + 1) * MANY
-
-    run(main())
+@pytest.mark.virtual
+async def test_what_two_keys_make_one_member_sign_is_not_told_on_by_all(told: Callable[[], int]) -> None:
+    async with World() as world:
+        accusers = Accusers(world)
+        await asyncio.sleep(30)
+        before, seconds = told(), 300.0
+        answers = await accusers.accuse(accusers.neighbour(), seconds)
+        assert answers >= 0.8 * seconds / EVERY_SECONDS, "it answers all that may believe it"
+        by_accusers = answers * (1 + len(accusers.teller.streams()))
+        by_each = SIGNS_OF_ONE.burst + 1 + SIGNS_OF_ONE.per_second * seconds
+        assert told() - before <= by_accusers + by_each * (MANY + 1) * MANY
 
 
 @pytest.fixture
@@ -111,26 +108,24 @@ def believed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[PeerId, Order]]:
     return found
 
 
-def test_one_that_believes_it_is_answered_at_once_however_many_signs_were_asked_for(
+@pytest.mark.virtual
+async def test_one_that_believes_it_is_answered_at_once_however_many_signs_were_asked_for(
     believed: list[tuple[PeerId, Order]],
 ) -> None:
-    async def main() -> None:
-        async with World() as world:
-            accusers = Accusers(world)
-            await asyncio.sleep(30)
-            subject = accusers.neighbour()
-            await accusers.accuse(subject, 60.0)
-            assert subject.peer not in dict(believed)
-            gossip = [node.mesh.presence.gossip for node in accusers.nodes if node is not subject]
-            said, against = accusers.away(subject), subject.mesh.presence.gossip.order(subject.peer)
-            for stream in accusers.teller.streams():
-                with contextlib.suppress(Broken):
-                    await stream.send(said)
-            for _ in range(400):
-                await asyncio.sleep(0.1)
-                now = asyncio.get_running_loop().time()
-                assert all(one.away_since(subject.peer, now) is None for one in gossip)
-            assert (subject.peer, against) in believed
-            assert all(one.order(subject.peer) > against for one in gossip)
-
-    run(main())
+    async with World() as world:
+        accusers = Accusers(world)
+        await asyncio.sleep(30)
+        subject = accusers.neighbour()
+        await accusers.accuse(subject, 60.0)
+        assert subject.peer not in dict(believed)
+        gossip = [node.mesh.presence.gossip for node in accusers.nodes if node is not subject]
+        said, against = accusers.away(subject), subject.mesh.presence.gossip.order(subject.peer)
+        for stream in accusers.teller.streams():
+            with contextlib.suppress(Broken):
+                await stream.send(said)
+        for _ in range(400):
+            await asyncio.sleep(0.1)
+            now = asyncio.get_running_loop().time()
+            assert all(one.away_since(subject.peer, now) is None for one in gossip)
+        assert (subject.peer, against) in believed
+        assert all(one.order(subject.peer) > against for one in gossip)

@@ -48,103 +48,95 @@ class Sink:
             raise
 
 
-def test_who_may_not_use_a_service_is_told_why() -> None:
-    async def main() -> None:
-        async with World() as world:
-            one, other = world.node("anna", roles=frozenset({Role.WORK})), world.node("bert")
-            one.knows(other)
-            other.mesh.handle(
-                "rpc",
-                lambda stream: asyncio.sleep(0),
-                allow=lambda member, metadata: (
-                    None if Role.USE in member.roles else f"role `use` is missing for {metadata['what']!r}"
-                ),
-            )
-            other.start()
-            one.start()
-            await one.sees(other, PeerState.CONNECTED)
-            refused = one.mesh.open_stream(other.peer, "rpc", metadata={"what": b"lease"})
-            with pytest.raises(Refused, match=r"role `use` is missing for b'lease'"):
-                await refused.read()
-            unknown = one.mesh.open_stream(other.peer, "x" * 64, metadata={})
-            with pytest.raises(Refused, match="no service `xxx"):
-                await unknown.accepted()
-            serve_echo(one)
-            welcome = other.mesh.open_stream(one.peer, "echo", metadata={})
-            await welcome.accepted()
-
-    run(main())
+@pytest.mark.virtual
+async def test_who_may_not_use_a_service_is_told_why() -> None:
+    async with World() as world:
+        one, other = world.node("anna", roles=frozenset({Role.WORK})), world.node("bert")
+        one.knows(other)
+        other.mesh.handle(
+            "rpc",
+            lambda stream: asyncio.sleep(0),
+            allow=lambda member, metadata: (
+                None if Role.USE in member.roles else f"role `use` is missing for {metadata['what']!r}"
+            ),
+        )
+        other.start()
+        one.start()
+        await one.sees(other, PeerState.CONNECTED)
+        refused = one.mesh.open_stream(other.peer, "rpc", metadata={"what": b"lease"})
+        with pytest.raises(Refused, match=r"role `use` is missing for b'lease'"):
+            await refused.read()
+        unknown = one.mesh.open_stream(other.peer, "x" * 64, metadata={})
+        with pytest.raises(Refused, match="no service `xxx"):
+            await unknown.accepted()
+        serve_echo(one)
+        welcome = other.mesh.open_stream(one.peer, "echo", metadata={})
+        await welcome.accepted()
 
 
-def test_a_reset_reaches_the_other_side_and_nothing_else() -> None:
-    async def main() -> None:
-        async with World() as world:
-            leader, follower = await pair(world)
-            sink = Sink(follower)
-            serve_echo(follower)
-            stream = leader.mesh.open_stream(follower.peer, "sink", metadata={})
-            beside = leader.mesh.open_stream(follower.peer, "echo", metadata={})
-            await stream.write(b"something")
-            await sink.stream
-            stream.reset(Code.CANCELLED, "its user went away")
-            assert await sink.error == "the peer reset the stream: its user went away"
-            with pytest.raises(Broken, match="its user went away"):
-                await stream.write(b"more")
-            await beside.accepted()
-            assert leader.status_of(follower).state is PeerState.CONNECTED
-
-    run(main())
+@pytest.mark.virtual
+async def test_a_reset_reaches_the_other_side_and_nothing_else() -> None:
+    async with World() as world:
+        leader, follower = await pair(world)
+        sink = Sink(follower)
+        serve_echo(follower)
+        stream = leader.mesh.open_stream(follower.peer, "sink", metadata={})
+        beside = leader.mesh.open_stream(follower.peer, "echo", metadata={})
+        await stream.write(b"something")
+        await sink.stream
+        stream.reset(Code.CANCELLED, "its user went away")
+        assert await sink.error == "the peer reset the stream: its user went away"
+        with pytest.raises(Broken, match="its user went away"):
+            await stream.write(b"more")
+        await beside.accepted()
+        assert leader.status_of(follower).state is PeerState.CONNECTED
 
 
-def test_a_reader_that_stops_stops_the_writer() -> None:
-    async def main() -> None:
-        async with World() as world:
-            leader, follower = await pair(world)
-            sink = Sink(follower, reads=False)
-            stream = leader.mesh.open_stream(follower.peer, "sink", metadata={})
-            data = random.Random(1).randbytes(4 << 20)
-            writer = world.owner.start(stream.write(data), name="writer")
-            await asyncio.sleep(60)
-            assert not writer.done()
-            session = leader.mesh.table[follower.peer].streams
-            assert session is not None
-            written = next(s for s in session.session.status().streams if s.service == "sink").written
-            assert 0 < written <= 2 * MuxConfig().stream_window
-            sink.may_read.set()
-            await writer
-            stream.write_eof()
-            assert await sink.error == "end"
-            assert bytes(sink.received) == data
-
-    run(main())
+@pytest.mark.virtual
+async def test_a_reader_that_stops_stops_the_writer() -> None:
+    async with World() as world:
+        leader, follower = await pair(world)
+        sink = Sink(follower, reads=False)
+        stream = leader.mesh.open_stream(follower.peer, "sink", metadata={})
+        data = random.Random(1).randbytes(4 << 20)
+        writer = world.owner.start(stream.write(data), name="writer")
+        await asyncio.sleep(60)
+        assert not writer.done()
+        session = leader.mesh.table[follower.peer].streams
+        assert session is not None
+        written = next(s for s in session.session.status().streams if s.service == "sink").written
+        assert 0 < written <= 2 * MuxConfig().stream_window
+        sink.may_read.set()
+        await writer
+        stream.write_eof()
+        assert await sink.error == "end"
+        assert bytes(sink.received) == data
 
 
-def test_two_tasks_at_one_end_are_told_so() -> None:
-    async def main() -> None:
-        async with World() as world:
-            leader, follower = await pair(world)
-            Sink(follower, reads=False)
-            stream = leader.mesh.open_stream(follower.peer, "sink", metadata={})
+@pytest.mark.virtual
+async def test_two_tasks_at_one_end_are_told_so() -> None:
+    async with World() as world:
+        leader, follower = await pair(world)
+        Sink(follower, reads=False)
+        stream = leader.mesh.open_stream(follower.peer, "sink", metadata={})
 
-            async def read() -> None:
-                with pytest.raises(Broken):
-                    await stream.read()
-
-            async def write() -> None:
-                with pytest.raises(Broken):
-                    await stream.write(bytes(8 << 20))
-
-            first = [world.owner.start(work, name="first") for work in (read(), write())]
-            await asyncio.sleep(1)
-            with pytest.raises(Busy):
+        async def read() -> None:
+            with pytest.raises(Broken):
                 await stream.read()
-            with pytest.raises(Busy):
-                await stream.write(b"x")
-            assert stream.try_write(b"x") == 0
-            stream.reset(Code.NONE, "done")
-            await asyncio.wait(first)
 
-    run(main())
+        async def write() -> None:
+            with pytest.raises(Broken):
+                await stream.write(bytes(8 << 20))
+
+        first = [world.owner.start(work, name="first") for work in (read(), write())]
+        await asyncio.sleep(1)
+        with pytest.raises(Busy):
+            await stream.read()
+        with pytest.raises(Busy):
+            await stream.write(b"x")
+        assert stream.try_write(b"x") == 0
+        stream.reset(Code.NONE, "done")
+        await asyncio.wait(first)
 
 
 @settings(max_examples=25)
@@ -203,64 +195,59 @@ def test_cuts_at_any_byte_lose_double_and_reorder_nothing(
     run(main())
 
 
-def test_cancel_at_every_turn_leaves_the_session_whole() -> None:
+@pytest.mark.virtual
+async def test_cancel_at_every_turn_leaves_the_session_whole() -> None:
     """A task that writes and reads is cancelled after n turns of the loop, for every n."""
+    async with World() as world:
+        leader, follower = await pair(world)
 
-    async def main() -> None:
-        async with World() as world:
-            leader, follower = await pair(world)
+        serve_echo(follower)
 
-            serve_echo(follower)
+        async def use() -> None:
+            stream = leader.mesh.open_stream(follower.peer, "echo", metadata={})
+            try:
+                await stream.accepted()
+                await stream.write(bytes(280_000))
+                stream.write_eof()
+                count = 0
+                while count < 280_000:
+                    chunk = await stream.read()
+                    count += len(chunk)
+                    stream.consumed(len(chunk))
+            except asyncio.CancelledError:
+                stream.reset(Code.CANCELLED, "cancelled")
+                raise
 
-            async def use() -> None:
-                stream = leader.mesh.open_stream(follower.peer, "echo", metadata={})
-                try:
-                    await stream.accepted()
-                    await stream.write(bytes(280_000))
-                    stream.write_eof()
-                    count = 0
-                    while count < 280_000:
-                        chunk = await stream.read()
-                        count += len(chunk)
-                        stream.consumed(len(chunk))
-                except asyncio.CancelledError:
-                    stream.reset(Code.CANCELLED, "cancelled")
-                    raise
-
-            turns, finished = 0, False
-            while not finished:
-                task = world.owner.start(use(), name="user")
-                for _ in range(turns):
-                    await asyncio.sleep(0)
-                finished = task.done()
-                task.cancel()
-                await asyncio.wait([task])
-                turns += 1 + turns // 20
-            assert turns > 20
-            await asyncio.sleep(5)
-            for node, far in ((leader, follower), (follower, leader)):
-                streams = node.mesh.table[far.peer].streams
-                assert streams is not None
-                assert {s.service for s in streams.session.status().streams} == {"news"}
-                assert len(streams.by_id) == 1
-
-    run(main())
+        turns, finished = 0, False
+        while not finished:
+            task = world.owner.start(use(), name="user")
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            finished = task.done()
+            task.cancel()
+            await asyncio.wait([task])
+            turns += 1 + turns // 20
+        assert turns > 20
+        await asyncio.sleep(5)
+        for node, far in ((leader, follower), (follower, leader)):
+            streams = node.mesh.table[far.peer].streams
+            assert streams is not None
+            assert {s.service for s in streams.session.status().streams} == {"news"}
+            assert len(streams.by_id) == 1
 
 
-def test_who_is_connected_costs_the_same_however_many_streams_a_member_opens(
+@pytest.mark.virtual
+async def test_who_is_connected_costs_the_same_however_many_streams_a_member_opens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def looked_at(_stream: object) -> StreamStatus:
         raise AssertionError("a stream is looked at to tell what links there are")
 
-    async def main() -> None:
-        async with World() as world:
-            leader, follower = await pair(world)
-            for _ in range(50):
-                leader.mesh.open_stream(follower.peer, "nothing", metadata={})
-            monkeypatch.setattr(StreamStatus, "of", looked_at)
-            assert leader.mesh.direct() == [follower.peer]
-            assert follower.mesh.direct() == [leader.peer]
-            assert leader.status_of(follower).paths
-
-    run(main())
+    async with World() as world:
+        leader, follower = await pair(world)
+        for _ in range(50):
+            leader.mesh.open_stream(follower.peer, "nothing", metadata={})
+        monkeypatch.setattr(StreamStatus, "of", looked_at)
+        assert leader.mesh.direct() == [follower.peer]
+        assert follower.mesh.direct() == [leader.peer]
+        assert leader.status_of(follower).paths

@@ -18,7 +18,6 @@ from meshd.link.secure.handshake import HandshakeContext
 from meshd.wire.relay import Mail
 
 from tests.conformance.nodes import TestMesh, fresh_key
-from tests.sim.loop import run
 
 
 class Visitor:
@@ -54,71 +53,65 @@ def _relay() -> RelayHint:
     return RelayHint("relay.example:443", fresh_key().peer)
 
 
-def test_relays_of_one_tokens_bearers_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        visitor = Visitor(monkeypatch)
-        honest, ours = fresh_key().peer, _relay()
-        visitor.trusted.add(honest)
-        async with Owner() as owner:
-            owner.start(visitor.client.serve(), name="relays")
-            await asyncio.sleep(0.1)
+@pytest.mark.virtual
+async def test_relays_of_one_tokens_bearers_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    visitor = Visitor(monkeypatch)
+    honest, ours = fresh_key().peer, _relay()
+    visitor.trusted.add(honest)
+    async with Owner() as owner:
+        owner.start(visitor.client.serve(), name="relays")
+        await asyncio.sleep(0.1)
 
-            async def flood() -> None:
-                for _ in range(2 * RELAY_VISITS.most):
-                    owner.start(visitor.call(fresh_key().peer, [_relay()]), name="call")
-                await asyncio.sleep(1)
-
-            await flood()
-            assert len(visitor.client._lines) == RELAY_VISITS.most
-            said = owner.start(visitor.call(honest, [ours]), name="call")
+        async def flood() -> None:
+            for _ in range(2 * RELAY_VISITS.most):
+                owner.start(visitor.call(fresh_key().peer, [_relay()]), name="call")
             await asyncio.sleep(1)
-            assert ours in visitor.called
-            await flood()
-            assert ours in visitor.client._lines, "they displace their own"
-            assert len(visitor.client._lines) == RELAY_VISITS.most
-            assert "does not answer" in (await said)[0]
-            owner.cancel()
 
-    run(main())
-
-
-def test_one_peer_displaces_its_own_relays(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        monkeypatch.setattr(relay_client_module, "MAX_VISITS", 4)
-        visitor = Visitor(monkeypatch)
-        hostile, honest, ours = fresh_key().peer, fresh_key().peer, _relay()  # let in by the same token
-        async with Owner() as owner:
-            owner.start(visitor.client.serve(), name="relays")
-            await asyncio.sleep(0.1)
-            owner.start(visitor.call(hostile, [_relay() for _ in range(4)]), name="call")
-            await asyncio.sleep(0.1)
-            owner.start(visitor.call(honest, [ours]), name="call")
-            await asyncio.sleep(0.1)
-            assert ours in visitor.called
-            assert "too many" in (await visitor.call(hostile, [_relay()]))[0]
-            assert ours in visitor.client._lines
-            owner.cancel()
-
-    run(main())
+        await flood()
+        assert len(visitor.client._lines) == RELAY_VISITS.most
+        said = owner.start(visitor.call(honest, [ours]), name="call")
+        await asyncio.sleep(1)
+        assert ours in visitor.called
+        await flood()
+        assert ours in visitor.client._lines, "they displace their own"
+        assert len(visitor.client._lines) == RELAY_VISITS.most
+        assert "does not answer" in (await said)[0]
+        owner.cancel()
 
 
-def test_letters_of_many_keys_or_of_one_relay_do_not_push_out_those_of_members(
+@pytest.mark.virtual
+async def test_one_peer_displaces_its_own_relays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_client_module, "MAX_VISITS", 4)
+    visitor = Visitor(monkeypatch)
+    hostile, honest, ours = fresh_key().peer, fresh_key().peer, _relay()  # let in by the same token
+    async with Owner() as owner:
+        owner.start(visitor.client.serve(), name="relays")
+        await asyncio.sleep(0.1)
+        owner.start(visitor.call(hostile, [_relay() for _ in range(4)]), name="call")
+        await asyncio.sleep(0.1)
+        owner.start(visitor.call(honest, [ours]), name="call")
+        await asyncio.sleep(0.1)
+        assert ours in visitor.called
+        assert "too many" in (await visitor.call(hostile, [_relay()]))[0]
+        assert ours in visitor.client._lines
+        owner.cancel()
+
+
+@pytest.mark.virtual
+async def test_letters_of_many_keys_or_of_one_relay_do_not_push_out_those_of_members(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main() -> None:
-        visitor = Visitor(monkeypatch)
-        member = fresh_key().peer
-        visitor.trusted.add(member)
-        hostile, honest = (cast(ControlConnection, SimpleNamespace(relay=_relay())) for _ in range(2))
-        visitor.client.mail(hostile, Mail(member.raw, b"", b"one"))
-        visitor.client.mail(honest, Mail(member.raw, b"", b"two"))
-        for number in range(3 * MAIL_WAITING.most):
-            visitor.client.mail(hostile, Mail(fresh_key().peer.raw, b"", b"noise"))
-            visitor.client.mail(hostile, Mail(fresh_key().peer.raw, b"", b"noise"))
-            if number % 2:  # forged: who sent it is the relay's word
-                visitor.client.mail(hostile, Mail(member.raw, b"", b"forged"))
-        got = [(await visitor.client.receive_mail()).blob for _ in range(MAIL_WAITING.most)]
-        assert got.count(b"two") == 1
-        assert got.count(b"noise") <= MAIL_WAITING.most / 2 + 1
-
-    run(main())
+    visitor = Visitor(monkeypatch)
+    member = fresh_key().peer
+    visitor.trusted.add(member)
+    hostile, honest = (cast(ControlConnection, SimpleNamespace(relay=_relay())) for _ in range(2))
+    visitor.client.mail(hostile, Mail(member.raw, b"", b"one"))
+    visitor.client.mail(honest, Mail(member.raw, b"", b"two"))
+    for number in range(3 * MAIL_WAITING.most):
+        visitor.client.mail(hostile, Mail(fresh_key().peer.raw, b"", b"noise"))
+        visitor.client.mail(hostile, Mail(fresh_key().peer.raw, b"", b"noise"))
+        if number % 2:  # forged: who sent it is the relay's word
+            visitor.client.mail(hostile, Mail(member.raw, b"", b"forged"))
+    got = [(await visitor.client.receive_mail()).blob for _ in range(MAIL_WAITING.most)]
+    assert got.count(b"two") == 1
+    assert got.count(b"noise") <= MAIL_WAITING.most / 2 + 1

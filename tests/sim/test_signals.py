@@ -17,7 +17,6 @@ from meshd.identity.keys import PeerId
 from meshd.identity.signal import Signal
 from meshd.peer.interface import PeerState
 
-from tests.sim.loop import run
 from tests.sim.world import World, WorldNode, pair
 
 
@@ -89,90 +88,82 @@ async def silent(node: WorldNode, topic: str = "webrtc") -> bool:
     return False
 
 
-def test_a_session_carries_them_both_ways_and_keeps_topics_apart() -> None:
-    async def main() -> None:
-        async with World() as world:
-            leader, follower = await pair(world)
-            for near, far in ((leader, follower), (follower, leader)):
-                far.signals.topic("quic")
-                await near.signals.topic("webrtc").send(far.peer, b"x" * 4096)
-                await near.signals.topic("quic").send(far.peer, b"other")
-                assert await heard(far, "quic") == (near.peer, b"other")
-                assert await heard(far) == (near.peer, b"x" * 4096)
-            await asyncio.sleep(1)
-            for node, other in ((leader, follower), (follower, leader)):
-                streams = node.mesh.table[other.peer].streams
-                assert streams is not None
-                assert {stream.service for stream in streams.by_id.values()} == {"news"}
-
-    run(main())
+@pytest.mark.virtual
+async def test_a_session_carries_them_both_ways_and_keeps_topics_apart() -> None:
+    async with World() as world:
+        leader, follower = await pair(world)
+        for near, far in ((leader, follower), (follower, leader)):
+            far.signals.topic("quic")
+            await near.signals.topic("webrtc").send(far.peer, b"x" * 4096)
+            await near.signals.topic("quic").send(far.peer, b"other")
+            assert await heard(far, "quic") == (near.peer, b"other")
+            assert await heard(far) == (near.peer, b"x" * 4096)
+        await asyncio.sleep(1)
+        for node, other in ((leader, follower), (follower, leader)):
+            streams = node.mesh.table[other.peer].streams
+            assert streams is not None
+            assert {stream.service for stream in streams.by_id.values()} == {"news"}
 
 
-def test_a_member_passes_one_on_and_nobody_else_does() -> None:
-    async def main() -> None:
-        async with World() as world:
-            anna, bert, carl = await strangers_who_know_carl(world)
-            with pytest.raises(Broken, match="cannot send a signal"):
-                await anna.signals.topic("webrtc").send(world.node("dora").peer, b"nobody knows her")
-            await carl.sees(bert, PeerState.CONNECTED)
+@pytest.mark.virtual
+async def test_a_member_passes_one_on_and_nobody_else_does() -> None:
+    async with World() as world:
+        anna, bert, carl = await strangers_who_know_carl(world)
+        with pytest.raises(Broken, match="cannot send a signal"):
+            await anna.signals.topic("webrtc").send(world.node("dora").peer, b"nobody knows her")
+        await carl.sees(bert, PeerState.CONNECTED)
+        await anna.signals.topic("webrtc").send(bert.peer, b"offer")
+        assert await heard(bert) == (anna.peer, b"offer")
+        await bert.signals.topic("webrtc").send(anna.peer, b"answer")
+        assert await heard(anna) == (bert.peer, b"answer")
+        world.cable("bert", "carl").unplug()
+        await carl.sees(bert, PeerState.SUSPENDED)
+        with pytest.raises(Broken, match="cannot send a signal"):
             await anna.signals.topic("webrtc").send(bert.peer, b"offer")
-            assert await heard(bert) == (anna.peer, b"offer")
-            await bert.signals.topic("webrtc").send(anna.peer, b"answer")
-            assert await heard(anna) == (bert.peer, b"answer")
-            world.cable("bert", "carl").unplug()
-            await carl.sees(bert, PeerState.SUSPENDED)
-            with pytest.raises(Broken, match="cannot send a signal"):
-                await anna.signals.topic("webrtc").send(bert.peer, b"offer")
-
-    run(main())
 
 
-def test_a_mailbox_carries_them_and_a_hostile_one_gets_nothing() -> None:
-    async def main() -> None:
-        async with World() as world:
-            office = PostOffice()
-            anna, bert = strangers(world, office)
-            send = anna.signals.topic("webrtc").send
-            anna.start()
-            bert.start()
-            await asyncio.sleep(0.1)
-            office.change = lambda blob: [blob, b"", b"nonsense", blob[:-1] + b"\xff", blob]
-            await send(bert.peer, b"one")
-            assert await heard(bert) == (anna.peer, b"one")
-            assert await silent(bert)
-            office.change = lambda blob: [blob, *office.seen]  # all there ever was, again
-            await send(bert.peer, b"two")
-            assert await heard(bert) == (anna.peer, b"two")
-            assert await silent(bert)
-            to_anna = [blob for blob in office.seen if Signal.decode(blob).to == bert.peer]
-            for blob in to_anna:
-                office.boxes[anna.peer].put_nowait(blob)  # to another than whom it is for
-            assert await silent(anna)
-
-    run(main())
+@pytest.mark.virtual
+async def test_a_mailbox_carries_them_and_a_hostile_one_gets_nothing() -> None:
+    async with World() as world:
+        office = PostOffice()
+        anna, bert = strangers(world, office)
+        send = anna.signals.topic("webrtc").send
+        anna.start()
+        bert.start()
+        await asyncio.sleep(0.1)
+        office.change = lambda blob: [blob, b"", b"nonsense", blob[:-1] + b"\xff", blob]
+        await send(bert.peer, b"one")
+        assert await heard(bert) == (anna.peer, b"one")
+        assert await silent(bert)
+        office.change = lambda blob: [blob, *office.seen]  # all there ever was, again
+        await send(bert.peer, b"two")
+        assert await heard(bert) == (anna.peer, b"two")
+        assert await silent(bert)
+        to_anna = [blob for blob in office.seen if Signal.decode(blob).to == bert.peer]
+        for blob in to_anna:
+            office.boxes[anna.peer].put_nowait(blob)  # to another than whom it is for
+        assert await silent(anna)
 
 
-def test_a_clock_that_is_years_off_costs_one_more_turn_only() -> None:
-    async def main() -> None:
-        async with World() as world:
-            office = PostOffice()
-            anna, bert = strangers(world, office)
-            wall = bert.node.wall_clock()
-            for node, off in ((anna, -(10**8)), (bert, 0)):
-                node.node.__class__ = _clocked(wall + off)
-                node.start()
-            await asyncio.sleep(0.1)
-            await anna.signals.topic("webrtc").send(bert.peer, b"offer")
-            assert await heard(bert) == (anna.peer, b"offer")
-            assert await silent(bert)
-            await bert.signals.topic("webrtc").send(anna.peer, b"answer")
-            assert await heard(anna) == (bert.peer, b"answer")
-            before = len(office.seen)
-            await anna.signals.topic("webrtc").send(bert.peer, b"next")
-            assert await heard(bert) == (anna.peer, b"next")
-            assert len(office.seen) == before + 1  # they know each other's cookies now
-
-    run(main())
+@pytest.mark.virtual
+async def test_a_clock_that_is_years_off_costs_one_more_turn_only() -> None:
+    async with World() as world:
+        office = PostOffice()
+        anna, bert = strangers(world, office)
+        wall = bert.node.wall_clock()
+        for node, off in ((anna, -(10**8)), (bert, 0)):
+            node.node.__class__ = _clocked(wall + off)
+            node.start()
+        await asyncio.sleep(0.1)
+        await anna.signals.topic("webrtc").send(bert.peer, b"offer")
+        assert await heard(bert) == (anna.peer, b"offer")
+        assert await silent(bert)
+        await bert.signals.topic("webrtc").send(anna.peer, b"answer")
+        assert await heard(anna) == (bert.peer, b"answer")
+        before = len(office.seen)
+        await anna.signals.topic("webrtc").send(bert.peer, b"next")
+        assert await heard(bert) == (anna.peer, b"next")
+        assert len(office.seen) == before + 1  # they know each other's cookies now
 
 
 def _clocked(wall: int) -> type:
@@ -187,135 +178,120 @@ def _clocked(wall: int) -> type:
     return Clocked
 
 
-def test_mail_that_was_kept_for_an_hour_is_not_taken() -> None:
-    async def main() -> None:
-        async with World() as world:
-            office = PostOffice()
-            anna, bert = strangers(world, office)
-            kept: list[bytes] = []
-            anna.start()
-            bert.start()
-            await asyncio.sleep(0.1)
-            wall = bert.node.wall_clock()
+@pytest.mark.virtual
+async def test_mail_that_was_kept_for_an_hour_is_not_taken() -> None:
+    async with World() as world:
+        office = PostOffice()
+        anna, bert = strangers(world, office)
+        kept: list[bytes] = []
+        anna.start()
+        bert.start()
+        await asyncio.sleep(0.1)
+        wall = bert.node.wall_clock()
 
-            def keep(blob: bytes) -> list[bytes]:
-                kept.append(blob)
-                return []
+        def keep(blob: bytes) -> list[bytes]:
+            kept.append(blob)
+            return []
 
-            office.change = keep
-            await anna.signals.topic("webrtc").send(bert.peer, b"old")
-            bert.node.__class__ = _clocked(wall + 3600)
-            office.boxes[bert.peer].put_nowait(kept[0])
-            assert await silent(bert)
-
-    run(main())
+        office.change = keep
+        await anna.signals.topic("webrtc").send(bert.peer, b"old")
+        bert.node.__class__ = _clocked(wall + 3600)
+        office.boxes[bert.peer].put_nowait(kept[0])
+        assert await silent(bert)
 
 
-def test_a_banned_member_is_not_heard_by_any_way() -> None:
-    async def main() -> None:
-        async with World() as world:
-            office = PostOffice()
-            anna, bert = strangers(world, office)
-            anna.start()
-            bert.start()
-            await asyncio.sleep(0.1)
-            bert.node.learn_bans([world.ban(anna)])
-            await anna.signals.topic("webrtc").send(bert.peer, b"offer")
-            assert await silent(bert)
-
-    run(main())
+@pytest.mark.virtual
+async def test_a_banned_member_is_not_heard_by_any_way() -> None:
+    async with World() as world:
+        office = PostOffice()
+        anna, bert = strangers(world, office)
+        anna.start()
+        bert.start()
+        await asyncio.sleep(0.1)
+        bert.node.learn_bans([world.ban(anna)])
+        await anna.signals.topic("webrtc").send(bert.peer, b"offer")
+        assert await silent(bert)
 
 
-def test_a_flood_is_held_to_its_rate_and_its_queue() -> None:
-    async def main() -> None:
-        async with World() as world:
-            leader, follower = await pair(world)
-            for number in range(300):
-                await leader.signals.topic("webrtc").send(follower.peer, b"%d" % number)
-            await asyncio.sleep(1)
-            box = follower.signals.topic("webrtc")
-            waiting = []
-            while not await silent(follower):
-                waiting.append(1)
-            assert SIGNAL_RATE.burst - 1 <= len(waiting) + 1 <= SIGNALS_WAITING.most
-            assert box is follower.signals.topic("webrtc")
-
-    run(main())
+@pytest.mark.virtual
+async def test_a_flood_is_held_to_its_rate_and_its_queue() -> None:
+    async with World() as world:
+        leader, follower = await pair(world)
+        for number in range(300):
+            await leader.signals.topic("webrtc").send(follower.peer, b"%d" % number)
+        await asyncio.sleep(1)
+        box = follower.signals.topic("webrtc")
+        waiting = []
+        while not await silent(follower):
+            waiting.append(1)
+        assert SIGNAL_RATE.burst - 1 <= len(waiting) + 1 <= SIGNALS_WAITING.most
+        assert box is follower.signals.topic("webrtc")
 
 
-def test_signals_of_others_are_not_passed_on_nor_too_many() -> None:
-    async def main() -> None:
-        async with World() as world:
-            anna, bert, carl = await strangers_who_know_carl(world)
-            await carl.sees(bert, PeerState.CONNECTED)
-            blob = anna.signals._signed(bert.peer, "webrtc", b"hers")
-            ways = bert.signals._routes  # bert has it, and asks carl to bring it back to him
-            await ways._by_member(carl.peer, anna.peer, blob)
-            await ways._by_member(carl.peer, bert.peer, blob)
-            assert await silent(bert)
-            sent = 0
-            for number in range(3 * int(SIGNALS_FORWARDED.burst)):
-                await anna.signals.topic("webrtc").send(bert.peer, b"%d" % number)
-                sent += 1
-            await asyncio.sleep(1)
-            assert carl.node.peer != bert.peer
-            got = 0
-            while not await silent(bert):
-                got += 1
-            assert SIGNALS_FORWARDED.burst - 1 <= got + 1 <= SIGNALS_FORWARDED.burst + 2 < sent
-
-    run(main())
+@pytest.mark.virtual
+async def test_signals_of_others_are_not_passed_on_nor_too_many() -> None:
+    async with World() as world:
+        anna, bert, carl = await strangers_who_know_carl(world)
+        await carl.sees(bert, PeerState.CONNECTED)
+        blob = anna.signals._signed(bert.peer, "webrtc", b"hers")
+        ways = bert.signals._routes  # bert has it, and asks carl to bring it back to him
+        await ways._by_member(carl.peer, anna.peer, blob)
+        await ways._by_member(carl.peer, bert.peer, blob)
+        assert await silent(bert)
+        sent = 0
+        for number in range(3 * int(SIGNALS_FORWARDED.burst)):
+            await anna.signals.topic("webrtc").send(bert.peer, b"%d" % number)
+            sent += 1
+        await asyncio.sleep(1)
+        assert carl.node.peer != bert.peer
+        got = 0
+        while not await silent(bert):
+            got += 1
+        assert SIGNALS_FORWARDED.burst - 1 <= got + 1 <= SIGNALS_FORWARDED.burst + 2 < sent
 
 
-def test_a_forged_signal_in_a_good_session_is_dropped() -> None:
-    async def main() -> None:
-        async with World() as world:
-            leader, follower = await pair(world)
-            good = Signal.decode(leader.signals._signed(follower.peer, "webrtc", b"good"))
-            other = replace(good.statement, body=good.statement.body.replace(b"good", b"evil"))
-            await leader.signals._routes.by_session(follower.peer, other.encode())
-            await leader.signals._routes.by_session(follower.peer, b"x" * 10_000)
-            assert await silent(follower)
-            await leader.signals._routes.by_session(follower.peer, good.encode())
-            assert await heard(follower) == (leader.peer, b"good")
-
-    run(main())
+@pytest.mark.virtual
+async def test_a_forged_signal_in_a_good_session_is_dropped() -> None:
+    async with World() as world:
+        leader, follower = await pair(world)
+        good = Signal.decode(leader.signals._signed(follower.peer, "webrtc", b"good"))
+        other = replace(good.statement, body=good.statement.body.replace(b"good", b"evil"))
+        await leader.signals._routes.by_session(follower.peer, other.encode())
+        await leader.signals._routes.by_session(follower.peer, b"x" * 10_000)
+        assert await silent(follower)
+        await leader.signals._routes.by_session(follower.peer, good.encode())
+        assert await heard(follower) == (leader.peer, b"good")
 
 
-def test_a_flood_of_letters_delays_the_next_and_loses_none() -> None:
+@pytest.mark.virtual
+async def test_a_flood_of_letters_delays_the_next_and_loses_none() -> None:
     """Which of too many are lost is the mail room's choice: it asks whose they are."""
-
-    async def main() -> None:
-        async with World() as world:
-            office = PostOffice()
-            anna, bert = strangers(world, office)
-            anna.start()
-            bert.start()
-            await asyncio.sleep(0.1)
-            for _ in range(int(SIGNAL_MAIL_RATE.burst + SIGNAL_MAIL_RATE.per_second)):
-                office.boxes[bert.peer].put_nowait(b"nonsense")
-            await anna.signals.topic("webrtc").send(bert.peer, b"offer")
-            assert await heard(bert) == (anna.peer, b"offer")
-
-    run(main())
+    async with World() as world:
+        office = PostOffice()
+        anna, bert = strangers(world, office)
+        anna.start()
+        bert.start()
+        await asyncio.sleep(0.1)
+        for _ in range(int(SIGNAL_MAIL_RATE.burst + SIGNAL_MAIL_RATE.per_second)):
+            office.boxes[bert.peer].put_nowait(b"nonsense")
+        await anna.signals.topic("webrtc").send(bert.peer, b"offer")
+        assert await heard(bert) == (anna.peer, b"offer")
 
 
-def test_many_that_one_token_let_in_leave_room_for_others_on_one_way() -> None:
-    async def main() -> None:
-        async with World() as world:
-            anna, bert = strangers(world)
-            carl = world.node("carl")
-            many = [world.node(f"s{number}") for number in range(8)]
-            bert.signals._issuer_of = lambda peer: "ours" if peer == anna.peer else "theirs"
+@pytest.mark.virtual
+async def test_many_that_one_token_let_in_leave_room_for_others_on_one_way() -> None:
+    async with World() as world:
+        anna, bert = strangers(world)
+        carl = world.node("carl")
+        many = [world.node(f"s{number}") for number in range(8)]
+        bert.signals._issuer_of = lambda peer: "ours" if peer == anna.peer else "theirs"
 
-            def bring(sender: WorldNode, payload: bytes) -> None:
-                blob = sender.signals._signed(bert.peer, "webrtc", payload)
-                bert.signals._take(Signal.decode(blob), through=carl.peer, by=carl.peer)
+        def bring(sender: WorldNode, payload: bytes) -> None:
+            blob = sender.signals._signed(bert.peer, "webrtc", payload)
+            bert.signals._take(Signal.decode(blob), through=carl.peer, by=carl.peer)
 
-            for number in range(int(SIGNAL_ROUTE_RATE.burst)):
-                bring(many[number % len(many)], b"noise")
-            bring(anna, b"offer")
-            came = [(await heard(bert))[1] for _ in range(SIGNALS_WAITING.most)]
-            assert b"offer" in came
-
-    run(main())
+        for number in range(int(SIGNAL_ROUTE_RATE.burst)):
+            bring(many[number % len(many)], b"noise")
+        bring(anna, b"offer")
+        came = [(await heard(bert))[1] for _ in range(SIGNALS_WAITING.most)]
+        assert b"offer" in came

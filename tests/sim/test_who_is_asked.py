@@ -3,6 +3,7 @@
 import asyncio
 import random
 
+import pytest
 from meshd.base.errors import MeshdError
 from meshd.link.interface import Link
 from meshd.link.relayed.through_member import MAX_ASKED, SERVICE, MemberRelayLinks
@@ -11,7 +12,6 @@ from meshd.peer.node import Service
 from meshd.peer.signals import FORWARDERS
 from meshd.wire.signal import SIGNAL_SERVICE
 
-from tests.sim.loop import run
 from tests.sim.world import World, WorldNode
 
 
@@ -42,55 +42,50 @@ async def crowd(world: World, silent: int, service: str) -> tuple[WorldNode, Wor
     return anna, bert, honest
 
 
-def test_members_that_say_nothing_do_not_keep_others_from_relaying() -> None:
-    async def main() -> None:
-        async with World() as world:
-            anna, bert, honest = await crowd(world, 2 * MAX_ASKED, SERVICE)
-            links = {
-                one.name: MemberRelayLinks(one.handshake, rng=random.Random(0).random)
-                for one in (anna, bert, honest)
-            }
+@pytest.mark.virtual
+async def test_members_that_say_nothing_do_not_keep_others_from_relaying() -> None:
+    async with World() as world:
+        anna, bert, honest = await crowd(world, 2 * MAX_ASKED, SERVICE)
+        links = {
+            one.name: MemberRelayLinks(one.handshake, rng=random.Random(0).random)
+            for one in (anna, bert, honest)
+        }
 
-            async def accept(link: Link) -> None:
-                await link.aclose()
-
-            for one in (anna, bert, honest):
-                links[one.name].attach(one.mesh)
-                world.owner.start(links[one.name].serve(accept), name="relaying")
-            await asyncio.sleep(0.1)
-            dials = 0
-            while True:
-                dials += 1
-                try:
-                    link = await links["anna"].dial(bert.peer, [])
-                    break
-                except MeshdError:
-                    assert dials <= 3, "each has been asked"
-            assert link.info.remote == f"member {honest.peer.short}"
+        async def accept(link: Link) -> None:
             await link.aclose()
-            again = await links["anna"].dial(bert.peer, [])  # who did it before is asked first
-            assert again.info.remote == f"member {honest.peer.short}"
-            await again.aclose()
 
-    run(main())
+        for one in (anna, bert, honest):
+            links[one.name].attach(one.mesh)
+            world.owner.start(links[one.name].serve(accept), name="relaying")
+        await asyncio.sleep(0.1)
+        dials = 0
+        while True:
+            dials += 1
+            try:
+                link = await links["anna"].dial(bert.peer, [])
+                break
+            except MeshdError:
+                assert dials <= 3, "each has been asked"
+        assert link.info.remote == f"member {honest.peer.short}"
+        await link.aclose()
+        again = await links["anna"].dial(bert.peer, [])  # who did it before is asked first
+        assert again.info.remote == f"member {honest.peer.short}"
+        await again.aclose()
 
 
-def test_members_that_swallow_signals_do_not_swallow_all() -> None:
+@pytest.mark.virtual
+async def test_members_that_swallow_signals_do_not_swallow_all() -> None:
     """They say that they passed it on: nothing bad is known of them."""
+    async with World() as world:
+        anna, bert, _ = await crowd(world, 2 * FORWARDERS, SIGNAL_SERVICE)
+        heard: list[bytes] = []
 
-    async def main() -> None:
-        async with World() as world:
-            anna, bert, _ = await crowd(world, 2 * FORWARDERS, SIGNAL_SERVICE)
-            heard: list[bytes] = []
+        async def listen() -> None:
+            while True:
+                heard.append((await bert.signals.topic("webrtc").receive())[1])
 
-            async def listen() -> None:
-                while True:
-                    heard.append((await bert.signals.topic("webrtc").receive())[1])
-
-            world.owner.start(listen(), name="listen")
-            for number in range(30):
-                await anna.signals.topic("webrtc").send(bert.peer, bytes([number]))
-                await asyncio.sleep(1.0)
-            assert len(heard) >= 3
-
-    run(main())
+        world.owner.start(listen(), name="listen")
+        for number in range(30):
+            await anna.signals.topic("webrtc").send(bert.peer, bytes([number]))
+            await asyncio.sleep(1.0)
+        assert len(heard) >= 3

@@ -40,16 +40,13 @@ async def fail(error: BaseException) -> None:
 
 
 @pytest.mark.parametrize("error", UNFORESEEN, ids=lambda error: type(error).__name__)
-def test_whatever_goes_wrong_ends_that_work_alone(error: Exception, lines: io.StringIO) -> None:
-    async def work() -> None:
-        async with Owner() as owner:
-            task = owner.start_for("peer abcd", fail(error), name="its work")
-            beside = owner.start(asyncio.sleep(0.01, "done"), name="beside")
-            await asyncio.wait([task])
-            assert task.exception() is None
-            assert await beside == "done"
-
-    run(work())
+async def test_whatever_goes_wrong_ends_that_work_alone(error: Exception, lines: io.StringIO) -> None:
+    async with Owner() as owner:
+        task = owner.start_for("peer abcd", fail(error), name="its work")
+        beside = owner.start(asyncio.sleep(0.01, "done"), name="beside")
+        await asyncio.wait([task])
+        assert task.exception() is None
+        assert await beside == "done"
     [line] = lines.getvalue().splitlines()
     assert "work_failed" in line
     assert "cause='peer abcd'" in line
@@ -83,15 +80,11 @@ def test_work_of_our_own_still_ends_the_process_loudly() -> None:
     assert raised.value.subgroup(KeyError)
 
 
-def test_a_failure_counts_against_who_caused_it_and_what_we_lack_does_not(lines: io.StringIO) -> None:
+async def test_a_failure_counts_against_who_caused_it_and_what_we_lack_does_not(lines: io.StringIO) -> None:
     blamed: list[Fault] = []
-
-    async def work() -> None:
-        for error in (KeyError("x"), OSError(errno.EMFILE, ""), OSError(errno.ENOSPC, ""), MemoryError()):
-            with pytest.raises(Fault):
-                await contained(fail(error), source="peer", name="work", blame=blamed.append)
-
-    run(work())
+    for error in (KeyError("x"), OSError(errno.EMFILE, ""), OSError(errno.ENOSPC, ""), MemoryError()):
+        with pytest.raises(Fault):
+            await contained(fail(error), source="peer", name="work", blame=blamed.append)
     assert [fault.what for fault in blamed] == ["work: KeyError: 'x'"]
     assert lines.getvalue().count("work_failed") == 4
 
@@ -137,12 +130,9 @@ def test_what_is_kept_up_begins_again(lines: io.StringIO) -> None:
     assert len(runs) == 3
 
 
-def test_a_callback_of_the_loop_that_fails_is_logged(lines: io.StringIO) -> None:
-    async def work() -> None:
-        loop = asyncio.get_running_loop()
-        fault_boundary.watch_loop(loop)
-        loop.call_soon(int, "x")
-        await ticks(2)
-
-    asyncio.run(work())
+async def test_a_callback_of_the_loop_that_fails_is_logged(lines: io.StringIO) -> None:
+    loop = asyncio.get_running_loop()
+    fault_boundary.watch_loop(loop)
+    loop.call_soon(int, "x")
+    await ticks(2)
     assert lines.getvalue().count("work_failed") == 1

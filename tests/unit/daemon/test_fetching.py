@@ -98,132 +98,104 @@ def path_of(config: Config) -> Path:
 
 
 @pytest.mark.parametrize("name", [f"mesh:{NAME}", NAME])
-def test_it_comes_from_members(tmp_path: Path, name: str) -> None:
-    async def main() -> None:
-        seen: list[FetchStatus] = []
-        async with scene(tmp_path) as it:
-            it.giver("a").has(big())
-            path = path_of(await fetched(it, tmp_path, name, seen=seen))
-            assert path.read_bytes() == big() and path.name == f"{NAME}.gguf"
-        assert seen[0].text == "looking for it on this machine" and seen[0].name == name
-        assert (seen[-1].step, seen[-1].activity) == ("done", f"fetched {NAME} from a")
-        fetches = [one for one in seen if one.step == "fetching"]
-        assert fetches and fetches[-1].total_bytes == len(big()) and fetches[-1].source == "members"
-        assert [one.node for one in fetches[-1].sources] == ["a"]
-
-    run(main())
+async def test_it_comes_from_members(tmp_path: Path, name: str) -> None:
+    seen: list[FetchStatus] = []
+    async with scene(tmp_path) as it:
+        it.giver("a").has(big())
+        path = path_of(await fetched(it, tmp_path, name, seen=seen))
+        assert path.read_bytes() == big() and path.name == f"{NAME}.gguf"
+    assert seen[0].text == "looking for it on this machine" and seen[0].name == name
+    assert (seen[-1].step, seen[-1].activity) == ("done", f"fetched {NAME} from a")
+    fetches = [one for one in seen if one.step == "fetching"]
+    assert fetches and fetches[-1].total_bytes == len(big()) and fetches[-1].source == "members"
+    assert [one.node for one in fetches[-1].sources] == ["a"]
 
 
 @pytest.mark.parametrize("name", [f"mesh:{NAME}", NAME])
-def test_a_member_that_is_about_to_come_is_waited_for(tmp_path: Path, name: str) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            late = it.giver("late")
-            late.has(big())
-            late.mesh.state = PeerState.CONNECTING
-            seen: list[FetchStatus] = []
-            task = asyncio.create_task(fetched(it, tmp_path, name, seen=seen))
-            await until(lambda: any(one.activity == "asking the members of the mesh" for one in seen))
-            await asyncio.sleep(0.1)
-            late.mesh.state = PeerState.CONNECTED
-            assert path_of(await task).read_bytes() == big()
-
-    run(main())
+async def test_a_member_that_is_about_to_come_is_waited_for(tmp_path: Path, name: str) -> None:
+    async with scene(tmp_path) as it:
+        late = it.giver("late")
+        late.has(big())
+        late.mesh.state = PeerState.CONNECTING
+        seen: list[FetchStatus] = []
+        task = asyncio.create_task(fetched(it, tmp_path, name, seen=seen))
+        await until(lambda: any(one.activity == "asking the members of the mesh" for one in seen))
+        await asyncio.sleep(0.1)
+        late.mesh.state = PeerState.CONNECTED
+        assert path_of(await task).read_bytes() == big()
 
 
-def test_two_names_are_fetched_one_after_the_other(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            giver = it.giver("a")
-            giver.has(big())
-            giver.has(tiny(), "small-Q2_K")
-            config = await fetched(it, tmp_path, f"mesh:{NAME}", "small-Q2_K")
-            [smaller] = config.serve.fallback_models
-            assert path_of(config).read_bytes() == big()
-            assert isinstance(smaller, Path) and smaller.read_bytes() == tiny()
-
-    run(main())
+async def test_two_names_are_fetched_one_after_the_other(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        giver = it.giver("a")
+        giver.has(big())
+        giver.has(tiny(), "small-Q2_K")
+        config = await fetched(it, tmp_path, f"mesh:{NAME}", "small-Q2_K")
+        [smaller] = config.serve.fallback_models
+        assert path_of(config).read_bytes() == big()
+        assert isinstance(smaller, Path) and smaller.read_bytes() == tiny()
 
 
 @pytest.mark.parametrize(
     ("state", "waits"), [(PeerState.CONNECTED, False), (PeerState.CONNECTING, True), (PeerState.LOST, True)]
 )
-def test_nobody_has_it(
+async def test_nobody_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: PeerState, *, waits: bool
 ) -> None:
     """Said as soon as every member was asked; one that is not connected may come, for ten seconds."""
     monkeypatch.setattr(fetching, "OR_ELSEWHERE_SECONDS", 0.5)
-
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            it.giver("a").mesh.state = state
-            loop = asyncio.get_running_loop()
-            began = loop.time()
-            with pytest.raises(UserError, match="there is no model `none` on this machine") as caught:
-                await fetched(it, tmp_path, "none")
-            asked = "asked: a" if state is PeerState.CONNECTED else "none is connected"
-            assert "no member of the mesh has `none`" in caught.value.what and asked in caught.value.what
-            assert "meshd model ls" in caught.value.hint
-            assert (loop.time() - began >= 0.5) == waits
-
-    run(main())
+    async with scene(tmp_path) as it:
+        it.giver("a").mesh.state = state
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        with pytest.raises(UserError, match="there is no model `none` on this machine") as caught:
+            await fetched(it, tmp_path, "none")
+        asked = "asked: a" if state is PeerState.CONNECTED else "none is connected"
+        assert "no member of the mesh has `none`" in caught.value.what and asked in caught.value.what
+        assert "meshd model ls" in caught.value.hint
+        assert (loop.time() - began >= 0.5) == waits
 
 
-def test_a_member_that_was_stopped_is_not_waited_for(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            gone = it.giver("gone").mesh
-            gone.state, gone.stopped = PeerState.LOST, "stopped"
-            with pytest.raises(UserError, match="no member of the mesh has `none`: none is connected"):
-                await asyncio.wait_for(fetched(it, tmp_path, "none"), 5)
-
-    run(main())
+async def test_a_member_that_was_stopped_is_not_waited_for(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        gone = it.giver("gone").mesh
+        gone.state, gone.stopped = PeerState.LOST, "stopped"
+        with pytest.raises(UserError, match="no member of the mesh has `none`: none is connected"):
+            await asyncio.wait_for(fetched(it, tmp_path, "none"), 5)
 
 
-def test_a_name_of_members_is_waited_for_though_all_were_asked(
+async def test_a_name_of_members_is_waited_for_though_all_were_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetching, "FOUND_SECONDS", 0.5)
-
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            it.giver("a")
-            loop = asyncio.get_running_loop()
-            began = loop.time()
-            with pytest.raises(UserError, match="no member of the mesh has `mesh:none`; asked: a"):
-                await fetched(it, tmp_path, "mesh:none")
-            assert loop.time() - began >= 0.5
-
-    run(main())
+    async with scene(tmp_path) as it:
+        it.giver("a")
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        with pytest.raises(UserError, match="no member of the mesh has `mesh:none`; asked: a"):
+            await fetched(it, tmp_path, "mesh:none")
+        assert loop.time() - began >= 0.5
 
 
-def test_another_failure_is_told_at_once(tmp_path: Path) -> None:
+async def test_another_failure_is_told_at_once(tmp_path: Path) -> None:
     """A name of two models."""
-
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            it.giver("a").has(big())
-            it.giver("b").has(big()[: len(big()) // 2] + big())
-            with pytest.raises(UserError, match="means different models"):
-                await fetched(it, tmp_path, f"mesh:{NAME}")
-
-    run(main())
+    async with scene(tmp_path) as it:
+        it.giver("a").has(big())
+        it.giver("b").has(big()[: len(big()) // 2] + big())
+        with pytest.raises(UserError, match="means different models"):
+            await fetched(it, tmp_path, f"mesh:{NAME}")
 
 
-def test_what_no_member_has_is_downloaded(tmp_path: Path, hub: Hub) -> None:
+async def test_what_no_member_has_is_downloaded(tmp_path: Path, hub: Hub) -> None:
     hub.repositories = {"me/Far-GGUF": {"far-Q8_0.gguf": tiny()}}
-
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            it.giver("a")
-            seen: list[FetchStatus] = []
-            path = path_of(await fetched(it, tmp_path, HUB_NAME, seen=seen))
-            assert path.read_bytes() == tiny() and "huggingface/hub" in str(path)
-            assert seen[-1].source == "download"
-            assert path_of(await fetched(it, tmp_path, HUB_NAME)) == path, "it is here now"
-        assert len(hub.headers_of("/bytes/")) == 1
-
-    run(main())
+    async with scene(tmp_path) as it:
+        it.giver("a")
+        seen: list[FetchStatus] = []
+        path = path_of(await fetched(it, tmp_path, HUB_NAME, seen=seen))
+        assert path.read_bytes() == tiny() and "huggingface/hub" in str(path)
+        assert seen[-1].source == "download"
+        assert path_of(await fetched(it, tmp_path, HUB_NAME)) == path, "it is here now"
+    assert len(hub.headers_of("/bytes/")) == 1
 
 
 async def _reads_forever(stream: Stream) -> None:
@@ -239,7 +211,7 @@ async def _has_nothing(stream: Stream) -> None:
 
 
 @pytest.mark.parametrize("lie", ["bytes", "gone", "stalls", "nothing", "reads", "size", "two"])
-def test_no_member_keeps_a_model_of_the_hub_from_being_downloaded(
+async def test_no_member_keeps_a_model_of_the_hub_from_being_downloaded(
     tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch, lie: str
 ) -> None:
     """One says that it has it, and then gives something else, or never anything."""
@@ -260,100 +232,81 @@ def test_no_member_keeps_a_model_of_the_hub_from_being_downloaded(
 
     gives = {"gone": gone, "stalls": stalls}.get(lie, give)
     pieces = {"reads": _reads_forever, "nothing": _has_nothing}.get(lie)
-
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            says(it.mute("liar"), told, index, gives, pieces=pieces)
-            if lie == "two":
-                other, other_index = lies_about(tiny(fill=3))
-                says(it.mute("other"), replace(told, size=other_index.size), other_index, other)
-            seen: list[FetchStatus] = []
-            path = path_of(await fetched(it, tmp_path, HUB_NAME, seen=seen))
-            assert path.read_bytes() == tiny() and "huggingface/hub" in str(path)
-            assert seen[-1].source == "download" and "members" in {one.source for one in seen}
-
-    run(main())
+    async with scene(tmp_path) as it:
+        says(it.mute("liar"), told, index, gives, pieces=pieces)
+        if lie == "two":
+            other, other_index = lies_about(tiny(fill=3))
+            says(it.mute("other"), replace(told, size=other_index.size), other_index, other)
+        seen: list[FetchStatus] = []
+        path = path_of(await fetched(it, tmp_path, HUB_NAME, seen=seen))
+        assert path.read_bytes() == tiny() and "huggingface/hub" in str(path)
+        assert seen[-1].source == "download" and "members" in {one.source for one in seen}
 
 
-def test_where_nobody_gives_a_model_of_the_hub_all_is_told(tmp_path: Path, hub: Hub) -> None:
+async def test_where_nobody_gives_a_model_of_the_hub_all_is_told(tmp_path: Path, hub: Hub) -> None:
     hub.repositories = {}
-
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            give, index = lies_about(big())
-            told = ToldModel(bytes(16), ("far-Q8_0", HUB_NAME), len(big()), quant="Q8_0")
-            says(it.mute("liar"), told, index, give)
-            with pytest.raises(
-                UserError, match=r"no repository `me/Far-GGUF`.*; no member gives .*liar: piece"
-            ):
-                await fetched(it, tmp_path, HUB_NAME)
-
-    run(main())
+    async with scene(tmp_path) as it:
+        give, index = lies_about(big())
+        told = ToldModel(bytes(16), ("far-Q8_0", HUB_NAME), len(big()), quant="Q8_0")
+        says(it.mute("liar"), told, index, give)
+        with pytest.raises(UserError, match=r"no repository `me/Far-GGUF`.*; no member gives .*liar: piece"):
+            await fetched(it, tmp_path, HUB_NAME)
 
 
-def test_a_download_ends_when_the_node_is_stopped_and_goes_on_later(tmp_path: Path, hub: Hub) -> None:
+async def test_a_download_ends_when_the_node_is_stopped_and_goes_on_later(tmp_path: Path, hub: Hub) -> None:
     hub.repositories = {"me/Far-GGUF": {"far-Q8_0.gguf": big()}}
     hub.pause, hub.mark = 0.02, 2 << 20
+    async with scene(tmp_path) as it:
+        task = asyncio.create_task(fetched(it, tmp_path, HUB_NAME))
+        await until(hub.reached.is_set)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        hub.pause = 0.0
+        assert path_of(await fetched(it, tmp_path, HUB_NAME)).read_bytes() == big()
+    second = hub.headers_of("/bytes/")[-1]
+    assert int(second["Range"][6:-1]) >= 1 << 20, "what was there did not come again"
 
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            task = asyncio.create_task(fetched(it, tmp_path, HUB_NAME))
-            await until(hub.reached.is_set)
+
+async def test_a_pull_ends_when_the_node_is_stopped(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        it.giver("a").has(big())
+        it.mute("stalls")
+        config = config_in(tmp_path, "mesh:none")
+        async with exchange(it, tmp_path) as models:
+            work = Fetching(config, ROLES["serve"].wanted(config), it.taker, models)
+            task = asyncio.create_task(work.run())
+            await until(lambda: work.now.activity == "asking the members of the mesh")
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            hub.pause = 0.0
-            assert path_of(await fetched(it, tmp_path, HUB_NAME)).read_bytes() == big()
-        second = hub.headers_of("/bytes/")[-1]
-        assert int(second["Range"][6:-1]) >= 1 << 20, "what was there did not come again"
-
-    run(main())
-
-
-def test_a_pull_ends_when_the_node_is_stopped(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            it.giver("a").has(big())
-            it.mute("stalls")
-            config = config_in(tmp_path, "mesh:none")
-            async with exchange(it, tmp_path) as models:
-                work = Fetching(config, ROLES["serve"].wanted(config), it.taker, models)
-                task = asyncio.create_task(work.run())
-                await until(lambda: work.now.activity == "asking the members of the mesh")
-                task.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await task
-                await asyncio.sleep(0.1)
-                assert not (await models.listed()).pulls
-
-    run(main())
+            await asyncio.sleep(0.1)
+            assert not (await models.listed()).pulls
 
 
 @pytest.mark.parametrize("how", ["done", "stopped", "beside"])
-def test_a_users_pull_of_the_same_content_under_another_name_ends_nothing(tmp_path: Path, how: str) -> None:
+async def test_a_users_pull_of_the_same_content_under_another_name_ends_nothing(
+    tmp_path: Path, how: str
+) -> None:
     """The node waits for a pull that was begun before its own, and takes what that leaves."""
-
-    async def main() -> None:
-        async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
-            giver = it.giver("a")
-            giver.has(big())
-            config = config_in(tmp_path, f"mesh:{NAME}")
-            work = Fetching(config, ROLES["serve"].wanted(config), it.taker, models)
-            user = PullRequest(name=f"{NAME}.gguf", rate=4 << 20)
-            pull = models.start(user)
-            if how != "beside":
-                await until(lambda: models.progress(pull.id).step == "fetching")
-            task = asyncio.create_task(work.run())
-            if how == "stopped":
-                await until(lambda: work.now.activity.startswith("waiting for"))
-                models.stop(pull.id)
-            path = path_of(await task)
-            assert path.read_bytes() == big()
-            reply = await ended(models, models.progress(pull.id))
-            assert reply.error == ("it was stopped" if how == "stopped" else "")
-            assert path.read_bytes() == big() and len(list((tmp_path / "taker").rglob("*.gguf"))) == 1
-
-    run(main())
+    async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
+        giver = it.giver("a")
+        giver.has(big())
+        config = config_in(tmp_path, f"mesh:{NAME}")
+        work = Fetching(config, ROLES["serve"].wanted(config), it.taker, models)
+        user = PullRequest(name=f"{NAME}.gguf", rate=4 << 20)
+        pull = models.start(user)
+        if how != "beside":
+            await until(lambda: models.progress(pull.id).step == "fetching")
+        task = asyncio.create_task(work.run())
+        if how == "stopped":
+            await until(lambda: work.now.activity.startswith("waiting for"))
+            models.stop(pull.id)
+        path = path_of(await task)
+        assert path.read_bytes() == big()
+        reply = await ended(models, models.progress(pull.id))
+        assert reply.error == ("it was stopped" if how == "stopped" else "")
+        assert path.read_bytes() == big() and len(list((tmp_path / "taker").rglob("*.gguf"))) == 1
 
 
 def test_what_a_role_wants_and_where_its_paths_go(tmp_path: Path) -> None:

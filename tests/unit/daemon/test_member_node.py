@@ -4,15 +4,11 @@ from pathlib import Path
 
 from meshd.identity.naming import NAME_BLOB
 
-from tests.conformance.run import run
 from tests.unit.daemon.test_joining import Machine
 
 
-def test_the_name_of_a_node_is_kept_in_its_home(tmp_path: Path) -> None:
-    async def main() -> None:
-        machine = Machine(tmp_path, "garage")
-        member = await machine.enter()
-        assert machine.home.read_blob(NAME_BLOB) == b"garage"
-        member.mesh_port.close()
-
-    run(main())
+async def test_the_name_of_a_node_is_kept_in_its_home(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, "garage")
+    member = await machine.enter()
+    assert machine.home.read_blob(NAME_BLOB) == b"garage"
+    member.mesh_port.close()

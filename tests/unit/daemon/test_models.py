@@ -61,134 +61,107 @@ async def ended(models: ModelExchange, reply: PullReply) -> PullReply:
     return reply
 
 
-def test_a_pull_runs_to_its_end(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
-            it.giver("a").has(big())
-            [listed] = (await models.listed()).models
-            assert (listed.node, listed.name, listed.bytes) == ("a", NAME, len(big()))
-            reply = await ended(models, models.start(PullRequest(name=NAME)))
-            assert reply.error == "" and reply.done_bytes == len(big()) and len(reply.fingerprint or "") == 64
-            assert Path(reply.paths[0]).name == f"{NAME}.gguf" and reply.holders[0].bytes == len(big())
-
-    run(main())
+async def test_a_pull_runs_to_its_end(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
+        it.giver("a").has(big())
+        [listed] = (await models.listed()).models
+        assert (listed.node, listed.name, listed.bytes) == ("a", NAME, len(big()))
+        reply = await ended(models, models.start(PullRequest(name=NAME)))
+        assert reply.error == "" and reply.done_bytes == len(big()) and len(reply.fingerprint or "") == 64
+        assert Path(reply.paths[0]).name == f"{NAME}.gguf" and reply.holders[0].bytes == len(big())
 
 
-def test_a_failure_has_its_words(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
-            it.giver("a")
-            reply = await ended(models, models.start(PullRequest(name="mesh:none")))
-            assert reply.code == NO_MEMBER_HAS_IT and "asked: a" in reply.error and reply.hint
-
-    run(main())
+async def test_a_failure_has_its_words(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
+        it.giver("a")
+        reply = await ended(models, models.start(PullRequest(name="mesh:none")))
+        assert reply.code == NO_MEMBER_HAS_IT and "asked: a" in reply.error and reply.hint
 
 
-def test_what_nobody_watches_is_ended_and_continued_later(
+async def test_what_nobody_watches_is_ended_and_continued_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(daemon_models, "_UNWATCHED_SECONDS", 0.3)
     monkeypatch.setattr(daemon_models, "_LOOK_SECONDS", 0.05)
-
-    async def main() -> None:
-        async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
-            it.giver("a").has(big())
-            first = models.start(PullRequest(name=NAME, rate=1 << 20))
-            await asyncio.sleep(1.0)
-            with pytest.raises(UserError, match="has ended"):
-                models.progress(first.id)
-            reply = await ended(models, models.start(PullRequest(name=NAME)))
-            assert reply.error == "" and reply.id != first.id
-
-    run(main())
+    async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
+        it.giver("a").has(big())
+        first = models.start(PullRequest(name=NAME, rate=1 << 20))
+        await asyncio.sleep(1.0)
+        with pytest.raises(UserError, match="has ended"):
+            models.progress(first.id)
+        reply = await ended(models, models.start(PullRequest(name=NAME)))
+        assert reply.error == "" and reply.id != first.id
 
 
 @pytest.mark.parametrize("begun", ["so", "later"])
-def test_one_in_the_background_runs_to_its_end(
+async def test_one_in_the_background_runs_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: str
 ) -> None:
     monkeypatch.setattr(daemon_models, "_UNWATCHED_SECONDS", 0.3)
     monkeypatch.setattr(daemon_models, "_LOOK_SECONDS", 0.05)
-
-    async def main() -> None:
-        async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
-            it.giver("a").has(big())
-            first = models.start(PullRequest(name=NAME, rate=1 << 20, background=begun == "so"))
-            if begun == "later":
-                models.start(PullRequest(name=NAME, background=True))
-            await until(lambda: not models._pulls, seconds=60.0)
-            assert [file.read_bytes() for file in (tmp_path / "taker/models").rglob("*.gguf")] == [big()]
-            with pytest.raises(UserError, match="has ended"):
-                models.progress(first.id)
-
-    run(main())
+    async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
+        it.giver("a").has(big())
+        first = models.start(PullRequest(name=NAME, rate=1 << 20, background=begun == "so"))
+        if begun == "later":
+            models.start(PullRequest(name=NAME, background=True))
+        await until(lambda: not models._pulls, seconds=60.0)
+        assert [file.read_bytes() for file in (tmp_path / "taker/models").rglob("*.gguf")] == [big()]
+        with pytest.raises(UserError, match="has ended"):
+            models.progress(first.id)
 
 
-def test_one_in_the_background_that_failed_is_told_until_it_is_begun_again(
+async def test_one_in_the_background_that_failed_is_told_until_it_is_begun_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(daemon_models, "_UNWATCHED_SECONDS", 0.3)
     monkeypatch.setattr(daemon_models, "_LOOK_SECONDS", 0.05)
-
-    async def main() -> None:
-        async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
-            file = it.giver("a").has(big())
-            request = PullRequest(name=NAME, rate=1 << 20, background=True)
-            first = models.start(request)
-            await until(lambda: models.progress(first.id).step == "fetching")
-            file.unlink()
-            reply = await ended(models, models.progress(first.id))
-            assert reply.error
-            await asyncio.sleep(1.0)  # nobody asks any more
-            assert [(one.id, one.error) for one in (await models.listed()).pulls] == [(first.id, reply.error)]
-            again = models.start(request)
-            assert [one.id for one in (await models.listed()).pulls] == [again.id]
-
-    run(main())
+    async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
+        file = it.giver("a").has(big())
+        request = PullRequest(name=NAME, rate=1 << 20, background=True)
+        first = models.start(request)
+        await until(lambda: models.progress(first.id).step == "fetching")
+        file.unlink()
+        reply = await ended(models, models.progress(first.id))
+        assert reply.error
+        await asyncio.sleep(1.0)  # nobody asks any more
+        assert [(one.id, one.error) for one in (await models.listed()).pulls] == [(first.id, reply.error)]
+        again = models.start(request)
+        assert [one.id for one in (await models.listed()).pulls] == [again.id]
 
 
-def test_a_second_verb_watches_the_same_pull(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
-            it.giver("a").has(big())
-            first = models.start(PullRequest(name=NAME, rate=1 << 20))
-            assert models.start(PullRequest(name=NAME)).id == first.id
-            assert [one.id for one in (await models.listed()).pulls] == [first.id]
-            models.stop(first.id)
-            reply = await ended(models, models.progress(first.id))
-            assert reply.step == "failed" and reply.error == "it was stopped"
-            assert (await models.listed()).pulls == ()
-
-    run(main())
+async def test_a_second_verb_watches_the_same_pull(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
+        it.giver("a").has(big())
+        first = models.start(PullRequest(name=NAME, rate=1 << 20))
+        assert models.start(PullRequest(name=NAME)).id == first.id
+        assert [one.id for one in (await models.listed()).pulls] == [first.id]
+        models.stop(first.id)
+        reply = await ended(models, models.progress(first.id))
+        assert reply.step == "failed" and reply.error == "it was stopped"
+        assert (await models.listed()).pulls == ()
 
 
-def test_no_verb_ends_the_pull_of_a_model_that_the_node_needs(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
-            it.giver("a").has(big())
-            watched = models.start(PullRequest(name=NAME, rate=1 << 20))
-            assert models.start(PullRequest(name=NAME), is_own=True).id == watched.id
-            models.stop(watched.id)
-            await asyncio.sleep(0.1)
-            assert models.progress(watched.id).step not in ("failed", "done")
-            models.stop(watched.id, is_own=True)
-            assert (await ended(models, models.progress(watched.id))).error == "it was stopped"
-
-    run(main())
+async def test_no_verb_ends_the_pull_of_a_model_that_the_node_needs(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
+        it.giver("a").has(big())
+        watched = models.start(PullRequest(name=NAME, rate=1 << 20))
+        assert models.start(PullRequest(name=NAME), is_own=True).id == watched.id
+        models.stop(watched.id)
+        await asyncio.sleep(0.1)
+        assert models.progress(watched.id).step not in ("failed", "done")
+        models.stop(watched.id, is_own=True)
+        assert (await ended(models, models.progress(watched.id))).error == "it was stopped"
 
 
-def test_two_plans_of_one_model_have_a_folder_each(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
-            it.giver("a").has(big())
-            begun = [models.start(PullRequest(name=NAME, for_plan=True)) for _ in range(2)]
-            first, second = [Path((await ended(models, one)).paths[0]) for one in begun]
-            shutil.rmtree(first.parent)
-            assert second.stat().st_size == len(big())
-            shutil.rmtree(second.parent)
-            assert not [path for path in (tmp_path / "taker/models").rglob("*") if "plan" in path.name]
-
-    run(main())
+async def test_two_plans_of_one_model_have_a_folder_each(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
+        it.giver("a").has(big())
+        begun = [models.start(PullRequest(name=NAME, for_plan=True)) for _ in range(2)]
+        first, second = [Path((await ended(models, one)).paths[0]) for one in begun]
+        shutil.rmtree(first.parent)
+        assert second.stat().st_size == len(big())
+        shutil.rmtree(second.parent)
+        assert not [path for path in (tmp_path / "taker/models").rglob("*") if "plan" in path.name]
 
 
 def test_what_plans_left_behind_is_removed_when_the_daemon_starts(tmp_path: Path) -> None:
@@ -209,20 +182,17 @@ def test_what_plans_left_behind_is_removed_when_the_daemon_starts(tmp_path: Path
     run(main())
 
 
-def test_so_many_at_once(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
-            for number in range(MAX_PULLS):
-                models.start(PullRequest(name=f"mesh:m{number}"))
-            with pytest.raises(UserError, match="are being pulled already"):
-                models.start(PullRequest(name="mesh:more"))
-            with pytest.raises(UserError, match="is not a model's name"):
-                models.start(PullRequest(name="/etc/passwd"))
-            with pytest.raises(UserError, match="at least 32 of the 64 digits") as caught:
-                models.start(PullRequest(name="mesh:570760e3492da2f0"))
-            assert "`meshd model ls --json`" in caught.value.hint
-
-    run(main())
+async def test_so_many_at_once(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
+        for number in range(MAX_PULLS):
+            models.start(PullRequest(name=f"mesh:m{number}"))
+        with pytest.raises(UserError, match="are being pulled already"):
+            models.start(PullRequest(name="mesh:more"))
+        with pytest.raises(UserError, match="is not a model's name"):
+            models.start(PullRequest(name="/etc/passwd"))
+        with pytest.raises(UserError, match="at least 32 of the 64 digits") as caught:
+            models.start(PullRequest(name="mesh:570760e3492da2f0"))
+        assert "`meshd model ls --json`" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -265,7 +235,7 @@ class Node:
             owner.cancel()
 
 
-def test_status_counts_each_model_once_and_not_again_for_a_while(
+async def test_status_counts_each_model_once_and_not_again_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(daemon_models, "_FIRST_COUNT_SECONDS", 60.0)  # the machine may be busy
@@ -273,118 +243,96 @@ def test_status_counts_each_model_once_and_not_again_for_a_while(
     put(tmp_path / "me/own/a-Q4_0.gguf", tiny(fill=1))
     put(tmp_path / "me/cache/models/b-Q4_0.gguf", tiny(fill=2))
     (tmp_path / "me/own/same.gguf").symlink_to(tmp_path / "me/own/a-Q4_0.gguf")
-
-    async def main() -> None:
-        node = Node(tmp_path)
-        async with scene(tmp_path) as it, node.serving(it, file) as made:
-            first = await made.status()
-            assert (first.models, first.models_bytes) == (3, 3 * len(tiny()))
-            assert first.free_bytes is not None and first.free_bytes > 0 and first.cache_room_bytes is None
-            for _ in range(5):
-                assert (await made.status()).models == 3
-            assert node.walks == 1
-
-    run(main())
+    node = Node(tmp_path)
+    async with scene(tmp_path) as it, node.serving(it, file) as made:
+        first = await made.status()
+        assert (first.models, first.models_bytes) == (3, 3 * len(tiny()))
+        assert first.free_bytes is not None and first.free_bytes > 0 and first.cache_room_bytes is None
+        for _ in range(5):
+            assert (await made.status()).models == 3
+        assert node.walks == 1
 
 
-def test_the_hole_in_a_header_is_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_hole_in_a_header_is_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemon_models, "_FIRST_COUNT_SECONDS", 60.0)
     file = put(tmp_path / "elsewhere/c-Q4_0.gguf", tiny())
     os.truncate(file, 64 << 20)
-
-    async def main() -> None:
-        async with scene(tmp_path) as it, Node(tmp_path).serving(it, file) as made:
-            status = await made.status()
-            assert status.models == 1 and status.models_bytes is not None
-            assert status.models_bytes < 1 << 20
-
-    run(main())
+    async with scene(tmp_path) as it, Node(tmp_path).serving(it, file) as made:
+        status = await made.status()
+        assert status.models == 1 and status.models_bytes is not None
+        assert status.models_bytes < 1 << 20
 
 
-def test_two_files_of_one_content_are_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_two_files_of_one_content_are_one_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known = facts_of
     monkeypatch.setattr(
         daemon_models, "facts_of", lambda one, hashes: replace(known(one, hashes), fingerprint="ab" * 32)
     )
     for name in ("a-Q4_0", "b-Q4_0"):
         put(tmp_path / f"me/own/{name}.gguf", tiny())
-
-    async def main() -> None:
-        async with scene(tmp_path) as it, Node(tmp_path).serving(it) as made:
-            own, *_ = await made.of_all()
-            assert len(own.models) == 1 and own.more_models == 0
-
-    run(main())
+    async with scene(tmp_path) as it, Node(tmp_path).serving(it) as made:
+        own, *_ = await made.of_all()
+        assert len(own.models) == 1 and own.more_models == 0
 
 
-def test_a_walk_that_takes_long_keeps_no_status_waiting(
+async def test_a_walk_that_takes_long_keeps_no_status_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(daemon_models, "_FIRST_COUNT_SECONDS", 0.01)
-
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            made = Node(tmp_path).storage(it)
-            for _ in range(2):  # nobody serves it, so the count never comes
-                view = await made.status()
-                assert view.models is None and view.models_bytes is None and view.free_bytes is not None
-
-    run(main())
+    async with scene(tmp_path) as it:
+        made = Node(tmp_path).storage(it)
+        for _ in range(2):  # nobody serves it, so the count never comes
+            view = await made.status()
+            assert view.models is None and view.models_bytes is None and view.free_bytes is not None
 
 
-def test_room_is_what_the_limit_of_kept_weights_leaves(tmp_path: Path) -> None:
-    async def main() -> None:
-        node = Node(tmp_path)
-        async with scene(tmp_path) as it, node.serving(it) as made:
-            node.kept = StoreStatus(path="", bytes=30, limit=100, tensors=1)
-            assert (await made.status()).cache_room_bytes == 70
-            node.kept = StoreStatus(path="", bytes=130, limit=100, tensors=1)
-            disk = made.disk()
-            assert disk is not None and disk.room == 0
-
-    run(main())
+async def test_room_is_what_the_limit_of_kept_weights_leaves(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    async with scene(tmp_path) as it, node.serving(it) as made:
+        node.kept = StoreStatus(path="", bytes=30, limit=100, tensors=1)
+        assert (await made.status()).cache_room_bytes == 70
+        node.kept = StoreStatus(path="", bytes=130, limit=100, tensors=1)
+        disk = made.disk()
+        assert disk is not None and disk.room == 0
 
 
-def test_a_disk_that_cannot_be_looked_at_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_that_cannot_be_looked_at_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(_place: Path) -> int:
         raise OSError("stale file handle")
 
     monkeypatch.setattr(daemon_models, "free_bytes", broken)
-
-    async def main() -> None:
-        async with scene(tmp_path) as it, Node(tmp_path).serving(it) as made:
-            assert made.disk() is None and (await made.status()).free_bytes is None
-
-    run(main())
+    async with scene(tmp_path) as it, Node(tmp_path).serving(it) as made:
+        assert made.disk() is None and (await made.status()).free_bytes is None
 
 
 async def _never(_stream: object) -> None:
     raise AssertionError("it was refused")
 
 
-def test_all_nodes_and_their_largest_models(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it, Node(tmp_path).serving(it) as made:
-            giver = it.giver("a")
-            giver.disk = ToldDisk(5_000, 300)
-            giver.has(big())
-            for number in range(SHOWN_FILES + 1):
-                giver.has(tiny(fill=number + 1), f"m{number:02}-Q4_0")
-            it.giver("b")
-            it.mute("closed").handle(MODELS_SERVICE, _never, allow=lambda _member, _metadata: "not today")
-            put(tmp_path / "me/own/mine-Q4_0.gguf", tiny())
-            put(tmp_path / "me/own/cut-Q4_0.gguf", tiny()[:-9])
-            own, a, b, closed = await made.of_all()
-            assert own.node == "taker" and own.free_bytes and own.why_not == ""
-            [mine] = own.models
-            assert (mine.name, mine.bytes, mine.fingerprint) == ("mine-Q4_0", len(tiny()), None)
-            assert (a.node, a.free_bytes, a.cache_room_bytes) == ("a", 5_000, 300)
-            assert [one.name for one in a.models[:2]] == [NAME, "m00-Q4_0"]
-            assert len(a.models) == SHOWN_FILES and a.more_models == 2
-            assert (b.node, b.free_bytes, b.cache_room_bytes, b.models) == ("b", None, None, ())
-            assert (closed.node, closed.why_not, closed.free_bytes) == ("closed", "not today", None)
-
-    run(main())
+async def test_all_nodes_and_their_largest_models(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it, Node(tmp_path).serving(it) as made:
+        giver = it.giver("a")
+        giver.disk = ToldDisk(5_000, 300)
+        giver.has(big())
+        for number in range(SHOWN_FILES + 1):
+            giver.has(tiny(fill=number + 1), f"m{number:02}-Q4_0")
+        it.giver("b")
+        it.mute("closed").handle(MODELS_SERVICE, _never, allow=lambda _member, _metadata: "not today")
+        put(tmp_path / "me/own/mine-Q4_0.gguf", tiny())
+        put(tmp_path / "me/own/cut-Q4_0.gguf", tiny()[:-9])
+        own, a, b, closed = await made.of_all()
+        assert own.node == "taker" and own.free_bytes and own.why_not == ""
+        [mine] = own.models
+        assert (mine.name, mine.bytes, mine.fingerprint) == ("mine-Q4_0", len(tiny()), None)
+        assert (a.node, a.free_bytes, a.cache_room_bytes) == ("a", 5_000, 300)
+        assert [one.name for one in a.models[:2]] == [NAME, "m00-Q4_0"]
+        assert len(a.models) == SHOWN_FILES and a.more_models == 2
+        assert (b.node, b.free_bytes, b.cache_room_bytes, b.models) == ("b", None, None, ())
+        assert (closed.node, closed.why_not, closed.free_bytes) == ("closed", "not today", None)
 
 
 def test_models_by_name_are_no_files_yet(tmp_path: Path) -> None:
@@ -407,17 +355,15 @@ def test_files_in_use_are_those_of_all_models(tmp_path: Path) -> None:
     assert files_in_use(Config()) == []
 
 
-def test_folders_that_cannot_be_walked_end_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_folders_that_cannot_be_walked_end_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(daemon_models, "_FIRST_COUNT_SECONDS", 60.0)
-
-    async def main() -> None:
-        node = Node(tmp_path)
-        monkeypatch.setattr(node, "stores", homeless)
-        async with scene(tmp_path) as it, node.serving(it) as made:
-            found = await made.status()
-            assert found.models is None and found.free_bytes is not None
-
-    run(main())
+    node = Node(tmp_path)
+    monkeypatch.setattr(node, "stores", homeless)
+    async with scene(tmp_path) as it, node.serving(it) as made:
+        found = await made.status()
+        assert found.models is None and found.free_bytes is not None
 
 
 def homeless() -> Stores:

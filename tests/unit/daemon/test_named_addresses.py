@@ -17,7 +17,7 @@ from meshd.link.tcp.links import TcpDialer
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
 
-from tests.conformance.run import open_files, run, until
+from tests.conformance.run import open_files, until
 from tests.unit.daemon.test_joining import Machine, token_of
 
 MANY = 48
@@ -26,34 +26,31 @@ DATAGRAMS_OF_A_DIAL = 8  # the first, and its repetitions with pauses that doubl
 SECONDS_OF_BACKOFF = 12  # attempts in five seconds, with pauses that begin at 0.2 s and grow
 
 
-def test_silent_links_of_one_member_hold_few_descriptors(tmp_path: Path) -> None:
-    async def work() -> None:
-        founder, guest = Machine(tmp_path, "founder"), Machine(tmp_path, "guest")
-        async with founder.live() as victim:
-            member = await guest.enter(token_of(victim))
-            member.mesh_port.close()
-            credentials = Credentials(guest.key, member.membership.chain)
-            handshake = HandshakeContext(credentials=credentials, mesh=member.membership.mesh)
-            places = trusted(victim.mesh_port.listener.candidates())
-            before = open_files()
-            async with Owner() as owner:
+async def test_silent_links_of_one_member_hold_few_descriptors(tmp_path: Path) -> None:
+    founder, guest = Machine(tmp_path, "founder"), Machine(tmp_path, "guest")
+    async with founder.live() as victim:
+        member = await guest.enter(token_of(victim))
+        member.mesh_port.close()
+        credentials = Credentials(guest.key, member.membership.chain)
+        handshake = HandshakeContext(credentials=credentials, mesh=member.membership.mesh)
+        places = trusted(victim.mesh_port.listener.candidates())
+        before = open_files()
+        async with Owner() as owner:
 
-                async def silent() -> None:
-                    link = await TcpDialer(lambda: handshake).dial(founder.key.peer, places)
-                    try:
-                        await asyncio.Event().wait()
-                    finally:
-                        await link.aclose()
+            async def silent() -> None:
+                link = await TcpDialer(lambda: handshake).dial(founder.key.peer, places)
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    await link.aclose()
 
-                for _ in range(MANY):
-                    owner.start(silent(), name="silent")
-                    await asyncio.sleep(0.02)  # fewer at the door than it has places for strangers
-                # our ends stay open; of theirs there are few
-                await until(lambda: open_files() <= before + MANY + 8, seconds=5.0)
-                assert victim.mesh.peers()
-                owner.cancel()
-
-    run(work())
+            for _ in range(MANY):
+                owner.start(silent(), name="silent")
+                await asyncio.sleep(0.02)  # fewer at the door than it has places for strangers
+            # our ends stay open; of theirs there are few
+            await until(lambda: open_files() <= before + MANY + 8, seconds=5.0)
+            assert victim.mesh.peers()
+            owner.cancel()
 
 
 class Ports:
@@ -121,46 +118,38 @@ def both(port: int) -> list[Candidate]:
     return [Candidate(LOOPBACK, port), Candidate(LOOPBACK, port, "udp")]
 
 
-def test_a_record_that_names_many_ports_of_this_machine_has_none_of_them_dialled(tmp_path: Path) -> None:
-    async def work() -> None:
-        ports = Ports()
-        async with ports.open(), victim_of(tmp_path) as (_, says):
-            says([place for port in ports.numbers for place in both(port)])
-            await asyncio.sleep(2.0)  # TCP is dialled at once, QUIC after 0.2 s
-        assert (ports.connections, ports.datagrams) == (0, 0)
+async def test_a_record_that_names_many_ports_of_this_machine_has_none_of_them_dialled(
+    tmp_path: Path,
+) -> None:
+    ports = Ports()
+    async with ports.open(), victim_of(tmp_path) as (_, says):
+        says([place for port in ports.numbers for place in both(port)])
+        await asyncio.sleep(2.0)  # TCP is dialled at once, QUIC after 0.2 s
+    assert (ports.connections, ports.datagrams) == (0, 0)
 
-    run(work())
 
-
-def test_a_member_that_tells_a_new_port_again_and_again_has_few_of_them_dialled(tmp_path: Path) -> None:
+async def test_a_member_that_tells_a_new_port_again_and_again_has_few_of_them_dialled(tmp_path: Path) -> None:
     """A record for each port, so that each looks like that of a node on this machine."""
-
-    async def work() -> None:
-        ports = Ports()
-        async with ports.open(), victim_of(tmp_path) as (_, says):
-            began = asyncio.get_running_loop().time()
-            for number in range(238):
-                says(both(ports.numbers[number % len(ports.numbers)]))
-                await asyncio.sleep(0.02)
-            seconds = asyncio.get_running_loop().time() - began
-        # each time it is dialled at once, and what the back-off makes of five seconds
-        for dials in (ports.connections, len(ports.dials)):
-            assert 0 < dials <= RETRIES.burst + SECONDS_OF_BACKOFF
-        assert ports.datagrams <= DATAGRAMS_OF_A_DIAL * (RETRIES.burst + SECONDS_OF_BACKOFF)
-        assert ports.connections + len(ports.dials) <= DIALS.burst + DIALS.per_second * seconds
-
-    run(work())
+    ports = Ports()
+    async with ports.open(), victim_of(tmp_path) as (_, says):
+        began = asyncio.get_running_loop().time()
+        for number in range(238):
+            says(both(ports.numbers[number % len(ports.numbers)]))
+            await asyncio.sleep(0.02)
+        seconds = asyncio.get_running_loop().time() - began
+    # each time it is dialled at once, and what the back-off makes of five seconds
+    for dials in (ports.connections, len(ports.dials)):
+        assert 0 < dials <= RETRIES.burst + SECONDS_OF_BACKOFF
+    assert ports.datagrams <= DATAGRAMS_OF_A_DIAL * (RETRIES.burst + SECONDS_OF_BACKOFF)
+    assert ports.connections + len(ports.dials) <= DIALS.burst + DIALS.per_second * seconds
 
 
-def test_the_addresses_of_a_record_are_the_same_share_after_a_restart(tmp_path: Path) -> None:
-    async def work() -> None:
-        ports = Ports()
-        async with ports.open():
-            async with victim_of(tmp_path) as (_, says):
-                says([place for port in ports.numbers for place in both(port)])
-            async with Machine(tmp_path, "founder").live() as again:
-                await until(lambda: bool(again.mesh.peers()))
-                await asyncio.sleep(1.0)
-        assert (ports.connections, ports.datagrams) == (0, 0)
-
-    run(work())
+async def test_the_addresses_of_a_record_are_the_same_share_after_a_restart(tmp_path: Path) -> None:
+    ports = Ports()
+    async with ports.open():
+        async with victim_of(tmp_path) as (_, says):
+            says([place for port in ports.numbers for place in both(port)])
+        async with Machine(tmp_path, "founder").live() as again:
+            await until(lambda: bool(again.mesh.peers()))
+            await asyncio.sleep(1.0)
+    assert (ports.connections, ports.datagrams) == (0, 0)

@@ -29,7 +29,6 @@ from meshd.store.hash_cache import HashCache
 from meshd.wire.lease import OfferedDevice
 
 from tests.gguf_bytes import parse
-from tests.sim.loop import run
 from tests.unit.devices.capacity_scene import Scene, scene
 from tests.unit.head.fake_mesh import NATIVE
 from tests.unit.head.rig import Bench
@@ -168,38 +167,33 @@ def planner(it: Scene, folder: Path, options: HeadOptions) -> tuple[Planning, Be
 
 
 @pytest.mark.parametrize("computes", [True, False])
-def test_a_node_that_computes_no_layers_is_not_measured_and_contributes_nothing(
+@pytest.mark.virtual
+async def test_a_node_that_computes_no_layers_is_not_measured_and_contributes_nothing(
     tmp_path: Path, *, computes: bool
 ) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            it.teller("a")
-            options = OPTIONS if computes else replace(OPTIONS, devices=("none",))
-            planning, bench = planner(it, tmp_path, options)
-            reply = await planning.capacity(again=False)
-            assert [one.node for one in reply.devices] == (["head", "a"] if computes else ["a"])
-            assert [one.node for one in reply.left_out] == ([] if computes else ["head"])
-            assert len(bench.timings) == int(computes)
-
-    run(main())
+    async with scene(tmp_path) as it:
+        it.teller("a")
+        options = OPTIONS if computes else replace(OPTIONS, devices=("none",))
+        planning, bench = planner(it, tmp_path, options)
+        reply = await planning.capacity(again=False)
+        assert [one.node for one in reply.devices] == (["head", "a"] if computes else ["a"])
+        assert [one.node for one in reply.left_out] == ([] if computes else ["head"])
+        assert len(bench.timings) == int(computes)
 
 
-def test_what_fits_is_planned_and_nothing_is_measured(tmp_path: Path) -> None:
+@pytest.mark.virtual
+async def test_what_fits_is_planned_and_nothing_is_measured(tmp_path: Path) -> None:
     """The devices of this scene have a few GiB: the smallest models fit there, the largest nowhere."""
-
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            it.teller("a")
-            planning, bench = planner(it, tmp_path, OPTIONS)
-            reply = await planning.fits(FitsRequest())
-            found = {one.name: (one.here, one.mesh) for one in reply.models}
-            assert found["smollm2"] == ("cpu", "cpu") and found["glm-4.5-air"] == ("no", "no")
-            assert (reply.workers, reply.left_out, bench.timings) == (("a",), (), [])
-            size = StoredFile(name="glm-4.5-air", bytes=100_000_000, fingerprint=None)
-            reply = await planning.fits(FitsRequest(known=(size,)))
-            assert reply.models[-1].here == "cpu", "the real size counts"
-
-    run(main())
+    async with scene(tmp_path) as it:
+        it.teller("a")
+        planning, bench = planner(it, tmp_path, OPTIONS)
+        reply = await planning.fits(FitsRequest())
+        found = {one.name: (one.here, one.mesh) for one in reply.models}
+        assert found["smollm2"] == ("cpu", "cpu") and found["glm-4.5-air"] == ("no", "no")
+        assert (reply.workers, reply.left_out, bench.timings) == (("a",), (), [])
+        size = StoredFile(name="glm-4.5-air", bytes=100_000_000, fingerprint=None)
+        reply = await planning.fits(FitsRequest(known=(size,)))
+        assert reply.models[-1].here == "cpu", "the real size counts"
 
 
 def test_without_a_node_the_devices_are_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,37 +218,32 @@ def test_without_a_node_the_devices_are_listed_once(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("computes", [True, False])
-def test_a_plan_measures_here_what_this_node_may_compute(tmp_path: Path, *, computes: bool) -> None:
+@pytest.mark.virtual
+async def test_a_plan_measures_here_what_this_node_may_compute(tmp_path: Path, *, computes: bool) -> None:
     """As before a load: without layers that is the output."""
-
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            it.teller("a")
-            options = OPTIONS if computes else replace(OPTIONS, devices=("none",))
-            planning, bench = planner(it, tmp_path, options)
-            model = put(tmp_path / "a.gguf", tiny())
-            with suppress(UserError, Refused):
-                await planning.plan(PlanRequest(model=str(model)))
-            [timing] = bench.timings
-            assert timing[-1] == ("32=flash_attn:f16:f16:8:8:4:2:4096" if computes else "1=mul_mat:f32:32:64")
-            assert timing.count("--time") == (4 if computes else 1)
-
-    run(main())
+    async with scene(tmp_path) as it:
+        it.teller("a")
+        options = OPTIONS if computes else replace(OPTIONS, devices=("none",))
+        planning, bench = planner(it, tmp_path, options)
+        model = put(tmp_path / "a.gguf", tiny())
+        with suppress(UserError, Refused):
+            await planning.plan(PlanRequest(model=str(model)))
+        [timing] = bench.timings
+        assert timing[-1] == ("32=flash_attn:f16:f16:8:8:4:2:4096" if computes else "1=mul_mat:f32:32:64")
+        assert timing.count("--time") == (4 if computes else 1)
 
 
-def test_workers_that_hold_the_asked_layers_are_named_by_them(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            for name in "abc":
-                it.teller(name)
-            served = replace(OPTIONS, workers=("a", "b"), standby=("c",))
-            planning, _ = planner(it, tmp_path, served)
-            for layers, others in ((("a=0-3", "c=4-9"), "b"), (("a=0-3", "b=4-9"), "")):
-                _, roster = planning._asked(PlanRequest(model="/m", layers=layers))
-                told = {one.peer.name: one.excluded for one in roster.candidates() if one.excluded}
-                assert told == {name: f"{name} is not named by `--layers`" for name in others}
-
-    run(main())
+@pytest.mark.virtual
+async def test_workers_that_hold_the_asked_layers_are_named_by_them(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        for name in "abc":
+            it.teller(name)
+        served = replace(OPTIONS, workers=("a", "b"), standby=("c",))
+        planning, _ = planner(it, tmp_path, served)
+        for layers, others in ((("a=0-3", "c=4-9"), "b"), (("a=0-3", "b=4-9"), "")):
+            _, roster = planning._asked(PlanRequest(model="/m", layers=layers))
+            told = {one.peer.name: one.excluded for one in roster.candidates() if one.excluded}
+            assert told == {name: f"{name} is not named by `--layers`" for name in others}
 
 
 def read(path: Path) -> PlannedModel:

@@ -22,7 +22,6 @@ from meshd.tunnel.pump import Unwatched
 from meshd.wire.compressed import Compression
 from meshd.wire.versions import NativeVersion
 
-from tests.conformance.run import run
 from tests.unit.admin.test_snapshot import NODE, path, peer
 from tests.unit.tunnel.far import FarMesh
 
@@ -50,41 +49,38 @@ def test_the_models_socket_is_closed_to_others() -> None:
 
 
 @pytest.mark.parametrize(("takes", "expected"), [(0, {}), (COMPRESSED_VERSION, COMPRESSED)])
-def test_a_child_gets_a_tunnel_that_listens_nowhere(
+async def test_a_child_gets_a_tunnel_that_listens_nowhere(
     takes: int, expected: Mapping[str, MetadataValue]
 ) -> None:
-    async def main() -> None:
-        opened: list[Stream] = []
-        mesh = FarMesh(opened.append)
-        ours, child = socket.socketpair()
-        with tempfile.TemporaryDirectory() as home, child:
-            links = LinksConfig(compress="on")
-            config = Config(paths=Paths(home=Path(home), cache=Path(home)), links=links)
-            pieces = PieceCache.below(Path(home))
-            runtime = role_runtime.make_runtime(config, cast(Mesh, mesh), NATIVE, pieces, gives=lambda: False)
-            tunnel = runtime.tunnels.open(
-                TunnelRequest(
-                    peer=OTHER.peer,
-                    service="rpc",
-                    metadata={"lease": b"1"},
-                    end=ours,
-                    endpoint="4",
-                    inspector=Unwatched(),
-                    on_broken=lambda _error: None,
-                    compressed=takes,
-                )
+    opened: list[Stream] = []
+    mesh = FarMesh(opened.append)
+    ours, child = socket.socketpair()
+    with tempfile.TemporaryDirectory() as home, child:
+        links = LinksConfig(compress="on")
+        config = Config(paths=Paths(home=Path(home), cache=Path(home)), links=links)
+        pieces = PieceCache.below(Path(home))
+        runtime = role_runtime.make_runtime(config, cast(Mesh, mesh), NATIVE, pieces, gives=lambda: False)
+        tunnel = runtime.tunnels.open(
+            TunnelRequest(
+                peer=OTHER.peer,
+                service="rpc",
+                metadata={"lease": b"1"},
+                end=ours,
+                endpoint="4",
+                inspector=Unwatched(),
+                on_broken=lambda _error: None,
+                compressed=takes,
             )
-            assert (tunnel.endpoint, tunnel.status.listen) == ("4", "socketpair")
-            async with Owner() as owner:
-                owner.start(tunnel.serve(), name="tunnel")
-                while not opened:  # noqa: ASYNC110 - nothing tells of it
-                    await asyncio.sleep(0)
-                owner.cancel()
-            assert mesh.opened == [(OTHER.peer, "rpc", {"lease": b"1", **expected})]
-            child.settimeout(10)
-            assert child.recv(1) == b"", "it is closed with the tunnel"
-
-    run(main())
+        )
+        assert (tunnel.endpoint, tunnel.status.listen) == ("4", "socketpair")
+        async with Owner() as owner:
+            owner.start(tunnel.serve(), name="tunnel")
+            while not opened:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0)
+            owner.cancel()
+        assert mesh.opened == [(OTHER.peer, "rpc", {"lease": b"1", **expected})]
+        child.settimeout(10)
+        assert child.recv(1) == b"", "it is closed with the tunnel"
 
 
 class OnePath:

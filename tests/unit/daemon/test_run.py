@@ -42,7 +42,7 @@ from meshd.tunnel.user_tunnels import OwnTunnels
 from meshd.wire.versions import NativeVersion
 from meshd.worker.cycle import Worker
 
-from tests.conformance.run import run, until
+from tests.conformance.run import until
 from tests.gguf_bytes import gguf, language_model
 from tests.sim.loop import run as run_virtual
 
@@ -187,28 +187,25 @@ class FakeMesh:
         return find(text, me=ME, names=dict.fromkeys(also, "") | self.called | {ME: "desk"})
 
 
-def test_nodes_of_one_name_are_said_once(
+@pytest.mark.virtual
+async def test_nodes_of_one_name_are_said_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("meshd.daemon.run._LOOK_SECONDS", 0.0)
-
-    async def main() -> None:
-        mesh = FakeMesh()
-        async with Owner() as owner:
-            owner.start(watch_names(cast(PeerMesh, mesh), ME, "desk"), name="names")
-            await mesh.change(one="garage", other="attic")
-            assert "name_shared" not in capsys.readouterr().err
-            await mesh.change(one="garage", other="desk")
-            await mesh.change(one="cellar", other="desk")
-            said = capsys.readouterr().err
-            assert said.count("name_shared") == 1
-            assert all(word in said for word in ("`desk`", ME.short, OTHER.short))
-            await mesh.change(one="desk", other="desk")  # another set
-            await mesh.change(one="desk", other="desk")
-            assert "3 nodes are called" in capsys.readouterr().err
-            owner.cancel()
-
-    run(main())
+    mesh = FakeMesh()
+    async with Owner() as owner:
+        owner.start(watch_names(cast(PeerMesh, mesh), ME, "desk"), name="names")
+        await mesh.change(one="garage", other="attic")
+        assert "name_shared" not in capsys.readouterr().err
+        await mesh.change(one="garage", other="desk")
+        await mesh.change(one="cellar", other="desk")
+        said = capsys.readouterr().err
+        assert said.count("name_shared") == 1
+        assert all(word in said for word in ("`desk`", ME.short, OTHER.short))
+        await mesh.change(one="desk", other="desk")  # another set
+        await mesh.change(one="desk", other="desk")
+        assert "3 nodes are called" in capsys.readouterr().err
+        owner.cancel()
 
 
 @dataclass
@@ -239,19 +236,17 @@ class FakeTunnels:
             self.to.remove((one.peer, one.service))
 
 
-def test_a_tunnel_is_closed_by_a_name_that_only_one_tunnel_fits() -> None:
-    async def main() -> None:
-        mesh = FakeMesh({ONE: "vm", OTHER: "vm"})
-        tunnels = FakeTunnels([(ONE, "web"), (OTHER, "db"), (ONE, "db")])
-        answers = TunnelAnswers(cast(PeerMesh, mesh), cast(OwnTunnels, tunnels))
-        closed = await answers.close_tunnels(TunnelCloseRequest(peer="vm", service="web"))
-        assert [view.peer for view in closed.tunnels] == [str(ONE)]
-        with pytest.raises(UserError, match="`vm` matches 2 nodes"):
-            await answers.close_tunnels(TunnelCloseRequest(peer="vm", service="db"))
-        await answers.close_tunnels(TunnelCloseRequest(peer=OTHER.short, service="db"))
-        assert tunnels.to == [(ONE, "db")]
-
-    run(main())
+@pytest.mark.virtual
+async def test_a_tunnel_is_closed_by_a_name_that_only_one_tunnel_fits() -> None:
+    mesh = FakeMesh({ONE: "vm", OTHER: "vm"})
+    tunnels = FakeTunnels([(ONE, "web"), (OTHER, "db"), (ONE, "db")])
+    answers = TunnelAnswers(cast(PeerMesh, mesh), cast(OwnTunnels, tunnels))
+    closed = await answers.close_tunnels(TunnelCloseRequest(peer="vm", service="web"))
+    assert [view.peer for view in closed.tunnels] == [str(ONE)]
+    with pytest.raises(UserError, match="`vm` matches 2 nodes"):
+        await answers.close_tunnels(TunnelCloseRequest(peer="vm", service="db"))
+    await answers.close_tunnels(TunnelCloseRequest(peer=OTHER.short, service="db"))
+    assert tunnels.to == [(ONE, "db")]
 
 
 def native(folder: Path) -> NativeBuild:

@@ -35,7 +35,6 @@ from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable
 from meshd.wire.hello import NotAdmitted, Welcome
 
-from tests.sim.loop import run
 from tests.unit.identity.cast import (
     FOUNDER,
     FOUNDER_CHAIN,
@@ -110,60 +109,52 @@ class Start:
         return await enrolment.enter(encode_token(token or invite(HOST)) if raw is None else raw)
 
 
-def test_all_transports_are_raced_each_at_its_time(tmp_path: Path) -> None:
-    async def main() -> None:
-        reach = FakeInviter({}, nearby=[NEAR])
-        task = asyncio.ensure_future(Start(tmp_path).enter(reach, invite(HOST)))
-        await asyncio.sleep(10)
-        twin = replace(HOST, proto="udp")
-        assert reach.tried == [
-            ("tcp", 0.0, (HOST,)),
-            ("relay", 0.0, (RELAY, OWN_RELAY)),
-            ("quic", 0.3, (HOST, twin)),
-            ("nearby", 0.5, (NEAR,)),
-        ]
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    run(main())
+@pytest.mark.virtual
+async def test_all_transports_are_raced_each_at_its_time(tmp_path: Path) -> None:
+    reach = FakeInviter({}, nearby=[NEAR])
+    task = asyncio.ensure_future(Start(tmp_path).enter(reach, invite(HOST)))
+    await asyncio.sleep(10)
+    twin = replace(HOST, proto="udp")
+    assert reach.tried == [
+        ("tcp", 0.0, (HOST,)),
+        ("relay", 0.0, (RELAY, OWN_RELAY)),
+        ("quic", 0.3, (HOST, twin)),
+        ("nearby", 0.5, (NEAR,)),
+    ]
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
-def test_a_person_is_told_what_is_waited_for(tmp_path: Path) -> None:
-    async def main() -> None:
-        start = Start(tmp_path)
-        await start.enter(FakeInviter({"tcp": 0.9}))
-        assert start.notes == [], "it was there at once"
-        start.home.leave(drop_root=False)
-        await start.enter(FakeInviter({"tcp": 8.0}), invite(HOST, OUTER))
-        looking = "looking for the node that made this invite (2 addresses, mDNS, 2 relays)…"
-        assert start.notes == [looking, f"{looking} 4 s", f"{looking} 7 s"]
-
-    run(main())
+@pytest.mark.virtual
+async def test_a_person_is_told_what_is_waited_for(tmp_path: Path) -> None:
+    start = Start(tmp_path)
+    await start.enter(FakeInviter({"tcp": 0.9}))
+    assert start.notes == [], "it was there at once"
+    start.home.leave(drop_root=False)
+    await start.enter(FakeInviter({"tcp": 8.0}), invite(HOST, OUTER))
+    looking = "looking for the node that made this invite (2 addresses, mDNS, 2 relays)…"
+    assert start.notes == [looking, f"{looking} 4 s", f"{looking} 7 s"]
 
 
-def test_only_what_is_tried_is_told(tmp_path: Path) -> None:
-    async def main() -> None:
-        start = Start(tmp_path, replace(OPTIONS, kinds=("quic",)))
-        await start.enter(FakeInviter({"quic": 2.0}))
-        assert start.notes == ["looking for the node that made this invite (1 address)…"]
-
-    run(main())
+@pytest.mark.virtual
+async def test_only_what_is_tried_is_told(tmp_path: Path) -> None:
+    start = Start(tmp_path, replace(OPTIONS, kinds=("quic",)))
+    await start.enter(FakeInviter({"quic": 2.0}))
+    assert start.notes == ["looking for the node that made this invite (1 address)…"]
 
 
-def test_the_first_that_leads_there_is_joined_by_and_the_others_are_closed(tmp_path: Path) -> None:
-    async def main() -> None:
-        reach = FakeInviter({"tcp": 5.0, "quic": 1.0, "tcp anyway": 1.0})
-        start = Start(tmp_path)
-        entered = await start.enter(reach)
-        assert entered.pipe is not None and entered.pipe.transport == "quic"
-        assert {pipe.transport: pipe.closed for pipe in reach.pipes} == {"quic": 0, "tcp": 1}
-        assert entered.membership == start.home.load_membership()
-        assert entered.membership.chain == GUEST_CHAIN and entered.membership.inviter == INVITER.peer
-        await entered.aclose()
-        assert entered.pipe.closed == 1
-
-    run(main())
+@pytest.mark.virtual
+async def test_the_first_that_leads_there_is_joined_by_and_the_others_are_closed(tmp_path: Path) -> None:
+    reach = FakeInviter({"tcp": 5.0, "quic": 1.0, "tcp anyway": 1.0})
+    start = Start(tmp_path)
+    entered = await start.enter(reach)
+    assert entered.pipe is not None and entered.pipe.transport == "quic"
+    assert {pipe.transport: pipe.closed for pipe in reach.pipes} == {"quic": 0, "tcp": 1}
+    assert entered.membership == start.home.load_membership()
+    assert entered.membership.chain == GUEST_CHAIN and entered.membership.inviter == INVITER.peer
+    await entered.aclose()
+    assert entered.pipe.closed == 1
 
 
 @pytest.mark.parametrize(
@@ -175,110 +166,95 @@ def test_the_first_that_leads_there_is_joined_by_and_the_others_are_closed(tmp_p
         (replace(OPTIONS, kinds=("relay",)), ["relay"]),
     ],
 )
-def test_only_what_the_settings_allow_is_tried(
+@pytest.mark.virtual
+async def test_only_what_the_settings_allow_is_tried(
     tmp_path: Path, options: JoinOptions, tried: Sequence[str]
 ) -> None:
-    async def main() -> None:
-        reach = FakeInviter(ALL_FAIL, nearby=[NEAR])
-        with pytest.raises(MeshdError, match="cannot reach the node that made the invite"):
-            await Start(tmp_path, options).enter(reach)
-        assert [transport for transport, _, _ in reach.tried] == tried
-
-    run(main())
+    reach = FakeInviter(ALL_FAIL, nearby=[NEAR])
+    with pytest.raises(MeshdError, match="cannot reach the node that made the invite"):
+        await Start(tmp_path, options).enter(reach)
+    assert [transport for transport, _, _ in reach.tried] == tried
 
 
 @pytest.mark.parametrize(("kinds", "relays"), [(("webrtc",), (OWN_RELAY,)), (("relay",), ())])
-def test_with_nothing_to_join_by_the_settings_are_named(
+@pytest.mark.virtual
+async def test_with_nothing_to_join_by_the_settings_are_named(
     tmp_path: Path, kinds: Sequence[str], relays: Sequence[object]
 ) -> None:
-    async def main() -> None:
-        options = replace(OPTIONS, kinds=kinds, relays=OPTIONS.relays if relays else ())
-        with pytest.raises(UserError, match=f"kinds `{kinds[0]}` cannot join") as caught:
-            await Start(tmp_path, options).enter(FakeInviter({}), invite(HOST, relays=()))
-        assert "--links" in caught.value.hint
-
-    run(main())
+    options = replace(OPTIONS, kinds=kinds, relays=OPTIONS.relays if relays else ())
+    with pytest.raises(UserError, match=f"kinds `{kinds[0]}` cannot join") as caught:
+        await Start(tmp_path, options).enter(FakeInviter({}), invite(HOST, relays=()))
+    assert "--links" in caught.value.hint
 
 
-def test_a_node_that_is_alone_in_its_mesh_joins_another_without_leaving(tmp_path: Path) -> None:
+@pytest.mark.virtual
+async def test_a_node_that_is_alone_in_its_mesh_joins_another_without_leaving(tmp_path: Path) -> None:
     """`meshd worker` was run on both machines."""
-
-    async def main() -> None:
-        start = Start(tmp_path)
-        own = start.home.found_mesh(now=NOW)
-        book = start.home.load_invites(own.mesh)
-        book.create(secret=b"s" * 16, roles=frozenset({Role.USE}), now=NOW, expires_at=NOW + 9, uses=1)
-        start.home.save_invites(book)
-        with pytest.raises(MeshdError, match="cannot reach"):
-            await start.enter(FakeInviter(ALL_FAIL))
-        assert start.home.load_membership() == own, "a join that fails costs nothing"
-        entered = await start.enter(FakeInviter({"tcp": 0.0}))
-        assert entered.membership == start.home.load_membership()
-        assert entered.membership.chain == GUEST_CHAIN and not entered.membership.is_founder
-        assert not start.home.load_invites(own.mesh).entries()
-
-    run(main())
+    start = Start(tmp_path)
+    own = start.home.found_mesh(now=NOW)
+    book = start.home.load_invites(own.mesh)
+    book.create(secret=b"s" * 16, roles=frozenset({Role.USE}), now=NOW, expires_at=NOW + 9, uses=1)
+    start.home.save_invites(book)
+    with pytest.raises(MeshdError, match="cannot reach"):
+        await start.enter(FakeInviter(ALL_FAIL))
+    assert start.home.load_membership() == own, "a join that fails costs nothing"
+    entered = await start.enter(FakeInviter({"tcp": 0.0}))
+    assert entered.membership == start.home.load_membership()
+    assert entered.membership.chain == GUEST_CHAIN and not entered.membership.is_founder
+    assert not start.home.load_invites(own.mesh).entries()
 
 
 @pytest.mark.parametrize("has", ["guest", "peers", "imported root"])
-def test_a_founder_that_is_not_alone_is_told_how_to_leave(tmp_path: Path, has: str) -> None:
-    async def main() -> None:
-        start = Start(tmp_path)
-        if has == "imported root":
-            lost = Home(tmp_path / "lost")
-            lost.load_or_create_identity()
-            lost.found_mesh(now=NOW)
-            own = start.home.import_root(lost.export_root(), now=NOW)
-        else:
-            own = start.home.found_mesh(now=NOW)
-        book = start.home.load_invites(own.mesh)
-        entry = book.create(
-            secret=b"s" * 16, roles=frozenset({Role.USE}), now=NOW, expires_at=NOW + 9, uses=1
-        )
-        if has == "guest":
-            book.reserve(entry.invite_id, WORKER.peer, now=NOW)
-        start.home.save_invites(book)
-        if has == "peers":
-            start.home.write_blob("book", b"x")
-        with pytest.raises(UserError, match="but the invite is for mesh") as caught:
-            await start.enter(FakeInviter({"tcp": 0.0}))
-        assert "run `meshd leave --force`, then repeat this command" in caught.value.hint
-        assert "meshd mesh export" in caught.value.hint
-        assert start.home.load_membership() == own
-
-    run(main())
+@pytest.mark.virtual
+async def test_a_founder_that_is_not_alone_is_told_how_to_leave(tmp_path: Path, has: str) -> None:
+    start = Start(tmp_path)
+    if has == "imported root":
+        lost = Home(tmp_path / "lost")
+        lost.load_or_create_identity()
+        lost.found_mesh(now=NOW)
+        own = start.home.import_root(lost.export_root(), now=NOW)
+    else:
+        own = start.home.found_mesh(now=NOW)
+    book = start.home.load_invites(own.mesh)
+    entry = book.create(secret=b"s" * 16, roles=frozenset({Role.USE}), now=NOW, expires_at=NOW + 9, uses=1)
+    if has == "guest":
+        book.reserve(entry.invite_id, WORKER.peer, now=NOW)
+    start.home.save_invites(book)
+    if has == "peers":
+        start.home.write_blob("book", b"x")
+    with pytest.raises(UserError, match="but the invite is for mesh") as caught:
+        await start.enter(FakeInviter({"tcp": 0.0}))
+    assert "run `meshd leave --force`, then repeat this command" in caught.value.hint
+    assert "meshd mesh export" in caught.value.hint
+    assert start.home.load_membership() == own
 
 
-def test_where_mdns_finds_nobody_that_is_one_failure_of_several(tmp_path: Path) -> None:
-    async def main() -> None:
-        start = Start(tmp_path)
-        with pytest.raises(MeshdError):
-            await start.enter(FakeInviter(ALL_FAIL))
-        assert sorted(start.failures) == ["mDNS does not find it on this network", "quic", "relay", "tcp"]
-
-    run(main())
+@pytest.mark.virtual
+async def test_where_mdns_finds_nobody_that_is_one_failure_of_several(tmp_path: Path) -> None:
+    start = Start(tmp_path)
+    with pytest.raises(MeshdError):
+        await start.enter(FakeInviter(ALL_FAIL))
+    assert sorted(start.failures) == ["mDNS does not find it on this network", "quic", "relay", "tcp"]
 
 
-def test_a_reply_code_is_the_last_resort(tmp_path: Path) -> None:
-    async def main() -> None:
-        start = Start(tmp_path)
-        entered = await start.enter(FakeInviter({**ALL_FAIL, "code": 0.1}), invite(HOST, OUTER))
-        assert entered.pipe is not None and entered.pipe.transport == "code"
-        assert ["meshd accept" in note for note in start.notes] == [True]
-
-    run(main())
+@pytest.mark.virtual
+async def test_a_reply_code_is_the_last_resort(tmp_path: Path) -> None:
+    start = Start(tmp_path)
+    entered = await start.enter(FakeInviter({**ALL_FAIL, "code": 0.1}), invite(HOST, OUTER))
+    assert entered.pipe is not None and entered.pipe.transport == "code"
+    assert ["meshd accept" in note for note in start.notes] == [True]
 
 
-def test_no_reply_code_is_made_where_a_transport_leads_there_or_the_inviter_says_no(tmp_path: Path) -> None:
-    async def main() -> None:
-        start = Start(tmp_path)
-        await start.enter(FakeInviter({"relay": 0.1}), invite(HOST, OUTER))
-        other = Start(tmp_path / "other", replace(OPTIONS, kinds=("quic",)))
-        with pytest.raises(Refused):
-            await other.enter(FakeInviter({"quic": Refused("banned", code="banned")}), invite(HOST, OUTER))
-        assert start.notes == other.notes == []
-
-    run(main())
+@pytest.mark.virtual
+async def test_no_reply_code_is_made_where_a_transport_leads_there_or_the_inviter_says_no(
+    tmp_path: Path,
+) -> None:
+    start = Start(tmp_path)
+    await start.enter(FakeInviter({"relay": 0.1}), invite(HOST, OUTER))
+    other = Start(tmp_path / "other", replace(OPTIONS, kinds=("quic",)))
+    with pytest.raises(Refused):
+        await other.enter(FakeInviter({"quic": Refused("banned", code="banned")}), invite(HOST, OUTER))
+    assert start.notes == other.notes == []
 
 
 @pytest.mark.parametrize(
@@ -288,31 +264,27 @@ def test_no_reply_code_is_made_where_a_transport_leads_there_or_the_inviter_says
         (failed("t"), "check that it is running and that its firewall allows its mesh port; no reply code"),
     ],
 )
-def test_a_failure_says_why_what_to_do_and_why_there_is_no_code(
+@pytest.mark.virtual
+async def test_a_failure_says_why_what_to_do_and_why_there_is_no_code(
     tmp_path: Path, error: MeshdError, hint: str
 ) -> None:
-    async def main() -> None:
-        options = replace(OPTIONS, kinds=("tcp",), mdns=False)
-        start = Start(tmp_path, options)
-        with pytest.raises(MeshdError, match="cannot reach the node that made the invite: t") as caught:
-            await start.enter(FakeInviter({"tcp": error}))
-        assert caught.value.hint.startswith(hint)
-        assert start.home.load_membership() is None
-
-    run(main())
+    options = replace(OPTIONS, kinds=("tcp",), mdns=False)
+    start = Start(tmp_path, options)
+    with pytest.raises(MeshdError, match="cannot reach the node that made the invite: t") as caught:
+        await start.enter(FakeInviter({"tcp": error}))
+    assert caught.value.hint.startswith(hint)
+    assert start.home.load_membership() is None
 
 
-def test_the_date_of_a_token_is_judged_by_a_clock_that_may_be_wrong(tmp_path: Path) -> None:
-    async def main() -> None:
-        start = Start(tmp_path)
-        with pytest.raises(UserError, match="expired 1 day ago"):
-            await start.enter(FakeInviter({}), invite(HOST, expires_at=NOW - 86400 - 60))
-        with pytest.raises(MeshdError, match="expired 2 hours ago by this machine's clock"):
-            await start.enter(FakeInviter(ALL_FAIL), invite(HOST, expires_at=NOW - 7205))
-        late = await start.enter(FakeInviter({"tcp": 0.0}), invite(HOST, expires_at=NOW - 7205))
-        assert late.pipe is not None  # the inviter's clock decides
-
-    run(main())
+@pytest.mark.virtual
+async def test_the_date_of_a_token_is_judged_by_a_clock_that_may_be_wrong(tmp_path: Path) -> None:
+    start = Start(tmp_path)
+    with pytest.raises(UserError, match="expired 1 day ago"):
+        await start.enter(FakeInviter({}), invite(HOST, expires_at=NOW - 86400 - 60))
+    with pytest.raises(MeshdError, match="expired 2 hours ago by this machine's clock"):
+        await start.enter(FakeInviter(ALL_FAIL), invite(HOST, expires_at=NOW - 7205))
+    late = await start.enter(FakeInviter({"tcp": 0.0}), invite(HOST, expires_at=NOW - 7205))
+    assert late.pipe is not None  # the inviter's clock decides
 
 
 @pytest.mark.parametrize(
@@ -323,40 +295,34 @@ def test_the_date_of_a_token_is_judged_by_a_clock_that_may_be_wrong(tmp_path: Pa
         (Welcome(WORKER_CHAIN.encode(), (), ()), "another node"),  # of somebody else
     ],
 )
-def test_the_pipe_of_a_joiner_that_is_not_let_in_is_closed(
+@pytest.mark.virtual
+async def test_the_pipe_of_a_joiner_that_is_not_let_in_is_closed(
     tmp_path: Path, answer: NotAdmitted | Broken | Welcome, error: str
 ) -> None:
-    async def main() -> None:
-        reach, start = FakeInviter({"tcp": 0.0}, answer=answer), Start(tmp_path)
-        with pytest.raises(MeshdError, match=error):
-            await start.enter(reach)
-        assert [pipe.closed for pipe in reach.pipes] == [1]
-        assert start.home.load_membership() is None
-
-    run(main())
+    reach, start = FakeInviter({"tcp": 0.0}, answer=answer), Start(tmp_path)
+    with pytest.raises(MeshdError, match=error):
+        await start.enter(reach)
+    assert [pipe.closed for pipe in reach.pipes] == [1]
+    assert start.home.load_membership() is None
 
 
-def test_a_node_founds_a_mesh_once_and_keeps_it(tmp_path: Path) -> None:
-    async def main() -> None:
-        start, nobody = Start(tmp_path), FakeInviter({})
-        first = await start.enter(nobody, raw="")
-        assert (await start.enter(nobody, raw="")).membership == first.membership
-        assert nobody.tried == []
-
-    run(main())
+@pytest.mark.virtual
+async def test_a_node_founds_a_mesh_once_and_keeps_it(tmp_path: Path) -> None:
+    start, nobody = Start(tmp_path), FakeInviter({})
+    first = await start.enter(nobody, raw="")
+    assert (await start.enter(nobody, raw="")).membership == first.membership
+    assert nobody.tried == []
 
 
-def test_with_the_token_again_the_membership_stands_and_nobody_is_asked(tmp_path: Path) -> None:
-    async def main() -> None:
-        start, reach = Start(tmp_path), FakeInviter({"tcp": 0.0})
-        first = await start.enter(reach)
-        start.now += 10**6  # as old as it may be
-        again = await start.enter(reach)
-        assert (again.membership, again.pipe) == (first.membership, None)
-        assert len(reach.tried) == 1  # by the first start
-        await again.aclose()
-
-    run(main())
+@pytest.mark.virtual
+async def test_with_the_token_again_the_membership_stands_and_nobody_is_asked(tmp_path: Path) -> None:
+    start, reach = Start(tmp_path), FakeInviter({"tcp": 0.0})
+    first = await start.enter(reach)
+    start.now += 10**6  # as old as it may be
+    again = await start.enter(reach)
+    assert (again.membership, again.pipe) == (first.membership, None)
+    assert len(reach.tried) == 1  # by the first start
+    await again.aclose()
 
 
 def test_a_udp_port_is_where_the_tcp_port_is_of_hosts_only() -> None:
@@ -386,29 +352,26 @@ def _record() -> PeerRecord:
     return PeerRecord.sign(WORKER, chain=WORKER_CHAIN, name="w", role="worker", sequence=1)
 
 
-def test_what_the_inviter_told_is_on_the_disk_at_once(tmp_path: Path) -> None:
-    async def main() -> None:
-        node = Learned(tmp_path)
-        node.remember(Admitted(GUEST_CHAIN, (_record(),), ()))
-        assert set(node.at_the_next_start().book.peers()) == {WORKER.peer, INVITER.peer}
-
-    run(main())
+@pytest.mark.virtual
+async def test_what_the_inviter_told_is_on_the_disk_at_once(tmp_path: Path) -> None:
+    node = Learned(tmp_path)
+    node.remember(Admitted(GUEST_CHAIN, (_record(),), ()))
+    assert set(node.at_the_next_start().book.peers()) == {WORKER.peer, INVITER.peer}
 
 
-def test_one_damaged_ban_or_record_keeps_no_other_out_and_banned_ones_are_no_peers(tmp_path: Path) -> None:
+@pytest.mark.virtual
+async def test_one_damaged_ban_or_record_keeps_no_other_out_and_banned_ones_are_no_peers(
+    tmp_path: Path,
+) -> None:
     against = ban(signer=ROOT, chain=None, mesh=MESH, kind="node", target=INVITER.peer.raw, issued_at=1)
     stranger = PeerRecord.sign(FOUNDER, chain=FOUNDER_CHAIN, name="f", role="worker", sequence=1)
-
-    async def main() -> None:
-        node = Learned(tmp_path)
-        node.bans.add(against)
-        forged = replace(_record(), chain=Chain(FOUNDER_CHAIN.certificates, FOUNDER_CHAIN.root))
-        node.remember(Admitted(GUEST_CHAIN, (forged, stranger), (b"no ban", against.encode())))
-        book = node.at_the_next_start()
-        assert set(book.book.peers()) == {FOUNDER.peer}
-        assert Home(node.home.path).load_revocations(MESH).why_node_banned(INVITER.peer)
-
-    run(main())
+    node = Learned(tmp_path)
+    node.bans.add(against)
+    forged = replace(_record(), chain=Chain(FOUNDER_CHAIN.certificates, FOUNDER_CHAIN.root))
+    node.remember(Admitted(GUEST_CHAIN, (forged, stranger), (b"no ban", against.encode())))
+    book = node.at_the_next_start()
+    assert set(book.book.peers()) == {FOUNDER.peer}
+    assert Home(node.home.path).load_revocations(MESH).why_node_banned(INVITER.peer)
 
 
 pytestmark = pytest.mark.virtual
