@@ -8,7 +8,7 @@ is used as far as the kernel has it; what it lacks is left out:
   no signals and no abstract sockets to other processes (6.12). It also forbids ptrace and /proc/PID/mem.
 - seccomp: no new processes, no sockets but those of the rules, and no calls that change the system, the
   modes of files, or another process. The program itself may be run again, with the same limits.
-- no core dumps, no files longer than the rules say, no more rights by setuid programs.
+- no core dumps, no files longer than the rules say, no more rights by setuid programs, nor most of root's.
 
 RULES are lines of a kind and a value: `read /usr`. This file imports little and nothing of meshd, as it runs
 before each start. Numbers are those of Linux on x86-64 and ARM64; see landlock(7), seccomp(2) and the headers
@@ -58,7 +58,9 @@ _ALLOWED: Mapping[str, int] = {
     "listen": _MAKE_SOCK,
 }
 _KNOWN_FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # bits by version; 16 from 5 on
-_NO_NEW_PRIVS = 38
+_NO_NEW_PRIVS, _DROP_CAPABILITY, _AMBIENT, _CLEAR_ALL = 38, 24, 47, 4
+# What root keeps: to read files of others and to lock memory. Not networks, limits, devices or users.
+_KEPT_CAPABILITIES, _CAPABILITIES = {1, 2, 14}, 64
 
 # --- seccomp -----------------------------------------------------------------------------------------------
 
@@ -76,17 +78,19 @@ fork 57 -, vfork 58 -, execveat 322 281, setsid 112 157, setpgid 109 154, ptrace
 kill 62 129, tkill 200 130, process_vm_readv 310 270, process_vm_writev 311 271,
 process_madvise 440 440, process_mrelease 448 448, pidfd_open 434 434, pidfd_getfd 438 438,
 pidfd_send_signal 424 424, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, move_pages 279 239,
-migrate_pages 256 238
+migrate_pages 256 238, ioprio_set 251 30
 """
 _SHARED_MEMORY = """
-shmget 29 194, shmat 30 196, shmctl 31 195, semget 64 190, semop 65 193, semctl 66 191, msgget 68 186,
+shmget 29 194, shmat 30 196, shmctl 31 195, semget 64 190, semop 65 193,
+semtimedop 220 192, semctl 66 191, msgget 68 186,
 msgsnd 69 189, msgrcv 70 188, msgctl 71 187, mq_open 240 180, mq_unlink 241 181, memfd_secret 447 447
 """
 _FILE_MODES = """
 chmod 90 -, fchmod 91 52, fchmodat 268 53, chown 92 -, fchown 93 55, lchown 94 -, fchownat 260 54,
 setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, removexattr 197 14, lremovexattr 198 15,
-fremovexattr 199 16, utime 132 -, utimes 235 -, utimensat 280 88, futimesat 261 -
-"""  # none of Landlock's business
+fremovexattr 199 16, utime 132 -, utimes 235 -, utimensat 280 88, futimesat 261 -, truncate 76 45,
+inotify_init 253 -, inotify_init1 294 26, inotify_add_watch 254 27
+"""  # none of Landlock's business; truncate is from Linux 6.2 on. inotify tells names in closed folders
 _SYSTEM = """
 mount 165 40, umount2 166 39, pivot_root 155 41, chroot 161 51, unshare 272 97, setns 308 268,
 move_mount 429 429, open_tree 428 428, fsopen 430 430, fsconfig 431 431, fsmount 432 432,
@@ -97,13 +101,23 @@ init_module 175 105, finit_module 313 273, delete_module 176 106, kexec_load 246
 kexec_file_load 320 294, reboot 169 142, swapon 167 224, swapoff 168 225, syslog 103 116, acct 163 89,
 settimeofday 164 170, clock_settime 227 112, adjtimex 159 171, clock_adjtime 305 266,
 sethostname 170 161, setdomainname 171 162, iopl 172 -, ioperm 173 -, quotactl 179 60,
-quotactl_fd 443 443, personality 135 92, vhangup 153 58, fanotify_init 300 262, fanotify_mark 301 263
+quotactl_fd 443 443, personality 135 92, vhangup 153 58, fanotify_init 300 262, fanotify_mark 301 263,
+modify_ldt 154 -, uselib 134 -, sysfs 139 -, lookup_dcookie 212 18, sync 162 81
 """
 _NEW_SOCKETS = "socket 41 198, bind 49 200, listen 50 201"
 _CONNECTIONS = "connect 42 203"
-_MEMORY_FILES = "memfd_create 319 279"
-_CLONE, _CLONE3, _TGKILL = (56, 220), (435, 435), (234, 131)
-_PRLIMIT, _SOCKET, _SENDTO = (302, 261), (41, 198), (44, 206)
+_OF_DRIVERS = "memfd_create 319 279, flock 73 32"  # a lock on a shared descriptor is its owner's as well
+_CLONE, _CLONE3, _TGKILL, _OPENAT2 = (56, 220), (435, 435), (234, 131), (437, 437)
+_PRLIMIT, _SOCKET, _SENDTO, _SOCKET_PAIR = (302, 261), (41, 198), (44, 206), (53, 199)
+# sched_setparam, _setscheduler, _setaffinity and _setattr name a thread first, 0 for the caller.
+_SCHEDULING = ((142, 118), (144, 119), (203, 122), (314, 274))
+_SET_PRIORITY, _FCNTL, _IOCTL = (141, 140), (72, 25), (16, 29)
+# F_SETOWN, F_SETSIG, F_SETOWN_EX: a signal to any process. F_SETLEASE, F_NOTIFY: about files of others.
+_FCNTL_REFUSED = (8, 10, 15, 1024, 1026)
+_IOCTL_REFUSED = (0x8901, 0x8902, 0x5412, 0x541C)  # FIOSETOWN, SIOCSPGRP; TIOCSTI, TIOCLINUX
+_NO_CALL = 0xFFFFFFFF
+_OPEN, _OPENAT = (2, _NO_CALL), (257, 56)
+_WRITES, _TRUNCATES = 3, 0o1000  # bits of O_WRONLY and O_RDWR; O_TRUNC
 _ARCHITECTURES: Mapping[str, tuple[int, int]] = {  # AUDIT_ARCH, and the place in those lists
     "x86_64": (0xC000003E, 0),
     "aarch64": (0xC00000B7, 1),
@@ -134,7 +148,7 @@ def _refused(network: str, at: int, *, has_driver: bool) -> list[Instruction]:
     if network == "none" and not has_driver:
         lists.append(_NEW_SOCKETS)
     if not has_driver:
-        lists.append(_MEMORY_FILES)
+        lists.append(_OF_DRIVERS)
     numbers = [call.split()[1 + at] for call in ",".join(lists).split(",")]
     return [
         step
@@ -162,12 +176,30 @@ def syscall_filter(network: str, machine: str, pid: int, *, has_driver: bool) ->
         _fail(errno.ENOSYS),
     ]
     program += _refused(network, at, has_driver=has_driver)
-    # Threads but no processes; clone3 hides its flags, and every caller falls back to clone.
-    program += [(_EQUAL, 0, 1, _CLONE3[at]), _fail(errno.ENOSYS)]
+    # Threads but no processes; clone3 and openat2 hide their flags, and every caller falls back.
+    for hides in (_CLONE3, _OPENAT2):
+        program += [(_EQUAL, 0, 1, hides[at]), _fail(errno.ENOSYS)]
     program += _only_if(_CLONE[at], _argument(0), (_ANY_BIT, 0, 1, _THREAD))
     # Signals and limits for nobody but itself.
     program += _only_if(_TGKILL[at], _argument(0), (_EQUAL, 0, 1, pid))
     program += _only_if(_PRLIMIT[at], _argument(0), (_EQUAL, 1, 0, 0), (_EQUAL, 0, 1, pid))
+    for calls, unwanted in ((_FCNTL, _FCNTL_REFUSED), (_IOCTL, _IOCTL_REFUSED)):
+        jumps = [(_EQUAL, len(unwanted) - number, 0, value) for number, value in enumerate(unwanted)]
+        program += _only_if(calls[at], _argument(1), *jumps)
+    # Nor the scheduling of processes that were there before it: its own threads have greater numbers.
+    is_own = ((_EQUAL, 1, 0, 0), (_GREATER, 0, 1, pid - 1))
+    for calls in _SCHEDULING:
+        program += _only_if(calls[at], _argument(0), *is_own)
+    one_process = (_argument(0), (_EQUAL, 0, 4, 0))  # PRIO_PROCESS
+    program += _only_if(_SET_PRIORITY[at], *one_process, _argument(1), *is_own)
+    # No file is cut while it is opened for reading, which Landlock sees from Linux 6.2 on.
+    for call, flags in ((_OPEN[at], 1), (_OPENAT[at], 2)):
+        writes_or_keeps = ((_ANY_BIT, 0, 1, _TRUNCATES), (_ANY_BIT, 0, 1, _WRITES))
+        program += _only_if(call, _argument(flags), *writes_or_keeps, error=errno.EACCES)
+    # No pairs of datagram sockets: sendmsg could send from them to any Unix socket.
+    if network != "any" and not has_driver:
+        is_pipe = ((_AND, 0, 0, _TYPE_MASK), (_EQUAL, 0, 1, _STREAM))
+        program += _only_if(_SOCKET_PAIR[at], _argument(1), *is_pipe, error=errno.EACCES)
     # Sockets to listen on; nothing can be sent from them to an address.
     if network != "any" and has_driver:
         program += _only_if(_SOCKET[at], _argument(0), (_EQUAL, 0, 1, _AF_UNIX), error=errno.EACCES)
@@ -184,7 +216,7 @@ def syscall_filter(network: str, machine: str, pid: int, *, has_driver: bool) ->
 def parse_rules(text: str) -> dict[str, list[str]]:
     """Return the values of each kind. Raises ValueError for a kind that is not known."""
     rules: dict[str, list[str]] = {kind: [] for kind in (*_ALLOWED, "network", "file_bytes", "driver")}
-    for line in text.splitlines():
+    for line in text.split("\n"):  # splitlines has more ends of lines
         kind, _, value = line.partition(" ")
         if kind not in rules:
             raise ValueError(f"unknown rule {line!r}")
@@ -272,6 +304,9 @@ def confine(rules: Mapping[str, Sequence[str]]) -> None:
         kernel.default_signal(number)
     if not kernel.prctl(_NO_NEW_PRIVS, 1):
         raise OSError(ctypes.get_errno(), "PR_SET_NO_NEW_PRIVS")
+    for capability in set(range(_CAPABILITIES)) - _KEPT_CAPABILITIES:
+        kernel.prctl(_DROP_CAPABILITY, capability)  # fails for those who have none anyway
+    kernel.prctl(_AMBIENT, _CLEAR_ALL)
     # Files, then system calls: the filter also forbids what the first step needs.
     if version := landlock_version():
         _restrict_files(kernel, rules, version)

@@ -46,7 +46,8 @@ def confined(
     interpreter = _interpreter(Path(program)) if sys.platform == "linux" else None
     if interpreter is None:
         return None
-    rules = "\n".join(_rules(sandbox, program, interpreter, environment, root))
+    found = _rules(sandbox, program, interpreter, environment, root)
+    rules = "\n".join(rule for rule in found if "\n" not in rule)  # of a path with one, nothing is allowed
     hidden = {
         HIDDEN + name if name.startswith(_OF_THE_LOADER) else name: value
         for name, value in environment.items()
@@ -78,8 +79,14 @@ def _rules(
     folders = [real.parent, real.parent.parent / "lib"]
     folders += [Path(place, "nvidia") for place in sys.path if place.endswith("site-packages")]
     named = [Path(place) for name in _PLACES for place in environment.get(name, "").split(":") if place]
-    for path in (*map(Path, _SYSTEM), *folders, *named, *sandbox.read):
-        if path.is_absolute() and "\n" not in str(path):
+    home = Path(environment.get("HOME", "/nonexistent"))
+    for path in (*map(Path, _SYSTEM), *folders, *named):
+        if home.is_relative_to(path):  # a program that lies in the home folder itself, or in /
+            yield from (f"read {library}" for library in sorted(path.glob("*.so*")))
+        elif path.is_absolute():
+            yield f"read {path}"
+    for path in sandbox.read:
+        if path.is_absolute():
             yield f"read {path}"
     # Devices; with GPUs also what their drivers keep and share.
     gpus = [path for pattern in _GPUS for path in sorted(root.glob(pattern))]

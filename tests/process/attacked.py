@@ -31,18 +31,21 @@ def build_attacker(folder: Path) -> Path:
 def attacked(folder: Path, attacker: Path, sandbox: Sandbox | None, program: str) -> dict[str, int]:
     """Return the error number of each attempt, 0 for a success."""
     (folder / "secret").write_text("secret")
-    (folder / "socket").unlink(missing_ok=True)
+    for name in ("socket", "datagrams"):
+        (folder / name).unlink(missing_ok=True)
     lines: list[str] = []
     abstract = f"meshd-attack-{os.getpid()}"
     with (
         socket.socket() as tcp,
         socket.socket(socket.AF_UNIX) as unix,
         socket.socket(socket.AF_UNIX) as hidden,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams,
     ):
         tcp.bind(("127.0.0.1", 0))
         tcp.listen()
         unix.bind(str(folder / "socket"))
         unix.listen()
+        datagrams.bind(str(folder / "datagrams"))
         hidden.bind(f"\0{abstract}")
         hidden.listen()
         victim = subprocess.Popen(["sleep", "60"])  # in place of the daemon: an attack may succeed

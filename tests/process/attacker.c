@@ -5,11 +5,14 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/inotify.h>
 #include <sys/mman.h>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
@@ -53,6 +56,31 @@ static int sent_udp(int port) {
     return one < 0 ? -1 : (int)sendto(one, "x", 1, 0, (struct sockaddr*)&to, sizeof to);
 }
 
+static int sent_from_a_pair(const char* path) {
+    struct sockaddr_un to = {.sun_family = AF_UNIX};
+    strncpy(to.sun_path, path, sizeof to.sun_path - 1);
+    struct iovec bytes = {"x", 1};
+    struct msghdr message = {.msg_name = &to, .msg_namelen = sizeof to, .msg_iov = &bytes, .msg_iovlen = 1};
+    int pair[2];
+    return socketpair(AF_UNIX, SOCK_DGRAM, 0, pair) < 0 ? -1 : (int)sendmsg(pair[0], &message, 0);
+}
+
+static int watched(const char* folder) {
+    int one = inotify_init();
+    return one < 0 ? -1 : inotify_add_watch(one, folder, IN_ALL_EVENTS);
+}
+
+static int own_socket(void) {
+    int pair[2] = {-1, -1};
+    socketpair(AF_UNIX, SOCK_STREAM, 0, pair);
+    return pair[0];
+}
+
+static int made_idle(pid_t pid) {
+    struct sched_param none = {0};
+    return sched_setscheduler(pid, SCHED_IDLE, &none);
+}
+
 static int forked(void) {
     pid_t child = fork();
     if (child == 0) {
@@ -90,6 +118,9 @@ __attribute__((constructor)) static void attack(void) {
     said("create-file", open(path, O_CREAT | O_WRONLY, 0600));
     said("make-folder", mkdir(path, 0700));
     said("list-folder", open(folder, O_RDONLY | O_DIRECTORY));
+    said("watch-folder", watched(folder));
+    said("lock-program", flock(open("/proc/self/exe", O_RDONLY), LOCK_SH));
+    said("lease-program", fcntl(open("/proc/self/exe", O_RDONLY), F_SETLEASE, F_RDLCK));
     said("read-passwords", open("/etc/passwd", O_RDONLY));
     said("memory-file", memfd_create("x", 0));
 
@@ -106,6 +137,9 @@ __attribute__((constructor)) static void attack(void) {
     said("daemon-signal-thread", syscall(SYS_tgkill, daemon, daemon, 0));
     struct rlimit limit;
     said("daemon-limits", syscall(SYS_prlimit64, daemon, RLIMIT_NOFILE, NULL, &limit));
+    said("daemon-signal-by-socket", fcntl(own_socket(), F_SETOWN, daemon));
+    said("daemon-priority", setpriority(PRIO_PROCESS, daemon, 19));
+    said("daemon-idle", made_idle(daemon));
     said("daemon-pidfd", syscall(SYS_pidfd_open, daemon, 0));
 
     // The network.
@@ -113,6 +147,8 @@ __attribute__((constructor)) static void attack(void) {
     said("connect-tcp", connected_tcp(port));
     said("send-udp", sent_udp(port));
     said("connect-unix", connected(path, 0));
+    snprintf(path, sizeof path, "%s/datagrams", folder);
+    said("send-unix", sent_from_a_pair(path));
     said("connect-abstract", connected(getenv("ATTACK_ABSTRACT"), 1));
 
     // Other processes, and the system.

@@ -33,6 +33,19 @@ CALLS = {
     "prlimit64": (302, 261),
     "memfd_create": (319, 279),
     "bpf": (321, 280),
+    "fcntl": (72, 25),
+    "ioctl": (16, 29),
+    "openat": (257, 56),
+    "openat2": (437, 437),
+    "truncate": (76, 45),
+    "socketpair": (53, 199),
+    "setpriority": (141, 140),
+    "ioprio_set": (251, 30),
+    "sched_setaffinity": (203, 122),
+    "sched_setattr": (314, 274),
+    "inotify_init1": (294, 26),
+    "semtimedop": (220, 192),
+    "flock": (73, 32),
     "futex_waitv": (449, 449),
     "mseal": (462, 462),
 }
@@ -99,6 +112,31 @@ def verdict(
         ("ptrace", (), errno.EPERM),
         ("bpf", (), errno.EPERM),
         ("memfd_create", (), errno.EPERM),
+        ("fcntl", (3, 2, 1), 0),  # F_SETFD
+        ("fcntl", (3, 8, 1), errno.EPERM),  # F_SETOWN
+        ("fcntl", (3, 10, 9), errno.EPERM),  # F_SETSIG
+        ("fcntl", (3, 1024), errno.EPERM),  # F_SETLEASE
+        ("ioctl", (3, 0x541B), 0),  # FIONREAD
+        ("ioctl", (3, 0x8901), errno.EPERM),  # FIOSETOWN
+        ("openat", (3, 0, os.O_RDONLY), 0),
+        ("openat", (3, 0, os.O_WRONLY | os.O_TRUNC), 0),  # Landlock sees the writing
+        ("openat", (3, 0, os.O_RDONLY | os.O_TRUNC), errno.EACCES),
+        ("openat2", (), errno.ENOSYS),
+        ("truncate", (), errno.EPERM),
+        ("socketpair", (1, 1 | os.O_CLOEXEC), 0),
+        ("socketpair", (1, 2), errno.EACCES),
+        ("setpriority", (0, 0, 5), 0),
+        ("setpriority", (0, PID + 1, 5), 0),  # a thread
+        ("setpriority", (0, PID - 1, 5), errno.EPERM),
+        ("setpriority", (2, 0, 5), errno.EPERM),  # all of a user
+        ("ioprio_set", (), errno.EPERM),
+        ("sched_setaffinity", (0,), 0),
+        ("sched_setaffinity", (PID + 9,), 0),
+        ("sched_setaffinity", (PID - 1,), errno.EPERM),
+        ("sched_setattr", (1,), errno.EPERM),
+        ("inotify_init1", (), errno.EPERM),
+        ("semtimedop", (), errno.EPERM),
+        ("flock", (3, 2), errno.EPERM),
         ("socket", (1, 1), errno.EPERM),
         ("bind", (), errno.EPERM),
         ("connect", (), errno.EPERM),
@@ -136,6 +174,7 @@ def test_sockets_are_those_of_the_rules(
 
 def test_drivers_of_gpus_may_share_memory() -> None:
     assert verdict("memfd_create", shares=True) == 0
+    assert verdict("flock", shares=True) == 0
 
 
 def test_another_instruction_set_ends_the_process() -> None:
@@ -206,10 +245,26 @@ def test_with_a_gpu_its_nodes_and_the_folders_of_its_kernels_are_open(tmp_path: 
 
 
 @linux
-def test_a_path_cannot_add_a_rule(tmp_path: Path) -> None:
-    made = confined(Sandbox(read=(Path("/a\nread /root"),)), str(elf(tmp_path / "server")), {})
+@pytest.mark.parametrize("end", ["\n", "\r", "\x0b", "\u2028"])
+def test_a_path_cannot_add_a_rule(tmp_path: Path, end: str) -> None:
+    path = Path(f"/a{end}read /root")
+    made = confined(Sandbox(read=(path,), keep=(path,), listen=path), str(elf(tmp_path / "server")), {})
     assert made is not None
-    assert "/root" not in parse_rules(made[0][4])["read"]
+    rules = parse_rules(made[0][4])
+    assert "/root" not in rules["read"]
+    named = [] if end == "\n" else [str(path)]
+    assert (rules["keep"], rules["listen"]) == (named, named)
+
+
+@linux
+def test_a_program_in_the_home_folder_gets_libraries_of_it_only(tmp_path: Path) -> None:
+    library = tmp_path / "libx.so.1"
+    library.touch()
+    made = confined(Sandbox(), str(elf(tmp_path / "server")), {"HOME": str(tmp_path)}, root=tmp_path)
+    assert made is not None
+    rules = parse_rules(made[0][4])
+    assert str(library) in rules["read"]
+    assert str(tmp_path) not in rules["read"]
 
 
 @linux
