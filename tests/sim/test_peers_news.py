@@ -2,13 +2,16 @@
 
 import asyncio
 import io
+from collections.abc import Mapping
 
 import pytest
 from meshd.base import log
 from meshd.base.errors import Broken, UserError
+from meshd.identity.membership import Member
 from meshd.mux.events import Code
-from meshd.peer.interface import PeerState, Stream
+from meshd.peer.interface import MetadataValue, PeerState, Stream
 from meshd.peer.mesh import UnknownPeer
+from meshd.wire.news import NEWS_SERVICE
 
 from tests.sim.loop import run
 from tests.sim.world import World, WorldNode, pair
@@ -166,6 +169,32 @@ async def test_news_of_a_banned_member_does_not_end_the_news() -> None:
         await one.until(lambda: one.book.record(dora.peer) is not None)
         one.node.changed()
         await middle.until(lambda: bool(middle.bans.entries()))
+
+
+@pytest.mark.virtual
+async def test_a_member_that_refuses_the_news_ends_nobodys_node() -> None:
+    """The node that leads a pair opens the stream of news: one of both is refused, and asks again."""
+    async with World() as world:
+        nodes = world.node("anna"), world.node("bert")
+        refused: list[Member] = []
+
+        async def never_called(_stream: Stream) -> None:
+            raise AssertionError("refused")
+
+        def refuse(member: Member, _metadata: Mapping[str, MetadataValue]) -> str:
+            refused.append(member)
+            return "no news, please"
+
+        for node in nodes:
+            node.mesh.handle(NEWS_SERVICE, never_called, allow=refuse)
+            node.knows(*(other for other in nodes if other is not node))
+            node.start()
+        one, other = nodes
+        await one.sees(other, PeerState.CONNECTED)
+        await asyncio.sleep(600)
+        assert len(refused) > 2
+        assert one.status_of(other).state is PeerState.CONNECTED
+        assert other.status_of(one).state is PeerState.CONNECTED
 
 
 @pytest.mark.virtual

@@ -1,16 +1,22 @@
 """The ways of a token, and what a model holds: from the plan that runs."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
-from meshd.head.explain import ways_of
-from meshd.head.measures import RunFacts
+from meshd.base.tasks import Owner
+from meshd.gateway.interface import AnswerTimings
+from meshd.head.explain import explain, ways_of
+from meshd.head.measures import AwayTimes, RunFacts, TimedAnswers
+from meshd.head.worker_choice import Roster
 from meshd.model.output import DevicePath
 from meshd.model.status import SplitPart
+from meshd.model.time_account import PartKind, TimeAccount
 from meshd.plan.choice import plan_model
 from meshd.plan.machines import Machines
 from meshd.plan.wishes import HeadOptions
 
+from tests.unit.head.fake_mesh import Net
 from tests.unit.plan.split_scene import GIB
 from tests.unit.plan.test_split_choice import MODEL, OPTIONS, WORK, device, machines, offer
 
@@ -81,3 +87,25 @@ def test_what_it_holds_is_what_was_reserved() -> None:
     assert set(facts((30.0, 0.0)).held) == {("a", "CPU")}
     with_gpu = replace(THERE, own=(device(64), device(24, "CUDA0")))
     assert set(facts((0.0, 15.0, 15.0), with_gpu).held) == {("b", "CPU"), ("head", "CUDA0")}
+
+
+def test_computing_is_counted_by_rounds_and_not_by_the_tokens_that_drafts_made() -> None:
+    """25 rounds computed 115 tokens and made 100 of them; no worker answers, so all is predicted."""
+    there = facts((10.0, 10.0, 10.0))
+    answers = TimedAnswers()
+    timings = AnswerTimings(100, 0.5, 101, 1000.0, drafted=90, accepted=75)
+    answers.answered(timings, 2000.0, alone=True, seconds=1001.0)
+
+    async def account() -> TimeAccount | None:
+        async with Owner() as owner:
+            mesh, away = Net(owner).mesh("head"), AwayTimes(lambda: 2000.0)
+            roster = Roster(mesh, there.options)
+            found = await explain(there, [], answers, away, mesh, {}, None, roster, drafts=True)
+        return found.token
+
+    token = asyncio.run(account())
+    assert token is not None and (token.tokens, token.rounds) == (100, 25)
+    computing = {part.where: part.seconds for part in token.parts if part.kind is PartKind.COMPUTING}
+    a_round = there.predictor.device_seconds(there.plan, 115 / 25)
+    assert len(computing) == 3 and min(a_round.values()) > 0
+    assert computing == pytest.approx({where: seconds * 25 / 100 for where, seconds in a_round.items()})
