@@ -61,6 +61,8 @@ _KNOWN_FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # bits by version; 16 from 5 
 _NO_NEW_PRIVS, _DROP_CAPABILITY, _AMBIENT, _CLEAR_ALL = 38, 24, 47, 4
 # What root keeps: to read files of others and to lock memory. Not networks, limits, devices or users.
 _KEPT_CAPABILITIES, _CAPABILITIES = {1, 2, 14}, 64
+_O_PATH = 0x200000
+_IS_LINUX = sys.platform == "linux"
 
 # --- seccomp -----------------------------------------------------------------------------------------------
 
@@ -247,7 +249,7 @@ class _Kernel:
 
 def landlock_version() -> int:
     """Return the version of Landlock in this kernel, 0 without it."""
-    if sys.platform != "linux":
+    if not _IS_LINUX:
         return 0
     return max(0, _Kernel().call(CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(1)))
 
@@ -280,7 +282,7 @@ def _restrict_files(kernel: _Kernel, rules: Mapping[str, Sequence[str]], version
 
 def _allow(kernel: _Kernel, ruleset: int, path: str, allowed: int) -> None:
     try:
-        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        place = os.open(path, _O_PATH | os.O_CLOEXEC)
     except OSError:
         return  # it is not there, so it cannot be used
     try:

@@ -57,8 +57,6 @@ def confined(
 
 def confines_with() -> tuple[str, ...]:
     """Name what this kernel confines programs with."""
-    if sys.platform != "linux":
-        return ()
     version = landlock_version()
     return (
         *((f"Landlock (version {version})",) if version else ()),
