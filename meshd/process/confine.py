@@ -72,7 +72,7 @@ _LOAD, _EQUAL, _GREATER, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x25, 0x45, 0x54,
 _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 _LAST_KNOWN = 450  # calls after it came with Linux 6.6 and later: the program is told that there are none
 _THREAD = 0x00010000  # CLONE_THREAD
-_AF_UNIX, _STREAM, _TYPE_MASK = 1, 1, 0xF
+_AF_UNIX, _STREAM, _SEQPACKET, _TYPE_MASK = 1, 1, 5, 0xF
 
 # Calls with their numbers on x86-64 and on ARM64, which lacks some.
 _PROCESSES = """
@@ -164,7 +164,7 @@ def syscall_filter(network: str, machine: str, pid: int, *, has_driver: bool) ->
     """Return the BPF program. `network` is "none", "unix" (listening only) or "any".
 
     `pid` is this process's, the only one that it may send a signal to. `has_driver`: with that of a GPU,
-    which makes files in memory and Unix sockets of any type, but connects to nobody. Raises KeyError for a
+    which makes files in memory and Unix sockets, but connects to nobody. Raises KeyError for a
     machine whose numbers are not known.
     """
     architecture, at = _ARCHITECTURES[machine]
@@ -198,13 +198,19 @@ def syscall_filter(network: str, machine: str, pid: int, *, has_driver: bool) ->
     for call, flags in ((_OPEN[at], 1), (_OPENAT[at], 2)):
         writes_or_keeps = ((_ANY_BIT, 0, 1, _TRUNCATES), (_ANY_BIT, 0, 1, _WRITES))
         program += _only_if(call, _argument(flags), *writes_or_keeps, error=errno.EACCES)
-    # No pairs of datagram sockets: sendmsg could send from them to any Unix socket.
-    if network != "any" and not has_driver:
-        is_pipe = ((_AND, 0, 0, _TYPE_MASK), (_EQUAL, 0, 1, _STREAM))
-        program += _only_if(_SOCKET_PAIR[at], _argument(1), *is_pipe, error=errno.EACCES)
+    # No datagrams: sendmsg could send them to any Unix socket, also from a pair.
+    is_connected = (
+        _argument(1),
+        (_AND, 0, 0, _TYPE_MASK),
+        (_EQUAL, 1, 0, _STREAM),
+        (_EQUAL, 0, 1, _SEQPACKET),
+    )
+    if network != "any":
+        program += _only_if(_SOCKET_PAIR[at], *is_connected, error=errno.EACCES)
     # Sockets to listen on; nothing can be sent from them to an address.
     if network != "any" and has_driver:
-        program += _only_if(_SOCKET[at], _argument(0), (_EQUAL, 0, 1, _AF_UNIX), error=errno.EACCES)
+        is_unix = (_argument(0), (_EQUAL, 0, 5, _AF_UNIX))
+        program += _only_if(_SOCKET[at], *is_unix, *is_connected, error=errno.EACCES)
     elif network == "unix":
         is_stream = (_argument(1), (_AND, 0, 0, _TYPE_MASK), (_EQUAL, 0, 1, _STREAM))
         checks = (_argument(0), (_EQUAL, 0, 4, _AF_UNIX), *is_stream)

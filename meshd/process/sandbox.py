@@ -28,8 +28,10 @@ _SYSTEM = (
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 # Nodes of GPUs, with patterns: NVIDIA's, those of Mesa and AMD, WSL2's.
 _GPUS = ("dev/nvidia*", "dev/nvidia-caps", "dev/dri", "dev/kfd", "dev/dxg")
-# Where drivers keep compiled kernels in the cache folder. CUDA's are in ~/.nv.
-_NVIDIA_KERNELS, _MESA_KERNELS = ("nvidia",), ("mesa_shader_cache", "mesa_shader_cache_db")
+# Where drivers of NVIDIA and Mesa keep compiled kernels. They trust what they find there, so a folder of the
+# user's other programs stays closed.
+_KERNELS = ("CUDA_CACHE_PATH", "__GL_SHADER_DISK_CACHE_PATH", "MESA_SHADER_CACHE_DIR")
+_KERNEL_FOLDER = ("meshd", "kernels")  # in the cache folder
 # Variables that name libraries or drivers, as paths with colons.
 _PLACES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "GGML_BACKEND_PATH", "VK_DRIVER_FILES", "VK_ICD_FILENAMES")
 # These would also change the interpreter that runs confine.py.
@@ -46,7 +48,10 @@ def confined(
     interpreter = _interpreter(Path(program)) if sys.platform == "linux" else None
     if interpreter is None:
         return None
-    found = _rules(sandbox, program, interpreter, environment, root)
+    gpus = [path for pattern in _GPUS for path in sorted(root.glob(pattern))]
+    if gpus:
+        environment = dict.fromkeys(_KERNELS, str(_kernel_folder(environment))) | dict(environment)
+    found = _rules(sandbox, program, interpreter, environment, gpus)
     rules = "\n".join(rule for rule in found if "\n" not in rule)  # of a path with one, nothing is allowed
     hidden = {
         HIDDEN + name if name.startswith(_OF_THE_LOADER) else name: value
@@ -65,7 +70,11 @@ def confines_with() -> tuple[str, ...]:
 
 
 def _rules(
-    sandbox: Sandbox, program: str, interpreter: str, environment: Mapping[str, str], root: Path
+    sandbox: Sandbox,
+    program: str,
+    interpreter: str,
+    environment: Mapping[str, str],
+    gpus: Sequence[Path],
 ) -> Iterator[str]:
     yield f"network {sandbox.network}"
     # What runs: the program and its loader.
@@ -87,7 +96,6 @@ def _rules(
         if path.is_absolute():
             yield f"read {path}"
     # Devices; with GPUs also what their drivers keep and share.
-    gpus = [path for pattern in _GPUS for path in sorted(root.glob(pattern))]
     for device in (*_DEVICES, *gpus):
         yield f"device {device}"
     kept = list(sandbox.keep)
@@ -95,7 +103,7 @@ def _rules(
         # What CUDA's driver needs to start: it names its threads in /proc, and makes sockets.
         yield "driver gpu"
         yield "change /proc/self"
-        kept += _kernel_folders(environment, gpus)
+        kept += sorted({Path(environment[name]) for name in _KERNELS if environment[name]})
     for path in kept:
         yield f"keep {path}"
     if sandbox.listen is not None:
@@ -104,21 +112,14 @@ def _rules(
         yield "file_bytes 0"
 
 
-def _kernel_folders(environment: Mapping[str, str], gpus: Sequence[Path]) -> Iterator[Path]:
-    """Yield the folders of compiled kernels, and make them: a driver cannot make its own from inside."""
+def _kernel_folder(environment: Mapping[str, str]) -> Path:
+    """Return the folder for compiled kernels, and make it: a driver cannot make its own from inside."""
     home = Path(environment.get("HOME", "/nonexistent"))
-    cache = Path(environment.get("XDG_CACHE_HOME", home / ".cache"))
-    folders: list[Path] = []
-    if any(path.name.startswith("nvidia") for path in gpus):
-        folders += [home / ".nv", *(cache / name for name in _NVIDIA_KERNELS)]
-    if any(path.name == "dri" for path in gpus):
-        folders += [cache / name for name in _MESA_KERNELS]
-    for folder in folders:
-        with contextlib.suppress(OSError):
-            folder.mkdir(mode=0o700, exist_ok=True)
-        yield folder
-    if place := environment.get("CUDA_CACHE_PATH"):
-        yield Path(place)
+    folder = Path(environment.get("XDG_CACHE_HOME") or home / ".cache", *_KERNEL_FOLDER)
+    with contextlib.suppress(OSError):
+        for one in (folder.parent.parent, folder.parent, folder):  # of a home that is there
+            one.mkdir(mode=0o700, exist_ok=True)
+    return folder
 
 
 def _interpreter(program: Path) -> str | None:
