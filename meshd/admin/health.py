@@ -1,10 +1,7 @@
-"""Derives warnings from the status: what is wrong, how severe it is, and what to do about it. Pure.
+"""Derive warnings from the status: what is wrong, how severe it is, and what to do about it. Pure.
 
-Codes are stable and listed in docs/errors.md.
-
-Derives warnings about a model that a head serves from the status.
-
-Warns of trouble with what a worker lends: its files, its devices, and the weights that it keeps.
+They are about the node and its links, the model that it serves, and what it lends: files, devices, kept
+weights. Codes are stable and listed in docs/errors.md.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,4 @@
-"""Requests about machines and splits, and their replies; see api.py for the rules.
-
-The request for where the time of a model's tokens went, and its reply; see api.py for the rules.
-"""
+"""Requests of `meshd capacity`, `plan` and `why`, and their replies; see api.py for the rules."""
 
 from dataclasses import dataclass
 from typing import Annotated

@@ -1,11 +1,9 @@
-"""The location of a home's sockets.
+"""Name a home's sockets, and what both ends of the control socket know: names and bounds.
 
 A path that is too long for a socket is replaced by a short one in a private folder under the runtime
 folder; the home then holds a pointer file with it. Used by both ends, so it imports nothing heavy.
 
-The daemon as seen from outside: names and bounds that both ends of the control socket know.
-
-A unix socket in the node's home carries one JSON object a line, request and reply in turn (server.py,
+A Unix socket in the node's home carries one JSON object a line, request and reply in turn (server.py,
 client.py). The values are in api.py; the daemon answers them (`Answers` of request.py).
 Only the user who runs the daemon can open the socket, so the CLI needs no further authentication.
 """

@@ -1,7 +1,4 @@
-"""The figures of `bench load|nodes|latency`: medians, tables, and promises kept or not. Pure.
-
-A small picture of curves, as SVG: axes, lines, a legend, and nothing else.
-"""
+"""Show the figures of `bench load|nodes|latency`: medians, tables, promises kept or not, and curves as SVG. Pure."""
 
 import math
 import statistics

@@ -45,7 +45,7 @@ from meshd.devices.devices import LIST_SECONDS
 from meshd.devices.interface import NativeBuild
 from meshd.process.interface import ChildSpec, RunToEnd
 from meshd.process.run import run_to_end
-from meshd.process.sandbox import confines_with
+from meshd.process.sandbox_rules import confines_with
 from meshd.rpc.mesh_protocol import VERSION
 from meshd.wire.lease import OfferedDevice
 from meshd.wire.versions import UNKNOWN

@@ -1,8 +1,7 @@
-"""Plans and machines as `meshd plan` and `meshd capacity` show them. Pure.
+"""Show plans and machines as `meshd plan`, `why` and `capacity` print them. Pure.
 
-The time of a model's tokens by part, as `meshd why` shows it.
-
-Combine the options of a request for a plan with the settings for serving, which they override.
+`asked_options` combines the options of a request for a plan with the settings for serving, which they
+override.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +32,7 @@ from meshd.head.speculation import DraftForecast
 from meshd.model.device_speed import DeviceSpeed, reference_rates
 from meshd.model.layer_range import parse_layer_range
 from meshd.model.output import DevicePath
-from meshd.plan.choice import SplitChoice
+from meshd.plan.choose_split import SplitChoice
 from meshd.plan.machines import Machines
 from meshd.plan.over_offers import ModelFit
 from meshd.plan.prediction import ASSUMED_ANSWER, ASSUMED_PROMPT

@@ -31,7 +31,7 @@ from meshd.model.layer_work import layer_work
 from meshd.model.layers import ModelLayers, read_layers
 from meshd.model.short_names import short_layers
 from meshd.model.weights_index import WeightsIndex
-from meshd.plan.choice import SplitChoice, ranked_splits
+from meshd.plan.choose_split import SplitChoice, ranked_splits
 from meshd.plan.machines import (
     Held,
     Machines,

@@ -38,7 +38,7 @@ from meshd.store.content_store import DiskContentStore
 from meshd.store.hash_cache import HashCache
 from meshd.store.model_file import ModelFile
 from meshd.tunnel.on_demand import open_on_demand
-from meshd.worker.cycle import Worker
+from meshd.worker.lending import Worker
 from meshd.worker.turn_times import computed_for
 from meshd.worker.worker_options import Pause, WorkerOptions, check_may_work
 
@@ -289,9 +289,9 @@ class ClaimedServe(ClaimedRole):
             )
 
     async def _pool(self, runtime: RoleRuntime, member: MemberNode, speeds: DeviceSpeeds) -> "ModelPool":
-        from meshd.head.load_policy import ModelRule
         from meshd.head.model import Model
         from meshd.head.model_pool import ModelPool, PooledModel
+        from meshd.head.pool_policy import ModelRule
 
         models = []
         for number, (model, files) in enumerate(zip(self.config.models, self.files, strict=True)):

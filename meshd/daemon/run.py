@@ -1,11 +1,7 @@
-"""One daemon from its start to its end: a home, a mesh, links, a role, and the order in which they end.
+"""Run one daemon from its start to its end: a home, a mesh, links, a role, and the order in which they end.
 
-The checks of this machine before the daemon contacts another one.
-
-A fault of this machine (a taken port, a wrong device or relay, a key file that others can read) must be
+First this machine is checked, before the daemon contacts another one. A fault of this machine (a taken port, a wrong device or relay, a key file that others can read) must be
 reported before it costs one use of an invite, or a mesh is founded.
-
-Log when two nodes have the same name, which then means neither of them.
 """
 
 import asyncio

@@ -39,7 +39,7 @@ from meshd.model.time_account import (
     token_account,
 )
 from meshd.peer.interface import Mesh
-from meshd.plan.choice import SplitAdvice, advise
+from meshd.plan.choose_split import SplitAdvice, advise
 from meshd.plan.machines import Machines
 from meshd.plan.wishes import read_llama_args
 from meshd.wire.capacity import MAX_SPAN_US, AskCapacity, ComputedSpan

@@ -1,8 +1,9 @@
 """Model: served for as long as it is wished for. It waits for workers, loads, serves, and loads again.
 
 One task owns the cycle *wait, ask, plan, reserve, load, serve*. Whatever ends a run (run.py), a lost worker
-or llama-server's own end, leads back to its beginning, with the reason in the status. The gateway asks for
-`readiness` and never talks to the mesh.
+or llama-server's own end, leads back to its beginning, with the reason in the status: here is decided whether
+it loads again at once, waits, or loads a smaller file. Loads that nobody needs but that gain something are
+decided in better_load.py. The gateway asks for `readiness` and never talks to the mesh.
 """
 
 import asyncio
@@ -21,11 +22,11 @@ from meshd.devices.device_list import AHEAD_SECONDS
 from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.interface import RoleRuntime, RoleStatus
 from meshd.gateway.interface import AnswerTimings, Readiness
+from meshd.head.better_load import Arrivals, LateMeasuring, QuietMoments
 from meshd.head.explain import Explained
 from meshd.head.failures import DeviceExclusions, ServerFailures
 from meshd.head.lease import with_loads
 from meshd.head.leases import as_reached
-from meshd.head.load_again import Arrivals, LateMeasuring, QuietMoments
 from meshd.head.run import LoadedModel, Run, RunHistory
 from meshd.head.served_files import ServedFiles, ServedModel
 from meshd.head.speculation import Drafting, Speculation

@@ -1,6 +1,6 @@
 """Several models of one head: each is loaded when it is asked for, and unloaded for others or when idle.
 
-`load_policy.py` decides; here its decisions are carried out. A model that is loaded is one run of `Model`
+`pool_policy.py` decides; here its decisions are carried out. A model that is loaded is one run of `Model`
 (head/model.py), with its own llama-server and leases; cancelling it unloads the model.
 """
 
@@ -16,8 +16,8 @@ from meshd.base.units import in_number
 from meshd.devices.interface import RoleStatus
 from meshd.gateway.interface import ModelWish, Readiness
 from meshd.head.explain import Explained
-from meshd.head.load_policy import LoadPolicy, ModelRule, ModelStage
 from meshd.head.model import TRY_AGAIN_SECONDS, Model
+from meshd.head.pool_policy import LoadPolicy, ModelRule, ModelStage
 from meshd.head.speculation import Drafting
 from meshd.head.worker_choice import ServedAs
 from meshd.model.status import ModelState, ModelStatus

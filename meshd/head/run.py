@@ -8,12 +8,12 @@ from meshd.base import log
 from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.tasks import Owner, first_error
 from meshd.devices.interface import RoleRuntime
+from meshd.head.better_load import Arrivals, Judgement, LateMeasuring, QuietMoments, SplitNow, compare_now
 from meshd.head.explain import Explained, explain
 from meshd.head.failures import DeviceExclusions, ServerDied
 from meshd.head.lease import Lease, WeightsReport
 from meshd.head.leases import LEASE_WORD_SECONDS, Leases, PushPlan
 from meshd.head.llama_server import LlamaServer, Over, ServerWatch
-from meshd.head.load_again import Arrivals, Judgement, LateMeasuring, QuietMoments, SplitNow, compare_now
 from meshd.head.measures import RunFacts, RunMeasures
 from meshd.head.served_files import ServedModel, find_needs
 from meshd.head.speculation import Speculation, round_estimate
@@ -26,7 +26,7 @@ from meshd.model.drafts import Drafts
 from meshd.model.layer_work import layer_work, operations
 from meshd.model.status import AnswersAtOnce, Speeds, SplitPart, WorkerWeights
 from meshd.peer.interface import PeerStatus
-from meshd.plan.choice import plan_model
+from meshd.plan.choose_split import plan_model
 from meshd.plan.machines import NodeOffer
 from meshd.plan.reasons import brief, faster_in_words
 from meshd.plan.split import Plan, split_of

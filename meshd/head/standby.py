@@ -27,7 +27,7 @@ from meshd.model.layer_work import operations
 from meshd.model.status import StandbyStatus
 from meshd.model.weights_index import WeightsIndex
 from meshd.peer.interface import PeerStatus
-from meshd.plan.choice import plan_model
+from meshd.plan.choose_split import plan_model
 from meshd.plan.machines import Machines, NodeOffer
 from meshd.plan.over_offers import SLACK_BYTES
 from meshd.plan.split import placed_tensors

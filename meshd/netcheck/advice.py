@@ -1,7 +1,4 @@
-"""Describes network facts in words: the kind of network, problems, and remedies. Pure.
-
-Which connections two networks allow, and why there is no direct path.
-"""
+"""Describe networks in words: their kind, problems and remedies, and which connections two of them allow. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

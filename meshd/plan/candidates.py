@@ -3,7 +3,7 @@
 Workers are ranked by the time of a layer with its share of the round trip to the head. All sets of the best
 five are looked at, in all orders. Where there are more workers, one more set grows by the worker that is best
 beside those that it has; each of its sizes is looked at once, from the head to the nearest worker and on to
-the nearest of the rest. The best of all these are planned in full (choice.py).
+the nearest of the rest. The best of all these are planned in full (choose_split.py).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,8 +1,5 @@
-"""PCP (RFC 6887) with the gateway.
-
-NAT-PMP (RFC 6886) with the gateway.
-
-One UDP request to the gateway, repeated until its answer arrives.
+"""Ask the gateway for a port by PCP (RFC 6887) or NAT-PMP (RFC 6886): one UDP request, repeated until its
+answer arrives.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Confine this process, then become another program: `python -I -S confine.py RULES PROGRAM [ARGUMENT…]`.
 
-meshd starts its native programs through this file (sandbox.py writes the rules): they read what other
+meshd starts its native programs through this file (sandbox_rules.py writes the rules): they read what other
 machines send, so a fault in them must not reach the user's files, other processes or the network. Each part
 is used as far as the kernel has it; what it lacks is left out:
 

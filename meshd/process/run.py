@@ -26,7 +26,7 @@ from meshd.base.units import in_memory
 from meshd.process.interface import ChildSpec, Ended
 from meshd.process.orphans import Guard, group_lives
 from meshd.process.output import ChildOutput
-from meshd.process.sandbox import confined
+from meshd.process.sandbox_rules import confined
 
 _GONE_SECONDS = 2.0  # after KILL the kernel needs milliseconds; a zombie that nobody reaps stays for ever
 STUBBORN_SECONDS = 10.0  # after KILL: then a driver or the kernel holds it, which the log should say

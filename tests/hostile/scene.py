@@ -32,7 +32,7 @@ from meshd.peer.interface import PeerState
 from meshd.tunnel.user_tunnels import OwnTunnels
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, Here, Source, dialable
-from meshd.worker.cycle import Worker
+from meshd.worker.lending import Worker
 from meshd.worker.worker_options import WorkerOptions
 
 from tests.conformance.memory_link import MemoryDialer, MemoryNet

@@ -23,7 +23,7 @@ from meshd.model.status import ModelState
 from meshd.store.hash_cache import PieceCache
 from meshd.tunnel.joined import join
 from meshd.wire.models import ApiModel, ToldDisk
-from meshd.worker.cycle import Worker
+from meshd.worker.lending import Worker
 
 from tests.gguf_bytes import gguf, language_model
 from tests.process.gateway_fake import FakeUpstream

@@ -13,7 +13,7 @@ import pytest
 from meshd.base.peer_limits import DIALS
 from meshd.peer import limits
 from meshd.peer.interface import Stream
-from meshd.worker.cycle import Worker
+from meshd.worker.lending import Worker
 
 from tests.hostile import scene
 from tests.hostile.approach import Pace

@@ -45,8 +45,8 @@ OWN_WORK = frozenset(
         ("meshd/head/llama_server.py", "llama-server suspended"),
         ("meshd/head/llama_server.py", "llama-server load"),
         # a part of a lease, which ends as a whole (the handler of its stream is inside the boundary)
-        ("meshd/worker/cycle.py", "neighbour"),
-        ("meshd/worker/cycle.py", "neighbours"),
+        ("meshd/worker/lending.py", "neighbour"),
+        ("meshd/worker/lending.py", "neighbours"),
         ("meshd/relay/stun.py", "relay stun"),  # closes its sockets at the end
     }
 )

@@ -116,7 +116,7 @@ LIMITED_LEVELS = frozenset({"info", "warning"})  # base/log.py lets so many thro
 HEARD_BY_PEERS = (
     *("meshd/peer/", "meshd/link/", "meshd/tunnel/", "meshd/relay/", "meshd/rpc/", "meshd/rendezvous/"),
     *(
-        "meshd/worker/cycle.py",
+        "meshd/worker/lending.py",
         "meshd/worker/lent_streams.py",
         "meshd/worker/push_neighbours.py",
     ),
@@ -150,7 +150,7 @@ OF_NO_PEER = frozenset(
         # what the one inviter told when this node joined
         ("meshd/rendezvous/join_or_found.py", "ban_refused"),
         ("meshd/rendezvous/join_or_found.py", "record_refused"),
-        ("meshd/worker/cycle.py", "device"),
+        ("meshd/worker/lending.py", "device"),
         ("meshd/relay/run.py", "stopping"),
         ("meshd/relay/run.py", "relay_ready"),
         ("meshd/rendezvous/mdns.py", "network_joined"),

@@ -67,7 +67,7 @@ BAD: tuple[tuple[Rule, str, str, int], ...] = (
     (reach.connects, "meshd/link/x.py", "loop.sock_connect(sock, (host, port))\n", 1),
     (reach.limits, "meshd/peer/x.py", "MAX_THINGS = 64\n", 1),
     (reach.limited_lines, "meshd/peer/x.py", "LOG.warning('refused', why=why)\n", 1),
-    (reach.limited_lines, "meshd/worker/cycle.py", "LOG.info('lease_refused', peer=hello.name)\n", 1),
+    (reach.limited_lines, "meshd/worker/lending.py", "LOG.info('lease_refused', peer=hello.name)\n", 1),
     (reach.limited_lines, "meshd/peer/x.py", "say = LOG.debug if x else LOG.info\nsay('refused')\n", 2),
     (reach.limited_lines, "meshd/x.py", "logger.info(f'state_{state}', peer=peer.short)\n", 1),
     (reach.limited_lines, "meshd/x.py", "_log.error('broken', peer=peer.short)\n", 1),

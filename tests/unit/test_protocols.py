@@ -40,7 +40,7 @@ from meshd.store.interface import ContentStore, LeaseCache, WeightsFile
 from meshd.store.model_file import ModelFile
 from meshd.tunnel.interface import Flow, Inspector, Passage
 from meshd.tunnel.joined import JoinedTunnel
-from meshd.worker.cycle import Worker
+from meshd.worker.lending import Worker
 from meshd.worker.mesh_server import ChildSilence
 
 from tests.rules.source import dotted, last_part, sources

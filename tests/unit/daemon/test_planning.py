@@ -22,7 +22,7 @@ from meshd.head.worker_choice import Roster, ServedAs
 from meshd.model.layer_range import LayerRange
 from meshd.model.output import DevicePath
 from meshd.model.time_account import TimeAccount
-from meshd.plan.choice import advise, choose_split, plan_model
+from meshd.plan.choose_split import advise, choose_split, plan_model
 from meshd.plan.machines import Machines
 from meshd.plan.wishes import HeadOptions
 from meshd.store.hash_cache import HashCache

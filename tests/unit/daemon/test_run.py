@@ -40,7 +40,7 @@ from meshd.store.hash_cache import HashCache
 from meshd.tunnel.interface import TunnelStatus
 from meshd.tunnel.user_tunnels import OwnTunnels
 from meshd.wire.versions import NativeVersion
-from meshd.worker.cycle import Worker
+from meshd.worker.lending import Worker
 
 from tests.conformance.run import until
 from tests.gguf_bytes import gguf, language_model

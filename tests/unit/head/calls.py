@@ -13,7 +13,7 @@ from meshd.identity.membership import Role
 from meshd.peer.messages import MessageStream
 from meshd.store.interface import ContentStore
 from meshd.wire.lease import Acquire, Grant, LeaseMessage, Reserve, WorkerOffer, decode
-from meshd.worker.cycle import Worker
+from meshd.worker.lending import Worker
 from meshd.worker.worker_options import WorkerOptions
 
 from tests.unit.head.fake_mesh import NATIVE, FakeMesh, Net

@@ -13,7 +13,7 @@ from meshd.peer.interface import PeerState
 from meshd.plan.wishes import HeadOptions
 from meshd.rpc.mesh_head_view import MeshHeadView
 from meshd.store.interface import ContentStore
-from meshd.worker.cycle import Worker
+from meshd.worker.lending import Worker
 from meshd.worker.worker_options import WorkerOptions
 
 from tests.sim.loop import until

@@ -12,7 +12,7 @@ from meshd.head.worker_choice import Roster
 from meshd.model.output import DevicePath
 from meshd.model.status import SplitPart
 from meshd.model.time_account import PartKind, TimeAccount
-from meshd.plan.choice import plan_model
+from meshd.plan.choose_split import plan_model
 from meshd.plan.machines import Machines
 from meshd.plan.wishes import HeadOptions
 

@@ -24,7 +24,7 @@ from meshd.peer.messages import MessageStream
 from meshd.plan.wishes import HeadOptions
 from meshd.process.interface import ChildFailed
 from meshd.wire.lease import Acquire, OfferedDevice, Progress, Reserve, WorkerOffer, decode
-from meshd.worker.cycle import Worker
+from meshd.worker.lending import Worker
 from meshd.worker.push_neighbours import ARRIVAL, COMPLETE, NEIGHBOURS_SECONDS
 from meshd.worker.worker_options import WorkerOptions
 

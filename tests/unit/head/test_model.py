@@ -18,7 +18,7 @@ from meshd.model.status import ModelState, ModelStatus
 from meshd.peer.interface import PeerState
 from meshd.plan.wishes import HeadOptions
 from meshd.process.interface import ChildFailed, ChildState
-from meshd.worker.cycle import Worker
+from meshd.worker.lending import Worker
 from meshd.worker.worker_options import WorkerOptions
 
 from tests.sim import loop

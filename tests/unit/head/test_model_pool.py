@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from meshd.gateway.interface import ModelWish, Readiness
-from meshd.head.load_policy import LEAST_TURN_SECONDS, PATIENCE_SECONDS, ModelRule
 from meshd.head.model import TRY_AGAIN_SECONDS, Model
 from meshd.head.model_pool import ModelOnDemand, ModelPool, PooledModel, PoolTurn
+from meshd.head.pool_policy import LEAST_TURN_SECONDS, PATIENCE_SECONDS, ModelRule
 from meshd.model.status import ModelState
 
 from tests.unit.head.rig import DEVICE_LINES

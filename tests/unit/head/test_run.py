@@ -11,8 +11,8 @@ import pytest
 from meshd.base import log
 from meshd.gateway.interface import AnswerTimings, ReadyReport
 from meshd.head import run as run_module
+from meshd.head.better_load import UNASKED_SECONDS
 from meshd.head.leases import SILENT_SECONDS
-from meshd.head.load_again import UNASKED_SECONDS
 from meshd.head.served_files import ServedFiles
 from meshd.head.speculation import BETWEEN_LOADS_SECONDS, RoundEstimate
 from meshd.model.device_sampling import FEW_TOKENS, DeviceSampling
@@ -20,7 +20,7 @@ from meshd.model.layer_work import LayerWork
 from meshd.model.layers import ModelLayers, read_layers
 from meshd.model.status import ModelState, SpeculationStatus
 from meshd.peer.interface import PeerState
-from meshd.plan.choice import SplitChoice, plan_model
+from meshd.plan.choose_split import SplitChoice, plan_model
 from meshd.plan.machines import Machines
 from meshd.plan.wishes import DraftModel, HeadOptions
 from meshd.rpc import mesh_protocol as wire

@@ -24,7 +24,7 @@ from meshd.head.speculation import (
 )
 from meshd.model.drafts import MOST_FREE, MOST_MODEL, Drafts, tokens_of_round
 from meshd.model.output import CPU_RATE
-from meshd.plan.choice import plan_model
+from meshd.plan.choose_split import plan_model
 from meshd.plan.machines import Machines
 from meshd.plan.prediction import PlanPredictor
 from meshd.plan.split import Plan

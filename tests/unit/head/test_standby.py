@@ -15,7 +15,7 @@ from meshd.head.standby import FOR_ANY, StandbyPart, part_of
 from meshd.model.status import ModelState, StandbyStatus
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
 from meshd.peer.interface import PeerState
-from meshd.plan.choice import plan_model
+from meshd.plan.choose_split import plan_model
 from meshd.plan.machines import NodeOffer
 from meshd.plan.over_offers import SLACK_BYTES
 from meshd.plan.split import placed_tensors

@@ -16,7 +16,7 @@ from meshd.model.device_speed import DeviceSpeed
 from meshd.model.layer_work import LayerWork
 from meshd.model.layers import ModelLayers, Widths
 from meshd.model.output import DevicePath
-from meshd.plan.choice import SplitChoice, choose_split
+from meshd.plan.choose_split import SplitChoice, choose_split
 from meshd.plan.machines import Machines, NodeOffer
 from meshd.plan.reasons import HeadCpu
 from meshd.plan.wishes import HeadOptions

@@ -9,7 +9,7 @@ from meshd.base.errors import MeshdError
 from meshd.base.fault_boundary import forget
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.output import DevicePath
-from meshd.plan.choice import advise, plan_model
+from meshd.plan.choose_split import advise, plan_model
 from meshd.plan.machines import Machines, NodeOffer
 from meshd.plan.prediction import PlanPredictor
 from meshd.plan.reasons import ComparisonFailed

@@ -7,7 +7,7 @@ import pytest
 from meshd.base.errors import UserError
 from meshd.model.layer_range import parse_layer_range
 from meshd.model.output import DevicePath
-from meshd.plan.choice import SplitChoice, choose_split, plan_model
+from meshd.plan.choose_split import SplitChoice, choose_split, plan_model
 from meshd.plan.machines import (
     Machines,
     NodeOffer,

@@ -10,7 +10,7 @@ import pytest
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.layer_work import LayerWork
 from meshd.model.output import DevicePath
-from meshd.plan.choice import SplitChoice, choose_split
+from meshd.plan.choose_split import SplitChoice, choose_split
 from meshd.plan.machines import Machines, NodeOffer
 from meshd.plan.reasons import AsGiven, SplitComparison
 from meshd.plan.split import NotEnoughMemory

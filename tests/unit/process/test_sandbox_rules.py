@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from meshd.process.confine import HIDDEN, Instruction, parse_rules, syscall_filter
 from meshd.process.interface import Network, Sandbox
-from meshd.process.sandbox import confined
+from meshd.process.sandbox_rules import confined
 
 ALLOWED, KILLED = 0x7FFF0000, 0x80000000
 PID = 4711

@@ -13,7 +13,7 @@ from meshd.head.survey import COMPUTES
 from meshd.model.layers import ModelLayers
 from meshd.model.output import DevicePath
 from meshd.model.status import Speeds
-from meshd.plan.choice import SplitAdvice, SplitChoice, advise, choose_split, plan_model
+from meshd.plan.choose_split import SplitAdvice, SplitChoice, advise, choose_split, plan_model
 from meshd.plan.machines import Machines, NodeOffer, PlainRpc
 from meshd.plan.prediction import ASSUMED_ANSWER, ASSUMED_PROMPT
 from meshd.plan.reasons import (

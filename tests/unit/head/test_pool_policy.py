@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from meshd.head.load_policy import (
+from meshd.head.pool_policy import (
     APART_SECONDS,
     IDLE_TURN_SECONDS,
     LEAST_TURN_SECONDS,

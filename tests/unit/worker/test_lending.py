@@ -15,7 +15,7 @@ from meshd.process.interface import ChildFailed, ChildState
 from meshd.rpc import mesh_protocol as wire
 from meshd.wire.lease import Acquire, Grant, Lost, Progress, Reserve, WorkerOffer
 from meshd.worker import worker_options
-from meshd.worker.cycle import Worker
+from meshd.worker.lending import Worker
 from meshd.worker.worker_options import WorkerOptions, check_may_work
 
 from tests.unit.head.calls import ACQUIRE, MIB, scene

@@ -14,7 +14,7 @@ from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.path_probe import PATH_PROBE_SERVICE
 from meshd.gateway.interface import Readiness
 from meshd.gateway.turns import Turns
-from meshd.head.load_again import (
+from meshd.head.better_load import (
     HELD_SECONDS,
     LONG_ASKED_SECONDS,
     SETTLED_SECONDS,

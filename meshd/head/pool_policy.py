@@ -1,4 +1,4 @@
-"""Decisions which of several models is loaded or unloaded, and which requests go ahead or wait. Pure.
+"""Decide which of several models is loaded or unloaded, and which requests go ahead or wait. Pure.
 
 The rules, in the order in which they decide:
 

@@ -31,7 +31,7 @@ from meshd.head.survey import Surveyor
 from meshd.head.worker_choice import Roster
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import PeerStatus
-from meshd.plan.choice import SplitChoice, choose_split
+from meshd.plan.choose_split import SplitChoice, choose_split
 from meshd.plan.machines import Machines, measured_machines
 from meshd.plan.prediction import PlanOutcome, on_paths
 
