@@ -1,4 +1,4 @@
-"""Show the figures of `bench load|nodes|latency`: medians, tables, promises kept or not, and curves as SVG. Pure."""
+"""Show the figures of `bench load|nodes|latency`: medians, tables, promises kept or not, curves. Pure."""
 
 import math
 import statistics

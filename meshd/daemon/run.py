@@ -1,7 +1,8 @@
 """Run one daemon from its start to its end: a home, a mesh, links, a role, and the order in which they end.
 
-First this machine is checked, before the daemon contacts another one. A fault of this machine (a taken port, a wrong device or relay, a key file that others can read) must be
-reported before it costs one use of an invite, or a mesh is founded.
+First this machine is checked, before the daemon contacts another one. A fault of this machine (a taken port,
+a wrong device or relay, a key file that others can read) must be reported before it costs one use of an
+invite, or a mesh is founded.
 """
 
 import asyncio

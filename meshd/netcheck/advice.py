@@ -1,4 +1,4 @@
-"""Describe networks in words: their kind, problems and remedies, and which connections two of them allow. Pure."""
+"""Describe networks in words: their kind, problems, remedies, and which connections two of them allow."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
