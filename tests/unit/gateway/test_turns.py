@@ -9,6 +9,7 @@ import tracemalloc
 from collections import Counter, deque
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from meshd.gateway.turns import (
     TURN_SECONDS,
     USE_BOUND_SECONDS,
     Account,
+    Accounts,
     AnswerLog,
     AnswerQueue,
     LoggedAnswer,
@@ -33,6 +35,7 @@ from meshd.gateway.turns import (
     Turns,
     utc_text,
 )
+from meshd.identity.proof import key_digest
 from meshd.model.status import ModelState
 
 from tests.process.gateway_fake import FakeUpstream
@@ -490,6 +493,28 @@ def test_lines_that_a_disk_did_not_take_are_counted(tmp_path: Path) -> None:
         logging.set_up(level="warning")
         log.close()
     assert "answer_log_back" in told.getvalue() and "count=2" in told.getvalue()
+
+
+async def test_a_restart_does_not_give_the_tokens_of_the_day_anew(tmp_path: Path) -> None:
+    path, limits = tmp_path / "answers.jsonl", KeyLimits(tokens_per_day=21)
+    log = AnswerLog(path)
+    log.write(ANSWER)
+    log.close()
+    anna, bob = ApiKey("sk-anna-0123456789", "anna", limits), ApiKey("sk-bob-0123456789", "bob", limits)
+    for day in (23, 24):
+        now = datetime(2026, 11, day, 20, tzinfo=UTC).timestamp()
+        accounts = Accounts((anna, bob), log=AnswerLog(path), wall=lambda now=now: now)  # type: ignore[misc]
+        await accounts.open()
+        with accounts.request(key_digest(bob.secret)):
+            pass
+        if day == 23:
+            with pytest.raises(HttpRefusal) as refused, accounts.request(key_digest(anna.secret)):
+                pass
+            assert refused.value.failure.code == "insufficient_quota"
+        else:
+            with accounts.request(key_digest(anna.secret)):
+                pass
+        accounts.close()
 
 
 def test_without_files_nothing_was_used(tmp_path: Path) -> None:

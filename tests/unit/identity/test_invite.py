@@ -129,7 +129,15 @@ def test_a_token_whose_content_is_wrong_says_what(body: bytes, why: str) -> None
     assert "meshd invite" in caught.value.hint
 
 
-@pytest.mark.parametrize("value", [b"", bytes(32), bytes(32) + b"\xff:1", bytes(32) + b"host", b"short:1"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        bytes(32),
+        *(bytes(32) + place for place in (b"\xff:1", b"host", b".x:443", b"x..y:443")),
+        b"short:1",
+    ],
+)
 def test_a_relay_that_cannot_be_used_is_left_out(value: bytes) -> None:
     assert parse_token(TOKEN.write(BODY + field(6, value))).relays == ()
 
@@ -382,6 +390,8 @@ def test_a_relays_url_is_read_back(place: str) -> None:
         (f"relay://{RELAY_KEY}@host/path:443", "host is missing or wrong"),
         (f"relay://{str(RELAY_KEY)[:-1]}@h:443", "not a node id"),
         (f"relay://{RELAY_KEY}@{'h' * 120}:443", "host is missing or wrong"),
+        (f"relay://{RELAY_KEY}@.x:443", "1 to 63 characters"),
+        (f"relay://{RELAY_KEY}@{'h' * 64}.x:443", "1 to 63 characters"),
         (f"relay://{RELAY_KEY}@h:443 x", "form"),
         ("relay://" + "x" * 400, "form"),
     ],
