@@ -214,6 +214,23 @@ async def test_nobody_sends_within_another_send_and_nothing_is_forgotten() -> No
     assert two.flows.out("leader", stream).read == len(b"onetwo")
 
 
+async def test_nobody_sends_beside_the_farewell() -> None:
+    two, _, stream, link, driver = _talking()
+    async with Owner() as owner:
+        task = owner.start(_ends(driver, "the peer stops"), name="carry")
+        await _settled()
+        link.full = True
+        two.leader.write(stream, b"one")
+        driver.end("the peer stops")
+        await _settled()
+        link.full, before = False, len(link.sent)
+        two.leader.write(stream, b"two")
+        driver.wake()
+        assert len(link.sent) == before, "the farewell is not over yet"
+        link.open.set()
+        await task
+
+
 async def test_what_a_broken_link_did_not_take_goes_over_the_next_one() -> None:
     two, wire, stream, link, driver = _talking()
     async with Owner() as owner:
@@ -229,6 +246,6 @@ async def test_what_a_broken_link_did_not_take_goes_over_the_next_one() -> None:
     assert two.flows.out("leader", stream).read == 4
 
 
-async def _ends(driver: LinkDriver) -> None:
-    with pytest.raises(Broken, match="the line is cut"):
+async def _ends(driver: LinkDriver, why: str = "the line is cut") -> None:
+    with pytest.raises(Broken, match=why):
         await driver.carry(b"")
