@@ -13,7 +13,7 @@ from meshd.head.survey import COMPUTES
 from meshd.model.layers import ModelLayers
 from meshd.model.output import DevicePath
 from meshd.model.status import Speeds
-from meshd.plan.choose_split import SplitAdvice, SplitChoice, advise, choose_split, plan_model
+from meshd.plan.choose_split import SplitAdvice, SplitChoice, advise, choose_split, plan_model, ranked_splits
 from meshd.plan.machines import Machines, NodeOffer, PlainRpc
 from meshd.plan.prediction import ASSUMED_ANSWER, ASSUMED_PROMPT
 from meshd.plan.reasons import (
@@ -74,6 +74,11 @@ def test_all_take_part_where_the_user_wants_that_and_it_is_predicted_all_the_sam
 def test_so_many_workers_as_must_take_part() -> None:
     found = plan_model(MODEL, WORK, TWO, replace(AUTO, min_workers=2))
     assert set(layers_of(found)) >= {"a", "b"}
+
+
+def test_a_ranking_begins_with_a_split_over_so_many_workers_as_must_take_part() -> None:
+    assert nodes(ranked_splits(MODEL, WORK, TWO, AUTO)[0]) == ["a"]
+    assert {"a", "b"} <= set(nodes(ranked_splits(MODEL, WORK, TWO, replace(AUTO, min_workers=2))[0]))
 
 
 @pytest.mark.parametrize(("measured", "lacks"), [({"a": 1.0, "b": 1.0}, "head CPU"), ({}, "head CPU")])
