@@ -72,12 +72,8 @@ _PROMPT_SECONDS = 0.5  # of an answer: less than that nobody waits for
 _LOOK_SECONDS = 1.0  # how often is looked whether it is suspended
 _DOWNLOADS = ("-hf", "--hf", "-mu")  # begin options of llama-server that get something from the Internet
 _SLOTS = "--slot-save-path"
-_WRITTEN = (
-    _SLOTS,
-    "--log-file",
-    "-lcd",
-    "--lookup-cache-dynamic",
-)  # options that name a file or folder to write
+# Options that name a file or folder to write.
+_WRITTEN = (_SLOTS, "--log-file", "-lcd", "--lookup-cache-dynamic")
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
 # A process gets these for what it does itself
 CRASH_SIGNALS = frozenset(
@@ -227,9 +223,11 @@ class LlamaServer:
         keep: list[Path] = []
         for option, word in zip(("", *llama_args), llama_args, strict=False):
             if option in _WRITTEN:
-                keep.append(Path(word) if option == _SLOTS else Path(word).parent)
+                keep.append(_written(Path(word), is_folder=option == _SLOTS))
             elif word.startswith("/"):
-                read += [Path(part) for part in word.split(",")]
+                # A comma separates files, a colon a file and its scale. The home is no file of a model.
+                parts = [Path(part.partition(":")[0]) for part in word.split(",")]
+                read += [part for part in parts if not Path.home().is_relative_to(part)]
         return Sandbox(
             read=tuple(path.resolve() for path in read),
             keep=tuple(keep),
@@ -353,6 +351,14 @@ class LlamaServer:
         self._outgoing.close()
         if self._pipe is not None:
             self._pipe.close()
+
+
+def _written(path: Path, *, is_folder: bool) -> Path:
+    """Return what llama-server may write; a file is made first, as it cannot make one."""
+    if not is_folder:
+        with contextlib.suppress(OSError):
+            path.touch(mode=0o600)
+    return path
 
 
 class LoadWatch:

@@ -137,7 +137,11 @@ async def _measured(args: TraceArgs, model: Path, folder: Path, owner: Owner, ou
         replace(
             alike,
             worker_options=[("--device", one) for one in args.devices] or alike.worker_options,
-            environments={name: {_VARIABLE: str(place)} for name, place in written.items()},
+            environments={
+                # a file of a trace is nothing that a sandbox knows
+                name: {_VARIABLE: str(place), "MESHD_SANDBOX": "off"}
+                for name, place in written.items()
+            },
         )
     )
     out.progress(f"loading the model, {count_of(args.workers, 'worker')}")
