@@ -280,7 +280,7 @@ def _peer(
         yield HealthWarning(
             code="peer_lost",
             severity="error",
-            what=f"{who} has been gone for longer than the grace time{_because(peer.last_error)}",
+            what=f"{who} is lost{_because(peer.last_error)}",
             hint="start it again; it needs no invite",
         )
     unseen = peer.state in ("known", "connecting") and not (peer.says_banned or peer.upgrade or is_away(peer))

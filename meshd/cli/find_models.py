@@ -125,7 +125,7 @@ def _here(given: Path | str, config: Config, out: Output, *, head: bool) -> Path
             check_no_file(given, error)
             if not isinstance(error, NotDownloaded) and not given.startswith(MESH) and not _has_mesh(config):
                 raise  # nobody else can know that name
-            _say_asked(given, config, out, head=head, near=error.what.partition("; ")[2])
+            _say_asked(given, config, out, head=head, near=error.near)
             return given
         if not found.complete and (head or not found.paths or found.problem == ONLY_HEADER):
             _say_asked(given, config, out, head=head)

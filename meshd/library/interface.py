@@ -59,7 +59,11 @@ class TransferProgress:
 
 
 class NotHere(UserError):
-    """Raised if this machine does not have the model; members of the mesh may."""
+    """Raised if this machine does not have the model; members may. `near`: similar names, in words."""
+
+    def __init__(self, what: str, *, hint: str = "", near: str = "") -> None:
+        super().__init__(f"{what}; {near}" if near else what, hint=hint)
+        self.near = near
 
 
 class NotDownloaded(NotHere):

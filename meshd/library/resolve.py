@@ -110,10 +110,10 @@ class Resolver:
         found = ollama.find(self._stores.ollama, name) or find_noted(name, self._stores.meshd)
         if found is not None:
             return found
-        near = self._near(str(name))
         raise NotHere(
-            f"Ollama has no model `{name.short}` on this machine" + near,
+            f"Ollama has no model `{name.short}` on this machine",
             hint=f"run `ollama pull {name.short}`, or `meshd model ls` for a list",
+            near=self._near(str(name)),
         )
 
     def _mesh(self, name: MeshName) -> StoredModel:
@@ -148,8 +148,9 @@ class Resolver:
         if is_folder(Path(text)):
             raise UserError(f"`{text}` is a directory here, and no model", hint=f"give its path: `./{text}/`")
         raise NotHere(
-            f"there is no model `{text}` on this machine{self._near(text)}",
+            f"there is no model `{text}` on this machine",
             hint=f"run `meshd model ls` for a list, or {_FORMS}",
+            near=self._near(text),
         )
 
     def _short(self, name: HubName, download: bool) -> StoredModel:
@@ -182,7 +183,7 @@ class Resolver:
         )
 
     def _near(self, text: str) -> str:
-        """Return `; near: …` with similar names, or nothing."""
+        """Return `near: …` with similar names, or nothing."""
         low = text.lower().removesuffix(GGUF_SUFFIX)
         by_word: dict[str, str] = {name: name for name in (*SHORT_NAMES, DEMO)}
         for one in self._stores.listed():
@@ -190,7 +191,7 @@ class Resolver:
         near = difflib.get_close_matches(low, by_word, n=3)
         near += [word for word in sorted(by_word) if low in word and word not in near]
         names = list(dict.fromkeys(by_word[word] for word in near))[:3]
-        return f"; near: {', '.join(f'`{name}`' for name in names)}" if names else ""
+        return f"near: {', '.join(f'`{name}`' for name in names)}" if names else ""
 
 
 _FORMS = (

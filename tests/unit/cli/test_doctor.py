@@ -167,8 +167,37 @@ def test_programs_that_are_none(tmp_path: Path) -> None:
         (tmp_path / name).chmod(0o700)
     code, found = _findings("--native-bin", str(tmp_path))
     assert code == 1
-    states = {one["name"]: one["state"] for one in found}
+    states = {one["name"]: one["state"] for one in found if one["name"] != "sandbox"}
     assert states == {"home": "ok", "llama.cpp": "ok", "backend": "error", "device": "error", "daemon": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("parts", "state", "what"),
+    [
+        (("Landlock (version 7)", "seccomp"), "ok", "confined by Landlock (version 7) and seccomp"),
+        (("seccomp",), "warning", "confined by seccomp only on this system"),
+        ((), "warning", "not confined on this system"),
+    ],
+)
+def test_a_sandbox_is_as_good_as_the_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: tuple[str, ...], state: str, what: str
+) -> None:
+    monkeypatch.setattr("meshd.daemon.doctor.confines_with", lambda: parts)
+    assert _sandbox(tmp_path) == (state, f"native programs are {what}")
+
+
+def test_a_sandbox_that_is_off_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHD_SANDBOX", "off")
+    assert _sandbox(tmp_path) == ("warning", "native programs are not confined: `node.sandbox` is off")
+
+
+def _sandbox(folder: Path) -> tuple[object, object]:
+    """Return state and text of what doctor finds about the sandbox."""
+    for name in ("llama-server", "mesh-server", "libggml-mesh.so"):
+        (folder / name).write_text("#!/bin/sh\nexit 3\n")
+        (folder / name).chmod(0o700)
+    [found] = [one for one in _findings("--native-bin", str(folder))[1] if one["name"] == "sandbox"]
+    return found["state"], found["what"]
 
 
 @pytest.mark.parametrize(("severity", "state"), [("info", "ok"), ("warning", "warning"), ("error", "error")])
