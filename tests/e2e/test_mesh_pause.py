@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 from meshd.admin.status import Status
-from meshd.fleet.fleet import LocalNode
 
 from tests.e2e.alone import alone
-from tests.e2e.api_client import Api, Streamed
+from tests.e2e.api_client import Streamed
 from tests.e2e.models import smollm2
 from tests.e2e.nodes import PROMPT, SAME_BATCHES, SAME_THREADS, Fleet, api_of, cli, model_of, peer_of, play
 
@@ -26,86 +25,7 @@ def nodes_of(status: Status) -> set[str]:
     return {part.node for part in model.split if part.layers} if model.state == "ready" else set()
 
 
-def _interrupted(head: LocalNode) -> int:
-    """How many answers, by its log."""
-    return (head.spec.home / "logs" / "meshd.log").read_text().count("upstream_lost")
-
-
-async def _paused_drained_and_resumed_under_an_answer(
-    head: LocalNode, one: LocalNode, two: LocalNode, api: Api, text: str
-) -> None:
-    begun, go_on = asyncio.Event(), threading.Event()
-    loop = asyncio.get_running_loop()
-
-    def on_piece(streamed: Streamed) -> None:
-        if streamed.pieces == 10:
-            loop.call_soon_threadsafe(begun.set)
-            go_on.wait(30)
-
-    answer = asyncio.ensure_future(api.stream(PROMPT, TOKENS, on_piece=on_piece))
-    await begun.wait()
-    paused = await cli(one.spec.home, "pause")
-    assert (paused.returncode, paused.stdout.split(":")[0]) == (0, "paused"), paused.stderr
-    go_on.set()
-    streamed = await answer
-    assert (streamed.text, streamed.error) == (text, "")
-    status = await head.until(lambda now: nodes_of(now) == {"worker-1"})
-    assert peer_of(status, "worker-0").paused and peer_of(status, "worker-0").state == "connected"
-    assert (await one.status()).node.paused and (await one.status()).children == ()
-    assert "paused" in (await cli(head.spec.home, "peers")).stdout
-
-    resumed = await cli(one.spec.home, "resume")
-    assert resumed.returncode == 0, resumed.stderr
-    await head.until(lambda now: nodes_of(now) == {"worker-0", "worker-1"})
-
-    begun.clear()
-    go_on.clear()
-    answer = asyncio.ensure_future(api.stream(PROMPT, TOKENS, on_piece=on_piece))
-    await begun.wait()
-    draining = asyncio.ensure_future(cli(two.spec.home, "drain"))
-    await head.until(lambda now: peer_of(now, "worker-1").paused)
-    assert (await two.status()).children != (), "the answer is under way"
-    go_on.set()
-    assert (await answer).text == text
-    drained = await draining
-    assert drained.returncode == 0 and drained.stdout.startswith("drained"), drained.stderr
-    assert (await two.status()).children == ()
-    await head.until(lambda now: nodes_of(now) == {"worker-0"})
-    refused = await cli(head.spec.home, "pause")
-    assert refused.returncode == 1 and "lends no devices" in refused.stderr
-
-
-async def _drained_under_answers_that_overlap(head: LocalNode, one: LocalNode, api: Api) -> None:
-    """More clients than there are slots, each of which asks again at once: nobody ever stops asking."""
-    drained, interrupted = asyncio.Event(), _interrupted(head)
-    answers: list[str] = []
-    answered = asyncio.Condition()
-
-    async def client() -> None:
-        while not drained.is_set():
-            text, _ = await api.complete_through_503(PROMPT, TOKENS, seconds=100.0)
-            answers.append(text)
-            async with answered:
-                answered.notify_all()
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(CLIENTS):
-            group.create_task(client())
-        async with answered:
-            await answered.wait_for(lambda: len(answers) >= 2)
-        told = await cli(one.spec.home, "drain", "--timeout", "200")
-        assert told.returncode == 0 and told.stdout.startswith("drained"), told.stderr
-        assert (await one.status()).children == ()
-        before = len(answers)
-        await head.until(lambda now: nodes_of(now) == {"worker-1"})
-        async with answered:
-            await answered.wait_for(lambda: len(answers) >= before + CLIENTS)
-        drained.set()
-    assert all(answers)
-    assert _interrupted(head) == interrupted, "an answer was interrupted"
-
-
-def test_a_worker_is_paused_drained_and_resumed(tmp_path: Path) -> None:
+def test_a_worker_is_paused_drained_and_resumed_under_an_answer(tmp_path: Path) -> None:
     text = alone(smollm2(), TOKENS)
 
     async def check() -> None:
@@ -113,9 +33,83 @@ def test_a_worker_is_paused_drained_and_resumed(tmp_path: Path) -> None:
             token, (one, two) = await fleet.workers(smollm2(), smollm2())
             head = await fleet.head(smollm2(), *OPTIONS, token=token)
             api = api_of(await fleet.ready(head))
-            await _paused_drained_and_resumed_under_an_answer(head, one, two, api, text)
-            assert (await cli(two.spec.home, "resume")).returncode == 0
+            begun, go_on = asyncio.Event(), threading.Event()
+            loop = asyncio.get_running_loop()
+
+            def on_piece(streamed: Streamed) -> None:
+                if streamed.pieces == 10:
+                    loop.call_soon_threadsafe(begun.set)
+                    go_on.wait(30)
+
+            answer = asyncio.ensure_future(api.stream(PROMPT, TOKENS, on_piece=on_piece))
+            await begun.wait()
+            paused = await cli(one.spec.home, "pause")
+            assert (paused.returncode, paused.stdout.split(":")[0]) == (0, "paused"), paused.stderr
+            go_on.set()
+            streamed = await answer
+            assert (streamed.text, streamed.error) == (text, "")
+            status = await head.until(lambda now: nodes_of(now) == {"worker-1"})
+            assert peer_of(status, "worker-0").paused and peer_of(status, "worker-0").state == "connected"
+            assert (await one.status()).node.paused and (await one.status()).children == ()
+            assert "paused" in (await cli(head.spec.home, "peers")).stdout
+
+            resumed = await cli(one.spec.home, "resume")
+            assert resumed.returncode == 0, resumed.stderr
             await head.until(lambda now: nodes_of(now) == {"worker-0", "worker-1"})
-            await _drained_under_answers_that_overlap(head, one, api)
+
+            begun.clear()
+            go_on.clear()
+            answer = asyncio.ensure_future(api.stream(PROMPT, TOKENS, on_piece=on_piece))
+            await begun.wait()
+            draining = asyncio.ensure_future(cli(two.spec.home, "drain"))
+            await head.until(lambda now: peer_of(now, "worker-1").paused)
+            assert (await two.status()).children != (), "the answer is under way"
+            go_on.set()
+            assert (await answer).text == text
+            drained = await draining
+            assert drained.returncode == 0 and drained.stdout.startswith("drained"), drained.stderr
+            assert (await two.status()).children == ()
+            await head.until(lambda now: nodes_of(now) == {"worker-0"})
+            refused = await cli(head.spec.home, "pause")
+            assert refused.returncode == 1 and "lends no devices" in refused.stderr
+
+    play(check())
+
+
+def test_a_worker_is_drained_under_answers_that_overlap(tmp_path: Path) -> None:
+    """More clients than there are slots, each of which asks again at once: nobody ever stops asking."""
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, (one, _two) = await fleet.workers(smollm2(), smollm2())
+            head = await fleet.head(smollm2(), *OPTIONS, token=token)
+            api = api_of(await fleet.ready(head))
+            drained = asyncio.Event()
+            answers: list[str] = []
+            answered = asyncio.Condition()
+
+            async def client() -> None:
+                while not drained.is_set():
+                    text, _ = await api.complete_through_503(PROMPT, TOKENS, seconds=100.0)
+                    answers.append(text)
+                    async with answered:
+                        answered.notify_all()
+
+            async with asyncio.TaskGroup() as group:
+                for _ in range(CLIENTS):
+                    group.create_task(client())
+                async with answered:
+                    await answered.wait_for(lambda: len(answers) >= 2)
+                told = await cli(one.spec.home, "drain", "--timeout", "200")
+                assert told.returncode == 0 and told.stdout.startswith("drained"), told.stderr
+                assert (await one.status()).children == ()
+                before = len(answers)
+                await head.until(lambda now: nodes_of(now) == {"worker-1"})
+                async with answered:
+                    await answered.wait_for(lambda: len(answers) >= before + CLIENTS)
+                drained.set()
+            assert all(answers)
+            log = (head.spec.home / "logs" / "meshd.log").read_text()
+            assert "upstream_lost" not in log, "an answer was interrupted"
 
     play(check())

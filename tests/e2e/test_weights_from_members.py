@@ -1,6 +1,7 @@
 """Weights that workers lack come from all members that have them, before the load: over real daemons."""
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -67,12 +68,12 @@ async def loaded_anew(head: LocalNode, before: Status) -> Status:
 def kept(homes: Homes, name: str) -> int:
     """Bytes of whole tensors on that node's disk, as the journal of a pack says, or its table."""
     folder = homes.cache(name) / "tensors"
-    lines = [
-        line
-        for path in [*folder.glob("*.whole"), *folder.glob("*.tensors")]
-        for line in re.findall(rb"^tensor \d+ \d+ (\d+) ", path.read_bytes(), re.MULTILINE)
-    ]
-    return sum(map(int, lines))
+    found = 0
+    for path in [*folder.glob("*.whole"), *folder.glob("*.tensors")]:
+        with contextlib.suppress(FileNotFoundError):  # a file that was being written has its name now
+            lines = re.findall(rb"^tensor \d+ \d+ (\d+) ", path.read_bytes(), re.MULTILINE)
+            found += sum(map(int, lines))
+    return found
 
 
 async def until_kept(homes: Homes, name: str, least: int) -> None:
