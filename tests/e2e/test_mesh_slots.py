@@ -153,4 +153,4 @@ def test_each_answer_has_its_own_context_and_turn(tmp_path: Path) -> None:
                 print(scene.__name__)  # noqa: T201
                 await scene(head, api)
 
-    play(check())
+    play(check(), seconds=600.0)  # scenes of three tests, one after another
