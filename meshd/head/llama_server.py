@@ -213,26 +213,18 @@ class LlamaServer:
 
     def _sandbox(self, llama_args: Sequence[str]) -> Sandbox | None:
         """Return what it may use; None where the user's options make it download something."""
-        if any(word.startswith(_DOWNLOADS) or word.endswith("-url") for word in llama_args):
+        model, options = self._model, self._model.options
+        beside = (options.mmproj, options.draft and options.draft.path)
+        files = [*model.file.paths, *(Path(one).absolute() for one in beside if one)]
+        found = named_files(llama_args)
+        if found is None:
             return None
-        options = self._model.options
-        read = [*self._model.file.paths, *([options.mmproj.absolute()] if options.mmproj is not None else [])]
-        if options.draft is not None:
-            read.append(Path(options.draft.path))
-        # Files that the user names in options of llama-server: adapters, templates, grammars, saved slots.
-        keep: list[Path] = []
-        for option, word in zip(("", *llama_args), llama_args, strict=False):
-            if option in _WRITTEN:
-                keep.append(_written(Path(word), is_folder=option == _SLOTS))
-            elif word.startswith("/"):
-                # A comma separates files, a colon a file and its scale. The home is no file of a model.
-                parts = [Path(part.partition(":")[0]) for part in word.split(",")]
-                read += [part for part in parts if not Path.home().is_relative_to(part)]
+        read, keep = found
         return Sandbox(
-            read=tuple(path.resolve() for path in read),
+            read=tuple(path.resolve() for path in (*files, *read)),
             keep=tuple(keep),
-            listen=self._model.socket.parent,
-            network=Network.ANY if self._model.plain_endpoints else Network.UNIX,
+            listen=model.socket.parent,
+            network=Network.ANY if model.plain_endpoints else Network.UNIX,
         )
 
     def _environment(self, leases: Sequence[Lease], pipe: Report) -> Mapping[str, str]:
@@ -351,6 +343,25 @@ class LlamaServer:
         self._outgoing.close()
         if self._pipe is not None:
             self._pipe.close()
+
+
+def named_files(llama_args: Sequence[str]) -> tuple[list[Path], list[Path]] | None:
+    """Return files that the user's options for llama-server name: to read, and to write.
+
+    Adapters, templates, grammars; saved slots, logs. None if an option makes it download something.
+    """
+    if any(word.startswith(_DOWNLOADS) or word.endswith("-url") for word in llama_args):
+        return None
+    read: list[Path] = []
+    keep: list[Path] = []
+    for option, word in zip(("", *llama_args), llama_args, strict=False):
+        if option in _WRITTEN:
+            keep.append(_written(Path(word), is_folder=option == _SLOTS))
+        elif word.startswith("/"):
+            # A comma separates files, a colon a file and its scale. The home is no file of a model.
+            parts = [Path(part.partition(":")[0]) for part in word.split(",")]
+            read += [part for part in parts if not Path.home().is_relative_to(part)]
+    return read, keep
 
 
 def _written(path: Path, *, is_folder: bool) -> Path:

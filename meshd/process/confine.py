@@ -262,7 +262,7 @@ def landlock_version() -> int:
 
 def has_filters() -> bool:
     """Say whether seccomp filters this machine's calls."""
-    known = sys.platform == "linux" and os.uname().machine in _ARCHITECTURES
+    known = _IS_LINUX and os.uname().machine in _ARCHITECTURES
     return known and os.path.exists("/proc/sys/kernel/seccomp/actions_avail")  # noqa: PTH110 (no pathlib here)
 
 

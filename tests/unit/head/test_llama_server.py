@@ -16,6 +16,7 @@ from meshd.head.llama_server import (
     LoadWatch,
     ServerWatch,
     SilentTimes,
+    named_files,
 )
 from meshd.model.status import ModelState
 from meshd.peer.interface import PeerState
@@ -236,3 +237,29 @@ async def test_a_process_that_stands_still_itself_does_not_count_as_silence() ->
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(600.0):
             await watch.until_stuck()
+
+
+@pytest.mark.parametrize(
+    ("words", "read"),
+    [
+        (("--temp", "0.5"), ()),
+        (("--lora", "/m/a.gguf", "--grammar-file", "/m/g.gbnf"), ("/m/a.gguf", "/m/g.gbnf")),
+        (("--lora-scaled", "/m/a.gguf:0.5,/m/b.gguf:2"), ("/m/a.gguf", "/m/b.gguf")),
+        (("--alias", "/"), ()),  # not everything
+        (("--alias", str(Path.home())), ()),
+    ],
+)
+def test_files_that_options_name_can_be_read(words: tuple[str, ...], read: tuple[str, ...]) -> None:
+    assert named_files(words) == ([Path(one) for one in read], [])
+
+
+def test_a_file_to_write_is_made_and_its_folder_stays_closed(tmp_path: Path) -> None:
+    log, slots = tmp_path / "a.log", tmp_path / "slots"
+    words = ("--log-file", str(log), "--slot-save-path", str(slots))
+    assert named_files(words) == ([], [log, slots])
+    assert log.exists() and not slots.exists()
+
+
+@pytest.mark.parametrize("option", ["-hf", "--hf-repo", "--model-url", "-mu"])
+def test_what_downloads_is_not_confined(option: str) -> None:
+    assert named_files((option, "x")) is None
