@@ -87,11 +87,11 @@ class NodeConfig:
     sandbox: Annotated[
         str,
         Setting(
-            form=choice("auto", "off"),
+            form=choice("auto", "on", "off"),
             env="MESHD_SANDBOX",
-            help="confine llama.cpp's programs as far as the system can: auto or off",
+            help="confine llama.cpp's programs as far as the system can (auto), always (on) or not (off)",
             more="On Linux they can use their libraries, GPUs, model files and inherited sockets; no other "
-            "files, processes or networks.",
+            "files, processes or networks. `on` starts none unconfined; macOS confines only with it.",
         ),
     ] = "auto"
 

@@ -89,6 +89,8 @@ CACHE_HINT = "free space there, check its owner and how it is mounted, or set ME
 INSTALLS_HINT = "remove one of them: `pipx uninstall meshd`, `uv tool uninstall meshd`, or the folder `.venv`"
 TRIED_BYTES = 64 << 10  # what a node writes at once is less, mostly
 SANDBOX_HINT = "set it to `auto` again if your GPU's driver works that way"
+IS_MACOS = sys.platform == "darwin"
+MACOS_HINT = "set `node.sandbox` to `on` to try macOS's own; tell us whether your GPU works with it"
 KERNEL_HINT = "Linux 5.13 or later with Landlock (`lsm=` of its boot options) and seccomp has both"
 UNKNOWN_HINT = "it works if it was built of commit {}; build it in a clone of llama.cpp to be sure"
 State = Literal["ok", "warning", "error"]
@@ -520,6 +522,10 @@ def _sandbox(config: Config) -> Finding:
         what = "native programs are not confined: `node.sandbox` is off"
         return Finding("sandbox", "warning", what, SANDBOX_HINT)
     parts = confines_with()
+    if IS_MACOS:
+        if config.node.sandbox == "on":
+            return Finding("sandbox", "ok", "native programs are confined by sandbox-exec")
+        return Finding("sandbox", "warning", "native programs are not confined", MACOS_HINT)
     if len(parts) < 2:
         what = (
             f"native programs are confined by {parts[0]} only"

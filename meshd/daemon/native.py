@@ -40,7 +40,7 @@ from meshd.devices.interface import NativeBuild, RolePaths
 from meshd.model.device_speed import REFERENCE_LAYERS, DeviceSpeed, reference_rates
 from meshd.model.layer_work import USUAL
 from meshd.process.handover import ReportPipe
-from meshd.process.interface import SHOWN_LINES, ChildSpec, RunToEnd
+from meshd.process.interface import SHOWN_LINES, ChildSpec, RunToEnd, Sandbox
 from meshd.process.run import run_to_end
 from meshd.rpc.mesh_protocol import VERSION
 from meshd.wire.lease import OfferedDevice
@@ -430,9 +430,22 @@ def choose(tried: Sequence[TriedBuild]) -> TriedBuild:
 
 def runner(sandbox: str) -> RunToEnd:
     """Return what runs a native program to its end; `sandbox`: the setting."""
-    if sandbox == "off":
-        return lambda spec: run_to_end(replace(spec, sandbox=None))
-    return run_to_end
+    return lambda spec: run_to_end(sandboxed(spec, sandbox))
+
+
+def sandboxed(spec: ChildSpec, sandbox: str) -> ChildSpec:
+    """Return the way to run a program by the setting `sandbox`.
+
+    With "on" even a program that would need the network, such as a llama-server that is told to download
+    something, does not get it.
+    """
+    match sandbox:
+        case "off":
+            return replace(spec, sandbox=None)
+        case "on":
+            return replace(spec, sandbox=replace(spec.sandbox or Sandbox(), is_required=True))
+        case _:
+            return spec
 
 
 async def try_build(native: NativeBuild, run_to_end: RunToEnd, logs: Path, *, machine: str) -> TriedBuild:

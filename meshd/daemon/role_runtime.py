@@ -5,7 +5,6 @@ import functools
 import os
 import secrets
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from meshd.admin.socket_path import socket_folder
@@ -13,7 +12,7 @@ from meshd.base import log
 from meshd.base.processes import is_stopped, work_of
 from meshd.base.wakeful_loop import AUTO
 from meshd.config.tree import Config, LinksConfig
-from meshd.daemon.native import machine_id, runner
+from meshd.daemon.native import machine_id, runner, sandboxed
 from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.interface import (
     NativeBuild,
@@ -84,7 +83,7 @@ def make_processes(waiting: str = AUTO, sandbox: str = AUTO) -> Processes:
     """Return the real processes, by the settings."""
 
     def make_child(spec: Callable[[], ChildSpec], name: str) -> Child:
-        return OwnedChild(lambda: replace(spec(), sandbox=None) if sandbox == "off" else spec(), name=name)
+        return OwnedChild(lambda: sandboxed(spec(), sandbox), name=name)
 
     return Processes(
         make_child=make_child,

@@ -8,7 +8,8 @@ is used as far as the kernel has it; what it lacks is left out:
   no signals and no abstract sockets to other processes (6.12). It also forbids ptrace and /proc/PID/mem.
 - seccomp: no new processes, no sockets but those of the rules, and no calls that change the system, the
   modes of files, or another process. The program itself may be run again, with the same limits.
-- no core dumps, no files longer than the rules say, no more rights by setuid programs, nor most of root's.
+- no core dumps, no longer files and no more private memory than the rules say, no rights by setuid programs,
+  few of root's.
 
 RULES are lines of a kind and a value: `read /usr`. This file imports little and nothing of meshd, as it runs
 before each start. Numbers are those of Linux on x86-64 and ARM64; see landlock(7), seccomp(2) and the headers
@@ -32,6 +33,7 @@ if TYPE_CHECKING:  # nor does what only type checkers need
 
 HIDDEN = "MESHD_CONFINED_"  # prefix of variables for the program that would also act on this interpreter
 NOT_FOUND, NOT_RUNNABLE = 127, 126  # exit codes, as a shell has them
+_LIMITS: Mapping[str, int] = {"file_bytes": resource.RLIMIT_FSIZE, "memory_bytes": resource.RLIMIT_DATA}
 _IGNORED_BY_PYTHON = (13, 25)  # SIGPIPE, SIGXFSZ; the program gets them as it would from a shell
 
 # --- Landlock ----------------------------------------------------------------------------------------------
@@ -223,7 +225,7 @@ def syscall_filter(network: str, machine: str, pid: int, *, has_driver: bool) ->
 
 def parse_rules(text: str) -> dict[str, list[str]]:
     """Return the values of each kind. Raises ValueError for a kind that is not known."""
-    rules: dict[str, list[str]] = {kind: [] for kind in (*_ALLOWED, "network", "file_bytes", "driver")}
+    rules: dict[str, list[str]] = {kind: [] for kind in (*_ALLOWED, "network", *_LIMITS, "driver")}
     for line in text.split("\n"):  # splitlines has more ends of lines
         kind, _, value = line.partition(" ")
         if kind not in rules:
@@ -305,8 +307,9 @@ def confine(rules: Mapping[str, Sequence[str]]) -> None:
     """Confine this process as far as the kernel can. Raises OSError if a part is there and fails."""
     # Limits of the system's oldest kind.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for limit in rules["file_bytes"]:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
+    for kind, number in _LIMITS.items():
+        for limit in rules[kind]:
+            resource.setrlimit(number, (int(limit), int(limit)))
     kernel = _Kernel()
     for number in _IGNORED_BY_PYTHON:
         kernel.default_signal(number)

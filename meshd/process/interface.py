@@ -57,13 +57,17 @@ class Sandbox:
     """Name what a program may use beside its libraries and the GPUs.
 
     `read` are files and folders. It may change and create files only in the folders `keep`, and sockets in
-    the folder `listen`.
+    the folder `listen`. `memory` limits the private memory that it maps, in bytes, except where a GPU's
+    driver maps far more than it uses. `is_required`: rather start nothing than run the program with less
+    than all parts of the sandbox.
     """
 
     read: tuple[Path, ...] = ()
     keep: tuple[Path, ...] = ()
     listen: Path | None = None
     network: Network = Network.NONE
+    memory: int | None = None
+    is_required: bool = False
 
 
 @dataclass(frozen=True, slots=True)

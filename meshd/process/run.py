@@ -26,7 +26,7 @@ from meshd.base.units import in_memory
 from meshd.process.interface import ChildSpec, Ended
 from meshd.process.orphans import Guard, group_lives
 from meshd.process.output import ChildOutput
-from meshd.process.sandbox_rules import confined
+from meshd.process.sandbox_rules import NotConfined, confined
 
 _GONE_SECONDS = 2.0  # after KILL the kernel needs milliseconds; a zombie that nobody reaps stays for ever
 STUBBORN_SECONDS = 10.0  # after KILL: then a driver or the kernel holds it, which the log should say
@@ -43,6 +43,7 @@ INHERITED_PREFIXES = (
     *("ASAN_", "UBSAN_", "TSAN_"),
 )
 logger = log.get("process")
+NOT_CONFINED_HINT = "set `node.sandbox` to `auto` to start it with what this system has"
 DRAIN_SECONDS = 0.5  # for output still in the pipe; only a process that left the group can hold it longer
 
 
@@ -112,7 +113,11 @@ async def _spawn(spec: ChildSpec, *, output: int) -> tuple[Guard, asyncio.subpro
     """
     program = find_program(spec)
     argv, variables, executable = list(spec.argv), environment(spec.env), program
-    if spec.sandbox is not None and (made := confined(spec.sandbox, program, variables)) is not None:
+    try:
+        made = None if spec.sandbox is None else confined(spec.sandbox, program, variables)
+    except NotConfined as missing:
+        raise UserError(f"cannot confine {spec.name}: {missing}", hint=NOT_CONFINED_HINT) from None
+    if made is not None:
         launcher, variables = made
         argv, executable = [*launcher, *argv[1:]], launcher[0]
     guard = await Guard.start(spec.name)

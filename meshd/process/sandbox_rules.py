@@ -1,8 +1,8 @@
-"""Say what a confined program may use, as the command line of confine.py.
+"""Say what a confined program may use: as the command line of confine.py, on macOS as one of sandbox-exec.
 
 A native program gets the system's libraries, its own folder, the GPUs, and what its Sandbox names: nothing of
 the user's files, no network, no other process. A script that somebody gives in place of a program cannot be
-confined this way, as its interpreter needs more; it runs as it is.
+confined this way, as its interpreter needs more; it runs as it is, unless the sandbox is required.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from meshd.process.confine import HIDDEN, has_filters, landlock_version
-from meshd.process.interface import Sandbox
+from meshd.process.interface import Network, Sandbox
 
 _LAUNCHER = str(Path(__file__).with_name("confine.py"))
 _ELF, _INTERPRETER = b"\x7fELF\x02\x01", 3  # 64 bits, little endian; PT_INTERP
@@ -34,8 +34,13 @@ _KERNELS = ("CUDA_CACHE_PATH", "__GL_SHADER_DISK_CACHE_PATH", "MESA_SHADER_CACHE
 _KERNEL_FOLDER = ("meshd", "kernels")  # in the cache folder
 # Variables that name libraries or drivers, as paths with colons.
 _PLACES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "GGML_BACKEND_PATH", "VK_DRIVER_FILES", "VK_ICD_FILENAMES")
+_SANDBOX_EXEC, _DARWIN_USER_CACHE_DIR = "/usr/bin/sandbox-exec", 65538  # sandbox-exec(1), confstr(3) of macOS
 # These would also change the interpreter that runs confine.py.
 _OF_THE_LOADER = ("LD_", "GLIBC_TUNABLES", "PYTHON", "ASAN_", "UBSAN_", "TSAN_")
+
+
+class NotConfined(Exception):
+    """Carry in words what a required sandbox lacks here."""
 
 
 def confined(
@@ -43,10 +48,18 @@ def confined(
 ) -> tuple[list[str], dict[str, str]] | None:
     """Return the words to put before the program's arguments, and its environment.
 
-    Returns None where the program cannot be confined: on another system than Linux, or a script.
+    Returns None where the program cannot be confined: a script, or on another system than Linux. macOS uses
+    its profile only where the sandbox is required, as no Mac has tried it yet. Raises NotConfined if it is
+    required, and a part of it is missing.
     """
+    if sys.platform == "darwin" and sandbox.is_required:
+        return [_SANDBOX_EXEC, "-p", profile(sandbox, program, environment), program], dict(environment)
+    if sandbox.is_required and (missing := _missing()):
+        raise NotConfined(f"this system has no {missing}")
     interpreter = _interpreter(Path(program)) if sys.platform == "linux" else None
     if interpreter is None:
+        if sandbox.is_required:
+            raise NotConfined(f"`{program}` is no program for Linux")
         return None
     gpus = [path for pattern in _GPUS for path in sorted(root.glob(pattern))]
     if gpus:
@@ -61,12 +74,57 @@ def confined(
 
 
 def confines_with() -> tuple[str, ...]:
-    """Name what this kernel confines programs with."""
+    """Name what this system confines programs with, unless it is told not to."""
     version = landlock_version()
     return (
         *((f"Landlock (version {version})",) if version else ()),
         *(("seccomp",) if has_filters() else ()),
     )
+
+
+def _missing() -> str:
+    """Name the parts of a sandbox that this kernel lacks; empty if it has all."""
+    parts = {"Landlock": landlock_version() > 0, "seccomp": has_filters()}
+    return " and no ".join(name for name, is_there in parts.items() if not is_there)
+
+
+def profile(sandbox: Sandbox, program: str, environment: Mapping[str, str]) -> str:
+    """Return a profile in the language of macOS's sandbox-exec(1), in which the last rule that matches wins.
+
+    Metal, its compiler and the system's libraries keep what they need, as the default is to allow. Closed are
+    the network, other processes, all writing, and the home folder but for what the sandbox names.
+    """
+    real = Path(program).resolve()
+    home = Path(environment.get("HOME", "/var/empty")).resolve()
+    folders = (real.parent, real.parent.parent / "lib")
+    read = [path for path in (*folders, *sandbox.read) if not home.is_relative_to(path)]
+    kept = [*sandbox.keep, *map(Path, filter(None, [_metal_cache()]))]
+    rules = ["(version 1)", "(allow default)"]
+    rules += ["(deny process-fork)", "(deny process-exec*)"]
+    rules += [f"(allow process-exec (literal {_quoted(real)}))"]
+    rules += ["(deny signal)", "(allow signal (target self))", "(deny mach-priv-task-port)"]
+    rules += [f"(deny file-read-data (subpath {_quoted(home)}))", "(deny file-write*)"]
+    rules += [f"(allow file-read* (subpath {_quoted(path)}))" for path in (real, *read)]
+    rules += [f"(allow file-write* (literal {_quoted(Path(device))}))" for device in _DEVICES]
+    rules += [f"(allow file-read* file-write* (subpath {_quoted(path)}))" for path in kept]
+    if sandbox.network != Network.ANY:
+        rules += ["(deny network*)"]
+    if sandbox.listen is not None:
+        folder = _quoted(sandbox.listen.resolve())
+        rules += [f"(allow file-write* network-bind network-inbound (subpath {folder}))"]
+    return "\n".join(rules)
+
+
+def _quoted(path: Path) -> str:
+    """Quote a path as a string of a profile."""
+    return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _metal_cache() -> str:
+    """Return the folder in which Metal keeps compiled shaders; empty on another system."""
+    with contextlib.suppress(OSError):  # of a system that has no such folder
+        return os.path.realpath(os.confstr(_DARWIN_USER_CACHE_DIR) or "")
+    return ""
 
 
 def _rules(
@@ -110,6 +168,8 @@ def _rules(
         yield f"listen {sandbox.listen}"
     if not kept:
         yield "file_bytes 0"
+    if sandbox.memory is not None and not gpus:
+        yield f"memory_bytes {sandbox.memory}"
 
 
 def _kernel_folder(environment: Mapping[str, str]) -> Path:

@@ -5,6 +5,7 @@ what it does (PROGRESS), so this daemon need not model its work: it ends a serve
 """
 
 import asyncio
+import os
 import signal
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ PROGRESS_SECONDS = 2.0
 # Nobody else sends these signals: the process crashed.
 CRASHES = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
 _SLACK_BYTES = 64 << 20  # tolerance: a driver may count differently from one process to another
+# of a thread, which is glibc's default; of the program, its sockets and what passes through them
+_STACK_BYTES, _PROGRAM_BYTES = 8 << 20, 256 << 20
 CHILD_NAME = "rpc-server"  # users know the child of a worker by this name
 LOG = log.get("worker")
 OnBroken = Callable[[MeshdError], None]
@@ -103,6 +106,18 @@ class AgreedLease:
         if not self.is_kept or free + _SLACK_BYTES >= wanted:
             return ""
         return f"device {device} has {free >> 20} MiB left, {wanted >> 20} MiB were requested"
+
+
+def most_memory(lent: int, threads: int) -> int:
+    """Return what a mesh-server that lends `lent` bytes of a CPU may map, in bytes.
+
+    The buffers of its head; a work buffer of graphs and kept graphs, with the limits of graphs.cpp
+    (docs/native-backend.md has them); its threads' stacks, and the program itself.
+    """
+    threads = threads or os.cpu_count() or 1
+    work = max(lent, (64 << 20) + (threads << 20))
+    graphs = max(lent // 16, 48 << 20)
+    return lent + work + graphs + threads * _STACK_BYTES + _PROGRAM_BYTES
 
 
 class MeshServer:
@@ -185,7 +200,9 @@ class MeshServer:
                 children_waiting(self._processes.waiting, computes="CPU" in self.lease.memory)
             ),
             hand_over=self._outgoing.give(),
-            sandbox=Sandbox(),  # the weights come as descriptors
+            sandbox=Sandbox(  # the weights come as descriptors
+                memory=most_memory(sum(self.lease.memory.values()), self._threads)
+            ),
         )
 
     def _hand_over_weights(self) -> int:

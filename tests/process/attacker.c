@@ -124,6 +124,9 @@ __attribute__((constructor)) static void attack(void) {
     said("read-passwords", open("/etc/passwd", O_RDONLY));
     said("memory-file", memfd_create("x", 0));
 
+    // Memory: more than the machine has, of which nothing is used yet.
+    said("much-memory", (long)mmap(NULL, 1L << 40, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+
     // The daemon.
     said("daemon-memory", opened(daemon, "mem", O_RDONLY));
     said("daemon-environment", opened(daemon, "environ", O_RDONLY));

@@ -12,6 +12,7 @@ from tests.process.attacked import CAN_ATTACK, NEEDED, attacked, build_attacker
 
 pytestmark = CAN_ATTACK
 PROGRAM = "/bin/true"
+MEMORY = {"much-memory"}  # got where the sandbox names no limit
 
 
 @pytest.fixture(scope="module")
@@ -20,8 +21,9 @@ def attacker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_an_attacker_gets_nothing_but_what_the_program_needs(tmp_path: Path, attacker: Path) -> None:
-    tried = attacked(tmp_path, attacker, Sandbox(), PROGRAM)
+    tried = attacked(tmp_path, attacker, Sandbox(memory=256 << 20), PROGRAM)
     assert {what for what, code in tried.items() if code == 0} == NEEDED
+    assert tried.pop("much-memory") == errno.ENOMEM
     assert "exec-ran" not in tried
     assert (tmp_path / "secret").read_text() == "secret"
     assert not (tmp_path / "new").exists()
@@ -49,16 +51,16 @@ def test_a_program_that_listens_can_make_a_socket_and_reach_nobody(tmp_path: Pat
     folder = tmp_path / "sockets"
     folder.mkdir()
     tried = attacked(tmp_path, attacker, Sandbox(listen=folder, network=Network.UNIX), PROGRAM)
-    assert {what for what, code in tried.items() if code == 0} == NEEDED
+    assert {what for what, code in tried.items() if code == 0} == NEEDED | MEMORY
 
 
 def test_what_is_allowed_can_be_used(tmp_path: Path, attacker: Path) -> None:
     """The secret may be read and the folder kept: exactly that opens."""
     tried = attacked(tmp_path, attacker, Sandbox(read=(tmp_path / "secret",)), PROGRAM)
-    assert {what for what, code in tried.items() if code == 0} == NEEDED | {"read-secret"}
+    assert {what for what, code in tried.items() if code == 0} == NEEDED | MEMORY | {"read-secret"}
     kept = attacked(tmp_path, attacker, Sandbox(keep=(tmp_path,)), PROGRAM)
     opened = {"read-secret", "write-secret", "unlink-secret", "create-file", "list-folder"}
-    assert {what for what, code in kept.items() if code == 0} == NEEDED | opened
+    assert {what for what, code in kept.items() if code == 0} == NEEDED | MEMORY | opened
 
 
 def test_a_program_that_is_missing_or_no_program_says_so(tmp_path: Path) -> None:

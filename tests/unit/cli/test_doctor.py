@@ -191,6 +191,16 @@ def test_a_sandbox_that_is_off_is_a_warning(tmp_path: Path, monkeypatch: pytest.
     assert _sandbox(tmp_path) == ("warning", "native programs are not confined: `node.sandbox` is off")
 
 
+@pytest.mark.parametrize(("setting", "state"), [("auto", "warning"), ("on", "ok")])
+def test_macos_confines_only_where_it_is_told_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, state: str
+) -> None:
+    monkeypatch.setenv("MESHD_SANDBOX", setting)
+    monkeypatch.setattr("meshd.daemon.doctor.IS_MACOS", True)
+    found, _ = _sandbox(tmp_path)
+    assert found == state
+
+
 def _sandbox(folder: Path) -> tuple[object, object]:
     """Return state and text of what doctor finds about the sandbox."""
     for name in ("llama-server", "mesh-server", "libggml-mesh.so"):

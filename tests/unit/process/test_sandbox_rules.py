@@ -2,14 +2,16 @@
 
 import errno
 import os
+import re
 import struct
 import sys
 from pathlib import Path
 
 import pytest
+from meshd.process import sandbox_rules
 from meshd.process.confine import HIDDEN, Instruction, parse_rules, syscall_filter
 from meshd.process.interface import Network, Sandbox
-from meshd.process.sandbox_rules import confined
+from meshd.process.sandbox_rules import NotConfined, confined, profile
 
 ALLOWED, KILLED = 0x7FFF0000, 0x80000000
 PID = 4711
@@ -304,3 +306,91 @@ def test_a_script_or_another_file_is_not_confined(tmp_path: Path, content: bytes
     program = tmp_path / "server"
     program.write_bytes(content)
     assert confined(Sandbox(), str(program), {}) is None
+
+
+@linux
+def test_memory_is_limited_where_no_driver_maps_its_own(tmp_path: Path) -> None:
+    program, sandbox = str(elf(tmp_path / "server")), Sandbox(memory=1 << 30)
+    made = confined(sandbox, program, {"HOME": str(tmp_path)}, root=tmp_path)
+    assert made is not None
+    assert parse_rules(made[0][4])["memory_bytes"] == [str(1 << 30)]
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "nvidia0").touch()
+    made = confined(sandbox, program, {"HOME": str(tmp_path)}, root=tmp_path)
+    assert made is not None
+    assert parse_rules(made[0][4])["memory_bytes"] == []
+
+
+@linux
+@pytest.mark.parametrize(
+    ("landlock", "filters", "missing"),
+    [(0, True, "Landlock"), (6, False, "seccomp"), (0, False, "Landlock and no seccomp")],
+)
+def test_a_required_sandbox_with_a_part_missing_starts_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, landlock: int, filters: bool, missing: str
+) -> None:
+    monkeypatch.setattr(sandbox_rules, "landlock_version", lambda: landlock)
+    monkeypatch.setattr(sandbox_rules, "has_filters", lambda: filters)
+    program = str(elf(tmp_path / "server"))
+    with pytest.raises(NotConfined, match=f"has no {missing}$"):
+        confined(Sandbox(is_required=True), program, {})
+    assert confined(Sandbox(), program, {}) is not None
+
+
+@linux
+def test_a_script_is_not_started_where_the_sandbox_is_required(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sandbox_rules, "landlock_version", lambda: 6)
+    monkeypatch.setattr(sandbox_rules, "has_filters", lambda: True)
+    script = tmp_path / "server"
+    script.write_bytes(b"#!/bin/sh\n")
+    with pytest.raises(NotConfined, match="is no program for Linux"):
+        confined(Sandbox(is_required=True), str(script), {})
+
+
+# --- macOS: its profile is written here, and judged by the words of the language; no Mac has run it.
+
+
+def closed_and_open(text: str) -> list[tuple[str, str]]:
+    """Return the rules of a profile as (allow or deny, the rest), each with balanced brackets."""
+    rules = text.splitlines()
+    assert rules.pop(0) == "(version 1)"
+    for rule in rules:
+        outside = re.sub(r'"(\\.|[^"\\])*"', "", rule)
+        assert outside.count("(") == outside.count(")") > 0 and '"' not in outside, rule
+    found = [rule[1:-1].partition(" ") for rule in rules]
+    assert {action for action, _, _ in found} == {"allow", "deny"}
+    return [(action, rest) for action, _, rest in found]
+
+
+def test_a_profile_closes_the_network_processes_writing_and_the_home(tmp_path: Path) -> None:
+    home = tmp_path.resolve()
+    model, sockets = home / "models" / "m.gguf", home / "run"
+    sandbox = Sandbox(read=(model,), listen=sockets, network=Network.UNIX)
+    rules = closed_and_open(profile(sandbox, str(home / "bin" / "server"), {"HOME": str(home)}))
+    denied = [rest for action, rest in rules if action == "deny"]
+    assert {"network*", "process-fork", "process-exec*", "file-write*", "signal"} <= set(denied)
+    # The last rule that matches decides, so what is open again must come after what is closed.
+    order = {rest: number for number, (_, rest) in enumerate(rules)}
+    closed_home = order[f'file-read-data (subpath "{home}")']
+    for path in (home / "bin" / "server", home / "bin", model):
+        assert order[f'file-read* (subpath "{path}")'] > closed_home
+    listens = order[f'file-write* network-bind network-inbound (subpath "{sockets}")']
+    assert listens > max(order["network*"], order["file-write*"])
+    assert order[f'process-exec (literal "{home / "bin" / "server"}")'] > order["process-exec*"]
+
+
+def test_a_profile_never_opens_the_whole_home(tmp_path: Path) -> None:
+    home = tmp_path.resolve()
+    rules = closed_and_open(profile(Sandbox(), str(home / "server"), {"HOME": str(home)}))
+    assert ("allow", f'file-read* (subpath "{home}")') not in rules
+    assert ("allow", f'file-read* (subpath "{home / "server"}")') in rules
+
+
+@pytest.mark.parametrize("name", ['a" (allow default) "', "back\\slash", 'end\\"'])
+def test_a_path_cannot_add_to_a_profile(tmp_path: Path, name: str) -> None:
+    before = closed_and_open(profile(Sandbox(), "/bin/server", {"HOME": "/Users/u"}))
+    after = closed_and_open(profile(Sandbox(read=(tmp_path / name,)), "/bin/server", {"HOME": "/Users/u"}))
+    assert len(after) == len(before) + 1
+    assert [rest for action, rest in after if action == "allow"].count("default") == 1

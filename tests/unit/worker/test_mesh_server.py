@@ -11,7 +11,7 @@ from meshd.rpc import mesh_protocol as wire
 from meshd.rpc.mesh_protocol import HUNG_SECONDS, PROGRESS_SECONDS
 from meshd.wire.lease import PUSH_SERVICE, Admit, Introduced, LeaseMessage, Loaded, Lost, Neighbour, Reached
 from meshd.worker.lent_streams import CLOSING_SECONDS
-from meshd.worker.mesh_server import LOOK_SECONDS, ChildSilence
+from meshd.worker.mesh_server import LOOK_SECONDS, ChildSilence, most_memory
 from meshd.worker.push_neighbours import ARRIVAL, COMPLETE, NEIGHBOURS_SECONDS, REACH_SECONDS
 
 from tests.unit.head.calls import MIB
@@ -286,3 +286,17 @@ def test_what_is_not_taken_from_it_is_no_silence() -> None:
     silence.target_waits(True)  # nor does it read: that is no excuse
     assert not any(silence.look(100) for _ in range(LOOKS))
     assert silence.look(100)
+
+
+@pytest.mark.parametrize(
+    ("lent", "threads", "most"),
+    [
+        # a small lease: the least work buffer and room for kept graphs; then both grow with the lease
+        (0, 4, (64 + 4 + 48 + 4 * 8 + 256) << 20),
+        (64 << 30, 4, (64 + 64 + 4 << 30) + (4 * 8 + 256 << 20)),
+    ],
+)
+def test_memory_is_what_the_lease_and_the_limits_of_graphs_come_to(
+    lent: int, threads: int, most: int
+) -> None:
+    assert most_memory(lent, threads) == most
