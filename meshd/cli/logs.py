@@ -14,8 +14,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from meshd.base.errors import UserError
+from meshd.cli.layout import clean
 from meshd.cli.options import Arguments, duration, number
-from meshd.cli.output import Output, clean
+from meshd.cli.output import Output
 from meshd.config.tree import home_here
 
 DEFAULT_LINES = 100

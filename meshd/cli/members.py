@@ -196,6 +196,8 @@ def _list(home: Path, args: Arguments, out: Output) -> int:
         out.table(
             ("ID", "STATE", "USED", "ROLES", "EXPIRES", "JOINED WITH IT"),
             [_row(invite, time.time()) for invite in found.invites],
+            drop=("ROLES",),
+            below="JOINED WITH IT",
         )
     return 0
 
@@ -359,6 +361,7 @@ def _show_bans(found: BanList, out: Output, *, as_json: bool) -> None:
                 )
                 for entry in found.bans
             ],
+            drop=("BY",),
         )
 
 

@@ -221,7 +221,8 @@ def _show_list(listed: Sequence[ListedModel], config: Config, out: Output, *, me
             row = [_name_of(model, listed), in_bytes(_bytes_of(model)), quant, architecture, "mesh", state]
         nodes = [config.node.name] if model.stored is not None else []
         rows.append([*row, ", ".join([*nodes, *model.nodes_as_text])] if members else row)
-    out.table([*headers, "NODES"] if members else headers, rows)
+    below = "NODES" if members else ""
+    out.table([*headers, below] if members else headers, rows, drop=("ARCHITECTURE", "QUANT"), below=below)
 
 
 def _name_of(model: ListedModel, listed: Sequence[ListedModel]) -> str:

@@ -1,7 +1,7 @@
 """Output for people and scripts: results on stdout, everything else on stderr.
 
-Only this module decides whether there is a terminal, how wide it is, and whether colour is wanted. Text that
-may come from a peer is sanitised: a name must not move the cursor.
+Only this module decides whether there is a terminal, how wide it is, and whether colour is wanted; layout.py
+makes the text. What is not for a terminal keeps its long lines. Text that may come from a peer is inert.
 """
 
 import io
@@ -16,12 +16,13 @@ from typing import TextIO
 
 from meshd.base.errors import MeshdError
 from meshd.base.units import in_time
+from meshd.cli.layout import Layout, State, clean
 
-DEFAULT_WIDTH = 100
-BAR_CHARS = 24
+DEFAULT_WIDTH = 100  # of a terminal that does not say
+LABEL_WIDTH = 8  # of the labels of fields
 REMIND_SECONDS = 3.0  # between reminders of a step that makes no progress
 _RARE_SECONDS = 60.0  # after that long, between plain lines: they may go to a log
-_BOLD, _RED, _DIM, _RESET = "\x1b[1m", "\x1b[31m", "\x1b[2m", "\x1b[0m"
+_DRAWN = "━…"  # characters that an encoding must have for drawings
 
 DOCUMENT_SCHEMA = 1
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
@@ -54,24 +55,56 @@ class Output:
         self._stdout = stdout
         self._stdin = stdin
         self._stderr = stderr
-        plain = bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb"
+        self._environ = environ
+        self._width = width
+        self._plain = environ.get("TERM") == "dumb"
         self.terminal = stdout.isatty()
-        self.draws_progress = stderr.isatty() and environ.get("TERM") != "dumb"
+        self.draws_progress = stderr.isatty() and not self._plain
         self.asks = stdin is not None and all(stream.isatty() for stream in (stdin, stdout, stderr))
-        self._colour_out = self.terminal and not plain
-        self._colour_err = stderr.isatty() and not plain
-        self._drawn = 0  # characters of the progress line that stand on the terminal
+        self._drawn = False  # a progress line stands on the terminal
         self._last_step = ""
         self._waits_for: tuple[str, float | None] | None = (
             None  # the step that is shown, while nothing follows
         )
         self._waits_since = self._reminded_at = 0.0
-        self.width = width or (_terminal_width(environ) if self.terminal else DEFAULT_WIDTH)
 
-    def line(self, text: str = "") -> None:
-        """Print one line of the result, and flush it."""
+    @property
+    def layout(self) -> Layout:
+        """The layout of results: it fits the terminal, if there is one."""
+        return self._layout_of(self._stdout)
+
+    def _layout_of(self, stream: TextIO) -> Layout:
+        environ, is_terminal = self._environ, stream.isatty()
+        wanted = bool(environ.get("FORCE_COLOR")) or (is_terminal and not self._plain)
+        return Layout(
+            width=(self._width or _terminal_width(stream, environ)) if is_terminal else None,
+            colours=wanted and not environ.get("NO_COLOR"),
+            draws=_can_draw(stream),
+        )
+
+    def line(self, *parts: str) -> None:
+        """Print one line of the result, whole, and flush it. A part may be a State."""
         self._wipe()
-        self._print(clean(text) + "\n")
+        self._print(self.layout.inert(*parts) + "\n")
+
+    def text(self, *parts: str, indent: int = 0) -> None:
+        """Print prose of the result, on a terminal in lines that fit; `indent` is that of all lines."""
+        self._wipe()
+        layout = self.layout
+        self._print(f"{' ' * indent}{layout.wrapped(layout.inert(*parts), indent)}\n")
+
+    def field(self, label: str, *parts: str, width: int = LABEL_WIDTH) -> None:
+        """Print a line that begins with a label; on a terminal, what does not fit goes below its text."""
+        self._wipe()
+        layout = self.layout
+        space = " " * (width - len(label))
+        self._print(f"{layout.inert(label)}{space}{layout.wrapped(layout.inert(*parts), width)}\n")
+
+    def bar(self, share: float, text: str = "") -> None:
+        """Print a progress bar below the text of fields."""
+        self._wipe()
+        layout = self.layout
+        self._print(layout.cut(f"{' ' * LABEL_WIDTH}{layout.bar(share)} {clean(text)}".rstrip()) + "\n")
 
     def json(self, value: Mapping[str, Json], *, compact: bool = False) -> None:
         """Print the result for a script: one document, with the version of its format."""
@@ -90,20 +123,25 @@ class Output:
         self._wipe()
         self._print(text)
 
-    def table(self, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Print columns as wide as their content; the last one is cut at the terminal's edge."""
+    def table(
+        self,
+        headers: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        *,
+        label: str | None = None,
+        drop: Sequence[str] = (),
+        below: str = "",
+    ) -> None:
+        """Print columns as wide as their content; with a label, below the text of fields.
+
+        A terminal that is too narrow gets it without the columns in `drop`, the first of them first, then
+        with the column `below` in lines of its own; then wide columns are broken.
+        """
         self._wipe()
-        cells = [list(map(clean, row)) for row in rows]
-        widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
-        lines = []
-        for number, row in enumerate([list(headers), *cells]):
-            padded = "  ".join(text.ljust(size) for text, size in zip(row, widths, strict=True)).rstrip()
-            if self.terminal and len(padded) > self.width:
-                padded = padded[: self.width - 1] + "…"
-            if number == 0 and self._colour_out:
-                padded = f"{_BOLD}{padded}{_RESET}"
-            lines.append(padded + "\n")
-        self._print("".join(lines))
+        indent = 0 if label is None else LABEL_WIDTH
+        self._print(
+            self.layout.table(headers, rows, label=label or "", indent=indent, drop=drop, below=below)
+        )
 
     def clear(self) -> None:
         """Clear the screen (terminals only)."""
@@ -127,7 +165,7 @@ class Output:
         """Print a remark that is no result."""
         with self._lock:
             self._wipe()
-            self._stderr.write(clean(text) + "\n")
+            self._stderr.write(self._layout_of(self._stderr).wrapped(clean(text)) + "\n")
             self._stderr.flush()
 
     def progress(self, step: str, share: float | None = None) -> None:
@@ -179,13 +217,11 @@ class Output:
                 self._stderr.flush()
             self._last_step = step
             return
-        text = step
-        if share is not None:
-            text = f"{bar(share)} {step}"
-        text = text[: max(10, self.width - 1)]
-        self._stderr.write("\r" + text.ljust(self._drawn))
+        layout = self._layout_of(self._stderr)
+        text = layout.cut(step if share is None else f"{layout.bar(share)} {step}")
+        self._stderr.write(f"\r{text}\x1b[K")
         self._stderr.flush()
-        self._drawn = len(text)
+        self._drawn = True
 
     def confirm(self, question: str) -> bool:
         """Ask a person; only where `asks`. Anything but yes is no."""
@@ -197,11 +233,10 @@ class Output:
 
     def error(self, what: str, hint: str = "") -> None:
         """Print `error: …`, and after an empty line `hint: …`."""
-        mark = f"{_RED}error:{_RESET}" if self._colour_err else "error:"
-        tip = f"{_DIM}hint:{_RESET}" if self._colour_err else "hint:"
-        text = f"{mark} {clean(what)}\n"
+        layout = self._layout_of(self._stderr)
+        text = layout.wrapped(layout.inert(State("error:"), " ", what)) + "\n"
         if hint:
-            text += f"\n{tip} {clean(hint)}\n"
+            text += "\n" + layout.wrapped(f"{layout.dim('hint:')} {clean(hint)}") + "\n"
         with self._lock:
             self._wipe()
             self._stderr.write(text)
@@ -212,9 +247,9 @@ class Output:
         with self._lock:
             self._waits_for = None
             if self._drawn:
-                self._stderr.write("\r" + " " * self._drawn + "\r")
+                self._stderr.write("\r\x1b[K")
                 self._stderr.flush()
-                self._drawn = 0
+                self._drawn = False
 
 
 def standard() -> Output:
@@ -253,24 +288,19 @@ def _open_closed() -> None:
         sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
 
 
-def bar(share: float) -> str:
-    """Return a progress bar for a terminal; `share` from 0 to 1."""
-    full = round(BAR_CHARS * min(max(share, 0.0), 1.0))
-    return f"[{'#' * full}{'.' * (BAR_CHARS - full)}] {share:4.0%}"
+def _can_draw(stream: TextIO) -> bool:
+    try:
+        _DRAWN.encode(stream.encoding or "utf-8")
+    except (LookupError, UnicodeEncodeError):
+        return False
+    return True
 
 
-def clean(text: str) -> str:
-    """Return `text` without control characters, but for the ends of lines."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)
-
-
-def _terminal_width(environ: Mapping[str, str]) -> int:
+def _terminal_width(stream: TextIO, environ: Mapping[str, str]) -> int:
     columns = environ.get("COLUMNS", "")
     if columns.isdecimal() and 0 < int(columns) < 10000:
         return int(columns)
     try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns or DEFAULT_WIDTH
+        return os.get_terminal_size(stream.fileno()).columns or DEFAULT_WIDTH
     except (OSError, ValueError):
         return DEFAULT_WIDTH

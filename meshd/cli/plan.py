@@ -147,7 +147,7 @@ def _show(reply: PlanReply, out: Output) -> None:
     )
     out.line()
     shown = [best, *(plan for plan in reply.plans if plan is not best)][:_SHOWN]
-    out.table(_COLUMNS, [_row(plan) for plan in shown])
+    out.table(_COLUMNS, [_row(plan) for plan in shown], drop=("A TOKEN", "LOAD"))
     out.line()
     # The words used, and what is missing.
     out.line(

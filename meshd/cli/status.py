@@ -13,8 +13,9 @@ from meshd.admin.status import PeerView
 from meshd.admin.status import Status as NodeStatus
 from meshd.base.errors import Refused
 from meshd.base.units import in_bytes, in_memory, in_number, in_time
+from meshd.cli.layout import State
 from meshd.cli.options import Arguments, number
-from meshd.cli.output import Output, bar
+from meshd.cli.output import Output
 from meshd.config.tree import home_here
 from meshd.gateway.interface import GatewayStatus
 from meshd.identity.naming import WORKER_ROLE
@@ -84,7 +85,7 @@ def summary(status: NodeStatus) -> str:
     if status.models:
         parts.append("models " + " ".join(f"{model.name}={model.state}" for model in status.models))
     elif status.model is not None:
-        parts.append(f"model {_state(status.model)}")
+        parts.append(f"model {''.join(_state(status.model))}")
     elif status.fetching is not None:
         share = status.fetching.share
         done = "" if share is None else f" {share:.0%}"
@@ -105,7 +106,7 @@ def show(status: NodeStatus, out: Output) -> None:
     if status.store is not None and (status.store.limit or status.store.bytes):
         there, most = in_bytes(status.store.bytes), in_bytes(status.store.limit)
         count = in_number(status.store.tensors, "tensor")
-        out.line(f"cache   {there} of {most}: {count} downloaded")
+        out.field("cache", f"{there} of {most}: {count} downloaded")
     out.line()
     print_peers(status, out)
     if status.api is not None:
@@ -115,39 +116,40 @@ def show(status: NodeStatus, out: Output) -> None:
         out.line()
         out.table(
             ("CHILD", "PROCESS", "STATE", "RESTARTS", "REASON"),
-            [(c.name, str(c.pid or "-"), c.state, str(c.restarts), c.reason) for c in status.children],
+            [(c.name, str(c.pid or "-"), State(c.state), str(c.restarts), c.reason) for c in status.children],
+            below="REASON",
         )
     for warning in status.warnings:
         out.line()
-        out.line(f"{warning.severity}: {warning.what} [{warning.code}]")
-        out.line(f"  hint: {warning.hint}")
+        out.text(State(f"{warning.severity}:"), f" {warning.what} [{warning.code}]")
+        out.text(f"hint: {warning.hint}", indent=2)
 
 
 def _show_node(status: NodeStatus, out: Output) -> None:
     node = status.node
-    out.line(f"node    {node.name} ({node.id[:10]})  {node.role}, meshd {node.version}, process {node.pid}")
-    out.line(f"        up {in_time(node.uptime_s)}, {in_memory(node.rss_bytes)} of memory")
+    out.field("node", f"{node.name} ({node.id[:10]})  {node.role}, meshd {node.version}, process {node.pid}")
+    out.field("", f"up {in_time(node.uptime_s)}, {in_memory(node.rss_bytes)} of memory")
     if node.version != __version__:
-        out.line(f"        installed is meshd {__version__}: `meshd stop` and start it again to use that")
+        out.field("", f"installed is meshd {__version__}: `meshd stop` and start it again to use that")
     if node.paused:
-        out.line("        paused: it lends nothing until `meshd resume`")
+        out.field("", "paused: it lends nothing until `meshd resume`")
     if node.listen:
-        out.line(f"        listens on {', '.join(node.listen)}")
+        out.field("", f"listens on {', '.join(node.listen)}")
     if status.mdns is not None and status.mdns.state == "silent":
-        out.line(f"        mDNS is silent: {status.mdns.why}")
+        out.field("", f"mDNS is silent: {status.mdns.why}")
     if status.mesh is None:
-        out.line("mesh    none")
+        out.field("mesh", "none")
     else:
         roles = f", roles of this node: {', '.join(status.mesh.roles)}" if status.mesh.roles else ""
-        out.line(f"mesh    {status.mesh.id[:10]}, {in_number(status.mesh.members, 'member')}{roles}")
+        out.field("mesh", f"{status.mesh.id[:10]}, {in_number(status.mesh.members, 'member')}{roles}")
     if status.api is not None:
         api = status.api
-        ready = "ready" if api.ready else "not ready"
+        ready = State("ready" if api.ready else "not ready")
         requests, tokens = in_number(api.requests, "request"), in_number(api.tokens, "token")
         waiting = f", {api.waiting} waiting for their turn" if api.waiting else ""
-        out.line(f"api     {api.url}  {ready}, {requests}, {tokens}{waiting}")
+        out.field("api", f"{api.url}  ", ready, f", {requests}, {tokens}{waiting}")
         if status.model is None and status.fetching is None and api.reason:  # else it is said below
-            out.line(f"        {api.reason}")
+            out.field("", api.reason)
 
 
 def _show_lent(status: NodeStatus, out: Output) -> None:
@@ -157,26 +159,26 @@ def _show_lent(status: NodeStatus, out: Output) -> None:
     for lent in status.lent:
         head = _peer_name(status, lent.head)
         if lent.state is LentState.STANDBY:
-            out.line(
-                f"lends   nothing yet to {head}: standby for {lent.model}, {in_bytes(lent.bytes)} for it"
+            out.field(
+                "lends", f"nothing yet to {head}: standby for {lent.model}, {in_bytes(lent.bytes)} for it"
             )
         else:
-            out.line(f"lends   {in_memory(lent.bytes)} to {head} for {lent.model}, {lent.state}")
+            out.field("lends", f"{in_memory(lent.bytes)} to {head} for {lent.model}, {lent.state}")
     if status.fetching is not None:
-        out.line("lends   nothing yet: it fetches its model first")
+        out.field("lends", "nothing yet: it fetches its model first")
     elif not status.lent and not status.node.paused:
-        out.line("lends   nothing now: it waits for a head (`meshd serve` on another machine)")
+        out.field("lends", "nothing now: it waits for a head (`meshd serve` on another machine)")
 
 
 def _show_fetch(now: FetchStatus, out: Output) -> None:
     """Show how far a model is that this node takes before its role begins."""
     share = "" if now.share is None else f" {now.share:.0%}"
-    out.line(f"model   {now.name}  fetching{share}: {now.text}")
+    out.field("model", f"{now.name}  ", State(f"fetching{share}"), f": {now.text}")
     if out.terminal and now.share is not None:
-        out.line(f"        {bar(now.share)}")
+        out.bar(now.share)
     for one in now.sources:
         if one.problem:
-            out.line(f"        {one.node} gives no more: {one.problem}")
+            out.field("", f"{one.node} gives no more: {one.problem}")
 
 
 def _show_machine(status: NodeStatus, out: Output) -> None:
@@ -184,8 +186,8 @@ def _show_machine(status: NodeStatus, out: Output) -> None:
         memory = f"{in_memory(device.free_bytes)} of {in_memory(device.total_bytes)} free"
         speeds = f", weights {in_bytes(device.weight_bytes_s)}/s" if device.weight_bytes_s is not None else ""
         speeds += f", prompts {device.flops / 1e9:.0f} GFLOP/s" if device.flops is not None else ""
-        head = "device " if place == 0 else "       "
-        out.line(f"{head} {device.name}: {memory} {in_time(device.listed_s)} ago{speeds}")
+        label = "" if place else "device"
+        out.field(label, f"{device.name}: {memory} {in_time(device.listed_s)} ago{speeds}")
     if (storage := status.storage) is not None:
         free = "" if storage.free_bytes is None else f"{in_bytes(storage.free_bytes)} free"
         room = storage.cache_room_bytes
@@ -194,7 +196,7 @@ def _show_machine(status: NodeStatus, out: Output) -> None:
         if storage.models is not None:
             files = f"{in_number(storage.models, 'model')}, {in_bytes(storage.models_bytes or 0)}"
         if disk := "; ".join(part for part in (free, kept, files) if part):
-            out.line(f"disk    {disk}")
+            out.field("disk", disk)
 
 
 def _show_keys(api: GatewayStatus, out: Output) -> None:
@@ -210,7 +212,7 @@ def _show_keys(api: GatewayStatus, out: Output) -> None:
             )
             for key in used
         ]
-        out.table(("KEY", "NOW", "ANSWERS", "PROMPT TOKENS", "GENERATED", "TODAY"), rows)
+        out.table(("KEY", "NOW", "ANSWERS", "PROMPT TOKENS", "GENERATED", "TODAY"), rows, drop=("TODAY",))
 
 
 def _show_tunnels(status: NodeStatus, out: Output) -> None:
@@ -228,7 +230,9 @@ def _show_tunnels(status: NodeStatus, out: Output) -> None:
         for tunnel in status.tunnels
     ]
     out.line()
-    out.table(("TUNNEL TO", "SERVICE", "LISTENS ON", "STREAMS", "SENT", "RECEIVED"), rows)
+    out.table(
+        ("TUNNEL TO", "SERVICE", "LISTENS ON", "STREAMS", "SENT", "RECEIVED"), rows, drop=("RECEIVED", "SENT")
+    )
 
 
 def _show_models(models: Sequence[ModelStatus], out: Output) -> None:
@@ -237,63 +241,63 @@ def _show_models(models: Sequence[ModelStatus], out: Output) -> None:
         return
     rows = [
         (
-            f"        {model.name}",
+            model.name,
             ", ".join(model.aliases) or "-",
             model.group or "-",
-            model.state,
+            State(model.state),
             f"{model.running} running, {model.waiting} waiting",
             model.reason if model.state != "ready" else "",
         )
         for model in models
     ]
-    out.table(("models  NAME", "ALIASES", "GROUP", "STATE", "REQUESTS", "REASON"), rows)
+    headers = ("NAME", "ALIASES", "GROUP", "STATE", "REQUESTS", "REASON")
+    out.table(headers, rows, label="models", drop=("GROUP", "ALIASES"), below="REASON")
 
 
 def _show_model(model: ModelStatus, out: Output) -> None:
     # State, load, and speeds.
-    out.line(f"model   {model.name} ({model.fingerprint[:12]})  {_state(model)}")
+    out.field("model", f"{model.name} ({model.fingerprint[:12]})  ", *_state(model))
     if load := _load(model):
-        out.line(f"        {load}")
+        out.field("", load)
     if model.answers is not None:
-        out.line(f"        {model.answers.text}")
+        out.field("", model.answers.text)
         if model.answers.note:
-            out.line(f"        {model.answers.note}")
+            out.field("", model.answers.note)
     if (speed := _speeds(model)) is not None:
-        out.line(f"        {speed}")
+        out.field("", speed)
     if model.estimated:
-        out.line(f"        {_estimated(model.estimated)}")
+        out.field("", _estimated(model.estimated))
     if (speculation := _speculation(model.speculation)) is not None:
-        out.line(f"        {speculation}")
+        out.field("", speculation)
     # Workers that stand by, and those that load now.
     for standby in model.standby:
-        out.line(f"        {_standby(standby)}")
+        out.field("", _standby(standby))
     if model.fallbacks and not model.fallback:
-        out.line(f"        fallback: {', '.join(model.fallbacks)}")
+        out.field("", f"fallback: {', '.join(model.fallbacks)}")
     for worker in model.workers if out.terminal and model.state == "loading" else ():
-        out.line(f"        {bar(worker.share)} {worker.node}")
+        out.bar(worker.share, worker.node)
     # Weights that crossed the network.
     for tensor in model.tensors_from_network[:10]:
-        out.line(f"        over the network: {tensor.name} ({in_bytes(tensor.bytes)}): {tensor.reason}")
+        out.field("", f"over the network: {tensor.name} ({in_bytes(tensor.bytes)}): {tensor.reason}")
     if len(model.tensors_from_network) > 10:
-        out.line(f"        and {len(model.tensors_from_network) - 10} more (all of them with --json)")
+        out.field("", f"and {len(model.tensors_from_network) - 10} more (all of them with --json)")
     # The split.
     if model.split:
         out.table(
-            ("        NODE", "DEVICE", "LAYERS", "WEIGHTS", "PUSH"),
-            [
-                (f"        {s.node}", s.device, str(s.layers), in_bytes(s.bytes), _push(s))
-                for s in model.split
-            ],
+            ("NODE", "DEVICE", "LAYERS", "WEIGHTS", "PUSH"),
+            [(s.node, s.device, str(s.layers), in_bytes(s.bytes), _push(s)) for s in model.split],
+            label="",
+            below="PUSH",
         )
 
 
-def _state(model: ModelStatus) -> str:
-    """Return the state with its reason; a reason that begins with the state is not repeated."""
+def _state(model: ModelStatus) -> tuple[State, str]:
+    """Return the state, and its reason; a reason that begins with the state is not repeated."""
     progress = f" {model.progress:.0%}" if model.progress is not None and model.state == "loading" else ""
     if model.reason.startswith(f"{model.state} "):
         subject, separator, rest = model.reason.partition(";")
-        return f"{subject}{progress}{separator}{rest}"
-    return f"{model.state}{progress}" + (f": {model.reason}" if model.reason else "")
+        return State(model.state), f"{subject.removeprefix(model.state)}{progress}{separator}{rest}"
+    return State(f"{model.state}{progress}"), f": {model.reason}" if model.reason else ""
 
 
 def _load(model: ModelStatus) -> str:
@@ -413,6 +417,8 @@ def print_peers(status: NodeStatus, out: Output) -> None:
             "NOTE",
         ),
         [_row(peer) for peer in status.peers],
+        drop=("RESUMES", "MESHD", "RATE", "SENT", "RECEIVED", "ID"),
+        below="NOTE",
     )
 
 
@@ -435,7 +441,7 @@ def _row(peer: PeerView) -> tuple[str, ...]:
         peer.id[:10],
         peer.role,
         peer.version or "-",
-        _peer_state(peer),
+        State(_peer_state(peer)),
         "-" if link is None else f"{link.kind} {link.path} {link.remote}",
         "-" if link is None or link.rtt_ms is None else f"{link.rtt_ms:.2f} ms",
         "-" if link is None or not link.bytes_s else f"{in_bytes(link.bytes_s)}/s",

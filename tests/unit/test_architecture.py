@@ -264,6 +264,7 @@ BROKEN: tuple[tuple[str, str, str], ...] = (
     ("aioice only in link/ice/agent.py", "meshd.link.webrtc.session", "aioice"),
     ("huggingface_hub only in library/hub_client.py", "meshd.library.download", "huggingface_hub"),
     ("httpx2 only in library/hub_client.py", "meshd.library.download", "httpx2"),
+    ("rich only in cli/layout.py and output.py", "meshd.cli.status", "rich"),
     (
         "Implementations are imported by their own package and the daemon",
         "meshd.head.model",

@@ -133,7 +133,7 @@ def loading() -> Status:
 def test_how_far_workers_are_is_a_bar_on_a_terminal_and_a_percentage_elsewhere() -> None:
     for kind, bars in ((Terminal, 1), (io.StringIO, 0)):
         out = kind()
-        show(loading(), Output(out, io.StringIO(), {}, width=100))
+        show(loading(), Output(out, io.StringIO(), {"NO_COLOR": "1"}, width=100))
         assert "loading 50%" in out.getvalue()
         assert out.getvalue().count("[############............]  50% garage") == bars
     out = Terminal()

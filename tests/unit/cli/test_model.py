@@ -279,7 +279,7 @@ def test_progress_is_a_bar_for_people_and_lines_for_others() -> None:
 
 def test_nothing_to_find() -> None:
     config = Config(serve=ServeConfig(model=Path("/m.gguf")), worker=WorkerConfig(), paths=Paths())
-    out = Output(Terminal(), Terminal(), {})
+    out = Output(Terminal(), Terminal(), {}, width=1000)
     assert finding.find_served_model(config, out) == config
     assert finding.find_worker_models(config, out) == config
 
@@ -289,7 +289,7 @@ def test_the_models_of_all_tables_are_found(tmp_path: Path) -> None:
     put(folder / "small.gguf", tiny())
     given: tuple[Path | str, ...] = (folder / "small.gguf", folder, "hf:me/Tiny-GGUF:Q8_0")
     models = tuple(ModelConfig(name=f"m{n}", serve=ServeConfig(model=one)) for n, one in enumerate(given))
-    found = finding.find_served_model(Config(models=models), Output(Terminal(), Terminal(), {}))
+    found = finding.find_served_model(Config(models=models), Output(Terminal(), Terminal(), {}, width=1000))
     paths = [model.serve.model for model in found.models]
     assert paths[:2] == [folder / "small.gguf"] * 2
     assert isinstance(paths[2], Path) and paths[2].name == "t-Q8_0.gguf"
@@ -303,7 +303,7 @@ class Node:
         paths = Paths(cache=cache) if joins else Paths(cache=cache, home=Path("/nowhere"))
         self.config = Config(node=NodeConfig(join="mesh1token" if joins else ""), paths=paths)
         self._told = Terminal()
-        self._out = Output(Terminal(), self._told, {})
+        self._out = Output(Terminal(), self._told, {}, width=1000)
 
     @property
     def told(self) -> str:

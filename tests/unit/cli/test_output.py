@@ -4,11 +4,11 @@ import io
 import json
 import threading
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.units import in_time
-from meshd.cli.output import Output, clean
+from meshd.cli.layout import State
+from meshd.cli.output import Output
 
 from .shell import Terminal
 
@@ -48,12 +48,11 @@ def test_progress_is_a_line_for_each_step_without_a_terminal() -> None:
 
 
 def test_progress_is_a_bar_on_a_terminal_and_goes_before_a_result() -> None:
-    output, out, err = on_terminal()
+    output, out, err = on_terminal(NO_COLOR="1")
     output.progress("compile", 0.5)
-    assert err.getvalue() == "\r[############............]  50% compile"
+    assert err.getvalue() == "\r[############............]  50% compile\x1b[K"
     output.line("done")
-    assert err.getvalue().endswith("\r") and out.getvalue() == "done\n"
-    assert max(map(len, err.getvalue().split("\r"))) < 40
+    assert err.getvalue().endswith("\r\x1b[K") and out.getvalue() == "done\n"
 
 
 class _Clock:
@@ -119,29 +118,67 @@ def test_reminders_come_while_the_caller_is_blocked() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "reminder"]
 
 
-@pytest.mark.parametrize("share", [-1.0, 0.0, 1.0, 7.0])
-def test_a_bar_has_an_end(share: float) -> None:
-    output, _, err = on_terminal()
-    output.progress("x", share)
-    assert err.getvalue().count("#") == (24 if share >= 1 else 0)
-
-
 def test_colour_only_on_a_terminal_that_wants_it() -> None:
-    for output, _, err in (plain(), on_terminal(NO_COLOR="1"), on_terminal(TERM="dumb")):
+    for output, out, err in (plain(), on_terminal(NO_COLOR="1"), on_terminal(TERM="dumb")):
         output.error("x", "y")
-        assert "\x1b" not in err.getvalue()
-    output, _, err = on_terminal()
+        output.line(State("ready"))
+        assert "\x1b" not in err.getvalue() + out.getvalue()
+    output, out, err = on_terminal()
     output.error("x", "y")
+    output.line(State("ready"))
     assert "\x1b[31merror:\x1b[0m x" in err.getvalue()
+    assert out.getvalue() == "\x1b[32mready\x1b[0m\n"
 
 
-def test_a_table_lines_up_and_is_cut_at_the_edge() -> None:
+def test_colour_can_be_forced_but_not_against_no_color() -> None:
+    for environ, coloured in (
+        ({"FORCE_COLOR": "1"}, True),
+        ({"FORCE_COLOR": "1", "TERM": "dumb"}, True),
+        ({"FORCE_COLOR": ""}, False),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+    ):
+        out, err = io.StringIO(), io.StringIO()
+        output = Output(out, err, environ)
+        output.line(State("ready"))
+        output.error("x")
+        assert ("\x1b[32m" in out.getvalue(), "\x1b[31m" in err.getvalue()) == (coloured, coloured)
+
+
+def test_long_lines_are_broken_for_a_terminal_alone() -> None:
+    words = "a sentence of some words that is wider than the terminal"
+    for output, out, err in (plain(), on_terminal()):
+        output.field("label", words)
+        output.text(words)
+        output.note(words)
+        output.line(words)
+        *broken, whole = out.getvalue().splitlines()
+        assert whole == words  # a line is somebody's to copy
+        if output.terminal:
+            assert max(map(len, broken + err.getvalue().splitlines())) <= 40
+            assert broken[0].startswith("label   a sentence") and broken[1].startswith(" " * 8 + "wider")
+        else:
+            assert broken == [f"label   {words}", words] and err.getvalue() == f"{words}\n"
+
+
+def test_an_encoding_without_drawings_gets_letters() -> None:
+    raw = io.BytesIO()
+    latin = io.TextIOWrapper(raw, encoding="latin-1")
+    latin.isatty = lambda: True  # type: ignore[method-assign]
+    output = Output(io.StringIO(), latin, {}, width=40)
+    output.progress("a step with many words, more than fit on a line", 0.5)
+    assert b"[############............]  50% a step." in raw.getvalue()
+
+
+def test_a_table_is_that_of_the_layout() -> None:
     output, out, _ = plain()
     output.table(("A", "LONGER"), [("wide cell", "b"), ("", "x" * 200)])
     assert out.getvalue() == f"A          LONGER\nwide cell  b\n           {'x' * 200}\n"
     output, out, _ = on_terminal(NO_COLOR="1")
     output.table(("A", "B"), [("a", "x" * 200)])
-    assert max(map(len, out.getvalue().splitlines())) == 40 and "…" in out.getvalue()
+    assert max(map(len, out.getvalue().splitlines())) == 40 and out.getvalue().count("x") == 200
+    output, out, _ = plain()
+    output.table(("A",), [("a",)], label="models")
+    assert out.getvalue() == "models  A\n        a\n"
 
 
 def test_json_is_one_document() -> None:
@@ -164,11 +201,6 @@ def test_no_name_moves_the_cursor(name: str) -> None:
         assert char == "\n" or char.isprintable()
 
 
-def test_clean_keeps_what_can_be_shown() -> None:
-    assert clean("Grüße 😀\n") == "Grüße 😀\n"
-    assert clean("a\x1b[2Jb\rc\u202e") == "a�[2Jb�c�"
-
-
 def test_times_for_people() -> None:
     assert [in_time(s) for s in (0, 59.6, 119, 120, 7199, 7800, 200_000)] == [
         "0 s",
@@ -186,9 +218,9 @@ def test_a_table_takes_the_place_of_progress() -> None:
     output = Output(Terminal(), err, {"TERM": "xterm"})
     output.progress("measuring devices")
     output.table(("NODE",), [("garage",)])
-    assert err.getvalue() == "\rmeasuring devices\r" + " " * 17 + "\r"
+    assert err.getvalue() == "\rmeasuring devices\x1b[K\r\x1b[K"
 
 
 def test_the_width_is_the_terminals() -> None:
-    assert Output(Terminal(), Terminal(), {"COLUMNS": "72"}).width == 72
-    assert Output(io.StringIO(), io.StringIO(), {"COLUMNS": "72"}).width == 100
+    assert Output(Terminal(), Terminal(), {"COLUMNS": "72"}).layout.width == 72
+    assert Output(io.StringIO(), io.StringIO(), {"COLUMNS": "72"}).layout.width is None
