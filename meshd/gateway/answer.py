@@ -198,7 +198,8 @@ class Answer:
         self._part = part
         # llama-server takes a seed of ours where the client has none, so that a retry gives the same answer
         self._can_add_fields = route.counts and asked.can_grow
-        self._own_seed = context.retries and self._can_add_fields and not asked.has_seed
+        own_seed = context.retries and self._can_add_fields and not asked.has_seed
+        self._own_fields: dict[str, object] = {"seed": secrets.randbelow(_SEEDS)} if own_seed else {}
         # before it is asked: the turn in the queue, the use of the model, and the body as this model takes it
         self._began = _now()
         self._came_before_ready = upstream.readiness.state is not ModelState.READY
@@ -213,7 +214,7 @@ class Answer:
         self._attempt_body = asked.body  # of this attempt
         # what the client gets
         self._streams = asked.stream
-        self._sent = SentEvents(asked.path, own_seed=self._own_seed)
+        self._sent = SentEvents(asked.path, own_seed=own_seed)
         self._reply = StreamReply(
             request, silence=context.silence, headers=headers, answering=asked.answering
         )
@@ -351,8 +352,11 @@ class Answer:
         return nullcontext() if self._turn is None else self._turn.for_model()
 
     async def _fit_body(self) -> None:
-        """Fit the body to the template of the loaded model, and add meshd's fields. Raises HttpRefusal."""
-        asked, body = self.asked, self.asked.body
+        """Fit the body to the template of the loaded model, and add meshd's fields. Raises HttpRefusal.
+
+        Call it after each load: the output of the model, or the model itself, may have changed.
+        """
+        asked, body, notes = self.asked, self.asked.body, self.asked.notes
         if body is None:
             return
         fields = self._added_fields()
@@ -362,15 +366,15 @@ class Answer:
             body = with_fields(body, fields)
         self.meter.asked = body
         if asked.needs_fit and self.served is not None:  # another node fits it itself
-            body, notes = await self.served.fit(body)
-            self._notes = (*self._notes, *notes)
+            body, omitted = await self.served.fit(body)
+            notes = (*notes, *omitted)
         if self._streams:
-            await self._reply.note(self._notes)
-        self._body = self._attempt_body = body
+            await self._reply.note(notes)
+        self._body, self._notes, self._attempt_body = body, notes, body
 
     def _added_fields(self) -> dict[str, object]:
         """Return the fields that meshd adds: a seed, and where to sample. Raises HttpRefusal."""
-        fields: dict[str, object] = {"seed": secrets.randbelow(_SEEDS)} if self._own_seed else {}
+        fields = self._own_fields
         sampling, asked_for = self.upstream.device_sampling, self.asked.sampling
         if sampling is None:
             return fields
@@ -433,10 +437,12 @@ class Answer:
         async with self._not_computing():
             if not await self._model_returns():
                 return False
-        if not self._streams or self._body is None:
-            return True  # the client has nothing yet, so the same body asks again
-        if note := self.upstream.readiness.note:
+        if self._streams and (note := self.upstream.readiness.note):
             await self._reply.say(note)
+
+        await self._fit_body()
+        if not self._streams or self._body is None:
+            return True  # the client has nothing yet, so the whole is asked for again
 
         # Write the body for the rest; for that the template may be asked how it writes calls of tools.
         asking = self._sent.next_request(self._body)

@@ -424,6 +424,7 @@ class StreamReply:
         self._last = _now()
         self._quiet = False
         self._look = asyncio.Event()
+        self._noted: tuple[str, ...] = ()
         self.response = web.StreamResponse(
             headers={
                 "Content-Type": answering.content_type,
@@ -448,7 +449,13 @@ class StreamReply:
             await self._write(data)
 
     async def note(self, notes: Sequence[str]) -> None:
-        """Name the parts that the model does not get: in a header, or in a comment once headers are sent."""
+        """Name the parts that the model does not get: in a header, or in a comment once headers are sent.
+
+        The same parts are named once.
+        """
+        noted, self._noted = self._noted, tuple(notes)
+        if self._noted == noted:
+            return
         if self.begun:
             for name, text in left_out(notes).items():
                 await self.send(self._comment(f"{name}: {text}"))

@@ -9,7 +9,8 @@ import pytest
 from meshd.gateway import request as request_module
 from meshd.model.device_sampling import DeviceSampling
 
-from tests.process.gateway_fake import HI, says, world
+from tests.process.gateway_fake import DONE, HI, chunk, says, world
+from tests.process.test_gateway_continued import CONFIG, dies_after
 from tests.unit.model.test_device_sampling import CANDIDATES, SETTINGS
 
 EXACT = DeviceSampling(SETTINGS, 50_000)
@@ -69,3 +70,25 @@ async def test_a_client_does_not_choose_what_a_worker_computes(own: bool, adds: 
             assert answer.status == (200 if own else 400)
             assert own or "`-- -bs`" in (await answer.json())["error"]["message"]
     assert len(here.server.seen) == own
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(("before", "after"), [(None, EXACT), (EXACT, None)], ids=["to worker", "to head"])
+async def test_after_a_loss_the_node_that_has_the_output_then_decides(
+    before: DeviceSampling | None, after: DeviceSampling | None, stream: bool
+) -> None:
+    async with world(dies_after(chunk("a"), then=(chunk("b"), DONE)), config=CONFIG) as here:
+        here.upstream.device_sampling = before
+
+        async def move() -> None:
+            here.upstream.device_sampling = after
+
+        here.upstream.on_broke = move
+        async with await here.chat(stream=stream) as answer:
+            await answer.read()
+    first, second = (json.loads(seen[3]) for seen in here.server.seen if seen[1] == "/v1/chat/completions")
+    assert (first.get("backend_sampling"), second.get("backend_sampling")) == (
+        before and True,
+        after and True,
+    )
+    assert first["seed"] == second["seed"], "so that the answer stays the same"
