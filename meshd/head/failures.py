@@ -278,7 +278,7 @@ class ServerFailures:
         self.restarts = 0
         """Those that nobody asked for."""
         self.why_restarted = ""
-        """The last time."""
+        """The last restart; empty if that one was asked for."""
         self.in_row = 0
         self._same = 0  # of them, the last with one split
         self._died: ServerDied | None = None
@@ -331,7 +331,7 @@ class ServerFailures:
 
     def as_one(self, child: ChildStatus) -> ChildStatus:
         """Show the llama-servers of all runs as one that is restarted."""
-        again = self.restarts and child.is_up
+        again = self.why_restarted and child.is_up
         reason = f"the last time because {self.why_restarted}" if again else child.reason
         return replace(child, restarts=self.restarts, reason=reason)
 

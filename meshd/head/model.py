@@ -292,10 +292,10 @@ class Model:
                 await self._know_file()
                 owner.start(self._files.know_smaller(), name="smaller models")
                 while True:
-                    restarts = self._server_failures.restarts
+                    failures = self._server_failures
+                    restarts = failures.restarts
                     why = await self._cycle()
-                    if self._server_failures.restarts > restarts:
-                        self._server_failures.why_restarted = why
+                    failures.why_restarted = why if failures.restarts > restarts else ""
                     await self._pause_after(why, owner)
         except ExceptionGroup as group:
             raise first_error(group) from None
@@ -362,7 +362,8 @@ class Model:
         self._was_lost = run.loaded and not run.replaced
         self._history.late_measuring.forget()
         failures = self._server_failures
-        failures.restarts += run.started and not run.replaced and not self._was_stopped(run)
+        was_started = bool(run.children)
+        failures.restarts += was_started and not run.replaced and not self._was_stopped(run)
         now = asyncio.get_running_loop().time()
         backoff = self._roster.backoff
         for worker in run.blame.tell(backoff, workers, now):

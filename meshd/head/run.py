@@ -141,7 +141,7 @@ class RunHistory:
 class Run:
     """Load a model and serve it until the first thing is lost: one life, `run` once.
 
-    What the next run should know is left in `blame`, `server_died` and `started`, and in `history`.
+    What the next run should know is left in `blame`, `server_died` and `children`, and in `history`.
     """
 
     def __init__(

@@ -234,14 +234,14 @@ async def test_options_that_llama_server_refuses_are_told_at_once(tmp_path: Path
 async def test_a_worker_that_was_stopped_is_no_reason_to_look_at_llama_server(tmp_path: Path) -> None:
     async with stage(tmp_path) as it:
         it.worker("anna")
-        other = it.worker("bert").mesh
+        other, third = it.worker("bert").mesh, it.worker("carl").mesh
         serve = it.serve()
-        assert await ready(serve) == {"head", "anna", "bert"}
+        assert await ready(serve) == {"head", "anna", "bert", "carl"}
         other.stopped = "the node was stopped"
-        it.bench.mesh.streams[-1].reset(8, "the node was stopped")
+        it.bench.mesh.streams[-2].reset(8, "the node was stopped")
         other.say(PeerState.KNOWN)
         await until(serve, lambda model: model.state != "ready")
-        assert await ready(serve) == {"head", "anna"}
+        assert await ready(serve) == {"head", "anna", "carl"}
         assert [(child.restarts, child.reason) for child in serve.status.children] == [(0, "")]
         it.bench.children[-1].die("ended by signal 6")
         await until(serve, lambda model: model.state != "ready")
@@ -249,6 +249,26 @@ async def test_a_worker_that_was_stopped_is_no_reason_to_look_at_llama_server(tm
         [child] = serve.status.children
         assert child.restarts == 1
         assert child.reason.startswith("the last time because ") and "ended by signal 6" in child.reason
+        third.stopped = "the node was stopped"
+        it.bench.mesh.streams[-1].reset(8, "the node was stopped")
+        third.say(PeerState.KNOWN)
+        await until(serve, lambda model: model.state != "ready")
+        assert await ready(serve) == {"head", "anna"}
+        shown = [(child.restarts, child.reason) for child in serve.status.children]
+        assert shown == [(1, "")], "the last restart was for another reason"
+
+
+async def test_a_loss_while_the_model_is_loaded_again_is_the_last_reason(tmp_path: Path) -> None:
+    async with stage(tmp_path) as it:
+        bad, _good = it.worker("bad"), it.worker("good")
+        serve = it.serve()
+        assert await ready(serve) == {"head", "bad", "good"}
+        bad.child_refuses = ChildFailed("it crashed at once")
+        it.bench.children[-1].die("ended by signal 6")
+        await until(serve, lambda model: model.state != "ready")
+        assert await ready(serve) == {"head", "good"}
+        [child] = serve.status.children
+        assert child.restarts == 3 and "bad: it crashed at once" in child.reason
 
 
 async def test_a_llama_server_that_fails_with_any_split_has_failed(tmp_path: Path) -> None:
