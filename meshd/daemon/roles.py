@@ -109,6 +109,7 @@ async def _open_all(
         own = await _open(serve.model, config, hashes, held, header_only=serve.header_only)
         smaller = [await _open(fallback, config, hashes, held) for fallback in serve.fallback_models]
         _check_smaller(own, smaller)
+        _check_layers(serve, own)
         files.append([own, *smaller])
     return files
 
@@ -145,6 +146,15 @@ def _check_smaller(own: ModelFile, others: Sequence[ModelFile]) -> None:
                 f"{in_bytes(_weight_bytes(other))}, the model's {in_bytes(size)}",
                 hint="give a smaller quantisation of the same model in `fallback_models`",
             )
+
+
+def _check_layers(serve: ServeConfig, file: ModelFile) -> None:
+    """Refuse ranges of layers that the model cannot be divided into. Raises UserError."""
+    from meshd.model.layers import read_layers
+    from meshd.plan.machines import check_ranges  # which no worker needs
+
+    if serve.layers:
+        check_ranges(serve.layers, read_layers(file.headers, name=file.name).count)
 
 
 def _weight_bytes(file: ModelFile) -> int:

@@ -278,8 +278,8 @@ def with_fixed_layers(machines: Machines, options: HeadOptions, layers: int) -> 
     """
     if not options.layers:
         return machines, options
+    check_ranges(options.layers, layers)
     ranges = sorted(options.layers, key=lambda one: one.first)
-    _check_whole(ranges, layers)
     me = options.node_name
     offers = {offer.node: offer for offer in machines.offers}
     for one in ranges:
@@ -298,7 +298,9 @@ def with_fixed_layers(machines: Machines, options: HeadOptions, layers: int) -> 
     return replace(machines, offers=tuple(ordered)), fixed
 
 
-def _check_whole(ranges: Sequence[LayerRange], layers: int) -> None:
+def check_ranges(given: Sequence[LayerRange], layers: int) -> None:
+    """Check that these ranges are all layers of a model, each once. Raises UserError."""
+    ranges = sorted(given, key=lambda one: one.first)
     if twice := {one.node for one in ranges if sum(two.node == one.node for two in ranges) > 1}:
         raise UserError(
             f"`--layers` names `{min(twice)}` twice",

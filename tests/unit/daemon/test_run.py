@@ -33,6 +33,7 @@ from meshd.identity.keystore import Home, Membership
 from meshd.identity.membership import Chain, Role, issue
 from meshd.link.net import local_addresses
 from meshd.link.net.local_addresses import InterfaceAddress
+from meshd.model.layer_range import LayerRange
 from meshd.peer.interface import PeerState, PeerStatus
 from meshd.peer.local_member import LocalMember
 from meshd.peer.mesh import PeerMesh, find
@@ -408,6 +409,7 @@ def test_the_files_of_several_models_are_opened_before_the_start(tmp_path: Path)
         ({"devices": ("CUDA7",)}, "no device `CUDA7`"),
         ({"llama_args": ("--model", "other.gguf")}, "--model"),
         ({"model": Path("/nowhere.gguf")}, "nowhere.gguf"),
+        ({"layers": (LayerRange("desk", 0, 99),)}, "`--layers desk=0-99` names a layer that the model"),
     ],
 )
 def test_a_fault_of_one_of_several_models_is_found(
