@@ -254,10 +254,13 @@ def read_text(source: str, what: str, limit: int) -> str:
         return sys.stdin.read(limit)
     try:
         return read_regular(expanded(source), limit).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not text"
+    except UnicodeDecodeError:
         raise UserError(
-            f"cannot read {what} `{source}`: {why}", hint="check the path and its permissions"
+            f"cannot read {what} `{source}`: not text", hint="put only that text into the file"
+        ) from None
+    except OSError as error:
+        raise UserError(
+            f"cannot read {what} `{source}`: {error.strerror}", hint="check the path and its permissions"
         ) from None
 
 

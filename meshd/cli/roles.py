@@ -3,18 +3,17 @@
 import argparse
 import gc
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 from meshd.base.errors import UsageError, UserError
-from meshd.base.files import open_regular, read_regular
+from meshd.base.files import open_regular
 from meshd.base.home_folder import expanded
 from meshd.base.hosts import is_loopback
 from meshd.cli.find_models import find_model, find_served_model, find_worker_models
-from meshd.cli.options import Arguments, add_role_options, load_role, milliseconds, rate
+from meshd.cli.options import Arguments, add_role_options, load_role, milliseconds, rate, read_text
 from meshd.cli.output import Output
 from meshd.config.load import load
 from meshd.config.serve_settings import ModelConfig, ServeConfig
@@ -426,19 +425,9 @@ def read_join(config: Config) -> Config:
     Not done when loading, so that `config show` neither waits for standard input nor reads a secret.
     """
     given = config.node.join.strip()
-    if given == "-":
-        token = sys.stdin.read(MAX_TOKEN_BYTES)
-    elif given.startswith("@"):
-        file = expanded(given[1:])
-        try:
-            token = read_regular(file, MAX_TOKEN_BYTES).decode()
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "not text"
-            raise UserError(
-                f"cannot read the invite from `{file}`: {why}", hint="put only the invite into that file"
-            ) from None
-    else:
-        token = given
+    token = given
+    if given == "-" or given.startswith("@"):
+        token = read_text(given.removeprefix("@"), "the invite from", MAX_TOKEN_BYTES)
     if given and not token.strip():
         raise UserError("the invite is empty", hint="run `meshd invite` on the node that founded the mesh")
     if given:

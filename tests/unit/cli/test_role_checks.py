@@ -184,11 +184,12 @@ def test_a_token_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xff")
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    for join, words in (
-        (f"@{tmp_path / 'none'}", "cannot read the invite"),
-        (f"@{binary}", "not text"),
-        (f"@{empty}", "is empty"),
-        ("-", "is empty"),
+    for join, words, hint in (
+        (f"@{tmp_path / 'none'}", "cannot read the invite from .*: No such file", "check the path"),
+        (f"@{binary}", "not text", "put only that text"),
+        (f"@{empty}", "is empty", "run `meshd invite`"),
+        ("-", "is empty", "run `meshd invite`"),
     ):
-        with pytest.raises(UserError, match=words):
+        with pytest.raises(UserError, match=words) as caught:
             joined(join)
+        assert hint in caught.value.hint
