@@ -280,8 +280,13 @@ class _Planner:
         if device is (order[-1] if order else self._cpu):
             total += model.output_rest
         if device is self._output_on(order):
-            total += model.output  # also when tied: a repacked copy may lie beside the embedding
+            total += model.output
         return total
+
+    def _copies(self, device: Device, order: Sequence[Device]) -> int:
+        """Count the bytes of `_fixed` that are a second copy: a tied embedding, repacked to make logits."""
+        both = device is self._input_on(order) is self._output_on(order)
+        return self._model.output if both and self._model.tied and device is self._cpu else 0
 
     def _compute(self, device: Device, order: Sequence[Device]) -> int:
         on_dev = [item for item in order if item is not self._cpu]
@@ -318,12 +323,14 @@ class _Planner:
         for device, count in zip(order, counts, strict=True):
             weights = model.padded_layers if device.is_gpu else model.layers
             end = begin + count
+            copies = self._copies(device, taking)
             shares.append(
                 DeviceShare(
                     device=device,
                     place=self._places.get(id(device)),
                     layers=count,
-                    weights=sum(weights[begin:end]) + self._fixed(device, taking),
+                    weights=sum(weights[begin:end]) + self._fixed(device, taking) - copies,
+                    copies=copies,
                     cache=sum(cache[begin:end]),
                     compute=self._compute(device, taking),
                 )

@@ -72,6 +72,7 @@ class SplitOptions:
 class DeviceShare:
     """Describe the share of one device. Sizes in bytes; `compute` is an upper bound.
 
+    `weights` counts each tensor once; `copies`: what llama.cpp may keep of them a second time.
     `place`: its number among the workers' devices, in the order in which llama-server is given these; None
     for the head's own. `kind`: what llama.cpp calls such a device before its number.
     """
@@ -82,12 +83,13 @@ class DeviceShare:
     weights: int
     cache: int
     compute: int
+    copies: int = 0
     kind: str = "RPC"
 
     @property
     def total(self) -> int:
         """Add up all that it takes."""
-        return self.weights + self.cache + self.compute
+        return self.weights + self.copies + self.cache + self.compute
 
     @property
     def llama_name(self) -> str:

@@ -193,7 +193,23 @@ def test_bytes_are_those_of_llama_servers_log() -> None:
     plan = plan_split(split_model(), [cpu("a"), cpu("b"), HEAD], options)
     for share, weights in zip(plan.shares[1:], (33_246_720, 33_249_024), strict=True):
         assert (share.weights, share.cache) == (weights, 90 * MIB)
-    assert plan.shares[0].weights == 2 * 30_081_024  # the tied output may be repacked: a second copy
+    head = plan.shares[0]
+    assert head.weights == 30_081_024
+    assert head.total == 2 * 30_081_024 + head.compute, "the tied output may be repacked: a second copy"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("local_output", [True, False])
+def test_weights_add_up_to_the_model_and_a_second_node_that_needs_the_embedding(
+    tied: bool, local_output: bool
+) -> None:
+    model = split_model(tied=tied)
+    for others in ((), (cpu("a"),)):
+        plan = plan_split(model, [*others, HEAD], replace(OPTIONS, local_output=local_output))
+        is_there_twice = tied and plan.output_worker is not None
+        assert sum(share.weights for share in plan.shares) == model.weight_bytes + (
+            model.embedding if is_there_twice else 0
+        )
 
 
 @pytest.mark.parametrize(
