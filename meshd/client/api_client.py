@@ -31,6 +31,7 @@ from meshd.gateway.interface import ModelWish, NamedModel, Readiness, Upstream
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Role
 from meshd.identity.proof import MAX_PROOFS, prove_key
+from meshd.model.served_facts import ServedFacts
 from meshd.model.status import ModelState, ModelStatus
 from meshd.peer.interface import MetadataValue
 from meshd.tunnel.interface import TunnelStatus
@@ -177,6 +178,16 @@ class HeadCall(Upstream):
     def model_name(self) -> str:
         """Return the model's name at the heads."""
         return self._wish.model
+
+    @property
+    def facts(self) -> ServedFacts:
+        """Return the facts that the head which would be asked now has told."""
+        offer = choose_head(self._client.heads.known(), self._wish, _now())
+        if offer is None:
+            return ServedFacts()
+        told = offer.model
+        capabilities = told.capabilities or ServedFacts().capabilities  # an older head tells none
+        return ServedFacts(context=told.context, created=told.created, capabilities=capabilities)
 
     def _told_weights(self) -> bytes:
         """Return the fingerprint of the weights that answer; empty while it is unknown."""

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from meshd.gateway.interface import Models, Upstream
     from meshd.gateway.server import Gateway
     from meshd.head.model_pool import ModelPool
+    from meshd.model.served_facts import ServedFacts
     from meshd.plan.wishes import DraftModel, HeadOptions
 
 
@@ -289,12 +290,16 @@ class ClaimedServe(ClaimedRole):
     ) -> None:
         from meshd.head.member_api import MemberApi, served_models
 
+        def facts_of(name: str) -> "ServedFacts":
+            upstreams = (model.upstream for model in models.all)
+            return next(upstream.facts for upstream in upstreams if upstream.model_name == name)
+
         if not self.config.serve.no_members:
             MemberApi(
                 runtime.mesh,
                 runtime.tunnels.join,
                 gateway,
-                lambda: served_models(statuses(), gateway.requests_of, on_demand=models.on_demand),
+                lambda: served_models(statuses(), gateway.requests_of, facts_of, on_demand=models.on_demand),
                 me=member.node.facts.peer,
             )
 

@@ -26,6 +26,7 @@ from meshd.gateway.interface import MemberCaller, MemberGate
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member, Role
 from meshd.identity.proof import proven_key
+from meshd.model.served_facts import ServedFacts
 from meshd.model.status import ModelState, ModelStatus
 from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.peer.messages import MessageStream
@@ -110,7 +111,11 @@ class MemberApi:
 
 
 def served_models(
-    models: Sequence[ModelStatus], requests_of: Callable[[str], int], *, on_demand: bool
+    models: Sequence[ModelStatus],
+    requests_of: Callable[[str], int],
+    facts_of: Callable[[str], ServedFacts],
+    *,
+    on_demand: bool,
 ) -> tuple[ApiModel, ...]:
     """Describe a head's models for members. `on_demand`: they are loaded for requests."""
     takes = _ON_DEMAND if on_demand else {ModelState.READY}
@@ -124,8 +129,11 @@ def served_models(
             slots=model.answers.slots if model.answers is not None else 1,
             fingerprint=bytes.fromhex(model.fingerprint),
             aliases=model.aliases,
+            context=facts.context,
+            created=facts.created,
+            capabilities=facts.capabilities,
         )
-        for model in models
+        for model, facts in ((model, facts_of(model.name)) for model in models)
     )
 
 

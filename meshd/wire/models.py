@@ -37,8 +37,11 @@ from meshd.wire.limits import (
     MAX_MODEL_ROWS,
     MAX_PIECE_HASHES,
     MAX_SERVED_ALIASES,
+    MAX_SERVED_CAPABILITIES,
+    MAX_SERVED_CONTEXT,
     MAX_SERVED_MODELS,
     MAX_SERVED_REASON_BYTES,
+    MAX_TIME,
     NEEDED,
     AtMost,
     Between,
@@ -281,7 +284,7 @@ class ApiModel:
     may have to be loaded for them; `reason` says why in other states. `aliases`: other names in requests.
 
     `requests` are under way, `slots` of them are answered at once. `fingerprint` (of its weights) is empty
-    until it is known.
+    until it is known. `context`, `created` and `capabilities` are those of model/served_facts.py.
     """
 
     name: Annotated[str, Text(MAX_MODEL_NAME_BYTES, least=1, cut=True)]
@@ -295,6 +298,11 @@ class ApiModel:
         tuple[Annotated[str, Text(MAX_MODEL_NAME_BYTES, cut=True)], ...],
         Items(MAX_SERVED_ALIASES, cut=True),
         NEEDED,
+    ] = ()
+    context: Annotated[int, Between(0, MAX_SERVED_CONTEXT, clamp=True)] = 0
+    created: Annotated[int, Between(0, MAX_TIME, clamp=True)] = 0
+    capabilities: Annotated[
+        tuple[Annotated[str, Text(_STATE_BYTES, cut=True)], ...], Items(MAX_SERVED_CAPABILITIES, cut=True)
     ] = ()
 
 

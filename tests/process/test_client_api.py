@@ -1,6 +1,7 @@
 """The API of a client: models of all heads, the head of each request, and what follows when one is lost."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from aiohttp import web
@@ -68,6 +69,19 @@ async def test_models_are_those_of_all_heads_and_each_is_asked_for_its_own() -> 
         async with await here.post(model="gpt-4o") as answer:
             assert answer.status == 404
             assert "`big`, `tiny` are" in (await answer.json())["error"]["message"]
+
+
+async def test_models_of_heads_are_listed_with_what_clients_look_for() -> None:
+    async with scene() as here:
+        head = await here.head("one", says(200, HELLO))
+        head.models = [
+            replace(head.models[0], context=4096, created=1_770_000_000, capabilities=("completion", "tools"))
+        ]
+        await until(lambda: here.told("one") == tuple(head.models))
+        _, body = await here.get("/v1/models")
+        [model] = body["data"] if isinstance(body["data"], list) else []
+        assert (model["context_length"], model["created"]) == (4096, 1_770_000_000)
+        assert model["capabilities"] == ["completion", "tools"]
 
 
 async def test_requests_of_members_take_turns_with_those_of_others() -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from meshd.head.member_api import served_models
+from meshd.model.served_facts import ServedFacts
 from meshd.model.status import AnswersAtOnce, ModelState, ModelStatus
 from meshd.wire.models import ApiModel
 
@@ -27,17 +28,24 @@ NEVER_LOADED = replace(
 
 
 def test_all_models_are_told_with_what_each_has_to_do() -> None:
-    told = served_models([STATUS, NEVER_LOADED], {"tiny": 3, "big": 0}.__getitem__, on_demand=True)
+    facts = {"tiny": ServedFacts(4096, 8192, 1_770_000_000, capabilities=("completion", "tools"))}
+    told = served_models(
+        [STATUS, NEVER_LOADED],
+        {"tiny": 3, "big": 0}.__getitem__,
+        lambda name: facts.get(name, ServedFacts()),
+        on_demand=True,
+    )
+    tiny = ApiModel("tiny", "ready", True, "loaded", 3, 4, b"\xf0" * 32, aliases=("gpt-4o",))
     assert told == (
-        ApiModel("tiny", "ready", True, "loaded", 3, 4, b"\xf0" * 32, aliases=("gpt-4o",)),
-        ApiModel("big", "unloaded", True, "loaded", 0, 1),
+        replace(tiny, context=4096, created=1_770_000_000, capabilities=("completion", "tools")),
+        ApiModel("big", "unloaded", True, "loaded", 0, 1, capabilities=("completion",)),
     )
 
 
 @pytest.mark.parametrize("state", ModelState)
 def test_a_model_takes_requests_while_it_can_be_had_in_time(state: ModelState) -> None:
     status = replace(STATUS, state=state)
-    [on_demand] = served_models([status], lambda _name: 0, on_demand=True)
-    [alone] = served_models([status], lambda _name: 0, on_demand=False)
+    [on_demand] = served_models([status], lambda _name: 0, lambda _name: ServedFacts(), on_demand=True)
+    [alone] = served_models([status], lambda _name: 0, lambda _name: ServedFacts(), on_demand=False)
     assert alone.takes == (state is ModelState.READY)
     assert on_demand.takes == (state in (ModelState.READY, ModelState.LOADING, ModelState.UNLOADED))
