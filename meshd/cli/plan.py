@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshd.admin.api import NO_MEMBER_HAS_IT, PullRequest
-from meshd.admin.client import Client
+from meshd.admin.client import Client, NotRunning
 from meshd.admin.plan_api import (
     AnswerTime,
     CapacityReply,
@@ -102,7 +102,8 @@ class Plan:
             largest_context=args.ctx_size == _LONGEST,
         )
         request = with_split_options(request, args)
-        with Client(home_here()) as client, ExitStack() as held:
+        with ExitStack() as held:
+            client = held.enter_context(_client())
             file = model_for_plan(args.model, Config(), client, held, out)
             draft = model_for_plan(args.draft_model, Config(), client, held, out) if args.draft_model else ""
             request = replace(request, model=str(file), draft_model=str(draft))
@@ -113,6 +114,15 @@ class Plan:
         else:
             _show(reply, out)
         return 0
+
+
+def _client() -> Client:
+    """Connect to the daemon. Raises UserError, without one with the command that works then."""
+    try:
+        return Client(home_here())
+    except NotRunning as error:
+        fits = "`meshd model ls --fits` estimates without a node which models fit on this machine"
+        raise UserError(error.what, hint=f"{error.hint}; {fits}") from None
 
 
 def _context(given: str) -> int:

@@ -36,6 +36,11 @@ def test_a_plan_of_one_answer_at_a_time(
     )
 
 
+def test_without_a_node_another_command_answers(file: Path) -> None:
+    ran = meshd("plan", "--model", str(file))
+    refused(ran, 1, "no daemon is running", "hint: start one", "`meshd model ls --fits` estimates without")
+
+
 def test_a_plan_for_a_person(daemon: FakeControl, file: Path) -> None:
     ran = meshd("plan", "--model", str(file))
     assert ran.code == 0
