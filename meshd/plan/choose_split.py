@@ -413,6 +413,7 @@ def advise(
         change, then, gain = None, now, 0.0
     basis = AdviceBasis(
         compared[0].comparison if compared else None,
+        bool(compared) and compared[0].plan.nodes == plan.nodes,
         ASSUMED_PROMPT,
         ASSUMED_ANSWER,
         drafts=drafts,

@@ -173,17 +173,29 @@ class SplitComparison:
     least: int = 0
 
     def __str__(self) -> str:
-        other, faster, is_split = self.other, self.faster, len(self.chosen.nodes) > 1
+        return f"{'split over' if self._is_split else 'not split: it runs on'} {self.chosen}{self._others}"
+
+    @property
+    def not_running(self) -> str:
+        """Word it while another split runs, which the user wished."""
+        return f"meshd would {'split it over' if self._is_split else 'run it on'} {self.chosen}{self._others}"
+
+    @property
+    def _is_split(self) -> bool:
+        return len(self.chosen.nodes) > 1
+
+    @property
+    def _others(self) -> str:
+        other, faster = self.other, self.faster
         slower = []
         if other is not None and other != faster:
             gains = "" if other.seconds >= self.chosen.seconds else " (too little gain for one more)"
             slower.append(f"{self._takes(other)}{gains}")
         if faster is not None:
             slower.append(f"{self._takes(faster)}, but `--min-workers {self.least}` rules it out")
-        text = f"{'split over' if is_split else 'not split: it runs on'} {self.chosen}"
         if slower:
-            return f"{text}, while {', and '.join(slower)}"
-        return f"{text}: it fits on no single machine" if is_split else text
+            return f", while {', and '.join(slower)}"
+        return ": it fits on no single machine" if self._is_split else ""
 
     def times(self, split: RatedSplit) -> float:
         """Divide an answer's time with `split` by that with the chosen one."""
@@ -539,11 +551,13 @@ Change = SplitChange | LetHeadCompute | OneAtOnce | HalfFloats
 class AdviceBasis:
     """Hold the basis of an advice: the comparison of splits (None: no other one fits), and its limits.
 
-    `drafts`: the model runs with some. `estimated`: some devices were never measured. `prompt`, `answer`:
-    tokens of the answer by whose time splits are compared.
+    `runs`: the chosen one is on the nodes that the model runs on. `drafts`: the model runs with some.
+    `estimated`: some devices were never measured. `prompt`, `answer`: tokens of the answer by whose time
+    splits are compared.
     """
 
     comparison: SplitComparison | None
+    runs: bool
     prompt: int
     answer: int
     drafts: bool
@@ -552,7 +566,10 @@ class AdviceBasis:
     def __str__(self) -> str:
         drafts = "without drafts " if self.drafts else ""
         answer = f"a prompt of {self.prompt} tokens and {self.answer} generated ones, with the best layers"
-        text = f"{self.comparison or 'no split is faster'}; predicted {drafts}for {answer}"
+        chosen = "no split is faster"
+        if self.comparison is not None:
+            chosen = str(self.comparison) if self.runs else self.comparison.not_running
+        text = f"{chosen}; predicted {drafts}for {answer}"
         if self.estimated:
             text += "; some devices were never measured (`meshd capacity` does that while nothing is served)"
         return text

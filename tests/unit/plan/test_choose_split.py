@@ -201,6 +201,12 @@ def test_a_model_that_is_fastest_here_runs_here_unless_its_user_demands_a_worker
     assert 0.03 <= advice.gain < 0.3
 
 
+def test_an_advice_does_not_say_that_another_split_runs() -> None:
+    served, planned, advice = told(CLOSE, replace(AUTO, split="always"))
+    assert nodes(served) == ["head", "a"] and planned.chosen.nodes == ("head",)
+    assert not advice.basis.runs and str(advice.basis).startswith(f"{planned.not_running}; predicted ")
+
+
 @pytest.mark.parametrize(
     ("options", "least"),
     [

@@ -1,5 +1,7 @@
 """Each reason has its words, and they are here once: other tests compare reasons."""
 
+from dataclasses import replace
+
 import pytest
 from meshd.model.cache import ContextShape
 from meshd.model.status import AnswersAtOnce
@@ -174,10 +176,16 @@ def test_an_idle_worker_hears_why() -> None:
 
 
 def test_an_advice_says_what_it_rests_on() -> None:
-    basis = r.AdviceBasis(r.SplitComparison(HERE), 512, 256, drafts=False, estimated=False)
+    comparison = r.SplitComparison(HERE, SLOWER)
+    basis = r.AdviceBasis(comparison, True, 512, 256, drafts=False, estimated=False)
     answer = "a prompt of 512 tokens and 256 generated ones, with the best layers"
-    assert str(basis) == f"not split: it runs on `head` alone; predicted for {answer}"
-    unsure = r.AdviceBasis(None, 512, 256, drafts=True, estimated=True)
+    slower = "`a` → `b` takes 1.50 times as long"
+    assert str(basis) == f"not split: it runs on `head` alone, while {slower}; predicted for {answer}"
+    other = replace(basis, runs=False)
+    assert str(other) == f"meshd would run it on `head` alone, while {slower}; predicted for {answer}"
+    split = replace(other, comparison=r.SplitComparison(BOTH))
+    assert str(split).startswith("meshd would split it over `head` → `a`: it fits on no single machine; ")
+    unsure = r.AdviceBasis(None, False, 512, 256, drafts=True, estimated=True)
     assert str(unsure) == (
         f"no split is faster; predicted without drafts for {answer}; "
         "some devices were never measured (`meshd capacity` does that while nothing is served)"
