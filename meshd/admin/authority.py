@@ -221,7 +221,7 @@ class Authority:
                 "only the holder of the mesh's root key can lift a ban",
                 hint="run this on the node that founded the mesh",
             )
-        epoch = self._bans.next_epoch(kind, target)
+        epoch = self._bans.next_epoch(kind, target, now=now)
         lifted = ban(
             signer=signer,
             chain=None,
@@ -290,7 +290,7 @@ class Authority:
                 target=target,
                 issued_at=now,
                 evidence=evidence,
-                epoch=self._bans.next_epoch(kind, target) if is_lifted else 0,
+                epoch=self._bans.next_epoch(kind, target, now=now) if chain is None else 0,
             )
             self._bans.add(made)
         except RemoteProtocolError as error:  # the set says no as it would to a peer's ban

@@ -48,6 +48,10 @@ _USAGE = """meshd invite [--expires TIME] [--uses N] [--role R ...] [--json]
        meshd invite ls [--json]
        meshd invite revoke ID [--yes]"""
 MAX_BACKUP_CHARS = 16 << 10
+_NOT_KNOWN = (
+    "no member knows this node yet. Start it with `meshd worker` or `meshd serve`, then restart any one "
+    "member with `--join INVITE` and the invite that it prints: all others learn of it from that one"
+)
 
 
 def ask_or_use_files(home: Path, request: Request[R], use_files: "Callable[[Authority, Home], R]") -> R:
@@ -422,22 +426,33 @@ def _new_identity(out: Output) -> int:
 
 
 class Mesh:
-    """Back up or restore the mesh's root key. Its holder can admit and ban any node.
+    """Back up the mesh's root key, or make this node a second founder with it.
 
-    `export` writes it to FILE (0600) or to standard output; `import` reads it from FILE, or from `-`.
+    `export` writes a recovery code. `import` on another node makes that one a founder too: both can invite
+    and ban, and either can be lost. Anyone who has the code controls the mesh.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add `export [FILE]`, `import FILE`."""
+        """Add `export [FILE]`, `import [FILE]`."""
         below = parser.add_subparsers(
             dest="action", metavar="export | import", required=True, parser_class=Parser
         )
-        exporting = below.add_parser("export", description="Write the mesh's root key, a secret.")
+        exporting = below.add_parser("export", description="Write the recovery code of the mesh, a secret.")
         exporting.add_argument(
             "file", metavar="FILE", nargs="?", help="file to create (default: -, standard output)"
         )
-        importing = below.add_parser("import", description="Restore a mesh's root key to this node.")
-        importing.add_argument("file", metavar="FILE", help="file that `export` wrote; - for standard input")
+        importing = below.add_parser(
+            "import",
+            description="Make this node a founder of the mesh. Its daemon must be stopped. A node that is in "
+            "the mesh stays in it.",
+        )
+        importing.add_argument(
+            "file",
+            metavar="FILE",
+            nargs="?",
+            default="-",
+            help="file that `export` wrote (default: -, standard input; on a terminal, type the code)",
+        )
 
     def run(self, args: Arguments, out: Output) -> int:
         """Work on the files: the root key never goes through the control socket."""
@@ -457,24 +472,30 @@ def _export_root(home: Path, file: str | None, out: Output) -> int:
             f"there is no node in `{home}`",
             hint="set MESHD_HOME to the directory of the node that founded the mesh",
         )
-    text = Home(home).export_root().strip()
+    store = Home(home)
+    code = store.export_root()
     if file in (None, "-"):  # a secret must not end up in a file of that name
-        out.line(text)
-        return 0
-    path = expanded(file)
+        out.line(code)
+    else:
+        out.line(str(_write_new(expanded(file), code + "\n")))
+    out.note("keep it secret, and away from this machine: anyone who has it controls the mesh")
+    store.note_export()
+    return 0
+
+
+def _write_new(path: Path, text: str) -> Path:
+    """Create a file that only this user can read. Raises UserError."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
     except OSError as error:
         raise UserError(
             f"cannot write `{path}`: {error.strerror}", hint="name a new file in a directory you can write to"
         ) from None
-    with os.fdopen(handle, "w", encoding="utf-8") as stream:
-        stream.write(text + "\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    out.line(str(path))
-    out.note("keep it where only you can read it: anyone who has it controls the mesh")
-    return 0
+    return path
 
 
 def _import_root(home: Path, file: str, out: Output) -> int:
@@ -482,10 +503,21 @@ def _import_root(home: Path, file: str, out: Output) -> int:
 
     from meshd.identity.keystore import Home
 
-    text = read_text(file, "the backup", MAX_BACKUP_CHARS)
+    if file.startswith("meshdroot"):
+        raise UserError(
+            "the recovery code was given as an argument, which other users of this machine can read",
+            hint="run `meshd mesh import` and type the code, or name a file that contains it",
+        )
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     store = Home(home)
     with store.lock():
+        if file == "-" and out.asks:
+            text = out.ask("recovery code: ")
+        else:
+            text = read_text(file, "the backup", MAX_BACKUP_CHARS)
+        before = store.load_membership()
         membership = store.import_root(text, now=int(time.time()), random=secrets.token_bytes)
-    out.line(f"this node now holds the root key of mesh {membership.mesh.short}")
+    out.line(f"this node is now a founder of mesh {membership.mesh.short}")
+    if before is None or before.mesh != membership.mesh:
+        out.note(_NOT_KNOWN)
     return 0

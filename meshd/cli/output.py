@@ -225,11 +225,14 @@ class Output:
 
     def confirm(self, question: str) -> bool:
         """Ask a person; only where `asks`. Anything but yes is no."""
+        return self.ask(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+
+    def ask(self, prompt: str) -> str:
+        """Ask a person for one line; only where `asks`."""
         self._wipe()
-        self._stderr.write(f"{clean(question)} [y/N] ")
+        self._stderr.write(clean(prompt))
         self._stderr.flush()
-        answer = self._stdin.readline() if self._stdin is not None else ""
-        return answer.strip().lower() in ("y", "yes")
+        return self._stdin.readline() if self._stdin is not None else ""
 
     def error(self, what: str, hint: str = "") -> None:
         """Print `error: …`, and after an empty line `hint: …`."""

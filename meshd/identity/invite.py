@@ -34,7 +34,7 @@ MAX_PASTED_CHARS = 4096  # longer input is cut; a token has 300 at most
 
 _LENGTH_BYTES = 2
 _LENGTH_CHARS = 4  # characters that hold the length
-_ALPHABET = frozenset("abcdefghijklmnopqrstuvwxyz234567")
+ALPHABET = frozenset("abcdefghijklmnopqrstuvwxyz234567")
 _INVISIBLE = dict.fromkeys(map(ord, "\u00ad\u200b\u200c\u200d\u2060\ufeff"))
 _AROUND = "\"'`´‘’“”«»<>()[]{}.,;:*_"
 
@@ -88,12 +88,16 @@ class Armour:
 
         White space and line breaks anywhere, quotes around it and capitals are accepted.
         """
-        word = "".join(text[:MAX_PASTED_CHARS].split()).translate(_INVISIBLE).strip(_AROUND).lower()
-        digits = self._after_prefix(word, len(text))
+        digits = self.digits(text)
         for place, char in enumerate(digits, start=len(self.prefix) + 1):
-            if char not in _ALPHABET:
+            if char not in ALPHABET:
                 raise self.wrong(f"character {place}, `{char}`, is not allowed")
-        return self._payload(digits)
+        return self.payload(digits)
+
+    def digits(self, text: str) -> str:
+        """Return what follows the prefix of a pasted word, whatever it is. Raises UserError."""
+        word = "".join(text[:MAX_PASTED_CHARS].split()).translate(_INVISIBLE).strip(_AROUND).lower()
+        return self._after_prefix(word, len(text))
 
     def wrong(self, why: str) -> UserError:
         """Return the error for a malformed word of this kind."""
@@ -121,7 +125,8 @@ class Armour:
             hint="run `meshd upgrade` on this machine",
         )
 
-    def _payload(self, digits: str) -> bytes:
+    def payload(self, digits: str) -> bytes:
+        """Return the payload of the characters after the prefix. Raises UserError."""
         if len(digits) < _LENGTH_CHARS:
             raise self.wrong("it is truncated: only its beginning is there")
         bits = 0

@@ -19,7 +19,6 @@ from typing import TypeVar
 from meshd.base import log
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError, UserError
 from meshd.identity.folder import DAEMON, MEMBERSHIP, PrivateFolder, damaged
-from meshd.identity.invite import Armour
 from meshd.identity.invite_book import MAX_INVITE_BOOK_BYTES, InviteBook
 from meshd.identity.keys import KEY_BYTES, KeyPair, MeshId, PeerId
 from meshd.identity.membership import (
@@ -33,6 +32,7 @@ from meshd.identity.membership import (
     may_give,
 )
 from meshd.identity.naming import NAME_BLOB
+from meshd.identity.recovery_code import read_code, write_code
 from meshd.identity.revocation import MAX_SET_BYTES, RevocationSet
 from meshd.wire.limits import MAX_CHAIN_BYTES, MAX_SEQUENCE
 from meshd.wire.message import Fields, pack, unpack
@@ -44,16 +44,12 @@ _COUNTS = ("incarnation", "sequence")
 _MAX_BYTES = 8 << 10
 MAX_BLOB_BYTES = 16 << 20
 PORT_BLOB = "mesh-port"
+BOOK_BLOB = "book"  # the address book: rendezvous/book.py
 IMPORTED_BLOB = "imported-root"  # says that the root key came from a backup: its mesh has other members
+EXPORTED_BLOB = "exported-root"  # says that there is a backup of the root key
 _IDENTITY, _INVITES, _BANS = "identity.key", "invites", "revocations"
 _BLOB_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 _MAX_SMALL = 8 << 10
-ROOT_BACKUP = Armour(
-    what="root key",
-    stem="meshdroot",
-    version=1,
-    remedy="paste the line that `meshd mesh export` printed",
-)
 T = TypeVar("T")
 Random = Callable[[int], bytes]
 
@@ -320,7 +316,7 @@ class Home:
             self._folder.remove(name)
 
     def export_root(self) -> str:
-        """Return the root key as one word, for `import_root`. Whoever has it owns the mesh: keep it
+        """Return the root key as a recovery code, for `import_root`. Whoever has it owns the mesh: keep it
         secret.
         """
         membership = self.load_membership()
@@ -331,21 +327,44 @@ class Home:
                 "this node does not hold the root key of its mesh",
                 hint="run this on the node that founded the mesh",
             )
-        return ROOT_BACKUP.write(membership.root_seed)
+        return write_code(membership.root_seed)
+
+    def note_export(self) -> None:
+        """Note that there is a backup of the root key, which ends a hint in the status, no more."""
+        self.keep_blob(EXPORTED_BLOB, b"1")
 
     def import_root(self, text: str, *, now: int, random: Random = os.urandom) -> Membership:
-        """Make this node a founder from a backup; a node that is in that mesh already only gains the root."""
-        seed = ROOT_BACKUP.read(text)
-        if len(seed) != KEY_BYTES:
-            raise ROOT_BACKUP.wrong("its length is wrong")
+        """Make this node a founder from a recovery code; a member of that mesh only gains the root key.
+
+        A mesh that this node founded and nobody joined is given up for it.
+        """
+        seed = read_code(text)
         key = self.load_or_create_identity(random)
         present = self.load_membership()
         membership = _founder(seed, key.peer, now=now, serial=random(SERIAL_BYTES))
         if present is not None and present.mesh != membership.mesh:
-            self._refuse_member("import the root key of another one")
+            if not self.is_alone(present):
+                self._refuse_member("import the root key of another one")
+            self.leave(drop_root=True)
         self.write_blob(IMPORTED_BLOB, b"1")
         self.save_membership(membership)
         return membership
+
+    @property
+    def has_root_from_backup(self) -> bool:
+        """True if the root key was imported here."""
+        return self._folder.exists(_blob(IMPORTED_BLOB))
+
+    @property
+    def has_root_backup(self) -> bool:
+        """True if the root key was exported from here, or imported here."""
+        return self.has_root_from_backup or self._folder.exists(_blob(EXPORTED_BLOB))
+
+    def is_alone(self, present: Membership) -> bool:
+        """Return True if this node founded its mesh and nobody ever joined: then nothing is lost with it."""
+        is_used = any(entry.used for entry in self.load_invites(present.mesh).entries())
+        has_others = self.read_blob(BOOK_BLOB) or self.has_root_from_backup
+        return present.is_founder and not is_used and not has_others
 
     def _refuse_member(self, what: str) -> None:
         membership = self.load_membership()

@@ -6,7 +6,9 @@ the one who banned it was banned later. Root and admins ban for the whole mesh; 
 its own admissions only: it could certify any key it likes, and must not throw out others' members so.
 
 Only the root lifts bans. Its statements about one target are numbered (`epoch`), and the newest counts: if
-that lifts, no other issuer's ban of this target has an effect, whenever it was made.
+that lifts, no other issuer's ban of this target has an effect, whenever it was made. Numbers begin at the
+clock, so that a founder that was restored, or two that have not heard of each other yet, do not number below
+statements that they do not know.
 
 The set is bounded: one ban for each issuer and target, a share for each issuer other than the root, and
 a total in which the root's come first. What does not fit is decided by hash, the same on every node.
@@ -36,6 +38,7 @@ from meshd.wire.message import pack, unpack
 
 MAX_BANS = 4096
 MAX_EPOCH = 2**32 - 1
+_LAST_DATED_EPOCH = MAX_EPOCH - 2**16  # the numbers above it are for statements after a wrong clock
 MAX_BANS_PER_ISSUER = 256  # of an admin or inviter; the root may fill the set
 MAX_SET_BYTES = MAX_BANS * MAX_BAN_BYTES + 1024
 
@@ -264,10 +267,13 @@ class RevocationSet:
         """Return True if the root has lifted the bans of this target: only the root can ban it again."""
         return (kind, target) in self._lifted
 
-    def next_epoch(self, kind: BanKind, target: bytes) -> int:
-        """Return the epoch of a statement of the root that replaces its present one about this target."""
+    def next_epoch(self, kind: BanKind, target: bytes, *, now: int) -> int:
+        """Return the epoch of a statement of the root that replaces its present one about this target.
+
+        `now` (Unix seconds) puts it above statements that are unknown here as well, unless clocks are wrong.
+        """
         kept = [ban.epoch for slot, (_, ban) in self._kept.items() if slot.is_of_root(kind, target)]
-        return max(kept, default=-1) + 1
+        return max(max(kept, default=-1) + 1, min(now, _LAST_DATED_EPOCH))
 
     def digest(self) -> bytes:
         """Return 32 bytes that are equal on two nodes exactly when their sets are."""

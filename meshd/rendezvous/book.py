@@ -27,7 +27,7 @@ from meshd.base.peer_limits import BOOK_RECORDS, HINTS, INVITER_RECORDS
 from meshd.base.tasks import in_thread
 from meshd.identity.invite import RelayHint, parse_relay_url
 from meshd.identity.keys import MeshId, PeerId
-from meshd.identity.keystore import Home
+from meshd.identity.keystore import BOOK_BLOB, Home
 from meshd.identity.membership import Admitter
 from meshd.identity.record import PeerRecord
 from meshd.identity.revocation import RevocationSet
@@ -44,7 +44,6 @@ MAX_HINTS = (
 MAX_ADDRESS_BOOK_BYTES = 16 << 20
 LOG = log.get("rendezvous")
 
-BOOK_BLOB = "book"
 WRITE_SECONDS = 1.0
 
 HERE_SECONDS = 1.0  # for which the answer of the kernel counts: each plan of each peer's dials asks

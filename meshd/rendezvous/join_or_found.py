@@ -32,10 +32,10 @@ from meshd.identity.invite import (
     refuse_expired,
 )
 from meshd.identity.keys import KeyPair, PeerId
-from meshd.identity.keystore import IMPORTED_BLOB, Home, Membership
+from meshd.identity.keystore import Home, Membership
 from meshd.identity.revocation import RevocationSet
 from meshd.link.interface import DialError, DialFailure, LinkKind
-from meshd.rendezvous.book import BOOK_BLOB, KeptBook
+from meshd.rendezvous.book import KeptBook
 from meshd.rendezvous.join import Admitted, JoinPipe, ask
 from meshd.wire.address import Candidate, order
 from meshd.wire.dialable import Dialable, trusted
@@ -187,7 +187,7 @@ class Enrolment(Generic[P]):
             LOG.info("join_not_used", why=f"this home is already a member of mesh `{present.mesh.short}`")
             return Entered(present, invite)
         # With that of another mesh: leave ours only if that loses nothing.
-        if present is not None and not self._is_alone(present):
+        if present is not None and not self._home.is_alone(present):
             leave = "meshd leave --force" if present.is_founder else "meshd leave"
             raise UserError(
                 f"this node is in mesh `{present.mesh.short}`, "
@@ -205,13 +205,6 @@ class Enrolment(Generic[P]):
         self._home.save_membership(membership)
         LOG.info("mesh_joined", mesh=membership.mesh.short)
         return Entered(membership, invite, admitted, pipe)
-
-    def _is_alone(self, present: Membership) -> bool:
-        """Return True if this node founded its mesh and nobody ever joined: then nothing is lost with it."""
-        invites = self._home.load_invites(present.mesh).entries()
-        is_used = any(entry.used for entry in invites)
-        has_others = self._home.read_blob(BOOK_BLOB) or self._home.read_blob(IMPORTED_BLOB)
-        return present.is_founder and not is_used and not has_others
 
     async def _join(self, invite: Invite) -> tuple[Admitted, P]:
         options, keys = self._options, derive(invite.secret)

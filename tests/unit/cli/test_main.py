@@ -87,7 +87,6 @@ def test_what_verbs_of_this_version_will_learn_later(line: str) -> None:
         (["invite", "revoke"], "`meshd invite revoke` needs ID"),
         (["revoke"], "`meshd revoke` needs PEER"),
         (["mesh"], "`meshd mesh` needs one of export | import"),
-        (["mesh", "import"], "needs FILE"),
         (["config"], "needs one of show | init"),
         (["config", "shw"], "did you mean `meshd config show`?"),
         (["native"], "needs one of build | info"),

@@ -181,10 +181,33 @@ def test_the_root_is_backed_up_and_restored(
     assert membership is not None
     monkeypatch.setenv("MESHD_HOME", str(tmp_path / "other"))
     ran = meshd("mesh", "import", str(backup))
-    assert (ran.code, ran.out) == (0, f"this node now holds the root key of mesh {membership.mesh.short}\n")
+    assert (ran.code, ran.out) == (0, f"this node is now a founder of mesh {membership.mesh.short}\n")
+    assert "no member knows this node yet" in ran.err
     assert Authority.load(Home(tmp_path / "other")).gives
+    assert meshd("mesh", "import", str(backup)).err == "", "nothing more is to be done"
     (tmp_path / "bad").write_text("rubbish")
-    refused(meshd("mesh", "import", str(tmp_path / "bad")), 1, "root key")
+    refused(meshd("mesh", "import", str(tmp_path / "bad")), 1, "cannot read the recovery code")
+
+
+def test_the_recovery_code_is_typed_at_a_prompt_and_is_never_an_argument(
+    founder: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = meshd("mesh", "export").out
+    monkeypatch.setenv("MESHD_HOME", str(tmp_path / "other"))
+    typo = code.replace(code[12], "1" if code[12] != "1" else "0", 1)
+    ran = meshd("mesh", "import", answer=typo)
+    assert ran.code == 1 and "recovery code: " in ran.err and f"must be `{code[12]}`" in ran.err
+    ran = meshd("mesh", "import", answer=code)
+    assert ran.code == 0 and ran.out.startswith("this node is now a founder of mesh ")
+    ran = meshd("mesh", "import", *code.split()[:1])
+    refused(ran, 1, "given as an argument", "type the code")
+
+
+def test_a_backup_that_could_not_be_written_is_none(founder: Home, tmp_path: Path) -> None:
+    refused(meshd("mesh", "export", str(tmp_path / "no" / "root.txt")), 1, "cannot write")
+    assert not founder.has_root_backup
+    assert meshd("mesh", "export", str(tmp_path / "root.txt")).code == 0
+    assert founder.has_root_backup
 
 
 def test_after_the_founder_is_lost_its_root_invites_and_lifts_bans_elsewhere(

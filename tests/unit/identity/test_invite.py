@@ -33,7 +33,7 @@ from meshd.identity.invite import (
     split_place,
 )
 from meshd.identity.keys import KeyPair
-from meshd.identity.keystore import ROOT_BACKUP
+from meshd.identity.recovery_code import write_code
 from meshd.wire.address import Candidate, order
 
 from tests.unit.identity.cast import GUEST, INVITER, MESH, brief, thorough
@@ -144,7 +144,7 @@ def test_a_relay_that_cannot_be_used_is_left_out(value: bytes) -> None:
 
 def test_the_roots_backup_is_not_taken_for_a_token() -> None:
     with pytest.raises(UserError, match="must stay secret"):
-        parse_token(ROOT_BACKUP.write(bytes(32)))
+        parse_token(write_code(bytes(32)))
 
 
 def test_the_secret_is_not_shown() -> None:

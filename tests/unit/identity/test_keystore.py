@@ -265,8 +265,26 @@ def test_a_member_that_imports_the_root_stays_in_its_mesh(home: Home, founder: H
     assert imported.is_founder
 
 
-def test_a_root_of_another_mesh_is_not_imported(home: Home, founder: Home) -> None:
-    home.found_mesh(now=NOW)
+def test_a_mesh_that_nobody_joined_is_given_up_for_a_restored_one(home: Home, founder: Home) -> None:
+    """A daemon that was started before its user thought of the backup has founded one."""
+    alone = home.found_mesh(now=NOW)
+    home.write_blob("addresses", b"1")
+    restored = home.import_root(founder.export_root(), now=NOW)
+    assert restored.mesh != alone.mesh and restored.is_founder
+    assert home.load_membership() == restored
+    assert home.read_blob("addresses") is None, "they are those of the other mesh"
+
+
+@pytest.mark.parametrize("sign", ["book", "imported-root", "invite"])
+def test_a_root_of_another_mesh_is_not_imported(home: Home, founder: Home, sign: str) -> None:
+    mesh = home.found_mesh(now=NOW).mesh
+    if sign == "invite":
+        book = InviteBook(mesh)
+        entry = book.create(secret=bytes(16), roles=[Role.USE], now=NOW, expires_at=NOW + 9, uses=1)
+        book.reserve(entry.invite_id, GUEST.peer, NOW)
+        home.save_invites(book)
+    else:
+        home.write_blob(sign, b"1")
     before = home.load_membership()
     with pytest.raises(UserError, match="root key of another"):
         home.import_root(founder.export_root(), now=NOW)
@@ -275,9 +293,25 @@ def test_a_root_of_another_mesh_is_not_imported(home: Home, founder: Home) -> No
 
 @pytest.mark.parametrize("text", ["", "meshd1abc", "meshdroot1abc", "meshdroot2aa"])
 def test_a_bad_backup_is_refused_and_changes_nothing(home: Home, text: str) -> None:
-    with pytest.raises(UserError, match="root key"):
+    with pytest.raises(UserError, match="recovery code"):
         home.import_root(text, now=NOW)
     assert not home.path.exists()
+
+
+def backups(home: Home) -> tuple[bool, bool]:
+    """Whether there is a backup of the root key, and whether it was restored here."""
+    return home.has_root_backup, home.has_root_from_backup
+
+
+def test_whether_there_is_a_backup_is_remembered(home: Home, founder: Home) -> None:
+    code = founder.export_root()
+    assert backups(founder) == (False, False), "it may not have been written anywhere"
+    founder.note_export()
+    assert backups(founder) == (True, False)
+    home.import_root(code, now=NOW)
+    assert backups(home) == (True, True)
+    home.leave(drop_root=True)
+    assert backups(home) == (False, False)
 
 
 def test_only_the_holder_of_the_root_exports_it(home: Home, founder: Home) -> None:

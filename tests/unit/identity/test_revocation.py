@@ -214,11 +214,11 @@ def test_the_root_lifts_all_bans_of_a_node_and_of_an_invite() -> None:
         make(INVITER, INVITER_CHAIN, GUEST, evidence=GUEST_CHAIN.leaf),
         make(INVITER, INVITER_CHAIN, INVITE_ID),
     )
-    assert bans.next_epoch("node", GUEST.peer.raw) == 1
+    assert bans.next_epoch("node", GUEST.peer.raw, now=0) == 1
     assert bans.add(make(ROOT, None, GUEST, epoch=1, lifts=True))
     assert "invite" in (bans.why_banned(GUEST_CHAIN) or ""), "that ban is of the invite"
     assert bans.why_node_banned(GUEST.peer) is None
-    assert bans.next_epoch("invite", INVITE_ID) == 0
+    assert bans.next_epoch("invite", INVITE_ID, now=0) == 0
     assert bans.add(make(ROOT, None, INVITE_ID, lifts=True))
     assert bans.why_banned(GUEST_CHAIN) is None
     assert bans.bans() == ()
@@ -233,6 +233,22 @@ def test_after_a_lift_only_the_root_bans_again() -> None:
     assert bans.add(make(ROOT, None, GUEST, epoch=2))
     assert bans.why_banned(GUEST_CHAIN)
     assert {item.issuer for item in bans.bans()} == {ROOT.peer, ADMIN.peer}
+
+
+def test_numbers_begin_at_the_clock_and_never_go_back() -> None:
+    bans = holding(make(ROOT, None, GUEST, epoch=500))
+    assert bans.next_epoch("node", GUEST.peer.raw, now=900) == 900
+    assert bans.next_epoch("node", GUEST.peer.raw, now=500) == 501
+    assert bans.next_epoch("node", GUEST.peer.raw, now=3) == 501
+    assert bans.next_epoch("node", WORKER.peer.raw, now=3) == 3
+
+
+def test_a_clock_at_the_end_of_time_leaves_numbers_for_later_statements() -> None:
+    bans = RevocationSet(MESH)
+    for lifts in (False, True) * 20:
+        epoch = bans.next_epoch("node", GUEST.peer.raw, now=2**40)
+        assert bans.add(make(ROOT, None, GUEST, epoch=epoch, lifts=lifts))
+    assert bans.why_node_banned(GUEST.peer) is None
 
 
 def test_nobody_but_the_root_lifts_or_numbers() -> None:

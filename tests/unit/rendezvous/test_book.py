@@ -14,13 +14,12 @@ from meshd.base.errors import RemoteProtocolError, UserError
 from meshd.base.peer_limits import INVITER_RECORDS
 from meshd.base.tasks import Owner
 from meshd.identity.keys import KeyPair, PeerId
-from meshd.identity.keystore import Home
+from meshd.identity.keystore import BOOK_BLOB, Home
 from meshd.identity.membership import Chain
 from meshd.identity.record import LEFT, PeerRecord
 from meshd.identity.revocation import RevocationSet, ban
 from meshd.rendezvous import book as book_module
 from meshd.rendezvous.book import (
-    BOOK_BLOB,
     MAX_BOOK_PEERS,
     MAX_HINTS,
     MAX_MEMBERS_ASKED,
