@@ -1,7 +1,7 @@
 """Joining a mesh by an invite, both sides: what follows the join proof on a link of purpose JOIN.
 
 The inviter reserves the use durably before it certifies, and a key that joins again gets the certificate it
-has: a crash in between costs nobody anything (docs/protocol.md, "Trust").
+has: a crash in between costs nobody anything (docs/protocol.md, "Joining").
 
 `OpenForJoiners` lets in those that no address of a token leads to this node: by mailboxes at its relays, one
 for each invite that is valid now, and by opening its NAT for the joiner whose reply code somebody has brought

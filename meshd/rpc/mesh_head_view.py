@@ -1,6 +1,6 @@
 """A head's view of llama-server's connection with a mesh-server: weights that were sent, and neighbours.
 
-llama-server's module checks all that a worker says (docs/native-backend.md). Here nothing is held back but
+llama-server's module checks all that a worker says (docs/native-design.md). Here nothing is held back but
 MET, LOAD and LOADED; where the head lacks weights itself, the beginning of WRITE and FREE as well.
 """
 

@@ -1,6 +1,6 @@
 """A worker's views of the connections of the mesh-server that it lends, with its head and other workers.
 
-mesh-server checks all that it is asked, and ends with what it refuses (docs/native-backend.md). Here bytes
+mesh-server checks all that it is asked, and ends with what it refuses (docs/native-design.md). Here bytes
 are only split into messages. Seen are the memory that the server holds, weights that are worth keeping, and
 when something is computed.
 """

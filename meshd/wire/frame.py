@@ -1,7 +1,7 @@
 """Frames of a link: their types, the bodies of control frames, and the incremental parser.
 
 A frame is a type (1 byte, the high bit says that a receiver which does not know it must give up), a length
-(4 bytes, big-endian) and that many bytes of body. docs/protocol.md has the tables.
+(4 bytes, big-endian) and that many bytes of body. docs/protocol-sessions.md has the tables.
 
 Data frames are not put together: their payload is handed on in pieces as it comes, each a Data of its own
 with its own offset. So a payload is copied at most once on the way in, and never on the way out.

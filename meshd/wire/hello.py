@@ -3,7 +3,7 @@
 A greeting is Hello, Bans, Go or Refusal, before the link carries streams. The leader of the pair (higher
 PeerId) says Hello first and names the session it holds and a fresh id; the follower answers which of them it
 takes (mux/session_choice.py). When their revocation sets differ, both send theirs; then the leader says Go.
-Format: docs/protocol.md, "Greeting".
+Format: docs/protocol-sessions.md, "Greeting".
 
 On a link of purpose JOIN a joiner and its inviter say JoinRequest, and Welcome or NotAdmitted.
 """

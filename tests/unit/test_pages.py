@@ -14,7 +14,7 @@ from tests.rules.source import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 # decisions speak of their time, and the protocol has signed texts that look like commands
-OF_USERS = [page for page in PAGES if "decisions" not in page.parts and page.name != "protocol.md"]
+OF_USERS = [page for page in PAGES if "decisions" not in page.parts and not page.name.startswith("protocol")]
 DECISIONS = [page for page in PAGES if "decisions" in page.parts and page.name != "index.md"]
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`((?:MESHD_\w+=\S+ )*meshd [^`]+)`")
