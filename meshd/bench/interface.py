@@ -59,7 +59,6 @@ class ProxyArgs:
     target: tuple[str, int]
     milliseconds: float
     compute_only: bool = False
-    count_rpc: bool = False
     as_json: bool = False
 
 

@@ -15,11 +15,7 @@ from meshd.link.tcp.sockets import listen
 def run(args: ProxyArgs, out: BenchOutput) -> int:
     """Serve until stopped; return 0 after SIGTERM, 130 after SIGINT. Raises UserError if it cannot listen."""
     half = args.milliseconds / 2000
-    rules = (
-        ProxyRules(compute=2 * half, rpc=True)
-        if args.compute_only
-        else ProxyRules(one_way=half, rpc=args.count_rpc)
-    )
+    rules = ProxyRules(compute=2 * half, rpc=True) if args.compute_only else ProxyRules(one_way=half)
     try:
         return run_loop(_serve(args, rules, out))
     except ExceptionGroup as group:

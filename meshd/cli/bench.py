@@ -23,8 +23,8 @@ _USUAL = {  # workers, round trips
     "nodes": ("1,2,3,4", "20"),
     "latency": ("2", "0,5,10,20,30,50"),
 }
-_DISTANCE = {"model", "workers", "rtt", "pairs", "without", "svg"}
-_PROXY_ALONE = {"proxy", "ms", "compute_only", "count_rpc"}
+_DISTANCE = {"model", "workers", "rtt", "pairs", "svg"}
+_PROXY_ALONE = {"proxy", "ms", "compute_only"}
 _TAKES = {
     "load": _DISTANCE,
     "nodes": _DISTANCE,
@@ -34,8 +34,8 @@ _TAKES = {
 }
 _USAGE = """\
 meshd bench load|nodes|latency [--model FILE] [--workers N,…] [--rtt MS,…] [--pairs N]
-                                      [--without push] [--svg FILE] [--json]
-       meshd bench latency --proxy LISTEN:TARGET --ms N [--compute-only] [--count-rpc] [--json]
+                                      [--svg FILE] [--json]
+       meshd bench latency --proxy LISTEN:TARGET --ms N [--compute-only] [--json]
        meshd bench rpc [--model FILE] [--pairs N] [--json]
        meshd bench transport [--ways LIST] [--only loopback|lines|beside] [--json]"""
 
@@ -73,11 +73,6 @@ def _distance_arguments(parser: argparse.ArgumentParser) -> None:
     distance.add_argument(
         "--rtt", metavar="MS,…", help="round trips to measure with (default: depends on the benchmark)"
     )
-    distance.add_argument(
-        "--without",
-        metavar="WHAT,…",
-        help="also measure meshd without: push (activations straight from worker to worker)",
-    )
     distance.add_argument("--svg", metavar="FILE", help="write a plot to this file")
 
 
@@ -90,10 +85,8 @@ def _proxy_arguments(parser: argparse.ArgumentParser) -> None:
     alone.add_argument(
         "--compute-only",
         action="store_true",
-        help="delay only requests to compute of llama.cpp's RPC, as many published reports do",
-    )
-    alone.add_argument(
-        "--count-rpc", action="store_true", help="count round trips and bytes of llama.cpp's RPC"
+        help="delay only requests to compute of llama.cpp's RPC, as many published reports do; count what "
+        "that sends",
     )
 
 
@@ -175,22 +168,11 @@ def _distance(args: Arguments, out: Output) -> int:
             workers=workers,
             round_trips=round_trips,
             pairs=pairs,
-            without=_without(args.without),
             svg=expanded(args.svg) if args.svg else None,
             as_json=args.json,
         ),
         out,
     )
-
-
-def _without(text: str | None) -> tuple[str, ...]:
-    from meshd.bench.interface import WITHOUT
-
-    words = tuple(dict.fromkeys(text.split(","))) if text else ()
-    for word in words:
-        if word not in WITHOUT:
-            raise UsageError(f"cannot measure without `{word[:32]}`", hint=f"choose {', '.join(WITHOUT)}")
-    return words
 
 
 def _proxy(args: Arguments, out: Output) -> int:
@@ -209,7 +191,6 @@ def _proxy(args: Arguments, out: Output) -> int:
             target=target,
             milliseconds=added,
             compute_only=args.compute_only,
-            count_rpc=args.count_rpc,
             as_json=args.json,
         ),
         out,

@@ -49,6 +49,7 @@ REMOVED_SETTINGS = (
 NOW_KEYS: Mapping[str, tuple[str, ...]] = {
     "--activations": ("serve.activations",),
     "--allowed-host": ("serve.allowed_hosts",),
+    "--allowed-origin": ("serve.allowed_origins", "client.allowed_origins"),
     "--compress": ("links.compress",),
     "--continue-answers": ("serve.continue_answers", "client.continue_answers"),
     "--fallback-model": ("serve.fallback_models",),
@@ -62,6 +63,8 @@ NOW_KEYS: Mapping[str, tuple[str, ...]] = {
 
 # Options of verbs that are no roles, by verb and option.
 REMOVED_OPTIONS: Mapping[tuple[str, str], str] = {
+    ("bench", "--count-rpc"): "`--compute-only` counts what llama.cpp's RPC sends",
+    ("bench", "--without"): "from a checkout: `python -m tests.bench.performance` measures that as well",
     ("demo", "--keep"): "`meshd logs` shows those of nodes that you start yourself",
     ("demo", "--prompt"): "the demo has one question; ask your own on the page of `meshd serve`",
     ("native", "--tools"): "from a checkout: `python -m tests.native.upstream_tools`",

@@ -18,9 +18,7 @@ AllowedOrigins = Annotated[
     tuple[str, ...],
     Setting(
         form=listed(forms.WORD),
-        option="--allowed-origin",
-        metavar="ORIGIN",
-        repeat=True,
+        env="MESHD_ALLOWED_ORIGIN",
         help="websites and programs that may call the API, such as https://chat.example",
         more="Scheme, host and port, as the browser shows them. `https://*.example.com` means every name "
         "below example.com, `http://box.lan:*` any port, `app://*` every origin of that scheme.",

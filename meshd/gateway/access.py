@@ -98,7 +98,7 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def origin_pattern(text: str) -> re.Pattern[str]:
-    """Return what the `normal_origin` of an origin matches that one entry of `--allowed-origin` names.
+    """Return what the `normal_origin` of an origin matches that one entry of `allowed_origins` names.
 
     The entry is a whole origin, or a pattern such as `https://*.example.com:*` (each name below that one, on
     any port) or `app://*`. Raises UserError for anything that no Origin header could match, and for every web
@@ -169,10 +169,10 @@ class BrowserGuard:
             raise _forbidden(message, "host_not_allowed")
         origins = headers.getall("Origin", [])
         if len(origins) > 1 or not self.origin_allowed(next(iter(origins), None), hosts[0]):
-            message = f"origin `{origins[0][:200]}` is not allowed: allow it with `--allowed-origin ORIGIN`"
+            message = f"origin `{origins[0][:200]}` is not allowed: allow it with `allowed_origins` in `[serve]`"
             raise _forbidden(message, "origin_not_allowed")
         if not self.site_allowed(headers) and not (opens_page and is_navigation(headers)):
-            message = "pages of other sites may not call the API: allow one with `--allowed-origin ORIGIN`"
+            message = "pages of other sites may not call the API: allow one with `allowed_origins` in `[serve]`"
             raise _forbidden(message, "site_not_allowed")
 
     def host_allowed(self, host: str | None) -> bool:

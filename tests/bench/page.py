@@ -34,7 +34,7 @@ Method: [benchmarks.md](benchmarks.md).
 ## Over a distance
 
 Stock llama.cpp behind a delaying proxy for each worker, and meshd with the same delay between its daemons, in
-turns (`meshd bench latency --workers {workers} --rtt {round_trips}{without}`). A load ends with the first
+turns (`meshd bench latency --workers {workers} --rtt {round_trips}`). A load ends with the first
 token. The first row is one node alone.
 {texts}
 
@@ -121,7 +121,7 @@ def page(made: Made, far: Figures, delayed: Figures, rpc: Table, ready: Readines
     kept = promises(far)
     lost = sum(not one.held for one in kept)
     differing = far.texts_differ()
-    cells, left_out = far.cells(), [setup.rpartition(" ")[2] for setup in far.lesser()]
+    cells = far.cells()
     return _PAGE.format(
         command=_SHORT if made.short else "`make bench`",
         when=made.when,
@@ -130,7 +130,6 @@ def page(made: Made, far: Figures, delayed: Figures, rpc: Table, ready: Readines
         pairs=made.pairs,
         picture=made.picture,
         workers=",".join(str(one) for one in sorted({workers for workers, _ in cells})),
-        without=f" --without {','.join(left_out)}" if left_out else "",
         round_trips=",".join(f"{one:g}" for one in sorted({rtt for _, rtt in cells})),
         texts=f"Text different from one node's: {'; '.join(differing)}."
         if differing

@@ -139,7 +139,7 @@ def test_the_verb(tmp_path: Path) -> None:
     with socket.create_server((HOST, 0)) as target:
         target.settimeout(SECONDS)
         place = f"0:{target.getsockname()[1]}"
-        argv = ["bench", "latency", "--proxy", place, "--ms", "4", "--count-rpc", "--json"]
+        argv = ["bench", "latency", "--proxy", place, "--ms", "4", "--compute-only", "--json"]
         process = subprocess.Popen(
             [sys.executable, "-m", "meshd", *argv],
             stdout=subprocess.PIPE,
