@@ -13,7 +13,7 @@ from meshd.base.errors import BANNED_HINT
 from meshd.base.units import in_bytes, in_number
 from meshd.identity import naming
 from meshd.identity.naming import WORKER_ROLE
-from meshd.model.status import COUNTED, NOT_HELD, ModelStatus, NetworkTensor, StoreStatus
+from meshd.model.status import NOT_HELD, ModelStatus, NetworkTensor, StoreStatus
 from meshd.wire.versions import NativeVersion, NodeVersion, difference, upgrade_hint
 
 SLOW_SHARE = 0.5  # of the predicted speed: below that something else computes, or the prediction is wrong
@@ -95,13 +95,13 @@ def _weights_that_crossed(tensors: Sequence[NetworkTensor]) -> HealthWarning:
 def _waits_hint(model: ModelStatus, status: Status) -> str:
     """Return the hint that ends the waiting."""
     workers = [peer for peer in status.peers if peer.role == WORKER_ROLE]
-    paused = [peer.name for peer in workers if f"{peer.name} is paused" in model.reason]
+    paused = [peer.name for peer in workers if peer.paused and not peer.fetching]
     # what does not fit here is not helped by waiting for fewer
-    counts = model.reason.startswith(COUNTED)
-    alone = "; with `--min-workers 0` it needs none if it fits on this node" if counts else ""
+    few = model.too_few_workers
+    alone = "; with `--min-workers 0` it needs none if it fits on this node" if few else ""
     if paused:
         return f"run `meshd resume` on {' and '.join(paused)}{alone}"
-    fetching = [peer.name for peer in workers if f"{peer.name} is fetching" in model.reason]
+    fetching = [peer.name for peer in workers if peer.fetching]
     if fetching:
         its = "its model" if len(fetching) == 1 else "their models"
         return f"wait until {' and '.join(fetching)} {'has' if len(fetching) == 1 else 'have'} {its}{alone}"

@@ -85,7 +85,8 @@ def summary(status: NodeStatus) -> str:
     if status.models:
         parts.append("models " + " ".join(f"{model.name}={model.state}" for model in status.models))
     elif status.model is not None:
-        parts.append(f"model {''.join(_state(status.model))}")
+        reason = f": {status.model.reason}" if status.model.reason else ""
+        parts.append(f"model {_state(status.model)}{reason}")
     elif status.fetching is not None:
         share = status.fetching.share
         done = "" if share is None else f" {share:.0%}"
@@ -256,7 +257,9 @@ def _show_models(models: Sequence[ModelStatus], out: Output) -> None:
 
 def _show_model(model: ModelStatus, out: Output) -> None:
     # State, load, and speeds.
-    out.field("model", f"{model.name} ({model.fingerprint[:12]})  ", *_state(model))
+    out.field("model", f"{model.name} ({model.fingerprint[:12]})  ", State(_state(model)))
+    if model.reason:
+        out.field("", model.reason)
     if load := _load(model):
         out.field("", load)
     if model.answers is not None:
@@ -291,13 +294,10 @@ def _show_model(model: ModelStatus, out: Output) -> None:
         )
 
 
-def _state(model: ModelStatus) -> tuple[State, str]:
-    """Return the state, and its reason; a reason that begins with the state is not repeated."""
+def _state(model: ModelStatus) -> str:
+    """Return the state, with the progress of a load."""
     progress = f" {model.progress:.0%}" if model.progress is not None and model.state == "loading" else ""
-    if model.reason.startswith(f"{model.state} "):
-        subject, separator, rest = model.reason.partition(";")
-        return State(model.state), f"{subject.removeprefix(model.state)}{progress}{separator}{rest}"
-    return State(f"{model.state}{progress}"), f": {model.reason}" if model.reason else ""
+    return f"{model.state}{progress}"
 
 
 def _load(model: ModelStatus) -> str:

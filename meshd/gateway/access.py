@@ -169,10 +169,10 @@ class BrowserGuard:
             raise _forbidden(message, "host_not_allowed")
         origins = headers.getall("Origin", [])
         if len(origins) > 1 or not self.origin_allowed(next(iter(origins), None), hosts[0]):
-            message = f"origin `{origins[0][:200]}` is not allowed: allow it with `allowed_origins` in `[serve]`"
+            message = f"origin `{origins[0][:200]}` is not allowed: add it to `allowed_origins`"
             raise _forbidden(message, "origin_not_allowed")
         if not self.site_allowed(headers) and not (opens_page and is_navigation(headers)):
-            message = "pages of other sites may not call the API: allow one with `allowed_origins` in `[serve]`"
+            message = "pages of other sites may not call the API: add its origin to `allowed_origins`"
             raise _forbidden(message, "site_not_allowed")
 
     def host_allowed(self, host: str | None) -> bool:

@@ -38,7 +38,8 @@ class Readiness:
     """State of the model now; `reason` in words; `retry_after` in seconds; progress in [0, 1] or None.
 
     `workers`: the progress of each worker while the model loads. `no_room`: the model failed, or waits, for
-    lack of memory, which other workers may bring. `note`: a comment for clients whose answers continue.
+    lack of memory, which other workers may bring. `too_few`: it waits for workers, as fewer are there than
+    demanded. `note`: a comment for clients whose answers continue.
     """
 
     state: ModelState
@@ -47,6 +48,7 @@ class Readiness:
     progress: float | None = None
     workers: tuple[WorkerWeights, ...] = ()
     no_room: bool = False
+    too_few: bool = False
     note: str = ""
 
 

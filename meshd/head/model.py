@@ -267,6 +267,7 @@ class Model:
             fallbacks=self._files.smaller,
             fallback=self._files.current.name if self._files.note else "",
             progress=readiness.progress,
+            too_few_workers=readiness.too_few,
             workers=self._run.loads if self._run is not None else (),
         )
 
@@ -409,12 +410,20 @@ class Model:
         self._tell(state, why)
 
     def _tell(
-        self, state: ModelState, reason: str, *, progress: float | None = None, no_room: bool = False
+        self,
+        state: ModelState,
+        reason: str,
+        *,
+        progress: float | None = None,
+        no_room: bool = False,
+        too_few: bool = False,
     ) -> None:
         if is_news(state, reason, self._readiness):
             LOG.info("model_state", model=self.model_name, state=state.value, why=reason)
         note = self._files.note
-        self._readiness = Readiness(state, reason, progress=progress, no_room=no_room, note=note)
+        self._readiness = Readiness(
+            state, reason, progress=progress, no_room=no_room, too_few=too_few, note=note
+        )
 
     def _wanted(self) -> list[PeerStatus]:
         """Return workers to load the model again for: those that help or were used before, or all."""
@@ -485,7 +494,7 @@ class Model:
                 await self._roster.until_all_are_there(MORE_WORKERS_SECONDS)
                 all_there = True
                 continue
-            self._tell(ModelState.WAITING, self._roster.why_too_few())
+            self._tell(ModelState.WAITING, self._roster.why_too_few(), too_few=True)
             try:
                 async with asyncio.timeout_at(self._roster.next_try()):
                     seen = await self._runtime.mesh.changed(seen)

@@ -13,7 +13,6 @@ from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Role
 from meshd.identity.naming import WORKER_ROLE
-from meshd.model.status import COUNTED
 from meshd.peer.interface import Mesh, PeerState, PeerStatus
 from meshd.plan.wishes import HeadOptions, named_by
 
@@ -84,7 +83,7 @@ class Roster:
     def why_too_few(self) -> str:
         """Say how many of the needed workers can be asked now, and why the others cannot."""
         ready = f"{len(self.workers())} of {self._least} ready"
-        count = f"{COUNTED}: {ready}, as demanded by {self._demanded_by}"
+        count = f"waiting for workers: {ready}, as demanded by {self._demanded_by}"
         return "; ".join([count, *self.left_out(), *self._absent()])
 
     def _absent(self) -> list[str]:

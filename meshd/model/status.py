@@ -9,8 +9,6 @@ from enum import StrEnum
 
 from meshd.base.units import in_bytes, in_time
 
-COUNTED = "waiting for workers"  # begins the reason while workers of the demanded number are missing
-
 
 class ModelState(StrEnum):
     """The state of a head's model, from fetching its file to serving; one of several may be unloaded."""
@@ -139,6 +137,7 @@ class ModelStatus:
     bytes_per_token: float | None  # on all links of the head, both ways
     split: tuple[SplitPart, ...]
     progress: float | None = None  # 0 to 1 while loading
+    too_few_workers: bool = False  # it waits for as many as demanded
     workers: tuple[WorkerWeights, ...] = ()
     answers: AnswersAtOnce | None = None
     predicted: Speeds | None = None  # at load; null if a device was never measured

@@ -131,14 +131,15 @@ def test_each_of_several_models_has_its_warning() -> None:
 
 def test_what_is_waited_for_decides_what_is_to_be_done() -> None:
     def hint(change: Change, reason: str) -> str:
-        [warning] = examine(model(state="waiting", reason=reason)(change(calm()))).warnings
+        waits = model(state="waiting", reason=reason, too_few_workers=reason == few)
+        [warning] = examine(waits(change(calm()))).warnings
         return warning.hint
 
     few = "waiting for workers: 0 of 1 ready"
     assert hint(peer(), few).startswith("start the workers that it waits for")
-    paused = hint(peer(paused=True), f"{few}; garage is paused (`meshd resume` there ends that)")
+    paused = hint(peer(paused=True), few)
     assert paused.startswith("run `meshd resume` on garage")
-    fetching = hint(peer(paused=True, fetching=True), f"{few}; garage is fetching a model")
+    fetching = hint(peer(paused=True, fetching=True), few)
     assert fetching.startswith("wait until garage has its model")
     alone = hint(lambda status: replace(status, peers=()), few)
     for word in ("`meshd worker --join INVITE`", "`meshd invite`", "`--min-workers 0`"):

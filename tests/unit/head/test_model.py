@@ -157,6 +157,7 @@ async def test_one_that_is_lost_while_others_are_waited_for_is_waited_for_itself
         model = await until(serve, lambda model: model.state == "waiting" or "asking" in model.reason)
         demand = "0 of 1 ready, as demanded by `--min-workers 1`"
         assert model.reason.startswith(f"waiting for workers: {demand}; here is not connected")
+        assert model.too_few_workers
         late.say(PeerState.CONNECTED)
         assert "late" in await ready(serve)
 

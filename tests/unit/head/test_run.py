@@ -212,6 +212,7 @@ async def test_a_model_that_does_not_fit_here_waits_for_a_worker_and_says_what_t
         it.start()
         await it.until(ModelState.WAITING, "waiting for a worker (run `meshd worker --join INVITE`")
         assert "does not fit" in it.serve.readiness.reason and "MiB" in it.serve.readiness.reason
+        assert not it.serve.model_status.too_few_workers
         assert it.bench.children == []
         it.worker("anna")
         await it.until(ModelState.READY, seconds=10)
