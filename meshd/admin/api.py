@@ -468,4 +468,16 @@ class NetcheckRequest(Request[NetcheckReply], name="netcheck"):
     """Check now what network this node is in, which takes some seconds."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsReply:
+    """All metrics of a node, in Prometheus's text format."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsRequest(Request[MetricsReply], name="metrics"):
+    """A request for the metrics of this node, with the use of each API key."""
+
+
 REQUESTS = requests()  # by name, those of plan_api.py included

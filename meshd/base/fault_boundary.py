@@ -17,13 +17,14 @@ from meshd.base import log
 from meshd.base.admission import TokenBucket
 from meshd.base.errors import Broken, LocalProtocolError, MeshdError
 from meshd.base.peer_limits import FAULT_LINES, FAULT_LINES_IN_ALL
-from meshd.base.sockets import NO_ROOM
 
 T = TypeVar("T")
 Blame = Callable[["Fault"], object]
 
 KEEP_UP_SECONDS = 10.0
 MAX_FAULT_KINDS = 256  # of failures whose lines are counted
+# errno of a socket that could not be made or accepted: this process, or this machine, has no more of them
+NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 # What this machine lacks is nobody's fault but ours: logged, and not counted against the source.
 OURS = NO_ROOM | {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES}
 LOG = log.get("boundary")

@@ -8,17 +8,20 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from meshd.base.errors import Broken
+from meshd.base.fault_boundary import NO_ROOM, Contained, Fault
+from meshd.base.log import get
 
 # Connections that the kernel holds until somebody accepts them. A flood fills the list while the loop is busy
 # elsewhere, and then honest callers wait for a second before they try again.
 _BACKLOG = 1024
 LOOPBACK_HOST = "127.0.0.1"  # for programs of this machine; others come through meshd
 UNIX_BUFFER = 256 << 10
-# errno of a socket that could not be made or accepted: this process, or this machine, has no more of them
-NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 NO_ROOM_SECONDS = 1.0  # until a listener accepts again: something may have been closed
+_NOT_A_LISTENER = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EFAULT, errno.EOPNOTSUPP}
+_REFUSED_IN_A_TURN = 16
 Made = TypeVar("Made", bound=asyncio.BaseProtocol)
 QUEUE_FULL_SECONDS = 0.01  # until the next try; the kernel does not tell when there is room
+_log = get("link")
 
 
 class Sized(Protocol):
@@ -45,6 +48,67 @@ def listen_at(family: socket.AddressFamily, host: str, port: int) -> socket.sock
         sock.close()
         raise
     return sock
+
+
+def _anybody(host: str) -> bool:
+    return True
+
+
+async def accept_from(
+    server: socket.socket,
+    fresh: Callable[[], asyncio.BaseProtocol],
+    *,
+    hears: Callable[[str], bool] = _anybody,
+) -> None:
+    """Give each connection that comes in a protocol of its own, until cancelled; then close `server`.
+
+    Connections from a host that `hears` refuses are closed at once: a flood costs little. Not asyncio's own
+    server: when that is closed while a connection is coming in, the socket is lost.
+    """
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(server, ready.set)
+    try:
+        while True:
+            await ready.wait()
+            ready.clear()
+            # Accept one connection; errors of it, or a lack of descriptors, do not end the listener.
+            try:
+                connection = _next_heard(server, hears)
+            except (BlockingIOError, InterruptedError, ConnectionError):
+                continue  # it has gone away again
+            except OSError as error:
+                if error.errno in _NOT_A_LISTENER:
+                    raise
+                if error.errno in NO_ROOM:
+                    _log.warning("accept_paused", why=(error.strerror or "").lower(), seconds=NO_ROOM_SECONDS)
+                    await asyncio.sleep(NO_ROOM_SECONDS)
+                continue  # else the network's trouble with that one connection, as Linux tells it here
+            if connection is None:
+                continue
+            # Hand it to a protocol of its own; a bug there costs that connection only.
+            try:
+                with Contained("network", "connection"):
+                    connection.setblocking(False)
+                    await loop.connect_accepted_socket(fresh, connection)
+            except Fault:
+                connection.close()
+    finally:
+        loop.remove_reader(server)
+        server.close()
+
+
+def _next_heard(server: socket.socket, hears: Callable[[str], bool]) -> socket.socket | None:
+    """Accept a connection, closing those that are not heard; None after 16 of these: others have a turn.
+
+    Raises OSError, BlockingIOError when there is none.
+    """
+    for _ in range(_REFUSED_IN_A_TURN):
+        connection, place = server.accept()
+        if hears(str(place[0])):
+            return connection
+        connection.close()
+    return None
 
 
 def source_towards(family: int, address: tuple[str, int]) -> str:

@@ -87,6 +87,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("status", GROUPS[2], "show what this node does, and what needs attention", module="status"),
     Verb("peers", GROUPS[2], "list the other nodes and the connection to each", module="status"),
     Verb("logs", GROUPS[2], "show the logs of meshd and of llama.cpp"),
+    Verb("metrics", GROUPS[2], "print the metrics of this node for Prometheus", module="status"),
     Verb(
         "netcheck",
         GROUPS[2],

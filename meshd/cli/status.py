@@ -1,11 +1,11 @@
-"""The verbs about the running node and its peers: status, peers and ping."""
+"""The verbs about the running node and its peers: status, metrics, peers and ping."""
 
 import argparse
 import time
 from collections.abc import Sequence
 
 from meshd import __version__
-from meshd.admin.api import PingReply, PingRequest, StatusRequest
+from meshd.admin.api import MetricsRequest, PingReply, PingRequest, StatusRequest
 from meshd.admin.client import Client, ask
 from meshd.admin.health import is_away, is_met
 from meshd.admin.request import to_fields, to_json
@@ -377,6 +377,21 @@ def _peer_name(status: NodeStatus, peer: str) -> str:
         return peer[:10]
     same = [node for node, other in {**names, status.node.id: status.node.name}.items() if other == name]
     return name if len(same) == 1 else f"{name} ({peer[:10]})"
+
+
+class Metrics:
+    """Print the metrics of this node in Prometheus's text format.
+
+    Prometheus itself asks the API at `/metrics`, or the address in the setting `node.metrics`.
+    """
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add nothing."""
+
+    def run(self, args: Arguments, out: Output) -> int:
+        """Ask the daemon and print."""
+        out.raw(ask(home_here(), MetricsRequest()).text)
+        return 0
 
 
 class Peers:

@@ -22,6 +22,7 @@ from meshd.link.transport import LinkKind
 DEFAULT_MESH_PORT = 17430  # TCP and UDP; between 17236 and 17499 IANA has given nothing away
 MESH_PORT_TRIES = 16  # the default port and its successors, when nobody asked for a port
 LINK_KINDS = tuple(kind.value for kind in LinkKind)
+METRICS_EXAMPLE = '`node.metrics = "127.0.0.1:9464"`'
 DEFAULT_STUN = ("stun.cloudflare.com:3478", "stun.l.google.com:19302")
 # A link counts as dead after 4.5 s, and a new one takes a moment. Who asks for an answer waits for minutes.
 MIN_GRACE, MAX_GRACE = 10, 140
@@ -94,6 +95,18 @@ class NodeConfig:
             "files, processes or networks. `on` starts none unconfined; macOS confines only with it.",
         ),
     ] = "auto"
+    metrics: Annotated[
+        HostPort | None,
+        Setting(
+            form=forms.ADDRESS,
+            env="MESHD_METRICS",
+            help="address on loopback where Prometheus can scrape this node",
+            default="none",
+            example='"127.0.0.1:9464"',
+            more="Any user of this machine can read the metrics there. A node with an API also has them at "
+            "`/metrics`; `meshd metrics` prints them.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

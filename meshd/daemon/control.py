@@ -36,6 +36,8 @@ from meshd.admin.api import (
     LeaveRequest,
     MemberModelsReply,
     MemberModelsRequest,
+    MetricsReply,
+    MetricsRequest,
     NetcheckReply,
     NetcheckRequest,
     PauseRequest,
@@ -87,7 +89,6 @@ from meshd.daemon.member_node import PAUSED_BLOB, MemberNode, was_paused
 from meshd.daemon.models import ModelExchange, Storage
 from meshd.daemon.role_kind import BuiltRole
 from meshd.devices.interface import ListedDevices
-from meshd.gateway.interface import GatewayStatus
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.identity.keystore import Home
@@ -102,6 +103,7 @@ from meshd.worker.worker_options import Pause
 
 if TYPE_CHECKING:
     from meshd.daemon.planning import Planning
+    from meshd.gateway.server import Gateway
 
 TUNNELS_BLOB = "tunnels"
 LOG = log.get("tunnel")
@@ -296,7 +298,7 @@ class DaemonControl(TunnelAnswers):
         *,
         built: Callable[[], BuiltRole],
         planning: "Callable[[], Planning]",
-        gateway: Callable[[], GatewayStatus | None],
+        gateway: "Callable[[], Gateway | None]",
         stop: Callable[[str], None],
         tunnels: OwnTunnels,
         pausing: Pausing,
@@ -324,7 +326,7 @@ class DaemonControl(TunnelAnswers):
         role = self._built().role.status
         peers = self._mesh.peers()
         mdns = member.transports.mdns
-        names = self._names()
+        names, gateway = self._names(), self._gateway()
         view = Status(
             node=NodeView(
                 id=str(facts.peer),
@@ -348,7 +350,7 @@ class DaemonControl(TunnelAnswers):
             children=child_views(role.children),
             model=role.model,
             models=role.models,
-            api=self._gateway(),
+            api=gateway.status if gateway is not None else None,
             mdns=mdns.status if mdns is not None else MdnsStatus(state="off"),
             store=role.store,
             devices=self._devices(role.listed, now),
@@ -376,6 +378,19 @@ class DaemonControl(TunnelAnswers):
             times = speeds.known(device, REFERENCE_LAYERS) if speeds is not None else ()
             found.append(device_view(device, reference_rates(DeviceSpeed(times)), age=now - listed.at))
         return tuple(found)
+
+    async def exposition(self, *, of_keys: bool) -> str:
+        """Return all metrics in Prometheus's text format; `of_keys`: also the use of each API key."""
+        from meshd.base.metrics import exposition  # megabytes, which few workers need
+        from meshd.daemon.metrics import node_metrics
+
+        status, gateway = await self.status(StatusRequest()), self._gateway()
+        requests = gateway.collect() if gateway is not None else ()
+        return exposition(node_metrics(status, of_keys=of_keys), requests)
+
+    @MetricsRequest.answer
+    async def metrics(self, request: MetricsRequest) -> MetricsReply:
+        return MetricsReply(text=await self.exposition(of_keys=True))
 
     @PingRequest.answer
     async def ping(self, request: PingRequest) -> PingReply:

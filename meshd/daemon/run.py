@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import gc
 import signal
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,11 +20,12 @@ from meshd.admin.server import AdminServer
 from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.base.fault_boundary import watch_loop
+from meshd.base.metrics_port import MetricsPort, listen_for_scrapers
 from meshd.base.processes import keep_freed_memory, raise_limit
 from meshd.base.tasks import Owner, first_error
 from meshd.base.wakeful_loop import WakefulLoop, loop_waiting
 from meshd.build.pin import read_pin
-from meshd.config.tree import Config
+from meshd.config.tree import METRICS_EXAMPLE, Config
 from meshd.daemon.control import DaemonControl, Pausing, make_tunnels
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.mesh_port import MeshPort
@@ -198,6 +200,7 @@ class Daemon:
         self._built: BuiltRole  # while models are fetched, the substitute for the role
         self._planning: Planning | None = None
         self._gateway: Gateway | None = None
+        self._scraped: socket.socket | None = None
 
     async def main(self) -> int:
         """Run until a signal or `meshd stop`; return the exit code."""
@@ -227,6 +230,9 @@ class Daemon:
             self._claimed, mesh_port = await preflight(
                 self._kind, self._config, native, self._home, self._pieces.hashes, held
             )
+            if (place := self._config.node.metrics) is not None:
+                self._scraped = listen_for_scrapers(place.host, place.port, setting=METRICS_EXAMPLE)
+                held.callback(self._scraped.close)
             key = self._home.load_or_create_identity()
             entered = await enter(
                 self._home,
@@ -334,7 +340,7 @@ class Daemon:
             self._home,
             built=lambda: self._built,
             planning=self._planning_now,
-            gateway=lambda: self._gateway.status if self._gateway is not None else None,
+            gateway=lambda: self._gateway,
             stop=self._stop,
             tunnels=tunnels,
             pausing=Pausing(self._home, member.local, self._built.pause),
@@ -347,6 +353,10 @@ class Daemon:
         async with Owner() as network:
             network.start(member.serve(), name="peers")
             network.start(admin.serve(), name="admin")
+            if self._scraped is not None:
+                port = MetricsPort(self._scraped, partial(control.exposition, of_keys=True))
+                LOG.info("metrics_listening", url=port.url)
+                network.start(port.serve(), name="metrics")
             network.start(tunnels.serve(), name="tunnels")
             network.start(self._models.serve(), name="models")
             network.start(self._storage.serve(), name="storage")
@@ -361,6 +371,7 @@ class Daemon:
                     work.start(self._play(is_open), name=self._role)
                     if make_gateway is not None:
                         gateway = self._gateway = await _made(make_gateway)
+                        gateway.shows(partial(control.exposition, of_keys=False))
                         work.start(gateway.serve(), name="gateway")
                         await gateway.started.wait()
                         is_open.set()

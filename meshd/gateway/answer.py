@@ -8,7 +8,7 @@ is lost, the request waits for the next one and is sent again; the client gets n
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -16,7 +16,7 @@ from contextlib import (
     contextmanager,
     nullcontext,
 )
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import aiohttp
 from aiohttp import web
@@ -44,6 +44,7 @@ from meshd.gateway.failure import (
     unavailable,
 )
 from meshd.gateway.interface import GatewayConfig, ModelTurn, NamedModel, Readiness, Upstream
+from meshd.gateway.metrics import GatewayMetrics
 from meshd.gateway.paths import PROPS_PATH, Route
 from meshd.gateway.request import UpstreamRequest, not_ready
 from meshd.gateway.turns import Turn
@@ -83,8 +84,22 @@ _DIFFERS = _broken(_ANOTHER, "upstream_lost")
 _TOO_LONG = Failure(502, "one of the answers is too large to be joined with the others", code="too_long")
 
 
+@dataclass(slots=True)
+class RequestRecord:
+    """What the metrics tell of one request, which came at `began`, in loop time.
+
+    `status`: of the whole answer, if it differs from the response's; else 0.
+    """
+
+    began: float
+    status: int = 0
+
+
+RECORD = web.RequestKey("record", RequestRecord)
+
+
 class AnswerContext:
-    """The state that all answers of a gateway share: settings, running answers, llama-servers.
+    """The state that all answers of a gateway share: settings, running answers, llama-servers, metrics.
 
     `tokens`: those generated since the start.
     """
@@ -94,6 +109,7 @@ class AnswerContext:
 
         `on_demand`: requests load models, so they do not wait for one that cannot be loaded.
         """
+        self.metrics = GatewayMetrics()
         self.silence = config.keepalive_seconds
         self.continue_seconds = config.continue_seconds
         self.fails_over = config.fails_over
@@ -127,6 +143,12 @@ class AnswerContext:
     def waiting(self) -> int:
         """Count the requests whose turn has not come."""
         return sum(served.turns.waiting for served in self._served.values())
+
+    @property
+    def queues(self) -> Sequence[tuple[str, int, int]]:
+        """Return the name of each model with a queue, and its running and waiting requests."""
+        queues = [(upstream.model_name, served.turns) for upstream, served in self._served.items()]
+        return [(name, turns.running, turns.waiting) for name, turns in queues]
 
     @property
     def is_alone(self) -> bool:
@@ -190,7 +212,7 @@ class Answer:
         self.served = context.served(upstream)
         self.request = request
         self.headers = headers
-        self.meter = AnswerMeter(is_transcript=route.is_form)
+        self.meter = AnswerMeter(is_transcript=route.is_form, came=request[RECORD].began)
         self._context = context
         self._route = route
         self._model = model
@@ -215,6 +237,8 @@ class Answer:
         # what the client gets
         self._streams = asked.stream
         self._sent = SentEvents(asked.path, own_seed=own_seed)
+        metrics = context.metrics
+        self._tokens = metrics.generated_tokens.labels(metrics.models[upstream.model_name])
         self._reply = StreamReply(
             request, silence=context.silence, headers=headers, answering=asked.answering
         )
@@ -242,6 +266,7 @@ class Answer:
                 # 3. Wait for the turn, and then for the model, because none is loaded for a request that
                 #    still queues. Only a model that is there can tell how its template takes the body.
                 await self._admit(held)
+                self.meter.ready = _now()
                 await self._fit_body()
 
                 while True:
@@ -275,6 +300,7 @@ class Answer:
             return await self._end_stream(refusal.failure)
         except ClientGone:
             self.meter.hung_up()
+            self.request[RECORD].status = self.meter.status
             return reply.response
 
     def part(self, number: int) -> "Answer":
@@ -305,6 +331,7 @@ class Answer:
         context = self._context
         if self._turn is not None:
             await self._turn.come()
+            self.meter.turn = _now()
         self._model_turn = self._model.turn()
         held.callback(self._model_turn.end)
         async with self._not_computing():
@@ -398,6 +425,7 @@ class Answer:
         at_server = nullcontext() if self._trial is None else self._trial.at_server(upstream)
         with self._context.counted():
             async with at_server, open_session(upstream.connect) as session:
+                self.meter.sent = self.meter.sent or _now()
                 answer = await send_call(session, method, self.asked.path, self._attempt_body, headers)
                 try:
                     if upstream.is_refusal(answer.status):
@@ -412,6 +440,7 @@ class Answer:
         The reason comes from the upstream: the head knows better than a connection which worker was lost.
         """
         context, upstream = self._context, self.upstream
+        self.meter.losses += 1
         if self.served is not None:
             self.served.traits = None  # another model may take its place
         why = await upstream.upstream_broke(lost.what)
@@ -498,21 +527,23 @@ class Answer:
         """Count the tokens in these events, for the status, the key and the model."""
         meter, is_alone = self.meter, self._context.is_alone
         grown = meter.see_events(events)
-        self._context.tokens += grown
         meter.alone = meter.alone and is_alone
         if grown:
+            meter.first = meter.first or _now()
+            self._generated(grown)
             self.upstream.generated(meter.generated, grown, alone=is_alone)
         self._note_timings(events, alone=meter.alone)
 
     def _note_timings(self, answer: bytes | bytearray, *, alone: bool) -> None:
         """Pass the timings in `answer`, if any, to the upstream."""
         if (timings := answer_timings(answer)) is not None:
+            self.meter.timings = timings
             seconds = _now() - self._began
             self.upstream.answered(timings, alone=alone, seconds=seconds)
 
     async def _end_stream(self, failure: Failure) -> web.StreamResponse:
         """End a stream that has begun with this failure."""
-        self.meter.status = failure.status
+        self.meter.status = self.request[RECORD].status = failure.status
         try:
             if member_of(self.request) is not None and failure.status >= 500 and not failure.is_final:
                 await self._reply.cut(failure.message)  # its gateway asks again
@@ -583,7 +614,13 @@ class Answer:
     def _see_figures(self, answer: bytes | bytearray) -> None:
         """Count the tokens that this part of a whole answer reports."""
         grown = self.meter.see(answer)
-        self._context.tokens += grown if self._route.counts else 0
+        if self._route.counts:
+            self._generated(grown)
+
+    def _generated(self, tokens: int) -> None:
+        """Count tokens for status and metrics."""
+        self._context.tokens += tokens
+        self._tokens.inc(tokens)
 
     def _notice(self) -> str:
         """Return the text of a comment that says what the request waits for; empty if it does not wait."""

@@ -16,6 +16,7 @@ from meshd.gateway.dialects.responses import ResponsesDialect
 OLLAMA_PREFIX = "/api/"
 LM_STUDIO_PREFIX = "/api/v0/"
 PROPS_PATH = "/props"
+METRICS_PATH = "/metrics"  # of llama-server only with `?model=NAME`
 SHOW_PATH = "/api/show"  # answered here, though it has a body
 
 
@@ -74,7 +75,7 @@ ROUTES: Mapping[str, Route] = {
     **_computes(None, "/v1/rerank", "/v1/reranking", "/rerank", "/reranking"),
     **_asks(None, "/tokenize", "/detokenize"),
     **_asks(ChatDialect("/apply-template"), "/apply-template"),
-    **_asks(None, PROPS_PATH, "/metrics", method="GET"),
+    **_asks(None, PROPS_PATH, METRICS_PATH, method="GET"),
 }
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 
 from aiohttp import web
@@ -20,6 +21,9 @@ from multidict import CIMultiDictProxy
 from meshd.base.admission import Share, Slots
 from meshd.base.errors import Broken
 from meshd.base.log import get
+from meshd.base.metrics import Metric, exposition, gauge
+from meshd.base.metrics_port import CONTENT_TYPE as METRICS_TYPE
+from meshd.base.metrics_port import Exposition
 from meshd.base.sockets import adopt
 from meshd.base.tasks import Owner, in_thread
 from meshd.gateway.access import (
@@ -32,7 +36,7 @@ from meshd.gateway.access import (
     may_be_json,
     preflight_headers,
 )
-from meshd.gateway.answer import Answer, AnswerContext
+from meshd.gateway.answer import RECORD, Answer, AnswerContext, RequestRecord
 from meshd.gateway.answer_parts import Parts, PartsError, joined_answer
 from meshd.gateway.client_connections import (
     HEAD_TOO_LONG,
@@ -47,9 +51,11 @@ from meshd.gateway.dialects.chat import PassedOn
 from meshd.gateway.dialects.dialect import RequestFacts
 from meshd.gateway.dialects.fields import encoded_in_pieces, text_of
 from meshd.gateway.dialects.ollama import VERSION, ListedModel, running, shown, tags
+from meshd.gateway.events import CLIENT_GONE
 from meshd.gateway.failure import ANSWER_HEADERS, Failure, HttpRefusal, unavailable
 from meshd.gateway.interface import GatewayStatus, MemberCaller, Models, NamedModel, Upstream
-from meshd.gateway.paths import ROUTES, SHOW_PATH, Route, error_dialect, unknown_path
+from meshd.gateway.metrics import OTHER_PATH
+from meshd.gateway.paths import METRICS_PATH, ROUTES, SHOW_PATH, Route, error_dialect, unknown_path
 from meshd.gateway.request import (
     Bodies,
     PlainModel,
@@ -79,6 +85,7 @@ MODELS_PATHS = frozenset({"/v1/models", "/models"})
 MODEL_PREFIX = "/v1/models/"
 TAGS_PATH, RUNNING_PATH, VERSION_PATH = "/api/tags", "/api/ps", "/api/version"
 _OWN_PATHS = MODELS_PATHS | {TAGS_PATH, RUNNING_PATH, VERSION_PATH}
+_STATUSES = frozenset({*map(int, HTTPStatus), CLIENT_GONE})
 
 Headers = Mapping[str, str]
 
@@ -106,6 +113,7 @@ class Gateway:
         # what answers requests
         self._models = models
         self._answers = AnswerContext(config, on_demand=models.on_demand)
+        self._exposition: Exposition = self._own_metrics
         self._own = OwnAnswers(models)
         self._page = load_page()
         # requests wait for a model that is about to be ready
@@ -114,7 +122,7 @@ class Gateway:
         self._connections = ConnectionLimits()
         of_key = Share("", api.keys.share_of(config.max_requests), "key", "")
         self._places = Slots(Share("", config.max_requests, "node", ""), of_key)
-        self._accounts = Accounts(config.api_keys, log=log, wall=wall)
+        self._accounts = Accounts(config.api_keys, log=log, wall=wall, metrics=self._answers.metrics)
         self._bodies = Bodies(most_each=config.max_body_bytes, most_together=config.max_bodies_bytes)
         # counts of requests, since the start and by model
         self._requests = 0
@@ -217,7 +225,41 @@ class Gateway:
             if not self._uses[upstream]:
                 del self._uses[upstream]  # another node's API may be one for each request
 
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of all requests, and the queue of each model now."""
+        yield from self._answers.metrics.collect()
+        running, waiting, names = Counter[str](), Counter[str](), self._answers.metrics.models
+        for name, of_model, in_queue in self._answers.queues:
+            running[names[name]] += of_model
+            waiting[names[name]] += in_queue
+        yield gauge("meshd_requests_running", "Requests whose turn has come.", running, "model")
+        yield gauge("meshd_requests_waiting", "Requests that wait for their turn.", waiting, "model")
+
+    def shows(self, metrics: Exposition) -> None:
+        """Answer `/metrics` with these from now on, instead of the metrics of requests alone."""
+        self._exposition = metrics
+
+    async def _own_metrics(self) -> str:
+        return exposition(self.collect())
+
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request, and count it."""
+        metrics, path = self._answers.metrics, _path_label(request.path)
+        record = request[RECORD] = RequestRecord(asyncio.get_running_loop().time())
+        status = int(HTTPStatus.INTERNAL_SERVER_ERROR)  # if it ends by a bug
+        try:
+            response = await self._respond(request)
+            status = record.status or response.status
+            return response
+        except asyncio.CancelledError:
+            status = CLIENT_GONE
+            raise
+        finally:
+            seconds = asyncio.get_running_loop().time() - record.began
+            metrics.requests.labels(path, _status_label(status)).inc()
+            metrics.request_seconds.labels(path).observe(seconds)
+
+    async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; write every refusal in its dialect."""
         origin = request.headers.get("Origin")
         # only for an allowed origin: no other page may read an answer, not even a refusal
@@ -251,9 +293,13 @@ class Gateway:
                 return page_file.response(extra)
             return self._own.health(request.query.get("model", ""), extra)
 
-        # 2. With a key: what is known of the models here, or one of the paths that are passed on.
+        # 2. With a key: what is known of the models here, metrics, or one of the paths that are passed on.
         key = self._check_key(request)
         route = ROUTES.get(path)
+        if path == METRICS_PATH and "model" not in request.query and member_of(request) is None:
+            _demand_method(method, "GET")
+            text = await self._exposition()
+            return web.Response(body=text.encode(), headers={**extra, "Content-Type": METRICS_TYPE})
         if route is None and self._own.answers(path):
             _demand_method(method, "GET")
             return web.json_response(self._own.about(path), headers=extra)
@@ -323,7 +369,8 @@ class Gateway:
                 if not route.computes:
                     return await answer.run()
                 if answer.served is None:  # who answers has a queue
-                    return await answer.run()
+                    with self._accounts.answer(key, model.upstream.model_name, path, answer.meter):
+                        return await answer.run()
                 turns = answer.served.turns
                 if asked.parts is not None:
                     return await self._answer_parts(answer, asked.parts, turns, key)
@@ -416,6 +463,19 @@ class Gateway:
         async with self._joining.turn(key or answer.request.remote):
             joined = await in_thread(partial(_joined, answer, parts, bodies))
         return web.Response(body=joined, headers={"Content-Type": JSON_TYPE, **answer.headers})
+
+
+def _path_label(path: str) -> str:
+    """Return a path that the API has, as a label of metrics: others would be without number."""
+    if path.startswith(MODEL_PREFIX):
+        return f"{MODEL_PREFIX}NAME"
+    is_known = path in ROUTES or path in _PAGE_FILES or path in HEALTH_PATHS or path in _OWN_PATHS
+    return path if is_known else OTHER_PATH
+
+
+def _status_label(status: int) -> str:
+    """Return a status code as a label of metrics; another node may answer with any number."""
+    return str(status) if status in _STATUSES else "other"
 
 
 def _joined(answer: Answer, parts: Parts, bodies: Sequence[bytes]) -> bytes:

@@ -38,6 +38,7 @@ from meshd.base.units import in_number, in_time
 from meshd.gateway.events import AnswerMeter, parsed
 from meshd.gateway.failure import Failure, HttpRefusal, unavailable
 from meshd.gateway.interface import ApiKey, KeyStatus, Upstream
+from meshd.gateway.metrics import GatewayMetrics
 from meshd.identity.proof import key_digest
 from meshd.model.status import ModelState
 
@@ -456,11 +457,19 @@ def _too_many(what: str, retry_after: int) -> Failure:
 class Accounts:
     """The accounts of one gateway.
 
-    `wall` gives unix seconds; without a `log` nothing is written.
+    `wall` gives unix seconds; without a `log` nothing is written. `metrics` observe each answer.
     """
 
-    def __init__(self, keys: Sequence[ApiKey], *, log: AnswerLog | None, wall: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        keys: Sequence[ApiKey],
+        *,
+        log: AnswerLog | None,
+        wall: Callable[[], float],
+        metrics: GatewayMetrics,
+    ) -> None:
         self._log = log
+        self._metrics = metrics
         self._wall = wall
         self._is_limited = any(key.limits.tokens_per_day is not None for key in keys)
         self._of = {key_digest(key.secret): Account(key, 0.0) for key in keys}
@@ -519,8 +528,13 @@ class Accounts:
         self._account(key).add_answers(answers, _now())
 
     @contextmanager
-    def answer(self, key: bytes, model: str, path: str, meter: AnswerMeter, turn: Turn) -> Iterator[None]:
-        """Count and log an answer of `model` when the block ends or fails. `path`: the client's."""
+    def answer(
+        self, key: bytes, model: str, path: str, meter: AnswerMeter, turn: Turn | None = None
+    ) -> Iterator[None]:
+        """Count and log an answer of `model` when the block ends or fails. `path`: the client's.
+
+        `turn` None: another node answers, and has a queue.
+        """
         account = self._account(key)
         try:
             yield
@@ -538,8 +552,9 @@ class Accounts:
             account.prompt_tokens += prompt or 0
             account.generated_tokens += meter.generated
             account.add_tokens((prompt or 0) + meter.generated, wall)
+            self._observe(model, meter, prompt or 0, turn)
             # the line of the log
-            if self._log is not None:
+            if self._log is not None and turn is not None:
                 line = LoggedAnswer(
                     time=utc_text(wall),
                     key=account.name or None,
@@ -554,6 +569,23 @@ class Accounts:
                     prompt_estimated=estimated is not None,
                 )
                 self._log.write(line)
+
+    def _observe(self, model: str, meter: AnswerMeter, prompt: int, turn: Turn | None) -> None:
+        """Observe the figures of an answer, but for its tokens, which count as they come."""
+        metrics, timings = self._metrics, meter.timings
+        label = metrics.models[model]
+        if turn is not None and meter.turn is not None:
+            metrics.queue_seconds.labels(label).observe(turn.waited)
+        if meter.first is not None:
+            metrics.first_token_seconds.labels(label).observe(meter.first - meter.came)
+        if timings is not None:
+            metrics.prompt_seconds.labels(label).inc(timings.prompt_seconds)
+            metrics.generated_seconds.labels(label).inc(timings.generated_seconds)
+            if (others := timings.generated_tokens - 1) > 0:  # the prompt made the first
+                metrics.token_seconds.labels(label).observe(timings.generated_seconds / others)
+        metrics.prompt_tokens.labels(label).inc(prompt)
+        metrics.cached_tokens.labels(label).inc(meter.cached or 0)
+        metrics.losses.labels(label).inc(meter.losses)
 
     def check_tokens(self, key: bytes) -> None:
         """Refuse more answers if the tokens of today are used up. Raises HttpRefusal."""

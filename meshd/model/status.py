@@ -131,7 +131,7 @@ class ModelStatus:
     state: ModelState
     reason: str
     load_seconds: float | None
-    weights_local_bytes: int  # read by workers from their own files, including what they fetched before
+    weights_local_bytes: int  # read from workers' files, with what they fetched
     weights_network_bytes: int  # sent with the load
     tensors_from_network: tuple[NetworkTensor, ...]
     bytes_per_token: float | None  # on all links of the head, both ways
@@ -150,11 +150,11 @@ class ModelStatus:
     speculation: SpeculationStatus | None = None
     standby: tuple[StandbyStatus, ...] = ()
     fallbacks: tuple[str, ...] = ()  # files of `fallback_models`
-    measuring_seconds: float = 0.0  # spent on measuring devices after that load
+    measuring_seconds: float = 0.0  # measuring devices after that load
     estimated: tuple[str, ...] = ()  # nodes whose speed was not measured yet
     split_why: str = ""  # all reasons for the split
     fallback: str = ""  # the fallback file in use
-    weights_fetched_bytes: int = 0  # fetched by workers for this load, before it, in pieces of 4 MiB
+    weights_fetched_bytes: int = 0  # fetched by workers before this load
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +218,7 @@ class LentMemory:
     bytes: int  # of buffers; until there are any, reserved
     state: LentState
     head_name: str = ""
+    computed_s: float = 0.0  # for this head, since its use began
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,10 @@
-"""`meshd relay` as a process: its key, its ports, its end.
-
-Its metrics are plain text over HTTP on a loopback port, in Prometheus format.
-"""
+"""`meshd relay` as a process: its key, its ports, its end."""
 
 import asyncio
 import contextlib
 import ipaddress
 import secrets
 import signal
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +12,7 @@ from pathlib import Path
 from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.base.fault_boundary import watch_loop
-from meshd.base.hosts import is_loopback
+from meshd.base.metrics_port import MetricsPort, listen_for_scrapers
 from meshd.base.processes import raise_limit
 from meshd.base.tasks import Owner, first_error
 from meshd.identity.invite import parse_relay_url, relay_url
@@ -24,106 +20,47 @@ from meshd.identity.keys import KeyPair, MeshId
 from meshd.identity.keystore import Home
 from meshd.identity.proof import Credentials
 from meshd.link.net import local_addresses
-from meshd.link.tcp.sockets import accept_from, listen
 from meshd.relay.server import RelayServer
 from meshd.relay.switchboard import SMALL, WIDE, Limits
 
-MAX_REQUEST_BYTES = 4 << 10
-MAX_READERS = 16
-_END = b"\r\n\r\n"
 SPARE_FILES = 64  # descriptors that are not connections
 LOG = log.get("relay")
 
 
-def lines(relay: RelayServer) -> str:
-    """Return all metrics, one a line, without any node's name or address."""
+def metrics(relay: RelayServer) -> str:
+    """Return all metrics, without any node's name or address."""
+    from meshd.base.metrics import counter, exposition, gauge  # megabytes that most relays do without
+
     board = relay.board
-    now = {
-        "connections": relay.connections,
-        "clients": board.clients,
-        "circuits": board.circuits,
-        "boxes": board.boxes,
-        "mail_bytes": board.mail_bytes,
-        "resting": relay.resting,
-    }
-    so_far = {
-        "carried_bytes": relay.carried_bytes,
-        "circuits": board.counts["circuits"],
-        "mail": board.counts["mail"],
-        "mail_dropped": board.mail_dropped + board.counts["mail_dropped"],
-        "clients_refused": board.counts["clients_refused"],
-        "connections_refused": board.counts["connections_refused"],
-        "tickets_refused": board.counts["tickets_refused"],
-        "rests": board.counts["rests"],
-        "stun_answers": board.counts["stun_answers"],
-        "stun_refused": board.counts["stun_refused"],
-        "unproven_sent_away": relay.sent_away,
-    }
-    shown = [f"meshd_relay_{name} {value}" for name, value in now.items()]
-    shown += [f"meshd_relay_{name}_total {value}" for name, value in so_far.items()]
-    return "\n".join(shown) + "\n"
-
-
-class MetricsPort:
-    """Answers every request with the figures. The sockets must listen on loopback."""
-
-    def __init__(self, relay: RelayServer, sockets: list[socket.socket]) -> None:
-        self._relay = relay
-        self._sockets = sockets
-        self._readers: set[_RequestReader] = set()
-
-    async def serve(self) -> None:
-        """Serve until cancelled."""
-        try:
-            async with Owner() as owner:
-                for sock in self._sockets:
-                    owner.start(accept_from(sock, self._fresh), name="relay metrics")
-        finally:
-            for reader in list(self._readers):
-                reader.close()
-
-    def _fresh(self) -> "_RequestReader":
-        return _RequestReader(self._relay, self._readers)
-
-
-class _RequestReader(asyncio.Protocol):
-    """One request, one answer."""
-
-    def __init__(self, relay: RelayServer, readers: "set[_RequestReader]") -> None:
-        self._relay = relay
-        self._readers = readers
-        self._request = b""
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Turn a reader away when there are too many."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        if len(self._readers) >= MAX_READERS:
-            transport.abort()
-        self._readers.add(self)
-
-    def data_received(self, data: bytes) -> None:
-        """Answer when the request's head is complete; its content is ignored."""
-        self._request += data
-        if self._transport is None:
-            return
-        if _END in self._request:
-            body = lines(self._relay).encode()
-            head = f"HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n\r\n"
-            self._transport.write(head.encode() + body)
-            self._transport.close()
-        elif len(self._request) > MAX_REQUEST_BYTES:
-            self._transport.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the reader."""
-        self._readers.discard(self)
-
-    def close(self) -> None:
-        """Abort: the relay ends."""
-        if self._transport is not None:
-            self._transport.abort()
+    counts = board.counts
+    now = (
+        ("connections", relay.connections, "Connections."),
+        ("clients", board.clients, "Nodes that are connected with a proven key."),
+        ("circuits", board.circuits, "Circuits between two nodes."),
+        ("boxes", board.boxes, "Mailboxes."),
+        ("mail_bytes", board.mail_bytes, "Letters that wait."),
+        ("resting", relay.resting, "Ends of circuits that are not read now, as their nodes send too fast."),
+    )
+    so_far = (
+        ("carried_bytes", relay.carried_bytes, "Bytes that were forwarded."),
+        ("circuits", counts["circuits"], "Circuits that were opened."),
+        ("mail", counts["mail"], "Letters that were accepted."),
+        ("mail_dropped", board.mail_dropped + counts["mail_dropped"], "Letters that were dropped."),
+        ("clients_refused", counts["clients_refused"], "Nodes that were refused."),
+        ("connections_refused", counts["connections_refused"], "Connections that were refused."),
+        ("tickets_refused", counts["tickets_refused"], "Circuits that were refused."),
+        ("rests", counts["rests"], "Times that an end of a circuit was not read for a while."),
+        ("stun_answers", counts["stun_answers"], "STUN requests that were answered."),
+        ("stun_refused", counts["stun_refused"], "STUN requests that were not answered."),
+        (
+            "unproven_sent_away",
+            relay.sent_away,
+            "Connections without a proven key that made room.",
+        ),
+    )
+    families = [gauge(f"meshd_relay_{name}", meaning, value) for name, value, meaning in now]
+    families += [counter(f"meshd_relay_{name}", meaning, value) for name, value, meaning in so_far]
+    return exposition(families)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,16 +173,15 @@ class _Relay:
         if self._settings.metrics is None:
             return None
         host, port = self._settings.metrics
-        if not is_loopback(host):
-            raise UserError(
-                f"anyone could read the metrics on `{host}`",
-                hint="use a loopback address: --metrics 127.0.0.1:9440",
-            )
-        sockets: list[socket.socket] = listen(host, port)
-        for sock in sockets:
-            opened.callback(sock.close)
-        self._note(f"figures: http://{host}:{sockets[0].getsockname()[1]}/")
-        return MetricsPort(relay, sockets)
+        sock = listen_for_scrapers(host, port, setting="`--metrics 127.0.0.1:9440`")
+        opened.callback(sock.close)
+
+        async def shown() -> str:
+            return metrics(relay)
+
+        served = MetricsPort(sock, shown)
+        self._note(f"metrics: {served.url}")
+        return served
 
     def _announce(self, relay: RelayServer) -> None:
         settings = self._settings

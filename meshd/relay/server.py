@@ -16,6 +16,7 @@ from collections.abc import Callable
 from meshd.base.admission import TokenBucket
 from meshd.base.errors import Closed, LocalProtocolError, MeshdError, UserError
 from meshd.base.log import get
+from meshd.base.sockets import accept_from
 from meshd.base.tasks import Owner
 from meshd.base.unproven_connections import UnprovenConnections
 from meshd.identity.invite import JoinKeys, RelayHint
@@ -24,7 +25,7 @@ from meshd.identity.proof import Credentials, ListenProof, Proven, Purpose
 from meshd.identity.tls_certificate import make_link_certificate
 from meshd.link.secure.handshake import run_proof
 from meshd.link.secure.tls import listener_context
-from meshd.link.tcp.sockets import accept_from, listen
+from meshd.link.tcp.sockets import listen
 from meshd.relay.connection import Connection, Hold, RelayStage, Spaces
 from meshd.relay.stun import StunPorts
 from meshd.relay.switchboard import SMALL, Action, Cut, Drop, Limits, NodeIdentity, Switchboard, Tell

@@ -22,11 +22,11 @@ from typing import Annotated
 from meshd.base import log
 from meshd.base.admission import Release, Slots
 from meshd.base.errors import Broken, MeshdError, Refused, RemoteProtocolError, UserError
-from meshd.base.fault_boundary import Fault, contained
+from meshd.base.fault_boundary import NO_ROOM, Fault, contained
 from meshd.base.hosts import is_loopback
 from meshd.base.peer_limits import TUNNELLED, TUNNELLED_OF_PEER
 from meshd.base.socket_owners import port_holder
-from meshd.base.sockets import NO_ROOM, NO_ROOM_SECONDS, adopt, listen_at
+from meshd.base.sockets import NO_ROOM_SECONDS, adopt, listen_at
 from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member

@@ -39,10 +39,12 @@ class Lease:
         return max(0, self.memory.get(device, 0) - min(held, default=0))
 
 
-def lent(leases: Sequence[Lease], held: Held, loaded: Collection[bytes]) -> tuple[LentMemory, ...]:
+def lent(
+    leases: Sequence[Lease], held: Held, loaded: Collection[bytes], computed: Mapping[bytes, float]
+) -> tuple[LentMemory, ...]:
     """Return for status which head has how much.
 
-    `held`: running leases; `loaded`: leases whose model answers.
+    `held`: running leases; `loaded`: leases whose model answers; `computed`: seconds, by lease.
     """
     found = []
     for lease in leases:
@@ -52,7 +54,8 @@ def lent(leases: Sequence[Lease], held: Held, loaded: Collection[bytes]) -> tupl
             state = LentState.STANDBY
         used = sum(held[lease.lease_id].values()) if runs else 0
         size = used or sum(lease.memory.values())
-        found.append(LentMemory(str(lease.peer), model=lease.model, bytes=size, state=state))
+        seconds = round(computed.get(lease.lease_id, 0.0), 3)
+        found.append(LentMemory(str(lease.peer), lease.model, size, state, computed_s=seconds))
     return tuple(found)
 
 

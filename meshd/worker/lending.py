@@ -107,6 +107,7 @@ class Worker:
     def status(self) -> RoleStatus:
         """The state of the worker, its leases and its model files, for `meshd status`."""
         loaded = [lease_id for lease_id, server in self._running.items() if server.is_loaded]
+        computed = {lease_id: server.turns.seconds for lease_id, server in self._running.items()}
         return RoleStatus(
             children=[server.child.status for server in self._running.values()],
             tunnels=[one for server in self._running.values() for one in server.neighbours.tunnels],
@@ -116,7 +117,7 @@ class Worker:
             refused=self._streams.refused,
             store=self._store.status if self._store is not None else None,
             is_computing=bool(loaded),
-            lent=lent(self._ledger.leases, self._held(), loaded),
+            lent=lent(self._ledger.leases, self._held(), loaded, computed),
             listed=replace(self._listing.last, devices=self.lendable(self._listing.last.devices)),
         )
 

@@ -48,6 +48,7 @@ class TurnTimes:
         self._seen = now()
         self._open = 0  # awaited results, counted even if turns cannot be distinguished
         self._lost_count = False
+        self.seconds = 0.0  # of all turns so far
 
     @property
     def quiet_seconds(self) -> float:
@@ -112,7 +113,9 @@ class TurnTimes:
         if wanted.asked is not None:
             first = max(arrivals[0] if arrivals else wanted.asked, wanted.asked, self._last)
             last = max(arrivals[-1] if arrivals else wanted.asked, first)
-            self._turns.append((first, now, min(now - first, max(1, count) * (now - last))))
+            busy = min(now - first, max(1, count) * (now - last))
+            self._turns.append((first, now, busy))
+            self.seconds += busy
         self._last = now
 
     def _check(self) -> None:

@@ -23,7 +23,7 @@ class Relay:
         self._home = home
         self.key_file = home / "relay" / "identity.key"
         self.process: subprocess.Popen[str] | None = None
-        self._figures = ""
+        self._url = ""
         self.hint: RelayHint
 
     def start(self, *options: str, port: int = 0) -> RelayHint:
@@ -45,14 +45,14 @@ class Relay:
     def port(self) -> int:
         return split_place(self.hint.place)[1]
 
-    def figures(self) -> str:
+    def metrics(self) -> str:
         """What it tells at the port of `--metrics`, which must have been given."""
         assert self.process is not None
         assert self.process.stderr is not None
-        while not self._figures:
+        while not self._url:
             found = re.search(r"http://\S+", self.process.stderr.readline())
-            self._figures = found[0] if found else ""
-        with urllib.request.urlopen(self._figures, timeout=10) as reply:
+            self._url = found[0] if found else ""
+        with urllib.request.urlopen(self._url, timeout=10) as reply:
             text: str = reply.read().decode()
         return text
 

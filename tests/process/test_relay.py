@@ -182,13 +182,13 @@ def test_pairs_whose_readers_stop_cost_little(relay: Relay) -> None:
     run(work(relay.start("--open")))
 
 
-def test_figures_are_for_this_machine_alone(relay: Relay) -> None:
+def test_metrics_are_for_this_machine_alone(relay: Relay) -> None:
     with pytest.raises(Exception, match="not a relay URL"):
         relay.start("--metrics", "0.0.0.0:0")
     assert relay.process is not None
     assert relay.process.wait(20) == 1
     relay.process.communicate()
     relay.start("--metrics", f"{LOOPBACK}:0")
-    text = relay.figures()
-    assert "meshd_relay_circuits 0\n" in text
-    assert "meshd_relay_carried_bytes_total 0\n" in text
+    text = relay.metrics()
+    assert "meshd_relay_circuits 0.0\n" in text
+    assert "meshd_relay_carried_bytes_total 0.0\n" in text

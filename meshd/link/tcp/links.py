@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from meshd.base.errors import LocalProtocolError, MeshdError
+from meshd.base.sockets import accept_from
 from meshd.base.tasks import Owner
 from meshd.identity.invite import JoinKeys
 from meshd.identity.keys import PeerId
@@ -32,7 +33,7 @@ from meshd.link.secure.handshake import (
 from meshd.link.secure.joining import Joining, OnJoiner
 from meshd.link.secure.tls import dialer_context, listener_context
 from meshd.link.tcp.pipe import TcpPipe
-from meshd.link.tcp.sockets import accept_from, connect, listen
+from meshd.link.tcp.sockets import connect, listen
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable
 

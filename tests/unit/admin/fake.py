@@ -150,6 +150,9 @@ INVITE = InviteView(
     state="expired",
     joined=(GUEST,),
 )
+METRICS = (
+    '# HELP meshd_node_info This node.\n# TYPE meshd_node_info gauge\nmeshd_node_info{name="desk"} 1.0\n'
+)
 BAN = api.BanView(id=PEER.id, kind="node", banned_at=1_790_000_000, by="f" * 52, name="garage")
 
 
@@ -360,6 +363,8 @@ class FakeControl(Answers):
                 if self.error is not None:
                     raise self.error
                 return self.state
+            case api.MetricsRequest():
+                return api.MetricsReply(text=METRICS)
             case api.ExposeRequest(name=name, target=target, to=to):
                 if "nobody" in to:
                     raise UserError("no node `nobody` is known", hint="run `meshd peers` for names and ids")

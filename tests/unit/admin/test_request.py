@@ -28,6 +28,7 @@ from .fake import MODEL, PEER, full_status
 
 EXAMPLES: dict[Request[object], str] = {  # as daemons and verbs of other versions write them
     api.StatusRequest(): '{"request":"status"}',
+    api.MetricsRequest(): '{"request":"metrics"}',
     api.PingRequest(peer="garage", timeout_s=1.5): '{"request":"ping","peer":"garage","timeout_s":1.5}',
     api.InviteRequest(expires_s=60, uses=1, roles=("use", "work")): (
         '{"request":"invite","expires_s":60,"uses":1,"roles":["use","work"]}'

@@ -62,6 +62,7 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "node.give_models": ("off", "off"),
     "node.waiting": ("poll", "poll"),
     "node.sandbox": ("off", "off"),
+    "node.metrics": ("127.0.0.1:9464", HostPort("127.0.0.1", 9464)),
     "log.format": ("json", "json"),
     "log.level": ("debug", "debug"),
     "links.listen": ("127.0.0.1:0", HostPort("127.0.0.1", 0)),

@@ -21,6 +21,7 @@ from meshd.base.errors import UserError
 from meshd.base.peer_limits import API_USERS_KNOWN
 from meshd.gateway.failure import HttpRefusal
 from meshd.gateway.interface import ApiKey, KeyLimits, Readiness
+from meshd.gateway.metrics import GatewayMetrics
 from meshd.gateway.turns import (
     DAY_SECONDS,
     HALF_LIFE_SECONDS,
@@ -503,7 +504,8 @@ async def test_a_restart_does_not_give_the_tokens_of_the_day_anew(tmp_path: Path
     anna, bob = ApiKey("sk-anna-0123456789", "anna", limits), ApiKey("sk-bob-0123456789", "bob", limits)
     for day in (23, 24):
         now = datetime(2026, 11, day, 20, tzinfo=UTC).timestamp()
-        accounts = Accounts((anna, bob), log=AnswerLog(path), wall=lambda now=now: now)  # type: ignore[misc]
+        log, metrics = AnswerLog(path), GatewayMetrics()
+        accounts = Accounts((anna, bob), log=log, wall=lambda now=now: now, metrics=metrics)  # type: ignore[misc]
         await accounts.open()
         with accounts.request(key_digest(bob.secret)):
             pass

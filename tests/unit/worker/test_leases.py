@@ -24,13 +24,13 @@ def test_who_has_what_and_what_for() -> None:
     three = [replace(lease(number, CPU=40), model=f"m{number}") for number in range(3)]
     three[2] = replace(three[2], is_standby=True)
     running = {one.lease_id: {"CPU": 30} for one in three[:2]}
-    found = lent(three, running, [three[0].lease_id])
-    assert [(one.head, one.model, one.bytes, one.state) for one in found] == [
-        (str(HEADS[0]), "m0", 30, "loaded"),
-        (str(HEADS[1]), "m1", 30, "loading"),
-        (str(HEADS[2]), "m2", 40, "standby"),
+    found = lent(three, running, [three[0].lease_id], {three[0].lease_id: 1.23456})
+    assert [(one.head, one.model, one.bytes, one.state, one.computed_s) for one in found] == [
+        (str(HEADS[0]), "m0", 30, "loaded", 1.235),
+        (str(HEADS[1]), "m1", 30, "loading", 0.0),
+        (str(HEADS[2]), "m2", 40, "standby", 0.0),
     ]
-    took_its_place = lent(three, {**running, three[2].lease_id: {}}, [three[2].lease_id])
+    took_its_place = lent(three, {**running, three[2].lease_id: {}}, [three[2].lease_id], {})
     assert (took_its_place[2].state, took_its_place[2].bytes) == ("loaded", 40)
 
 

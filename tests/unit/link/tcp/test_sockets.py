@@ -1,7 +1,5 @@
 """Listening sockets: which are opened, and what is said of a port that is taken."""
 
-import asyncio
-import errno
 import os
 import socket
 import sys
@@ -9,13 +7,10 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.base.tasks import Owner
 from meshd.link.net.one_port import PortTaken
-from meshd.link.tcp import sockets
 from meshd.link.tcp.sockets import (
     MAX_SEGMENT_BYTES,
     MAX_SEGMENT_BYTES_V6,
-    accept_from,
     congestion_control,
     connect,
     limit_segments,
@@ -79,48 +74,6 @@ def test_an_address_of_somebody_else(host: str) -> None:
         listen(host, 0)
     assert host[:40] in caught.value.what
     assert caught.value.hint
-
-
-class Exhausted(socket.socket):
-    """A listening socket of a system that has run out of descriptors once."""
-
-    failures = 1
-
-    def accept(self) -> tuple[socket.socket, object]:
-        if self.failures:
-            self.failures -= 1
-            raise OSError(errno.EMFILE, "Too many open files")
-        return super().accept()
-
-
-class Greeted(asyncio.Protocol):
-    """Says who has come."""
-
-    def __init__(self, came: asyncio.Event) -> None:
-        self._came = came
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._came.set()
-        transport.close()
-
-
-async def test_accepting_goes_on_after_descriptors_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "NO_ROOM_SECONDS", 0.001)
-
-    server = Exhausted()
-    server.setblocking(False)
-    server.bind(("127.0.0.1", 0))
-    server.listen()
-    came = asyncio.Event()
-    async with Owner() as owner:
-        owner.start(accept_from(server, lambda: Greeted(came)), name="accept")
-        with socket.socket() as guest:
-            guest.setblocking(False)
-            await asyncio.get_running_loop().sock_connect(guest, server.getsockname())
-            await came.wait()
-            assert server.failures == 0
-        owner.cancel()
-    assert server.fileno() == -1
 
 
 ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
