@@ -17,7 +17,7 @@ from meshd.base.tasks import Owner
 
 MAX_REQUEST_BYTES = 4 << 10
 MAX_READERS = 16
-READER_SECONDS = 30.0  # from the connection to the last byte
+READER_SECONDS = 30.0  # from the connection to the last byte, and at most twice as long
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of Prometheus's text format
 _PATHS = ("/", "/metrics")
 _METHODS = ("GET", "HEAD")
@@ -69,11 +69,21 @@ class MetricsPort:
         try:
             async with Owner() as owner:
                 self._owner = owner
+                owner.start(self._sweep(), name="metrics readers")
                 await accept_from(self._sock, lambda: _Reader(self))
         finally:
             self._sock.close()
             for reader in tuple(self._readers):
                 reader.abort()
+
+    async def _sweep(self) -> None:
+        """Abort readers that were there at the last look already."""
+        there: frozenset[_Reader] = frozenset()
+        while True:
+            await asyncio.sleep(READER_SECONDS)
+            for reader in there & self._readers:
+                reader.abort()
+            there = frozenset(self._readers)
 
     def admit(self, reader: "_Reader") -> bool:
         """Take a reader, unless there are too many."""
@@ -104,7 +114,6 @@ class _Reader(asyncio.Protocol):
         self._request = b""
         self._is_answered = False
         self._transport: asyncio.Transport | None = None
-        self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Turn a reader away when there are too many."""
@@ -112,8 +121,6 @@ class _Reader(asyncio.Protocol):
         self._transport = transport
         if not self._port.admit(self):
             transport.abort()
-            return
-        self._deadline = asyncio.get_running_loop().call_later(READER_SECONDS, self.abort)
 
     def data_received(self, data: bytes) -> None:
         """Answer when the request's head is complete; its content is ignored."""
@@ -154,8 +161,6 @@ class _Reader(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the reader."""
         self._port.leave(self)
-        if self._deadline is not None:
-            self._deadline.cancel()
 
     def abort(self) -> None:
         """Close at once."""

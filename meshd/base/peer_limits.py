@@ -122,6 +122,7 @@ API_USERS_KNOWN = Share(
     "node",
     "the one with the least is forgotten",
 )
+API_MODELS_MEASURED = Share("models with metrics of their own", 64, "node", "others share a label")
 API_CULPRITS = Share(
     "API requests that end llama-server, in 10 minutes (without keys: per address)",
     3,

@@ -86,7 +86,7 @@ _TOO_LONG = Failure(502, "one of the answers is too large to be joined with the 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What the metrics tell of one request, which came at `began`, in loop time.
+    """Record of one request for the metrics. It came at `began`, in loop time.
 
     `status`: of the whole answer, if it differs from the response's; else 0.
     """

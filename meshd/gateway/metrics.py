@@ -1,14 +1,14 @@
 """The metrics of a gateway's requests. Each is observed once per request, but for the tokens of a stream.
 
 A model's name is the one under which it is served, never what a client wrote; through `meshd client` it is
-another node's, so only the first MOST_MODELS names are told apart.
+another node's, so only the first API_MODELS_MEASURED names are told apart.
 """
 
 from collections.abc import Iterator
 
 from meshd.base.metrics import CollectorRegistry, Counter, FewNames, Histogram, Metric
+from meshd.base.peer_limits import API_MODELS_MEASURED
 
-MOST_MODELS = 64
 OTHER_PATH = "other"
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _TOKEN_SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
@@ -18,7 +18,7 @@ class GatewayMetrics:
     """The instruments of one gateway. `models` makes a label of a model's name."""
 
     def __init__(self) -> None:
-        self.models = FewNames(MOST_MODELS)
+        self.models = FewNames(API_MODELS_MEASURED.most)
         self._registry = every = CollectorRegistry()
         model = ("model",)
         self.requests = Counter("meshd_requests", "Requests that ended.", ("path", "status"), registry=every)

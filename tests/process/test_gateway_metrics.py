@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Mapping
 
 import aiohttp
+from meshd.base.peer_limits import API_MODELS_MEASURED
 from meshd.gateway.interface import ApiKey, GatewayConfig
-from meshd.gateway.metrics import MOST_MODELS
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.process.gateway_fake import (
@@ -25,6 +25,7 @@ from tests.process.test_gateway_members import member
 KEY = ApiKey("sk-one-0123456789", "one")
 TIMINGS = {"prompt_n": 3, "prompt_ms": 200, "predicted_n": 5, "predicted_ms": 400, "cache_n": 4}
 CHAT = "/v1/chat/completions"
+MOST = API_MODELS_MEASURED.most
 
 
 def samples(text: str) -> dict[str, dict[tuple[str, ...], float]]:
@@ -118,6 +119,8 @@ async def test_metrics_need_a_key_where_the_api_does() -> None:
         found = await scraped(here, {"Authorization": f"Bearer {KEY.secret}"})
         async with here.http.post(f"{here.url}/metrics", headers={"x-api-key": KEY.secret}) as wrong:
             assert wrong.status == 405
+        async with here.http.get(f"{here.url}/metrics", headers={"Host": "evil.example"}) as foreign:
+            assert foreign.status == 403
     assert found["meshd_requests_total"]["/metrics", "401"] == 1
     assert not any("key" in name for name in found), "a key tells nothing of another one's use"
 
@@ -142,7 +145,7 @@ async def test_what_the_node_shows_is_answered_instead() -> None:
 
 
 async def test_many_models_and_odd_statuses_share_labels() -> None:
-    names = [f"model-{number}" for number in range(MOST_MODELS + 3)]
+    names = [f"model-{number}" for number in range(MOST + 3)]
     async with many_world(dict.fromkeys(names, says(299, {"choices": []}))) as here:
         for name in names:
             here.models[name].granted.set()
@@ -150,7 +153,7 @@ async def test_many_models_and_odd_statuses_share_labels() -> None:
                 assert reply.status == 299
         async with here.http.get(f"{here.gateway.url}/metrics") as reply:
             found = samples(await reply.text())
-    assert found["meshd_requests_total"] == {(CHAT, "other"): MOST_MODELS + 3.0}
-    assert len(found["meshd_prompt_tokens_total"]) == MOST_MODELS + 1
+    assert found["meshd_requests_total"] == {(CHAT, "other"): MOST + 3.0}
+    assert len(found["meshd_prompt_tokens_total"]) == MOST + 1
     assert found["meshd_request_queue_seconds_count"]["(others)",] == 3
-    assert len(found["meshd_requests_running"]) == MOST_MODELS + 1
+    assert len(found["meshd_requests_running"]) == MOST + 1

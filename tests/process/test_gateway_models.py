@@ -177,7 +177,7 @@ async def test_health_is_that_of_any_model_or_of_the_one_asked_for() -> None:
 async def test_what_a_llama_server_tells_of_itself_is_asked_by_name_and_loads_nothing() -> None:
     async with many_world(ANSWERS, config=CONFIG) as here:
         assert await here.get("/props?model=b") == (200, {"from": "b"})
-        assert await here.get("/metrics") == (200, {"from": "a"})
+        assert await here.get("/metrics?model=a") == (200, {"from": "a"})
         here.models["a"].upstream.readiness = Readiness(ModelState.UNLOADED, "nobody needs it")
         status, error = await here.get("/props")
         assert (status, error["error"]["code"]) == (503, "model_unloaded")

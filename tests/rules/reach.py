@@ -164,7 +164,7 @@ OF_NO_PEER = frozenset(
         ("meshd/tunnel/user_tunnels.py", "tunnel_foreign_client"),
         # no descriptor is free, for many reasons
         ("meshd/tunnel/user_tunnels.py", "accept_paused"),
-        ("meshd/link/tcp/sockets.py", "accept_paused"),
+        ("meshd/base/sockets.py", "accept_paused"),
         # who has proven nothing, or is no member: naming it would use up the lines about somebody else
         ("meshd/link/secure/handshake.py", "version_refused"),
         ("meshd/peer/signals.py", "signal_dropped"),
