@@ -31,6 +31,7 @@ USES = {
     "msgpack": ("tests/unit/wire",),
     "prometheus-client": ("tests/unit/base/test_metrics.py", "tests/process/test_gateway_metrics.py"),
     "rich": ("tests/unit/cli/test_layout.py", "tests/unit/cli/test_output.py"),
+    "segno": ("tests/unit/cli/test_layout.py",),
     "shtab": ("tests/process/test_completion.py", "tests/unit/cli/test_shell.py"),
     "structlog": ("tests/unit/base",),
     "zeroconf": ("tests/unit/rendezvous",),

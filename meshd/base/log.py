@@ -146,6 +146,11 @@ class PatientWriter:
             lost, self._lost = self._lost, 0
             return lost
 
+    def drain(self, seconds: float) -> None:
+        """Wait at most `seconds` until all is written."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._bytes, seconds)
+
     def close(self, seconds: float) -> None:
         """Take nothing more, and wait at most `seconds` for what is left."""
         with self._changed:
@@ -164,6 +169,7 @@ class PatientWriter:
             self._write(data)
             with self._changed:
                 self._bytes -= len(data)
+                self._changed.notify_all()
 
     def _write(self, data: bytes) -> None:
         while data:
@@ -176,15 +182,25 @@ class PatientWriter:
 class PatientText(io.TextIOBase):
     """Text written to a PatientWriter, instead of `sys.stderr`."""
 
-    def __init__(self, writer: PatientWriter) -> None:
+    def __init__(self, writer: PatientWriter, encoding: str = "utf-8") -> None:
         self._writer = writer
+        self._encoding = encoding
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # of a terminal whose locale is not UTF-8
+        """The encoding of what is written."""
+        return self._encoding
+
+    def isatty(self) -> bool:
+        """Return True if the writer writes to a terminal."""
+        return os.isatty(self._writer.descriptor)
 
     def writable(self) -> bool:
         return True
 
     def write(self, text: str) -> int:
         """Queue the text. Returns at once."""
-        self._writer.write(text.encode(errors="replace"))
+        self._writer.write(text.encode(self._encoding, errors="backslashreplace"))
         return len(text)
 
     def fileno(self) -> int:
@@ -360,11 +376,17 @@ def in_background() -> Iterator[Callable[[str], object]]:
         return
     _background = PatientWriter(descriptor)
     try:
-        with redirect_stderr(PatientText(_background)):
+        with redirect_stderr(PatientText(_background, sys.stderr.encoding)):
             yield lambda text: _to_stream(None)("".join(map(_shown, text)) + "\n")
     finally:
         writer, _background = _background, None
         writer.close(FLUSH_SECONDS)
+
+
+def drain(seconds: float) -> None:
+    """Wait at most so long until stderr has all that was written: on a terminal, before stdout is used."""
+    if _background is not None:
+        _background.drain(seconds)
 
 
 def _library_said(library: str, why: str) -> None:
@@ -387,11 +409,12 @@ def set_up(
     form: str = "text",
     stream: IO[str] | None = None,
     file: Path | None = None,
+    to_stderr: bool = True,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Send logs of `level` and above to `stream` (stderr) and `file`, as lines of text or JSON.
 
-    `clock` is that of peers' shares of lines.
+    Without `to_stderr`, the file alone gets them. `clock` is that of peers' shares of lines.
     """
     global _clock, _file, _shares
     _shares, _clock = LineShares(clock()), clock
@@ -403,7 +426,8 @@ def set_up(
     if _file is not None:
         _file.close()
     _file = RotatedFile(file, most=MAX_LOG_BYTES) if file is not None else None
-    sinks = (_to_stream(stream), *((_to_file(_file),) if _file is not None else ()))
+    to_file = (_to_file(_file),) if _file is not None else ()
+    sinks = (_to_stream(stream), *to_file) if to_stderr else to_file
     # Render for people or for programs.
     renderers: list[structlog.typing.Processor]
     if form == "json":

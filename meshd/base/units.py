@@ -33,15 +33,17 @@ def in_memory(count: int) -> str:
 
 
 def in_time(seconds: float) -> str:
-    """Return `4 s`, `3 min`, `2 h 10 min`, `5 d 3 h`."""
+    """Return `4 s`, `3 min`, `2 h 10 min`, `5 d 3 h`, `24 h`."""
     whole = round(seconds)
     if whole < 120:
         return f"{whole} s"
     if whole < 7200:
         return f"{whole // 60} min"
     if whole < 2 * 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+        hours, minutes = whole // 3600, whole % 3600 // 60
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    days, hours = whole // 86400, whole % 86400 // 3600
+    return f"{days} d {hours} h" if hours else f"{days} d"
 
 
 def without_numbers(text: str) -> str:

@@ -9,6 +9,7 @@ from meshd.admin.api import NatView, NetcheckReply, NetcheckRequest, PortMapping
 from meshd.admin.client import NotRunning, ask
 from meshd.admin.request import to_fields
 from meshd.base.units import in_number
+from meshd.cli.layout import State
 from meshd.cli.options import Arguments, add_config_file, add_keys, load_role
 from meshd.cli.output import Output
 from meshd.cli.roles import check_node
@@ -131,13 +132,13 @@ def show(reply: NetcheckReply, out: Output) -> None:
         _line(out, "checked", f"{reply.age_s / 60:.0f} min ago")
     for problem in reply.problems:
         out.line()
-        out.line(f"{problem.severity}: {problem.what} [{problem.code}]")
+        out.text(State(f"{problem.severity}:"), f" {problem.what} [{problem.code}]")
         if problem.hint:
-            out.line(f"  hint: {problem.hint}")
+            out.text(f"hint: {problem.hint}", indent=2)
 
 
 def _line(out: Output, name: str, text: str) -> None:
-    out.line(f"{name:<{_LABEL_WIDTH}}{text}")
+    out.field(name, text, width=_LABEL_WIDTH)
 
 
 def _ports(nat: NatView) -> str:

@@ -15,6 +15,8 @@ _GAP = 2  # cells between two columns
 _SHORT_CELLS = 16  # a column that is no wider is not broken
 _BOLD, _DIM, _RED, _GREEN, _YELLOW, _RESET = (f"\x1b[{code}m" for code in (1, 2, 31, 32, 33, 0))
 _COLOUR = re.compile(r"\x1b\[\d+m")
+_QR = "\x1b[97;40m"  # white on black, whatever the terminal's colours are
+_HALVES = {(0, 0): "█", (0, 1): "▀", (1, 0): "▄", (1, 1): " "}  # of a QR code, whose ones are dark
 _GOOD = frozenset({"ok", "ready", "done", "there", "connected", "loaded", "running", "on"})
 _BAD = frozenset({"error", "failed", "lost"})
 _UNEASY = frozenset(
@@ -186,6 +188,19 @@ class Layout:
                     return kept + end
                 kept += char
         return kept
+
+    def qr_code(self, text: str) -> str | None:
+        """Return a QR code, two of its rows to a line; None if it does not fit, or cannot be drawn."""
+        import segno
+
+        rows = [bytes(row) for row in segno.make(text, error="l", micro=False).matrix_iter(border=2)]
+        if not self.draws or (self.width is not None and len(rows[0]) > self.width):
+            return None
+        lines = []
+        for upper, lower in zip(rows[::2], [*rows[1::2], bytes(len(rows[0]))], strict=False):
+            halves = "".join(_HALVES[pair] for pair in zip(upper, lower, strict=True))
+            lines.append(f"{_QR}{halves}{_RESET}" if self.colours else halves)
+        return "\n".join(lines)
 
 
 def clean(text: str) -> str:

@@ -44,7 +44,7 @@ DEFAULT_USES = "1"
 DEFAULT_ROLES = ("use", "work")
 MAX_JOINED_SHOWN = 20  # of those who joined by an invite
 _ROLES = ("work", "use", "invite", "admin")
-_USAGE = """meshd invite [--expires TIME] [--uses N] [--role R ...] [--json]
+_USAGE = """meshd invite [--expires TIME] [--uses N] [--role R ...] [--qr] [--json]
        meshd invite ls [--json]
        meshd invite revoke ID [--yes]"""
 MAX_BACKUP_CHARS = 16 << 10
@@ -107,6 +107,7 @@ class Invite:
             help="role to grant: work (lend devices), use (serve a model), invite (let others in), admin "
             "(ban nodes); repeatable (default: use and work)",
         )
+        parser.add_argument("--qr", action="store_true", help="also draw the invite as a QR code")
         parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
         parser.usage = _USAGE
         below = parser.add_subparsers(
@@ -134,6 +135,9 @@ class Invite:
             out.json(to_fields(reply))
             return 0
         out.line(reply.token)
+        # in capitals, which an invite survives, it takes half as much room
+        if args.qr and not out.qr_code(reply.token.upper()):
+            out.note("no QR code: the terminal is too narrow for it, or cannot show block characters")
         out.note(reply.validity(time.time()))
         return 0
 
@@ -144,6 +148,7 @@ def _refuse_options_of_new_ones(args: Arguments) -> None:
         "--expires": args.expires != DEFAULT_EXPIRES,
         "--uses": args.uses != DEFAULT_USES,
         "--role": args.role is not None,
+        "--qr": args.qr,
     }
     for option in (name for name, is_given in given.items() if is_given):
         raise UsageError(f"`{option}` is for a new invite and cannot be combined with `{args.action}`")

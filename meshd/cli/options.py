@@ -39,8 +39,6 @@ LIKE_OTHERS = {
     "show": "model show NAME",
     "start": "worker",
 }
-# options of a later version, by verb and option, and what to do until then
-LATER_OPTIONS = {("meshd invite", "--qr"): "copy the invite, or send it as a file for `--join @FILE`"}
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -128,6 +126,7 @@ def add_role_options(parser: argparse.ArgumentParser, role: str) -> None:
         default=[],
         help="any setting of docs/config.md by its key, such as links.compress=on; lists as in its variable",
     )
+    common.add_argument("-v", "--verbose", action="store_true", help="print the log, also on a terminal")
     for setting in SETTINGS:
         if setting.option and setting.is_for(role):
             _add(common if setting.is_common else parser, setting)
@@ -352,8 +351,6 @@ def unknown_options(
     if (misplaced := _misplaced_paste(verb, argv, unknown, options)) is not None:
         return misplaced
     for option in (word.partition("=")[0] for word in unknown if word.startswith("--")):
-        if until_then := LATER_OPTIONS.get((verb, option)):
-            return UsageError(f"`{option}` is {NOT_HERE}", hint=until_then)
         if instead := instead_of_option(verb.removeprefix("meshd "), option):
             return UsageError(f"`{option}` of `{verb}` {IS_GONE}", hint=instead)
     # Else the nearest option of this verb, or a verb that has it.

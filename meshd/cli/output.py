@@ -7,11 +7,13 @@ makes the text. What is not for a terminal keeps its long lines. Text that may c
 import io
 import json
 import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TextIO
 
 from meshd.base.errors import MeshdError
@@ -47,9 +49,13 @@ class Output:
         *,
         stdin: TextIO | None = None,
         width: int | None = None,
+        layout: Layout | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Write to these streams. Without `stdin` nobody is asked anything. `clock` counts seconds."""
+        """Write to these streams. Without `stdin` nobody is asked anything. `clock` counts seconds.
+
+        `layout`: that of results, for a terminal that gets them later.
+        """
         self._clock = clock
         self._lock = threading.RLock()  # `reminding` writes from a thread
         self._stdout = stdout
@@ -58,7 +64,8 @@ class Output:
         self._environ = environ
         self._width = width
         self._plain = environ.get("TERM") == "dumb"
-        self.terminal = stdout.isatty()
+        self._laid_out = layout
+        self.terminal = layout is not None or stdout.isatty()
         self.draws_progress = stderr.isatty() and not self._plain
         self.asks = stdin is not None and all(stream.isatty() for stream in (stdin, stdout, stderr))
         self._drawn = False  # a progress line stands on the terminal
@@ -71,7 +78,7 @@ class Output:
     @property
     def layout(self) -> Layout:
         """The layout of results: it fits the terminal, if there is one."""
-        return self._layout_of(self._stdout)
+        return self._laid_out or self._layout_of(self._stdout)
 
     def _layout_of(self, stream: TextIO) -> Layout:
         environ, is_terminal = self._environ, stream.isatty()
@@ -97,8 +104,7 @@ class Output:
         """Print a line that begins with a label; on a terminal, what does not fit goes below its text."""
         self._wipe()
         layout = self.layout
-        space = " " * (width - len(label))
-        self._print(f"{layout.inert(label)}{space}{layout.wrapped(layout.inert(*parts), width)}\n")
+        self._print(f"{_label(layout, label, width)}{layout.wrapped(layout.inert(*parts), width)}\n")
 
     def bar(self, share: float, text: str = "") -> None:
         """Print a progress bar below the text of fields."""
@@ -143,10 +149,49 @@ class Output:
             self.layout.table(headers, rows, label=label or "", indent=indent, drop=drop, below=below)
         )
 
-    def clear(self) -> None:
-        """Clear the screen (terminals only)."""
-        if self.terminal:
-            self._print("\x1b[H\x1b[2J")
+    @property
+    def can_draw_screens(self) -> bool:
+        """True if results go to a terminal on which the cursor can be moved."""
+        return self.terminal and not self._plain
+
+    @contextmanager
+    def screen(self) -> Iterator[Callable[[Callable[["Output"], None]], None]]:
+        """Take the whole terminal, and give it back as it was, also when a signal ends the block.
+
+        Yields a function that shows what another one prints on the output that it is given. What does not fit
+        is cut, and counted. Raises Unwritable once the terminal has gone.
+        """
+        from rich.console import Console
+        from rich.live import Live
+        from rich.text import Text
+
+        colours = self.layout.colours
+        console = Console(
+            file=self._stdout,
+            force_terminal=True,
+            color_system="standard" if colours else None,
+            no_color=not colours,
+            legacy_windows=False,
+        )
+        live = Live(
+            console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+        )
+
+        def show(draw: Callable[[Output], None]) -> None:
+            width, height = console.size
+            drawn, layout = io.StringIO(), replace(self.layout, width=width)
+            draw(Output(drawn, self._stderr, self._environ, layout=layout))
+            lines = drawn.getvalue().splitlines()
+            if len(lines) > height:
+                lines[height - 1 :] = [self.layout.dim(f"and {len(lines) - height + 1} more lines")]
+            live.update(Text.from_ansi("\n".join(lines), no_wrap=True, overflow="crop"), refresh=True)
+
+        with ended_by_signals(on_stop=live.stop, on_continue=lambda: live.start(refresh=True)):
+            try:
+                with live:
+                    yield show
+            except OSError as error:
+                raise Unwritable(error) from None
 
     def _print(self, text: str) -> None:
         """Print part of the result. Raises Unwritable: an undelivered result is a failure, whatever was done
@@ -161,12 +206,14 @@ class Output:
         except OSError as error:
             raise Unwritable(error) from None
 
-    def note(self, text: str) -> None:
-        """Print a remark that is no result."""
+    def note(self, *parts: str, label: str | None = None) -> None:
+        """Print a remark that is no result; with a label, as a field."""
+        layout = self._layout_of(self._stderr)
+        indent = 0 if label is None else LABEL_WIDTH
+        text = layout.wrapped(layout.inert(*parts), indent)
         with self._lock:
             self._wipe()
-            self._stderr.write(self._layout_of(self._stderr).wrapped(clean(text)) + "\n")
-            self._stderr.flush()
+            self._say(f"{_label(layout, label or '', indent)}{text}\n")
 
     def progress(self, step: str, share: float | None = None) -> None:
         """Show how far `step` is (`share` from 0 to 1, None when unknown): a bar, or a line for each step."""
@@ -213,14 +260,12 @@ class Output:
     def _show_step(self, step: str, share: float | None) -> None:
         if not self.draws_progress:
             if step != self._last_step:
-                self._stderr.write(step + "\n")
-                self._stderr.flush()
+                self._say(step + "\n")
             self._last_step = step
             return
         layout = self._layout_of(self._stderr)
         text = layout.cut(step if share is None else f"{layout.bar(share)} {step}")
-        self._stderr.write(f"\r{text}\x1b[K")
-        self._stderr.flush()
+        self._say(f"\r{text}\x1b[K")
         self._drawn = True
 
     def confirm(self, question: str) -> bool:
@@ -230,8 +275,7 @@ class Output:
     def ask(self, prompt: str) -> str:
         """Ask a person for one line; only where `asks`."""
         self._wipe()
-        self._stderr.write(clean(prompt))
-        self._stderr.flush()
+        self._say(clean(prompt))
         return self._stdin.readline() if self._stdin is not None else ""
 
     def error(self, what: str, hint: str = "") -> None:
@@ -242,6 +286,23 @@ class Output:
             text += "\n" + layout.wrapped(f"{layout.dim('hint:')} {clean(hint)}") + "\n"
         with self._lock:
             self._wipe()
+            self._say(text)
+
+    def qr_code(self, text: str) -> bool:
+        """Draw a QR code beside the results; return False if the terminal is too small for it."""
+        drawn = self._layout_of(self._stderr).qr_code(text)
+        if drawn is not None:
+            self._wipe()
+            self._say(f"\n{drawn}\n\n")
+        return drawn is not None
+
+    def end_progress(self) -> None:
+        """Remove the line of progress."""
+        self._wipe()
+
+    def _say(self, text: str) -> None:
+        """Write to stderr. What cannot be written there is lost: a terminal that has gone is no failure."""
+        with suppress(OSError):
             self._stderr.write(text)
             self._stderr.flush()
 
@@ -250,9 +311,36 @@ class Output:
         with self._lock:
             self._waits_for = None
             if self._drawn:
-                self._stderr.write("\r\x1b[K")
-                self._stderr.flush()
+                self._say("\r\x1b[K")
                 self._drawn = False
+
+
+@contextmanager
+def ended_by_signals(*, on_stop: Callable[[], None], on_continue: Callable[[], None]) -> Iterator[None]:
+    """Raise SystemExit inside when the process is to end or the terminal goes, so that blocks are left.
+
+    Ctrl-Z stops the process between `on_stop` and `on_continue`.
+    """
+
+    def end(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    def stop(number: int, _frame: object) -> None:
+        on_stop()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)  # returns once the shell continues this process
+        signal.signal(number, stop)
+        on_continue()
+
+    before = {
+        number: signal.signal(number, stop if number is signal.SIGTSTP else end)
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def standard() -> Output:
@@ -289,6 +377,11 @@ def _open_closed() -> None:
         sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
+
+
+def _label(layout: Layout, label: str, width: int) -> str:
+    shown = layout.inert(label) if isinstance(label, State) else layout.dim(clean(label))
+    return shown + " " * (width - len(label))
 
 
 def _can_draw(stream: TextIO) -> bool:

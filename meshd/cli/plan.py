@@ -137,18 +137,18 @@ def _context(given: str) -> int:
 def _show(reply: PlanReply, out: Output) -> None:
     # The choice, in sentences.
     best = reply.plans[reply.choice]
-    out.line(f"{reply.model}: {best.why}")
+    out.text(f"{reply.model}: {best.why}")
     slots = f" for each of {best.slots} requests at once" if best.slots != 1 else ", one request at a time"
-    out.line(
+    out.text(
         f"served by `{reply.head}`: context {best.ctx_size} tokens{slots}, "
         f"prompts in steps of {best.ubatch}, output on {best.output_on}"
     )
     if best.ctx_note:
-        out.line(best.ctx_note)
+        out.text(best.ctx_note)
     if best.speculation is not None:
-        out.line(_drafts(best.speculation))
+        out.text(_drafts(best.speculation))
         if best.speculation.why_no_model:
-            out.line(best.speculation.why_no_model)
+            out.text(best.speculation.why_no_model)
     out.line()
     # Its devices, and the alternatives.
     out.table(
@@ -160,14 +160,14 @@ def _show(reply: PlanReply, out: Output) -> None:
     out.table(_COLUMNS, [_row(plan) for plan in shown], drop=("A TOKEN", "LOAD"))
     out.line()
     # The words used, and what is missing.
-    out.line(
+    out.text(
         f"REQUEST: time for a prompt of {best.prompt_tokens} tokens and {best.answer_tokens} generated ones; "
         "splits are compared by it"
     )
-    out.line(
+    out.text(
         f"AT ONCE: {in_number(best.slots, 'request')} together. A TOKEN: bytes on the network for each token"
     )
-    out.line(_load_note(shown))
+    out.text(_load_note(shown))
     if not all(plan.measured for plan in shown):
         out.note("some speeds are estimated: those devices could not be measured, or were busy")
     for left in reply.left_out:
@@ -381,7 +381,7 @@ class Why:
 
 def _show_time(reply: WhyReply, out: Output) -> None:
     # The split, and the last answers.
-    out.line(f"{reply.model}: {reply.split}")
+    out.text(f"{reply.model}: {reply.split}")
     out.line()
     out.table(
         ("REQUEST", "QUEUE", "PROMPT", "GENERATED"),
@@ -398,7 +398,7 @@ def _show_time(reply: WhyReply, out: Output) -> None:
         of = f"mean of {in_number(reply.round.rounds, 'round')}, {each:.1f} tokens each"
         _show_account("A ROUND", reply.round, of, out)
         out.line()
-        out.line(
+        out.text(
             "A ROUND: llama-server computes one for all running requests, or for a step of a prompt; "
             "mean of the last half minute of streamed requests"
         )
@@ -410,18 +410,18 @@ def _show_time(reply: WhyReply, out: Output) -> None:
             out.note(f"it cannot be divided by rounds: {reply.why_no_round}")
     # Speeds, and the change that would gain most.
     out.line()
-    out.line(f"speed: {_speeds(reply)}")
+    out.text(f"speed: {_speeds(reply)}")
     if reply.since_load:
-        out.line(f"since the load: {'; '.join(reply.since_load)}")
+        out.text(f"since the load: {'; '.join(reply.since_load)}")
     advice = reply.advice
     if advice.change:
         speeds = f"predicted {advice.generate_tok_s:.1f} → {advice.generate_tok_s_then:.1f} tok/s"
         longer = f"as it runs, a request takes {1 / max(1e-4, 1 - advice.gain):.2f} times as long"
-        out.line(f"change: {advice.change} ({speeds}; {longer})")
+        out.text(f"change: {advice.change} ({speeds}; {longer})")
     else:
-        out.line(f"change: nothing: {advice.why}")
+        out.text(f"change: nothing: {advice.why}")
     if advice.change and advice.why:
-        out.line(f"why: {advice.why}")
+        out.text(f"why: {advice.why}")
 
 
 def _speeds(reply: WhyReply) -> str:

@@ -5,8 +5,9 @@ import gc
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from meshd.base.errors import UsageError, UserError
 from meshd.base.files import open_regular
@@ -14,7 +15,7 @@ from meshd.base.home_folder import expanded
 from meshd.base.hosts import is_loopback
 from meshd.cli.find_models import find_model, find_served_model, find_worker_models
 from meshd.cli.options import Arguments, add_role_options, load_role, milliseconds, rate, read_text
-from meshd.cli.output import Output
+from meshd.cli.output import Output, standard
 from meshd.config.load import load
 from meshd.config.serve_settings import ModelConfig, ServeConfig
 from meshd.config.tree import Config, home_here
@@ -22,7 +23,11 @@ from meshd.identity import naming
 from meshd.library.disk import hint_for_missing, is_folder
 from meshd.model.model_name import MESH
 
+if TYPE_CHECKING:
+    from meshd.cli.node_screen import NodeScreen
+
 DEFAULT_PORT = 17443
+DRAIN_SECONDS = 0.5  # a terminal that was stopped holds up the invite no longer
 EMBEDDED = "smollm2"
 MAX_TOKEN_BYTES = 4096
 # Options of llama-server by which the head reads weights of layers.
@@ -53,7 +58,8 @@ class RoleVerb:
         """Run the daemon itself; return its exit code."""
         more = {"serve.llama_args": args.rest} if args.rest else {}
         config = self.prepared(load_role(args, self.role, more).config, out)
-        return import_daemon()(config, self.role, out.line)
+        make_screen = node_screen if out.draws_progress and not args.verbose else None
+        return import_daemon()(config, self.role, out.line, make_screen)
 
 
 class Worker(RoleVerb):
@@ -118,7 +124,15 @@ class Client(RoleVerb):
         return read_join(config)
 
 
-def import_daemon() -> Callable[[Config, str, Callable[[str], None]], int]:
+def node_screen() -> "NodeScreen":
+    """Return the screen of a daemon that runs on this terminal, once its stderr never blocks."""
+    from meshd.base.log import drain
+    from meshd.cli.node_screen import NodeScreen
+
+    return NodeScreen(standard(), drain=partial(drain, DRAIN_SECONDS))
+
+
+def import_daemon() -> Callable[[Config, str, Callable[[str], None], "Callable[[], NodeScreen] | None"], int]:
     """Return `meshd.daemon.run`, imported without garbage collection: nothing that its import makes is
     garbage.
 

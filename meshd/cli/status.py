@@ -3,6 +3,7 @@
 import argparse
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from meshd import __version__
 from meshd.admin.api import MetricsRequest, PingReply, PingRequest, StatusRequest
@@ -64,14 +65,16 @@ class Status:
 
 def _watch(client: Client, out: Output, *, as_json: bool) -> None:
     """Show the status until interrupted, or the daemon ends (an error)."""
+    if out.can_draw_screens and not as_json:
+        with out.screen() as show_on_screen:
+            while True:
+                show_on_screen(partial(show, client.ask(StatusRequest())))
+                time.sleep(WATCH_SECONDS)
     seen = ""
     while True:
         status = client.ask(StatusRequest())
         if as_json:
             out.json(to_fields(status), compact=True)
-        elif out.terminal:
-            out.clear()
-            show(status, out)
         elif (line := summary(status)) != seen:
             out.line(line)
             seen = line

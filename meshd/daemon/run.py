@@ -15,17 +15,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from meshd.admin.api import StatusRequest
 from meshd.admin.health import same_name
 from meshd.admin.server import AdminServer
 from meshd.base import log
 from meshd.base.errors import UserError
-from meshd.base.fault_boundary import watch_loop
+from meshd.base.fault_boundary import ended, watch_loop
 from meshd.base.metrics_port import MetricsPort, listen_for_scrapers
 from meshd.base.processes import keep_freed_memory, raise_limit
 from meshd.base.tasks import Owner, first_error
 from meshd.base.wakeful_loop import WakefulLoop, loop_waiting
 from meshd.build.pin import read_pin
 from meshd.config.tree import METRICS_EXAMPLE, Config
+from meshd.daemon.announce import Announcer, PlainAnnouncer
 from meshd.daemon.control import DaemonControl, Pausing, make_tunnels
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.mesh_port import MeshPort
@@ -153,39 +155,50 @@ async def watch_names(mesh: Mesh, me: PeerId, name: str) -> None:
         await asyncio.sleep(_LOOK_SECONDS)
 
 
-def run(config: Config, role: str, out: Callable[[str], None]) -> int:
-    """Run a node until it is stopped; `out` gets the invite. Returns the exit code. Raises MeshdError."""
-    log.set_up(level=config.log.level, form=config.log.format, file=config.paths.logs / "meshd.log")
+def run(
+    config: Config,
+    role: str,
+    out: Callable[[str], None],
+    make_announcer: Callable[[], Announcer] | None = None,
+) -> int:
+    """Run a node until it is stopped; `out` gets the invite. Returns the exit code. Raises MeshdError.
+
+    `make_announcer`: for a terminal, where only that announces, and the log goes to its file alone.
+    """
+    log.set_up(
+        level=config.log.level,
+        form=config.log.format,
+        file=config.paths.logs / "meshd.log",
+        to_stderr=make_announcer is None,
+    )
     raise_limit()
     keep_freed_memory()
     home = Home(config.paths.home)
     with home.lock(daemon=True), log.in_background() as note:
+        announcer: Announcer
+        if make_announcer is not None:
+            announcer = make_announcer()
+        else:
+            announcer = PlainAnnouncer(out, note, remarks=config.log.format == "text")
         try:
             with asyncio.Runner(
                 loop_factory=partial(WakefulLoop, loop_waiting(config.node.waiting))
             ) as runner:
-                return runner.run(Daemon(config, role, home, out=out, note=note).main())
+                return runner.run(Daemon(config, role, home, announcer).main())
         except ExceptionGroup as group:
             raise first_error(group) from None
+        finally:
+            announcer.close()
 
 
 class Daemon:
     """One node from start to end."""
 
-    def __init__(
-        self,
-        config: Config,
-        role: str,
-        home: Home,
-        *,
-        out: Callable[[str], None],
-        note: Callable[[str], object],
-    ) -> None:
+    def __init__(self, config: Config, role: str, home: Home, announcer: Announcer) -> None:
         self._config = config
         self._role = role
         self._kind = ROLES[role]
-        self._out = out
-        self._note = note
+        self._announcer = announcer
         self._home = home
         self._pieces = PieceCache.below(config.paths.cache)
         self._stopping = asyncio.Event()
@@ -208,7 +221,12 @@ class Daemon:
         watch_loop(loop)
         loop.add_signal_handler(signal.SIGTERM, self._stop, "SIGTERM")
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # not under nohup
+            loop.add_signal_handler(signal.SIGHUP, self._stop, "the terminal has gone")
         async with Owner() as owner:
+            owner.start(
+                ended(self._announcer.serve(), source="terminal", name="announcements"), name="announcer"
+            )
             node = owner.start(self._node(), name="node")
             stop = owner.start(self._stopping.wait(), name="stop")
             await asyncio.wait([node, stop], return_when=asyncio.FIRST_COMPLETED)
@@ -217,6 +235,7 @@ class Daemon:
 
     def _stop(self, why: str) -> None:
         LOG.info("stopping", why=why)
+        self._announcer.stopping()
         self._stopping.set()
 
     def _interrupt(self) -> None:
@@ -240,7 +259,8 @@ class Daemon:
                 self._config,
                 self._role,
                 mesh_port=mesh_port,
-                note=self._note,
+                note=self._announcer.note,
+                looking=self._announcer.looking,
                 founds_mesh=self._kind.founds_mesh,
             )
             try:
@@ -363,6 +383,7 @@ class Daemon:
             network.start(_watch_addresses(member), name="addresses")
             facts = member.node.facts
             network.start(watch_names(member.mesh, facts.peer, facts.name), name="names")
+            self._announcer.follow(partial(control.status, StatusRequest()))
             try:
                 async with Owner() as work:
                     make_gateway, is_open = self._built.gateway, asyncio.Event()
@@ -412,28 +433,20 @@ class Daemon:
             invite = member.printed_invite()
         except UserError as error:  # the disk cannot take a new invite
             LOG.warning("no_invite", why=error.what)
-            self._note(f"no invite: {error.what}; fix that, then run `meshd invite`")
+            self._announcer.note(f"no invite: {error.what}; fix that, then run `meshd invite`")
             return
         if invite is None:
-            self._remark(self._kind.what_now)  # it joined with an invite, and may not invite
-            return
-        self._out(invite.token)
-        self._remark(f"{invite.validity(member.node.wall_clock())}\n{use}")
+            self._announcer.remark(self._kind.what_now)  # it joined with an invite, and may not invite
+        else:
+            self._announcer.invite(invite, member.node.wall_clock(), use)
 
     async def _say_when_ready(self, status: Callable[[], GatewayStatus]) -> None:
-        """Print the API's URL once it is ready, as the last line for people."""
+        """Announce the API's URL once it is ready."""
         while not (now := status()).ready:  # noqa: ASYNC110 - no event announces readiness
             await asyncio.sleep(_READY_SECONDS)
         host = self._config.serve.host
-        self._remark(f"ready: chat at {now.url}")
         # 127.0.0.1 is useless on a phone.
-        if (lan := url_in_the_lan(now.url, host, local_addresses.hosts())) is not None:
-            self._remark(f"from other devices: {lan}")
-
-    def _remark(self, text: str) -> None:
-        """Print a remark for people, unless the log is for programs."""
-        if text and self._config.log.format == "text":
-            self._note(text)
+        self._announcer.ready(now.url, url_in_the_lan(now.url, host, local_addresses.hosts()))
 
 
 async def _made(make: "Callable[[], Gateway]") -> "Gateway":

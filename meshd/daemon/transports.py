@@ -313,6 +313,7 @@ async def enter(
     *,
     mesh_port: MeshPort,
     note: Callable[[str], object] = lambda _text: None,
+    looking: Callable[[str], object] = lambda _text: None,
     founds_mesh: bool = True,
 ) -> Entered[Joining]:
     """Enter a mesh as Enrolment.enter does: as a member, by an invite, or by founding one."""
@@ -342,6 +343,7 @@ async def enter(
         random=secrets.token_bytes,
         wall_clock=lambda: int(time.time()),
         note=note,
+        looking=looking,
     )
     return await enrolment.enter(config.node.join)
 

@@ -139,6 +139,7 @@ class Entered(Generic[P]):
 
 class Enrolment(Generic[P]):
     """One start of a node. `note` gets what a person must do: a reply code to be carried to the inviter.
+    `looking` gets how the inviter is being sought, if that takes long.
 
     `closest` tells which of several failures says most; `wall_clock` gives Unix seconds.
     """
@@ -154,6 +155,7 @@ class Enrolment(Generic[P]):
         random: Callable[[int], bytes],
         wall_clock: Callable[[], int],
         note: Callable[[str], object],
+        looking: Callable[[str], object],
     ) -> None:
         self._home = home
         self._key = key
@@ -163,6 +165,7 @@ class Enrolment(Generic[P]):
         self._random = random
         self._wall_clock = wall_clock
         self._note = note
+        self._say_looking = looking
 
     async def enter(self, token: str) -> Entered[P]:
         """Find the membership, join if need be. Raises MeshdError. The caller closes the pipe, if it
@@ -214,7 +217,7 @@ class Enrolment(Generic[P]):
         )
         try:
             try:
-                async with _said_meanwhile(self._note, self._looking(invite)):
+                async with _said_meanwhile(self._say_looking, self._looking(invite)):
                     pipe = await self._reach(invite, transports)
             except DialError:
                 if no_code:

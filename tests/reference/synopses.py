@@ -14,6 +14,7 @@ INDENT = "    "
 COMMON = frozenset(key.name for key in SETTINGS if key.is_common and key.section != "paths") | {
     "config",
     "set",
+    "verbose",
 }
 NEEDED = frozenset(key.name for key in SETTINGS if key.needed)
 

@@ -376,6 +376,28 @@ def test_what_python_itself_says_on_stderr_waits_for_nobody_either(
     stderr.close()
 
 
+def test_a_log_for_the_file_alone_leaves_stderr_to_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log.set_up(level="info", file=tmp_path / "meshd.log", to_stderr=False)
+    log.get("test").warning("no_invite", why="full")
+    log.set_up(level="warning")
+    assert "no_invite" in (tmp_path / "meshd.log").read_text()
+    assert capsys.readouterr().err == ""
+
+
+def test_what_replaces_stderr_is_a_terminal_where_stderr_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    controller, end = os.openpty()
+    monkeypatch.setattr("sys.stderr", stderr := os.fdopen(end, "w", encoding="latin-1"))
+    with log.in_background():
+        assert sys.stderr.isatty() and sys.stderr.encoding == "latin-1"
+        sys.stderr.write("ä…")
+        log.drain(30.0)
+        assert os.read(controller, 100) == b"\xe4\\u2026"
+    stderr.close()
+    os.close(controller)
+
+
 def test_beyond_its_share_lines_are_left_out_and_counted() -> None:
     shares, burst = LineShares(0.0), int(PEER_LINES.burst)
     said = [shares.may_say("mallory", 0.0) for _ in range(burst + 100)]

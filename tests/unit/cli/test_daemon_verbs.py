@@ -25,7 +25,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     """The daemon is replaced by a list of what it would have been started with."""
     seen: Started = []
 
-    def run(config: Config, role: str, out: Callable[[str], None]) -> int:
+    def run(config: Config, role: str, out: Callable[[str], None], screen: object) -> int:
         seen.append((config, role))
         out("meshd1token")
         return 0
@@ -177,8 +177,23 @@ def test_what_cannot_be_is_said_before_anything_starts(started: Started) -> None
     assert started == []
 
 
+@pytest.mark.parametrize(("argv", "has_screen"), [(["worker"], True), (["worker", "-v"], False)])
+def test_a_daemon_on_a_terminal_has_a_screen_instead_of_the_log(
+    monkeypatch: pytest.MonkeyPatch, home: Path, argv: list[str], has_screen: bool
+) -> None:
+    screens: list[object] = []
+
+    def run(config: Config, role: str, out: Callable[[str], None], screen: object) -> int:
+        screens.append(screen)
+        return 0
+
+    monkeypatch.setattr("meshd.daemon.run.run", run)
+    assert meshd(*argv).code == meshd(*argv, answer="").code == 0
+    assert [screen is not None for screen in screens] == [False, has_screen]
+
+
 def test_an_error_of_the_daemon_is_printed_in_one_place(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
-    def run(config: Config, role: str, out: Callable[[str], None]) -> int:
+    def run(config: Config, role: str, out: Callable[[str], None], screen: object) -> int:
         raise UserError("port 17430 is taken", hint="end process 7")
 
     monkeypatch.setattr("meshd.daemon.run.run", run)

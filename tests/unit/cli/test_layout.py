@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import segno
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.cli.layout import Layout, State, clean
@@ -115,3 +116,21 @@ def test_a_bar_has_an_end(share: float) -> None:
     assert Layout().bar(share).count("#") == full
     assert Layout(colours=True, draws=False).bar(share).count("#") == full
     assert Layout(colours=True).bar(share).partition("\x1b[0m")[0].count("━") == full
+
+
+def modules(drawn: str) -> list[list[bool]]:
+    """The dark modules of a QR code in half blocks."""
+    lines = [SGR.sub("", line) for line in drawn.splitlines()]
+    halves = {"█": (0, 0), "▀": (0, 1), "▄": (1, 0), " ": (1, 1)}
+    return [[bool(halves[char][half]) for char in line] for line in lines for half in (0, 1)]
+
+
+def test_a_qr_code_is_the_one_of_its_text() -> None:
+    token = f"MESHD1{'AB2' * 70}"
+    expected = [[bool(one) for one in row] for row in segno.make(token, error="l").matrix_iter(border=2)]
+    for layout in (Layout(), Layout(80, colours=True)):
+        drawn = layout.qr_code(token)
+        assert drawn is not None
+        assert modules(drawn)[: len(expected)] == expected
+    assert Layout(40).qr_code(token) is None
+    assert Layout(80, draws=False).qr_code(token) is None

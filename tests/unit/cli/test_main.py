@@ -51,16 +51,6 @@ def test_a_verb_of_later_is_said_to_be_so(verb: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        "invite --qr",
-    ],
-)
-def test_what_verbs_of_this_version_will_learn_later(line: str) -> None:
-    refused(meshd(*line.split()), 2, "not in this version")
-
-
-@pytest.mark.parametrize(
     ("argv", "words"),
     [
         (["staus"], "try `meshd status`"),

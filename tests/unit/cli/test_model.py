@@ -210,8 +210,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """Configurations with which a daemon would have started."""
     configs: list[Config] = []
 
-    def import_daemon() -> Callable[[Config, str, object], int]:
-        def run(config: Config, role: str, out: object) -> int:
+    def import_daemon() -> Callable[[Config, str, object, object], int]:
+        def run(config: Config, role: str, out: object, screen: object) -> int:
             configs.append(config)
             return 0
 

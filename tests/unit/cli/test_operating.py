@@ -36,6 +36,13 @@ def test_an_invite_by_the_daemon(daemon: FakeControl) -> None:
     assert daemon.asked == [("invite", 7200, 3, ("use", "invite"))]
 
 
+def test_an_invite_as_a_qr_code_stands_beside_the_result(daemon: FakeControl) -> None:
+    ran = meshd("invite", "--qr")
+    assert (ran.code, ran.out) == (0, "meshd1token\n")
+    assert sum("█" in line for line in ran.err.splitlines()) > 10
+    assert meshd("invite", "--qr", answer="").out == "meshd1token\n"
+
+
 def test_the_defaults_of_an_invite(daemon: FakeControl) -> None:
     body = json.loads(meshd("invite", "--json").out)
     assert body == {"schema": 1, "token": "meshd1token", "id": "00ff", "expires_at": 1_900_000_000, "uses": 1}

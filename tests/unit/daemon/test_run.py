@@ -18,7 +18,8 @@ from meshd.base.errors import UserError
 from meshd.base.tasks import Owner, first_error
 from meshd.config.forms import HostPort
 from meshd.config.serve_settings import ClientConfig, ModelConfig, ServeConfig
-from meshd.config.tree import Config, LinksConfig, LogConfig, Paths, WorkerConfig
+from meshd.config.tree import Config, LinksConfig, Paths, WorkerConfig
+from meshd.daemon.announce import PlainAnnouncer
 from meshd.daemon.control import TunnelAnswers
 from meshd.daemon.fetching import Fetching
 from meshd.daemon.member_node import MemberNode
@@ -84,7 +85,7 @@ def daemon_in(folder: Path, monkeypatch: pytest.MonkeyPatch, role: str, *roles: 
         worker=WorkerConfig(models=("mesh:far",)),
         paths=Paths(home=home.path, cache=folder / "cache"),
     )
-    return Daemon(config, role, home, out=print, note=print)
+    return Daemon(config, role, home, PlainAnnouncer(print, print, remarks=True))
 
 
 @pytest.mark.parametrize(
@@ -443,8 +444,8 @@ def printed(
     notes: list[str] = []
 
     async def main() -> None:
-        config = replace(Config(), log=replace(LogConfig(), format=form))
-        daemon = Daemon(config, role, Home(folder / "home"), out=out.append, note=notes.append)
+        announcer = PlainAnnouncer(out.append, notes.append, remarks=form == "text")
+        daemon = Daemon(Config(), role, Home(folder / "home"), announcer)
         invite = InviteReply(token="meshd1x", id="00ff", expires_at=NOW + 86_400, uses=10)
         daemon._print_token(cast(MemberNode, Inviting(invite if may_invite else None)))
 
@@ -474,7 +475,7 @@ def test_the_address_for_other_devices(host: str, reachable: tuple[str, ...], ur
 def test_what_it_is_for_and_how_long_is_told_beside_it(tmp_path: Path, role: str, command: str) -> None:
     out, (validity, use) = printed(tmp_path, role)
     assert out == ["meshd1x"]
-    assert validity == "invite 00ff: valid for 10 nodes and 24 h 0 min; keep it secret"
+    assert validity == "invite 00ff: valid for 10 nodes and 24 h; keep it secret"
     assert f"run `{command}`, with this invite" in use
 
 
@@ -510,7 +511,8 @@ def test_a_node_with_an_api_says_once_where_to_chat(
     states = iter([loading, loading, replace(loading, ready=True)])
 
     async def main() -> None:
-        daemon = Daemon(config, "serve", Home(tmp_path / "home"), out=print, note=notes.append)
+        announcer = PlainAnnouncer(print, notes.append, remarks=True)
+        daemon = Daemon(config, "serve", Home(tmp_path / "home"), announcer)
         await daemon._say_when_ready(lambda: next(states))
 
     run_virtual(main())

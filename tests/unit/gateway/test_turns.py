@@ -387,7 +387,7 @@ def test_tokens_a_day_end_at_midnight() -> None:
     excess = one.begin(0.0, NOON)
     assert excess is not None and excess.code == "insufficient_quota"
     assert excess.retry_after == DAY_SECONDS / 2
-    assert excess.message == "the key `anna` has used up its 100 tokens per day: more in 12 h 0 min"
+    assert excess.message == "the key `anna` has used up its 100 tokens per day: more in 12 h"
     assert one.begin(0.0, NOON + excess.retry_after) is None
     assert one.tokens_today(NOON + excess.retry_after) == 0
 

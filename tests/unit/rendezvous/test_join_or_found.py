@@ -105,6 +105,7 @@ class Start:
             random=bytes,
             wall_clock=lambda: self.now,
             note=self.notes.append,
+            looking=self.notes.append,
         )
         return await enrolment.enter(encode_token(token or invite(HOST)) if raw is None else raw)
 
