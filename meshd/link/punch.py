@@ -68,7 +68,7 @@ from meshd.wire.stun import Endpoint
 FIRST_PAUSE_SECONDS = 0.03  # between a refused SYN and the next one; grows
 PAUSE_GROWS = 1.4
 MOST_PAUSE_SECONDS = 0.4
-SECONDS_PER_CONNECT = 0.02  # of one attempt, all targets together: at most 50 a second (docs/protocol-links.md)
+SECONDS_PER_CONNECT = 0.02  # of one attempt, all targets together: 50 a second at most (protocol-links.md)
 SOCKET_SECONDS = 2.5  # one socket's patience: the kernel sends its SYN again after 1 s and after 3
 _BACKLOG = 8
 MEET_SECONDS = 3.5  # of connecting; one lost SYN is sent again after 1 s
