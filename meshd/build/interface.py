@@ -23,6 +23,7 @@ RPC_SERVER, LLAMA_SERVER, LLAMA_BENCH, LLAMA_QUANTIZE, LLAMA_BATCHED_BENCH = (
     "llama-batched-bench",
 )
 MESH_PROGRAM, MESH_MODULE = "mesh-server", "libggml-mesh.so"  # ours: what workers run, and what a head loads
+NAME_IN_SCRIPTS = "rpc-server"  # of MESH_PROGRAM, in JSON: scripts rely on it
 
 BACKENDS = ("cpu", "metal", "cuda", "vulkan", "hip")
 

@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from meshd.base.errors import UserError
+from meshd.build.interface import MESH_PROGRAM, NAME_IN_SCRIPTS
 from meshd.cli.layout import clean
 from meshd.cli.options import Arguments, duration, number
 from meshd.cli.output import Output
@@ -114,6 +115,7 @@ def _choose(folder: Path, child: str | None) -> list[Path]:
     logs = _all(folder)
     if child is None:
         return sorted(logs, key=lambda path: (path.stem == "meshd", path.stem))
+    child = MESH_PROGRAM if child == NAME_IN_SCRIPTS else child  # as `status --json` has it
     exact = [path for path in logs if path.stem == child]
     return exact or [path for path in logs if path.stem.startswith(child)]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshd.base.home_folder import expanded
-from meshd.build.interface import BACKENDS, MESH_PROGRAM
+from meshd.build.interface import BACKENDS, MESH_PROGRAM, NAME_IN_SCRIPTS
 from meshd.cli.options import Arguments, Parser, add_config_file, load_role
 from meshd.cli.output import Json, Output
 from meshd.config.tree import Paths
@@ -138,8 +138,8 @@ def to_json(info: "NativeInfo") -> Mapping[str, Json]:
 
 
 def _binaries(info: "NativeInfo") -> list[tuple[str, Path]]:
-    """Return the binaries by name; `rpc-server` is what a worker runs, whatever its real name."""
+    """Return the binaries by name; what a worker runs also by the name that scripts know."""
     binaries = dict(info.binaries)
     if MESH_PROGRAM in binaries:
-        binaries["rpc-server"] = binaries[MESH_PROGRAM]
+        binaries[NAME_IN_SCRIPTS] = binaries[MESH_PROGRAM]
     return sorted(binaries.items())

@@ -4,8 +4,8 @@ One task owns one child: it spawns it in its own process group behind a guard, p
 ready, keeps its output, and ends the whole group. Nothing is started again. If meshd
 itself dies, however that happens, the guard ends the group. This package knows nothing but base.
 
-It opens no connection to a child in use to see whether it lives (an rpc-server has a backlog of one), and
-never hands a child a descriptor, variable or argument that was not named. Words: *child*, one program
+It opens no connection to a child in use to see whether it lives (a plain rpc-server has a backlog of one),
+and never hands a child a descriptor, variable or argument that was not named. Words: *child*, one program
 that meshd runs; *group*, that process and all it forked; *guard*, the small process that ends the group when
 meshd is gone.
 Tests: tests/process (real processes), tests/unit/process (pure parts). Why it is so: decision 0005.

@@ -40,7 +40,7 @@ CRASHES = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGIL
 _SLACK_BYTES = 64 << 20  # tolerance: a driver may count differently from one process to another
 # of a thread, which is glibc's default; of the program, its sockets and what passes through them
 _STACK_BYTES, _PROGRAM_BYTES = 8 << 20, 256 << 20
-CHILD_NAME = "rpc-server"  # users know the child of a worker by this name
+CHILD_NAME = "mesh-server"  # in status and logs
 LOG = log.get("worker")
 OnBroken = Callable[[MeshdError], None]
 
@@ -231,7 +231,7 @@ class MeshServer:
                     status = await self.child.wait_changed(status)
             except TimeoutError:
                 if status.pid is not None and (why := self._why_useless(status.pid)):
-                    LOG.warning("rpc_server_killed", peer=self.lease.peer.short, pid=status.pid, why=why)
+                    LOG.warning("mesh_server_killed", peer=self.lease.peer.short, pid=status.pid, why=why)
                     self.child.kill()
                     return why
         if self._shortage:

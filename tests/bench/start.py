@@ -193,7 +193,7 @@ class _Nodes:
     async def lose(self, kind: str) -> dict[str, float]:
         """Seconds from the kill until an answer goes on. Raises MeshdError."""
         node, name = (
-            (self._workers[0], "rpc-server") if kind == "lost worker" else (self.head, "llama-server")
+            (self._workers[0], "mesh-server") if kind == "lost worker" else (self.head, "llama-server")
         )
         await self.head.until(model_ready)
         status = await node.status()

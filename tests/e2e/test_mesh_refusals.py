@@ -17,7 +17,7 @@ pytestmark = [
 
 WHY = {
     half_mesh.NO_MEMORY: "llama-server lost worker half: it has no memory for a buffer of ",
-    half_mesh.CRASHES: "`rpc-server` was ended by SIGABRT",
+    half_mesh.CRASHES: "`mesh-server` was ended by SIGABRT",
 }
 
 

@@ -154,7 +154,7 @@ EVENTS: Mapping[str, str] = {
     "push_no_way": "this worker cannot reach a neighbour, and why",
     "push_refused": "a member that the head did not admit opened a stream to a mesh-server",
     "push_through_head": "two workers exchange activations through the head, and why",
-    "push_untold": "an rpc-server that was ending was not told about a neighbour any more",
+    "push_untold": "a mesh-server that was ending was not told about a neighbour any more",
     "push_way": "this worker can reach a neighbour: over the mesh, or locally, past both daemons",
     "record_dropped": "a peer's record was forgotten",
     "record_refused": "an invalid ban or record was dropped",
@@ -168,7 +168,7 @@ EVENTS: Mapping[str, str] = {
         "the home router was restarted or has a new address: the port mapping is requested again"
     ),
     "rpc_refused": "a head, a worker or mesh-server broke the native protocol, and why: the connection ended",
-    "rpc_server_killed": "a process hung or was suspended: it is killed",
+    "mesh_server_killed": "a process hung or was suspended: it is killed",
     "search_failed": "a peer's port search through a NAT failed, and why",
     "signal_dropped": "a signal was not accepted, and why",
     "signal_refused": "a peer's signal is malformed; it is dropped",

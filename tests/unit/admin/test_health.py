@@ -39,7 +39,7 @@ def model(**changes: object) -> Change:
 
 def child(**changes: object) -> Change:
     make: Callable[..., ChildView] = ChildView
-    base = {"name": "rpc-server", "pid": 1, "state": "ready", "restarts": 0}
+    base = {"name": "mesh-server", "pid": 1, "state": "ready", "restarts": 0}
     return lambda status: replace(status, children=(make(**{**base, **changes}),))
 
 

@@ -10,7 +10,7 @@ LOG = """\
 2026-11-26T03:26:32.100000Z [info     ] api_listening area=gateway url=http://127.0.0.1:1
 2026-11-26T03:26:32.200000Z [info     ] load_started area=serve count=1
 2026-11-26T03:26:32.300000Z [info     ] plan area=serve why=state=ready
-2026-11-26T03:26:32.400000Z [info     ] child_ready area=process child=rpc-server
+2026-11-26T03:26:32.400000Z [info     ] child_ready area=process child=mesh-server
 2026-11-26T03:26:32.500000Z [info     ] child_ready area=process child=llama-server
 2026-11-26T03:26:32.600000Z [info     ] model_state area=serve state=ready why=''
 2026-11-26T03:26:33.600000Z [info     ] load_started area=serve count=2

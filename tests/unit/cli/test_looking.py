@@ -254,6 +254,16 @@ def test_each_document_says_its_schema(
     assert json.loads(meshd(*words, "--json").out)["schema"] == 1
 
 
+def test_a_worker_s_child_is_a_mesh_server_to_people_and_has_its_old_name_in_scripts(
+    daemon: FakeControl,
+) -> None:
+    child = replace(daemon.state.children[0], name="mesh-server")
+    daemon.state = replace(daemon.state, children=(child,))
+    shown = meshd("status").out
+    assert "mesh-server" in shown and "rpc-server" not in shown
+    assert [one["name"] for one in json.loads(meshd("status", "--json").out)["children"]] == ["rpc-server"]
+
+
 def test_a_peer_that_was_stopped_is_away(daemon: FakeControl) -> None:
     gone = replace(PEER, state="connecting", link=None, standby_links=(), why_not_direct=None, state_s=5.0)
     daemon.state = replace(
@@ -381,7 +391,7 @@ def logs(home: Path) -> Path:
     folder.mkdir(parents=True)
     (folder / "meshd.log.1").write_text("old 1\nold 2\n")
     (folder / "meshd.log").write_text("new 1\nnew \x1b[2J2\n")
-    (folder / "rpc-server-1.log").write_text("child\n")
+    (folder / "mesh-server-1.log").write_text("child\n")
     return folder
 
 
@@ -389,7 +399,7 @@ def test_logs_of_all(logs: Path) -> None:
     ran = meshd("logs")
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.splitlines() == [
-        "rpc-server-1| child",
+        "mesh-server-1| child",
         "meshd| old 1",
         "meshd| old 2",
         "meshd| new 1",
@@ -449,11 +459,12 @@ def test_logs_since_a_time_ago(timed_logs: Path) -> None:
 
 
 def test_logs_of_one(logs: Path) -> None:
-    assert meshd("logs", "rpc-server").out == "child\n"
+    for name in ("mesh-server", "rpc-server"):  # the second as in `status --json`
+        assert meshd("logs", name).out == "child\n"
     assert meshd("logs", "meshd", "--lines", "3").out == "old 2\nnew 1\nnew �[2J2\n"
     assert meshd("logs", "meshd", "--lines", "0").out == ""
     refused(
-        meshd("logs", "llama-server"), 1, "no log named `llama-server`", "choose one of: meshd, rpc-server-1"
+        meshd("logs", "llama-server"), 1, "no log named `llama-server`", "choose one of: mesh-server-1, meshd"
     )
 
 

@@ -91,7 +91,7 @@ def test_its_user_sees_one_that_is_restarted() -> None:
 NATIVE = NativeVersion("mesh 4", "pin", "sources", "cuda")
 CARD = OfferedDevice("CUDA0", "gpu", "a card", 5, 10)
 CPU = OfferedDevice("CPU", "cpu", "a processor", 5, 10)
-ABORTED = "`rpc-server` was ended by SIGABRT while it ran"
+ABORTED = "`mesh-server` was ended by SIGABRT while it ran"
 
 
 class Crashing:

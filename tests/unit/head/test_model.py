@@ -390,7 +390,7 @@ async def test_a_head_that_is_banned_says_so(tmp_path: Path) -> None:
         assert "this node is banned, according to `judge`: node `abc`" in model.reason
 
 
-ABORTED = "`rpc-server` was ended by SIGABRT while it ran"
+ABORTED = "`mesh-server` was ended by SIGABRT while it ran"
 
 
 async def until_loading(it: Stage, number: int) -> None:

@@ -198,7 +198,7 @@ async def until_started_anew(it: Scene, child: StubChild) -> None:
     await until(lambda: it.llama is not child and it.llama.spec is not None)
 
 
-LEFT = "`rpc-server` ended with exit code 0 1.1 s after it was ready"
+LEFT = "`mesh-server` ended with exit code 0 1.1 s after it was ready"
 
 
 async def fail_load(it: Scene, report: str) -> asyncio.Future[ReadyReport]:
