@@ -9,9 +9,10 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from meshd.admin.status import HealthWarning, PeerView, Status
-from meshd.base.errors import BANNED_HINT
+from meshd.base.errors import BANNED_HINT, IN_USE_HINT
 from meshd.base.units import in_bytes, in_number
 from meshd.identity import naming
+from meshd.identity.membership import Role
 from meshd.identity.naming import WORKER_ROLE
 from meshd.model.status import NOT_HELD, ModelStatus, NetworkTensor, StoreStatus
 from meshd.wire.versions import NativeVersion, NodeVersion, difference, upgrade_hint
@@ -33,6 +34,7 @@ _KEEP_HINT = (
 SUSPENDED_SECONDS = 10.0  # shorter gaps are what sessions are made for
 CLOCK_SECONDS = 120.0
 RESTARTS = 3
+ALONE_SECONDS = 60.0  # without any other node since the start, until that is worth a remark
 AWAY_SECONDS = 600.0  # a node gone for longer was switched off: shown as away, no fault to be mended
 MAX_NODES_NAMED = 3
 _REVOKE_HINT = "; if the node is malicious, ban it with `meshd revoke`"
@@ -154,6 +156,9 @@ def examine(
     unfit: Sequence[str] = (),
     unknown: Sequence[str] = (),
     unwritten: Mapping[str, str] = MappingProxyType({}),
+    no_backup: bool = False,
+    restored: bool = False,
+    copied: bool = False,
 ) -> Status:
     """Return the same status with its warnings.
 
@@ -162,11 +167,15 @@ def examine(
     `refused`: messages that broke the protocol of native programs, and hints. `unfit`: devices that failed
     their trial.
     `unknown`: workers that the user has named and nobody knows.
-    `unwritten`: files that could not be written, and why.
+    `unwritten`: files that could not be written, and why. `no_backup`: the mesh's root key is here alone.
+    `restored`: the root key came from a backup. `copied`: a copy of this node runs elsewhere.
     """
     found = [
         *_mesh(status),
         *_banned(status),
+        *_copied(status, copied=copied),
+        *_alone(status, restored=restored),
+        *_no_backup(status, no_backup=no_backup),
         *_names(status),
         *(w for peer in status.peers for w in _peer(peer, status, (clock_offsets or {}), native)),
         *_mdns(status),
@@ -236,6 +245,58 @@ def _banned(status: Status) -> Iterator[HealthWarning]:
         )
 
 
+def _copied(status: Status, *, copied: bool) -> Iterator[HealthWarning]:
+    judge = next((peer for peer in status.peers if peer.says_in_use), None)
+    if judge is not None or copied:
+        who = "a member that both reach" if judge is None else f"`{judge.name}`: {judge.says_in_use}"
+        yield HealthWarning(
+            code="identity_copied",
+            severity="error",
+            what=f"another machine runs with this node's identity, according to {who}",
+            hint=IN_USE_HINT,
+        )
+
+
+def _alone(status: Status, *, restored: bool) -> Iterator[HealthWarning]:
+    """Yield what to do if this node has reached no other one since its start."""
+    if status.mesh is None or status.node.uptime_s < ALONE_SECONDS or any(map(_answers, status.peers)):
+        return
+    if status.peers:
+        what = f"none of the other nodes has answered since the start ({len(status.peers)} known)"
+        invite, joins = "on the node that founded the mesh", "this node, which stays a member,"
+        if Role.INVITE in status.mesh.roles:
+            invite, joins = "here", "one of the others"
+        hint = (
+            "start one of them. If one runs, the known addresses are out of date: run `meshd invite` "
+            f"{invite}, and restart {joins} with `--join INVITE`"
+        )
+    elif restored:
+        what = "this node was made a founder with the recovery code, and knows no other member yet"
+        hint = (
+            "run `meshd invite`, and restart any one member with `--join INVITE`: the others learn of this "
+            "node from that one"
+        )
+    else:
+        return
+    yield HealthWarning(code="nobody_reached", severity="info", what=what, hint=hint)
+
+
+def _answers(peer: PeerView) -> bool:
+    """Return True if this peer has answered since the start of this node, if only with a refusal."""
+    refuses = peer.says_banned or peer.says_in_use or peer.upgrade
+    return is_met(peer) or peer.link is not None or peer.present or bool(refuses)
+
+
+def _no_backup(status: Status, *, no_backup: bool) -> Iterator[HealthWarning]:
+    if no_backup and status.peers:
+        yield HealthWarning(
+            code="no_backup",
+            severity="info",
+            what="the root key of this mesh is on this machine only, and has no backup",
+            hint="run `meshd mesh export FILE`, and keep FILE secret and away from this machine",
+        )
+
+
 def _names(status: Status) -> Iterator[HealthWarning]:
     present = {peer.id: peer.name for peer in status.peers if not is_away(peer)}
     for name, nodes in naming.shared({**present, status.node.id: status.node.name}).items():
@@ -257,7 +318,7 @@ def is_away(peer: PeerView) -> bool:
     A node that this daemon has never met is switched off, most likely: members that both know would pass its
     data on, whatever its firewall does.
     """
-    gone = peer.state in ("known", "connecting", "lost") and not peer.says_banned
+    gone = peer.state in ("known", "connecting", "lost") and not (peer.says_banned or peer.says_in_use)
     seconds = peer.state_s if peer.state_s is not None else 0.0
     long = seconds >= (AWAY_SECONDS if is_met(peer) else SUSPENDED_SECONDS)
     return gone and not peer.present and (bool(peer.stopped) or long)
@@ -283,7 +344,9 @@ def _peer(
             what=f"{who} is lost{_because(peer.last_error)}",
             hint="start it again; it needs no invite",
         )
-    unseen = peer.state in ("known", "connecting") and not (peer.says_banned or peer.upgrade or is_away(peer))
+    unseen = peer.state in ("known", "connecting") and not (
+        peer.says_banned or peer.says_in_use or peer.upgrade or is_away(peer)
+    )
     if unseen and not peer.present and peer.last_error and long >= SUSPENDED_SECONDS:
         yield HealthWarning(
             code="peer_unreachable",

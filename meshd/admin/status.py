@@ -79,6 +79,7 @@ class PeerView:
     state_s: Time | None = None  # time in this state
     last_error: str = ""
     says_banned: str = ""  # its message if it considers this node banned
+    says_in_use: str = ""  # the same if this node's identity is in use elsewhere
     grace_s: float = 0.0  # how long streams wait for a link to it
     stopped: str = ""  # its message when it was stopped
     present: bool = False  # running, even if not connected (meshes of more than nine)

@@ -10,6 +10,11 @@ BANNED_HINT = (  # for the node that is out
     "to return with its old key, ask the founder to run `meshd unban`; to join with a new key "
     "and a new invite, run `meshd stop` and `meshd leave --new-identity`, then start it with --join INVITE"
 )
+IN_USE_CODE = "identity_in_use"  # of a refusal: the same node runs elsewhere, and answers
+IN_USE_HINT = (
+    "stop the daemon on the other machine; if its state directory was copied, run "
+    "`meshd leave --new-identity` on one of the two, then join again"
+)
 
 
 class MeshdError(Exception):

@@ -369,6 +369,9 @@ class DaemonControl(TunnelAnswers):
             unfit=role.unfit,
             unknown=role.unknown,
             unwritten={**self._home.keeping.waiting, **log.unwritten()},
+            no_backup=member.membership.is_founder and not self._home.has_root_backup,
+            restored=self._home.has_root_from_backup,
+            copied=member.local.is_copied(now),
         )
 
     def _devices(self, listed: ListedDevices, now: float) -> tuple[DeviceView, ...]:

@@ -225,6 +225,10 @@ class MemberNode:
         """Return this node's record, as others see it."""
         return self.local.record
 
+    def overtaken(self, record: PeerRecord) -> None:
+        """Sign a record above a newer one that this run of the node has not signed."""
+        self.local.overtaken(record, self.node.now())
+
     def is_near(self, candidates: Sequence[Candidate]) -> bool:
         """Say whether one of these is on this machine, or in one LAN with it."""
         return local_addresses.any_beside(candidates)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn, Protocol
 
-from meshd.base.errors import Broken, EndOfStream, Refused, RemoteProtocolError
+from meshd.base.errors import IN_USE_CODE, IN_USE_HINT, Broken, EndOfStream, Refused, RemoteProtocolError
 from meshd.base.peer_limits import GREETED_FAULTS
 from meshd.base.tasks import Owner, first_error
 from meshd.link.interface import Link
@@ -96,9 +96,8 @@ def in_use(remote: str) -> Refused:
     """Return why a second place with one identity gets no link: the first, at `remote`, still answers."""
     return Refused(
         f"this identity is in use at {remote}, which still answers",
-        code="identity_in_use",
-        hint="stop the other daemon; if its state directory was copied, run "
-        "`meshd leave --new-identity` there, then join again",
+        code=IN_USE_CODE,
+        hint=IN_USE_HINT,
     )
 
 

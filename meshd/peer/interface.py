@@ -73,6 +73,7 @@ class PeerStatus:
     last_error: str = ""
     clock_offset: float | None = None  # their wall clock minus ours, seconds
     says_banned: str = ""  # its message if it considers this node banned
+    says_in_use: str = ""  # its message if it refuses this node because the same one runs elsewhere
     present: bool = False  # without a session, but known to run: connected when needed
     why_not_direct: str = ""  # one sentence, while data is relayed
     faults: int = 0  # how often in the last hour it broke the rules or made work fail here

@@ -3,8 +3,13 @@
 The numbers of records grow over all starts of this node. They are reserved on disk in blocks, ahead of their
 use: a number that others may have seen is never issued again, even if the disk cannot be written while the
 node runs, and the node is killed then.
+
+If another node tells of a record of this one with a greater number, this node's state directory was put back
+from a backup, or a copy of it runs elsewhere. Others ignore the present record then, so a new one gets a
+greater number. If that happens again soon, the copy runs now, and signs as well.
 """
 
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,8 +23,12 @@ from meshd.identity.record import BY_FETCH, BY_USER, LEFT, PAUSED_MARK, VERSION_
 from meshd.link.interface import Link
 from meshd.mux.events import Code
 from meshd.wire.address import Candidate
+from meshd.wire.limits import MAX_SEQUENCE
 
 BLOCK = 4096  # records are signed when addresses change: enough for years with a broken disk
+OVERTAKE_SECONDS = 60.0  # between two new records because of greater numbers: a copy answers each
+# Another greater number within this time means that a copy runs: longer than between two comparisons of news.
+COPY_SECONDS = 7200.0
 LOG = log.get("peer")
 
 
@@ -45,6 +54,12 @@ class Numbering:
             return None
         self._next += 1
         return self._next - 1
+
+    def skip(self, number: int) -> None:
+        """Continue above `number`, which another run of this node has used."""
+        self._next = max(self._next, number + 1)
+        self._end = self._next + BLOCK
+        self._reserve(self._end - 1)
 
 
 class Reach(Protocol):
@@ -114,6 +129,7 @@ class LocalMember:
         self.has_left = False
         self._paused = paused
         self._fetching = False
+        self._overtaken_at = self._copied_at = -math.inf
         number = numbers.take()
         if number is None:
             raise LocalProtocolError("no number is left for a first record")
@@ -150,6 +166,25 @@ class LocalMember:
         self._fetching = fetching
         if self._renew():
             self._mesh.record_changed()
+
+    def overtaken(self, record: PeerRecord, now: float) -> None:
+        """Sign above `record`, which another run of this node has signed; `now` is loop time."""
+        if not self.record.sequence < record.sequence < MAX_SEQUENCE - BLOCK:
+            return
+        if now < self._overtaken_at + COPY_SECONDS:
+            self._copied_at = now
+        if now < self._overtaken_at + OVERTAKE_SECONDS:
+            return
+        self._overtaken_at = now
+        why = "a copy of this state directory runs" if self.is_copied(now) else "the state was put back"
+        LOG.warning("record_overtaken", peer=record.peer.short, why=why)
+        self._numbers.skip(record.sequence)
+        self.sign()
+        self._mesh.record_changed()
+
+    def is_copied(self, now: float) -> bool:
+        """Return True if another machine runs with this node's identity, or did a moment ago."""
+        return now < self._copied_at + COPY_SECONDS
 
     def leave(self) -> None:
         """Publish a last record, which peers pass on, saying that this node is no longer a member.

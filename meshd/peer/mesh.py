@@ -207,7 +207,7 @@ class PeerMesh:
         self._leaving = False
         self.presence = MemberPresence(node=node, book=book, signer=signer, rng=rng)
         self.table = PeerTable(node=node, book=book, presence=self.presence, dialers=dialers, rng=rng)
-        self.news = News(node, book, self.presence.gossip, heard=self._heard)
+        self.news = News(node, book, self.presence.gossip, heard=self._heard, greeted=self._greeted)
         book.spare(self.table.is_linked)
         node.events = self
         node.services[NEWS_SERVICE] = Service(self.news.talk, lambda _member, _metadata: None, once=True)
@@ -467,6 +467,10 @@ class PeerMesh:
         if known is not None:
             known.wanted = self.presence.wants(peer)
 
+    def _greeted(self, peer: PeerId) -> int:
+        known = self.table.get(peer)
+        return 0 if known is None else known.facts.greeted_sequence
+
     def link_made(self, peer: PeerId, hello: Hello, info: LinkInfo) -> None:
         """Note a link that has greeted. Raises RemoteProtocolError if the peer's record is not valid."""
         record = PeerRecord.decode(hello.record)
@@ -482,6 +486,7 @@ class PeerMesh:
         known = self.table.get(peer)
         if known is None:
             return  # dropped while it greeted
+        known.facts.greeted_sequence = record.sequence
         if known.leads and known.news_session != known.session_id and self.table.owner:
             self._keep_news(known, self.table.owner)
 

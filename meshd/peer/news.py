@@ -364,15 +364,25 @@ class NewsLimitsByMember:
 
 
 class News:
-    """Exchange news with every connected member."""
+    """Exchange news with every connected member.
+
+    `greeted` returns the number of the record with which a member has greeted.
+    """
 
     def __init__(
-        self, node: Node, book: Book, gossip: PresenceGossip, *, heard: Callable[[PeerRecord], None]
+        self,
+        node: Node,
+        book: Book,
+        gossip: PresenceGossip,
+        *,
+        heard: Callable[[PeerRecord], None],
+        greeted: Callable[[PeerId], int],
     ) -> None:
         self._node = node
         self._book = book
         self._gossip = gossip
         self._heard = heard
+        self._greeted = greeted
         self.ledger = NewsLedger(
             me=node.peer,
             own=lambda: node.host.record().sequence,
@@ -502,7 +512,10 @@ class News:
                 yield AwayNews(away.to_bytes()).encode()
         else:
             record = self._node.host.record() if item == self._node.peer else self._book.newest(item)
-            if record is not None and item != peer and not told.knows(item, (record.sequence,)):
+            if record is None or told.knows(item, (record.sequence,)):
+                return
+            # A node gets its own record only if that is newer than the one in its greeting.
+            if item != peer or record.sequence > self._greeted(peer):
                 yield RecordNews(record.encode()).encode()
 
     # Receiving.
@@ -580,6 +593,8 @@ class News:
 
     def _learn_record(self, raw: bytes, told: Told) -> bool | None:
         record = PeerRecord.decode(raw)
+        if record.peer == self._node.peer:
+            return self._learn_own(record)
         source = f"peer {record.peer.short}"
         try:
             # A fault is the sender's: whether the node itself signed the record is not known yet.
@@ -596,6 +611,15 @@ class News:
         with suppress(Fault), Contained(source, "record", partial(self._blame, record.peer)):
             self._heard(record)
         return True
+
+    def _learn_own(self, record: PeerRecord) -> bool | None:
+        """Take in a record of this node itself, of an earlier run or of a copy."""
+        mine = self._node.host.record()
+        if record.sequence <= mine.sequence:
+            return None
+        record.verify(mine.mesh)
+        self._node.host.overtaken(record)
+        return False
 
     def _blame(self, peer: PeerId, fault: Fault) -> None:
         self._node.faults.blame(peer, self._node.now(), fault.what)

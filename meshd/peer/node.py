@@ -50,6 +50,10 @@ class NodeHost(Protocol):
         """Return this node's record, as others see it."""
         ...
 
+    def overtaken(self, record: PeerRecord) -> None:
+        """Note a record of this node, of which others say that it is newer than its present one."""
+        ...
+
     def is_near(self, candidates: Sequence[Candidate]) -> bool:
         """Say whether one of these is on this machine, or in one LAN with it."""
         ...

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from meshd.base import log
-from meshd.base.errors import Broken, Refused, RemoteProtocolError
+from meshd.base.errors import IN_USE_CODE, Broken, Refused, RemoteProtocolError
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
@@ -45,12 +45,13 @@ class PeerFacts:
         self._software = ""
         self._clock_offset: float | None = None
         self._resumes = 0
-        self._says_banned = self._upgrade = ""
+        self._says_banned = self._says_in_use = self._upgrade = ""
         self._stopped = self._gone = ""
         self._is_parting = False  # it has said goodbye
         self.name = ""
         self.role = ""
         self.member: Member | None = None
+        self.greeted_sequence = 0  # of the record with which it greeted
         self.last_error = ""
 
     @property
@@ -76,6 +77,7 @@ class PeerFacts:
             last_error=self.last_error,
             clock_offset=self._clock_offset,
             says_banned=self._says_banned,
+            says_in_use=self._says_in_use,
             why_not_direct=self._why_not_direct(failed) if relayed else "",
             grace=grace,
             stopped=self._stopped,
@@ -131,7 +133,8 @@ class PeerFacts:
         self._compare(hello.native)
         self.member = member
         self._clock_offset = float(hello.clock - self._node.wall_clock())
-        self.last_error = self._says_banned = self._stopped = self._gone = self._upgrade = ""
+        self.last_error = self._says_banned = self._says_in_use = self._upgrade = ""
+        self._stopped = self._gone = ""
         self._is_parting = False
 
     def _compare(self, native: NativeVersion) -> None:
@@ -171,6 +174,7 @@ class PeerFacts:
     def refused(self, error: Refused) -> None:
         """Note that the peer refused a link with us."""
         self.last_error = error.what
+        self._says_in_use = error.what if error.code == IN_USE_CODE else ""
         if error.code == "banned":
             self._banned(error.what)
         else:

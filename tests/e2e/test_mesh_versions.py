@@ -178,7 +178,9 @@ def test_another_pin_is_told_on_both_sides_at_the_join(tmp_path: Path) -> None:
             spec = fleet.spec("worker", "worker", "--model", str(small()))
             worker = await fleet.start(run_by(spec, other))
             head = await fleet.head(small(), "--min-workers", "1", token=await worker.token())
-            there = await worker.until(lambda status: bool(status.warnings))
+            there = await worker.until(
+                lambda status: any(one.code == "native_mismatch" for one in status.warnings)
+            )
             here = await head.until(lambda s: s.model is not None and "llama.cpp" in s.model.reason)
             mine, theirs = native().pin[:12], OTHERS[:12]
             assert f"worker runs llama.cpp {theirs}, this node {mine}" in model_of(here).reason

@@ -157,6 +157,7 @@ EVENTS: Mapping[str, str] = {
     "push_untold": "a mesh-server that was ending was not told about a neighbour any more",
     "push_way": "this worker can reach a neighbour: over the mesh, or locally, past both daemons",
     "record_dropped": "a peer's record was forgotten",
+    "record_overtaken": "others knew a later record of this node, and why; a new one is signed",
     "record_refused": "an invalid ban or record was dropped",
     "relay_client_gone": "a connection to this relay ended, with or without a proven key, and why",
     "relay_connected": "connected to a relay: this node can be called there",

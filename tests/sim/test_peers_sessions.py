@@ -256,5 +256,9 @@ async def test_a_copied_identity_is_refused_while_the_first_answers() -> None:
         await copy.until(
             lambda: any("in use at" in status.last_error for status in copy.mesh.peers()), seconds=10
         )
+        assert copy.status_of(leader).says_in_use
         assert await exchange(stream, b"still mine") == b"still mine"
         assert leader.status_of(follower).name == follower.name
+        await follower.stop()
+        await copy.sees(leader, PeerState.CONNECTED)
+        assert not copy.status_of(leader).says_in_use, "it is the only one now"

@@ -153,10 +153,14 @@ class WorldHost:
 
     def __init__(self, record: PeerRecord) -> None:
         self.shown = record
+        self.overtaken_by = 0  # the number of a record of this node that others have told of
         self.may_dial: MayDial = _as_a_stranger
 
     def record(self) -> PeerRecord:
         return self.shown
+
+    def overtaken(self, record: PeerRecord) -> None:
+        self.overtaken_by = record.sequence
 
     def is_near(self, candidates: Sequence[Candidate]) -> bool:
         return False

@@ -43,6 +43,12 @@ def child(**changes: object) -> Change:
     return lambda status: replace(status, children=(make(**{**base, **changes}),))
 
 
+def alone(status: Status, *, uptime_s: float = 60.0, **changes: object) -> Status:
+    """No peer was met since the start."""
+    unmet = peer(**{"state": "known", "link": None, "native_protocol": "", "state_s": 50.0, **changes})
+    return unmet(replace(status, node=replace(status.node, uptime_s=uptime_s), tunnels=()))
+
+
 def codes(status: Status, **more: object) -> list[str]:
     ask: Callable[..., Status] = examine
     return [warning.code for warning in ask(status, **more).warnings]
@@ -60,6 +66,8 @@ def unused(change: Change) -> Change:
 CASES: list[tuple[str, Change]] = [
     ("not_in_mesh", lambda status: replace(status, mesh=None)),
     ("banned", peer(state="known", link=None, last_error="out", says_banned="out", state_s=9999.0)),
+    ("identity_copied", peer(state="known", link=None, says_in_use="in use at 10.0.0.9:1", state_s=9999.0)),
+    ("nobody_reached", alone),
     ("peer_suspended", peer(state="suspended", state_s=10.0, link=None, last_error="no route")),
     ("peer_lost", peer(state="lost", link=None)),
     ("peer_unreachable", peer(state="connecting", link=None, last_error="refused")),
@@ -225,7 +233,7 @@ def test_clocks_are_compared(offset: float, word: str) -> None:
 
 
 def test_the_reason_and_the_names_are_told() -> None:
-    assert "no route" in examine(CASES[2][1](calm())).warnings[0].what
+    assert "no route" in examine(dict(CASES)["peer_suspended"](calm())).warnings[0].what
     told = examine(replace(calm(), model=MODEL)).warnings[0]
     assert "blk.3.ffn_up.weight" in told.what and "hash" in told.hint
     assert told.what.startswith("1 tensor (")
@@ -267,6 +275,50 @@ def test_a_file_that_the_disk_does_not_take_is_told_with_the_remedy() -> None:
     assert "free space" in told.hint
 
 
+def test_a_node_that_reaches_nobody_says_what_to_do_once_that_is_certain() -> None:
+    assert codes(alone(calm(), uptime_s=59.0)) == []
+    for answered in ({"native_protocol": "mesh 5"}, {"present": True}, {"says_banned": "out"}):
+        assert "nobody_reached" not in codes(alone(calm(), **answered))
+    nobody = replace(alone(calm()), peers=())
+    assert codes(nobody) == [], "a founder waits for its first member"
+
+
+@pytest.mark.parametrize(
+    ("roles", "where", "who"),
+    [
+        (("use", "work"), "on the node that founded the mesh", "this node, which stays a member"),
+        (("admin", "invite", "use", "work"), "`meshd invite` here", "one of the others"),
+    ],
+)
+def test_it_asks_for_an_invite_of_a_node_that_may_make_one(
+    roles: tuple[str, ...], where: str, who: str
+) -> None:
+    status = replace(alone(calm()), mesh=MeshView(id="m", members=2, roles=roles))
+    [told] = examine(status).warnings
+    assert where in told.hint and who in told.hint and "1 known" in told.what
+
+
+def test_a_restored_founder_that_knows_nobody_says_how_members_hear_of_it() -> None:
+    nobody = replace(alone(calm()), peers=())
+    [told] = examine(nobody, restored=True).warnings
+    assert told.code == "nobody_reached" and "`meshd invite`" in told.hint
+    assert codes(calm(), restored=True) == []
+
+
+def test_a_root_key_without_a_backup_is_told_once_there_are_members() -> None:
+    [told] = examine(calm(), no_backup=True).warnings
+    assert (told.code, told.severity) == ("no_backup", "info")
+    assert "`meshd mesh export FILE`" in told.hint
+    assert codes(replace(calm(), peers=()), no_backup=True) == []
+
+
+def test_a_copy_of_the_state_directory_is_an_error_by_refusal_and_by_news() -> None:
+    [refused] = examine(dict(CASES)["identity_copied"](calm())).warnings
+    [heard] = examine(calm(), copied=True).warnings
+    assert refused.severity == heard.severity == "error"
+    assert "in use at 10.0.0.9:1" in refused.what and "--new-identity" in heard.hint
+
+
 def test_every_code_is_listed_and_tested() -> None:
     assert {code for code, _ in CASES} | {
         "native_mismatch",
@@ -277,6 +329,7 @@ def test_every_code_is_listed_and_tested() -> None:
         "device_unfit",
         "unknown_worker",
         "disk",
+        "no_backup",
     } == warning_codes()
 
 

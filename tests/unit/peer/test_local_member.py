@@ -8,10 +8,19 @@ import pytest
 from meshd import __version__
 from meshd.base.errors import Broken
 from meshd.identity.keys import PeerId
+from meshd.identity.record import PeerRecord
 from meshd.link.interface import Link
 from meshd.mux.events import Code
-from meshd.peer.local_member import BLOCK, LocalMember, Numbering, Signature
+from meshd.peer.local_member import (
+    BLOCK,
+    COPY_SECONDS,
+    OVERTAKE_SECONDS,
+    LocalMember,
+    Numbering,
+    Signature,
+)
 from meshd.wire.address import Candidate
+from meshd.wire.limits import MAX_SEQUENCE
 
 from tests.unit.identity.cast import WORKER, WORKER_CHAIN
 
@@ -70,14 +79,28 @@ class Rig:
     def __init__(self) -> None:
         self.reach, self.mesh = FakeReach(), _Mesh()
         self.disk = True
+        self.reserved = 0
         self.saved: list[Sequence[Candidate]] = []
         self.local = LocalMember(
             Signature(WORKER, WORKER_CHAIN, "garage", "worker"),
             reach=self.reach,
             mesh=self.mesh,
-            numbers=Numbering(lambda _number: self.disk, last=0, now=100),
+            numbers=Numbering(self._reserve, last=0, now=100),
             save=self.saved.append,
         )
+
+    def _reserve(self, number: int) -> bool:
+        self.reserved = number if self.disk else self.reserved
+        return self.disk
+
+    def hears(self, sequence: int, now: float) -> int:
+        """Hear of a record of its own with this number; return the number of its record then."""
+        self.local.overtaken(Rig.record(sequence), now)
+        return self.local.record.sequence
+
+    @staticmethod
+    def record(sequence: int) -> PeerRecord:
+        return PeerRecord.sign(WORKER, chain=WORKER_CHAIN, name="copy", role="worker", sequence=sequence)
 
 
 def test_the_first_record_says_where_the_node_is() -> None:
@@ -113,6 +136,41 @@ def test_after_a_change_of_addresses_every_link_is_looked_at_even_if_the_record_
     rig.reach.places = (OUTER,)
     rig.local.addresses_changed()
     assert rig.local.record.candidates == (OUTER,)
+
+
+def test_a_record_of_an_earlier_run_that_is_newer_is_overtaken() -> None:
+    rig = Rig()
+    assert rig.hears(5000, now=7.0) == 5001
+    assert rig.reserved >= 5001 and rig.mesh.told == ["record"]
+    assert rig.hears(4000, now=7.0) == rig.hears(5001, now=7.0) == 5001, "those are older"
+    assert not rig.local.is_copied(7.0)
+    rig.local.sign()
+    assert rig.local.record.sequence == 5002
+
+
+def test_a_copy_is_noticed_when_it_signs_again_and_answered_once_a_minute() -> None:
+    rig = Rig()
+    rig.hears(5000, now=0.0)
+    assert rig.hears(6000, now=OVERTAKE_SECONDS - 1) == 5001
+    assert rig.local.is_copied(OVERTAKE_SECONDS)
+    assert rig.hears(6000, now=OVERTAKE_SECONDS) == 6001
+    quiet = OVERTAKE_SECONDS + COPY_SECONDS
+    assert not rig.local.is_copied(quiet)
+    assert rig.hears(9000, now=quiet + 1) == 9001
+    assert not rig.local.is_copied(quiet + 1), "a state that was put back, long after"
+
+
+def test_numbers_at_the_end_are_not_overtaken() -> None:
+    rig = Rig()
+    assert rig.hears(MAX_SEQUENCE, now=0.0) == 101
+    assert rig.hears(MAX_SEQUENCE - BLOCK, now=0.0) == 101
+    assert rig.hears(MAX_SEQUENCE - BLOCK - 1, now=0.0) == MAX_SEQUENCE - BLOCK
+
+
+def test_a_record_is_overtaken_on_a_full_disk_too() -> None:
+    rig = Rig()
+    rig.disk = False
+    assert rig.hears(5000, now=0.0) == 5001
 
 
 def test_without_a_number_that_is_certainly_new_the_old_record_stays() -> None:
