@@ -18,7 +18,6 @@ from meshd.config.tree import home_here
 if TYPE_CHECKING:
     from meshd.daemon.doctor import Finding
 
-_WIDTH = 12
 OPTIONS = ("links.stun", "links.relays", "links.no_portmap")
 _CHECK_SECONDS = 30.0
 _LABEL_WIDTH = 14
@@ -48,10 +47,10 @@ class Doctor:
             out.json({"findings": [asdict(found) for found in findings]})
         else:
             for found in findings:
-                out.line(f"{found.state:<8} {found.name:<{_WIDTH}} {found.what}")
+                out.finding(found.state, found.name, found.what)
                 if found.hint and found.state != "ok":
-                    out.line(f"{'':<8} {'':<{_WIDTH}} hint: {found.hint}")
-            out.line(_verdict(findings))
+                    out.finding("", "", f"hint: {found.hint}")
+            out.text(_verdict(findings))
         return int(any(found.state == "error" for found in findings))
 
 

@@ -234,7 +234,8 @@ def _models(before: Sequence[ModelStatus], now: Sequence[ModelStatus]) -> Iterat
         if model.state == states.get(model.name):
             continue
         if model.state == ModelState.READY:
-            parts = ", ".join(f"{part.node} {in_number(part.layers, 'layer')}" for part in model.split)
+            used = [part for part in model.split if part.layers]
+            parts = ", ".join(f"{part.node} {in_number(part.layers, 'layer')}" for part in used)
             took = f" in {model.load_seconds:.1f} s" if model.load_seconds is not None else ""
             yield Line((f"{model.name} ", State("loaded"), took, f": {parts}" if parts else ""))
         elif model.state in (ModelState.DEGRADED, ModelState.UNLOADED):

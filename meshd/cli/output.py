@@ -22,6 +22,7 @@ from meshd.cli.layout import Layout, State, clean
 
 DEFAULT_WIDTH = 100  # of a terminal that does not say
 LABEL_WIDTH = 8  # of the labels of fields
+STATE_WIDTH, NAME_WIDTH = 9, 13  # of findings
 REMIND_SECONDS = 3.0  # between reminders of a step that makes no progress
 _RARE_SECONDS = 60.0  # after that long, between plain lines: they may go to a log
 _DRAWN = "━…"  # characters that an encoding must have for drawings
@@ -105,6 +106,15 @@ class Output:
         self._wipe()
         layout = self.layout
         self._print(f"{_label(layout, label, width)}{layout.wrapped(layout.inert(*parts), width)}\n")
+
+    def finding(self, state: str, name: str, *parts: str) -> None:
+        """Print a state, in colour if it is good or bad, a name, and text that continues beside them."""
+        self._wipe()
+        layout = self.layout
+        first = layout.inert(State(state)) + " " * (STATE_WIDTH - len(state))
+        indent = max(STATE_WIDTH + NAME_WIDTH, STATE_WIDTH + len(name) + 1)
+        text = layout.wrapped(layout.inert(*parts), indent)
+        self._print(f"{first}{clean(name).ljust(indent - STATE_WIDTH)}{text}\n")
 
     def bar(self, share: float, text: str = "") -> None:
         """Print a progress bar below the text of fields."""

@@ -23,6 +23,7 @@ from meshd.config.tree import home_here
 from meshd.gateway.interface import GatewayStatus
 from meshd.identity.naming import WORKER_ROLE
 from meshd.model.status import (
+    NOT_HELD,
     FetchStatus,
     LentState,
     ModelStatus,
@@ -36,6 +37,7 @@ WATCH_SECONDS = 1.0
 DEFAULT_COUNT = 4
 _PAUSE_SECONDS = 0.5
 REPLY_MARGIN_SECONDS = 5.0
+_SHOWN_TENSORS = 10
 MISTAKE = "user"  # what was asked cannot be done: asking again changes nothing
 
 
@@ -293,11 +295,12 @@ def _show_model(model: ModelStatus, out: Output) -> None:
         out.field("", f"fallback: {', '.join(model.fallbacks)}")
     for worker in model.workers if out.terminal and model.state == "loading" else ():
         out.bar(worker.share, worker.node)
-    # Weights that crossed the network.
-    for tensor in model.tensors_from_network[:10]:
+    # Weights that crossed the network although a worker has a copy; others are in the sum above.
+    unusable = [tensor for tensor in model.tensors_from_network if tensor.reason != NOT_HELD]
+    for tensor in unusable[:_SHOWN_TENSORS]:
         out.field("", f"over the network: {tensor.name} ({in_bytes(tensor.bytes)}): {tensor.reason}")
-    if len(model.tensors_from_network) > 10:
-        out.field("", f"and {len(model.tensors_from_network) - 10} more (all of them with --json)")
+    if len(unusable) > _SHOWN_TENSORS:
+        out.field("", f"and {len(unusable) - _SHOWN_TENSORS} more (all of them with --json)")
     # The split.
     if model.split:
         out.table(

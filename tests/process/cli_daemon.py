@@ -1,8 +1,8 @@
 """A process that answers on the control socket of MESHD_HOME as a daemon with one child would.
 
-`python -m tests.process.cli_daemon [deaf | orphan]`: says `ready CHILD` when it listens; ends when asked
-to, unless `deaf`; leaves its child behind if `orphan`. The child lives until its standard input, which is
-ours, ends.
+`python -m tests.process.cli_daemon [deaf | orphan | hostile]`: says `ready CHILD` when it listens; ends when
+asked to, unless `deaf`; leaves its child behind if `orphan`; has a peer and a model with evil names if
+`hostile`. The child lives until its standard input, which is ours, ends.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from meshd.admin.request import Request
 from meshd.admin.server import AdminServer
-from meshd.admin.status import ChildView
+from meshd.admin.status import ChildView, Status
 from meshd.base.tasks import Owner
 
 from tests.unit.admin.fake import FakeControl, R, full_status
@@ -35,9 +35,20 @@ class Stoppable(FakeControl):
         return reply
 
 
-async def answer(child: int, *, deaf: bool) -> None:
+EVIL = "[red]\x1b[2J\x1b]0;owned\x07\u202eevil漢字\u200b"
+
+
+def hostile_status(status: Status) -> Status:
+    """Names that would move the cursor, turn the text around, or be markup."""
+    assert status.model is not None
+    peers = tuple(replace(peer, name=EVIL, why_not_direct=EVIL * 5) for peer in status.peers)
+    return replace(status, peers=peers, model=replace(status.model, name=EVIL, reason=EVIL * 5))
+
+
+async def answer(child: int, *, deaf: bool, hostile: bool) -> None:
     view = ChildView(name="llama-server", pid=child, state="ready", restarts=0)
-    control = Stoppable(replace(full_status(os.getpid()), children=(view,)))
+    status = replace(full_status(os.getpid()), children=(view,))
+    control = Stoppable(hostile_status(status) if hostile else status)
     server = AdminServer(home=Path(os.environ["MESHD_HOME"]), control=control)
     server.open()
     async with Owner() as owner:
@@ -51,7 +62,7 @@ async def answer(child: int, *, deaf: bool) -> None:
 
 def main(how: str) -> None:
     with subprocess.Popen(CHILD) as child:
-        asyncio.run(answer(child.pid, deaf=how == "deaf"))
+        asyncio.run(answer(child.pid, deaf=how == "deaf", hostile=how == "hostile"))
         if how == "orphan":
             os._exit(0)
         child.terminate()

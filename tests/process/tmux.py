@@ -1,6 +1,7 @@
 """A terminal that tmux draws: what a person would see, with its colours."""
 
 import contextlib
+import io
 import os
 import shlex
 import subprocess
@@ -9,6 +10,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+
+from rich.console import Console
+from rich.terminal_theme import DEFAULT_TERMINAL_THEME, DIMMED_MONOKAI
+from rich.text import Text
 
 WAIT_SECONDS = 60.0
 _LOOK_SECONDS = 0.1
@@ -38,17 +43,24 @@ class Tmux:
             f'{command}; echo "[ended $?]"; cat',
         )
 
-    def screen(self, *, colours: bool = False) -> str:
-        """Return what is on the screen, with the control sequences of colours if asked."""
-        return self._tmux("capture-pane", "-p", *(["-e"] if colours else []), "-t", _SESSION).rstrip()
+    def screen(self, *, colours: bool = False, joined: bool = False) -> str:
+        """Return what is on the screen, with the control sequences of colours if asked.
+
+        `joined`: without the breaks that the terminal made in lines that were too long.
+        """
+        flags = [*(["-e"] if colours else []), *(["-J"] if joined else [])]
+        return self._tmux("capture-pane", "-p", *flags, "-t", _SESSION).rstrip()
 
     def until(self, seen: Callable[[str], bool], *, seconds: float = WAIT_SECONDS) -> str:
         """Return the first screen of which `seen` is true."""
-        end = time.monotonic() + seconds
-        while not seen(screen := self.screen()):
-            if time.monotonic() > end:
-                raise AssertionError(f"this is what stands there:\n{screen}")
-            time.sleep(_LOOK_SECONDS)
+        screen = ""
+
+        def look() -> bool:
+            nonlocal screen
+            screen = self.screen()
+            return seen(screen)
+
+        until(look, seconds=seconds, shown=lambda: screen)
         return screen
 
     def keys(self, *keys: str) -> None:
@@ -84,6 +96,29 @@ class Tmux:
         """End the server, and with it what runs in its terminal."""
         with contextlib.suppress(AssertionError):
             self._tmux("kill-server")
+
+
+def keep_pictures(folder: Path, name: str, screen: str, columns: int) -> None:
+    """Write pictures of a screen with colours, on a dark and on a light background."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for background, theme in (("dark", DIMMED_MONOKAI), ("light", DEFAULT_TERMINAL_THEME)):
+        console = Console(record=True, width=columns, file=io.StringIO(), force_terminal=True)
+        console.print(Text.from_ansi(screen), no_wrap=True, overflow="crop")
+        svg = console.export_svg(title=f"meshd {name}", theme=theme).replace(
+            "<text ", '<text xml:space="preserve" '
+        )
+        (folder / f"{name}-{background}.svg").write_text(svg, encoding="utf-8")
+
+
+def until(
+    seen: Callable[[], bool], *, seconds: float = WAIT_SECONDS, shown: Callable[[], str] = lambda: ""
+) -> None:
+    """Wait until `seen` is true; what is `shown` at the deadline stands in the error."""
+    end = time.monotonic() + seconds
+    while not seen():
+        if time.monotonic() > end:
+            raise AssertionError(f"this has not come in time; what stands there:\n{shown()}")
+        time.sleep(_LOOK_SECONDS)
 
 
 @contextlib.contextmanager

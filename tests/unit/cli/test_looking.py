@@ -13,6 +13,7 @@ from meshd.cli.logs import Followed
 from meshd.cli.output import Output
 from meshd.cli.status import show, summary
 from meshd.model.status import (
+    NOT_HELD,
     FetchSource,
     FetchStatus,
     LentMemory,
@@ -78,6 +79,17 @@ def test_weights_that_were_fetched_for_the_load_are_told_from_those_that_were_th
     words = "workers' weights: 96.7 MB from their files after fetching 99.9 MB, 0 B sent with the load"
     assert words in meshd("status").out
     assert json.loads(meshd("status", "--json").out)["model"]["weights_fetched_bytes"] == 99_900_000
+
+
+def test_weights_that_no_worker_had_are_in_the_sum_alone(daemon: FakeControl) -> None:
+    assert daemon.state.model is not None
+    [tensor] = daemon.state.model.tensors_from_network
+    missing = replace(tensor, name="blk.4.ffn_up.weight", reason=NOT_HELD)
+    daemon.state = replace(
+        daemon.state, model=replace(daemon.state.model, tensors_from_network=(tensor, missing))
+    )
+    shown = meshd("status").out
+    assert "blk.3.ffn_up.weight" in shown and "blk.4.ffn_up.weight" not in shown
 
 
 def test_drafts_that_change_nothing_are_not_praised(daemon: FakeControl) -> None:
