@@ -12,7 +12,6 @@ from meshd.admin.status import HealthWarning, PeerView, Status
 from meshd.base.errors import BANNED_HINT, IN_USE_HINT
 from meshd.base.units import in_bytes, in_number
 from meshd.identity import naming
-from meshd.identity.membership import Role
 from meshd.identity.naming import WORKER_ROLE
 from meshd.model.status import NOT_HELD, ModelStatus, NetworkTensor, StoreStatus
 from meshd.wire.versions import NativeVersion, NodeVersion, difference, upgrade_hint
@@ -264,6 +263,8 @@ def _alone(status: Status, *, restored: bool) -> Iterator[HealthWarning]:
     if status.peers:
         what = f"none of the other nodes has answered since the start ({len(status.peers)} known)"
         invite, joins = "on the node that founded the mesh", "this node, which stays a member,"
+        from meshd.identity.membership import Role  # cryptography, which `meshd status` does without
+
         if Role.INVITE in status.mesh.roles:
             invite, joins = "here", "one of the others"
         hint = (
