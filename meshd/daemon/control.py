@@ -84,6 +84,7 @@ from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.base.socket_owners import Address, ConnectionOwners
 from meshd.base.sockets import LOOPBACK_HOST
+from meshd.base.tasks import in_thread
 from meshd.config.forms import HostPort, parse_address
 from meshd.daemon.member_node import PAUSED_BLOB, MemberNode, was_paused
 from meshd.daemon.models import ModelExchange, Storage
@@ -384,12 +385,16 @@ class DaemonControl(TunnelAnswers):
 
     async def exposition(self, *, of_keys: bool) -> str:
         """Return all metrics in Prometheus's text format; `of_keys`: also the use of each API key."""
-        from meshd.base.metrics import exposition  # megabytes, which few workers need
-        from meshd.daemon.metrics import node_metrics
-
         status, gateway = await self.status(StatusRequest()), self._gateway()
-        requests = gateway.collect() if gateway is not None else ()
-        return exposition(node_metrics(status, of_keys=of_keys), requests)
+
+        def written() -> str:
+            from meshd.base.metrics import exposition  # megabytes, which few workers need
+            from meshd.daemon.metrics import node_metrics
+
+            requests = gateway.collect() if gateway is not None else ()
+            return exposition(node_metrics(status, of_keys=of_keys), requests)
+
+        return await in_thread(written)  # it takes some milliseconds, in which tokens pass this loop
 
     @MetricsRequest.answer
     async def metrics(self, request: MetricsRequest) -> MetricsReply:

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.base.tasks import in_thread
 from meshd.base.units import in_bytes
@@ -48,9 +49,14 @@ if TYPE_CHECKING:
     from meshd.gateway.access import ApiPort
     from meshd.gateway.interface import Models, Upstream
     from meshd.gateway.server import Gateway
+    from meshd.gateway.tracing import Tracing
     from meshd.head.model_pool import ModelPool
     from meshd.model.served_facts import ServedFacts
     from meshd.plan.wishes import DraftModel, HeadOptions
+
+_PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_OTLP = "http/protobuf"
+LOG = log.get("daemon")
 
 
 class ServeRole(RoleKind):
@@ -278,7 +284,8 @@ class ClaimedServe(ClaimedRole):
         from meshd.gateway.turns import ANSWER_LOG_NAME, AnswerLog
 
         log = AnswerLog(self.config.paths.logs / ANSWER_LOG_NAME)
-        return Gateway(self.api, models, log=log, wall=time.time)
+        tracing = tracing_of(os.environ, self.config.node.name)
+        return Gateway(self.api, models, log=log, wall=time.time, tracing=tracing)
 
     def _open_to_members(
         self,
@@ -397,6 +404,38 @@ async def claim_api(config: GatewayConfig) -> "ApiPort":
     from meshd.gateway.access import ApiPort
 
     return await ApiPort.claim(config)
+
+
+def tracing_of(environ: Mapping[str, str], node: str) -> "Tracing | None":
+    """Return the traces that OpenTelemetry's variables ask for; None: none, or they cannot be made."""
+    if not wants_traces(environ):
+        return None
+    protocol = next(filter(None, map(environ.get, _PROTOCOL_VARIABLES)), _OTLP)
+    if protocol != _OTLP:
+        hint = f"unset {_PROTOCOL_VARIABLES[-1]}, and name the collector's port for HTTP (4318)"
+        LOG.warning("tracing_off", why=f"meshd exports traces by `{_OTLP}`, not by `{protocol}`", hint=hint)
+        return None
+    try:
+        from meshd.gateway.tracing import make_tracing
+    except ImportError as error:
+        hint = "install meshd with the extra `otel` (`pip install 'meshd[otel]'`), or unset OTEL_*"
+        LOG.warning("tracing_off", why=f"OpenTelemetry is not installed: {error}", hint=hint)
+        return None
+    try:
+        return make_tracing(environ, node=node, wall=time.time)
+    except ValueError as error:  # of a variable
+        LOG.warning("tracing_off", why=str(error), hint="correct or unset that variable of OpenTelemetry")
+        return None
+
+
+def wants_traces(environ: Mapping[str, str]) -> bool:
+    """Return True if OpenTelemetry's variables name a collector, and do not turn traces off."""
+    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    exporter = environ.get("OTEL_TRACES_EXPORTER", "")
+    places = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    named = any(environ.get(place) for place in places)
+    return exporter == "otlp" or (named and not exporter)
 
 
 def import_gateway() -> None:
@@ -571,7 +610,9 @@ class ClaimedClient(ClaimedRole):
     def _gateway(self, client: "ApiClient") -> "Gateway":
         from meshd.gateway.server import Gateway
 
-        return Gateway(self.api, client, wall=time.time)
+        return Gateway(
+            self.api, client, wall=time.time, tracing=tracing_of(os.environ, self.config.node.name)
+        )
 
 
 ROLES: Mapping[str, RoleKind] = {

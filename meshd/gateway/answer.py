@@ -17,6 +17,7 @@ from contextlib import (
     nullcontext,
 )
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import aiohttp
 from aiohttp import web
@@ -65,6 +66,9 @@ from meshd.gateway.upstream import (
 )
 from meshd.model.status import ModelState
 
+if TYPE_CHECKING:
+    from meshd.gateway.tracing import RequestTrace
+
 _log = get("gateway")
 COMPUTED_AGAIN = "computing the answer again up to where it stopped"
 _FIGURE_BYTES = 1024  # a name, its figure and the object around it are shorter
@@ -86,13 +90,14 @@ _TOO_LONG = Failure(502, "one of the answers is too large to be joined with the 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """Record of one request for the metrics. It came at `began`, in loop time.
+    """Record of one request for metrics and traces. It came at `began`, in loop time.
 
-    `status`: of the whole answer, if it differs from the response's; else 0.
+    `status`: of the whole answer, if it differs from the response's; else 0. `trace` None: it is not traced.
     """
 
     began: float
     status: int = 0
+    trace: "RequestTrace | None" = None
 
 
 RECORD = web.RequestKey("record", RequestRecord)
@@ -147,7 +152,8 @@ class AnswerContext:
     @property
     def queues(self) -> Sequence[tuple[str, int, int]]:
         """Return the name of each model with a queue, and its running and waiting requests."""
-        queues = [(upstream.model_name, served.turns) for upstream, served in self._served.items()]
+        now = tuple(self._served.items())  # a copy: this may be another thread
+        queues = [(upstream.model_name, served.turns) for upstream, served in now]
         return [(name, turns.running, turns.waiting) for name, turns in queues]
 
     @property
@@ -212,7 +218,7 @@ class Answer:
         self.served = context.served(upstream)
         self.request = request
         self.headers = headers
-        self.meter = AnswerMeter(is_transcript=route.is_form, came=request[RECORD].began)
+        self.meter = AnswerMeter(is_transcript=route.is_form, came=request[RECORD].began, entered=_now())
         self._context = context
         self._route = route
         self._model = model
@@ -302,6 +308,9 @@ class Answer:
             self.meter.hung_up()
             self.request[RECORD].status = self.meter.status
             return reply.response
+        finally:
+            if (trace := self.request[RECORD].trace) is not None:
+                trace.answered(self.upstream, self.meter)
 
     def part(self, number: int) -> "Answer":
         """Return the answer to one part of the request, which takes its own turn and has its own figures."""
@@ -418,6 +427,8 @@ class Answer:
         """
         # X-Conversation-Id would make llama-server continue without a client
         headers = {"Accept-Encoding": "identity"}
+        if (trace := self.request[RECORD].trace) is not None:
+            headers |= trace.headers
         method = "GET"
         if self._body is not None:
             method, headers["Content-Type"] = "POST", self.asked.content_type

@@ -168,9 +168,9 @@ class AnswerMeter:
     counts tokens: one for each piece, until llama-server gives the exact number. The figures of the prompt
     are None until it gives them at the end. `asked`: the body sent to it; empty if none was sent. `alone`: no
     other request ran at the same time; the caller sets it. `is_transcript`: the stream transcribes a sound.
-    `timings`: llama-server's own. Moments, in loop time, None until they come: the request `came`, its `turn`
-    came, the model was `ready` for it, it was `sent`, and the `first` token of a stream came. `losses`: how
-    often it was interrupted.
+    `timings`: llama-server's own. Moments, in loop time, None until they come: the request `came`, was read
+    and `entered` the queue, its `turn` came, the model was `ready` for it, it was `sent`, and the `first`
+    token of a stream came. `losses`: how often it was interrupted.
     """
 
     is_transcript: bool = False
@@ -180,6 +180,7 @@ class AnswerMeter:
     asked: bytes = b""
     timings: AnswerTimings | None = None
     came: float = 0.0
+    entered: float = 0.0
     turn: float | None = None
     ready: float | None = None
     sent: float | None = None

@@ -85,6 +85,14 @@ class MemberCaller:
     key: bytes | None = field(repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class ComputedTime:
+    """What a worker computed within some time: seconds, in so many turns that each led to a result."""
+
+    seconds: float
+    turns: int
+
+
 class Upstream(Protocol):
     """The server that answers requests: a llama-server, or for one request another node's API.
 
@@ -161,6 +169,13 @@ class Upstream(Protocol):
     def answered(self, timings: AnswerTimings, *, alone: bool, seconds: float) -> None:
         """Note the end of an answer, `seconds` after its request came. `alone`: no other ran meanwhile."""
         return
+
+    async def computed(self, spans: Sequence[tuple[float, float]]) -> Mapping[str, Sequence[ComputedTime]]:
+        """Ask each worker what it computed in these spans of loop time; those that do not know are left out.
+
+        It computes for all requests at once.
+        """
+        return {}
 
 
 class ModelTurn(Protocol):

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 from multidict import CIMultiDictProxy
@@ -74,6 +75,9 @@ from meshd.gateway.upstream import MOST_JOINED_BYTES
 from meshd.model.served_facts import ServedFacts
 from meshd.model.status import ModelState
 
+if TYPE_CHECKING:
+    from meshd.gateway.tracing import Tracing
+
 _ID_BYTES = 12
 _READ_AT_ONCE = 32 << 10  # bytes of a body
 IDENTITY = "identity"  # the coding that changes nothing
@@ -99,15 +103,22 @@ class Gateway:
     """
 
     def __init__(
-        self, api: ApiPort, models: Models, *, wall: Callable[[], float], log: AnswerLog | None = None
+        self,
+        api: ApiPort,
+        models: Models,
+        *,
+        wall: Callable[[], float],
+        log: AnswerLog | None = None,
+        tracing: "Tracing | None" = None,
     ) -> None:
         """Take the API's port, which `serve` closes, the models, and the `log` of answers.
 
-        `wall` gives unix seconds, for the log and for daily quotas.
+        `wall` gives unix seconds, for the log and for daily quotas. `tracing` None: requests have no traces.
         """
         config = api.config
         self._api = api
         self._wall = wall
+        self._tracing = tracing
         self._server: ApiServer | None = None
         self.started = asyncio.Event()
         # what answers requests
@@ -195,6 +206,8 @@ class Gateway:
             self.started.set()
             async with Owner() as owner:
                 owner.start(limits.serve(), name="api connections")
+                if self._tracing is not None:
+                    owner.start(self._tracing.serve(), name="traces")
         finally:
             self.started.clear()
             self._server = None
@@ -207,6 +220,8 @@ class Gateway:
                 for transport in transports:
                     if transport is not None:
                         transport.abort()  # bytes that a client never took would keep it open
+                if self._tracing is not None:
+                    await self._tracing.close()
 
     def requests_of(self, model: str) -> int:
         """Count the requests for a model that are under way."""
@@ -258,6 +273,8 @@ class Gateway:
             seconds = asyncio.get_running_loop().time() - record.began
             metrics.requests.labels(path, _status_label(status)).inc()
             metrics.request_seconds.labels(path).observe(seconds)
+            if self._tracing is not None and record.trace is not None:
+                self._tracing.end(record.trace, status)
 
     async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; write every refusal in its dialect."""
@@ -351,6 +368,9 @@ class Gateway:
             # 3. Begin a request of the key, unless its quota is used up.
             if route.computes:
                 held.enter_context(self._accounts.request(key))
+                if self._tracing is not None:
+                    record = request[RECORD]
+                    record.trace = self._tracing.begin(request.method, path, request.headers, record.began)
 
             # 4. Read and translate the body, and find its model; the body's memory counts until the end.
             async with self._bodies.read(request, key) as body:

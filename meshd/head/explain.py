@@ -94,9 +94,8 @@ async def explain(
     chosen = choose_spans(log, drafts=drafts)
     busy = choose_rounds(log, away, chosen.token)
     spans = [span for span in (chosen.token, chosen.prompt, busy.span) if span is not None]
-    paths = {one.peer: path_to(one.paths) for one in mesh.peers()}
-    near = {name: paths.get(peer) for name, peer in peers.items()}
-    computed = await _ask(facts, mesh, peers, near, spans)
+    near = near_paths(mesh, peers)
+    computed = await ask_computed(facts, mesh, peers, near, spans)
     facts = await _as_now(facts, near, peers, surveyor)
     ways = ways_of(facts, split, near)
     token = prompt = a_round = None
@@ -168,14 +167,20 @@ async def _as_now(
     return replace(facts, machines=machines)
 
 
-async def _ask(
+def near_paths(mesh: Mesh, peers: Mapping[str, PeerId]) -> Mapping[str, DevicePath | None]:
+    """Return the path from the head to each of these workers."""
+    paths = {one.peer: path_to(one.paths) for one in mesh.peers()}
+    return {name: paths.get(peer) for name, peer in peers.items()}
+
+
+async def ask_computed(
     facts: RunFacts,
     mesh: Mesh,
     peers: Mapping[str, PeerId],
     near: Mapping[str, DevicePath | None],
     spans: Sequence[Span],
 ) -> Computed:
-    """Ask all workers; those that do not answer, or do not know, are left out."""
+    """Ask all workers what they computed; those that do not answer, or do not know, are left out."""
     loop = asyncio.get_running_loop()
     leases = {one.node: one.offer.lease_id for one in facts.machines.offers}
     found: dict[str, Sequence[ComputedSpan]] = {}

@@ -21,7 +21,7 @@ from meshd.base.units import without_numbers
 from meshd.devices.device_list import AHEAD_SECONDS
 from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.interface import RoleRuntime, RoleStatus
-from meshd.gateway.interface import AnswerTimings, Readiness
+from meshd.gateway.interface import AnswerTimings, ComputedTime, Readiness
 from meshd.head.better_load import Arrivals, LateMeasuring, QuietMoments
 from meshd.head.explain import Explained
 from meshd.head.failures import DeviceExclusions, ServerFailures
@@ -200,6 +200,10 @@ class Model:
             self._run.measures.answered(timings, alone=alone, seconds=seconds)
             if alone:
                 self._history.speculation.answered(timings, asyncio.get_running_loop().time())
+
+    async def computed(self, spans: Sequence[tuple[float, float]]) -> Mapping[str, Sequence[ComputedTime]]:
+        """Ask each worker what it computed in these spans; those that do not know are left out."""
+        return await self._run.computed(spans) if self._run is not None else {}
 
     # Role.
 

@@ -8,8 +8,9 @@ from meshd.base import log
 from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.tasks import Owner, first_error
 from meshd.devices.interface import RoleRuntime
+from meshd.gateway.interface import ComputedTime
 from meshd.head.better_load import Arrivals, Judgement, LateMeasuring, QuietMoments, SplitNow, compare_now
-from meshd.head.explain import Explained, explain
+from meshd.head.explain import Explained, ask_computed, explain, near_paths
 from meshd.head.failures import DeviceExclusions, ServerDied
 from meshd.head.lease import Lease, WeightsReport
 from meshd.head.leases import LEASE_WORD_SECONDS, Leases, PushPlan
@@ -518,6 +519,18 @@ class Run:
             history.roster,
             drafts=history.speculation.drafts.longest > 0,
         )
+
+    async def computed(self, spans: Sequence[tuple[float, float]]) -> Mapping[str, Sequence[ComputedTime]]:
+        """Return what each worker that knows it computed in these spans; nothing while it is not loaded."""
+        facts, mesh = self.measures.facts, self._runtime.mesh
+        if not self.loaded or facts is None:
+            return {}
+        peers = {lease.name: lease.peer for lease in self._leases.held}
+        found = await ask_computed(facts, mesh, peers, near_paths(mesh, peers), spans)
+        return {
+            name: [ComputedTime(one.busy_us / 1e6, one.results) for one in times]
+            for name, times in found.items()
+        }
 
     async def better_with(self) -> frozenset[PeerId]:
         """Return the workers of the fastest split if that is clearly faster. Raises MeshdError."""

@@ -11,7 +11,7 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from aiohttp import web
 from meshd.base.sockets import connect_unix
 from meshd.base.tasks import Owner
 from meshd.gateway.access import ApiPort
-from meshd.gateway.interface import AnswerTimings, GatewayConfig, Models, ModelWish, Readiness
+from meshd.gateway.interface import AnswerTimings, ComputedTime, GatewayConfig, Models, ModelWish, Readiness
 from meshd.gateway.request import OneModel
 from meshd.gateway.server import Gateway
 from meshd.model.device_sampling import DeviceSampling
@@ -228,6 +228,9 @@ class FakeUpstream:
     def answered(self, timings: AnswerTimings, *, alone: bool, seconds: float) -> None:
         assert seconds >= 0
         self.answers.append((timings, alone))
+
+    async def computed(self, spans: Sequence[tuple[float, float]]) -> Mapping[str, Sequence[ComputedTime]]:
+        return {}
 
     def queued(self, waiting: int) -> None:
         self.waiting = waiting

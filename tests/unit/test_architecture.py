@@ -263,6 +263,7 @@ BROKEN: tuple[tuple[str, str, str], ...] = (
     ("aiortc only in link/webrtc/aiortc_parts.py", "meshd.bench.transport_end", "aiortc"),
     ("aioice only in link/ice/agent.py", "meshd.link.webrtc.session", "aioice"),
     ("huggingface_hub only in library/hub_client.py", "meshd.library.download", "huggingface_hub"),
+    ("opentelemetry only in gateway/tracing.py", "meshd.gateway.server", "opentelemetry"),
     ("prometheus_client only in base/metrics.py", "meshd.gateway.metrics", "prometheus_client"),
     ("httpx2 only in library/hub_client.py", "meshd.library.download", "httpx2"),
     ("rich only in cli/layout.py and output.py", "meshd.cli.status", "rich"),

@@ -11,12 +11,13 @@ from types import ModuleType, SimpleNamespace
 from typing import cast
 
 import pytest
+from meshd.base import log
 from meshd.cli.main import VERBS
 from meshd.config.serve_settings import ServeConfig
 from meshd.config.tree import Config, Paths
 from meshd.daemon import roles
 from meshd.daemon.member_node import MemberNode
-from meshd.daemon.roles import ROLES, ClaimedServe, OwnModels, head_options
+from meshd.daemon.roles import ROLES, ClaimedServe, OwnModels, head_options, tracing_of, wants_traces
 from meshd.devices.interface import RoleRuntime
 from meshd.gateway.access import ApiPort
 from meshd.plan.wishes import DraftModel, HeadOptions
@@ -119,3 +120,74 @@ def test_a_head_is_built_without_its_gateway(monkeypatch: pytest.MonkeyPatch) ->
     assert built.gateway is not None
     with pytest.raises(ImportError):
         built.gateway()
+
+
+COLLECTOR = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "wanted"),
+    [
+        ({}, False),
+        (COLLECTOR, True),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:9/v1/traces"}, True),
+        ({"OTEL_TRACES_EXPORTER": "otlp"}, True),
+        ({**COLLECTOR, "OTEL_TRACES_EXPORTER": "none"}, False),
+        ({**COLLECTOR, "OTEL_SDK_DISABLED": "True"}, False),
+        ({**COLLECTOR, "OTEL_SDK_DISABLED": "false"}, True),
+        ({"OTEL_SERVICE_NAME": "x"}, False),
+    ],
+)
+def test_who_names_a_collector_wants_traces(environ: dict[str, str], wanted: bool) -> None:
+    assert wants_traces(environ) is wanted
+
+
+def _said(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().err
+
+
+async def test_traces_that_cannot_be_made_are_a_warning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tracing_of({}, "desk") is None and _said(capsys) == ""
+    grpc = {**COLLECTOR, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+    assert tracing_of(grpc, "desk") is None
+    assert "by `http/protobuf`, not by `grpc`" in _said(capsys)
+    with monkeypatch.context() as wrong:
+        wrong.setenv("OTEL_BSP_SCHEDULE_DELAY", "-1")
+        assert tracing_of(COLLECTOR, "desk") is None
+    assert "schedule_delay" in _said(capsys)
+    monkeypatch.delitem(sys.modules, "meshd.gateway.tracing", raising=False)
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    assert tracing_of(COLLECTOR, "desk") is None
+    assert "pip install 'meshd[otel]'" in _said(capsys)
+
+
+async def test_headers_of_a_collector_that_cannot_be_read_are_not_logged(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "Authorization: Bearer s3cret-of-the-collector")
+    log.set_up(level="debug")
+    try:
+        tracing = tracing_of(COLLECTOR, "desk")
+        assert tracing is not None
+        await tracing.close()
+    finally:
+        log.set_up(level="warning")
+    assert "s3cret" not in _said(capsys)
+
+
+async def test_a_service_name_of_the_environment_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    for environ, name in (
+        ({}, "meshd"),
+        ({"OTEL_SERVICE_NAME": "mine"}, "mine"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=ours,zone=a"}, "ours"),
+    ):
+        with monkeypatch.context() as here:
+            for variable, value in environ.items():
+                here.setenv(variable, value)
+            tracing = tracing_of({**COLLECTOR, **environ}, "desk")
+            assert tracing is not None
+            attributes = tracing.resource.attributes
+            assert (attributes["service.name"], attributes["service.instance.id"]) == (name, "desk")
+            await tracing.close()
