@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 _PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _OTLP = "http/protobuf"
+_OTEL = "opentelemetry-exporter-otlp-proto-http"  # with what that needs: all of the extra `otel`
 LOG = log.get("daemon")
 
 
@@ -418,7 +419,9 @@ def tracing_of(environ: Mapping[str, str], node: str) -> "Tracing | None":
     try:
         from meshd.gateway.tracing import make_tracing
     except ImportError as error:
-        hint = "install meshd with the extra `otel` (`pip install 'meshd[otel]'`), or unset OTEL_*"
+        hint = (
+            f"add {_OTEL} to meshd (`pipx inject meshd {_OTEL}`, or pip), or unset OpenTelemetry's variables"
+        )
         LOG.warning("tracing_off", why=f"OpenTelemetry is not installed: {error}", hint=hint)
         return None
     try:

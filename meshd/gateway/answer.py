@@ -258,6 +258,7 @@ class Answer:
         failure = _DIFFERS  # of the last attempt
         try:
             async with context.until_stopped(), AsyncExitStack() as held:
+                held.callback(self._note_end)
                 # 1. Refuse a caller whose requests end llama-server. A request without a body computes
                 #    nothing, so it ends none.
                 if self._body is not None and self.served is not None:
@@ -305,12 +306,17 @@ class Answer:
                 raise
             return await self._end_stream(refusal.failure)
         except ClientGone:
-            self.meter.hung_up()
-            self.request[RECORD].status = self.meter.status
+            self._hung_up()
             return reply.response
-        finally:
-            if (trace := self.request[RECORD].trace) is not None:
-                trace.answered(self.upstream, self.meter)
+
+    def _note_end(self) -> None:
+        """Tell the request's trace of the answer, if there is one."""
+        if (trace := self.request[RECORD].trace) is not None:
+            trace.answered(self.upstream, self.meter)
+
+    def _hung_up(self) -> None:
+        self.meter.hung_up()
+        self.request[RECORD].status = self.meter.status
 
     def part(self, number: int) -> "Answer":
         """Return the answer to one part of the request, which takes its own turn and has its own figures."""

@@ -87,7 +87,7 @@ class MemberCaller:
 
 @dataclass(frozen=True, slots=True)
 class ComputedTime:
-    """What a worker computed within some time: seconds, in so many turns that each led to a result."""
+    """Time that a worker computed within a span: seconds, in so many turns that each led to a result."""
 
     seconds: float
     turns: int

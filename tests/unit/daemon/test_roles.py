@@ -160,7 +160,7 @@ async def test_traces_that_cannot_be_made_are_a_warning(
     monkeypatch.delitem(sys.modules, "meshd.gateway.tracing", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     assert tracing_of(COLLECTOR, "desk") is None
-    assert "pip install 'meshd[otel]'" in _said(capsys)
+    assert "pipx inject meshd opentelemetry" in _said(capsys)
 
 
 async def test_headers_of_a_collector_that_cannot_be_read_are_not_logged(
