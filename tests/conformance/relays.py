@@ -2,19 +2,21 @@
 
 import asyncio
 import contextlib
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.identity.invite import RelayHint
-from meshd.identity.keys import KeyPair, MeshId
+from meshd.identity.keys import KeyPair, MeshId, PeerId
 from meshd.identity.proof import Credentials
 from meshd.link.interface import DialError, Link
 from meshd.link.relayed.relay_client import RelayClient
 from meshd.link.relayed.through_relay import RelayLinks
 from meshd.link.secure.joining import Joining
-from meshd.relay.connection import Connection
+from meshd.relay.connection import Connection, Spaces
 from meshd.relay.server import RelayServer
 from meshd.relay.switchboard import WIDE, Limits
 from meshd.wire.dialable import trusted
@@ -62,10 +64,13 @@ async def redial(ann: Party, bob: Party) -> tuple[Link, Link]:
 
 
 def make_party(
-    node: Node, relays: Sequence[RelayHint], environ: Mapping[str, str] = MappingProxyType({})
+    node: Node,
+    relays: Sequence[RelayHint],
+    environ: Mapping[str, str] = MappingProxyType({}),
+    relays_of: Callable[[PeerId], Sequence[RelayHint]] = lambda _peer: (),
 ) -> Party:
     """A party; `serve` is the caller's to run."""
-    client = RelayClient(relays, node.now, allow=trusted, environ=environ)
+    client = RelayClient(relays, node.now, allow=trusted, environ=environ, relays_of=relays_of)
     party: Party
 
     async def joiner(joining: Joining) -> bool:
@@ -120,10 +125,11 @@ class House:
         *,
         relays: Sequence[RelayHint] | None = None,
         environ: Mapping[str, str] = MappingProxyType({}),
+        relays_of: Callable[[PeerId], Sequence[RelayHint]] = lambda _peer: (),
     ) -> Party:
         """A member that is connected, or soon will be."""
         node = node or self.mesh.node()
-        party = make_party(node, [self.hint] if relays is None else relays, environ)
+        party = make_party(node, [self.hint] if relays is None else relays, environ, relays_of)
         self._parties.append(self.owner.start(party.serve(), name="party"))
         await until(lambda: party.client.in_use)
         return party
@@ -167,6 +173,26 @@ async def read_exactly(link: Link, count: int) -> bytes:
     return bytes(got)
 
 
+class Watched(RelayServer):
+    """Counts the connections that it makes; `kept` has those that still exist."""
+
+    def __init__(self, credentials: Credentials, **options: Any) -> None:
+        super().__init__(credentials, **options)
+        self.made = 0
+        self.kept: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+    def _fresh(self) -> Connection:
+        connection = super()._fresh()
+        self.made += 1
+        self.kept.add(connection)
+        return connection
+
+    @property
+    def circuits(self) -> int:
+        """The circuits that it knows."""
+        return len(self._circuits)
+
+
 class Tampering(RelayServer):
     """Changes what it forwards: `tamper` gets each piece and says what goes on instead."""
 
@@ -179,12 +205,12 @@ class Tampering(RelayServer):
 
     def _fresh(self) -> Connection:
         self._next += 1
-        return _Tampered(self, number=self._next)
+        return _Tampered(self._spaces, self, number=self._next)
 
 
 class _Tampered(Connection):
-    def __init__(self, relay: Tampering, *, number: int) -> None:
-        super().__init__(relay._spaces, relay, number=number)
+    def __init__(self, spaces: Spaces, relay: Tampering, *, number: int) -> None:
+        super().__init__(spaces, relay, number=number)
         self._relay = relay
         self._pieces = 0
 

@@ -2,12 +2,15 @@
 
 import asyncio
 import contextlib
+from typing import Any
 
 import pytest
 from meshd.base.errors import Broken, Refused
 from meshd.base.tasks import Owner
 from meshd.identity.invite import RelayHint
+from meshd.identity.proof import Credentials
 from meshd.link.interface import DialError, DialFailure
+from meshd.relay.server import RelayServer
 
 from tests.conformance.relays import LOOPBACK, House, in_house, redial, stranger_key
 from tests.conformance.run import until
@@ -78,8 +81,7 @@ def test_a_relay_of_the_peer_alone_is_visited() -> None:
     async def work(home: House) -> None:
         home.start()
         (bob,) = await home.parties(1)
-        ann = await home.party(relays=[])
-        ann.client._relays_of = lambda peer: (home.hint,)
+        ann = await home.party(relays=[], relays_of=lambda peer: (home.hint,))
         mine, theirs = await ann.pair(bob)
         await mine.send([b"through a relay of yours"])
         assert await theirs.receive() == b"through a relay of yours"
@@ -100,13 +102,22 @@ def test_a_banned_peer_is_told_why() -> None:
     in_house(work)
 
 
+class Named(RelayServer):
+    """Notes by which name each TLS connection asks for it."""
+
+    def __init__(self, credentials: Credentials, **options: Any) -> None:
+        super().__init__(credentials, **options)
+        self.names: list[str | None] = []
+        self._context.sni_callback = lambda _tls, name, _context: self.names.append(name)
+
+
 def test_the_name_of_a_relay_is_said_to_the_network() -> None:
     """As browsers do; some networks let nothing else pass."""
 
     async def work(home: House) -> None:
-        relay = home.start()
-        names: list[str] = []
-        relay._context.sni_callback = lambda _tls, name, _context: names.append(name)
+        relay = home.start(kind=Named)
+        assert isinstance(relay, Named)
+        names = relay.names
         named = RelayHint(f"localhost:{relay.port}", home.key.peer)
         plain = await home.party()
         await plain.client.reach(home.hint)

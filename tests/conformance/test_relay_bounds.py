@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import weakref
 from dataclasses import replace
 
 import pytest
@@ -12,13 +11,11 @@ from meshd.identity.invite import RelayHint
 from meshd.link.interface import DialError
 from meshd.link.relayed.relay_pipe import RelayPipe
 from meshd.link.secure.tls import dialer_context
-from meshd.relay.connection import Connection
-from meshd.relay.server import RelayServer
 from meshd.relay.switchboard import SMALL, WIDE
 from meshd.wire.dialable import trusted
 from meshd.wire.relay import TICKET_MAGIC
 
-from tests.conformance.relays import LOOPBACK, House, in_house, redial
+from tests.conformance.relays import LOOPBACK, House, Watched, in_house, redial
 from tests.conformance.run import ticks, until
 from tests.conformance.wire import tcp_proxy
 
@@ -94,30 +91,23 @@ def test_a_dial_that_is_given_up_leaves_room_for_the_next() -> None:
 
 
 def test_nothing_of_a_circuit_is_kept_when_it_is_over() -> None:
-    made: list[weakref.ref[Connection]] = []
-
-    class Watched(RelayServer):
-        def _fresh(self) -> Connection:
-            connection = super()._fresh()
-            made.append(weakref.ref(connection))
-            return connection
-
     async def work(home: House) -> None:
         relay = home.start(kind=Watched)
+        assert isinstance(relay, Watched)
         ann, bob = await home.parties(2)
         for _ in range(10):
             mine, _ = await ann.pair(bob)
             await mine.send([b"x"])
             await mine.aclose()
         await until(lambda: relay.connections == 2)
-        assert len(made) == 22
+        assert relay.made == 22
 
         def alive() -> int:
             gc.collect()
-            return sum(one() is not None for one in made)
+            return len(relay.kept)
 
         await until(lambda: alive() == 2)
-        assert not relay._circuits
+        assert not relay.circuits
 
     in_house(work)
 
@@ -186,7 +176,8 @@ def test_a_flood_of_mail_does_not_cost_its_receiver_the_place() -> None:
 
     async def work(home: House) -> None:
         limits = replace(WIDE, messages_rate=1e9, messages_burst=1e9, control_backlog=64 << 10)
-        relay = home.start(limits=limits)
+        relay = home.start(kind=Watched, limits=limits)
+        assert isinstance(relay, Watched)
         async with tcp_proxy(relay.port) as wire:
             (ann,) = await home.parties(1)
             bob = await home.party(relays=[RelayHint(f"{LOOPBACK}:{wire.port}", home.key.peer)])
@@ -196,13 +187,9 @@ def test_a_flood_of_mail_does_not_cost_its_receiver_the_place() -> None:
                 await ann.client.send_mail(bob.node.peer, bytes(6000))
             wire.flow()
             assert relay.board.clients == 2
-            await until(lambda: not relay_backlog(relay))
+            await until(lambda: not sum(connection.backlog for connection in relay.kept))
             await ann.client.send_mail(bob.node.peer, b"later")
             while (await bob.client.receive_mail()).blob != b"later":
                 pass
 
     in_house(work)
-
-
-def relay_backlog(relay: RelayServer) -> int:
-    return sum(connection.backlog for connection in relay._connections.values())

@@ -2,19 +2,23 @@
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused
 from meshd.base.tasks import Owner
+from meshd.identity.proof import Credentials
 from meshd.identity.tls_certificate import make_link_certificate
 from meshd.link.interface import DialError, DialFailure
 from meshd.link.relayed.control_connection import ControlConnection
 from meshd.link.relayed.relay_pipe import RelayPipe
 from meshd.link.secure.tls import dialer_context, listener_context
+from meshd.relay.connection import RelayStage
+from meshd.relay.switchboard import Action, NodeIdentity
 from meshd.wire.dialable import trusted
 from meshd.wire.relay import Mail, Ring
 
-from tests.conformance.relays import House, Party, Tampering, in_house, read_exactly
+from tests.conformance.relays import House, Party, Tampering, Watched, in_house, read_exactly
 from tests.conformance.run import until
 
 
@@ -99,12 +103,15 @@ def test_whatever_a_relay_does_to_the_bytes_breaks_the_link(kind: type[Tampering
 
 def test_a_relay_that_cuts_cannot_pretend_a_goodbye() -> None:
     async def work(home: House) -> None:
-        relay = home.start()
+        relay = home.start(kind=Watched)
+        assert isinstance(relay, Watched)
         ann, bob = await home.parties(2)
         mine, theirs = await ann.pair(bob)
         await mine.send([b"begin"])
         assert await theirs.receive() == b"begin"
-        for connection in [one for ends in relay._circuits.values() for one in ends]:
+        joined = [connection for connection in relay.kept if connection.stage is RelayStage.JOINED]
+        assert len(joined) == 2
+        for connection in joined:
             connection.other = None
             connection.close()  # a goodbye of the outer TLS, as clean as it can be
         for link in (mine, theirs):
@@ -117,7 +124,17 @@ def test_a_relay_that_cuts_cannot_pretend_a_goodbye() -> None:
 class Swapping(Tampering):
     """Rings somebody else than the one that was called."""
 
-    instead = 0
+    def __init__(self, credentials: Credentials, **options: Any) -> None:
+        super().__init__(credentials, **options)
+        self.instead = 0
+        self.numbers: dict[bytes, int] = {}  # of the control connection, by the node's key
+        enter = self.board.enter
+
+        def note(client: int, who: NodeIdentity, **more: Any) -> list[Action]:
+            self.numbers[who.peer] = client
+            return enter(client, who, **more)
+
+        self.board.enter = note  # type: ignore[method-assign]
 
     def _tell(self, client: int, data: bytes, *, may_drop: bool) -> None:
         if b"ring" in data and self.instead:
@@ -130,9 +147,7 @@ def test_a_relay_that_swaps_peers_gets_no_link() -> None:
         relay = home.start(kind=Swapping)
         assert isinstance(relay, Swapping)
         ann, bob, cat = await home.parties(3)
-        relay.instead = next(
-            number for number, client in relay.board._clients.items() if client.who.peer == cat.node.peer.raw
-        )
+        relay.instead = relay.numbers[cat.node.peer.raw]
         with pytest.raises(DialError, match="another node") as failed:
             await ann.links.dial(bob.node.peer, ())
         assert failed.value.failure is DialFailure.WRONG_PEER
@@ -169,11 +184,7 @@ def test_a_man_in_the_middle_cannot_pass_a_proof_on() -> None:
         )
         async with Owner() as owner:
             owner.start(control.run(), name="middle")
-            relay.instead = next(
-                number
-                for number, client in relay.board._clients.items()
-                if client.who.peer == middle.peer.raw
-            )
+            relay.instead = relay.numbers[middle.peer.raw]
             dialling = owner.start(failure(ann, bob), name="dial")
             ring = await handler.rings.get()
             relay.instead = 0

@@ -1,5 +1,7 @@
 """Limits on work from outside: buckets, rates, reserved places, and a queue that several fill."""
 
+import weakref
+
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.admission import MANY, FairQueue, Rate, Rates, Share, Slots, TokenBucket, TokenBuckets
@@ -57,17 +59,18 @@ def test_of_too_many_the_one_silent_longest_is_forgotten() -> None:
     for who in ("anna", "bert", "anna", "carl"):
         assert rates.spend(who, 0.0)
     assert not rates.spend("anna", 0.0, 2.0)  # still known: it has one left
-    assert len(rates._buckets) == 2
+    assert len(rates) == 2
 
 
 def test_a_key_that_owes_is_remembered_however_many_come() -> None:
     buckets: TokenBuckets[int] = TokenBuckets(VERY_SLOW)
+    kept: weakref.WeakSet[TokenBucket] = weakref.WeakSet()
     for _ in range(2):
         assert buckets.of(-1, 100).spend(1, 100)
     for number in range(20 * MANY):
-        buckets.of(number, 100)
+        kept.add(buckets.of(number, 100))
     assert not buckets.of(-1, 100).spend(1, 100)
-    assert len(buckets._of) <= 2 * MANY
+    assert len(kept) <= 2 * MANY
     assert buckets.of(-1, 110).spend(1, 110)
 
 
@@ -136,11 +139,20 @@ def test_who_has_no_more_than_its_part_loses_nothing(puts: list[int]) -> None:
         assert left.count(who) >= min(puts.count(who), 2)  # 12 places, six that fill them
 
 
+class _Producer:
+    """The name of one, which is gone when nobody has it any more."""
+
+
 def test_who_has_many_names_is_counted_by_what_they_have_in_common() -> None:
     queue: FairQueue[str] = FairQueue(8)
     for who in ("anna", "bert", "carl"):
-        queue.put(who, "ours", who)
-    for number in range(1000):
-        queue.put("noise", "theirs", f"key {number}")
+        queue.put(who, "ours", who, "a key")
+    producers: weakref.WeakSet[_Producer] = weakref.WeakSet()
+    for _ in range(1000):
+        producer = _Producer()
+        producers.add(producer)
+        queue.put("noise", "theirs", producer, "a key")
+        del producer
+    assert len(producers) <= 8, "those that have nothing in the queue are forgotten"
     assert [queue.pop() for _ in range(8)] == ["anna", "bert", "carl", *["noise"] * 5]
-    assert not queue._below
+    assert not producers

@@ -40,8 +40,10 @@ def test_who_helped_is_asked_first_until_it_fails() -> None:
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    one = asked()
+    peers: Asked[str, int] = Asked(lambda: 0.5)  # no chance: who is not remembered stays in its place
     for number in range(2 * MOST_ASKED):
-        one.failed("a", str(number), 100)
-        one.helped("b", str(number))
-    assert len(one._failed) == len(one._helped) == MOST_ASKED
+        peers.failed("failed", number, 100)
+        peers.helped("helped", number)
+    orders = [peers.order(("failed", "new", "helped"), number, 100) for number in range(2 * MOST_ASKED)]
+    assert orders[:MOST_ASKED] == [["failed", "new", "helped"]] * MOST_ASKED
+    assert orders[MOST_ASKED:] == [["helped", "new", "failed"]] * MOST_ASKED

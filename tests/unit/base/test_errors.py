@@ -121,7 +121,7 @@ def _piping() -> tuple[object, Callable[[], Awaitable[object]]]:
 
 def _relaying() -> tuple[object, Callable[[], Awaitable[object]]]:
     connection = Connection(None, None, number=1)  # type: ignore[arg-type]
-    connection._finish(Broken("lost"))
+    connection.cut()
     return connection, connection.receive
 
 

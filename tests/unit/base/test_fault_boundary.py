@@ -108,7 +108,19 @@ def test_many_sources_have_few_lines_together(lines: io.StringIO, monkeypatch: p
     for number in range(5000):
         fault_boundary.note(KeyError("x"), source=f"host {number}", name="link")
     assert lines.getvalue().count("work_failed") == 30
-    assert len(fault_boundary._ledger.kinds) <= fault_boundary.MAX_FAULT_KINDS
+
+
+@pytest.mark.parametrize(("others", "known"), [(fault_boundary.MAX_FAULT_KINDS - 1, 1), (5000, 0)])
+def test_few_sources_are_remembered(
+    lines: io.StringIO, monkeypatch: pytest.MonkeyPatch, others: int, known: int
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    for source in ["peer one"] * 1000 + [f"host {number}" for number in range(others)]:
+        fault_boundary.note(KeyError("x"), source=source, name="link")
+    now[0] = 61.0
+    fault_boundary.note(KeyError("x"), source="peer one", name="link")
+    assert lines.getvalue().splitlines()[-1].count("left_out=997") == known
 
 
 async def test_a_task_that_is_cancelled_before_its_first_step_leaves_nothing() -> None:

@@ -8,6 +8,7 @@ import select
 import stat
 import subprocess
 import sys
+import threading
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -156,7 +157,7 @@ def test_a_child_that_asyncio_has_reaped_itself_is_no_news(caplog: pytest.LogCap
 
 def test_every_logger_of_every_library_ends_in_our_log_and_nowhere_else() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    libraries = [one.partition(">")[0] for one in project["dependencies"]]
+    libraries = [one.partition(">")[0].replace("-", "_") for one in project["dependencies"]]
     done = subprocess.run(
         [sys.executable, "-c", ALL_SPEAK, *libraries],
         capture_output=True,
@@ -273,6 +274,11 @@ def pipe() -> Iterator[tuple[int, int]]:
     os.close(writer)
 
 
+def _writing() -> list[threading.Thread]:
+    """Return the threads that write to stderr."""
+    return [thread for thread in threading.enumerate() if thread.name == "stderr"]
+
+
 def some(reader: int) -> bytes:
     """All that arrives within 10 ms."""
     ready, _, _ = select.select([reader], [], [], 0.01)
@@ -296,7 +302,7 @@ def test_what_a_full_pipe_does_not_take_waits_and_the_rest_is_counted(pipe: tupl
         got += some(reader)
     assert got == LINE * (count - lost) + b"the last one\n"
     writer.close(5.0)
-    assert not writer._thread.is_alive()
+    assert not _writing()
 
 
 def test_what_is_left_goes_out_at_the_end(pipe: tuple[int, int]) -> None:
@@ -316,9 +322,9 @@ def test_the_end_does_not_wait_for_ever(pipe: tuple[int, int]) -> None:
     for _ in range(200):
         writer.write(LINE)
     writer.close(0.05)
-    assert writer._thread.is_alive(), "the pipe is full: it waits, and keeps nobody"
-    assert writer._thread.daemon
-    while writer._thread.is_alive():
+    [thread] = _writing()
+    assert thread.daemon, "the pipe is full: it waits, and keeps nobody"
+    while _writing():
         some(reader)
 
 
@@ -329,7 +335,7 @@ def test_a_reader_that_has_gone_is_no_error() -> None:
     writer.write(LINE)
     writer.write(LINE)
     writer.close(5.0)
-    assert not writer._thread.is_alive()
+    assert not _writing()
     os.close(end)
 
 

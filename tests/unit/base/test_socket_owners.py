@@ -72,13 +72,16 @@ def test_this_program_is_found_until_it_lets_go(host: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("lsof") is None, reason="no lsof")
-def test_lsof_tells_the_same_where_it_is() -> None:
+def test_lsof_tells_the_same_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        holder = socket_owners._holder_by_lsof(listener.getsockname()[1])
+        holder = socket_owners.port_holder(*listener.getsockname())
     assert holder is not None
     assert f"(pid {os.getpid()})" in holder
 
 
 def test_without_lsof_nobody_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(shutil, "which", lambda *_args, **_more: None)
-    assert socket_owners._holder_by_lsof(1) is None
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        assert socket_owners.port_holder(*listener.getsockname()) is None

@@ -103,11 +103,11 @@ def test_few_places_are_remembered_and_few_of_each_member() -> None:
     callers.proven_at(OTHER, "192.0.2.1", 0.0)
     for number in range(10 * most):
         callers.proven_at(PEER, f"198.51.100.{number}", 0.0)
-    assert list(callers._places) == [
-        ("192.0.2.1", 0),
-        *((f"198.51.100.{number}", 0) for number in range(9 * most, 10 * most)),
-    ]
-    for number in range(2 * CALLERS_PLACES.most):
-        callers.proven_at(PeerId(number.to_bytes(32, "big")), f"10.0.{number >> 8}.{number & 255}", 0.0)
-    assert len(callers._places) == CALLERS_PLACES.most
-    assert ("192.0.2.1", 0) not in callers._places
+    assert callers.knows("192.0.2.1", 0.0)
+    known = [number for number in range(10 * most) if callers.knows(f"198.51.100.{number}", 0.0)]
+    assert known == list(range(9 * most, 10 * most))
+    hosts = [f"10.0.{number >> 8}.{number & 255}" for number in range(2 * CALLERS_PLACES.most)]
+    for number, host in enumerate(hosts):
+        callers.proven_at(PeerId(number.to_bytes(32, "big")), host, 0.0)
+    assert [host for host in hosts if callers.knows(host, 0.0)] == hosts[CALLERS_PLACES.most :]
+    assert not callers.knows("192.0.2.1", 0.0)
