@@ -83,14 +83,24 @@ class Parser(argparse.ArgumentParser):
             raise unknown_options(self.prog, argv, unknown, option_strings(self), passes_on=passes_on)
         return args
 
-    def format_help(self) -> str:
-        """Return the help with a line for each action of the verb."""
-        rows = [
-            f"  {name:<10}  {parser.description}\n"
+    @property
+    def own(self) -> list[argparse.Action]:
+        """Its options and arguments, those of the parsers below left out."""
+        return [action for action in self._actions if not isinstance(action, argparse._SubParsersAction)]
+
+    @property
+    def below(self) -> dict[str, "Parser"]:
+        """The parsers of the verb's actions, by name."""
+        return {
+            name: parser
             for action in self._actions
             if isinstance(action, argparse._SubParsersAction)
             for name, parser in action.choices.items()
-        ]
+        }
+
+    def format_help(self) -> str:
+        """Return the help with a line for each action of the verb."""
+        rows = [f"  {name:<10}  {parser.description}\n" for name, parser in self.below.items()]
         return super().format_help() + ("\nactions:\n" + "".join(rows) if rows else "")
 
     def print_help(self, file: object = None) -> None:
@@ -98,13 +108,10 @@ class Parser(argparse.ArgumentParser):
         standard().raw(self.format_help())
 
 
-def option_strings(parser: argparse.ArgumentParser) -> list[str]:
+def option_strings(parser: Parser) -> list[str]:
     """Return all options of a verb, and of its actions."""
-    found: list[str] = []
-    for action in parser._actions:
-        found += action.option_strings
-        if isinstance(action, argparse._SubParsersAction):
-            found += [option for below in action.choices.values() for option in option_strings(below)]
+    found = [option for action in parser.own for option in action.option_strings]
+    found += [option for below in parser.below.values() for option in option_strings(below)]
     return list(dict.fromkeys(found))
 
 

@@ -124,11 +124,9 @@ def page(verb: Verb) -> str:
     parser = verb.parser()
     lines = [*_heading(f"meshd-{verb.name}", verb.help), ".SH SYNOPSIS", *_usage(parser)]
     lines += [".SH DESCRIPTION", *_paragraphs(parser.description or ""), *_options(parser, ".SH")]
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for name, below in action.choices.items():
-                lines += [f".SH {_roff(f'{verb.name} {name}'.upper())}", *_usage(below)]
-                lines += [*_paragraphs(below.description or ""), *_options(below, ".SS")]
+    for name, below in parser.below.items():
+        lines += [f".SH {_roff(f'{verb.name} {name}'.upper())}", *_usage(below)]
+        lines += [*_paragraphs(below.description or ""), *_options(below, ".SS")]
     lines += [".SH SEE ALSO", r"\fBmeshd\fR(1)"]
     return "\n".join(lines) + "\n"
 

@@ -4,6 +4,7 @@ import argparse
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from meshd.base.errors import UsageError
 from meshd.cli.main import VERBS, Verb
 from meshd.cli.options import Parser
 from meshd.config.tree import SETTINGS
@@ -16,6 +17,7 @@ COMMON = frozenset(key.name for key in SETTINGS if key.is_common and key.section
     "set",
     "verbose",
 }
+REPEATED = tuple(type(Parser().add_argument("--option", action=kind)) for kind in ("append", "extend"))
 NEEDED = frozenset(key.name for key in SETTINGS if key.needed)
 
 
@@ -39,15 +41,8 @@ def with_synopses(page: str, parts: Mapping[str, str]) -> str:
     return page
 
 
-def parser_of(verb: Verb) -> Parser:
-    """As main builds it."""
-    parser = Parser(prog=f"meshd {verb.name}")
-    verb.load().add_arguments(parser)
-    return parser
-
-
 def _synopsis(verb: Verb) -> str:
-    parser = parser_of(verb)
+    parser = verb.parser()
     is_role = verb.name in ROLES
     if parser.usage and not is_role:  # the verb has written it down, because its parser cannot tell
         return "\n".join(
@@ -60,28 +55,28 @@ def _synopsis(verb: Verb) -> str:
     if verb.rest:
         words.append("[-- LLAMA_SERVER_ARGS...]")
     lines = [] if _needs_a_word(parser) else [_wrapped(parser.prog, words)]
-    return "\n".join([*lines, *(_wrapped(below.prog, map(_words, _own(below))) for below in _below(parser))])
+    below = (_wrapped(action.prog, map(_words, _own(action))) for action in parser.below.values())
+    return "\n".join([*lines, *below])
 
 
-def _own(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+def _own(parser: Parser) -> list[argparse.Action]:
     """What comes behind its name: first what has no dashes, then the options, those that are needed first."""
     actions = [
         action
-        for action in parser._actions
-        if not isinstance(action, argparse._SubParsersAction | argparse._HelpAction)
-        and action.help != argparse.SUPPRESS
+        for action in parser.own
+        if "--help" not in action.option_strings and action.help != argparse.SUPPRESS
     ]
     return sorted(actions, key=lambda one: (bool(one.option_strings), one.dest not in NEEDED))
 
 
-def _below(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            yield from action.choices.values()
-
-
-def _needs_a_word(parser: argparse.ArgumentParser) -> bool:
-    return any(isinstance(one, argparse._SubParsersAction) and one.required for one in parser._actions)
+def _needs_a_word(parser: Parser) -> bool:
+    if not parser.below:
+        return False
+    try:
+        parser.parse([], passes_on=False)
+    except UsageError:
+        return True
+    return False
 
 
 def _words(action: argparse.Action) -> str:
@@ -89,7 +84,7 @@ def _words(action: argparse.Action) -> str:
     value = "|".join(map(str, action.choices)) if action.choices else str(action.metavar or "")
     if not action.option_strings:
         return f"[{value}]" if action.nargs == "?" else value
-    repeats = isinstance(action, argparse._ExtendAction | argparse._AppendAction)
+    repeats = isinstance(action, REPEATED)
     option = " | ".join(action.option_strings)
     whole = f"{option}{f' {value}' if value and action.nargs != 0 else ''}{' ...' if repeats else ''}"
     return whole if action.required or action.dest in NEEDED else f"[{whole}]"
@@ -107,7 +102,7 @@ def _wrapped(name: str, words: Iterator[str] | Sequence[str]) -> str:
 
 def _common() -> str:
     verb = next(verb for verb in VERBS if verb.name in ROLES)
-    options = [action for action in _own(parser_of(verb)) if action.dest in COMMON]
+    options = [action for action in _own(verb.parser()) if action.dest in COMMON]
     text, line = [], ""
     for action in options:
         word = f"`{_words(action).strip('[]')}`"

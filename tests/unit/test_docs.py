@@ -32,14 +32,13 @@ def chapter(verb: str) -> str:
     return found.group(1) + (common.group(1) if verb in ROLES else "")
 
 
-def flags(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Every option and sub-verb of a parser."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for name, below in action.choices.items():
-                yield name
-                yield from flags(below)
-        elif action.help != argparse.SUPPRESS:
+def flags(parser: Parser) -> Iterator[str]:
+    """Yield every option and sub-verb of a parser."""
+    for name, below in parser.below.items():
+        yield name
+        yield from flags(below)
+    for action in parser.own:
+        if action.help != argparse.SUPPRESS:
             yield from (flag for flag in action.option_strings if flag not in ("-h", "--help"))
 
 

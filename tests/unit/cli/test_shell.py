@@ -1,11 +1,11 @@
 """`meshd completion` and `meshd man`; tests/process/test_completion.py runs the shells."""
 
-import argparse
 import re
 from pathlib import Path
 
 import pytest
 from meshd.cli.main import VERBS, Verb
+from meshd.cli.options import option_strings
 from meshd.cli.shell import SHELLS, first_page, page, script
 
 from tests.unit.cli.shell import meshd
@@ -19,7 +19,7 @@ def test_a_script_has_every_verb_and_its_options(shell: str) -> None:
     assert (done.code, done.out) == (0, script(shell))
     for verb in VERBS:
         assert re.search(rf"\b{verb.name}\b", done.out)
-    options = [option.lstrip("-") for action in SERVE.parser()._actions for option in action.option_strings]
+    options = [option.lstrip("-") for action in SERVE.parser().own for option in action.option_strings]
     assert len(options) > 20
     assert not [option for option in options if option not in done.out]
 
@@ -51,13 +51,8 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
 def test_a_page_has_the_options_of_all_actions(verb: Verb) -> None:
     text = page(verb).replace(r"\-", "-")
-    parsers: list[argparse.ArgumentParser] = [verb.parser()]
-    for parser in parsers:
-        for action in parser._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                parsers += action.choices.values()
-            elif not isinstance(action, argparse._HelpAction):
-                assert all(option in text for option in action.option_strings)
+    parser = verb.parser()
+    assert all(option in text for option in option_strings(parser) if option not in ("-h", "--help"))
 
 
 def test_the_first_page_lists_the_verbs() -> None:
