@@ -103,7 +103,7 @@ class MemberNode:
             signer=Signer(key, membership.mesh),
         )
         self.local = self._make_local(role)
-        self._inviter = self._make_inviter()
+        self.inviter = self._make_inviter()
 
     def _make_node(self, role: str, native: NativeVersion) -> Node:
         return Node(
@@ -202,7 +202,7 @@ class MemberNode:
     async def admit(self, joining: Joining) -> bool:
         """Answer one joiner; return True if it is a member now."""
         invite = joining.proven.invite_id or b""
-        return await self._inviter.admit(joining, joiner=joining.peer, invite_id=invite)
+        return await self.inviter.admit(joining, joiner=joining.peer, invite_id=invite)
 
     def network_changed(self) -> None:
         """Publish new addresses or facts of the network."""

@@ -52,7 +52,7 @@ class NetworkState:
         self.portmap = PortMapper(
             ports=ports,
             routers=home_routers(
-                secret=_kept_secret(home),
+                secret=portmap_secret(home),
                 name=config.node.name,
                 random_port=lambda: secrets.randbelow(1 << 16),
             ),
@@ -138,7 +138,8 @@ class NetworkState:
         self._changed()
 
 
-def _kept_secret(home: Home) -> bytes:
+def portmap_secret(home: Home) -> bytes:
+    """Return the secret that names this node's port mappings, made at the first call."""
     kept = home.read_blob(PORTMAP_BLOB)
     if kept is None or len(kept) < 16:
         kept = secrets.token_bytes(32)

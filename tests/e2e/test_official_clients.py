@@ -141,8 +141,7 @@ def _anthropic_messages(url: str) -> None:
 
 
 def _ollama_chats(url: str) -> None:
-    ai = ollama_client(url)
-    try:
+    with ollama_client(url) as ai:
         [listed] = ai.list().models
         shown = ai.show(listed.model or "")
         assert shown.modelinfo is not None and shown.modelinfo["general.architecture"] == "llama"
@@ -166,8 +165,6 @@ def _ollama_chats(url: str) -> None:
         ]
         assert raw.response and "".join(text or "" for text in texts) == whole.message.content
         assert ai.generate(model="any").done_reason == "load"
-    finally:
-        ai._client.close()
 
 
 def _pi_reads_and_goes_on(url: str) -> None:

@@ -8,6 +8,7 @@ import errno
 import io
 import os
 import random
+import socket
 import sys
 import tempfile
 import time
@@ -16,22 +17,28 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+from unittest import mock
 
 from meshd.admin.authority import save_addresses
 from meshd.base import log
 from meshd.base.errors import UserError
+from meshd.config.forms import HostPort
 from meshd.config.load import keep_name
 from meshd.daemon.control import make_tunnels
 from meshd.daemon.member_node import MemberNode
-from meshd.daemon.mesh_port import _keep
-from meshd.daemon.network_state import _kept_secret
+from meshd.daemon.mesh_port import open_listener
+from meshd.daemon.network_state import portmap_secret
 from meshd.gateway.turns import AnswerLog, LoggedAnswer
+from meshd.identity.folder import PrivateFolder
 from meshd.identity.invite_book import InviteEntry
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.keystore import Home
 from meshd.link.tcp.links import TcpListener
+from meshd.peer import local_member
+from meshd.peer.local_member import Numbering
 from meshd.process.interface import ChildSpec
 from meshd.process.run import Run
+from meshd.rendezvous.book import KeptBook
 from meshd.wire.address import Candidate
 from meshd.wire.hello import NotAdmitted, Welcome
 
@@ -91,8 +98,10 @@ class Case:
 
 
 def _change_book(scene: Scene) -> None:
-    scene.member.book.hint(new_peer(), (Candidate("192.0.2.1", random.randint(1, 60000)),))
-    scene.member._kept_book.write()
+    member = scene.member
+    kept = KeptBook(scene.home, me=new_peer(), mesh=member.membership.mesh, bans=member.bans)
+    kept.book.hint(new_peer(), (Candidate("192.0.2.1", random.randint(1, 60000)),))
+    kept.write()
 
 
 def _ban(scene: Scene) -> None:
@@ -108,15 +117,15 @@ def _say_addresses(scene: Scene) -> None:
 
 
 def _number_records(scene: Scene) -> None:
-    local = scene.member.local
-    numbering, before = local._numbers, local.record.sequence
-    numbering._end += 1
-    numbering._next = numbering._end  # as after thousands of records
-    local.sign()
+    counters = scene.home.counters
+    with mock.patch.object(local_member, "BLOCK", 4):  # so that few records use up what is reserved
+        numbering = Numbering(counters.reserve_sequences, last=counters.last_sequence(), now=0)
+        numbers = [numbering.take() for _ in range(5)]
+    assert all(numbers[:4])
     if scene.home.keeping.waiting:
-        assert local.record.sequence == before, "a number that is not reserved was used"
+        assert numbers[4] is None, "a number that is not reserved was used"
     else:
-        assert local.record.sequence > before
+        assert numbers[4] is not None and numbers[4] <= counters.last_sequence()
 
 
 def _expose(scene: Scene) -> None:
@@ -125,9 +134,13 @@ def _expose(scene: Scene) -> None:
 
 
 def _take_port(scene: Scene) -> None:
-    with closing(TcpListener(scene.member.handshake, host="127.0.0.1")) as listener:
-        listener.open()
-        _keep(scene.home, listener)
+    def make(host: str, port: int) -> TcpListener:
+        return TcpListener(scene.member.handshake, host=host, port=port)
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with closing(open_listener(make, asked=HostPort("127.0.0.1", port), home=scene.home)):
+        pass
 
 
 def _give_name(scene: Scene) -> None:
@@ -136,7 +149,7 @@ def _give_name(scene: Scene) -> None:
 
 def _make_secret(scene: Scene) -> None:
     (scene.folder / "portmap.blob").unlink()
-    _kept_secret(scene.home)
+    portmap_secret(scene.home)
 
 
 CASES = (
@@ -189,13 +202,13 @@ async def _written_later(case: Case, scene: Scene, before: bytes | None) -> None
     assert scene.home.keeping.retry()
     assert not scene.home.keeping.waiting
     assert scene.content(case.name) != before, case.name
-    scene.home._folder.read(case.name, limit=1 << 24)  # whole: its checksum holds
+    PrivateFolder(scene.folder, mark="").read(case.name, limit=1 << 24)  # whole: its checksum holds
 
 
 async def _play_join(_case: Case, scene: Scene, disk: FailingDisk) -> str:
     member, joiner = scene.member, new_key().peer
     entry = _open_invite(scene)
-    answer = member._inviter.decide(joiner, entry.invite_id)
+    answer = member.inviter.decide(joiner, entry.invite_id)
     if not disk.hits:
         return "written"
     assert isinstance(answer, NotAdmitted) and answer.code == "disk"
@@ -230,7 +243,7 @@ async def _invites_later(_case: Case, scene: Scene, _before: bytes | None) -> No
     assert scene.home.keeping.retry()
     entry = _open_invite(scene)
     reserved = entry.used[-1].node if entry.used else new_peer()
-    assert isinstance(member._inviter.decide(reserved, entry.invite_id), Welcome)
+    assert isinstance(member.inviter.decide(reserved, entry.invite_id), Welcome)
     kept = scene.home.load_invites(member.membership.mesh).get(entry.invite_id)
     assert kept is not None and kept.used[-1].certificate is not None
 
@@ -260,10 +273,9 @@ async def _play_lock(_case: Case, scene: Scene, disk: FailingDisk) -> str:
 
 async def _play_log(case: Case, scene: Scene, disk: FailingDisk) -> str:
     path = scene.folder / case.name
-    log.set_up(level="info", stream=io.StringIO(), file=path)
+    with mock.patch.object(log, "MAX_LOG_BYTES", 50):  # so that each line begins another file
+        log.set_up(level="info", stream=io.StringIO(), file=path)
     try:
-        assert log._file is not None
-        log._file._most = 50  # so that each line begins another file
         for _ in range(3):
             log.get("test").info("stopping", why="a line")
         told = log.unwritten()

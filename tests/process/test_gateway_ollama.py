@@ -61,11 +61,8 @@ async def with_client(
 ) -> AsyncIterator[tuple[World, ollama.AsyncClient]]:
     async with world(answer, config=config) as here:
         here.upstream.facts = FACTS
-        client = ollama.AsyncClient(host=here.url, headers={"Authorization": f"Bearer {KEY}"})
-        try:
+        async with ollama.AsyncClient(host=here.url, headers={"Authorization": f"Bearer {KEY}"}) as client:
             yield here, client
-        finally:
-            await client._client.aclose()
 
 
 async def test_errors_have_ollamas_form_before_and_within_a_stream() -> None:
@@ -96,23 +93,21 @@ async def test_errors_have_ollamas_form_before_and_within_a_stream() -> None:
 
 async def test_a_wrong_key_is_an_error_that_it_shows() -> None:
     async with with_client(says(200, {}), GatewayConfig(port=0, api_keys=(ApiKey(KEY),))) as (here, _):
-        stranger = ollama.AsyncClient(host=here.url)
-        with pytest.raises(ollama.ResponseError, match="this API needs a key") as caught:
-            await stranger.chat("tiny", HI)
+        async with ollama.AsyncClient(host=here.url) as stranger:
+            with pytest.raises(ollama.ResponseError, match="this API needs a key") as caught:
+                await stranger.chat("tiny", HI)
         assert caught.value.status_code == 401
-        await stranger._client.aclose()
 
 
 async def test_a_base_url_with_v1_is_an_error_that_says_what_to_use() -> None:
     async with with_client(says(200, {})) as (here, _):
-        wrong = ollama.AsyncClient(host=f"{here.url}/v1")
-        with pytest.raises(ollama.ResponseError, match=r"HOST:PORT` \(without `/v1`\)") as caught:
-            await wrong.chat("tiny", HI)
+        async with ollama.AsyncClient(host=f"{here.url}/v1") as wrong:
+            with pytest.raises(ollama.ResponseError, match=r"HOST:PORT` \(without `/v1`\)") as caught:
+                await wrong.chat("tiny", HI)
         assert caught.value.status_code == 404
         response = await here.http.post(f"{here.url}/v1/api/chat", json={})
         assert response.headers["x-should-retry"] == "false"
         assert isinstance((await response.json())["error"], str), "Ollama's form, not OpenAI's"
-        await wrong._client.aclose()
 
 
 async def test_a_silent_stream_is_kept_alive_by_lines_that_clients_skip() -> None:
@@ -148,13 +143,12 @@ async def test_several_models_are_found_by_name_with_or_without_a_tag() -> None:
         for model in here.models.values():
             model.granted.set()
         here.models["a"].state = ModelState.UNLOADED
-        client = ollama.AsyncClient(host=here.gateway.url)
-        assert [one.model for one in (await client.list()).models] == ["a", "b:7b"]
-        assert [one.model for one in (await client.ps()).models] == ["b:7b"]
-        for name, said in (("a:latest", "a"), ("a", "a"), ("b:7b", "b:7b"), ("a-alias:latest", "a")):
-            answer = await client.chat(name, HI)
-            assert (answer.message.content, answer.model) == (f"from {said}", said)
-        with pytest.raises(ollama.ResponseError, match="`c:latest` is not served here") as caught:
-            await client.show("c:latest")
-        assert caught.value.status_code == 404
-        await client._client.aclose()
+        async with ollama.AsyncClient(host=here.gateway.url) as client:
+            assert [one.model for one in (await client.list()).models] == ["a", "b:7b"]
+            assert [one.model for one in (await client.ps()).models] == ["b:7b"]
+            for name, said in (("a:latest", "a"), ("a", "a"), ("b:7b", "b:7b"), ("a-alias:latest", "a")):
+                answer = await client.chat(name, HI)
+                assert (answer.message.content, answer.model) == (f"from {said}", said)
+            with pytest.raises(ollama.ResponseError, match="`c:latest` is not served here") as caught:
+                await client.show("c:latest")
+            assert caught.value.status_code == 404
