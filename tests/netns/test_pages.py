@@ -1,0 +1,49 @@
+"""The pages of docs/ that lead through a task are followed as they stand, on machines of the bench."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.models import cache_folder, smollm2
+from tests.netns.programs import stun_on
+from tests.netns.walkthrough import Machine, Walkthrough
+from tests.netns.world import Host, World
+from tests.rules.source import ROOT
+
+pytestmark = [pytest.mark.native, pytest.mark.timeout(900)]
+
+
+def machine(name: str, host: Host, folder: Path) -> Machine:
+    """A computer of that name, where meshd is installed and nothing has been done yet."""
+    home, cache = folder / name, folder / f"{name}-cache"
+    home.mkdir()
+    cache.mkdir()
+    (cache / "native").symlink_to(cache_folder() / "native")
+    named = ("unshare", "--uts", "--", "sh", "-c", 'hostname "$0" && exec "$@"', name)
+    found = f"{ROOT / '.venv/bin'}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+    variables = {"HOME": str(home), "PATH": found, "MESHD_CACHE": str(cache), "PYTHONPATH": str(ROOT)}
+    return Machine((*host.space.prefix, *named), home, variables)
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def test_two_pcs_at_home(world: World, tmp_path: Path) -> None:
+    lan = world.router("home")
+    machines = {name: machine(name, lan.host(name), tmp_path) for name in ("garage", "desk", "attic")}
+    with Walkthrough(machines, {"qwen3-4b": str(smollm2())}) as reader:
+        assert len(reader.follow(page("at-home.md"))) == 7
+        reader.end()
+
+
+def test_a_friend_across_the_internet(world: World, tmp_path: Path) -> None:
+    server = world.public("stun")
+    for name in ("stun.cloudflare.com", "stun.l.google.com"):
+        world.name(name, server)
+    hosts = {name: world.router(f"at-{name}").host(name) for name in ("anna", "ben")}
+    machines = {name: machine(name, host, tmp_path) for name, host in hosts.items()}
+    with stun_on(server), Walkthrough(machines, {"qwen3-4b": str(smollm2())}) as reader:
+        reader.follow(page("friend.md"))
+        reader.end()
