@@ -79,12 +79,14 @@ class Layout:
     def wrapped(self, text: str, indent: int = 0) -> str:
         """Return inert text in lines that fit, all but the first indented.
 
-        Lines are broken at spaces, though not between backticks; a word that is too long stays whole.
+        Lines are broken at spaces, though not between backticks; a word that is too long stays whole, and so
+        does a line that is a command, which somebody will copy.
         """
         lines = text.split("\n")
         if self.width is not None and self.width - indent >= _LEAST_CELLS:
             most = self.width - indent
-            lines = [piece for line in lines for piece in _broken(line, most)]
+            broken = ([line] if line.startswith("meshd ") else _broken(line, most) for line in lines)
+            lines = [piece for pieces in broken for piece in pieces]
         return f"\n{' ' * indent}".join(lines)
 
     def table(

@@ -1,4 +1,4 @@
-"""A terminal with a shell, as a reader of the documentation has it: types a line, reads what comes."""
+"""A terminal with a shell, as a reader of the documentation has it: types a line, sees what comes."""
 
 import os
 import pty
@@ -13,11 +13,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import pyte
+
 COLUMNS, ROWS = 120, 50
+KEPT_COLUMNS = 1000  # more than programs are told of: a long line can be copied in one piece
+KEPT_ROWS = 2000  # of one command; a longer output has lost its beginning
 END_SECONDS = 20.0
 _PROMPT = re.compile(r"\[\[prompt (\d+)\]\]")
 _SHELL = ("bash", "--norc", "--noprofile", "--noediting", "-i")
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
 
 class Terminal:
@@ -26,8 +29,8 @@ class Terminal:
     def __init__(self, prefix: Sequence[str], *, folder: Path, environment: Mapping[str, str]) -> None:
         """Run the shell behind `prefix`, in `folder`."""
         self._prefix, self._folder, self._environment = prefix, folder, environment
-        self._received = b""
-        self._from = 0  # where the output of the last command begins
+        self._screen = pyte.Screen(KEPT_COLUMNS, KEPT_ROWS)
+        self._stream = pyte.ByteStream(self._screen)
 
     def __enter__(self) -> Self:
         self._end, theirs = pty.openpty()
@@ -38,7 +41,7 @@ class Terminal:
             termios.tcsetattr(theirs, termios.TCSANOW, modes)
             plain = {key: value for key, value in os.environ.items() if not key.startswith("MESHD_")}
             self._shell = subprocess.Popen(
-                ["setsid", "--ctty", *self._prefix, *_SHELL],  # Ctrl-C reaches what runs in it
+                ["setsid", "--ctty", *self._prefix, *_SHELL],  # so that Ctrl-C reaches what runs in it
                 stdin=theirs,
                 stdout=theirs,
                 stderr=theirs,
@@ -66,24 +69,23 @@ class Terminal:
     @property
     def is_busy(self) -> bool:
         """True while a command runs in it."""
-        self._read(0.0)
+        self.read(0.0)
         return self.code is None
 
     @property
     def code(self) -> int | None:
         """The exit code of the last command; None while it runs."""
-        found = _PROMPT.search(self._text())
+        found = _PROMPT.search("\n".join(self._lines()))
         return None if found is None else int(found.group(1))
 
     @property
     def output(self) -> str:
         """What the last command has written, as it stands on the screen."""
-        lines = _PROMPT.sub("", self._text()).splitlines()
-        return "\n".join(line.rpartition("\r")[2] for line in lines)
+        return _PROMPT.sub("", "\n".join(self._lines())).rstrip()
 
     def type(self, command: str) -> None:
-        """Enter a command."""
-        self._from = len(self._received)
+        """Enter a command; what is on the screen is gone."""
+        self._screen.reset()
         self._write(command + "\n")
 
     def interrupt(self) -> None:
@@ -96,19 +98,11 @@ class Terminal:
         while (code := self.code) is None:
             if (left := deadline - time.monotonic()) <= 0:
                 raise TimeoutError(f"not done after {seconds:.0f} s:\n{self.output}")
-            self._read(min(left, 0.5))
+            self.read(min(left, 0.5))
         return code
 
     def read(self, seconds: float) -> None:
-        """Wait for more output, at most so long."""
-        self._read(seconds)
-
-    def _write(self, text: str) -> None:
-        data = text.encode()
-        while data:
-            data = data[os.write(self._end, data) :]
-
-    def _read(self, seconds: float) -> None:
+        """Read more output, for which to wait so long at most."""
         while select.select([self._end], [], [], seconds)[0]:
             try:
                 data = os.read(self._end, 1 << 16)
@@ -116,9 +110,14 @@ class Terminal:
                 return
             if not data:
                 return
-            self._received += data
+            self._stream.feed(data)
             seconds = 0.0
 
-    def _text(self) -> str:
-        text = self._received[self._from :].decode(errors="replace").replace("\r\n", "\n")
-        return _ESCAPES.sub("", text)
+    def _lines(self) -> list[str]:
+        rows = (self._screen.buffer[y] for y in range(self._screen.cursor.y + 1))
+        return ["".join(row[x].data for x in range(max(row, default=-1) + 1)).rstrip() for row in rows]
+
+    def _write(self, text: str) -> None:
+        data = text.encode()
+        while data:
+            data = data[os.write(self._end, data) :]

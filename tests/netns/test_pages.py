@@ -6,12 +6,16 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.models import cache_folder, smollm2
+from tests.netns.nat import Nat
 from tests.netns.programs import stun_on
 from tests.netns.walkthrough import Machine, Walkthrough
 from tests.netns.world import Host, World
 from tests.rules.source import ROOT
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(900)]
+
+
+BENCH = {"qwen3-4b": str(smollm2()), "Qwen3-4B-Q4_K_M": smollm2().stem}
 
 
 def machine(name: str, host: Host, folder: Path) -> Machine:
@@ -33,8 +37,8 @@ def page(name: str) -> str:
 def test_two_pcs_at_home(world: World, tmp_path: Path) -> None:
     lan = world.router("home")
     machines = {name: machine(name, lan.host(name), tmp_path) for name in ("garage", "desk", "attic")}
-    with Walkthrough(machines, {"qwen3-4b": str(smollm2())}) as reader:
-        assert len(reader.follow(page("at-home.md"))) == 7
+    with Walkthrough(machines, BENCH) as reader:
+        reader.follow(page("at-home.md"))
         reader.end()
 
 
@@ -44,6 +48,16 @@ def test_a_friend_across_the_internet(world: World, tmp_path: Path) -> None:
         world.name(name, server)
     hosts = {name: world.router(f"at-{name}").host(name) for name in ("anna", "ben")}
     machines = {name: machine(name, host, tmp_path) for name, host in hosts.items()}
-    with stun_on(server), Walkthrough(machines, {"qwen3-4b": str(smollm2())}) as reader:
+    with stun_on(server), Walkthrough(machines, BENCH) as reader:
         reader.follow(page("friend.md"))
+        reader.end()
+
+
+def test_a_relay_on_a_small_server(world: World, tmp_path: Path) -> None:
+    hosts = {name: world.router(f"at-{name}", Nat.SYMMETRIC_RANDOM).host(name) for name in ("garage", "desk")}
+    hosts["server"] = world.public("server")
+    world.name("relay.example.org", hosts["server"])
+    machines = {name: machine(name, host, tmp_path) for name, host in hosts.items()}
+    with Walkthrough(machines, BENCH) as reader:
+        reader.follow(page("relay-server.md"))
         reader.end()

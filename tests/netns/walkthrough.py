@@ -7,9 +7,9 @@
   before it as `` `NAME`: ``.
 - A command that keeps running keeps its terminal; the next one on that machine gets another.
 
-In what should be seen `…` is any text, a line of its own any lines, and a number any number. What a reader
-copies from a screen (an invite) is what came there last. Hosts, models and paths of the page are replaced by
-those of the bench, in what is typed only.
+In what should be seen `…` is any text, a line of its own any lines, a number any number, an id any id. What a reader
+copies from a screen (an invite) is what came there last. Hosts and models of the page are replaced by those of
+the bench.
 """
 
 import re
@@ -27,11 +27,11 @@ STAYS = re.compile(r"meshd (?:worker|serve|client|relay|logs -f)\b")
 COMMAND_SECONDS = 120.0
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _NAMED = re.compile(r"`([\w./~-]+)`:\s*\Z")
-_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
-_NUMBERS = r"\d+(?:[.,]\d+)*"
+_ANY_ID, _ANY_NUMBER = r"[a-z0-9]{10,16}", r"\d+(?:[.,]\d+)*"
+_VARIABLE = re.compile(rf"(\b(?=[a-z]*\d){_ANY_ID}\b)|{_ANY_NUMBER}")
 # what is copied from one screen to another command, by how a page writes it
 COPIED = {"meshd1…": re.compile(r"\bmeshd1[a-z2-7]{40,}"), "meshdreply1…": re.compile(r"\bmeshdreply1\w{20,}")}
-COPIED["relay://…"] = re.compile(r"\brelay://\S+")
+COPIED |= {"relay://…": re.compile(r"\brelay://\S+"), "MESH_ID": re.compile(r"^[a-z2-7]{52}$", re.MULTILINE)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +100,17 @@ def pattern(expected: Sequence[str]) -> re.Pattern[str]:
         if line.strip() == "…":
             made.append(r"(?:.*\n)*?")
             continue
-        words = [r"[^\n]*?".join(map(_numbers_free, word.split("…"))) for word in line.split()]
+        words = [r"[^\n]*?".join(map(_of_any_value, word.split("…"))) for word in line.split()]
         made.append(r"[ \t]*" + r"[ \t]+".join(words) + r"[ \t]*\n")
     return re.compile("".join(made))
 
 
-def _numbers_free(text: str) -> str:
-    return _NUMBERS.join(map(re.escape, _NUMBER.split(text)))
+def _of_any_value(text: str) -> str:
+    made, at = "", 0
+    for found in _VARIABLE.finditer(text):
+        made += re.escape(text[at : found.start()]) + (_ANY_ID if found.group(1) else _ANY_NUMBER)
+        at = found.end()
+    return made + re.escape(text[at:])
 
 
 @dataclass(slots=True)
@@ -123,7 +127,7 @@ class Walkthrough:
     """Context manager: the terminals of these machines; those that are busy at its end get Ctrl-C."""
 
     def __init__(self, machines: Mapping[str, Machine], replaced: Mapping[str, str]) -> None:
-        """`replaced`: what is typed in place of what a page has."""
+        """`replaced`: what stands here in place of what a page has."""
         self._machines, self._replaced = machines, replaced
         self._stack = ExitStack()
         self._copied: dict[str, str] = {}
@@ -177,16 +181,17 @@ class Walkthrough:
         self._copy(terminal.output)
         assert code == 0, _report(step, terminal, f"exit code {code}")
         if step.expected:
-            seen = pattern(step.expected).fullmatch(terminal.output.rstrip() + "\n")
+            seen = pattern(self._here(step.expected)).fullmatch(terminal.output.rstrip() + "\n")
             assert seen, _report(step, terminal, "it says something else")
 
     def _await(self, step: Awaited) -> None:
-        running = [terminal for terminal in self._machines[step.machine].terminals if terminal.is_busy]
-        assert running, f"nothing runs on {step.machine} that could write {step.expected}"
+        terminals = self._machines[step.machine].terminals
+        running = [terminal for terminal in terminals if terminal.is_busy]
+        assert running, _report(step, terminals[-1], "nothing runs that could write this")
         self._until_seen(step, running[0], ("…", *step.expected))
 
     def _until_seen(self, step: Command | Awaited, terminal: Terminal, expected: Sequence[str]) -> None:
-        wanted = pattern(expected)
+        wanted = pattern(self._here(expected))
         deadline = monotonic() + COMMAND_SECONDS
         while not wanted.match(terminal.output + "\n"):
             assert terminal.code is None, _report(step, terminal, f"it has ended, exit code {terminal.code}")
@@ -204,9 +209,15 @@ class Walkthrough:
     def _typed(self, text: str) -> str:
         for mark, copied in self._copied.items():
             text = text.replace(mark, copied)
+        return self._replace(text)
+
+    def _replace(self, text: str) -> str:
         for written, real in self._replaced.items():
             text = text.replace(written, real)
         return text
+
+    def _here(self, lines: Sequence[str]) -> list[str]:
+        return [self._replace(line) for line in lines]
 
     def _copy(self, output: str) -> None:
         for mark, what in COPIED.items():

@@ -134,3 +134,11 @@ def test_a_qr_code_is_the_one_of_its_text() -> None:
         assert modules(drawn)[: len(expected)] == expected
     assert Layout(40).qr_code(token) is None
     assert Layout(80, draws=False).qr_code(token) is None
+
+
+def test_a_command_on_a_line_of_its_own_can_be_copied() -> None:
+    command = f"meshd accept meshdreply1{'x' * 40}"
+    assert (
+        Layout(30).wrapped(f"it cannot be reached; run there:\n\n{command}\n")
+        == f"it cannot be reached; run\nthere:\n\n{command}\n"
+    )
