@@ -1,6 +1,5 @@
 """The pages of docs/ that lead through a task are followed as they stand, on machines of the bench."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +31,14 @@ def machine(name: str, host: Host, folder: Path) -> Machine:
 
 def page(name: str) -> str:
     return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def test_the_tutorial(world: World, tmp_path: Path) -> None:
+    pc = machine("pc", world.router("home").host("pc"), tmp_path)
+    here = {"/tmp/": f"{tmp_path}/", "smollm2": str(smollm2())}
+    with Walkthrough({"pc": pc}, here) as reader:
+        reader.follow(page("quickstart.md"))
+        reader.end()
 
 
 def test_two_pcs_at_home(world: World, tmp_path: Path) -> None:

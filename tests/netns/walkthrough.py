@@ -1,21 +1,23 @@
-"""Follow a page of docs/ as a reader would: every block typed as it stands, on the machine that the text names.
+"""Follow a page of docs/ as a reader would: each block typed as it stands, where the text says.
 
-- The text before a block has the machine's name in bold: "On **garage**, run". It goes on for later blocks.
+- The text before a block has the machine's name in bold: "On **garage**, run". It goes on for later blocks; a
+  page with one machine does not name it.
 - Of a block with lines that begin with `$ `, those are typed, and the others are what should be seen. Of any
   other block without a language all lines are typed. A block of `text` is what comes next in the terminal
   where a command keeps running. A block in any other language is saved under the name that stands in the text
   before it as `` `NAME`: ``.
 - A command that keeps running keeps its terminal; the next one on that machine gets another.
 
-In what should be seen `…` is any text, a line of its own any lines, a number any number, an id any id. What a reader
-copies from a screen (an invite) is what came there last. Hosts and models of the page are replaced by those of
-the bench.
+In what should be seen `…` is any text, or any lines if it is alone, a number any number, an id any id. What a
+reader copies from a screen (an invite) is what came there last. Hosts and models of the page are replaced by
+those of the bench.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -30,7 +32,10 @@ _NAMED = re.compile(r"`([\w./~-]+)`:\s*\Z")
 _ANY_ID, _ANY_NUMBER = r"[a-z0-9]{10,16}", r"\d+(?:[.,]\d+)*"
 _VARIABLE = re.compile(rf"(\b(?=[a-z]*\d){_ANY_ID}\b)|{_ANY_NUMBER}")
 # what is copied from one screen to another command, by how a page writes it
-COPIED = {"meshd1…": re.compile(r"\bmeshd1[a-z2-7]{40,}"), "meshdreply1…": re.compile(r"\bmeshdreply1\w{20,}")}
+COPIED = {
+    "meshd1…": re.compile(r"\bmeshd1[a-z2-7]{40,}"),
+    "meshdreply1…": re.compile(r"\bmeshdreply1\w{20,}"),
+}
 COPIED |= {"relay://…": re.compile(r"\brelay://\S+"), "MESH_ID": re.compile(r"^[a-z2-7]{52}$", re.MULTILINE)}
 
 
@@ -61,8 +66,8 @@ class SavedFile:
 
 
 def steps(page: str, machines: Sequence[str]) -> Iterator[Command | Awaited | SavedFile]:
-    """Return what a reader does, in order. Raises ValueError where the text lacks a machine or a file's name."""
-    machine, read_to = "", 0
+    """Return what a reader does, in order. Raises ValueError where no machine or file is named."""
+    machine, read_to = machines[0] if len(machines) == 1 else "", 0
     for block in _FENCE.finditer(page):
         before = page[read_to : block.start()]
         read_to = block.end()
@@ -100,8 +105,11 @@ def pattern(expected: Sequence[str]) -> re.Pattern[str]:
         if line.strip() == "…":
             made.append(r"(?:.*\n)*?")
             continue
-        words = [r"[^\n]*?".join(map(_of_any_value, word.split("…"))) for word in line.split()]
-        made.append(r"[ \t]*" + r"[ \t]+".join(words) + r"[ \t]*\n")
+        row = r"[ \t]*"
+        for before, word in pairwise(["…", *line.split()]):
+            gap = "" if "…" in (before, word) else r"[ \t]+"
+            row += gap + r"[^\n]*?".join(map(_of_any_value, word.split("…")))
+        made.append(row + r"[ \t]*\n")
     return re.compile("".join(made))
 
 
@@ -140,9 +148,8 @@ class Walkthrough:
     ) -> None:
         self._stack.close()
 
-    def follow(self, page: str) -> list[Command]:
-        """Do all that the page says; returns its commands. Raises AssertionError for what is not as it says."""
-        done = []
+    def follow(self, page: str) -> None:
+        """Do all that the page says. Raises AssertionError where something is not as it says."""
         for step in steps(page, tuple(self._machines)):
             match step:
                 case SavedFile():
@@ -151,8 +158,6 @@ class Walkthrough:
                     self._await(step)
                 case Command():
                     self._run(step)
-                    done.append(step)
-        return done
 
     def end(self) -> None:
         """Press Ctrl-C wherever something runs: all of it ends well."""
@@ -228,6 +233,5 @@ class Walkthrough:
 def _report(step: Command | Awaited, terminal: Terminal, what: str) -> str:
     typed = f", `{step.text}`" if isinstance(step, Command) else ""
     expected = "\n".join(step.expected)
-    return (
-        f"on {step.machine}{typed}: {what}\n--- the page has\n{expected}\n--- the terminal has\n{terminal.output}"
-    )
+    seen = f"--- the page has\n{expected}\n--- the terminal has\n{terminal.output}"
+    return f"on {step.machine}{typed}: {what}\n{seen}"

@@ -109,7 +109,6 @@ def test_links_to_sections_lead_somewhere() -> None:
             assert anchor in _anchors(there.read_text(encoding="utf-8")), f"{path.name}: {target}#{anchor}"
 
 
-def test_samples_of_a_file_that_is_read_are_what_is_said() -> None:
-    for name, share, rate in (("api.md", 0.18, 612e6), ("quickstart.md", 0.09, 307.8e6)):
-        progress = HashProgress("model.gguf", int(share * 17e9), 17_000_000_000, rate)
-        assert progress.text in page(name)
+def test_the_sample_of_a_file_that_is_read_is_what_is_said() -> None:
+    progress = HashProgress("model.gguf", int(0.18 * 17e9), 17_000_000_000, 612e6)
+    assert progress.text in page("api.md")
