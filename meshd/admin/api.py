@@ -7,10 +7,8 @@ given in full. `request.py` turns these values to JSON and back, and refuses wha
 from dataclasses import dataclass
 from typing import Literal
 
-from meshd.admin import plan_api  # noqa: F401 - its requests are in REQUESTS
-from meshd.admin.plan_api import LeftOutView
-from meshd.admin.request import Request, requests
-from meshd.admin.status import PathName, Status, TunnelView
+from meshd.admin.request import Request
+from meshd.admin.status import LeftOutView, PathName, Status, TunnelView
 from meshd.base.units import in_number, in_time
 from meshd.link.transport import LinkKind
 
@@ -478,6 +476,3 @@ class MetricsReply:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsRequest(Request[MetricsReply], name="metrics"):
     """A request for the metrics of this node, with the use of each API key."""
-
-
-REQUESTS = requests()  # by name, those of plan_api.py included

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from meshd.admin.request import Request
+from meshd.admin.status import LeftOutView, StorageCapacity, StoredFile
 from meshd.model.time_account import TimeAccount
 from meshd.wire.limits import As
 
@@ -41,40 +42,6 @@ class PathCapacity:
     to: str
     rtt_ms: Seconds
     bytes_s: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredFile:
-    """A model that a node has. `fingerprint`: of its content; null until that node has hashed it."""
-
-    name: str
-    bytes: int
-    fingerprint: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StorageCapacity:
-    """The disk of a node's cache. Null: it does not tell.
-
-    `cache_room_bytes`: it would keep so many more bytes of weights that come over the network; null also
-    where its role keeps none. `models`: the largest ones; `more_models` are not listed. `why_not`: why it
-    reports nothing.
-    """
-
-    node: str
-    free_bytes: int | None
-    cache_room_bytes: int | None
-    models: tuple[StoredFile, ...] = ()
-    more_models: int = 0
-    why_not: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOutView:
-    """A node that takes no part, or was not measured, and why."""
-
-    node: str
-    why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,10 @@ Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 T = TypeVar("T")
 
 
+class UnknownRequest(RemoteProtocolError):
+    """Raised for a request that no module has defined so far."""
+
+
 class Request(Generic[R_co]):
     """`R_co` is the type of the reply."""
 
@@ -115,7 +119,7 @@ def decode_request(line: bytes) -> Request[object]:
     kind = _KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
         shown = name if isinstance(name, str) else type(name).__name__
-        raise RemoteProtocolError(f"unknown request `{shown[:40]}`", code="message")
+        raise UnknownRequest(f"unknown request `{shown[:40]}`", code="message")
     return from_json(kind, body)
 
 

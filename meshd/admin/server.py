@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from meshd import __version__
-from meshd.admin.api import REQUESTS
-from meshd.admin.request import Answers, Json, decode_request, encode_line, to_json
+from meshd.admin.request import Answers, Json, Request, UnknownRequest, decode_request, encode_line, to_json
 from meshd.admin.socket_path import (
     MAX_CONNECTIONS,
     MAX_LINE_BYTES,
@@ -21,7 +20,7 @@ from meshd.admin.socket_path import (
     choose_socket,
     remove_socket_folder,
 )
-from meshd.base.errors import LocalProtocolError, MeshdError, Refused, RemoteProtocolError, UserError
+from meshd.base.errors import MeshdError, Refused, RemoteProtocolError, UserError
 from meshd.base.fault_boundary import Contained
 from meshd.base.processes import allowed, peer_of
 from meshd.base.tasks import Owner
@@ -43,11 +42,6 @@ class AdminServer:
     """
 
     def __init__(self, *, home: Path, control: Answers, environ: Mapping[str, str] | None = None) -> None:
-        unanswered = [
-            f"`{name}`" for name, kind in sorted(REQUESTS.items()) if kind not in control.answered()
-        ]
-        if unanswered:
-            raise LocalProtocolError(f"no method answers {', '.join(unanswered)}")
         self._home = home
         self._control = control
         self._environ = os.environ if environ is None else environ
@@ -165,7 +159,7 @@ class AdminServer:
         if not line.endswith(b"\n"):
             return False
         try:
-            request = decode_request(line)
+            request = decoded(line)
         except RemoteProtocolError as error:
             await _send(writer, _error(error.code, error.what, _OTHER_VERSION))
             return False
@@ -209,6 +203,16 @@ def _code(error: MeshdError) -> str:
 
 def _error(code: str, what: str, hint: str) -> Mapping[str, Json]:
     return {"error": {"code": code, "what": what, "hint": hint}}
+
+
+def decoded(line: bytes) -> Request[object]:
+    """Read the request of one line. Raises RemoteProtocolError."""
+    try:
+        return decode_request(line)
+    except UnknownRequest:
+        import meshd.admin.plan_api  # noqa: F401 - defines more, of which most workers get none
+
+        return decode_request(line)
 
 
 async def _send(writer: asyncio.StreamWriter, body: Mapping[str, Json]) -> None:

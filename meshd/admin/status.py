@@ -142,6 +142,40 @@ class StorageView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """A model that a node has. `fingerprint`: of its content; null until that node has hashed it."""
+
+    name: str
+    bytes: int
+    fingerprint: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageCapacity:
+    """The disk of a node's cache. Null: it does not tell.
+
+    `cache_room_bytes`: it would keep so many more bytes of weights that come over the network; null also
+    where its role keeps none. `models`: the largest ones; `more_models` are not listed. `why_not`: why it
+    reports nothing.
+    """
+
+    node: str
+    free_bytes: int | None
+    cache_room_bytes: int | None
+    models: tuple[StoredFile, ...] = ()
+    more_models: int = 0
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOutView:
+    """A node that takes no part, or was not measured, and why."""
+
+    node: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HealthWarning:
     """A condition that needs attention."""
 

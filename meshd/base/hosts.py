@@ -28,6 +28,11 @@ def why_no_host(host: str) -> str:
     return ""
 
 
+def for_resolver(host: str) -> str | bytes:
+    """Return a host for `getaddrinfo`: as bytes if it is ASCII, since text costs tables of all characters."""
+    return host.encode() if host.isascii() else host
+
+
 def is_loopback(host: str) -> bool:
     """Return True for `localhost` and loopback addresses; other names are not looked up."""
     import ipaddress  # a verb that starts no daemon does without

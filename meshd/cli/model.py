@@ -30,8 +30,9 @@ from meshd.admin.api import (
     PullReply,
 )
 from meshd.admin.client import Client, NotRunning
-from meshd.admin.plan_api import FitsReply, FitsRequest, ShortModelFit, StoredFile
+from meshd.admin.plan_api import FitsReply, FitsRequest, ShortModelFit
 from meshd.admin.request import to_json
+from meshd.admin.status import StoredFile
 from meshd.base.errors import MeshdError, UserError
 from meshd.base.units import in_bytes
 from meshd.cli.find_models import as_given, check_no_file, reporter

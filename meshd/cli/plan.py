@@ -21,11 +21,11 @@ from meshd.admin.plan_api import (
     PlanRequest,
     PlanSpeculation,
     PlanView,
-    StorageCapacity,
     WhyReply,
     WhyRequest,
 )
 from meshd.admin.request import to_fields
+from meshd.admin.status import StorageCapacity
 from meshd.base.errors import UsageError, UserError
 from meshd.base.units import in_bytes, in_memory, in_number
 from meshd.cli.find_models import check_no_file, local_model, reporter

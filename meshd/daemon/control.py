@@ -8,9 +8,8 @@ import resource
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from meshd import __version__
 from meshd.admin.api import (
@@ -59,17 +58,7 @@ from meshd.admin.api import (
     UnbanRequest,
 )
 from meshd.admin.health import examine
-from meshd.admin.plan_api import (
-    CapacityReply,
-    CapacityRequest,
-    FitsReply,
-    FitsRequest,
-    PlanReply,
-    PlanRequest,
-    WhyReply,
-    WhyRequest,
-)
-from meshd.admin.request import Answers
+from meshd.admin.request import Answers, Request
 from meshd.admin.snapshot import (
     child_views,
     device_view,
@@ -106,6 +95,7 @@ if TYPE_CHECKING:
     from meshd.daemon.planning import Planning
     from meshd.gateway.server import Gateway
 
+R = TypeVar("R")
 TUNNELS_BLOB = "tunnels"
 LOG = log.get("tunnel")
 _STATM = Path("/proc/self/statm")
@@ -319,6 +309,14 @@ class DaemonControl(TunnelAnswers):
         self._storage = storage
         self._began = asyncio.get_running_loop().time()
 
+    async def answer(self, request: Request[R]) -> R:
+        """Return the reply of the method for this request, perhaps in the module that most workers lack."""
+        if type(request) in self.answered():
+            return await super().answer(request)
+        from meshd.daemon.plan_answers import PlanAnswers
+
+        return await PlanAnswers(self._built(), self._planning, self._storage).answer(request)
+
     @StatusRequest.answer
     async def status(self, request: StatusRequest) -> Status:
         # The state of the node and its role.
@@ -481,37 +479,6 @@ class DaemonControl(TunnelAnswers):
     @NetcheckRequest.answer
     async def netcheck(self, request: NetcheckRequest) -> NetcheckReply:
         return await self._member.transports.network_state.reply()
-
-    @CapacityRequest.answer
-    async def capacity(self, request: CapacityRequest) -> CapacityReply:
-        found = await self._planning().capacity(again=request.again)
-        # Not at the same time: reading files would make devices look slower.
-        return replace(found, storage=await self._storage.of_all())
-
-    @FitsRequest.answer
-    async def fits(self, request: FitsRequest) -> FitsReply:
-        return await self._planning().fits(request)
-
-    @PlanRequest.answer
-    async def plan(self, request: PlanRequest) -> PlanReply:
-        return await self._planning().plan(request)
-
-    @WhyRequest.answer
-    async def why(self, request: WhyRequest) -> WhyReply:
-        built = self._built()
-        if built.explain is None:
-            raise UserError("this node serves no model", hint="run `meshd why` on the node that serves it")
-        found = await built.explain()
-        model = built.role.status.model
-        if found is None or model is None:
-            raise UserError("the model is not loaded", hint="run `meshd status` to see what it waits for")
-        if not found.answers and found.running is None and found.round is None:
-            raise UserError(
-                "nothing was answered yet since the model was loaded", hint="ask it something first"
-            )
-        from meshd.daemon.plan_view import why_reply  # most workers never need this module
-
-        return why_reply(model.name, found)
 
     @PauseRequest.answer
     async def pause(self, request: PauseRequest) -> Done:

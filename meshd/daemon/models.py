@@ -20,8 +20,7 @@ from meshd.admin.api import (
     PullReply,
     PullRequest,
 )
-from meshd.admin.plan_api import LeftOutView, StorageCapacity, StoredFile
-from meshd.admin.status import StorageView
+from meshd.admin.status import LeftOutView, StorageCapacity, StorageView, StoredFile
 from meshd.base import log
 from meshd.base.errors import LocalProtocolError, MeshdError, Refused, UserError
 from meshd.base.fault_boundary import ended

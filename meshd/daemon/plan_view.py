@@ -13,7 +13,6 @@ from meshd.admin.plan_api import (
     CapacityReply,
     DeviceCapacity,
     FitsReply,
-    LeftOutView,
     PathCapacity,
     PlannedNode,
     PlanPart,
@@ -25,6 +24,7 @@ from meshd.admin.plan_api import (
     WhyReply,
 )
 from meshd.admin.snapshot import view_of
+from meshd.admin.status import LeftOutView
 from meshd.base.errors import UserError
 from meshd.head.explain import Explained
 from meshd.head.measures import RunningAnswer, TimedAnswer

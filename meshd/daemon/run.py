@@ -49,7 +49,6 @@ from meshd.devices.device_trial import TrialCache
 from meshd.devices.devices import list_devices, pick
 from meshd.devices.interface import NativeBuild, RoleRuntime, RoleStatus
 from meshd.gateway.interface import GatewayStatus
-from meshd.head.failures import refused_option
 from meshd.identity import naming
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.keystore import Home
@@ -123,6 +122,8 @@ async def _check_llama_args(config: Config, native: NativeBuild) -> None:
     llama-server reads options from left to right and ends at `--version`, so it refuses bad ones at once.
     Options that name workers' devices are skipped, because these are not known yet.
     """
+    from meshd.head.failures import refused_option  # which no worker needs
+
     log = config.paths.logs / "llama-options.log"
     for args in dict.fromkeys(serve.llama_args for serve in config.served):
         if not args or any(_WORKERS_DEVICES in arg for arg in args):

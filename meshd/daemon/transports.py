@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from meshd.base.fault_boundary import kept_up
 from meshd.base.hosts import is_loopback
@@ -29,7 +29,6 @@ from meshd.link.interface import Dialer, Link, LinkKind, Listener
 from meshd.link.net import local_addresses
 from meshd.link.net.happy_eyeballs import closest
 from meshd.link.net.stun import ASK_SECONDS, ReflexivePort
-from meshd.link.port_prediction.links import PortPredictionLinks
 from meshd.link.punch import PunchLinks, worth_trying
 from meshd.link.quic import links as quic
 from meshd.link.quic.links import QuicDialer
@@ -49,9 +48,12 @@ from meshd.peer.signals import SignalService
 from meshd.rendezvous.book import AddressBook, Places
 from meshd.rendezvous.join import OpenForJoiners
 from meshd.rendezvous.join_or_found import Enrolment, Entered, JoinOptions
-from meshd.rendezvous.mdns import Mdns, find
 from meshd.wire.address import Candidate, Proto
 from meshd.wire.dialable import Dialable, Here, Source, dialable
+
+if TYPE_CHECKING:  # what a node that listens on loopback only does without is imported on demand
+    from meshd.link.port_prediction.links import PortPredictionLinks
+    from meshd.rendezvous.mdns import Mdns
 
 NEARBY_SECONDS = 5.0
 
@@ -201,6 +203,8 @@ class Transports:
         topic = self.signals.topic("quic")
         self._use(QuicOverIce(handshake, topic, self._udp_servers, hosts=self._hosts, may_dial=may_dial))
         if not self._mesh_port.local_only:
+            from meshd.link.port_prediction.links import PortPredictionLinks
+
             self._searching = PortPredictionLinks(
                 handshake,
                 self.signals.topic("birthday"),
@@ -211,7 +215,9 @@ class Transports:
             )
             self._use(self._searching)
 
-    def _make_mdns(self, membership: Membership, key: KeyPair, book: AddressBook) -> Mdns:
+    def _make_mdns(self, membership: Membership, key: KeyPair, book: AddressBook) -> "Mdns":
+        from meshd.rendezvous.mdns import Mdns
+
         return Mdns(
             mesh=membership.mesh,
             me=key.peer,
@@ -391,6 +397,8 @@ class InviterDialers:
         listen = self._config.links.listen
         if listen is not None and is_loopback(listen.host):
             return ()
+        from meshd.rendezvous.mdns import find
+
         found = await find(
             mesh=self._invite.mesh,
             peer=self._invite.inviter,

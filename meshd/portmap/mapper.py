@@ -21,7 +21,6 @@ from meshd.base.sockets import source_towards
 from meshd.base.tasks import Owner
 from meshd.portmap.interface import GatewayRoute, HomeRouter, MapState, MapStatus, NotMapped, Pulse
 from meshd.portmap.pcp import NatPmpRouter, PcpRouter
-from meshd.portmap.upnp import UpnpRouter
 from meshd.wire.address import Candidate, Proto
 from meshd.wire.portmap import Granted, Wish
 
@@ -205,6 +204,8 @@ def home_routers(
     """
 
     def of(route: GatewayRoute) -> Sequence[HomeRouter]:
+        from meshd.portmap.upnp import UpnpRouter  # and its XML, which no node without a router needs
+
         return (
             PcpRouter(route, secret=secret),
             NatPmpRouter(route),

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 from meshd.base.errors import UserError
+from meshd.base.hosts import for_resolver
 
 _TRIES = 8  # for one free port in both families at once
 
@@ -53,7 +54,7 @@ def _places(host: str) -> Sequence[Place]:
     if host in ("", "::"):
         return [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")]
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(for_resolver(host), None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         raise UserError(
             f"cannot listen on `{host}`: no address has that name",

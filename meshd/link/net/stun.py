@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from meshd.base.errors import RemoteProtocolError, UserError
+from meshd.base.hosts import for_resolver
 from meshd.base.tasks import Owner
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable
@@ -74,7 +75,8 @@ async def resolve(servers: Sequence[str], *, seconds: float = ASK_SECONDS) -> tu
     async def look_up(at: int, server: str) -> None:
         host, port = _split(server)
         with contextlib.suppress(OSError, UnicodeError):
-            for _, _, _, _, place in await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+            infos = await loop.getaddrinfo(for_resolver(host), port, type=socket.SOCK_DGRAM)
+            for _, _, _, _, place in infos:
                 found[at].append(Endpoint(str(place[0]), int(place[1])))
 
     with contextlib.suppress(TimeoutError):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, fields, replace
 from typing import TypeVar, cast
 
-from meshd.admin import api, plan_api
+from meshd.admin import api, plan_api, status
 from meshd.admin.api import (
     AcceptReply,
     ExposedList,
@@ -20,7 +20,7 @@ from meshd.admin.api import (
     RevokeReply,
     TunnelList,
 )
-from meshd.admin.request import Answers, Request
+from meshd.admin.request import Answers, Request, requests
 from meshd.admin.status import (
     ChildView,
     LinkView,
@@ -268,7 +268,7 @@ PLAN = plan_api.PlanReply(
         planned("not split: it fits on `garage`, a split costs 27 %", ("garage", 30)),
         planned("according to the tensor split", ("desk", 12), ("garage", 18), measured=False, answer_s=20.7),
     ),
-    left_out=(plan_api.LeftOutView(node="attic", why="it does not answer"),),
+    left_out=(status.LeftOutView(node="attic", why="it does not answer"),),
 )
 
 
@@ -299,7 +299,7 @@ class FakeControl(Answers):
     @classmethod
     def answered(cls) -> frozenset[object]:
         """Return all requests."""
-        return frozenset(api.REQUESTS.values())
+        return frozenset(requests().values())
 
     async def answer(self, request: Request[R]) -> R:
         """Note the request, and return the reply that fits it."""
@@ -312,7 +312,7 @@ class FakeControl(Answers):
             case api.FilesInUseRequest():
                 return api.FilesInUseReply(paths=self.in_use)
             case api.MemberModelsRequest():
-                left_out = plan_api.LeftOutView(node="attic", why="it does not answer")
+                left_out = status.LeftOutView(node="attic", why="it does not answer")
                 return api.MemberModelsReply(models=self.models, left_out=(left_out,), pulls=self.running)
             case api.PullRequest() | api.PullProgressRequest() | api.PullStopRequest():
                 return self.pulls.pop(0)

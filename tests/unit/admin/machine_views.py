@@ -4,13 +4,10 @@ from meshd.admin.plan_api import (
     CapacityReply,
     DeviceCapacity,
     FitsReply,
-    LeftOutView,
     PathCapacity,
     ShortModelFit,
-    StorageCapacity,
-    StoredFile,
 )
-from meshd.admin.status import DeviceView, StorageView
+from meshd.admin.status import DeviceView, LeftOutView, StorageCapacity, StorageView, StoredFile
 
 DEVICES = (
     DeviceView(

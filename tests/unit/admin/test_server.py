@@ -408,3 +408,17 @@ def test_any_bytes_leave_the_server_alive(home: Path, control: FakeControl, line
     with raw(home) as connection:
         connection.sendall(b'{"request":"invite_list"}\n')
         assert b'"00ff"' in connection.recv(1000)
+
+
+_LATER = """
+import sys
+import meshd.daemon.run
+from meshd.admin.server import decoded
+assert "meshd.admin.plan_api" not in sys.modules, "most workers get none of its requests"
+print(decoded(b'{"request": "why"}'))
+"""
+
+
+def test_a_request_for_a_plan_is_read_by_a_module_that_comes_with_the_first_one() -> None:
+    done = subprocess.run([sys.executable, "-c", _LATER], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("WhyRequest()\n", "")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from meshd.admin import api, plan_api
+from meshd.admin import api, plan_api, status
 
 from tests.gguf_bytes import gguf, language_model
 from tests.hub_server import Hub, taken_for_hub
@@ -255,7 +255,7 @@ def test_who_is_to_compute_must_make_sense(daemon: FakeControl, given: tuple[str
 def test_why_a_node_is_left_out_is_told_once(
     daemon: FakeControl, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = plan_api.LeftOutView(node="attic", why="attic is paused")
+    left = status.LeftOutView(node="attic", why="attic is paused")
     monkeypatch.setattr(fake, "PLAN", replace(fake.PLAN, left_out=(left,)))
     said = meshd("plan", "--model", str(file)).err
     assert "left out: attic is paused" in said and "attic: left out" not in said

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from meshd.admin.plan_api import FitsRequest, MemoryLimit, PlanRequest, StoredFile
+from meshd.admin.plan_api import FitsRequest, MemoryLimit, PlanRequest
 from meshd.admin.request import to_fields
+from meshd.admin.status import StoredFile
 from meshd.base.errors import Refused, UserError
 from meshd.config.tree import Config
 from meshd.daemon.plan_view import asked_memory, asked_options, why_reply
