@@ -33,11 +33,14 @@ _TAKES = {
     "transport": {"ways", "only"},
 }
 _USAGE = """\
-meshd bench load|nodes|latency [--model FILE] [--workers N,…] [--rtt MS,…] [--pairs N]
-                                      [--svg FILE] [--json]
-       meshd bench latency --proxy LISTEN:TARGET --ms N [--compute-only] [--json]
+meshd bench load|nodes|latency [--model FILE] [--workers N,…]
+                                      [--rtt MS,…] [--pairs N] [--svg FILE]
+                                      [--json]
+       meshd bench latency --proxy LISTEN:TARGET --ms N [--compute-only]
+                           [--json]
        meshd bench rpc [--model FILE] [--pairs N] [--json]
-       meshd bench transport [--ways LIST] [--only loopback|lines|beside] [--json]"""
+       meshd bench transport [--ways LIST] [--only loopback|lines|beside]
+                             [--json]"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

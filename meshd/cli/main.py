@@ -76,7 +76,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "client",
         GROUPS[1],
-        "offer the API of the serving nodes on this machine, without a model",
+        "offer the serving nodes' API on this machine, without a model",
         module="roles",
     ),
     Verb("relay", GROUPS[1], "forward traffic between nodes that cannot connect directly", module="roles"),
@@ -91,7 +91,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "netcheck",
         GROUPS[2],
-        "diagnose the network: NAT type, port mapping, what blocks connections",
+        "diagnose the network: NAT, port mapping, what blocks connections",
         module="doctor",
     ),
     Verb("ping", GROUPS[2], "measure the round trip to a node", module="status"),
@@ -190,19 +190,21 @@ def _help() -> str:
         "usage: meshd COMMAND [OPTIONS]",
         "",
         "examples:",
-        "  meshd worker                                  lend this machine; prints an invite",
-        "  meshd serve --model model.gguf --join INVITE  serve the model at http://127.0.0.1:8090/v1",
+        "  meshd worker",
+        "      lend this machine; prints an invite",
+        "  meshd serve --model model.gguf --join INVITE",
+        "      serve the model at http://127.0.0.1:8090/v1",
         "",
     ]
     for group in GROUPS:
         verbs = [f"  {verb.name:<10}  {verb.help}" for verb in VERBS if verb.group == group]
         lines += [f"{group}:", *verbs, ""]
     lines += [
-        "A running `meshd worker`, `serve` or `client` is called a node; a node that serves, a head.",
-        "A node keeps its state in $MESHD_HOME",
+        "A running `meshd worker`, `serve` or `client` is called a node; one that serves,",
+        "a head. A node keeps its state in $MESHD_HOME",
         "(default: ~/.local/state/meshd; on macOS: ~/Library/Application Support/meshd).",
         "",
-        "Run `meshd help COMMAND` for a command's options, `meshd version` for the version.",
+        "`meshd help COMMAND` shows a command's options, `meshd version` the version.",
     ]
     return "\n".join(lines)
 

@@ -241,7 +241,7 @@ def _revoke(home: Path, args: Arguments, out: Output) -> int:
         lambda books, _: books.revoke_invite(args.id, now=int(time.time())),
     )
     removed = f": {_called(banned.removed, len(banned.removed))}" if banned.removed else ""
-    out.line(f"revoked invite {banned.id} and the nodes that joined with it{removed}")
+    out.text(f"revoked invite {banned.id} and the nodes that joined with it{removed}")
     return 0
 
 
@@ -269,7 +269,7 @@ class Accept:
         """Ask the running daemon: it holds the port that the other side comes to."""
         reply = ask(home_here(), AcceptRequest(code=args.code))
         where = ", ".join(reply.addresses)
-        out.line(f"node {reply.joiner[:10]} can join for {reply.seconds} s, from {where}")
+        out.text(f"node {reply.joiner[:10]} can join for {reply.seconds} s, from {where}")
         return 0
 
 
@@ -522,7 +522,7 @@ def _import_root(home: Path, file: str, out: Output) -> int:
             text = read_text(file, "the backup", MAX_BACKUP_CHARS)
         before = store.load_membership()
         membership = store.import_root(text, now=int(time.time()), random=secrets.token_bytes)
-    out.line(f"this node is now a founder of mesh {membership.mesh.short}")
+    out.text(f"this node is now a founder of mesh {membership.mesh.short}")
     if before is None or before.mesh != membership.mesh:
         out.note(_NOT_KNOWN)
     return 0

@@ -602,7 +602,7 @@ def _in_count(parameters: int) -> str:
 def _lines(lines: Mapping[str, Json], out: Output) -> None:
     for label, value in lines.items():
         if value is not None:
-            out.line(f"{label:<14} {value}")
+            out.field(label, value, width=15)
 
 
 def _show_members(views: Sequence[MemberModelView], args: Arguments, out: Output, *, by_name: bool) -> int:
@@ -645,11 +645,11 @@ def _verify(model: "StoredModel", config: Config, args: Arguments, out: Output) 
         )
         return 0
     if done.header_only:
-        out.line(f"of `{model.name}`, the header and the tensors outside the layers are here; they are right")
+        out.text(f"of `{model.name}`, the header and the tensors outside the layers are here; they are right")
         out.line(f"fingerprint {done.fingerprint}")
         return 0
     against = "its bytes have the published hash" if done.compared else _NO_HASH
-    out.line(f"`{model.name}` is complete; {against}")
+    out.text(f"`{model.name}` is complete; {against}")
     out.line(f"fingerprint {done.fingerprint}")
     return 0
 
@@ -675,7 +675,7 @@ def _remove(
     if args.json:
         out.json({"removed": list(removal.names), "bytes": removal.size})
     else:
-        out.line(f"removed {named}: {in_bytes(removal.size)} are free again")
+        out.text(f"removed {named}: {in_bytes(removal.size)} are free again")
     return 0
 
 

@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+import shutil
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import NoReturn
 from meshd.base.errors import UsageError, UserError
 from meshd.base.files import read_regular
 from meshd.base.home_folder import expanded
+from meshd.cli.layout import Layout
 from meshd.cli.output import Output, standard
 from meshd.config.forms import RATE, parse_duration, parse_rate, whole
 from meshd.config.load import LoadedConfig, load, nearest, unknown_variables, with_kept_name
@@ -25,6 +27,8 @@ VARIABLES = ("MESHD_HOME", "MESHD_CACHE", "MESHD_CONFIG", *(one.variable for one
 _LEAST_BEGINNING = 5  # letters of an option, with its dashes, to be taken for the beginning of a longer one
 # an argument that begins like an invite or a reply code, its option included where `=` joins them
 _PASTED = re.compile(r"(?:--[a-z-]+=)?[\"'`<]*(meshd(?:reply)?[0-9].*)", re.IGNORECASE | re.DOTALL)
+_EXAMPLE = re.compile(r"( +.*?\S)  +(\S.*)")
+_ACTION_CELLS = 14  # before the description of an action
 NOT_HERE = "not in this version"
 # verbs of other programs for models, and what does the same here
 LIKE_OTHERS = {
@@ -42,7 +46,12 @@ LIKE_OTHERS = {
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Descriptions as they are written, and `FILE...` where argparse has `FILE [FILE ...]`."""
+    """Descriptions that fit the terminal, and `FILE...` where argparse has `FILE [FILE ...]`."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Fill paragraphs; examples that are too long are broken before their explanations."""
+        layout = Layout(width)
+        return "\n\n".join(_filled(block.splitlines(), layout, width) for block in text.split("\n\n"))
 
     def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
         if action.nargs == argparse.ONE_OR_MORE:
@@ -100,12 +109,32 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """Return the help with a line for each action of the verb."""
-        rows = [f"  {name:<10}  {parser.description}\n" for name, parser in self.below.items()]
+        layout = Layout(shutil.get_terminal_size().columns - 2)  # as argparse has it
+        rows = [
+            f"  {name:<10}  {layout.wrapped(parser.description or '', _ACTION_CELLS)}\n"
+            for name, parser in self.below.items()
+        ]
         return super().format_help() + ("\nactions:\n" + "".join(rows) if rows else "")
 
     def print_help(self, file: object = None) -> None:
         """Print the help on stdout; argparse's own drops what cannot be written, and ends with 0."""
         standard().raw(self.format_help())
+
+
+def _filled(block: Sequence[str], layout: Layout, width: int) -> str:
+    """Fill the lines of a block that are not indented; the others are examples."""
+    words = [line for line in block if not line.startswith(" ")]
+    examples = list(block[len(words) :])
+    if max(map(len, examples), default=0) > width:
+        examples = list(map(_broken_example, examples))
+    return "\n".join([*([layout.wrapped(" ".join(words))] if words else []), *examples])
+
+
+def _broken_example(line: str) -> str:
+    if (found := _EXAMPLE.fullmatch(line)) is not None:
+        return f"{found[1]}\n      {found[2]}"
+    rest_of_explanation = line.startswith(" " * 7)
+    return f"      {line.lstrip()}" if rest_of_explanation else line
 
 
 def option_strings(parser: Parser) -> list[str]:

@@ -65,8 +65,8 @@ class RoleVerb:
 class Worker(RoleVerb):
     """Lend this machine's GPUs or CPU to a mesh, until you stop it.
 
-    Without --join, the first start creates a mesh and prints an invite on standard output; the log goes to
-    standard error. A restart needs no invite.
+    Without --join, the first start creates a mesh and prints an invite on standard output. A restart needs no
+    invite. The log goes to standard error; on a terminal, to its file alone.
 
     examples:
       meshd worker                                  create a mesh; download layers from the head

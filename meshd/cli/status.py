@@ -537,7 +537,7 @@ class Ping:
                     continue
                 replies.append((turn, reply))
                 if not args.json:
-                    out.line(
+                    out.text(
                         f"pong from {reply.name} ({reply.peer[:10]}) via {reply.kind} {reply.path} "
                         f"{reply.remote} in {reply.rtt_ms:.2f} ms"
                     )

@@ -191,7 +191,7 @@ def _close(what: list[str], out: Output) -> int:
         else TunnelCloseRequest(peer=what[0], service=what[1])
     )
     for view in ask(home_here(), request).tunnels:
-        out.line(f"closed {view.listen} to `{view.service}` of {view.peer_name or view.peer[:10]}")
+        out.text(f"closed {view.listen} to `{view.service}` of {view.peer_name or view.peer[:10]}")
     return 0
 
 

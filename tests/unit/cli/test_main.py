@@ -254,3 +254,24 @@ def test_any_command_line_has_an_exit_code(argv: list[str]) -> None:
         if argv and argv[0] in NAMES and argv[0] not in harmless:
             return
     raises_nothing_else(meshd(*argv))
+
+
+@pytest.mark.parametrize("verb", ["", *(verb.name for verb in VERBS)])
+def test_help_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = meshd(*verb.split(), "--help").out.splitlines()
+    assert [line for line in lines if len(line) > 80] == []
+
+
+def test_examples_that_are_too_long_for_a_line_are_broken_before_their_explanations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = "A sentence\nof two lines.\n\nexamples:\n  meshd a              explained\n  meshd b"
+    for columns, examples in (
+        ("80", ["  meshd a              explained", "  meshd b"]),
+        ("30", ["  meshd a", "      explained", "  meshd b"]),
+    ):
+        monkeypatch.setenv("COLUMNS", columns)
+        shown = Parser(prog="meshd", description=text).format_help().splitlines()
+        first = shown.index("A sentence of two lines.")
+        assert shown[first + 1 : first + 3 + len(examples)] == ["", "examples:", *examples]
