@@ -602,7 +602,7 @@ def _in_count(parameters: int) -> str:
 def _lines(lines: Mapping[str, Json], out: Output) -> None:
     for label, value in lines.items():
         if value is not None:
-            out.field(label, value, width=15)
+            out.field(label, str(value), width=15)
 
 
 def _show_members(views: Sequence[MemberModelView], args: Arguments, out: Output, *, by_name: bool) -> int:
