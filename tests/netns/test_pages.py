@@ -10,6 +10,7 @@ from tests.netns.programs import stun_on
 from tests.netns.walkthrough import Machine, Walkthrough
 from tests.netns.world import Host, World
 from tests.rules.source import ROOT
+from tests.unit.library.models import in_ollama
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(900)]
 
@@ -67,4 +68,20 @@ def test_a_relay_on_a_small_server(world: World, tmp_path: Path) -> None:
     machines = {name: machine(name, host, tmp_path) for name, host in hosts.items()}
     with Walkthrough(machines, BENCH) as reader:
         reader.follow(page("relay-server.md"))
+        reader.end()
+
+
+def test_agents_and_other_clients(world: World, tmp_path: Path) -> None:
+    lan = world.router("home")
+    machines = {name: machine(name, lan.host(name), tmp_path) for name in ("desk", "laptop")}
+    with Walkthrough(machines, BENCH | {'model="qwen3-4b"': f'model="{smollm2().stem}"'}) as reader:
+        reader.follow(page("agents.md"))
+        reader.end()
+
+
+def test_coming_from_ollama(world: World, tmp_path: Path) -> None:
+    pc = machine("pc", world.router("home").host("pc"), tmp_path)
+    in_ollama(pc.folder / ".ollama/models", "registry.ollama.ai/library/qwen3/4b", smollm2().read_bytes())
+    with Walkthrough({"pc": pc}, {}) as reader:
+        reader.follow(page("coming-from.md"))
         reader.end()
