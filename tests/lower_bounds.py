@@ -29,7 +29,7 @@ USES = {
     "httpx2": ("tests/unit/library",),
     "huggingface_hub": ("tests/unit/library",),
     "msgpack": ("tests/unit/wire",),
-    "prometheus-client": ("tests/unit/base/test_metrics.py", "tests/process/test_gateway_metrics.py"),
+    "prometheus_client": ("tests/unit/base/test_metrics.py", "tests/process/test_gateway_metrics.py"),
     "rich": ("tests/unit/cli/test_layout.py", "tests/unit/cli/test_output.py"),
     "segno": ("tests/unit/cli/test_layout.py",),
     "shtab": ("tests/process/test_completion.py", "tests/unit/cli/test_shell.py"),

@@ -1,7 +1,8 @@
 """Logging; the only user of structlog.
 
-An event is a fixed phrase, values are fields of a closed list (docs/logging.md). Logs go to stderr, and
-if asked to a file that is rotated by size. Values under names that hold secrets are replaced before anything
+An event is a fixed phrase, values are fields of a closed list (docs/logging.md). Logs go to stderr, or with
+their fields to systemd's journal if that is where stderr leads, and if asked to a file that is rotated by
+size. Values under names that hold secrets are replaced before anything
 is written.
 
 Lines that outsiders cause are limited, so that they cannot rotate others out of the log. A line that names a
@@ -26,6 +27,7 @@ from typing import IO, Protocol
 
 from meshd.base.admission import Rate, Rates
 from meshd.base.files import RotatedFile
+from meshd.base.journal import entry, leads_to_journal, open_journal
 from meshd.base.peer_limits import (
     FIRST_LINES,
     FIRST_LINES_IN_ALL,
@@ -50,6 +52,7 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 FLUSH_SECONDS = 0.5  # at the end, for what stderr has not taken yet
 MAX_LOG_BYTES = 4 << 20  # of the file; the one before it is kept beside it, so twice as much at most
 _MOST_VALUE_LETTERS = 4000  # of one field: a reason may be a peer's, and is to leave room for other lines
+_TEXT = structlog.dev.ConsoleRenderer(colors=False, pad_event_to=0)
 _UNITS = {"bytes": in_bytes, "free": in_memory}  # fields for people
 MAX_LOGGED_PEERS = 512  # whose lines are counted; of more the one silent longest is forgotten
 MAX_LINE_KINDS = 512  # of lines; the source has fewer
@@ -336,6 +339,26 @@ def _to_file(file: RotatedFile) -> Callable[[str], object]:
 
 
 _background: PatientWriter | None = None  # what writes to stderr in a daemon
+_journal: PatientWriter | None = None  # what takes its lines instead, in a service of systemd
+_may_use_journal = False  # lines go to stderr, and are for people
+
+
+def _to_journal(
+    _logger: object, method: str, event: MutableMapping[str, object]
+) -> MutableMapping[str, object]:
+    """Write a line to the journal, if there is one, which adds the time."""
+    if _journal is not None:
+        fields = {name: value for name, value in event.items() if name != "level"}
+        message = _TEXT(None, method, _in_units(None, method, dict(fields)))
+        _journal.write(entry(str(message), method, fields))
+        if lost := _journal.take_lost():
+            get("log").warning("log_lines_lost", path="journal", count=lost)
+    return event
+
+
+def _to_stderr(line: str) -> None:
+    if _journal is None:
+        _to_stream(None)(line)
 
 
 def _to_stream(stream: IO[str] | None) -> Callable[[str], object]:
@@ -376,11 +399,28 @@ def in_background() -> Iterator[Callable[[str], object]]:
         return
     _background = PatientWriter(descriptor)
     try:
-        with redirect_stderr(PatientText(_background, sys.stderr.encoding)):
+        with redirect_stderr(PatientText(_background, sys.stderr.encoding)), _in_journal(descriptor):
             yield lambda text: _to_stream(None)("".join(map(_shown, text)) + "\n")
     finally:
         writer, _background = _background, None
         writer.close(FLUSH_SECONDS)
+
+
+@contextmanager
+def _in_journal(descriptor: int) -> Iterator[None]:
+    """Write lines to the journal instead of stderr within the block, if `descriptor` leads there."""
+    global _journal
+    sock = open_journal() if _may_use_journal and leads_to_journal(descriptor, os.environ) else None
+    if sock is None:
+        yield
+        return
+    with sock:
+        _journal = PatientWriter(sock.fileno())
+        try:
+            yield
+        finally:
+            writer, _journal = _journal, None
+            writer.close(FLUSH_SECONDS)
 
 
 def drain(seconds: float) -> None:
@@ -416,32 +456,33 @@ def set_up(
 
     Without `to_stderr`, the file alone gets them. `clock` is that of peers' shares of lines.
     """
-    global _clock, _file, _shares
+    global _clock, _file, _may_use_journal, _shares
     _shares, _clock = LineShares(clock()), clock
     # Take over what libraries log.
     take_over(_library_said)
     logging.getLogger("asyncio").addFilter(_worth_a_line)  # the same one again is no second filter
     logging.getLogger("quic").setLevel(logging.CRITICAL)  # aioquic's: what strangers send is not worth a line
-    logging.getLogger("opentelemetry.util.re").setLevel(
-        logging.CRITICAL
-    )  # it quotes headers, which hold keys
+    logging.getLogger("opentelemetry.util.re").setLevel(logging.CRITICAL)  # it quotes headers: keys
     # Open the sinks.
     if _file is not None:
         _file.close()
     _file = RotatedFile(file, most=MAX_LOG_BYTES) if file is not None else None
     to_file = (_to_file(_file),) if _file is not None else ()
-    sinks = (_to_stream(stream), *to_file) if to_stderr else to_file
+    to_stream = _to_stderr if stream is None else _to_stream(stream)
+    sinks = (to_stream, *to_file) if to_stderr else to_file
+    _may_use_journal = stream is None and to_stderr and form == "text"
     # Render for people or for programs.
     renderers: list[structlog.typing.Processor]
     if form == "json":
         renderers = [structlog.processors.JSONRenderer()]
     else:
-        renderers = [_in_units, structlog.dev.ConsoleRenderer(colors=False, pad_event_to=0)]
+        renderers = [_in_units, _TEXT]
     structlog.configure(
         processors=[
             _share,
             structlog.processors.add_log_level,
             _redact,
+            _to_journal,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             *renderers,
         ],
