@@ -15,7 +15,7 @@ AS_A_SERVICE = """
 import os, signal, socket, subprocess, sys
 stream = socket.socket(socket.AF_UNIX)
 stream.connect("/run/systemd/journal/stdout")
-stream.sendall(b"meshd-relay\\n\\n6\\n0\\n0\\n0\\n0\\n")  # its name, no unit, priority info, and four switches
+stream.sendall(b"meshd-relay\\n\\n6\\n0\\n0\\n0\\n0\\n")  # name, no unit, info, four switches
 found = os.fstat(stream.fileno())
 environ = {**os.environ, "JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}
 relay = subprocess.Popen(
