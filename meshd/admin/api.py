@@ -244,6 +244,20 @@ class ResumeRequest(Request[Done], name="resume"):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DrainReply:
+    """The number of loaded models and of requests that still run here."""
+
+    left: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainRequest(Request[DrainReply], name="drain"):
+    """Before a restart: grant no lease and begin no request until the daemon ends; False: do so again."""
+
+    on: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequest(Request[Done], name="stop"):
     """The daemon ends after it has answered."""
 

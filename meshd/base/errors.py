@@ -21,6 +21,8 @@ class MeshdError(Exception):
     """Base of all errors meshd raises on purpose; `what` is one line, `hint` says what to do next."""
 
     exit_code: ClassVar[int] = 1
+    is_final = False
+    """True if every later start would end like this one, until somebody changes something."""
 
     def __init__(self, what: str, *, hint: str = "") -> None:
         super().__init__(what)
@@ -29,6 +31,11 @@ class MeshdError(Exception):
 
     def __str__(self) -> str:
         return self.what
+
+    def final(self) -> Self:
+        """Return this error, marked as final."""
+        self.is_final = True
+        return self
 
     @property
     def with_hint(self) -> str:

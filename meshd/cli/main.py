@@ -16,6 +16,7 @@ from typing import Protocol
 from meshd import __version__
 from meshd.base.errors import MeshdError, UsageError
 from meshd.base.processes import forbid_core_dumps
+from meshd.base.service_manager import FINAL_EXIT_CODE, service_manager
 from meshd.cli.options import Arguments, Parser, split_rest, unknown_verb
 from meshd.cli.output import Output, standard
 
@@ -120,6 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     out = standard()
     forbid_core_dumps()
+    service_manager()  # whose variables no child gets
     try:
         code = dispatch(list(sys.argv[1:] if argv is None else argv), out)
     except BrokenPipeError:
@@ -142,7 +144,10 @@ def dispatch(argv: list[str], out: Output) -> int:
     except MeshdError as error:
         help_of_verb = f"run `meshd {argv[0]} --help` for its options" if argv else ""
         out.error(error.what, error.hint or (help_of_verb if isinstance(error, UsageError) else ""))
-        return error.exit_code
+        manager = service_manager()
+        manager.failed(error.with_hint)
+        is_final = error.is_final and not isinstance(error, UsageError)  # which has a code of its own
+        return FINAL_EXIT_CODE if manager.is_there and is_final else error.exit_code
     except SystemExit as leaving:  # how argparse ends after --help
         return leaving.code if isinstance(leaving.code, int) else 0
 

@@ -3,7 +3,8 @@
 import argparse
 import gc
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,10 +17,11 @@ from meshd.base.hosts import is_loopback
 from meshd.cli.find_models import find_model, find_served_model, find_worker_models
 from meshd.cli.options import Arguments, add_role_options, load_role, milliseconds, rate, read_text
 from meshd.cli.output import Output, standard
-from meshd.config.load import load
+from meshd.config.load import LoadedConfig, load
 from meshd.config.serve_settings import ModelConfig, ServeConfig
 from meshd.config.tree import Config, home_here
 from meshd.identity import naming
+from meshd.identity.folder import INVITE
 from meshd.library.disk import hint_for_missing, is_folder
 from meshd.model.model_name import MESH
 
@@ -45,9 +47,13 @@ class RoleVerb:
     role: ClassVar[str]
     usage: ClassVar[str]
 
-    def prepared(self, config: Config, out: Output) -> Config:
-        """Check the configuration, and find its models on this machine. Raises UserError."""
+    def check(self, config: Config) -> None:
+        """Check the configuration. Raises UserError."""
         raise NotImplementedError
+
+    def found(self, config: Config, out: Output) -> Config:
+        """Find the models on this machine. Raises UserError."""
+        return config
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add all options from the list of settings."""
@@ -56,10 +62,16 @@ class RoleVerb:
 
     def run(self, args: Arguments, out: Output) -> int:
         """Run the daemon itself; return its exit code."""
-        more = {"serve.llama_args": args.rest} if args.rest else {}
-        config = self.prepared(load_role(args, self.role, more).config, out)
+        with final_errors():
+            config = self.load(args).config
+            self.check(config)
+            config = read_join(config)
         make_screen = node_screen if out.draws_progress and not args.verbose else None
-        return import_daemon()(config, self.role, out.line, make_screen)
+        return import_daemon()(self.found(config, out), self.role, out.line, make_screen)
+
+    def load(self, args: Arguments) -> LoadedConfig:
+        """Load the configuration. Raises UserError."""
+        return load_role(args, self.role, {"serve.llama_args": args.rest} if args.rest else {})
 
 
 class Worker(RoleVerb):
@@ -78,9 +90,11 @@ class Worker(RoleVerb):
     role = "worker"
     usage = "meshd worker [OPTIONS]"
 
-    def prepared(self, config: Config, out: Output) -> Config:
+    def check(self, config: Config) -> None:
         check_worker(config)
-        return find_worker_models(read_join(config), out)
+
+    def found(self, config: Config, out: Output) -> Config:
+        return find_worker_models(config, out)
 
 
 class Serve(RoleVerb):
@@ -100,9 +114,11 @@ class Serve(RoleVerb):
     role = "serve"
     usage = "meshd serve --model FILE|NAME [OPTIONS] [-- LLAMA_SERVER_ARGS…]"
 
-    def prepared(self, config: Config, out: Output) -> Config:
+    def check(self, config: Config) -> None:
         check_serve(config)
-        return find_served_model(read_join(config), out)
+
+    def found(self, config: Config, out: Output) -> Config:
+        return find_served_model(config, out)
 
 
 class Client(RoleVerb):
@@ -119,9 +135,22 @@ class Client(RoleVerb):
     role = "client"
     usage = "meshd client [OPTIONS]"
 
-    def prepared(self, config: Config, out: Output) -> Config:
+    def check(self, config: Config) -> None:
         check_node(config)
-        return read_join(config)
+
+
+class Absent(UserError):
+    """A file that cannot be read now: its disk may be mounted later."""
+
+
+@contextmanager
+def final_errors() -> Iterator[None]:
+    """Mark the errors of a configuration as final: no later start gets past them."""
+    try:
+        yield
+    except UserError as error:
+        error.is_final = not isinstance(error, Absent)
+        raise
 
 
 def node_screen() -> "NodeScreen":
@@ -326,7 +355,8 @@ def check_serve(config: Config) -> None:
         try:
             _check_served(model.serve, config.node.name)
         except UserError as error:
-            raise UserError(f"`[models.{model.name}]`: {error.what}", hint=error.hint) from None
+            kind = Absent if isinstance(error, Absent) else UserError
+            raise kind(f"`[models.{model.name}]`: {error.what}", hint=error.hint) from None
     if serve.api_key_file is not None:
         _check_file(serve.api_key_file, "API key file")
     elif not is_loopback(serve.host):
@@ -430,15 +460,16 @@ def _check_file(path: Path, what: str, hint: str = "check the path and its permi
     except IsADirectoryError:
         raise UserError(f"{what} `{path}` is a directory", hint="give the path of the file in it") from None
     except OSError as error:
-        raise UserError(f"cannot read {what} `{path}`: {error.strerror}", hint=hint) from None
+        raise Absent(f"cannot read {what} `{path}`: {error.strerror}", hint=hint) from None
 
 
 def read_join(config: Config) -> Config:
     """Return the tree with `node.join` replaced by the invite itself: `@FILE` and `-` are read here.
 
-    Not done when loading, so that `config show` neither waits for standard input nor reads a secret.
+    Not done when loading, so that `config show` neither waits for standard input nor reads a secret. Without
+    the setting, an invite that was left for a service counts.
     """
-    given = config.node.join.strip()
+    given = config.node.join.strip() or _left_invite(config.paths.home)
     token = given
     if given == "-" or given.startswith("@"):
         token = read_text(given.removeprefix("@"), "the invite from", MAX_TOKEN_BYTES)
@@ -447,6 +478,13 @@ def read_join(config: Config) -> Config:
     if given:
         _check_token(token, given)
     return replace(config, node=replace(config.node, join=token.strip()))
+
+
+def _left_invite(home: Path) -> str:
+    """Return `@FILE` of the invite in the home, or of systemd's credential `meshd.join`; empty without."""
+    credentials = os.environ.get("CREDENTIALS_DIRECTORY")
+    places = [home / INVITE, *([Path(credentials) / "meshd.join"] if credentials else [])]
+    return next((f"@{place}" for place in places if place.exists()), "")
 
 
 def _check_token(token: str, given: str) -> None:

@@ -18,6 +18,8 @@ from meshd.admin.api import (
     BanList,
     BanListRequest,
     Done,
+    DrainReply,
+    DrainRequest,
     ExposedList,
     ExposedView,
     ExposeListRequest,
@@ -125,6 +127,16 @@ class Pausing:
         self._home.write_blob(PAUSED_BLOB, b"1")
         self._local.pause(paused=True)
         pause.begin(end_leases=end_leases)
+
+    def drain(self, *, on: bool) -> None:
+        """Pause until the daemon ends, or no longer; a pause of the user's own stays."""
+        if self._pause is None or was_paused(self._home):
+            return
+        self._local.pause(paused=on)
+        if on:
+            self._pause.begin(end_leases=False)
+        else:
+            self._pause.end()
 
     def end(self) -> None:
         """Resume. Raises UserError on a node that lends nothing."""
@@ -489,6 +501,16 @@ class DaemonControl(TunnelAnswers):
     async def resume(self, request: ResumeRequest) -> Done:
         self._pausing.end()
         return Done()
+
+    @DrainRequest.answer
+    async def drain(self, request: DrainRequest) -> DrainReply:
+        self._pausing.drain(on=request.on)
+        gateway, built = self._gateway(), self._built()
+        if gateway is not None:
+            gateway.drains = request.on
+        # A head's llama-server runs on without requests; a worker's mesh-server is a lease.
+        leases = len(built.role.status.children) if built.pause is not None else 0
+        return DrainReply(left=leases + (gateway.under_way if gateway is not None else 0))
 
     @MemberModelsRequest.answer
     async def member_models(self, request: MemberModelsRequest) -> MemberModelsReply:

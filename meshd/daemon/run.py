@@ -23,6 +23,7 @@ from meshd.base.errors import UserError
 from meshd.base.fault_boundary import ended, watch_loop
 from meshd.base.metrics_port import MetricsPort, listen_for_scrapers
 from meshd.base.processes import keep_freed_memory, raise_limit
+from meshd.base.service_manager import service_manager
 from meshd.base.tasks import Owner, first_error
 from meshd.base.wakeful_loop import WakefulLoop, loop_waiting
 from meshd.build.pin import read_pin
@@ -228,6 +229,7 @@ class Daemon:
             owner.start(
                 ended(self._announcer.serve(), source="terminal", name="announcements"), name="announcer"
             )
+            owner.start(service_manager().keep_informed(), name="service manager")
             node = owner.start(self._node(), name="node")
             stop = owner.start(self._stopping.wait(), name="stop")
             await asyncio.wait([node, stop], return_when=asyncio.FIRST_COMPLETED)
@@ -265,6 +267,7 @@ class Daemon:
                 founds_mesh=self._kind.founds_mesh,
             )
             try:
+                self._home.drop_invite()  # it has served, or was not needed
                 await self._live(key, entered, native, mesh_port)
             finally:
                 await entered.aclose()
@@ -404,6 +407,8 @@ class Daemon:
                     await member.transports.network_state.first_look()
                     await member.transports.known_outside()  # an invite names the outer address, too
                     self._print_token(member)
+                    # In the mesh, with an open API, which says how far the model is: that may take hours.
+                    service_manager().ready()
             finally:
                 if member.local.has_left:
                     await asyncio.sleep(GOODBYE_SECONDS)  # for its last record, before the sessions end

@@ -134,6 +134,8 @@ class Gateway:
         of_key = Share("", api.keys.share_of(config.max_requests), "key", "")
         self._places = Slots(Share("", config.max_requests, "node", ""), of_key)
         self._accounts = Accounts(config.api_keys, log=log, wall=wall, metrics=self._answers.metrics)
+        self.drains = False
+        """True before a restart: requests under way end, and no other begins."""
         self._bodies = Bodies(most_each=config.max_body_bytes, most_together=config.max_bodies_bytes)
         # counts of requests, since the start and by model
         self._requests = 0
@@ -167,6 +169,11 @@ class Gateway:
             reason=self._models.readiness.reason,
             continue_s=self._answers.continue_seconds,
         )
+
+    @property
+    def under_way(self) -> int:
+        """Count the requests for models that run or wait."""
+        return len(self._places)
 
     @property
     def key_digests(self) -> Sequence[bytes]:
@@ -399,6 +406,8 @@ class Gateway:
     @contextmanager
     def _place(self, key: bytes) -> Iterator[None]:
         """Hold a place among the requests under way. Raises HttpRefusal if there is none."""
+        if self.drains:
+            raise unavailable("this node is about to restart", "stopping", 5)
         release = self._places.take(key)
         if release is None:
             raise unavailable(f"{len(self._places)} requests are already in progress")

@@ -18,6 +18,7 @@ from meshd.base.errors import UserError
 
 DAEMON = "daemon"  # purpose of the lock that a daemon holds on its home
 MEMBERSHIP = "membership"  # file of a home: the mesh that its node is in
+INVITE = "join"  # file of a home, of no form: an invite that `meshd service install` left for the first start
 
 _FOLDER_VERSION = 1  # of the form of files: raise it when an older meshd must not use one
 _LOOSE = 0o077

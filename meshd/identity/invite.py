@@ -347,7 +347,7 @@ def refuse_expired(invite: Invite, now: int) -> None:
         raise UserError(
             f"this invite {expired_text(invite.expires_at, now)}",
             hint="run `meshd invite` on the node that founded the mesh, or set this machine's clock",
-        )
+        ).final()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ identity.key   the node's seed                     membership   mesh, chain, the
 invites        the invite book                     revocations  the bans
 counters       incarnation and record numbers      *.blob       what other packages keep
 lock           held by the process that uses the home
+join           an invite for the first start of a service
 """
 
 import os
@@ -18,7 +19,7 @@ from typing import TypeVar
 
 from meshd.base import log
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError, UserError
-from meshd.identity.folder import DAEMON, MEMBERSHIP, PrivateFolder, damaged
+from meshd.identity.folder import DAEMON, INVITE, MEMBERSHIP, PrivateFolder, damaged
 from meshd.identity.invite_book import MAX_INVITE_BOOK_BYTES, InviteBook
 from meshd.identity.keys import KEY_BYTES, KeyPair, MeshId, PeerId
 from meshd.identity.membership import (
@@ -290,6 +291,11 @@ class Home:
             "root": membership.root_seed or b"",
         }
         self._folder.write(MEMBERSHIP, pack(fields))
+
+    def drop_invite(self) -> None:
+        """Delete the invite that was left for the first start, if there is one."""
+        if self._folder.exists(INVITE):
+            self.keeping.keep(INVITE, lambda: self._folder.remove(INVITE))
 
     def found_mesh(self, *, now: int, random: Random = os.urandom) -> Membership:
         """Found a mesh: create a root key, and make this node its first member with every role."""

@@ -14,6 +14,7 @@ from meshd.base.errors import UserError
 from meshd.base.fault_boundary import watch_loop
 from meshd.base.metrics_port import MetricsPort, listen_for_scrapers
 from meshd.base.processes import raise_limit
+from meshd.base.service_manager import service_manager
 from meshd.base.tasks import Owner, first_error
 from meshd.identity.invite import parse_relay_url, relay_url
 from meshd.identity.keys import KeyPair, MeshId
@@ -156,10 +157,12 @@ class _Relay:
             opened.callback(relay.close)
             metrics = self._metrics(relay, opened)
             async with Owner() as owner:
+                owner.start(service_manager().keep_informed(), name="service manager")
                 owner.start(relay.serve(), name="relay")
                 if metrics is not None:
                     owner.start(metrics.serve(), name="metrics")
                 self._announce(relay)
+                service_manager().ready()
                 await self._stopping.wait()
                 owner.cancel()
         return self._exit_code

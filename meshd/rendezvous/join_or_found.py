@@ -50,6 +50,7 @@ STUN_SECONDS = 2.0
 TRY_SECONDS = 2.0  # for one dial: longer than a round trip, short enough to try all addresses in turn
 PAUSE_SECONDS = 0.2  # after a refusal, which comes at once
 MAX_TRIED = 3  # of the inviter's addresses
+_FOR_GOOD = frozenset({"banned", "expired", "revoked", "unknown", "used_up"})  # codes of refusals
 
 T = TypeVar("T")
 Dial = Callable[[Sequence[Dialable]], Coroutine[object, object, T]]
@@ -178,7 +179,7 @@ class Enrolment(Generic[P]):
                     "this node is not in a mesh yet",
                     hint=f"run `meshd {self._options.role} --join INVITE`, with the invite that "
                     "`meshd worker` or `meshd serve` printed",
-                )
+                ).final()
             if present is None:
                 present = self._home.found_mesh(now=self._wall_clock(), random=self._random)
                 LOG.info("mesh_founded", mesh=present.mesh.short)
@@ -197,7 +198,7 @@ class Enrolment(Generic[P]):
                 f"but the invite is for mesh `{invite.mesh.short}`",
                 hint=f"run `{leave}`, then repeat this command; or use another MESHD_HOME"
                 + ("; back up the root key first: `meshd mesh export FILE`" if present.is_founder else ""),
-            )
+            ).final()
         # Join, and store the membership.
         refuse_expired(invite, self._wall_clock())
         admitted, pipe = await self._join(invite)
@@ -235,7 +236,9 @@ class Enrolment(Generic[P]):
         except BaseException as error:
             await pipe.aclose()
             if isinstance(error, Refused):
-                raise Refused(f"not admitted: {error.what}", code=error.code, hint=error.hint) from None
+                refused = Refused(f"not admitted: {error.what}", code=error.code, hint=error.hint)
+                refused.is_final = error.code in _FOR_GOOD
+                raise refused from None
             raise
         return admitted, pipe
 

@@ -391,6 +391,27 @@ async def test_only_so_many_requests_are_under_way() -> None:
         assert [(await one).status for one in running] == [200, 200]
 
 
+async def test_before_a_restart_running_answers_end_and_no_other_begins() -> None:
+    async def wait(server: FakeServer, _request: web.BaseRequest) -> web.StreamResponse:
+        await server.let_go.wait()
+        return web.json_response(COMPLETION)
+
+    async with world(wait) as here:
+        running = asyncio.ensure_future(here.chat())
+        await here.server.until(lambda: here.server.active == 1)
+        here.gateway.drains = True
+        refused = await here.chat()
+        assert refused.status == 503 and refused.headers["Retry-After"] == "5"
+        assert (await error_of(refused))["code"] == "stopping"
+        assert here.gateway.under_way == 1
+        here.server.let_go.set()
+        assert (await running).status == 200
+        await here.until_idle()
+        assert here.gateway.under_way == 0
+        here.gateway.drains = False
+        assert (await here.chat()).status == 200
+
+
 AFTER_ALL = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 

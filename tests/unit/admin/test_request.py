@@ -43,6 +43,7 @@ EXAMPLES: dict[Request[object], str] = {  # as daemons and verbs of other versio
     api.LeaveRequest(drop_root=True): '{"request":"leave","drop_root":true}',
     api.PauseRequest(drain=True): '{"request":"pause","drain":true}',
     api.ResumeRequest(): '{"request":"resume"}',
+    api.DrainRequest(): '{"request":"drain","on":true}',
     api.StopRequest(): '{"request":"stop"}',
     plan_api.CapacityRequest(): '{"request":"capacity","again":false}',
     plan_api.FitsRequest(known=(status.StoredFile(name="glm", bytes=8, fingerprint=None),)): (

@@ -193,3 +193,22 @@ def test_a_token_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         with pytest.raises(UserError, match=words) as caught:
             joined(join)
         assert hint in caught.value.hint
+
+
+def test_an_invite_that_was_left_for_a_service_counts_where_no_other_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(join: str = "") -> str:
+        return read_join(Config(node=NodeConfig(name="a", join=join), paths=Paths(home=home))).node.join
+
+    home, credentials = tmp_path / "home", tmp_path / "credentials"
+    home.mkdir()
+    credentials.mkdir()
+    assert found() == ""
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(credentials))
+    assert found() == ""
+    (credentials / "meshd.join").write_text(token(1) + "\n")
+    assert found() == token(1)
+    (home / "join").write_text(token(2))
+    assert found() == token(2)
+    assert found(token(3)) == token(3)

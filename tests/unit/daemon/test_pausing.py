@@ -55,3 +55,23 @@ def test_a_node_that_lends_nothing_cannot_be_paused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="lends no devices"):
         pausing.end()
     assert not pausing.is_paused and member.told == []
+
+
+def test_a_drain_before_a_restart_is_not_kept(tmp_path: Path) -> None:
+    home, member, pause = Home(tmp_path), Member(), Pause()
+    pausing = Pausing(home, member, pause)
+    pausing.drain(on=True)
+    assert pause.is_on and not was_paused(home) and member.told == [True]
+    assert not Pausing(home, member, Pause()).is_paused
+    pausing.drain(on=False)
+    assert not pause.is_on and member.told == [True, False]
+
+
+def test_a_drain_changes_nothing_for_a_paused_node_or_one_that_lends_nothing(tmp_path: Path) -> None:
+    home, member, pause = Home(tmp_path), Member(), Pause()
+    paused = Pausing(home, member, pause)
+    paused.begin(end_leases=True)
+    for pausing in (paused, Pausing(home, member, None)):
+        pausing.drain(on=True)
+        pausing.drain(on=False)
+    assert pause.is_on and was_paused(home) and member.told == [True]

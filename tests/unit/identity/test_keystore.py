@@ -1,5 +1,6 @@
 """The home: what is kept is found again; damage and mix-ups are named and never papered over."""
 
+import errno
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -447,3 +448,23 @@ def test_it_is_said_once_for_each_reason(capsys: pytest.CaptureFixture[str]) -> 
         keeping.keep("book", disk.write(why))
     lines = [line for line in capsys.readouterr().err.splitlines() if "state_not_written" in line]
     assert [line.rpartition("why=")[2] for line in lines] == ["full", "read-only"]
+
+
+def test_an_invite_that_was_left_goes_as_soon_as_the_disk_lets_it(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.drop_invite()
+    assert not home.path.exists()
+    home.load_or_create_identity()
+    left = home.path / "join"
+    left.write_text("an invite")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse_to_unlink)
+        home.drop_invite()
+    assert left.exists() and list(home.keeping.waiting) == ["join"]
+    assert home.keeping.retry()
+    assert not left.exists()
+
+
+def refuse_to_unlink(path: Path, *, missing_ok: bool = False) -> None:
+    raise OSError(errno.EROFS, "Read-only file system")
