@@ -245,9 +245,10 @@ class ResumeRequest(Request[Done], name="resume"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainReply:
-    """The number of loaded models and of requests that still run here."""
+    """The requests that still run here, and the models that still have a lease."""
 
-    left: int
+    requests: int
+    leases: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,14 +80,15 @@ class Client:
     be reached, Refused with the daemon's own reason, Broken when it goes away before it has answered.
     """
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *, user: int | None = None) -> None:
+        """Connect. `user`: the id of the user whose daemon it is, for root; None: the present one."""
         self._home = home
         path = find_socket(home)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._connect(path)
             uid, self.daemon_pid = peer_of(self._socket)
-            if not allowed(uid):
+            if not allowed(uid) and uid != user:
                 raise UserError(
                     f"the control socket `{path}` belongs to user {uid}",
                     hint="set MESHD_HOME to your own directory",

@@ -22,7 +22,7 @@ from meshd.cli.output import Output, standard
 
 INTERRUPTED = 130
 
-LATER = frozenset({"report", "service", "ui"})
+LATER = frozenset({"report", "ui"})
 
 
 class VerbCode(Protocol):
@@ -81,6 +81,7 @@ VERBS: tuple[Verb, ...] = (
         module="roles",
     ),
     Verb("relay", GROUPS[1], "forward traffic between nodes that cannot connect directly", module="roles"),
+    Verb("service", GROUPS[1], "run one of them as a service, which starts at boot", rest=True),
     Verb("pause", GROUPS[1], "lend nothing until resume", module="stop"),
     Verb("drain", GROUPS[1], "let running requests finish, then lend nothing", module="stop"),
     Verb("resume", GROUPS[1], "lend again after pause or drain", module="stop"),

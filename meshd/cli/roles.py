@@ -27,6 +27,7 @@ from meshd.model.model_name import MESH
 
 if TYPE_CHECKING:
     from meshd.cli.node_screen import NodeScreen
+    from meshd.relay.run import RelaySettings
 
 DEFAULT_PORT = 17443
 DRAIN_SECONDS = 0.5  # a terminal that was stopped holds up the invite no longer
@@ -243,12 +244,19 @@ class Relay:
 
     def run(self, args: Arguments, out: Output) -> int:
         """Run the relay itself; return its exit code."""
-        from meshd.identity.keys import MeshId
-        from meshd.relay.run import RelaySettings
         from meshd.relay.run import run as run_relay
 
+        with final_errors():
+            settings = self.settings(args)
+        return run_relay(settings, out.line)
+
+    def settings(self, args: Arguments) -> "RelaySettings":
+        """Return the settings that the options give. Raises UserError."""
+        from meshd.identity.keys import MeshId
+        from meshd.relay.run import RelaySettings
+
         host, port = _place("--listen", args.listen)
-        settings = RelaySettings(
+        return RelaySettings(
             home=home_here() / "relay",
             host=host,
             port=port,
@@ -261,7 +269,6 @@ class Relay:
             log_level=args.log_level,
             log_format=args.log_format,
         )
-        return run_relay(settings, out.line)
 
 
 def _place(option: str, text: str) -> tuple[str, int]:
@@ -482,9 +489,10 @@ def read_join(config: Config) -> Config:
 
 def _left_invite(home: Path) -> str:
     """Return `@FILE` of the invite in the home, or of systemd's credential `meshd.join`; empty without."""
-    credentials = os.environ.get("CREDENTIALS_DIRECTORY")
-    places = [home / INVITE, *([Path(credentials) / "meshd.join"] if credentials else [])]
-    return next((f"@{place}" for place in places if place.exists()), "")
+    if (home / INVITE).exists():
+        return f"@{home / INVITE}"
+    credential = Path(os.environ.get("CREDENTIALS_DIRECTORY", "/nonexistent")) / "meshd.join"
+    return f"@{credential}" if os.access(credential, os.R_OK) else ""  # without any the directory is closed
 
 
 def _check_token(token: str, given: str) -> None:

@@ -510,7 +510,7 @@ class DaemonControl(TunnelAnswers):
             gateway.drains = request.on
         # A head's llama-server runs on without requests; a worker's mesh-server is a lease.
         leases = len(built.role.status.children) if built.pause is not None else 0
-        return DrainReply(left=leases + (gateway.under_way if gateway is not None else 0))
+        return DrainReply(requests=gateway.under_way if gateway is not None else 0, leases=leases)
 
     @MemberModelsRequest.answer
     async def member_models(self, request: MemberModelsRequest) -> MemberModelsReply:

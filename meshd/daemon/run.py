@@ -433,8 +433,8 @@ class Daemon:
         await self._built.role.serve()
 
     def _print_token(self, member: MemberNode) -> None:
-        if not (use := self._kind.token_use):
-            return
+        if not (use := self._kind.token_use) or service_manager().is_there:
+            return  # nobody reads what a service prints; `meshd invite` makes an invite
         try:
             invite = member.printed_invite()
         except UserError as error:  # the disk cannot take a new invite

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping
 
+from meshd.cli.service_files import SYSTEM_CACHE, SYSTEM_STATE, Service, systemd_unit, unit_name
+
 from tests import diagrams, limits
 from tests.recorded import page
 from tests.reference import logs, settings, status_json, synopses
@@ -14,8 +16,22 @@ def _parts(make: Callable[[], Mapping[str, str]]) -> Callable[[str], str]:
     return lambda text: with_parts(text, make())
 
 
+def _unit(role: str) -> Callable[[str], str]:
+    """What `meshd service install ROLE --system` writes for a meshd that all users have."""
+    home = {"MESHD_HOME": f"{SYSTEM_STATE}/{role}", "MESHD_CACHE": SYSTEM_CACHE}
+    service = Service(role, ["/usr/bin/meshd", role, *OPTIONS[role]], home)
+    return lambda _page: systemd_unit(service, system=True)
+
+
+OPTIONS = {
+    "worker": (),
+    "serve": ("--config", "/etc/meshd/meshd.toml"),  # which names the model
+    "client": (),
+    "relay": ("--listen", ":443", "--public-host", "relay.example.org"),
+}
 PAGES: Mapping[str, Callable[[str], str]] = {
     "configs/meshd.example.toml": lambda _page: settings.example(),
+    **{f"configs/{unit_name(role)}": _unit(role) for role in OPTIONS},
     "docs/lab/agents.md": _parts(page.kept_parts),
     "docs/architecture.md": diagrams.brought_up_to_date,
     "docs/cli.md": lambda text: synopses.with_synopses(text, synopses.parts()),

@@ -55,8 +55,12 @@ def _synopsis(verb: Verb) -> str:
     if verb.rest:
         words.append("[-- LLAMA_SERVER_ARGS...]")
     lines = [] if _needs_a_word(parser) else [_wrapped(parser.prog, words)]
-    below = (_wrapped(action.prog, map(_words, _own(action))) for action in parser.below.values())
-    return "\n".join([*lines, *below])
+    return "\n".join([*lines, *map(_line_of_action, parser.below.values())])
+
+
+def _line_of_action(parser: Parser) -> str:
+    more = ["[-- OPTIONS_OF_ROLE...]"] if parser.prog == "meshd service install" else []
+    return _wrapped(parser.prog, [*map(_words, _own(parser)), *more])
 
 
 def _own(parser: Parser) -> list[argparse.Action]:

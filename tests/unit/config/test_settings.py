@@ -1,6 +1,5 @@
 """The list of settings, and the files in configs/ that show it."""
 
-import plistlib
 import re
 import tomllib
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import pytest
 from meshd.config.load import load
 from meshd.config.tree import SETTINGS, Config
-from meshd.daemon.roles import ROLES
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 EXAMPLE = CONFIGS / "meshd.example.toml"
@@ -40,16 +38,6 @@ def test_the_example_tells_default_option_and_variable_of_every_key() -> None:
 
 def test_the_example_is_toml_by_itself() -> None:
     assert set(tomllib.loads(EXAMPLE.read_text(encoding="utf-8"))) == {key.section for key in SETTINGS}
-
-
-@pytest.mark.parametrize("role", ROLES)
-def test_service_files_start_the_role(role: str) -> None:
-    unit = (CONFIGS / f"meshd-{role}.service").read_text(encoding="utf-8")
-    assert re.search(rf"^ExecStart=\S+/meshd {role} --config \S+$", unit, re.MULTILINE)
-    with (CONFIGS / f"org.meshd.{role}.plist").open("rb") as stream:
-        agent = plistlib.load(stream)
-    assert agent["Label"] == f"org.meshd.{role}"
-    assert agent["ProgramArguments"][1:3] == [role, "--config"]
 
 
 def test_every_key_has_help_and_an_expected_form() -> None:
