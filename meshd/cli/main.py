@@ -17,7 +17,7 @@ from meshd import __version__
 from meshd.base.errors import MeshdError, UsageError
 from meshd.base.processes import forbid_core_dumps
 from meshd.base.service_manager import FINAL_EXIT_CODE, service_manager
-from meshd.cli.options import Arguments, Parser, split_rest, unknown_verb
+from meshd.cli.options import LLAMA_SERVER, THE_ROLE, Arguments, Parser, split_rest, unknown_verb
 from meshd.cli.output import Output, standard
 
 INTERRUPTED = 130
@@ -36,14 +36,14 @@ class VerbCode(Protocol):
 class Verb:
     """`module`: the one with this verb's class, if the verb has no module of its own.
 
-    `rest`: arguments after `--` are kept for another program.
+    `rest`: what the arguments after `--` are for; empty if there are none.
     """
 
     name: str
     group: str
     help: str
     module: str = ""
-    rest: bool = False
+    rest: str = ""
 
     def load(self) -> VerbCode:
         """Import it."""
@@ -72,7 +72,7 @@ VERBS: tuple[Verb, ...] = (
         GROUPS[1],
         "serve a model across the mesh, through an OpenAI-compatible API",
         module="roles",
-        rest=True,
+        rest=LLAMA_SERVER,
     ),
     Verb(
         "client",
@@ -81,7 +81,7 @@ VERBS: tuple[Verb, ...] = (
         module="roles",
     ),
     Verb("relay", GROUPS[1], "forward traffic between nodes that cannot connect directly", module="roles"),
-    Verb("service", GROUPS[1], "run one of them as a service, which starts at boot", rest=True),
+    Verb("service", GROUPS[1], "run one of them as a service, which starts at boot", rest=THE_ROLE),
     Verb("pause", GROUPS[1], "lend nothing until resume", module="stop"),
     Verb("drain", GROUPS[1], "let running requests finish, then lend nothing", module="stop"),
     Verb("resume", GROUPS[1], "lend again after pause or drain", module="stop"),
@@ -173,7 +173,7 @@ def _run(argv: list[str], out: Output) -> int:
     after: list[str] | None = None
     if verb.rest:
         rest, after = split_rest(rest)
-    args = parser.parse(rest, passes_on=verb.rest)
+    args = parser.parse(rest, passes_to=verb.rest)
     args.rest = after
     return verb.load().run(args, out)
 

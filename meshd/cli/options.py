@@ -29,6 +29,7 @@ _LEAST_BEGINNING = 5  # letters of an option, with its dashes, to be taken for t
 _PASTED = re.compile(r"(?:--[a-z-]+=)?[\"'`<]*(meshd(?:reply)?[0-9].*)", re.IGNORECASE | re.DOTALL)
 _EXAMPLE = re.compile(r"( +.*?\S)  +(\S.*)")
 _ACTION_CELLS = 14  # before the description of an action
+LLAMA_SERVER, THE_ROLE = "llama-server", "the role"  # what gets the arguments after `--`
 NOT_HERE = "not in this version"
 # verbs of other programs for models, and what does the same here
 LIKE_OTHERS = {
@@ -85,11 +86,11 @@ class Parser(argparse.ArgumentParser):
             option = action.option_strings[0] if action.option_strings else ""
             raise unknown_choice(self.prog, option, str(value), list(action.choices))
 
-    def parse(self, argv: Sequence[str], *, passes_on: bool) -> Arguments:
-        """Parse a verb's arguments; `passes_on`: it passes options to llama-server. Raises UsageError."""
+    def parse(self, argv: Sequence[str], *, passes_to: str) -> Arguments:
+        """Parse a verb's arguments; `passes_to`: what gets those after `--`, if any. Raises UsageError."""
         args, unknown = self.parse_known_args(argv)
         if unknown:
-            raise unknown_options(self.prog, argv, unknown, option_strings(self), passes_on=passes_on)
+            raise unknown_options(self.prog, argv, unknown, option_strings(self), passes_to=passes_to)
         return args
 
     @property
@@ -377,11 +378,11 @@ def unknown_setting(name: str, known: Collection[str]) -> UsageError:
 
 
 def unknown_options(
-    verb: str, argv: Sequence[str], unknown: Sequence[str], options: Collection[str], *, passes_on: bool
+    verb: str, argv: Sequence[str], unknown: Sequence[str], options: Collection[str], *, passes_to: str
 ) -> UsageError:
     """Return the error for the arguments in `argv` that the verb does not have.
 
-    `passes_on`: it hands llama-server its options.
+    `passes_to`: what gets the arguments after `--`; empty if nothing does.
     """
     # A pasted token in pieces, or an option that is gone or still to come.
     if (misplaced := _misplaced_paste(verb, argv, unknown, options)) is not None:
@@ -403,8 +404,8 @@ def unknown_options(
     elif not option:
         if "--model" in options:
             hint = f"give a model with its option: `--model {unknown[0]}`"
-    elif others := _verbs_with(option):
+    elif (others := _verbs_with(option)) and passes_to != THE_ROLE:
         hint = f"`{option}` is an option of {others}; for those of this one {help_of_verb}"
-    elif passes_on:
-        hint = f"options of llama-server go after `--`: `{verb} … -- {option}`; for others {help_of_verb}"
+    elif passes_to:
+        hint = f"options of {passes_to} go after `--`: `{verb} … -- {option}`; for others {help_of_verb}"
     return UsageError(f"{verb}: unrecognized arguments: {' '.join(unknown)}", hint=hint)

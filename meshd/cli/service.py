@@ -19,13 +19,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshd.base.errors import MeshdError, UsageError, UserError
 from meshd.base.home_folder import expanded
 from meshd.base.units import in_number, in_time
-from meshd.cli.options import VARIABLES, Arguments, Parser, number, split_rest
+from meshd.cli.options import LLAMA_SERVER, VARIABLES, Arguments, Parser, number, split_rest
 from meshd.cli.output import Output
 from meshd.cli.roles import Client, Relay, RoleVerb, Serve, Worker, read_join
 from meshd.cli.service_control import ServiceControl, ServiceState, check_user, find_control, lingers
@@ -168,7 +169,7 @@ def role_words(role: str, argv: Sequence[str], environ: Mapping[str, str]) -> li
     parser = Parser(prog=f"meshd {role}")
     verb.add_arguments(parser)
     before, after = split_rest(argv) if role == "serve" else (list(argv), None)
-    args = parser.parse(before, passes_on=role == "serve")
+    args = parser.parse(before, passes_to=LLAMA_SERVER if role == "serve" else "")
     if isinstance(verb, Relay):
         verb.settings(args)
         return before
@@ -477,6 +478,10 @@ def _restart(role: str, control: ServiceControl, seconds: float, out: Output) ->
     return 0
 
 
+class _StillRunning(UserError):
+    """Something runs longer than one is willing to wait."""
+
+
 def _drain(home: Path, control: ServiceControl, seconds: float, out: Output) -> None:
     """Wait until nothing runs on the node, which begins nothing new. Raises UserError after `seconds`."""
     from meshd.admin.api import DrainRequest
@@ -488,7 +493,7 @@ def _drain(home: Path, control: ServiceControl, seconds: float, out: Output) -> 
             try:
                 while running := _running(client.ask(DrainRequest())):
                     if time.monotonic() >= deadline:
-                        raise UserError(
+                        raise _StillRunning(
                             f"{running} still running here",
                             hint="run this again to keep waiting, or restart it by "
                             f"`{control.restart_command}` to end them now",
@@ -496,9 +501,10 @@ def _drain(home: Path, control: ServiceControl, seconds: float, out: Output) -> 
                     out.progress(f"waiting for {running} to end")
                     time.sleep(_LOOK_SECONDS)
             except BaseException:
-                client.ask(DrainRequest(on=False))
+                with suppress(MeshdError):
+                    client.ask(DrainRequest(on=False))
                 raise
-    except UserError:
+    except _StillRunning:
         raise
     except MeshdError as error:  # an older daemon, or one that ends by itself
         out.note(f"restarting without waiting for running requests: {error.what}")

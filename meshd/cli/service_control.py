@@ -18,6 +18,7 @@ from typing import Protocol
 from meshd.base.errors import UserError
 from meshd.base.home_folder import home_folder
 from meshd.cli.service_files import (
+    ROLES,
     SYSTEM_USER,
     Service,
     environment_of,
@@ -138,6 +139,20 @@ def find_control(role: str, *, system: bool) -> ServiceControl:
         if not _BOOTED.is_dir():
             raise UserError("this system was not started by systemd", hint=_OTHER_INIT)
         return Systemd(role, system=system)
+
+
+def restart_commands() -> list[str]:
+    """Return the commands that restart the running services of this machine and user."""
+    found = []
+    for system in (False, True):
+        for role in ROLES:
+            with suppress(UserError):  # without systemd there is none
+                control = find_control(role, system=system)
+                if control.file.exists() and control.state().is_running:
+                    found.append(
+                        f"{'sudo ' if system else ''}meshd service restart {role}{' --system' * system}"
+                    )
+    return found
 
 
 def check_user(*, system: bool) -> None:

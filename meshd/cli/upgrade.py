@@ -35,6 +35,7 @@ from meshd import __version__
 from meshd.base.errors import MeshdError, UserError
 from meshd.cli.options import Arguments
 from meshd.cli.output import Output
+from meshd.cli.service_control import restart_commands
 from meshd.config.tree import home_here
 from meshd.identity.folder import DAEMON, lock_holder
 from meshd.wire.versions import Release, release_of
@@ -218,7 +219,11 @@ def _install(steps: Sequence[Sequence[str]], newest: Offer, out: Output) -> None
         )
     out.line(f"installed  meshd {newest.version}")
     home = home_here()
-    if (pid := lock_holder(home, purpose=DAEMON)) is not None:
+    if services := restart_commands():
+        out.line(f"running services still have {__version__}; restart them:")
+        for command in services:
+            out.line(f"  {command}")
+    elif (pid := lock_holder(home, purpose=DAEMON)) is not None:
         out.line(f"the node of `{home}` (process {pid}) still runs {__version__}:")
         out.line("  meshd stop, then start it again")
 

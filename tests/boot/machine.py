@@ -8,6 +8,7 @@ environment whose packages are those of the tests, with llama.cpp as its wheel w
 import contextlib
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -71,7 +72,7 @@ exec env -i "PATH=$path" container=meshd-test "$systemd" --system --unit=multi-u
 
 def skip_reason() -> str:
     """Return why no machine can be started here; empty if one can."""
-    if sys.platform != "linux" or os.geteuid() != 0:
+    if platform.system() != "Linux" or os.geteuid() != 0:
         return "needs root on Linux"
     lacking = [name for name in ("unshare", "nsenter", "pivot_root") if shutil.which(name) is None]
     if lacking or not SYSTEMD.exists():
@@ -107,7 +108,8 @@ class Machine:
             (self.folder / name).mkdir(parents=True)
         for name in _OWN_FOLDERS:
             (upper / name).mkdir(parents=True)
-            os.setxattr(upper / name, "trusted.overlay.opaque", b"y")
+            if sys.platform == "linux":
+                os.setxattr(upper / name, "trusted.overlay.opaque", b"y")
         (upper / "root").chmod(0o700)
         (upper / "var/log/journal").mkdir(parents=True)
         (upper / "etc/machine-id").write_text(f"{_MACHINE_ID}\n")

@@ -1,7 +1,6 @@
 """meshd as services of a machine that systemd boots: over reboots and failures, until nothing is left."""
 
 import json
-import shlex
 import time
 from collections.abc import Callable
 
@@ -71,40 +70,18 @@ def shown(machine: Machine, unit: str, name: str) -> str:
 def test_after_a_reboot_there_is_an_answer_by_nobodys_hand(
     computing_machine: Machine, record_property: Callable[[str, object], None]
 ) -> None:
+    """And a restart is gentle, and after the last service nothing is left but what `uninstall` names."""
     machine = computing_machine
     # A worker, and a head that joins it by an invite in a file.
     service(machine, "install worker --system", *WORKER)
     invite = machine.done(*of_node("worker", "invite")).strip()
     machine.done("sh", "-c", 'umask 077; cat > "$1"', "sh", "/root/invite", text=invite)
-    service(
-        machine,
-        "install serve --system --join-file /root/invite",
-        *HEAD,
-        "--model",
-        MODEL,
-        "--split",
-        "always",
-    )
+    options = (*HEAD, "--model", MODEL, "--split", "always")
+    service(machine, "install serve --system --join-file /root/invite", *options)
     until(lambda: is_ready(machine), "the model is not served")
     before = ask(machine)
-    # The invite has gone from everywhere, and was never where others can read it.
-    left = 'grep -rlsF -- "$1" /etc /home /root /run /srv /tmp /var; journalctl --no-pager | grep -cF -- "$1"'
-    assert machine.run("sh", "-c", left, "sh", invite).stdout.split() == ["0"]
-    processes = machine.done("sh", "-c", "cat /proc/*/cmdline /proc/*/environ 2> /dev/null | tr '\\0' '\\n'")
-    assert "llama-server" in processes and invite not in processes
-    # Their restrictions leave the sandbox of the native programs on.
-    for name in ("mesh-server", "llama-server"):
-        status = machine.done("sh", "-c", f"cat /proc/$(pgrep -o -x {name})/status")
-        assert (
-            "NoNewPrivs:\t1" in status
-            and "Seccomp_filters:\t" in status
-            and "CapEff:\t0000000000000000" in status
-        )
-        filters = int(status.partition("Seccomp_filters:\t")[2].split()[0])
-        of_daemon = machine.done(
-            "sh", "-c", "cat /proc/$(systemctl show --value -p MainPID meshd-worker)/status"
-        )
-        assert filters == int(of_daemon.partition("Seccomp_filters:\t")[2].split()[0]) + 1
+    nothing_has(machine, invite)
+    programs_are_confined_twice(machine)
     # Off and on again.
     machine.power_off()
     began = time.monotonic()
@@ -115,14 +92,50 @@ def test_after_a_reboot_there_is_an_answer_by_nobodys_hand(
     answered = time.monotonic() - began
     record_property("seconds until booted, ready, answered", (booted, ready, answered))
     print(f"booted after {booted:.2f} s, ready {ready:.2f} s, answered {answered:.2f} s")  # noqa: T201
-    # A restart lets a running answer end, and begins no other.
+    # Restarts.
+    an_answer_outlives_the_restart(machine)
+    assert ask(machine) == before
+    service(machine, "restart worker --system")  # its head gives the lease back, and takes another one
+    until(lambda: is_ready(machine), "the model is not served after the worker's restart")
+    assert ask(machine) == before
+    # What is left is what `uninstall` names.
+    service(machine, "uninstall serve --system")
+    said = machine.run(MESHD, "service", "uninstall", "worker", "--system").stderr
+    assert f"`{STATE}`" in said and "`/var/cache/meshd`" in said and "user `meshd`" in said
+    machine.done("sh", "-c", said.partition(":\n")[2].replace("sudo ", ""))
+    written = machine.folder / "upper"
+    assert [path for path in written.rglob("*meshd*") if written / "opt" not in path.parents] == []
+
+
+def nothing_has(machine: Machine, invite: str) -> None:
+    """No file, journal, command line or environment has the invite."""
+    left = 'grep -rlsF -- "$1" /etc /home /root /run /srv /tmp /var; journalctl --no-pager | grep -cF -- "$1"'
+    assert machine.run("sh", "-c", left, "sh", invite).stdout.split() == ["0"]
+    processes = machine.done("sh", "-c", "cat /proc/*/cmdline /proc/*/environ 2> /dev/null | tr '\\0' '\\n'")
+    assert "llama-server" in processes and invite not in processes
+
+
+def programs_are_confined_twice(machine: Machine) -> None:
+    """The native programs have the filters of the unit, and the one of their own."""
+    daemon = filters_of(machine, "systemctl show --value -p MainPID meshd-worker")
+    assert daemon > 0
+    for name in ("mesh-server", "llama-server"):
+        assert filters_of(machine, f"pgrep -o -x {name}") == daemon + 1
+
+
+def filters_of(machine: Machine, which: str) -> int:
+    """The number of seccomp filters of a process, which may have no rights."""
+    status = machine.done("sh", "-c", f"cat /proc/$({which})/status")
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    assert (fields["NoNewPrivs"], int(fields["CapEff"], 16)) == ("1", 0)
+    return int(fields["Seccomp_filters"])
+
+
+def an_answer_outlives_the_restart(machine: Machine) -> None:
+    """A restart of the head lets a running answer end."""
+    body = {"messages": [{"role": "user", "content": "Tell a long story."}], "ignore_eos": True}
+    body |= {"max_tokens": 200, "stream": True}
     stream = 'curl -sN "$1/v1/chat/completions" --json "$2" > /root/answer; echo $? > /root/code'
-    body = {
-        "messages": [{"role": "user", "content": "Tell a long story."}],
-        "max_tokens": 200,
-        "stream": True,
-    }
-    body |= {"ignore_eos": True}
     machine.done("systemd-run", "--unit=asking", "sh", "-c", stream, "sh", API, json.dumps(body))
     until(lambda: machine.run("grep", "-q", "content", "/root/answer").returncode == 0, "no answer has begun")
     pid = shown(machine, "meshd-serve", "MainPID")
@@ -132,18 +145,6 @@ def test_after_a_reboot_there_is_an_answer_by_nobodys_hand(
     assert answer.rstrip().endswith("data: [DONE]") and '"finish_reason":"length"' in answer, answer[-400:]
     assert shown(machine, "meshd-serve", "MainPID") != pid
     until(lambda: is_ready(machine), "the model is not served after a restart")
-    assert ask(machine) == before
-    # So does the worker's, whose lease the head gives back; then the head uses it again.
-    service(machine, "restart worker --system")
-    until(lambda: is_ready(machine), "the model is not served after the worker's restart")
-    assert ask(machine) == before
-    # What is left is what `uninstall` names.
-    service(machine, "uninstall serve --system")
-    said = machine.run(MESHD, "service", "uninstall", "worker", "--system").stderr
-    assert "/var/lib/meshd" in said and "/var/cache/meshd" in said and "user `meshd`" in said
-    machine.done(*shlex.split("sh -c 'userdel meshd; rm -r /var/lib/meshd /var/cache/meshd'"))
-    written = machine.folder / "upper"
-    assert [path for path in written.rglob("*meshd*") if written / "opt" not in path.parents] == []
 
 
 def test_a_users_service_starts_at_boot_once_that_user_lingers(machine: Machine) -> None:
@@ -163,6 +164,9 @@ def test_a_users_service_starts_at_boot_once_that_user_lingers(machine: Machine)
         "it does not start",
     )
     assert "starts     at boot" in service(machine, "status relay", user="ada")
+    restarts = "from meshd.cli.service_control import restart_commands; print(restart_commands())"
+    said = machine.done("/opt/meshd/bin/python", "-c", restarts, user="ada")
+    assert said.strip() == "['meshd service restart relay']"
     assert "relay://" in service(machine, "logs relay", user="ada")
     service(machine, "uninstall relay", user="ada")
     assert machine.run("pgrep", "-u", "ada", "-f", "meshd relay").returncode == 1

@@ -295,6 +295,7 @@ class FakeControl(Answers):
     in_use: tuple[str, ...] = ()
     error: Exception | None = None  # of a status
     network: NetcheckReply = NETCHECK
+    drains: list[api.DrainReply] = field(default_factory=list)  # what it says next
 
     @classmethod
     def answered(cls) -> frozenset[object]:
@@ -363,6 +364,8 @@ class FakeControl(Answers):
                 if self.error is not None:
                     raise self.error
                 return self.state
+            case api.DrainRequest(on=on):
+                return self.drains.pop(0) if on else api.DrainReply(requests=1, leases=0)
             case api.MetricsRequest():
                 return api.MetricsReply(text=METRICS)
             case api.ExposeRequest(name=name, target=target, to=to):
@@ -391,6 +394,8 @@ def _noted(request: Request[object]) -> list[object]:
             return []  # they change nothing, and other requests bring them along
         case api.BanListRequest():
             return []
+        case api.DrainRequest(on=on):
+            return [("drain", on)]
         case api.PingRequest(peer=peer):
             return [("ping", peer, request.seconds)]
         case api.PullRequest(name=name, rate=rate):

@@ -4,7 +4,6 @@ import re
 import tomllib
 from pathlib import Path
 
-import pytest
 from meshd.config.load import load
 from meshd.config.tree import SETTINGS, Config
 
