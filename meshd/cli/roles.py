@@ -15,7 +15,15 @@ from meshd.base.files import open_regular
 from meshd.base.home_folder import expanded
 from meshd.base.hosts import is_loopback
 from meshd.cli.find_models import find_model, find_served_model, find_worker_models
-from meshd.cli.options import Arguments, add_role_options, load_role, milliseconds, rate, read_text
+from meshd.cli.options import (
+    LLAMA_SERVER,
+    Arguments,
+    add_role_options,
+    load_role,
+    milliseconds,
+    rate,
+    read_text,
+)
 from meshd.cli.output import Output, standard
 from meshd.config.load import LoadedConfig, load
 from meshd.config.serve_settings import ModelConfig, ServeConfig
@@ -47,6 +55,8 @@ class RoleVerb:
 
     role: ClassVar[str]
     usage: ClassVar[str]
+    passes_to: ClassVar[str] = ""
+    """What gets the arguments after `--`."""
 
     def check(self, config: Config) -> None:
         """Check the configuration. Raises UserError."""
@@ -67,8 +77,9 @@ class RoleVerb:
             config = self.load(args).config
             self.check(config)
             config = read_join(config)
+        config = self.found(config, out)
         make_screen = node_screen if out.draws_progress and not args.verbose else None
-        return import_daemon()(self.found(config, out), self.role, out.line, make_screen)
+        return import_daemon()(config, self.role, out.line, make_screen)
 
     def load(self, args: Arguments) -> LoadedConfig:
         """Load the configuration. Raises UserError."""
@@ -114,6 +125,7 @@ class Serve(RoleVerb):
 
     role = "serve"
     usage = "meshd serve --model FILE|NAME [OPTIONS] [-- LLAMA_SERVER_ARGS…]"
+    passes_to = LLAMA_SERVER
 
     def check(self, config: Config) -> None:
         check_serve(config)

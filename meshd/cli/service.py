@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from meshd.base.errors import MeshdError, UsageError, UserError
 from meshd.base.home_folder import expanded
 from meshd.base.units import in_number, in_time
-from meshd.cli.options import LLAMA_SERVER, VARIABLES, Arguments, Parser, number, split_rest
+from meshd.cli.options import VARIABLES, Arguments, Parser, number, split_rest
 from meshd.cli.output import Output
 from meshd.cli.roles import Client, Relay, RoleVerb, Serve, Worker, read_join
 from meshd.cli.service_control import ServiceControl, ServiceState, check_user, find_control, lingers
@@ -168,11 +168,11 @@ def role_words(role: str, argv: Sequence[str], environ: Mapping[str, str]) -> li
     verb = _VERBS[role]()
     parser = Parser(prog=f"meshd {role}")
     verb.add_arguments(parser)
-    before, after = split_rest(argv) if role == "serve" else (list(argv), None)
-    args = parser.parse(before, passes_to=LLAMA_SERVER if role == "serve" else "")
     if isinstance(verb, Relay):
-        verb.settings(args)
-        return before
+        verb.settings(parser.parse(argv, passes_to=""))
+        return list(argv)
+    before, after = split_rest(argv) if verb.passes_to else (argv, None)
+    args = parser.parse(before, passes_to=verb.passes_to)
     args.rest = after
     args.config = args.config or environ.get("MESHD_CONFIG")
     loaded = verb.load(args)

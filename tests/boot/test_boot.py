@@ -231,8 +231,8 @@ def test_a_daemon_that_dies_or_hangs_is_started_again(machine: Machine, signal: 
 
 
 def test_what_is_in_the_way_is_said(machine: Machine) -> None:
-    service(machine, "install relay --system", "--listen", "127.0.0.1:17443")
-    service(machine, "install relay --system", "--listen", "127.0.0.1:17443")  # the same once more
+    service(machine, "install relay --system", "--listen", "127.0.0.1:443")
+    service(machine, "install relay --system", "--listen", "127.0.0.1:443")  # the same once more
     assert "meshd service uninstall relay --system" in refused(machine, "install relay --system")
     assert "add --system" in refused(machine, "status relay")
     assert "add --system" in refused(machine, "install worker")
