@@ -77,7 +77,7 @@ def _needs_a_word(parser: Parser) -> bool:
     if not parser.below:
         return False
     try:
-        parser.parse([], passes_on=False)
+        parser.parse([], passes_to="")
     except UsageError:
         return True
     return False
