@@ -1,7 +1,7 @@
 """The terminal on which a person started a node: lines for what happened, and one for what is under way.
 
 It shows what `meshd status` shows, from inside the daemon. A worker has to be small, so none of this needs
-rich, which would take 2 MB.
+rich, which would take 5 MB.
 """
 
 import asyncio
@@ -16,7 +16,6 @@ from meshd.admin.status import LinkView, PeerView, Status
 from meshd.base.units import in_memory, in_number, in_time, without_numbers
 from meshd.cli.layout import State
 from meshd.cli.output import Output
-from meshd.daemon.announce import AskStatus
 from meshd.identity.naming import WORKER_ROLE
 from meshd.model.status import LentMemory, LentState, ModelState, ModelStatus
 
@@ -66,7 +65,7 @@ class NodeScreen:
         self._drain = drain
         self._clock = clock
         self._now = now
-        self._ask: AskStatus | None = None
+        self._status: Callable[[], Status] | None = None
         self._woken = asyncio.Event()
         self._later: list[Callable[[], None]] = []  # what stands below the lines of the next look
         self._before: Status | None = None
@@ -116,17 +115,17 @@ class NodeScreen:
 
         self._show(show)
 
-    def follow(self, ask: AskStatus) -> None:
+    def follow(self, status: Callable[[], Status]) -> None:
         """Show this status, and what changes."""
-        self._ask = ask
+        self._status = status
         self._woken.set()
 
     async def serve(self) -> None:
         """Look at the status every second until cancelled."""
         while True:
             self._woken.clear()
-            if self._ask is not None:
-                self._look(await self._ask())
+            if self._status is not None:
+                self._look(self._status())
             self._draw()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):

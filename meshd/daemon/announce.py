@@ -4,13 +4,11 @@ Programs get the invite on stdout and remarks on stderr, between the lines of th
 command line announces in its own way (cli/node_screen.py).
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Protocol
 
 from meshd.admin.api import InviteReply
 from meshd.admin.status import Status
-
-AskStatus = Callable[[], Awaitable[Status]]
 
 
 class Announcer(Protocol):
@@ -31,7 +29,7 @@ class Announcer(Protocol):
     def ready(self, url: str, lan_url: str | None) -> None:
         """Announce that the API answers; `lan_url` is its address for other devices."""
 
-    def follow(self, ask: AskStatus) -> None:
+    def follow(self, status: Callable[[], Status]) -> None:
         """Announce the changes of this status from now on."""
 
     async def serve(self) -> None:
@@ -75,7 +73,7 @@ class PlainAnnouncer:
         if lan_url is not None:
             self.remark(f"from other devices: {lan_url}")
 
-    def follow(self, ask: AskStatus) -> None:
+    def follow(self, status: Callable[[], Status]) -> None:
         """Do nothing: the log has the changes."""
 
     async def serve(self) -> None:

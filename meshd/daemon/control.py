@@ -8,6 +8,7 @@ import resource
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -331,6 +332,11 @@ class DaemonControl(TunnelAnswers):
 
     @StatusRequest.answer
     async def status(self, request: StatusRequest) -> Status:
+        storage = await self._storage.status()  # first, as it may take a moment
+        return replace(self.status_now(), storage=storage)
+
+    def status_now(self) -> Status:
+        """Return the status without this machine's storage, for which folders are walked."""
         # The state of the node and its role.
         member, now, wall = self._member, asyncio.get_running_loop().time(), time.time()
         facts = member.node.facts
@@ -365,7 +371,6 @@ class DaemonControl(TunnelAnswers):
             mdns=mdns.status if mdns is not None else MdnsStatus(state="off"),
             store=role.store,
             devices=self._devices(role.listed, now),
-            storage=await self._storage.status(),
             lent=lent_views(role.lent, names),
             fetching=role.fetching,
         )

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from meshd.admin.api import StatusRequest
 from meshd.admin.health import same_name
 from meshd.admin.server import AdminServer
 from meshd.base import log
@@ -387,7 +386,7 @@ class Daemon:
             network.start(_watch_addresses(member), name="addresses")
             facts = member.node.facts
             network.start(watch_names(member.mesh, facts.peer, facts.name), name="names")
-            self._announcer.follow(partial(control.status, StatusRequest()))
+            self._announcer.follow(control.status_now)
             try:
                 async with Owner() as work:
                     make_gateway, is_open = self._built.gateway, asyncio.Event()

@@ -122,6 +122,13 @@ def test_a_mistake_is_told_before_the_daemon_is_imported(
     assert set(modules.split()) & OF_A_DAEMON == set()
 
 
+def test_the_screen_of_a_node_is_drawn_without_rich() -> None:
+    """A worker has to be small: rich takes 5 MB of it."""
+    code = "import sys, meshd.cli.node_screen as _; print([name for name in sys.modules if 'rich' in name])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"
+
+
 def test_help_imports_no_verb(environ: dict[str, str]) -> None:
     ran = reported(environ, "--help")
     verbs = {name for name in ran.stderr.split() if name.startswith("meshd.cli.")}

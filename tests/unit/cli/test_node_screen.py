@@ -160,7 +160,7 @@ class Scene:
     def _drain(self) -> None:
         self.drained += 1
 
-    async def ask(self) -> Status:
+    def status(self) -> Status:
         return self._statuses.pop(0) if len(self._statuses) > 1 else self._statuses[0]
 
     async def run(
@@ -181,7 +181,7 @@ async def test_the_invite_stands_alone_below_what_the_node_is() -> None:
     scene = Scene(WORKER)
     invite = InviteReply(token="meshd1x", id="00ff", expires_at=86_400, uses=10)
     scene.screen.invite(invite, 0.0, "run `meshd serve --model FILE --join INVITE` elsewhere")
-    scene.screen.follow(scene.ask)
+    scene.screen.follow(scene.status)
     lines = await scene.run(0.5)
     assert [line.split(" ")[0] for line in lines[:3]] == ["node", "mesh", "log"]
     assert lines[3:] == [
@@ -206,7 +206,7 @@ async def test_a_step_that_takes_long_shows_for_how_long_and_then_what_ends_it()
     assert api is not None
     waiting = replace(FULL, api=replace(api, ready=False, reason="waiting for workers"), warnings=(hint,))
     scene = Scene(waiting)
-    scene.screen.follow(scene.ask)
+    scene.screen.follow(scene.status)
     lines = await scene.run(2.5)
     assert lines[-1] == "waiting for workers" and "hint: run `meshd worker`" not in "\n".join(lines)
     lines = await scene.run(8.0)
@@ -218,7 +218,7 @@ async def test_a_step_that_takes_long_shows_for_how_long_and_then_what_ends_it()
 @pytest.mark.virtual
 async def test_the_time_of_a_step_counts_on_while_lines_are_told() -> None:
     scene = Scene(WORKER, WORKER, WORKER, WORKER, WORKER, replace(WORKER, peers=(PEER,)))
-    scene.screen.follow(scene.ask)
+    scene.screen.follow(scene.status)
     lines = await scene.run(6.5)
     assert lines[-2] == "14:03   garage connected: same network, tcp, 1.2 ms"
     assert lines[-1].endswith("(6 s)")
@@ -228,7 +228,7 @@ async def test_the_time_of_a_step_counts_on_while_lines_are_told() -> None:
 async def test_many_changes_at_once_are_a_few_lines() -> None:
     many = tuple(replace(PEER, id=f"{number:052}", name=f"node-{number}") for number in range(200))
     scene = Scene(FULL, replace(FULL, peers=many))
-    scene.screen.follow(scene.ask)
+    scene.screen.follow(scene.status)
     lines = await scene.run(1.5)
     assert sum("connected" in line for line in lines) == MOST_LINES
     assert any(f"and {200 - MOST_LINES} more" in line for line in lines)
@@ -242,7 +242,7 @@ async def test_what_is_ready_is_told_below_how_it_was_loaded() -> None:
         await asyncio.sleep(0.5)
         scene.screen.ready("http://127.0.0.1:8090", "http://192.168.1.7:8090")
 
-    scene.screen.follow(scene.ask)
+    scene.screen.follow(scene.status)
     lines = await scene.run(0.9, becomes_ready)
     loaded = next(number for number, line in enumerate(lines) if "SmolLM2 loaded" in line)
     assert [line.strip() for line in lines[loaded + 1 : loaded + 4]] == [
@@ -256,7 +256,7 @@ async def test_what_is_ready_is_told_below_how_it_was_loaded() -> None:
 async def test_what_a_peer_says_of_itself_moves_nothing() -> None:
     evil = replace(PEER, name="[red]\x1b[2J\u202eevil", link=LINK)
     scene = Scene(replace(FULL, peers=(evil,)))
-    scene.screen.follow(scene.ask)
+    scene.screen.follow(scene.status)
     lines = await scene.run(0.5)
     assert any("[red]�[2J�evil connected" in line for line in lines)
     assert all(char.isprintable() for line in lines for char in line)
