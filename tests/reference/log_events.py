@@ -109,6 +109,7 @@ EVENTS: Mapping[str, str] = {
     "mesh_founded": "this node founded a mesh",
     "mesh_joined": "this node joined a mesh",
     "mesh_left_empty": "this node founded a mesh that nobody joined, and left it to join another",
+    "mesh_server_killed": "a process hung or was suspended: it is killed",
     "metrics_listening": "Prometheus can scrape this node at `url`",
     "model_failed": "the model cannot be served, and why",
     "model_fetched": "a model that this node was given by name is here now",
@@ -169,7 +170,6 @@ EVENTS: Mapping[str, str] = {
         "the home router was restarted or has a new address: the port mapping is requested again"
     ),
     "rpc_refused": "a head, a worker or mesh-server broke the native protocol, and why: the connection ended",
-    "mesh_server_killed": "a process hung or was suspended: it is killed",
     "search_failed": "a peer's port search through a NAT failed, and why",
     "signal_dropped": "a signal was not accepted, and why",
     "signal_refused": "a peer's signal is malformed; it is dropped",
