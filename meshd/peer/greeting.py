@@ -38,8 +38,12 @@ class GreetingHandler(Protocol):
         ...
 
     def ban_entries(self) -> Sequence[bytes]: ...
-    def learn_bans(self, entries: Sequence[bytes]) -> int:
+    def take_bans(self, entries: Sequence[bytes]) -> int:
         """Take bans in; return how many are invalid."""
+        ...
+
+    def keep_bans(self) -> None:
+        """Persist them: once, as a member that was away for long may lack thousands."""
         ...
 
     def check_banned(self, link: Link) -> None:
@@ -146,6 +150,13 @@ async def _send_bans(wire: _GreetingWire, entries: Sequence[bytes]) -> None:
 
 
 async def _receive_bans(wire: _GreetingWire, handler: GreetingHandler, announced: int) -> None:
+    try:
+        await _take_bans(wire, handler, announced)
+    finally:  # if the link is too slow, the next one continues from here
+        handler.keep_bans()
+
+
+async def _take_bans(wire: _GreetingWire, handler: GreetingHandler, announced: int) -> None:
     received = invalid = 0
     while True:
         message = await wire.receive()
@@ -154,7 +165,7 @@ async def _receive_bans(wire: _GreetingWire, handler: GreetingHandler, announced
         received += len(message.entries)
         if received > announced:
             raise RemoteProtocolError("greeting: more bans than announced", code="greeting")
-        invalid += handler.learn_bans(message.entries)
+        invalid += handler.take_bans(message.entries)
         if invalid > GREETED_FAULTS.most:
             raise RemoteProtocolError("greeting: invalid bans", code="greeting")
         await asyncio.sleep(0)  # let other tasks run

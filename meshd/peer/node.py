@@ -114,6 +114,7 @@ class Node:
     faults: Faults = field(default_factory=Faults)
     events: NodeEvents | None = None
     _banned: bool = False  # already logged
+    _has_new_bans: bool = False
     version: int = 0
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -156,26 +157,34 @@ class Node:
         )
 
     def learn_bans(self, entries: Sequence[bytes]) -> int:
-        """Take verified bans in, persist them, then tell the rest of the node; return how many are invalid.
+        """Take verified bans in, persist them, then tell the rest; return how many are invalid."""
+        invalid = self.take_bans(entries)
+        self.keep_bans()
+        return invalid
+
+    def take_bans(self, entries: Sequence[bytes]) -> int:
+        """Take verified bans in, for `keep_bans`; return how many are invalid.
 
         Invalid bans are skipped: one damaged ban must not keep the others out.
         """
-        new = []
         invalid = 0
         for entry in entries:
             try:
                 with Contained("ban", "ban"):
-                    if self.bans.merge([entry]):
-                        new.append(entry)
+                    self._has_new_bans |= self.bans.merge([entry]) > 0
             except (RemoteProtocolError, Fault) as error:
                 invalid += 1
                 # The caller names the sender, and counts invalid bans.
                 LOG.debug("ban_refused", why=error.what)
-        if new:
+        return invalid
+
+    def keep_bans(self) -> None:
+        """Persist the bans that were taken in, and tell the rest of the node."""
+        if self._has_new_bans:
+            self._has_new_bans = False
             self.save_bans()
             if self.events is not None:
                 self.events.bans_changed()
-        return invalid
 
     def why_banned(self, member: Member) -> str | None:
         """Return why a member is banned, or None."""

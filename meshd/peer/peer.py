@@ -334,9 +334,11 @@ class Peer:
         """Return all bans that this node knows."""
         return self._node.bans.entries()
 
-    def learn_bans(self, entries: Sequence[bytes]) -> int:
-        """Take bans in; return how many are invalid."""
-        return self._node.learn_bans(entries)
+    def take_bans(self, entries: Sequence[bytes]) -> int:
+        return self._node.take_bans(entries)
+
+    def keep_bans(self) -> None:
+        self._node.keep_bans()
 
     def check_banned(self, link: Link) -> None:
         """Raise Refused (code `banned`) if the peer is banned."""

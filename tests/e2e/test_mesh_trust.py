@@ -190,7 +190,9 @@ def test_a_copied_home_is_refused_while_the_first_answers(tmp_path: Path) -> Non
             def refused(seen: Status) -> bool:
                 return any("identity is in use" in peer.last_error for peer in seen.peers)
 
-            await copy.until(refused)
+            warnings = (await copy.until(refused)).warnings
+            [told] = [warning for warning in warnings if warning.code == "identity_copied"]
+            assert "in use at" in told.what and "meshd leave --new-identity" in told.hint
             assert await api_of(status).complete(PROMPT, 8) == reference
             assert "identity is in use" in _log(copy)
             assert "leave --new-identity" in _log(copy)

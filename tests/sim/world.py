@@ -143,7 +143,8 @@ class WorldDialer:
     def _place(self, peer: PeerId, candidates: Sequence[Candidate]) -> Candidate | None:
         """By address alone for TCP; the other kinds ask by signals or a relay, which know the node."""
         if self.kind is LinkKind.TCP:
-            return candidates[0] if candidates else None
+            listening = (place for place in candidates if place in self._node.world.listeners)
+            return next(listening, candidates[0] if candidates else None)
         home = next((node for node in self._node.world.nodes.values() if node.peer == peer), None)
         return home.places[self.kind] if home is not None else None
 

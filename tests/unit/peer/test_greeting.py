@@ -83,6 +83,8 @@ class Side:
     bans_us: bool = False
     notes: list[str] = field(default_factory=list)
     learned: list[bytes] = field(default_factory=list)
+    kept: list[bytes] = field(default_factory=list)
+    times_kept: int = 0
 
     def my_hello(self, theirs: Hello | None) -> Hello:
         self.notes.append("hello" if theirs is None else "answer")
@@ -96,9 +98,13 @@ class Side:
     def ban_entries(self) -> Sequence[bytes]:
         return self.bans
 
-    def learn_bans(self, entries: Sequence[bytes]) -> int:
+    def take_bans(self, entries: Sequence[bytes]) -> int:
         self.learned += entries
         return sum(entry.startswith(b"bad") for entry in entries)
+
+    def keep_bans(self) -> None:
+        self.kept = list(self.learned)
+        self.times_kept += 1
 
     def check_banned(self, link: Link) -> None:
         self.notes.append("banned?")
@@ -145,8 +151,20 @@ async def test_bans_go_both_ways_at_once_even_through_a_narrow_link(counts: tupl
     ]
     results = await both(sides[0], sides[1], size=1)
     assert not any(isinstance(result, BaseException) for result in results), results
-    assert tuple(sides[0].learned) == sides[1].bans
-    assert tuple(sides[1].learned) == sides[0].bans
+    assert tuple(sides[0].kept) == sides[1].bans
+    assert tuple(sides[1].kept) == sides[0].bans
+    assert sides[0].times_kept == sides[1].times_kept == 1, "the whole set is written each time"
+
+
+async def test_bans_of_a_link_that_breaks_halfway_are_kept() -> None:
+    near, far = ends()
+    for message in (replace(HELLO, bans_digest=b"x" * 32, bans_count=3), Bans((b"1", b"2"), last=False)):
+        await far.send([framed(message.encode())])
+    await far.aclose()
+    side = Side()
+    with pytest.raises(EndOfStream):
+        await greet(near, side, leader=False)
+    assert side.kept == [b"1", b"2"]
 
 
 @pytest.mark.parametrize(("refuser", "when"), [(0, "hello"), (1, "hello"), (0, "banned")])
