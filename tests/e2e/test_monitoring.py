@@ -1,4 +1,4 @@
-"""Metrics and traces of real nodes, as a Prometheus and a collector of OpenTelemetry have them."""
+"""Metrics and traces of real nodes, as a Prometheus and a collector have them, and the bytes of their logs."""
 
 import asyncio
 import http.client
@@ -17,6 +17,7 @@ from tests.e2e.api_client import Api
 from tests.e2e.collector import PROMETHEUS, Collector, attributes, collecting, prometheus
 from tests.e2e.models import smollm2
 from tests.e2e.nodes import Fleet, api_of, cli, play
+from tests.log_day import LOADS, MOST_BYTES, OF_THE_NETWORK, REQUESTS
 from tests.process.test_dashboard import expressions
 from tests.process.test_gateway_metrics import samples
 
@@ -186,3 +187,34 @@ def test_a_prometheus_and_a_collector_of_traces(tmp_path: Path) -> None:
 
     with collecting() as collector:
         play(check(collector))
+
+
+ASKED = 12
+
+
+def logged(node: LocalNode) -> int:
+    """Count the bytes in all log files of a node."""
+    return sum(path.stat().st_size for path in (node.spec.home / "logs").iterdir())
+
+
+def test_a_day_of_requests_and_loads_leaves_less_than_ten_megabytes(tmp_path: Path) -> None:
+    """On each node, with what links and members cause (tests/sim/test_log_of_a_day.py)."""
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, [worker] = await fleet.workers(smollm2())
+            head = await fleet.head(smollm2(), token=token)
+            api = api_of(await fleet.ready(head))
+            loaded = {node: logged(node) for node in (head, worker)}  # the node's start included
+            for number in range(ASKED):
+                await api.stream(f"{number}: go on.", TOKENS)
+                await api.complete(f"{number}: and on.", TOKENS)
+            for node, before in loaded.items():
+                each = (logged(node) - before) / (2 * ASKED)
+                day = OF_THE_NETWORK + REQUESTS * each + LOADS * before
+                figures = f"{each:.0f} bytes a request, {before} a load, {day / 1e6:.1f} MB a day"
+                print(f"{node.spec.name}: {figures}")  # noqa: T201
+                assert day < MOST_BYTES
+            assert logged(head) > loaded[head], "each request is told"
+
+    play(check())
