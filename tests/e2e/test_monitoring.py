@@ -1,4 +1,4 @@
-"""Metrics and traces of real nodes, as a Prometheus and a collector have them, and the bytes of their logs."""
+"""Metrics and traces of real nodes, as a Prometheus and a collector have them; the bytes of their logs."""
 
 import asyncio
 import http.client
