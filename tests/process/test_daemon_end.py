@@ -97,6 +97,16 @@ def test_a_taken_port_names_its_holder(tmp_path: Path) -> None:
             assert not (tmp_path / home / "membership").exists(), "no mesh was founded in vain"
 
 
+def test_a_place_for_metrics_that_cannot_be_had_is_told_first(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        taken = f"127.0.0.1:{holder.getsockname()[1]}"
+        for place, what in (("0.0.0.0:9464", "anyone could read the metrics"), (taken, "is taken")):
+            done = meshd(tmp_path, "worker", "--listen", "127.0.0.1:0", MESHD_METRICS=place)
+            assert done.returncode == 1 and done.stdout == ""
+            assert what in done.stderr and 'node.metrics = "127.0.0.1:9464"' in done.stderr
+    assert not (tmp_path / "membership").exists(), "no mesh was founded in vain"
+
+
 def test_a_daemon_that_waits_for_its_inviter_is_stopped(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         invite = Invite(

@@ -25,7 +25,7 @@ from meshd.model.status import (
 )
 
 from tests.gguf_bytes import gguf, language_model
-from tests.unit.admin.fake import LINK, MODEL, PEER, FakeControl, full_status
+from tests.unit.admin.fake import LINK, METRICS, MODEL, PEER, FakeControl, full_status
 from tests.unit.admin.why_replies import why_reply
 
 from .shell import Terminal, meshd, refused
@@ -38,6 +38,11 @@ def test_status_for_a_script_is_the_whole_document(daemon: FakeControl) -> None:
     assert body["schema"] == 1 and body["node"]["name"] == "desk"
     assert body["peers"][0]["link"]["rtt_ms"] == 1.234
     assert body["model"]["tensors_from_network"][0]["name"] == "blk.3.ffn_up.weight"
+
+
+def test_metrics_are_printed_as_they_come(daemon: FakeControl) -> None:
+    ran = meshd("metrics")
+    assert (ran.code, ran.out, ran.err) == (0, METRICS, "")
 
 
 def test_status_for_a_person_shows_every_part(daemon: FakeControl) -> None:
