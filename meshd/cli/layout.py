@@ -34,7 +34,7 @@ _UNEASY = frozenset(
     }
 )
 # What stands between backticks is one word, as somebody will copy the command; so is an amount with its unit.
-_UNIT = r"(?:[kMGT]?B|[MG]iB|ms|s|min|h|d|tok/s)\b"
+_UNIT = r"(?:[kMGT]?B|[MG]iB|ms|s|min|h|d|(?:tok|tokens|GFLOP)/s)\b"
 _WORD = re.compile(rf"( *)((?:`[^`\n]*`|(?<=\d) (?={_UNIT})|[^ \n])+)")
 
 
@@ -104,7 +104,7 @@ class Layout:
         A table that is too wide loses the columns in `drop`, the first of them first. Then the cells of the
         column `below` go to lines of their own below their rows. Then wide columns are broken.
         """
-        columns = list(zip(headers, *rows, strict=True))
+        columns = [tuple(map(_in_one_line, column)) for column in zip(headers, *rows, strict=True)]
         most = None if self.width is None else max(1, self.width - indent)
         for header in drop:
             if most is None or _width_of(columns) <= most:
@@ -210,6 +210,11 @@ def clean(text: str) -> str:
     if text.isprintable():
         return str(text)
     return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)
+
+
+def _in_one_line(cell: str) -> str:
+    """Return the cell without ends of lines, after which a name would look like another row."""
+    return type(cell)(cell.replace("\n", " ")) if "\n" in cell else cell
 
 
 def _cells(text: str) -> int:

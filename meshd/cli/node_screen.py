@@ -94,9 +94,12 @@ class NodeScreen:
         def show() -> None:
             of = f"{invite.id}, for {in_number(invite.uses, 'node')} and {left}; keep it secret"
             self._out.note()
-            self._out.note(of, label="invite")
-            self._out.note()
-            self._drain()  # what is on stdout stands below that
+            if self._out.terminal:
+                self._out.note(of, label="invite")
+                self._out.note()
+                self._drain()  # what is on stdout stands below that
+            else:
+                self._out.note(f"{of}; it was written to standard output", label="invite")
             self._out.line(invite.token)
             self._out.note()
             self._out.note(use)

@@ -62,6 +62,11 @@ def test_markup_is_text() -> None:
         assert "[red]x[/red]" in shown and shown.count("[bold]words[/bold]") == 3
 
 
+def test_no_name_makes_a_row_of_its_own() -> None:
+    rows = [("desk\nattic  ok", State("lost\nok")), ("loft", State("ok"))]
+    assert Layout(colours=True).table(("NODE", "STATE"), rows).count("\n") == 3
+
+
 def test_clean_keeps_what_can_be_shown() -> None:
     assert clean("Grüße 😀\n") == "Grüße 😀\n"
     assert clean("a\x1b[2Jb\rc\u202e") == "a�[2Jb�c�"

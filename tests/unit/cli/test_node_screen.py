@@ -200,6 +200,21 @@ async def test_the_invite_stands_alone_below_what_the_node_is() -> None:
 
 
 @pytest.mark.virtual
+async def test_an_invite_that_goes_elsewhere_is_alone_there() -> None:
+    scene, elsewhere = Scene(WORKER), io.StringIO()
+    scene.screen = NodeScreen(
+        Output(elsewhere, scene.terminal, {"NO_COLOR": "1"}, width=70),
+        drain=scene._drain,
+        now=lambda: "14:03",
+    )
+    scene.screen.invite(InviteReply(token="meshd1x", id="00ff", expires_at=86_400, uses=10), 0.0, "run it")
+    scene.screen.follow(scene.status)
+    lines = await scene.run(0.5)
+    assert elsewhere.getvalue() == "meshd1x\n"
+    assert "meshd1x" not in "".join(lines) and "standard output" in "".join(lines)
+
+
+@pytest.mark.virtual
 async def test_a_step_that_takes_long_shows_for_how_long_and_then_what_ends_it() -> None:
     hint = HealthWarning(code="model_waiting", severity="info", what="", hint="run `meshd worker`")
     api = full_status().api
