@@ -1,13 +1,20 @@
 # All roles of meshd in one image, from the wheels in a folder: see docs/docker.md.
 #   docker build -t meshd -f Dockerfile dist
 #   docker run --rm --init -v meshd:/var/lib/meshd meshd worker
-# It has the backends that the folder has: meshd_native is for CPUs and Vulkan, meshd_native_cuda13 for CUDA.
+# GPU=vulkan is for CPUs and all GPUs. GPU=cuda also needs the wheel meshd_native_cuda13 in that folder:
+#   docker build --build-arg GPU=cuda -t meshd:cuda -f Dockerfile dist
 
 FROM debian:trixie-slim AS build
 RUN apt-get update \
  && apt-get install -y --no-install-recommends ca-certificates python3-venv \
  && rm -rf /var/lib/apt/lists/*
+ARG GPU=vulkan
 COPY *.whl /wheels/
+RUN case "$GPU" in \
+      vulkan) rm -f /wheels/meshd_native_cuda* ;; \
+      cuda) ls /wheels/meshd_native_cuda13-*.whl ;; \
+      *) echo "GPU is vulkan or cuda, not $GPU" >&2; exit 1 ;; \
+    esac
 # without pip, and without 104 MB of PyAV, which aiortc asks for and meshd does not use (docs/decisions/0078);
 # compiled here, as the user of the image cannot write there
 RUN python3 -m venv /opt/tools \
@@ -33,6 +40,8 @@ ENV PATH=/opt/meshd/bin:/usr/bin:/bin \
 USER meshd
 # identity and membership of the node; kept weights, which can be made again; files exchanged between containers of one host
 VOLUME ["/var/lib/meshd", "/var/cache/meshd", "/run/meshd"]
+# a node answers its commands; configs/compose.yaml says when a head is ready, and when a relay lives
+HEALTHCHECK --interval=30s --timeout=10s --start-period=2m CMD ["meshd", "status"]
 # mesh, relay, API
 EXPOSE 17430/tcp 17430/udp 17443/tcp 17443/udp 8090/tcp
 ENTRYPOINT ["meshd"]

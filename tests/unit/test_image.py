@@ -2,8 +2,9 @@
 
 import re
 import shlex
+import subprocess
 from collections.abc import Mapping
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import cast
 
 import pytest
@@ -36,6 +37,10 @@ def image() -> Stage:
 
 @pytest.fixture(scope="module")
 def services() -> Mapping[str, Service]:
+    return _services_of_a_mesh()
+
+
+def _services_of_a_mesh() -> Mapping[str, Service]:
     return cast(Mapping[str, Service], _compose()["services"])
 
 
@@ -74,7 +79,39 @@ def test_the_image_does_not_run_as_root(image: Stage) -> None:
     (made,) = (text for text in image.texts("RUN") if "useradd" in text)
     assert re.search(r"useradd .*--uid [1-9]\d+ .* meshd\b", made)
     after = [word for word, _ in image.steps[image.steps.index(("USER", user)) + 1 :]]
-    assert set(after) <= {"VOLUME", "EXPOSE", "ENTRYPOINT", "CMD"}
+    assert set(after) <= {"VOLUME", "HEALTHCHECK", "EXPOSE", "ENTRYPOINT", "CMD"}
+
+
+def test_the_image_has_a_health_check_that_meshd_takes(image: Stage) -> None:
+    (check,) = image.texts("HEALTHCHECK")
+    found = re.fullmatch(r"--interval=30s --timeout=10s --start-period=2m CMD (.*)", check)
+    assert found
+    _called(shlex.join(yaml.safe_load(found[1])))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "kept"),
+    [("vulkan", {"meshd-1.whl", "meshd_native-1.whl"}), ("cuda", None), ("rocm", None)],
+)
+def test_the_kind_of_gpu_chooses_the_wheels(gpu: str, kept: set[str] | None, tmp_path: Path) -> None:
+    first = read()[0]
+    assert first.texts("ARG") == ["GPU=vulkan"]
+    (choice,) = (text for text in first.texts("RUN") if text.startswith("case"))
+    names = {"meshd-1.whl", "meshd_native-1.whl", "meshd_native_cuda12-1.whl"}
+    for name in names:
+        (tmp_path / name).touch()
+    script = choice.replace("/wheels/", f"{tmp_path}/")
+    done = subprocess.run(["sh", "-c", script], env={"GPU": gpu, "PATH": "/usr/bin:/bin"}, check=False)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert (done.returncode, left) == ((0, kept) if kept is not None else (done.returncode or 99, names))
+
+
+def test_cuda_takes_the_wheel_for_cuda(tmp_path: Path) -> None:
+    (choice,) = (text for text in read()[0].texts("RUN") if text.startswith("case"))
+    (tmp_path / "meshd_native_cuda13-1.whl").touch()
+    script = choice.replace("/wheels/", f"{tmp_path}/")
+    subprocess.run(["sh", "-c", script], env={"GPU": "cuda", "PATH": "/usr/bin:/bin"}, check=True)
+    assert (tmp_path / "meshd_native_cuda13-1.whl").exists()
 
 
 def test_the_image_names_the_ports_and_settings_of_the_code(image: Stage) -> None:
@@ -97,7 +134,7 @@ def test_what_is_installed_in_the_first_stage_is_copied_to_the_second(image: Sta
     first = read()[0]
     assert first.base == image.base, "the virtual environment is for this Python"
     assert first.texts("COPY") == ["*.whl /wheels/"]
-    (installed,) = (text for text in first.texts("RUN") if "pip" in text)
+    (installed,) = (text for text in first.texts("RUN") if "pip " in text)
     (copied,) = image.texts("COPY")
     folder = copied.split()[-1]
     assert copied == f"--from={first.name} {folder} {folder}", "scripts have the path in their first line"
@@ -181,7 +218,24 @@ def test_who_waits_for_a_file_waits_for_its_writer(services: Mapping[str, Servic
         for name, service in services.items()
         if "healthcheck" in service
     }
-    assert checks == {"relay": "/run/meshd/relay", "worker-1": "/run/meshd/token"}
+    assert checks.keys() == {"relay", "worker-1", "head"}
+    assert checks["relay"].startswith("test -s /run/meshd/relay && ")
+    assert checks["worker-1"] == "test -s /run/meshd/token && meshd status > /dev/null"
+    assert f"http://127.0.0.1:{ServeConfig().port}/health" in checks["head"]
     assert services["worker-1"]["depends_on"] == {"relay": {"condition": "service_healthy"}}
     for name in ("worker-2", "head"):
         assert services[name]["depends_on"] == {"worker-1": {"condition": "service_healthy"}}
+
+
+def test_a_worker_elsewhere_has_its_secrets_from_files() -> None:
+    text = (ROOT / "configs/compose.worker.yaml").read_text(encoding="utf-8")
+    file = cast(Mapping[str, Mapping[str, object]], yaml.safe_load(text))
+    worker = cast(Service, file["services"]["worker"])
+    environment = cast(Mapping[str, str], worker["environment"])
+    assert environment == {"MESHD_JOIN": "@/run/secrets/invite", "HF_TOKEN_PATH": "/run/secrets/hf-token"}
+    assert set(_words(worker, "secrets")) == {"invite", "hf-token"} == file["secrets"].keys()
+    assert all(cast(Mapping[str, str], secret).keys() == {"file"} for secret in file["secrets"].values())
+    assert _words(worker, "entrypoint") == ["sh", "-euc", 'exec meshd "$$@" > /dev/null', "meshd"]
+    _called(shlex.join(["meshd", *_words(worker, "command")]))
+    limits = ("read_only", "init", "cap_drop", "security_opt")
+    assert [worker[name] for name in limits] == [_services_of_a_mesh()["head"][name] for name in limits]

@@ -429,6 +429,21 @@ def test_keys_are_read_line_by_line(tmp_path: Path) -> None:
     assert [key.name for key in keys] == ["key-1", "key-2", "key-3"]
 
 
+def test_a_secret_of_a_container_may_have_any_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret, elsewhere = tmp_path / "secrets/api-keys", tmp_path / "api-keys"
+    secret.parent.mkdir()
+    for path in (secret, elsewhere):
+        path.write_text("sk-0123456789abcdef")
+        path.chmod(0o444)
+    monkeypatch.setattr(access, "SECRETS", tmp_path / "secrets")
+    assert [key.secret for key in load_keys(secret)] == ["sk-0123456789abcdef"]
+    with pytest.raises(UserError, match="accessible to others"):
+        load_keys(elsewhere)
+    (tmp_path / "secrets/link").symlink_to(elsewhere)
+    with pytest.raises(UserError):
+        load_keys(tmp_path / "secrets/link")
+
+
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o601, 0o644, 0o777])
 def test_a_file_that_others_can_reach_is_refused(tmp_path: Path, mode: int) -> None:
     path = key_file(tmp_path, "sk-12345678", mode)
