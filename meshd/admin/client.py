@@ -13,7 +13,7 @@ from typing import Self, TypeVar
 
 from meshd import __version__
 from meshd.admin.request import Request, decode_line, encode_request, from_json
-from meshd.admin.socket_path import MAX_REPLY_BYTES, find_socket
+from meshd.admin.socket_path import MAX_REPLY_BYTES, find_socket, is_short_enough
 from meshd.base.errors import Broken, Refused, RemoteProtocolError, UserError
 from meshd.base.processes import allowed, is_stopped_by_ps, peer_of
 
@@ -71,6 +71,7 @@ class OtherVersion(UserError):
             f"and they do not understand each other here: {what}",
             hint="run `meshd stop`, then start the node again: it runs the installed version then",
         )
+        self.version = version[:_VERSION_CHARS]
 
 
 class Client:
@@ -99,6 +100,8 @@ class Client:
         self._lines = self._socket.makefile("rb")
 
     def _connect(self, path: Path) -> None:
+        if not is_short_enough(path.parent):  # a daemon would have left a pointer to a shorter one
+            raise _absent(self._home)
         self._socket.settimeout(_CONNECT_SECONDS)
         try:
             _connect_patiently(self._socket, path)

@@ -54,10 +54,10 @@ def socket_folder(home: Path, environ: Mapping[str, str]) -> Path:
 
     No name in it may be longer than SOCKET_NAME. Raises UserError when no path is short enough or private.
     """
-    if _is_short(home):
+    if is_short_enough(home):
         return home
     folder = _short_folder(home, environ)
-    if not _is_short(folder):
+    if not is_short_enough(folder):
         raise UserError(
             f"no path for the control socket is short enough: `{folder / SOCKET_NAME}`",
             hint=f"set MESHD_HOME to a path of at most {MAX_SOCKET_PATH_BYTES - len(SOCKET_NAME) - 1} bytes",
@@ -74,7 +74,8 @@ def remove_socket_folder(folder: Path, home: Path) -> None:
             folder.rmdir()
 
 
-def _is_short(folder: Path) -> bool:
+def is_short_enough(folder: Path) -> bool:
+    """Return True if the path of a socket in this folder fits."""
     return len(os.fsencode(folder / SOCKET_NAME)) <= MAX_SOCKET_PATH_BYTES
 
 

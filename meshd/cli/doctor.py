@@ -5,18 +5,17 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from meshd.admin.api import NatView, NetcheckReply, NetcheckRequest, PortMappingView, StatusRequest
+from meshd.admin.api import NatView, NetcheckReply, NetcheckRequest, PortMappingView
 from meshd.admin.client import NotRunning, ask
 from meshd.admin.request import to_fields
 from meshd.base.units import in_number
 from meshd.cli.layout import State
-from meshd.cli.options import Arguments, add_config_file, add_keys, load_role
-from meshd.cli.output import Output
-from meshd.cli.roles import check_node
+from meshd.cli.options import Arguments, add_config_file, add_keys, config_file, load_role
+from meshd.cli.output import Json, Output
 from meshd.config.tree import home_here
 
 if TYPE_CHECKING:
-    from meshd.daemon.doctor import Finding
+    from meshd.doctor.kinds import Finding
 
 OPTIONS = ("links.stun", "links.relays", "links.no_portmap")
 _CHECK_SECONDS = 30.0
@@ -24,34 +23,58 @@ _LABEL_WIDTH = 14
 
 
 class Doctor:
-    """Diagnose this machine: what is wrong, and what to do about it.
+    """Diagnose this machine: what is wrong, what it means, and what to do about it.
 
-    Tests the llama.cpp binaries, lists the devices, and shows the warnings of the daemon if one runs. For the
-    network, run `meshd netcheck`.
+    Checks the installation, the settings, home and cache, limits and power, the network, llama.cpp and its
+    devices, model files, and the running node if there is one.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """--json, and what replaces the configuration."""
+        parser.add_argument(
+            "--fix",
+            action="store_true",
+            help="first mend what is safe to mend: modes of meshd's own files, and what killed nodes left",
+        )
         parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
         add_config_file(parser)
         add_keys(parser, ("paths.native_bin",))
 
     def run(self, args: Arguments, out: Output) -> int:
         """0 when nothing is an error, else 1."""
-        from meshd.daemon.doctor import look
+        from meshd.doctor.examine import examine, fix
+        from meshd.doctor.settings import read_settings
 
-        config = load_role(args, "worker").config
-        check_node(config)
-        findings = [*look(config), *_daemon()]
-        if args.json:
-            out.json({"findings": [asdict(found) for found in findings]})
+        options = {"paths.native_bin": vars(args)["paths.native_bin"]}
+        settings = read_settings(options, config_file(args))
+        if args.fix:
+            findings, mended = fix(settings)
         else:
+            findings, mended = examine(settings), []
+        if args.json:
+            fixed = [{**_fields(one.finding), "did": one.did, "failed": one.failed} for one in mended]
+            out.json({"findings": [_fields(found) for found in findings], "fixed": fixed})
+        else:
+            for one in mended:
+                text = one.did or f"{one.finding.what}, and could not be mended: {one.failed}"
+                out.finding("fixed" if one.did else "failed", one.finding.name, text)
             for found in findings:
-                out.finding(found.state, found.name, found.what)
-                if found.hint and found.state != "ok":
-                    out.finding("", "", f"hint: {found.hint}")
+                _show(found, out)
             out.text(_verdict(findings))
         return int(any(found.state == "error" for found in findings))
+
+
+def _fields(found: "Finding") -> dict[str, Json]:
+    return {name: value for name, value in asdict(found).items() if name != "path"}
+
+
+def _show(found: "Finding", out: Output) -> None:
+    """Show one finding to a person: more than one line only if there is something to do."""
+    out.finding(found.state, found.name, found.what)
+    if found.state != "ok":
+        for text in (found.meaning, found.hint and f"hint: {found.hint}"):
+            if text:
+                out.finding("", "", text)
 
 
 def _verdict(findings: "Sequence[Finding]") -> str:
@@ -60,21 +83,6 @@ def _verdict(findings: "Sequence[Finding]") -> str:
     if errors:
         return f"{in_number(errors, 'error')} to mend before this node works"
     return f"this node works, with {in_number(warnings, 'warning')}" if warnings else "everything is in order"
-
-
-def _daemon() -> "list[Finding]":
-    from meshd.daemon.doctor import Finding
-
-    try:
-        status = ask(home_here(), StatusRequest())
-    except NotRunning:
-        return [Finding("daemon", "ok", "not running")]
-    running = Finding("daemon", "ok", f"`{status.node.name}` runs as {status.node.role}")
-    found = [running]
-    for warning in status.warnings:
-        state = "ok" if warning.severity == "info" else warning.severity
-        found.append(Finding(warning.code, state, warning.what, warning.hint))
-    return found
 
 
 class Netcheck:

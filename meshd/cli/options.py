@@ -19,11 +19,11 @@ from meshd.config.load import LoadedConfig, load, nearest, unknown_variables, wi
 from meshd.config.removed import IS_GONE, instead_of_option, removed_key
 from meshd.config.setting import Setting, help_of
 from meshd.config.tree import SETTINGS
+from meshd.config.tree import VARIABLES as VARIABLES
 
 Arguments = argparse.Namespace
 _REQUIRED = "the following arguments are required: "  # argparse's words
 MOST_MILLISECONDS = 10_000
-VARIABLES = ("MESHD_HOME", "MESHD_CACHE", "MESHD_CONFIG", *(one.variable for one in SETTINGS if one.variable))
 _LEAST_BEGINNING = 5  # letters of an option, with its dashes, to be taken for the beginning of a longer one
 # an argument that begins like an invite or a reply code, its option included where `=` joins them
 _PASTED = re.compile(r"(?:--[a-z-]+=)?[\"'`<]*(meshd(?:reply)?[0-9].*)", re.IGNORECASE | re.DOTALL)
@@ -223,8 +223,8 @@ def _assigned(words: Sequence[str], role: str) -> Mapping[str, str]:
 
 def note_unknown_variables(out: Output) -> None:
     """Warn of environment variables without effect: one of them may be mistyped."""
-    for line in unknown_variables(os.environ, VARIABLES):
-        out.note(line)
+    for unknown in unknown_variables(os.environ, VARIABLES):
+        out.note(f"{unknown.what}; {unknown.hint}")
 
 
 def config_file(args: Arguments) -> Path | None:

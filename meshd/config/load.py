@@ -124,11 +124,12 @@ def nearest(word: str, known: Collection[str], cutoff: float = 0.6) -> list[str]
     return difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
 
 
-def unknown_variables(environ: Mapping[str, str], known: Sequence[str]) -> list[str]:
-    """Return a line about each variable that looks like a setting and is none: no error, as it may be another
-    program's.
+def unknown_variables(environ: Mapping[str, str], known: Sequence[str]) -> list[UserError]:
+    """Return what to say about each variable that looks like a setting and is none.
+
+    None of them is raised, as it may be another program's.
     """
-    lines = []
+    unknown = []
     for name in sorted(environ):
         if name.startswith(_PREFIX) and name not in known:
             own = [variable.removeprefix(_PREFIX) for variable in known]  # what all share says nothing
@@ -138,8 +139,8 @@ def unknown_variables(environ: Mapping[str, str], known: Sequence[str]) -> list[
                 if near
                 else "`meshd config init FILE` writes all settings"
             )
-            lines.append(f"meshd has no setting for the variable `{name[:64]}`; {hint}")
-    return lines
+            unknown.append(UserError(f"meshd has no setting for the variable `{name[:64]}`", hint=hint))
+    return unknown
 
 
 def unknown_key(name: str, known: Sequence[str], file: Path) -> UserError:

@@ -427,3 +427,8 @@ SETTINGS: tuple[Setting, ...] = (
     *settings_of(ClientConfig, "client"),
     *settings_of(Paths, "paths"),
 )
+VARIABLES = (
+    *("MESHD_HOME", "MESHD_CACHE", "MESHD_CONFIG"),
+    *(setting.variable for setting in SETTINGS if setting.variable),
+)
+"""All variables of the environment that are settings."""

@@ -14,12 +14,14 @@ import hashlib
 import json
 import os
 import re
+import signal
 import socket
 import time
 import uuid
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 
 from meshd.base import log
@@ -35,7 +37,14 @@ from meshd.devices.command_lines import mesh_trial_environment
 from meshd.devices.device_list import hardware_names
 from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.device_trial import AGAIN_SECONDS, DeviceTrials, TrialCache, listing_key, trial_key
-from meshd.devices.devices import list_devices, missing_library, pick, twin, usable_cores
+from meshd.devices.devices import (
+    list_devices,
+    missing_library,
+    missing_symbols,
+    pick,
+    twin,
+    usable_cores,
+)
 from meshd.devices.interface import NativeBuild, RolePaths
 from meshd.model.device_speed import REFERENCE_LAYERS, DeviceSpeed, reference_rates
 from meshd.model.layer_work import USUAL
@@ -59,6 +68,24 @@ _SEARCHED_FIRST = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRAR
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 _MOST_BYTES = 4096
 _SOUND, _DOUBTFUL = "sound", "doubtful"  # of a kept choice: did all devices compute right?
+
+
+class ProgramTrouble(StrEnum):
+    """Why a program cannot be used."""
+
+    VERSION = "version"  # it is another one than our module's, or does not tell
+    LIBRARY = "library"  # one that it needs is not installed
+    C_LIBRARY = "c_library"  # this system's is older than the one it was built for
+    INSTRUCTIONS = "instructions"  # it uses some that this processor lacks
+    FAILS = "fails"  # it crashes, hangs, or cannot be started
+
+
+class ProgramFault(UserError):
+    """A native program that cannot be used."""
+
+    def __init__(self, what: str, *, trouble: ProgramTrouble, hint: str) -> None:
+        super().__init__(what, hint=hint)
+        self.trouble = trouble
 
 
 def find_native(paths: Paths, *, head: bool = True) -> NativeBuild:
@@ -259,17 +286,20 @@ def _or_raise(answer: LlamaVersion | UserError | None) -> LlamaVersion | None:
 
 
 async def _check_ours(server: Path, module: Sequence[Path], pin: Pin, log_file: Path) -> None:
-    """Check what mesh-server reports about itself, or about the module. Raises UserError."""
+    """Check what mesh-server reports about itself, or about the module. Raises ProgramFault."""
     what = module[0] if module else server
     lines = await _said(server, ("--describe", *map(str, module)), log_file)
     described = _described(lines)
     if described.get("protocol") != VERSION:
-        raise UserError(
-            f"`{what}` does not speak version {VERSION} of the mesh protocol: {_last(lines)}", hint=MESH_BUILD
+        raise ProgramFault(
+            f"`{what}` does not speak version {VERSION} of the mesh protocol: {_last(lines)}",
+            trouble=ProgramTrouble.VERSION,
+            hint=MESH_BUILD,
         )
     if described.get("ggml") != pin.version:
-        raise UserError(
+        raise ProgramFault(
             f"`{what}` was made for ggml {described.get('ggml')}, this meshd is for {pin.version}",
+            trouble=ProgramTrouble.VERSION,
             hint=f"make {MESH_PROGRAM} and {MESH_MODULE} from llama.cpp {pin.commit[:9]}, or {MESH_BUILD}",
         )
 
@@ -279,15 +309,16 @@ async def _version_of(program: Path, pin: Pin, log_file: Path) -> LlamaVersion:
     version = parse_version(lines)
     if version is None or not version.fits(pin):
         what = f"is llama.cpp {version}" if version else f"does not say which llama.cpp it is: {_last(lines)}"
-        raise UserError(
+        raise ProgramFault(
             f"`{program}` {what}; meshd's module is for {pin.release} (commit {pin.commit[:9]})",
+            trouble=ProgramTrouble.VERSION,
             hint=_other_release(pin),
         )
     return version
 
 
 async def _load_module(program: Path, module: Path, pin: Pin, log_file: Path) -> None:
-    """Check that a llama-server loads the module and, if that is known, has its ggml. Raises UserError."""
+    """Check that a llama-server loads the module and, if that is known, has its ggml. Raises ProgramFault."""
     with ReportPipe() as report:
         environment = mesh_trial_environment(module=str(module), report=report.child_end)
         lines = await _said(
@@ -296,13 +327,16 @@ async def _load_module(program: Path, module: Path, pin: Pin, log_file: Path) ->
         reported = [line async for line in report]
     hosts = [line.removeprefix(_HOST) for line in reported if line.startswith(_HOST)]
     if not hosts:
-        raise UserError(
+        raise ProgramFault(
             f"`{program}` does not load meshd's module `{module}`: {_last(lines)}",
+            trouble=ProgramTrouble.FAILS,
             hint="build it for this system, with dynamic loading; or omit --native-bin",
         )
     if hosts[0] not in (UNKNOWN, pin.version):
-        raise UserError(
-            f"`{program}` has ggml {hosts[0]}, meshd's module is for {pin.version}", hint=_other_release(pin)
+        raise ProgramFault(
+            f"`{program}` has ggml {hosts[0]}, meshd's module is for {pin.version}",
+            trouble=ProgramTrouble.VERSION,
+            hint=_other_release(pin),
         )
 
 
@@ -334,12 +368,25 @@ async def _said(
             ended = await run_to_end(spec)
     except TimeoutError:
         what = f"`{program} {' '.join(words)}` did not end within {SAY_SECONDS:.0f} s: {_last(lines)}"
-        raise UserError(what, hint=MESH_BUILD) from None
+        raise ProgramFault(what, trouble=ProgramTrouble.FAILS, hint=MESH_BUILD) from None
     if ended.code != 0:
         end = f"exit code {ended.code}" if ended.signal is None else f"signal {ended.signal}"
-        hint = missing_library(lines) or MESH_BUILD
-        raise UserError(f"`{program} {' '.join(words)}` failed ({end}): {_last(lines)}", hint=hint)
+        trouble, hint = _trouble_of(lines, ended.signal)
+        what = f"`{program} {' '.join(words)}` failed ({end}): {_last(lines)}"
+        raise ProgramFault(what, trouble=trouble, hint=hint)
     return lines
+
+
+def _trouble_of(lines: Sequence[str], number: int | None) -> tuple[ProgramTrouble, str]:
+    """Return why a program has failed that printed these lines, and a hint; `number`: of its signal."""
+    if hint := missing_library(lines):
+        return ProgramTrouble.LIBRARY, hint
+    if missing := missing_symbols(lines):
+        hint = f"run `meshd native build` on this machine, or upgrade its system to one that has {missing}"
+        return ProgramTrouble.C_LIBRARY, hint
+    if number == signal.SIGILL:
+        return ProgramTrouble.INSTRUCTIONS, "run `meshd native build`, which builds for this processor"
+    return ProgramTrouble.FAILS, MESH_BUILD
 
 
 def _described(lines: Sequence[str]) -> Mapping[str, object]:

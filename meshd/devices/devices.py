@@ -28,6 +28,7 @@ _LISTED = re.compile(
 NEARLY_FREE = 0.9  # share of a device's memory: from here on it can hardly become more
 _LACKS_LIBRARY = re.compile(r"error while loading shared libraries: ([\w.+-]{1,80}): cannot open")
 _OF_CUDA = ("libcudart.", "libcublas", "libnvrtc")
+_LACKS_SYMBOLS = re.compile(r"version `(GLIBC(?:XX)?_[\d.]{1,16})' not found")
 _HALF_ABLE = ("BLAS", "ACCEL", "AMX")  # accelerators that lack operations: never used alone
 _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings"
 _FEW = 4
@@ -168,6 +169,11 @@ def missing_library(lines: Sequence[str]) -> str:
                 return "run `meshd native build --backend cuda`, which finds NVIDIA's libraries again"
             return f"install `{found[1]}`, or build again on this machine"
     return ""
+
+
+def missing_symbols(lines: Sequence[str]) -> str:
+    """Return the version of the C or C++ library that the loader misses, such as `GLIBC_2.38`; else ""."""
+    return next((found[1] for line in lines if (found := _LACKS_SYMBOLS.search(line))), "")
 
 
 def usable_cores() -> int:

@@ -26,6 +26,14 @@ _WRITABLE = 0o022
 _MAX_LOCK_BYTES = 64
 
 
+class DamagedFile(UserError):
+    """A file whose content cannot be used."""
+
+
+class NewerFile(UserError):
+    """A file that a newer meshd wrote."""
+
+
 class PrivateFolder:
     """`path` is made at the first write. `mark` is a file whose presence says that the folder is ours."""
 
@@ -217,7 +225,7 @@ def _unwrap(path: Path, data: bytes, limit: int) -> bytes:
     if not words[2].isdigit() or int(words[2][:9]) < _FOLDER_VERSION:
         raise damaged(path, "its first line is wrong")
     if int(words[2][:9]) > _FOLDER_VERSION:
-        raise UserError(
+        raise NewerFile(
             f"`{path}` was written by a newer meshd: it has form {words[2][:9].decode()}, "
             f"and meshd {__version__} reads form {_FOLDER_VERSION}",
             hint="run `meshd upgrade`; or, to stay with this version, restore the directory from a backup "
@@ -230,9 +238,9 @@ def _unwrap(path: Path, data: bytes, limit: int) -> bytes:
     return payload
 
 
-def damaged(path: Path, why: str) -> UserError:
+def damaged(path: Path, why: str) -> DamagedFile:
     """Return the error for a file whose content cannot be used."""
-    return UserError(
+    return DamagedFile(
         f"`{path}` is damaged: {why}",
         hint="restore it from a backup, or move it away: its contents will be lost, and this node "
         "may need a new invite",

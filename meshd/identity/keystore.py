@@ -48,11 +48,16 @@ PORT_BLOB = "mesh-port"
 BOOK_BLOB = "book"  # the address book: rendezvous/book.py
 IMPORTED_BLOB = "imported-root"  # says that the root key came from a backup: its mesh has other members
 EXPORTED_BLOB = "exported-root"  # says that there is a backup of the root key
-_IDENTITY, _INVITES, _BANS = "identity.key", "invites", "revocations"
+IDENTITY, _INVITES, _BANS = "identity.key", "invites", "revocations"
+STATE_FILES = (IDENTITY, MEMBERSHIP, _INVITES, _BANS, FILE)  # beside blobs
 _BLOB_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 _MAX_SMALL = 8 << 10
 T = TypeVar("T")
 Random = Callable[[int], bytes]
+
+
+class OtherKey(UserError):
+    """The membership is that of another key than this node's."""
 
 
 class Keeping:
@@ -212,7 +217,7 @@ class Home:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._folder = PrivateFolder(path, mark=_IDENTITY)
+        self._folder = PrivateFolder(path, mark=IDENTITY)
         self.keeping = Keeping()
         self.counters = Counters(self._folder, self.keeping)
 
@@ -226,10 +231,10 @@ class Home:
 
     def load_identity(self) -> KeyPair | None:
         """Return the node's key, None when there is none yet."""
-        data = self._folder.read(_IDENTITY, limit=_MAX_SMALL)
+        data = self._folder.read(IDENTITY, limit=_MAX_SMALL)
         if data is None:
             return None
-        return KeyPair.from_seed(self._parse(_IDENTITY, data, lambda f: f.raw("seed", exact=KEY_BYTES)))
+        return KeyPair.from_seed(self._parse(IDENTITY, data, lambda f: f.raw("seed", exact=KEY_BYTES)))
 
     def load_or_create_identity(self, random: Random = os.urandom) -> KeyPair:
         """Return the node's key; the first call creates it. A membership without a key is damage, not a first
@@ -239,7 +244,7 @@ class Home:
         if key is not None:
             return key
         if self._folder.exists(MEMBERSHIP):
-            raise damaged(self.path / _IDENTITY, "it is missing, although this node is a member of a mesh")
+            raise damaged(self.path / IDENTITY, "it is missing, although this node is a member of a mesh")
         return self._new_identity(random)
 
     def reset_identity(self, *, now: int, random: Random = os.urandom) -> KeyPair:
@@ -259,7 +264,7 @@ class Home:
 
     def _new_identity(self, random: Random) -> KeyPair:
         key = KeyPair.from_seed(random(KEY_BYTES))
-        self._folder.write(_IDENTITY, pack({"seed": key.seed}))
+        self._folder.write(IDENTITY, pack({"seed": key.seed}))
         return key
 
     # -- which mesh it is in
@@ -274,8 +279,8 @@ class Home:
         found = self._parse(MEMBERSHIP, data, _read_membership)
         key = self.load_or_create_identity()
         if found.chain.leaf.node != key.peer:
-            raise UserError(
-                f"`{self.path / MEMBERSHIP}` belongs to a different key than `{_IDENTITY}`",
+            raise OtherKey(
+                f"`{self.path / MEMBERSHIP}` belongs to a different key than `{IDENTITY}`",
                 hint="restore both from one backup, or run `meshd leave --new-identity` and join again",
             )
         self._parse(MEMBERSHIP, data, lambda _: check_chain(found.chain, found.mesh, key.peer))

@@ -21,9 +21,9 @@ from meshd.build import cuda, fetch, machine
 from meshd.build.interface import MESH_PROGRAM
 from meshd.build.pin import read_pin
 from meshd.build.wheel import CUDA_STAMP
-from meshd.daemon import doctor
-from meshd.daemon.doctor import CudaDriver, GpuFacts, explain
 from meshd.daemon.native import TriedBuild, TriedDevice, choose
+from meshd.doctor import programs
+from meshd.doctor.gpus import CudaDriver, GpuFacts, explain
 from meshd.process.run import environment
 from wheels.cuda import ARCHITECTURES, machine_code, pack_module
 
@@ -32,7 +32,7 @@ from tests.process.test_wheel import wheel
 from tests.rules.source import ROOT
 from tests.unit.build.stored import install_wheel
 from tests.unit.daemon.test_native import CPU, CUDA, build
-from tests.unit.daemon.test_unused_gpus import AMD, NVIDIA
+from tests.unit.doctor.test_gpus import AMD, NVIDIA
 from tests.unit.wheels.test_cuda import NEEDED, module
 
 __all__ = ["wheel"]  # a fixture
@@ -98,7 +98,7 @@ def test_4_pascal(kind: int) -> None:
     for backends in (WITH_CUDA, PORTABLE):  # so that nobody is sent to install what will not help
         assert told(pascal, backends).startswith(line)
         assert "-> use Vulkan" in told(pascal, backends)
-        assert "-> Vulkan computes on it" in told(pascal, backends, ("Vulkan0",))
+        assert "-> leave it so; or" in told(pascal, backends, ("Vulkan0",))
 
 
 @pytest.mark.parametrize(("kind", "name"), [(100, "10.0"), (103, "10.3"), (121, "12.1"), (150, "15.0")])
@@ -108,19 +108,19 @@ def test_5_unknown_kind_of_card(
     async def facts(run_to_end: object, log: Path) -> GpuFacts:
         return replace(NVIDIA, cuda=CudaDriver(14_000, 0, (61, 90, card)))
 
-    monkeypatch.setattr(doctor, "gather_facts", facts)
+    monkeypatch.setattr(programs, "gather_facts", facts)
     package = install_wheel(tmp_path)
     (package / CUDA_STAMP).write_text(json.dumps({"machine_code": machine_code(ARCHITECTURES)}))
     native = replace(build("cuda").native, mesh_server=package / "bin" / MESH_PROGRAM)
     card = kind
-    (found,) = asyncio.run(doctor._gpus(TriedBuild(native, (TriedDevice(CUDA),)), tmp_path))
+    (found,) = asyncio.run(programs._gpus(TriedBuild(native, (TriedDevice(CUDA),)), tmp_path))
     assert (found.state, found.what) == (
         "ok",
         f"CUDA has no machine code for a GPU of compute capability {name}: the first start compiles for "
         "some minutes",
     )
     card = 120
-    assert asyncio.run(doctor._gpus(TriedBuild(native, (TriedDevice(CUDA),)), tmp_path)) == []
+    assert asyncio.run(programs._gpus(TriedBuild(native, (TriedDevice(CUDA),)), tmp_path)) == []
 
 
 def _doctor(folder: Path, *front: str, path: str = "", mount: str = "") -> str:
@@ -131,7 +131,7 @@ def _doctor(folder: Path, *front: str, path: str = "", mount: str = "") -> str:
         script = 'mount -t tmpfs -o "$0" none "$1" && shift && exec "$@"'
         command = ["unshare", "--mount", "sh", "-c", script, mount, str(folder), *command]
     environ = environment({}) | {"MESHD_HOME": str(folder / "home"), "MESHD_CACHE": str(folder / "cache")}
-    environ |= {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    environ |= {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "MESHD_STUN": "none"}
     environ["PATH"] = f"{path}{os.pathsep}{environ['PATH']}" if path else environ["PATH"]
     done = subprocess.run(
         command, env=environ, cwd="/", capture_output=True, text=True, timeout=120, check=False
@@ -235,7 +235,7 @@ def test_12_two_installations(tmp_path: Path) -> None:
 def test_13_root_and_user(tmp_path: Path) -> None:
     """As root first, which made home and cache; then as a user."""
     for folder in (tmp_path, *tmp_path.parents):
-        if folder.stat().st_uid == 0 and folder.stat().st_mode & 0o5 != 0o5 and "pytest" in str(folder):
+        if "pytest" in str(folder):
             folder.chmod(0o755)
     made = tmp_path / "made"
     (made / "home").mkdir(parents=True, mode=0o700)
@@ -246,8 +246,8 @@ def test_13_root_and_user(tmp_path: Path) -> None:
     if not shutil.which("setpriv") or subprocess.run(readable, cwd=ROOT, check=False).returncode:
         pytest.skip("another user cannot read this checkout and its environment")
     lines = _doctor(made, *front)
-    assert f"error: `{made}/home/" in lines and "cannot be used: permission denied" in lines
-    assert "hint: check the directory, its owner" in lines
+    assert f"error    home         `{made}/home` belongs to root" in lines
+    assert f"`sudo chown -R nobody {made}/home`" in lines
     (made / "home").rmdir()
     assert f"error    cache        `{made}/cache` cannot be written: permission denied" in _doctor(
         made, *front
@@ -267,7 +267,7 @@ def test_14_container_without_a_driver() -> None:
     )
     amd = replace(AMD, in_container=True)
     assert told(amd, PORTABLE).startswith(
-        "there is no driver for Vulkan: no file in /usr/share/vulkan/icd.d -> in the"
+        "this container has no driver for Vulkan: no file in /usr/share/vulkan/icd.d -> install it in the"
     )
     amd = replace(amd, nodes={True: [], False: []})
     assert told(amd, PORTABLE).endswith("start the container with `--device /dev/dri`")

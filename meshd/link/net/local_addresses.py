@@ -91,6 +91,11 @@ def choose(found: Iterable[InterfaceAddress]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(item.host for item in routed or vpn or inside))
 
 
+def is_vpn(interface: str) -> bool:
+    """Return True if an interface of this name is mostly a VPN's."""
+    return interface.startswith(_VPN)
+
+
 def hosts() -> tuple[str, ...]:
     """Return the addresses to offer to other machines, as known now."""
     return choose(enumerate_addresses())

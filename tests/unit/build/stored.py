@@ -1,7 +1,7 @@
 """A finished build in a cache, without a compiler."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from meshd.build import cache as builds
@@ -39,9 +39,14 @@ def store_ours(cache: Path, backend: str = "cpu") -> Path:
 
 def install_wheel(site: Path, **said: object) -> Path:
     """Write meshd-native into a folder of packages; `said` replaces parts of its stamp."""
+    return install_scripts(site, {}, **said)
+
+
+def install_scripts(site: Path, texts: Mapping[str, str], **said: object) -> Path:
+    """Do as `install_wheel` does; some programs have these texts."""
     package, pin = site / PACKAGE, read_pin()
     names = (*UPSTREAM_PROGRAMS, *OUR_PROGRAMS, LIBRARY)
-    sizes = {name: program(package / "bin", name).stat().st_size for name in names}
+    sizes = {name: program(package / "bin", name, texts.get(name, "x")).stat().st_size for name in names}
     stamp = {"commit": pin.commit, "sources": pin.sources_sha256, "backend": "cpu", "binaries": sizes}
     (package / "stamp.json").write_text(json.dumps({**stamp, **said}))
     (package / "__init__.py").write_text("raise RuntimeError('it is looked at, and not run')\n")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.build.machine import CUDA_IN_PACKAGE
-from meshd.daemon.doctor import (
+from meshd.doctor.gpus import (
     CudaDriver,
     GpuFacts,
     explain,
@@ -69,7 +69,10 @@ def test_a_machine_without_a_gpu_needs_none() -> None:
         (replace(WSL, cuda=None), "on Windows does not answer in WSL2 -> install .* on Windows, and none in"),
         (replace(WSL, cuda=CudaDriver(13_000, 100)), "on Windows does not answer in WSL2"),
         (replace(WSL, cuda=CudaDriver(13_000, 803)), "on Windows does not answer in WSL2"),
-        (replace(WSL, cuda=CudaDriver(12_020, 0, (86,))), "driver is for .* -> install .* later on Windows;"),
+        (
+            replace(WSL, cuda=CudaDriver(12_020, 0, (86,))),
+            "on Windows is for .* -> install .* later on Windows;",
+        ),
         (
             replace(WSL, cuda=CudaDriver(13_000, 100), variables={"CUDA_VISIBLE_DEVICES": ""}),
             "is hidden: CUDA_VISIBLE_DEVICES",
