@@ -86,14 +86,15 @@ def _interface_towards(place: tuple[socket.AddressFamily, str]) -> str:
 
 def _ask_interface(interface: str, question: int) -> int:
     """Return the flags or the MTU of an interface; 0 if the system does not tell."""
-    if sys.platform != "linux":
+    if sys.platform == "linux":
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            try:
+                answer = fcntl.ioctl(sock, question, struct.pack("16s24x", interface.encode()[:15]))
+            except OSError:
+                return 0
+        return int.from_bytes(answer[16 : 18 if question == _GET_FLAGS else 20], sys.byteorder)
+    else:
         return 0
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
-            answer = fcntl.ioctl(sock, question, struct.pack("16s24x", interface.encode()[:15]))
-        except OSError:
-            return 0
-    return int.from_bytes(answer[16 : 18 if question == _GET_FLAGS else 20], sys.byteorder)
 
 
 def _check_mdns() -> Iterator[Finding]:
