@@ -3,6 +3,7 @@
 import argparse
 import gc
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -50,7 +51,7 @@ _READS_LAYERS = frozenset(
 )
 
 
-class RoleVerb:
+class RoleVerb(ABC):
     """A verb that runs a daemon in its role."""
 
     role: ClassVar[str]
@@ -58,9 +59,9 @@ class RoleVerb:
     passes_to: ClassVar[str] = ""
     """What gets the arguments after `--`."""
 
+    @abstractmethod
     def check(self, config: Config) -> None:
         """Check the configuration. Raises UserError."""
-        raise NotImplementedError
 
     def found(self, config: Config, out: Output) -> Config:
         """Find the models on this machine. Raises UserError."""

@@ -4,6 +4,7 @@ The roles are listed in roles.py; nothing else in the daemon distinguishes them.
 """
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +78,7 @@ class FetchingRole(RunningRole, Protocol):
         ...
 
 
-class ClaimedRole:
+class ClaimedRole(ABC):
     """A role whose files are open and whose ports are bound."""
 
     def while_fetching(self, fetching: FetchingRole) -> BuiltRole:
@@ -86,13 +87,14 @@ class ClaimedRole:
 
     async def fetched(self, config: Config) -> None:
         """Open the files of models that were fetched; `config` has their paths. Raises UserError."""
+        return
 
+    @abstractmethod
     async def build(self, runtime: RoleRuntime, member: MemberNode) -> BuiltRole:
         """Build the role. Raises MeshdError if it cannot run here."""
-        raise NotImplementedError
 
 
-class RoleKind:
+class RoleKind(ABC):
     """A kind of role, one of ROLES (roles.py): what it needs, unless it says otherwise, is nothing."""
 
     needs_native = False  # it starts programs of llama.cpp
@@ -103,6 +105,7 @@ class RoleKind:
 
     def check_certified(self, roles: frozenset[Role]) -> None:
         """Check the roles of this node's certificate. Raises UserError if it may not run this role."""
+        return
 
     def wanted(self, config: Config) -> Sequence[Wanted]:
         """Return the models to fetch before the role begins."""
@@ -116,10 +119,10 @@ class RoleKind:
         """Return the number of CPU threads that compute layers."""
         return 1
 
+    @abstractmethod
     async def claim(self, config: Config, hashes: HashCache, held: contextlib.ExitStack) -> ClaimedRole:
         """Open the files and bind the ports that the role needs; `held` closes them.
 
         `hashes`: the daemon's cache of hashes. If models must be fetched, no model file is opened yet. Raises
         UserError if a file or port is unavailable.
         """
-        raise NotImplementedError

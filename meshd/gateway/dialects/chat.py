@@ -8,6 +8,7 @@ that OpenAI's servers refuse are refused, and llama-server's answers stay unchan
 """
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
@@ -304,7 +305,7 @@ def _calls_of(message: Mapping[str, object]) -> Iterator[CallPiece]:
             yield CallPiece(number, text_of(call, "id"), text_of(of, "name"), text_of(of, "arguments"))
 
 
-class ChatAnswering(Answering):
+class ChatAnswering(Answering, ABC):
     """The base of what translates the answer to a chat: it reads a stream and calls a method for each piece.
 
     `_reason` and `_usage` are known at the end. Each method returns the bytes for the client.
@@ -368,23 +369,23 @@ class ChatAnswering(Answering):
         if piece.usage is not None:
             self._usage, self._has_usage = piece.usage, True
 
-    def _thought(self, text: str) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def _thought(self, text: str) -> bytes: ...
 
-    def _text(self, text: str) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def _text(self, text: str) -> bytes: ...
 
-    def _called(self, piece: CallPiece) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def _called(self, piece: CallPiece) -> bytes: ...
 
-    def _failed(self, failure: Failure) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def _failed(self, failure: Failure) -> bytes: ...
 
-    def _end(self) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def _end(self) -> bytes: ...
 
-    def _whole(self, whole: ChatPiece) -> dict[str, object]:
-        raise NotImplementedError
+    @abstractmethod
+    def _whole(self, whole: ChatPiece) -> dict[str, object]: ...
 
 
 class CountAnswering(Answering):
