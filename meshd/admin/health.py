@@ -170,22 +170,26 @@ def examine(
     `restored`: the root key came from a backup. `copied`: a copy of this node runs elsewhere.
     """
     found = [
+        # this node in its mesh
         *_mesh(status),
         *_banned(status),
         *_copied(status, copied=copied),
         *_alone(status, restored=restored),
         *_no_backup(status, no_backup=no_backup),
         *_names(status),
+        # peers, and this machine
         *(w for peer in status.peers for w in _peer(peer, status, (clock_offsets or {}), native)),
         *_mdns(status),
         *_children(status),
         *_slower_gpus(status),
+        # models, weights and workers
         *(warning for model in _served(status) for warning in model_warnings(model, status)),
         *worker_warnings(status.store, file_notes, unfit),
         *(
             HealthWarning(code="rpc_refused", severity="warning", what=what, hint=f"{hint}{_REVOKE_HINT}")
             for what, hint in refused
         ),
+        # what the user can change
         *(
             HealthWarning(
                 code="disk", severity="error", what=f"`{name}` cannot be written: {why}", hint=_DISK_HINT

@@ -201,6 +201,7 @@ class Relay:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add where to listen, for whom, how much."""
+        # Where.
         parser.add_argument(
             "--listen",
             metavar="HOST:PORT",
@@ -220,6 +221,7 @@ class Relay:
             help="second public address of this host, which shows nodes their kind of NAT "
             "(default: detected)",
         )
+        # For whom, and how much.
         parser.add_argument(
             "--mesh",
             metavar="ID",
@@ -237,6 +239,7 @@ class Relay:
             help="at most so much a second for each node, such as 20Mbit or 2.5MB; 0: no limit (default: 1 "
             "MiB; with --mesh or --open, no limit)",
         )
+        # What is reported.
         parser.add_argument(
             "--metrics", metavar="HOST:PORT", help="serve metrics for Prometheus over HTTP, on loopback only"
         )

@@ -96,6 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: Arguments, out: Output) -> int:
     """Find the newest version, and install it, or print the command where that is the user's to run."""
+    # What is installed, and how; a clone is updated by its user.
     found = installation(Path(sys.prefix))
     out.line(f"installed  meshd {__version__} ({_described(found)})")
     if found.by == _CLONE and args.origin:
@@ -108,6 +109,7 @@ def run(args: Arguments, out: Output) -> int:
         out.line("to update, run:")
         out.line(f"  {_update_of_clone(found)}")
         return 0
+    # The newest meshd where newer ones are.
     origin = args.origin or found.origin
     if found.by == _DEB and "://" in origin:
         raise UserError(
@@ -129,6 +131,7 @@ def run(args: Arguments, out: Output) -> int:
         hint = f"give a directory or page with `{file}`: `meshd upgrade --from DIR`"
         raise UserError(f"there is no meshd in `{origin}`", hint=hint)
     out.line(f"newest     meshd {newest.version} in {origin}")
+    # Its wheels of programs; without them the installed ones stay if the new meshd can use them.
     current = release_of(__version__) or (0, 0, 0)
     behind = {name for name, version in found.natives.items() if release_of(version) != newest.release}
     if newest.release < current or (newest.release == current and not behind):
@@ -142,6 +145,7 @@ def run(args: Arguments, out: Output) -> int:
         return 0
     if unfit:
         _without(unfit, newest, origin, out, force=args.force)
+    # Install, or print the commands.
     steps = [*commands(found, newest, natives), *removal(found, unfit)]
     if args.check or found.by == _DEB:
         out.line("to upgrade, run:")

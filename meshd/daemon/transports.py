@@ -109,6 +109,7 @@ class Transports:
         invites: InviteBook,
         mesh_port: MeshPort,
     ) -> None:
+        # Decide which kinds may be used, and who is asked for this node's addresses.
         links = config.links
         kinds = {LinkKind(kind) for kind in links.kinds}
         local_only = mesh_port.local_only
@@ -123,10 +124,12 @@ class Transports:
         self.reflexive = ReflexivePort(
             send=mesh_port.send, servers=lambda: (*stun, *places), changed=user.network_changed
         )
+        # Where this node and the others are.
         self.network_state = NetworkState(
             config=config, home=home, ports=self._ports, local_only=local_only, changed=user.network_changed
         )
         self.addresses = Places(book, look=self._look, local_only=local_only)
+        # Relays, signals, joiners, and circuits for other members.
         self.relay_client = RelayClient(
             self.relays,
             user.handshake,
@@ -148,6 +151,7 @@ class Transports:
             wall_clock=node.wall_clock,
         )
         self.members = MemberRelayLinks(user.handshake, passes_on=not links.no_relaying)
+        # What dials and listens, by kind.
         self.dialers: list[Dialer] = []
         self._listeners: list[Listener] = []
         self._searching: PortPredictionLinks | None = None

@@ -75,6 +75,7 @@ class Model:
         `speeds`: of this node's devices; without them nothing is measured, and no speed predicted.
         `smaller`: files for when the model's own fits no more.
         """
+        # What is wished, and what clients see of it.
         self._runtime = runtime
         self._files = ServedFiles(file, smaller)
         self._options = options
@@ -84,6 +85,7 @@ class Model:
         self._slots = max(1, options.slots)  # until a plan says how many fit
         self._why_lost = ""  # the model that was ready last
         self._failures = 0
+        # What all runs share.
         self._roster = Roster(runtime.mesh, options)
         self.serving = ServedAs(options, self._roster)
         own = OwnDevices(runtime.native, runtime.processes.run_to_end, runtime.paths, options)
@@ -98,6 +100,7 @@ class Model:
         late = LateMeasuring(moments)
         self._history = RunHistory(own, self._roster, moments, arrivals, late, speculation, surveyor)
         self._standby = StandbyWorkers(runtime, options.standby, self._roster, surveyor)
+        # What the last runs came to.
         self._server_failures = ServerFailures()
         self._is_replaced = self._was_lost = False  # the last run
         self._crashes = 0  # of earlier runs

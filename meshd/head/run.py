@@ -161,9 +161,11 @@ class Run:
         self._options = options = model.options
         self._on_progress = on_progress
         self._on_loaded = on_loaded
+        # The work, by which devices are tried and timed.
         shape = shape_of(model.layers, options)
         self._operations = operations(model.file.headers, shape)
         self._work = layer_work(model.file.headers, shape, model.layers.count)
+        # llama-server and the leases, which end this run.
         self.end = End()
         self._server = LlamaServer(
             runtime.native,
@@ -185,6 +187,7 @@ class Run:
         self.blame = self._leases.blame
         self._push_plan = PushPlan(allowed=options.push, are_apart=history.roster.backoff.are_apart)
         self.watch = ServerWatch(runtime.processes.loop_answers(model.socket), self._leases.moved)
+        # What the load comes to.
         self._predicted: Speeds | None = None
         self._estimated: frozenset[str] = frozenset()  # nodes whose speed is to be measured
         self._are_paths_unknown = False
@@ -353,6 +356,7 @@ class Run:
 
     async def _first_token(self, plan: Plan, granted: asyncio.Task[None], began: float) -> None:
         """Generate a real token: only then is the model ready. Then watch llama-server."""
+        # 1. Generate it, once all workers have granted their leases.
         processes, loop = self._runtime.processes, asyncio.get_running_loop()
         ready = await processes.first_token(
             self._model.socket, lambda settings: self._sampling(plan, settings)
@@ -363,6 +367,7 @@ class Run:
         if not ready.ready:
             await self._server_lost(Over(ready.reason), plan, at_first_token=True)
             return
+        # 2. Check that the file is still the same, and that drafts pay.
         if not (self._model.file.stat_unchanged() and self._model.file.paths_unchanged()):
             self.end.say(f"the model file `{self._model.file.name}` was changed while it was loaded")
             return
@@ -370,6 +375,7 @@ class Run:
         if why := await self._try_drafts(sampling, loop.time() - began):
             self.replace(why)
             return
+        # 3. Tell everybody that the model is loaded.
         report = self._server.report
         report.network_bytes += self._model.plain_bytes(plan)
         self.loaded = True
@@ -389,6 +395,7 @@ class Run:
             props=ready.props,
         )
         self._on_loaded()
+        # 4. Watch llama-server.
         await self._time_round(sampling)
         if not self._model.plain_rpc:  # what crosses to those is not seen
             self._server.kill(await self.watch.until_stuck())

@@ -148,6 +148,7 @@ class Surveyor:
 
         Raises MeshdError when this node's own devices cannot be listed.
         """
+        # Choose whom to ask.
         asked = self._options.devices if devices is None else devices
         own = self._lendable(pick_for_head(await self._listing.devices(), asked))
         connected = [peer for peer in self._mesh.peers() if peer.state is PeerState.CONNECTED]
@@ -162,10 +163,12 @@ class Surveyor:
         if roster is not None:
             workers = _useful(roster, called, left_out, spared)
         names = {peer.peer: called[str(peer.peer)] for peer in workers}
+        # Ask how fast they are.
         me = self._options.node_name
         found = await self.speeds_of(
             names, own, timed, me, on_progress, own_timed=own_timed, measure=measure, marks=marks
         )
+        # Make offers of the answers.
         near = {one.peer: path_to(one.paths) for one in self._mesh.peers()}
         offers: list[NodeOffer] = []
         unmeasured: list[tuple[str, str]] = []
@@ -232,6 +235,7 @@ class Surveyor:
         async def look_at_paths() -> None:
             await self._prober.probe(names)
 
+        # This node first, then all others together: they measure while nothing computes here.
         own_timed = timed if own_timed is None else own_timed
         if measure:
             await self._speeds.measure(own, own_timed, tell, beside_model=self._serves())

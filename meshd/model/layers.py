@@ -317,17 +317,20 @@ def compute_bound(
     tokens and 512 a step, by device: 20 MiB, bound 76 MiB with flash attention, 165 MiB, bound 264 MiB
     without.
     """
+    # inputs
     widths = model.widths
     tokens = shape.step_tokens
     mask = tokens * shape.cells * (2 if shape.flash_attention else 4)
     if any(layer.window for layer in model.cache.layers):
         mask *= 2
     bound = (PIPELINE_COPIES if pipelined else 1) * (mask + 12 * tokens * widths.embedding)
+    # layer, and scores
     if with_layers:
         elements = 8 * widths.embedding + 4 * (widths.attention + widths.feed_forward + widths.experts)
         bound += 4 * tokens * elements + 64 * widths.state
         if not shape.flash_attention:
             bound += 5 * tokens * shape.cells * widths.heads
+    # output, and fixed
     if with_output:
         bound += 4 * shape.outputs * (2 * widths.vocabulary + widths.embedding)
     if on_gpu:

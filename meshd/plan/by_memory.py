@@ -313,6 +313,7 @@ class _Planner:
         self, order: Sequence[Device], counts: Sequence[int], left_out: Sequence[LeftOut], reasons: Reasons
     ) -> Plan:
         """Make the plan of these numbers of layers. Raises LocalProtocolError where llama.cpp differs."""
+        # The share of each device, the head's CPU first.
         model, shape = self._model, self._options.shape
         cache = model.cache.layer_bytes(shape)
         shares: list[DeviceShare] = []
@@ -336,6 +337,7 @@ class _Planner:
                 )
             )
             begin = end
+        # llama.cpp's options for them.
         on_dev = [share for share in shares if share.device is not self._cpu]
         split = [share.layers for share in on_dev]
         if split:

@@ -140,6 +140,7 @@ class MeshServer:
 
         Raises OSError.
         """
+        # What was agreed, and what runs it.
         self.agreed = agreed
         self.lease = agreed.lease
         self._processes = runtime.processes
@@ -149,12 +150,14 @@ class MeshServer:
         self._reading = runtime.reading
         self._outgoing = outgoing
         self._log_path = log_path
+        # What is seen of it.
         self._silence = ChildSilence()
         self._view: MeshLeaseView | None = None  # while there is a connection
         self.turns = TurnTimes(asyncio.get_running_loop().time)
         self._why_failed = ""  # as the server says it
         self._shortage = ""  # of memory, when the server started
         self.is_loaded = False
+        # Its descriptors: a report, a connection with the head, and later ones.
         self._end: socket | None = None
         self._report = runtime.processes.make_report()
         outgoing.add(self._report.child_end)
@@ -166,6 +169,7 @@ class MeshServer:
             self._close_ends()
             raise
         outgoing.add(self._descriptors.child_end)
+        # The process, and the workers that it exchanges activations with.
         self.neighbours = PushNeighbours(
             runtime.mesh,
             runtime.tunnels,
