@@ -230,7 +230,11 @@ def _mdns(status: Status) -> Iterator[HealthWarning]:
 
 def _slower_gpus(status: Status) -> Iterator[HealthWarning]:
     """Yield a warning if an NVIDIA GPU computes through Vulkan."""
-    found = [one for one in status.devices if one.name.startswith("Vulkan") and "NVIDIA" in one.description]
+    found = [
+        device
+        for device in status.devices
+        if device.name.startswith("Vulkan") and "NVIDIA" in device.description
+    ]
     if found:
         what = f"{found[0].description} computes through Vulkan; CUDA is faster"
         yield HealthWarning(code="no_cuda", severity="info", what=what, hint=_NO_CUDA_HINT)

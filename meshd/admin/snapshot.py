@@ -94,7 +94,8 @@ def tunnel_views(
 ) -> tuple[TunnelView, ...]:
     """Show forwards in the order given; `names` are those of the peers that are known by one."""
     return tuple(
-        view_of(TunnelView, one, peer=str(one.peer), peer_name=names.get(one.peer, "")) for one in tunnels
+        view_of(TunnelView, tunnel, peer=str(tunnel.peer), peer_name=names.get(tunnel.peer, ""))
+        for tunnel in tunnels
     )
 
 

@@ -64,7 +64,7 @@ def _with_header(serve: ServeConfig, config: Config, out: Output) -> ServeConfig
 
 def find_worker_models(config: Config, out: Output) -> Config:
     """Return the tree of a worker, as find_served_model does. Parts of its models may be missing."""
-    models = tuple(_here(one, config, out, head=False) for one in config.worker.models)
+    models = tuple(_here(model, config, out, head=False) for model in config.worker.models)
     return replace(config, worker=replace(config.worker, models=models))
 
 

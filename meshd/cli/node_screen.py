@@ -265,12 +265,12 @@ def _head(lent: LentMemory) -> str:
 
 
 def _warnings(before: Status | None, now: Status) -> Iterator[Line]:
-    told = {(one.code, without_numbers(one.what)) for one in before.warnings} if before else set()
-    for one in now.warnings:
-        if one.code in _TOLD_OTHERWISE or one.severity == "info":
+    told = {(warning.code, without_numbers(warning.what)) for warning in before.warnings} if before else set()
+    for warning in now.warnings:
+        if warning.code in _TOLD_OTHERWISE or warning.severity == "info":
             continue
-        if (one.code, without_numbers(one.what)) not in told:
-            yield Line((State(f"{one.severity}:"), f" {one.what}"), hint=one.hint)
+        if (warning.code, without_numbers(warning.what)) not in told:
+            yield Line((State(f"{warning.severity}:"), f" {warning.what}"), hint=warning.hint)
 
 
 def under_way(now: Status) -> Step:
@@ -287,7 +287,7 @@ def under_way(now: Status) -> Step:
     if now.api is None:
         return Step("starting")
     if not now.api.ready:
-        hint = next((one.hint for one in now.warnings if one.code == "model_waiting"), "")
+        hint = next((warning.hint for warning in now.warnings if warning.code == "model_waiting"), "")
         return Step(now.api.reason or "starting", hint=hint)
     counts = f"{in_number(now.api.requests, 'request')}, {in_number(now.api.tokens, 'token')} so far"
     if now.api.running or now.api.waiting:

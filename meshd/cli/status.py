@@ -193,9 +193,9 @@ def _show_fetch(now: FetchStatus, out: Output) -> None:
     out.field("model", f"{now.name}  ", State(f"fetching{share}"), f": {now.text}")
     if out.terminal and now.share is not None:
         out.bar(now.share)
-    for one in now.sources:
-        if one.problem:
-            out.field("", f"{one.node} gives no more: {one.problem}")
+    for source in now.sources:
+        if source.problem:
+            out.field("", f"{source.node} gives no more: {source.problem}")
 
 
 def _show_machine(status: NodeStatus, out: Output) -> None:

@@ -243,7 +243,10 @@ def installation(prefix: Path) -> Installation:
         installed = importlib.metadata.distribution("meshd")
     except importlib.metadata.PackageNotFoundError:
         return Installation(_CLONE, str(Path(__file__).parents[2]))
-    named = ((one, (one.name or "").replace("_", "-")) for one in importlib.metadata.distributions())
+    named = (
+        (distribution, (distribution.name or "").replace("_", "-"))
+        for distribution in importlib.metadata.distributions()
+    )
     found = {name: one.version for one, name in named if name.startswith(NATIVE)}
     origin, editable = read_origin(installed.read_text("direct_url.json"))
     if editable:
@@ -313,7 +316,7 @@ def trusted(path: str, writable: int = 0o022, *, remedy: str = _COPY) -> str:
     """
     try:
         real = Path(os.path.realpath(path))
-        modes = [(one, one.lstat()) for one in (real, *real.parents)]
+        modes = [(parent, parent.lstat()) for parent in (real, *real.parents)]
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from None
     for one, about in modes:
@@ -438,12 +441,12 @@ def commands(found: Installation, newest: Offer, natives: Sequence[Offer]) -> li
     if found.by == _DEB:
         return [["sudo", "apt", "install", meshd]]
     if found.by == "uv":
-        programs = [part for one in others for part in ("--with", one)]
+        programs = [part for other in others for part in ("--with", other)]
         return [["uv", "tool", "install", "--force", meshd, *programs]]
     if found.by == "pipx":
         return [
             ["pipx", "install", "--force", meshd],
-            *(["pipx", "inject", "--force", "meshd", one] for one in others),
+            *(["pipx", "inject", "--force", "meshd", other] for other in others),
         ]
     if found.by == "uv-pip":  # which would obey an uv.toml of the current directory
         return [["uv", "pip", "install", "--directory", "/", "--python", sys.executable, meshd, *others]]

@@ -445,7 +445,7 @@ class DaemonControl(TunnelAnswers):
         reply = self._member.transports.joiners.accept(request.code)
         return AcceptReply(
             joiner=str(reply.joiner),
-            addresses=tuple(one.place for one in reply.candidates),
+            addresses=tuple(candidate.place for candidate in reply.candidates),
             seconds=int(ACCEPT_SECONDS),
         )
 

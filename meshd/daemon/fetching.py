@@ -238,7 +238,7 @@ def _is_there(state: PeerState, *, present: bool) -> bool:
 
 
 def _of_pull(name: str, reply: PullReply) -> FetchStatus:
-    giving = [one.node for one in reply.holders if one.bytes and not one.problem]
+    giving = [holder.node for holder in reply.holders if holder.bytes and not holder.problem]
     words = {
         "asking": reply.activity or _ASKING,
         "looking": "looking at what is there from before",
@@ -257,7 +257,7 @@ def _of_pull(name: str, reply: PullReply) -> FetchStatus:
         done_bytes=reply.done_bytes if counts else 0,
         total_bytes=reply.total_bytes if counts else 0,
         bytes_s=reply.rate if reply.step == "fetching" else 0.0,
-        sources=tuple(FetchSource(one.node, one.bytes, one.problem) for one in reply.holders),
+        sources=tuple(FetchSource(holder.node, holder.bytes, holder.problem) for holder in reply.holders),
     )
 
 
@@ -344,7 +344,7 @@ def with_paths(config: Config, paths: dict[Wanted, Path]) -> Config:
     return replace(
         config,
         serve=served(config.serve),
-        models=tuple(replace(one, serve=served(one.serve)) for one in config.models),
+        models=tuple(replace(model, serve=served(model.serve)) for model in config.models),
         worker=replace(config.worker, models=tuple(map(placed, config.worker.models))),
     )
 

@@ -39,7 +39,7 @@ def _node(status: Status) -> Iterator[Metric]:
     yield gauge("meshd_node_paused", "1 if this node lends nothing, as its user wants.", node.paused)
     if status.mesh is not None:
         yield gauge("meshd_mesh_members", "Known members, with this node.", status.mesh.members)
-    warnings = Counter((one.code, str(one.severity)) for one in status.warnings)
+    warnings = Counter((warning.code, str(warning.severity)) for warning in status.warnings)
     yield gauge("meshd_warnings", "Conditions that need attention.", warnings, "code", "severity")
     children = {child.name: child.state == "ready" for child in status.children}
     yield gauge("meshd_child_ready", "1 if a child process is ready.", children, "child")
@@ -107,19 +107,19 @@ def _machine(status: Status) -> Iterator[Metric]:
 def _models(models: Sequence[ModelStatus]) -> Iterator[Metric]:
     if not models:
         return
-    states = {(one.name, str(state)): one.state is state for one in models for state in ModelState}
+    states = {(model.name, str(state)): model.state is state for model in models for state in ModelState}
     yield gauge("meshd_model_state", "1 for the state of a model.", states, "model", "state")
-    took = {one.name: one.load_seconds for one in models if one.load_seconds is not None}
+    took = {model.name: model.load_seconds for model in models if model.load_seconds is not None}
     yield gauge("meshd_model_load_seconds", "How long its last load took.", took, "model")
-    progress = {one.name: one.progress for one in models if one.progress is not None}
+    progress = {model.name: model.progress for model in models if model.progress is not None}
     yield gauge("meshd_model_progress_ratio", "Progress of a load, 0 to 1.", progress, "model")
-    slots = {one.name: one.answers.slots for one in models if one.answers is not None}
+    slots = {model.name: model.answers.slots for model in models if model.answers is not None}
     yield gauge("meshd_model_slots", "Requests that it answers at a time.", slots, "model")
-    sent = {one.name: one.weights_network_bytes for one in models}
+    sent = {model.name: model.weights_network_bytes for model in models}
     yield gauge("meshd_model_sent_weights_bytes", "Weights sent with its last load.", sent, "model")
 
     # its split
-    parts = {(one.name, part.node, part.device): part for one in models for part in one.split}
+    parts = {(model.name, part.node, part.device): part for model in models for part in model.split}
     labels = ("model", "node", "device")
     layers = {key: part.layers for key, part in parts.items()}
     yield gauge("meshd_model_layers", "Layers on a device.", layers, *labels)
@@ -127,7 +127,7 @@ def _models(models: Sequence[ModelStatus]) -> Iterator[Metric]:
     yield gauge("meshd_model_weights_bytes", "Weights on a device.", weights, *labels)
 
     # its drafts
-    drafts = {one.name: one.speculation for one in models if one.speculation is not None}
+    drafts = {model.name: model.speculation for model in models if model.speculation is not None}
     drafted = {key: draft.drafted for key, draft in drafts.items()}
     yield counter("meshd_model_drafted_tokens", "Drafted since the load.", drafted, "model")
     accepted = {key: draft.accepted for key, draft in drafts.items()}

@@ -264,7 +264,7 @@ class ModelExchange:
         views = [_view(offer) for one in told for offer in one.offers if offer.stem]
         left_out = [LeftOutView(node=one.node, why=one.why_not) for one in told if one.why_not]
         pulls = tuple(
-            _reply(one) for one in self._pulls.values() if one.task is not None or one.failed_unseen
+            _reply(pull) for pull in self._pulls.values() if pull.task is not None or pull.failed_unseen
         )
         return MemberModelsReply(
             models=tuple(views[:MAX_MEMBER_MODELS]), left_out=tuple(left_out), pulls=pulls
@@ -406,7 +406,8 @@ def _reply(pull: _Pull) -> PullReply:
         rate=round(state.rate, 1),
         activity=state.activity,
         holders=tuple(
-            HolderView(node=one.node, bytes=one.bytes, problem=one.problem) for one in state.holders.values()
+            HolderView(node=holder.node, bytes=holder.bytes, problem=holder.problem)
+            for holder in state.holders.values()
         ),
         paths=tuple(map(str, state.paths)),
         fingerprint=state.fingerprint or None,

@@ -551,7 +551,9 @@ def keep_choice(tried: Sequence[TriedBuild], chosen: TriedBuild, cache: Path, *,
     """Keep what was found out for the nodes of this machine, unless a device could not be timed."""
     if not all(build.is_measured for build in tried):
         return
-    sound = all(not build.why_not and not any(one.why_unfit for one in build.devices) for build in tried)
+    sound = all(
+        not build.why_not and not any(device.why_unfit for device in build.devices) for build in tried
+    )
     key = _key([build.native for build in tried], machine)
     lines = [key, _SOUND if sound else _DOUBTFUL, str(chosen.native.mesh_server), *chosen.slower]
     try:
@@ -590,8 +592,12 @@ def _has_several_modules(native: NativeBuild) -> bool:
 
 def _key(natives: Sequence[NativeBuild], machine: str) -> str:
     """Return a key for all that decides the choice: builds, machine since its start, cards, variables."""
-    programs = [part for one in natives for part in (str(one.mesh_server), listing_key(one, machine))]
-    modules = sorted(path.name for one in natives for path in one.mesh_server.parent.glob("libggml-*.so"))
+    programs = [
+        part for native in natives for part in (str(native.mesh_server), listing_key(native, machine))
+    ]
+    modules = sorted(
+        path.name for native in natives for path in native.mesh_server.parent.glob("libggml-*.so")
+    )
     return trial_key(["build choice 2", *programs, *modules, *hardware_names()])
 
 

@@ -239,7 +239,10 @@ class Transports:
     def _look(self) -> Here:
         """Return where this machine is, with its public addresses as servers see them."""
         public = self.network_state.facts().public_v4
-        outside = [*(one.host for one in self.reflexive.candidates()), *([public] if public else [])]
+        outside = [
+            *(candidate.host for candidate in self.reflexive.candidates()),
+            *([public] if public else []),
+        ]
         return local_addresses.here(outside, local_only=self._mesh_port.local_only)
 
     def candidates(self) -> tuple[Candidate, ...]:

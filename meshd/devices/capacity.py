@@ -125,7 +125,7 @@ def lacks_rates(capacity: Capacity, peers: Sequence[PeerId]) -> bool:
 
 def lacks_times(capacity: Capacity, timed: int) -> bool:
     """Say whether some device lacks one of the `timed` measurements."""
-    return any(len({time.kind for time in one.times}) < timed for one in capacity.devices)
+    return any(len({time.kind for time in device.times}) < timed for device in capacity.devices)
 
 
 async def _ask(
@@ -240,7 +240,9 @@ class CapacityTeller:
             await self._prober.probe(one.peer for one in self._mesh.peers() if one.role == WORKER_ROLE)
         # The answer.
         answer = Capacity(
-            devices=tuple(MeasuredDevice(one, self._speeds.known(one, asked.timed)) for one in devices),
+            devices=tuple(
+                MeasuredDevice(device, self._speeds.known(device, asked.timed)) for device in devices
+            ),
             machine=self._machine,
             paths=measured_paths(self._mesh.peers()),
             busy=busy,

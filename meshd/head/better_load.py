@@ -257,7 +257,7 @@ async def compare_now(facts: RunFacts, surveyor: Surveyor, roster: Roster) -> Sp
     def compare() -> SplitNow:
         with Contained("workers", "a comparison of splits"):
             best = choose_split(layers, work, machines, options, least=options.least_workers)[0]
-            plan = on_paths(facts.plan, {one.node: one.path for one in machines.offers}.get)
+            plan = on_paths(facts.plan, {offer.node: offer.path for offer in machines.offers}.get)
             now = replace(facts, machines=machines).predictor.predict(plan)
             return SplitNow(best, now, machines, found.names)
 

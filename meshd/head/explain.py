@@ -135,8 +135,8 @@ async def _compared(facts: RunFacts, surveyor: Surveyor | None, roster: Roster) 
     except MeshdError:
         return facts.machines
     spared = {node for node, _ in found.spared}
-    offers = tuple(one for one in found.machines.offers if one.node not in spared)
-    if not {facts.options.node_name, *(one.node for one in offers)}.issuperset(facts.plan.nodes):
+    offers = tuple(offer for offer in found.machines.offers if offer.node not in spared)
+    if not {facts.options.node_name, *(offer.node for offer in offers)}.issuperset(facts.plan.nodes):
         return facts.machines  # a worker that is used does not answer, or is called otherwise
     return replace(found.machines, offers=offers)
 
@@ -149,7 +149,7 @@ async def _as_now(
 ) -> RunFacts:
     """Use the paths as they are now: those at the load were new, perhaps. Nothing is measured for this."""
     machines, options = facts.machines, facts.options
-    offers = tuple(replace(one, path=near.get(one.node) or one.path) for one in machines.offers)
+    offers = tuple(replace(offer, path=near.get(offer.node) or offer.path) for offer in machines.offers)
     machines = replace(machines, offers=offers)
     if surveyor is not None:
         names = {peer: name for name, peer in peers.items()}
@@ -182,7 +182,7 @@ async def ask_computed(
 ) -> Computed:
     """Ask all workers what they computed; those that do not answer, or do not know, are left out."""
     loop = asyncio.get_running_loop()
-    leases = {one.node: one.offer.lease_id for one in facts.machines.offers}
+    leases = {offer.node: offer.offer.lease_id for offer in facts.machines.offers}
     found: dict[str, Sequence[ComputedSpan]] = {}
 
     async def ask(name: str, peer: PeerId) -> None:

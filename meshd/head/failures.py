@@ -188,8 +188,8 @@ class Blame:
             blamed = self.failed if self.loaded_at is None else self._left
             blamed[peer] = why
             return
-        for one in (peer, *others):
-            self.doubt(one, why)
+        for other in (peer, *others):
+            self.doubt(other, why)
         self._pairs += combinations((peer, *others), 2)
 
     def doubt(self, peer: PeerId, why: str) -> None:

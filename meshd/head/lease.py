@@ -377,7 +377,7 @@ class ModelHeader:
     def __init__(self, name: str, index: WeightsIndex, fails: Callable[[MeshdError], None]) -> None:
         self._name = name
         self._fails = fails
-        self.absent = frozenset(one.digest for one in index.tensors if is_of_layer(one.name))
+        self.absent = frozenset(tensor.digest for tensor in index.tensors if is_of_layer(tensor.name))
         """Hashes of all tensors of layers. One that is here as well, with the same bytes, counts too:
         llama-server would read it where the layer has it.
         """

@@ -104,18 +104,18 @@ class Leases:
         """Count the bytes to and from all workers; None while one is out of reach."""
         used = set(self.peers)
         if any(
-            one.peer in used and one.state is not PeerState.CONNECTED for one in self._runtime.mesh.peers()
+            peer.peer in used and peer.state is not PeerState.CONNECTED for peer in self._runtime.mesh.peers()
         ):
             return None
-        return sum(one.sent_bytes + one.received_bytes for one in self.tunnels)
+        return sum(tunnel.sent_bytes + tunnel.received_bytes for tunnel in self.tunnels)
 
     def crossed(self) -> int:
         """Count the bytes to and from all workers so far, over links and direct connections."""
         used = set(self.peers)
         paths = (path for peer in self._runtime.mesh.peers() if peer.peer in used for path in peer.paths)
         on_links = sum(path.sent_bytes + path.received_bytes for path in paths)
-        past_links = (one for one in self.tunnels if one.listen == LISTEN_LOCAL)
-        return on_links + sum(one.sent_bytes + one.received_bytes for one in past_links)
+        past_links = (tunnel for tunnel in self.tunnels if tunnel.listen == LISTEN_LOCAL)
+        return on_links + sum(link.sent_bytes + link.received_bytes for link in past_links)
 
     def release(self) -> None:
         """Give all back: each worker ends its mesh-server."""
@@ -210,7 +210,9 @@ class Leases:
 
     def late_ones(self) -> str:
         """Say which workers were late; empty when nobody was."""
-        late = [one for one in self.refusals if isinstance(one, Refused) and one.code == NOT_READY]
+        late = [
+            refusal for refusal in self.refusals if isinstance(refusal, Refused) and refusal.code == NOT_READY
+        ]
         return "; ".join(one.what for one in late)
 
     def keep(self, plan: Plan, used: Sequence[NodeOffer]) -> None:

@@ -128,7 +128,7 @@ class LlamaServer:
         self._outgoing = Outgoing()
         self._pipe: Report | None = None
         self._header = ModelHeader(model.alias, model.index, fails) if model.file.header_of else None
-        self._digests = {one.digest: one.name for one in model.index.tensors}
+        self._digests = {tensor.digest: tensor.name for tensor in model.index.tensors}
         self._reported = asyncio.Event()  # no line comes any more
         self._why_killed = ""
         self._is_stuck = False

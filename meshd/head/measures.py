@@ -285,7 +285,7 @@ def choose_spans(log: TimedAnswers, *, drafts: bool = False) -> ChosenSpans:
 
     `drafts`: then how many rounds an answer took is said with its end, so one that runs cannot be divided.
     """
-    alone = [one for one in log.answers if one.alone]
+    alone = [answer for answer in log.answers if answer.alone]
     last = alone[-1] if alone else None
     span, made = None, _NOTHING
     running = log.running

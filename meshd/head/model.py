@@ -436,7 +436,7 @@ class Model:
         """Return workers to load the model again for: those that help or were used before, or all."""
         all_of_them = not self._options.picks_by_speed
         helpful = self._history.used | self._history.arrivals.helpful
-        wanted = [one for one in self._roster.workers() if all_of_them or one.peer in helpful]
+        wanted = [worker for worker in self._roster.workers() if all_of_them or worker.peer in helpful]
         return [one for one in wanted if not self._roster.is_standby(one)]
 
     def _why_otherwise(self, now: float) -> str:

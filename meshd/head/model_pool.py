@@ -155,7 +155,7 @@ class ModelPool:
     @property
     def readiness(self) -> Readiness:
         """Return the readiness of all together."""
-        if any(one.upstream.readiness.state is not ModelState.FAILED for one in self._models):
+        if any(model.upstream.readiness.state is not ModelState.FAILED for model in self._models):
             return Readiness(ModelState.READY, "")
         return Readiness(ModelState.FAILED, "no model can be served")
 
@@ -166,7 +166,7 @@ class ModelPool:
     @property
     def statuses(self) -> Sequence[ModelStatus]:
         """Return the statuses in the order of `all`."""
-        return [self._status(one) for one in self._models]
+        return [self._status(model) for model in self._models]
 
     def _status(self, model: ModelOnDemand) -> ModelStatus:
         status, (running, waiting) = model.upstream.model_status, self._policy.counts(model.name)
@@ -211,7 +211,7 @@ class ModelPool:
     @property
     def status(self) -> RoleStatus:
         """Return the status of all models together."""
-        roles = [one.upstream.status for one in self._models]
+        roles = [model.upstream.status for model in self._models]
         last = self._policy.last_used
         return RoleStatus(
             children=[child for role in roles for child in role.children],
@@ -228,18 +228,18 @@ class ModelPool:
     def held(self) -> Mapping[tuple[str, str], int]:
         """Return the memory that all models take now, by node and device."""
         found: Counter[tuple[str, str]] = Counter()
-        for one in self._models:
-            found.update(one.upstream.held)
+        for model in self._models:
+            found.update(model.upstream.held)
         return found
 
     def serving(self, file: Path) -> ServedAs | None:
         """Return how a model with this file is served; None where none has it."""
-        served = (one.upstream for one in self._models)
+        served = (model.upstream for model in self._models)
         return next((one.serving for one in served if one.drafting(file) is not None), None)
 
     def drafting(self, file: Path) -> Drafting | None:
         """Return how a model with this file is drafted for; None where none has it."""
-        found = (one.upstream.drafting(file) for one in self._models)
+        found = (model.upstream.drafting(file) for model in self._models)
         return next((one for one in found if one is not None), None)
 
     async def explain(self) -> Explained | None:

@@ -311,7 +311,7 @@ class Run:
     def _label(self, workers: Sequence[PeerStatus]) -> dict[PeerId, str]:
         """Find names that tell all nodes apart; this one's goes into the options."""
         options = self._options
-        names = {options.node_id: options.node_name} | {str(one.peer): one.name for one in workers}
+        names = {options.node_id: options.node_name} | {str(worker.peer): worker.name for worker in workers}
         called = naming.labels(names, self._model.plain_endpoints)
         self._options = replace(options, node_name=called[options.node_id])
         return {worker.peer: called[str(worker.peer)] for worker in workers}
@@ -535,7 +535,7 @@ class Run:
         peers = {lease.name: lease.peer for lease in self._leases.held}
         found = await ask_computed(facts, mesh, peers, near_paths(mesh, peers), spans)
         return {
-            name: [ComputedTime(one.busy_us / 1e6, one.results) for one in times]
+            name: [ComputedTime(time.busy_us / 1e6, time.results) for time in times]
             for name, times in found.items()
         }
 

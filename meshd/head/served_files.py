@@ -236,9 +236,9 @@ def lacking_shares(index: WeightsIndex, offers: Sequence[NodeOffer]) -> dict[str
     layers = [number for number, tensor in enumerate(index.tensors) if is_of_layer(tensor.name)]
     total = sum(index.tensors[number].size for number in layers)
     return {
-        one.node: lacking(index, layers, one.offer.lacks) / total
-        for one in offers
-        if one.offer.lacks and total
+        offer.node: lacking(index, layers, offer.offer.lacks) / total
+        for offer in offers
+        if offer.offer.lacks and total
     }
 
 

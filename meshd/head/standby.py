@@ -129,7 +129,7 @@ class StandbyLease:
     def _labels(self) -> Mapping[PeerId, str]:
         """Name the nodes as plans do: no two are called the same."""
         nodes = {self._peer.peer, *self._run.workers}
-        names = {str(one.peer): one.name for one in self._runtime.mesh.peers() if one.peer in nodes}
+        names = {str(peer.peer): peer.name for peer in self._runtime.mesh.peers() if peer.peer in nodes}
         options = self._facts.options
         called = naming.labels({options.node_id: options.node_name} | names, self._model.plain_endpoints)
         return {peer: called[str(peer)] for peer in nodes if str(peer) in called}

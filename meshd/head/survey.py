@@ -312,20 +312,20 @@ def _useful(
 ) -> list[PeerStatus]:
     """Return those that may be asked; the others are added to the lists."""
     found: list[PeerStatus] = []
-    for one in roster.candidates():
-        name = called.get(str(one.peer.peer), one.peer.name)
-        if one.excluded:
-            left_out.append((name, one.excluded))
+    for candidate in roster.candidates():
+        name = called.get(str(candidate.peer.peer), candidate.peer.name)
+        if candidate.excluded:
+            left_out.append((name, candidate.excluded))
             continue
-        found.append(one.peer)
-        if one.spared:
-            spared.append((name, one.spared))
+        found.append(candidate.peer)
+        if candidate.spared:
+            spared.append((name, candidate.spared))
     return found
 
 
 def _as_offer(capacity: Capacity) -> WorkerOffer:
     return WorkerOffer(
-        tuple(one.device for one in capacity.devices),
+        tuple(device.device for device in capacity.devices),
         has_model=False,
         machine=capacity.machine,
         lease_id=bytes(LEASE_ID_BYTES),

@@ -150,7 +150,7 @@ class Roster:
     def left_out(self) -> list[str]:
         """Say who is not asked now, and why; first of all, that this node is banned."""
         peers = (peer for peer in self._mesh.peers() if peer.says_banned)
-        banned = [f"this node is banned, according to `{one.name}`: {one.says_banned}" for one in peers]
+        banned = [f"this node is banned, according to `{peer.name}`: {peer.says_banned}" for peer in peers]
         asked = {peer.peer for peer in self.workers()}
         others = [peer for peer in self.connected() if peer.peer not in asked]
         others = [peer for peer in others if not self.is_standby(peer)]  # status shows them

@@ -79,16 +79,16 @@ def list_repository(repository: str, report: ReportProgress) -> HubListing:
             raise ValueError(f"commit {str(about.sha)[:64]!r}, {len(siblings)} files")
         # Keep valid entries.
         files = []
-        for one in siblings:
-            blob = one.lfs.sha256 if one.lfs is not None else one.blob_id
+        for sibling in siblings:
+            blob = sibling.lfs.sha256 if sibling.lfs is not None else sibling.blob_id
             if (
-                is_inside(str(one.rfilename))
-                and isinstance(one.size, int)
-                and one.size >= 0
+                is_inside(str(sibling.rfilename))
+                and isinstance(sibling.size, int)
+                and sibling.size >= 0
                 and isinstance(blob, str)
                 and _BLOB.fullmatch(blob)
             ):
-                files.append(HubFile(str(one.rfilename), one.size, blob))
+                files.append(HubFile(str(sibling.rfilename), sibling.size, blob))
         return HubListing(about.sha, tuple(files))
 
 

@@ -142,7 +142,9 @@ def read_manifest(content: bytes, name: str) -> Layer:
         layers = value["layers"] if isinstance(value, dict) else None
         if not isinstance(layers, list):
             raise ValueError("no layers")
-        ours = [one for one in layers if isinstance(one, dict) and one.get("mediaType") == _MODEL_LAYER]
+        ours = [
+            layer for layer in layers if isinstance(layer, dict) and layer.get("mediaType") == _MODEL_LAYER
+        ]
     except (ValueError, KeyError, RecursionError):
         raise damaged from None
     if not ours:

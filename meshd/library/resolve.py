@@ -123,9 +123,9 @@ class Resolver:
         """
         hashes = self._stores.meshd.parent / "weights"
         pulled = models_below(self._stores.meshd, ModelSource.MESHD)
-        for one in self._stores.all_models() if name.fingerprint else pulled:
-            if one.complete and _is_called(name, one, hashes):
-                return one
+        for model in self._stores.all_models() if name.fingerprint else pulled:
+            if model.complete and _is_called(name, model, hashes):
+                return model
         if (header := find_header(self._stores.meshd, name)) is not None:
             return header
         raise NotHere(f"`{name}` is not on this machine", hint=f"run `meshd model pull {name}`")
@@ -139,7 +139,7 @@ class Resolver:
         return self._by_stem(text, low)
 
     def _by_stem(self, text: str, low: str) -> StoredModel:
-        found = [one for one in self._stores.all_models() if low in _words(one)]
+        found = [model for model in self._stores.all_models() if low in _words(model)]
         complete = [one for one in found if one.complete]
         if len(complete) == 1 or (found and not complete):
             return (complete or found)[0]
@@ -157,13 +157,13 @@ class Resolver:
         if found := hub_cache.find(self._stores.hub, name):
             return found[0]
         low = stem_of(name).lower()
-        for one in self._stores.all_models():
-            if one.complete and low == one.stem.lower() and not is_of_members(one):
-                return one
+        for model in self._stores.all_models():
+            if model.complete and low == model.stem.lower() and not is_of_members(model):
+                return model
         return self._hub(name, download)
 
     def _demo(self, download: bool) -> StoredModel:
-        complete = [one for one in self._stores.all_models() if one.complete]
+        complete = [model for model in self._stores.all_models() if model.complete]
         for one in complete:
             if _is_demo(one):
                 return one

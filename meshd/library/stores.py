@@ -141,9 +141,9 @@ def own_models(stores: Stores, started_with: Sequence[Path]) -> list[StoredModel
     Walks the folders of all stores, so run it in a thread.
     """
     found: dict[tuple[str, ...], StoredModel] = {}
-    for one in (*stores.all_models(), *(of_path(path) for path in started_with if is_file(path))):
-        if one.complete and one.paths:
-            found.setdefault(tuple(map(os.path.realpath, one.paths)), one)
+    for model in (*stores.all_models(), *(of_path(path) for path in started_with if is_file(path))):
+        if model.complete and model.paths:
+            found.setdefault(tuple(map(os.path.realpath, model.paths)), model)
     return sorted(found.values(), key=lambda one: (-one.size, one.stem))
 
 

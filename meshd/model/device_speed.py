@@ -48,10 +48,10 @@ class DeviceSpeed:
         self.share = share
         self.cores = cores
         found: dict[int, dict[int, float]] = {}
-        for one in times:
-            points, seconds = found.setdefault(one.kind, {}), one.nanoseconds / 1e9
+        for time in times:
+            points, seconds = found.setdefault(time.kind, {}), time.nanoseconds / 1e9
             # The shorter of two measurements counts.
-            points[one.tokens] = min(seconds, points.get(one.tokens, seconds))
+            points[time.tokens] = min(seconds, points.get(time.tokens, seconds))
         self._points = {kind: sorted(points.items()) for kind, points in found.items()}
 
     @property

@@ -277,14 +277,14 @@ def _own_socket(family: int, host: str) -> socket.socket:
 def _others(answers: Sequence[StunAnswer], asked: Sequence[Endpoint]) -> list[Endpoint]:
     """Return second addresses and ports that servers name (RFC 5780, 7.4), and that were not asked yet."""
     found: list[Endpoint] = []
-    for one in answers:
-        if one.other is not None and (":" in one.other.host) == (":" in one.server.host):
+    for answer in answers:
+        if answer.other is not None and (":" in answer.other.host) == (":" in answer.server.host):
             found += [
-                Endpoint(one.server.host, one.other.port),
-                Endpoint(one.other.host, one.server.port),
-                one.other,
+                Endpoint(answer.server.host, answer.other.port),
+                Endpoint(answer.other.host, answer.server.port),
+                answer.other,
             ]
-    return [one for one in dict.fromkeys(found) if one not in asked][:12]
+    return [place for place in dict.fromkeys(found) if place not in asked][:12]
 
 
 async def _ask_others(
@@ -292,11 +292,11 @@ async def _ask_others(
 ) -> None:
     """Ask the second addresses on the same socket; then test on a new one whether they get in unasked."""
     sock, local, number = asking
-    came = log.take(number, local, await ask_udp(sock, [Question(server=one) for one in others]))
+    came = log.take(number, local, await ask_udp(sock, [Question(server=other) for other in others]))
     working = {one.server for one in came}
-    for one in answers:
-        if one.other is not None and one.other in working:
-            log.filters.append(await _filter_test(one.server, one.other, local.host))
+    for answer in answers:
+        if answer.other is not None and answer.other in working:
+            log.filters.append(await _filter_test(answer.server, answer.other, local.host))
             return
 
 

@@ -265,8 +265,8 @@ class PeerLinks:
 
     def heard_at(self, driver: LinkDriver) -> float:
         """Return when bytes last came over this link, in loop time; minus infinity if it is not attached."""
-        numbers = (one for one in driver.session.links() if one.link_id == driver.link_id)
-        return next((one.last_heard for one in numbers), -math.inf)
+        links = (link for link in driver.session.links() if link.link_id == driver.link_id)
+        return next((link.last_heard for link in links), -math.inf)
 
     def statuses(self, session: Session) -> list[PathStatus]:
         """Return the status of all links of `session`, the one that carries data first."""

@@ -667,7 +667,7 @@ class Peer:
         at = departure.ask_at if not self._is_leaving and self._wanted else None
         if at is None or at > self._node.now():
             return at
-        tcp = next((one for one in self._dialers if one.transport is Transport.TCP), None)
+        tcp = next((dialer for dialer in self._dialers if dialer.transport is Transport.TCP), None)
         places = [] if tcp is None else self._affordable(Transport.TCP)
         places = [place for place in places if place.host in departure.hosts]
         departure.asked()

@@ -168,8 +168,8 @@ class RoughSplits:
         devices, total = self._devices(offers), self._layers.count
         if not devices or len(devices) > total:
             return []
-        room = [self._room_and_speed(*one)[0] for one in devices]
-        each = [self._room_and_speed(*one)[1] for one in devices]
+        room = [self._room_and_speed(*device)[0] for device in devices]
+        each = [self._room_and_speed(*device)[1] for device in devices]
         least = [
             1 if offer is not None and have else 0 for (offer, _), have in zip(devices, room, strict=True)
         ]

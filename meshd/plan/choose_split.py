@@ -357,10 +357,10 @@ def _leaves_enough(plan: Plan, longer: Plan) -> bool:
 def _as_before(plan: Plan, longer: Plan) -> Plan:
     """Give the longer plan the reasons of the one that was chosen, but for the length of its answers."""
     reasons = tuple(
-        replace(one, at_once=longer.answers)
-        if isinstance(one, Answers) and longer.answers is not None
-        else one
-        for one in plan.reasons
+        replace(reason, at_once=longer.answers)
+        if isinstance(reason, Answers) and longer.answers is not None
+        else reason
+        for reason in plan.reasons
     )
     return replace(longer, reasons=reasons, left_out=plan.left_out)
 
@@ -448,7 +448,9 @@ def _changes(
     if plan.shape.parallel > 1:
         yield from chosen(replace(free, slots=1), lambda one: OneAtOnce(_change(plan, one, me)))
     if options.activations == "f32" and any(node != me for node in plan.nodes):
-        halved = on_paths(plan, {one.node: _halved(one.path) for one in machines.offers if one.path}.get)
+        halved = on_paths(
+            plan, {offer.node: _halved(offer.path) for offer in machines.offers if offer.path}.get
+        )
         paths = {ends: _halved(path) for ends, path in machines.paths.items()}
         predictor = PlanPredictor(layers, work, replace(machines, paths=paths), options)
         yield HalfFloats(), predictor.predict(halved)

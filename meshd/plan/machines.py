@@ -246,7 +246,7 @@ def with_memory_limits(machines: Machines, limits: Mapping[str, int], me: str) -
     `limits` by node; under "" that of all nodes that are not named. `me`: the head. Raises UserError for a
     node that is not there.
     """
-    there = [me, *(one.node for one in machines.offers)]
+    there = [me, *(offer.node for offer in machines.offers)]
     if unknown := sorted(set(limits) - {"", *there}):
         known = ", ".join(f"`{name}`" for name in there)
         raise UserError(
@@ -264,8 +264,8 @@ def _with_free(machines: Machines, me: str, free: Callable[[str, OfferedDevice],
         return tuple(replace(device, free_bytes=free(node, device)) for device in devices)
 
     offers = tuple(
-        replace(one, offer=replace(one.offer, devices=changed(one.node, one.offer.devices)))
-        for one in machines.offers
+        replace(offer, offer=replace(offer.offer, devices=changed(offer.node, offer.offer.devices)))
+        for offer in machines.offers
     )
     return replace(machines, offers=offers, own=changed(me, machines.own))
 
@@ -282,16 +282,20 @@ def with_fixed_layers(machines: Machines, options: HeadOptions, layers: int) -> 
     ranges = sorted(options.layers, key=lambda one: one.first)
     me = options.node_name
     offers = {offer.node: offer for offer in machines.offers}
-    for one in ranges:
-        if one.node != me and (one.node not in offers or not offers[one.node].devices):
+    for layer_range in ranges:
+        if layer_range.node != me and (
+            layer_range.node not in offers or not offers[layer_range.node].devices
+        ):
             there = ", ".join(f"`{name}`" for name in [me, *offers])
-            raise NoSplit(f"`--layers {one}` names a node that cannot take part", hint=f"there are {there}")
-    ordered = [offers[one.node] for one in ranges if one.node != me]
+            raise NoSplit(
+                f"`--layers {layer_range}` names a node that cannot take part", hint=f"there are {there}"
+            )
+    ordered = [offers[layer_range.node] for layer_range in ranges if layer_range.node != me]
     counts: list[int] = []
-    for one in ranges:
-        if one.node != me:
-            counts += _over(one.count, offers[one.node].devices)
-    own = next((one for one in ranges if one.node == me), None)
+    for layer_range in ranges:
+        if layer_range.node != me:
+            counts += _over(layer_range.count, offers[layer_range.node].devices)
+    own = next((layer_range for layer_range in ranges if layer_range.node == me), None)
     if own is not None:
         counts += _own_counts(own, machines, options, layers)
     fixed = replace(options, layers=(), tensor_split=tuple(map(float, counts)))
@@ -301,23 +305,26 @@ def with_fixed_layers(machines: Machines, options: HeadOptions, layers: int) -> 
 def check_ranges(given: Sequence[LayerRange], layers: int) -> None:
     """Check that these ranges are all layers of a model, each once. Raises UserError."""
     ranges = sorted(given, key=lambda one: one.first)
-    if twice := {one.node for one in ranges if sum(two.node == one.node for two in ranges) > 1}:
+    if twice := {
+        layer_range.node for layer_range in ranges if sum(two.node == layer_range.node for two in ranges) > 1
+    }:
         raise UserError(
             f"`--layers` names `{min(twice)}` twice",
             hint="a node holds one range of layers",
         )
     expected = 0
-    for one in ranges:
-        if one.first < expected:
+    for layer_range in ranges:
+        if layer_range.first < expected:
             raise UserError(
-                f"`--layers {one}` overlaps another range", hint=f"layers up to {expected - 1} are taken"
+                f"`--layers {layer_range}` overlaps another range",
+                hint=f"layers up to {expected - 1} are taken",
             )
-        if one.first > expected:
+        if layer_range.first > expected:
             raise UserError(
-                f"no node holds layers {expected} to {one.first - 1}",
+                f"no node holds layers {expected} to {layer_range.first - 1}",
                 hint=f"give all {layers} layers of the model, 0 to {layers - 1}, with `--layers`",
             )
-        expected = one.last + 1
+        expected = layer_range.last + 1
     if expected != layers:
         lacking = expected < layers
         raise UserError(

@@ -471,8 +471,11 @@ def _fit(model: ModelLayers, machines: Machines, options: HeadOptions) -> Fit:
 def _gpus_of(machines: Machines) -> Machines:
     """Return the machines without other machines' CPUs; the head's own always takes part."""
     offers = (
-        replace(one, offer=replace(one.offer, devices=tuple(d for d in one.offer.devices if d.kind == "gpu")))
-        for one in machines.offers
+        replace(
+            offer,
+            offer=replace(offer.offer, devices=tuple(d for d in offer.offer.devices if d.kind == "gpu")),
+        )
+        for offer in machines.offers
     )
     return replace(machines, offers=tuple(offers))
 

@@ -463,14 +463,14 @@ class PlanPredictor:
         self._machine_of = {offer.node: offer.offer.machine for offer in machines.offers}
         self._machine_of[options.node_name] = options.machine
         self._card_of = {
-            (node, one.name): card_in(one, self._machine_of[node])
+            (node, device.name): card_in(device, self._machine_of[node])
             for node, devices in (
                 (options.node_name, machines.own),
                 *((offer.node, offer.offer.devices) for offer in machines.offers),
             )
-            for one in devices
+            for device in devices
         }
-        here = [one.node for one in machines.offers if one.path is not None and one.path.is_loopback]
+        here = [offer.node for offer in machines.offers if offer.path is not None and offer.path.is_loopback]
         local = permutations(here, 2) if options.is_local else ()
         self.paths = {**machines.paths, **dict.fromkeys(local, _LOCAL_PATH)}
         """From node to node; those on the head's machine do not use their link."""

@@ -431,7 +431,7 @@ def brief(reasons: Sequence[Reason], *, estimated: Collection[str] = ()) -> str:
     """
     shown = [reasons[0]]
     if not isinstance(reasons[0], ByMemory | ComparisonFailed):
-        shown += [one for one in reasons[1:] if _is_left_for_good(one)]
+        shown += [reason for reason in reasons[1:] if _is_left_for_good(reason)]
     by_estimates = f" (by estimates of {', '.join(sorted(estimated))})" if estimated else ""
     return f"{in_words(shown)}{by_estimates}"
 

@@ -404,7 +404,7 @@ def may_draft(layers: ModelLayers, options: HeadOptions) -> MayDraft:
 
 def nodes_of(ranges: Sequence[LayerRange], me: str) -> tuple[str, ...]:
     """Return the workers that ranges of layers name."""
-    return tuple(one.node for one in ranges if one.node != me)
+    return tuple(layer_range.node for layer_range in ranges if layer_range.node != me)
 
 
 def named_by(options: HeadOptions) -> str:

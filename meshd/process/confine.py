@@ -251,7 +251,10 @@ class _Kernel:
 
     def prctl(self, option: int, *arguments: int | ctypes.c_void_p) -> bool:
         """Say whether prctl(2) took this."""
-        words = [one if isinstance(one, ctypes.c_void_p) else ctypes.c_ulong(one) for one in arguments]
+        words = [
+            argument if isinstance(argument, ctypes.c_void_p) else ctypes.c_ulong(argument)
+            for argument in arguments
+        ]
         return int(self._libc.prctl(option, *words, *(ctypes.c_ulong(0) for _ in range(4 - len(words))))) == 0
 
 

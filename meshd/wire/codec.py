@@ -303,8 +303,8 @@ def _fields_of(kind: type, *, is_bounded: bool) -> Iterator[_Field]:
         # The field's default may be declared by a bound.
         hint, bounds = hints[item.name], _bounds_of(hints[item.name])
         default = item.default if item.default is not MISSING else _MUST
-        default = next((one.default for one in bounds if isinstance(one, Otherwise)), default)
-        spread = next((one for one in bounds if isinstance(one, Spread)), None)
+        default = next((bound.default for bound in bounds if isinstance(bound, Otherwise)), default)
+        spread = next((bound for bound in bounds if isinstance(bound, Spread)), None)
         try:
             # One field may cross as several.
             if spread is not None:
@@ -313,7 +313,7 @@ def _fields_of(kind: type, *, is_bounded: bool) -> Iterator[_Field]:
                 continue
             if INLINE in bounds:
                 plan = plan_of(typing.get_args(hint)[0])
-                names = tuple(name for one in plan.fields for name in one.names)
+                names = tuple(name for field in plan.fields for name in field.names)
                 yield _Field(item.name, names, plan.form, _MUST, is_whole=True)
                 continue
             # Else as one, under its own name or another.
@@ -387,7 +387,7 @@ def _checked(read: Read, check: Check) -> Read:
 
 def _unchecked(hint: object, bounds: tuple[object, ...], is_bounded: bool) -> _Form:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    crossing = next((one for one in bounds if isinstance(one, As)), None)
+    crossing = next((bound for bound in bounds if isinstance(bound, As)), None)
     if crossing is not None:
         return _converted(crossing, is_bounded)
     if origin in (typing.Union, types.UnionType):
@@ -413,15 +413,17 @@ def _of_class(hint: type, bounds: tuple[object, ...], is_bounded: bool) -> _Form
     if hint is str:
         return _text(_bound(bounds, Text, is_bounded))
     if hint is bytes:
-        size = next((one for one in bounds if isinstance(one, Size)), None)
+        size = next((bound for bound in bounds if isinstance(bound, Size)), None)
         return _exact_bytes(size) if size is not None else _bytes(_bound(bounds, AtMost, is_bounded))
     if issubclass(hint, StrEnum):
         return _words({str(word): word for word in hint})
     if is_dataclass(hint):
         plan = plan_of(hint) if is_bounded else unbounded_plan_of(hint)
         if ROW in bounds:
-            columns = [one for one in plan.fields if not one.is_beside]
-            return _row([one.form for one in columns], hint, attrgetter(*(one.attr for one in columns)))
+            columns = [field for field in plan.fields if not field.is_beside]
+            return _row(
+                [column.form for column in columns], hint, attrgetter(*(column.attr for column in columns))
+            )
         return plan.form
     raise TypeError(f"{hint.__name__} has no form on the wire")
 

@@ -71,7 +71,9 @@ class Weights:
 
     def places(self, digests: Collection[bytes]) -> list[FilePart]:
         """Return where the tensors with these digests lie, each once, in the order of the files."""
-        found = {one.digest: one for one in reversed(self._index.tensors) if one.digest in digests}
+        found = {
+            tensor.digest: tensor for tensor in reversed(self._index.tensors) if tensor.digest in digests
+        }
         parts = [FilePart(self._descriptors[one.file], one.offset, one.size) for one in found.values()]
         return sorted(parts, key=lambda part: (part.descriptor, part.offset))
 
@@ -136,7 +138,7 @@ class LibraryFiles:
                 await file.index()
             index = file.known_index()
         if index is not None:
-            self._marks[path] = frozenset(mark(one.digest) for one in index.tensors)
+            self._marks[path] = frozenset(mark(tensor.digest) for tensor in index.tensors)
         elif is_reading:  # its hashes cannot be kept: each lease would read it again
             self._marks[path] = frozenset()
 
@@ -201,7 +203,7 @@ class KnownFiles:
         """Return a bit for each tensor in `marks`, set if it is missing; empty until that is known."""
         if not self._known.is_set():
             return b""
-        here = {mark(one.digest) for one in self._index.tensors} if self._index is not None else set()
+        here = {mark(tensor.digest) for tensor in self._index.tensors} if self._index is not None else set()
         if self._store is not None:
             here.update(map(mark, self._store.digests))
         here |= self.library.marks

@@ -110,7 +110,7 @@ class Worker:
         computed = {lease_id: server.turns.seconds for lease_id, server in self._running.items()}
         return RoleStatus(
             children=[server.child.status for server in self._running.values()],
-            tunnels=[one for server in self._running.values() for one in server.neighbours.tunnels],
+            tunnels=[tunnel for server in self._running.values() for tunnel in server.neighbours.tunnels],
             model=None,
             notes=self._files.notes,
             unfit=self._device_trials.notes,

@@ -172,7 +172,7 @@ class MissingWeights:
     ) -> Weights | None:
         """Take the weights again and close their former descriptors."""
         outgoing.close()
-        marks = b"".join(mark(one.digest) for one in needs.tensors)
+        marks = b"".join(mark(tensor.digest) for tensor in needs.tensors)
         peer = str(agreed.lease.peer)
         try:
             return await self._files.take(outgoing, progress_to(messages), peer=peer, marks=marks)
@@ -208,9 +208,9 @@ async def _read_needs(messages: MessageStream, *, limit: int) -> Needs:
         if not isinstance(needs, Needs):
             raise RemoteProtocolError("lease: expected `needs`", code="lease")
         tensors += needs.tensors
-        if not all(one.kind in TENSOR_TYPES for one in needs.tensors):
+        if not all(tensor.kind in TENSOR_TYPES for tensor in needs.tensors):
             raise RemoteProtocolError("lease: a tensor of no known type", code="lease")
-        if len(tensors) > MAX_ASKED_TENSORS or sum(one.size for one in tensors) > limit:
+        if len(tensors) > MAX_ASKED_TENSORS or sum(tensor.size for tensor in tensors) > limit:
             raise RemoteProtocolError("lease: more weights than were reserved", code="lease")
         if needs.last:
             return replace(needs, tensors=tuple(tensors))
@@ -226,7 +226,7 @@ def _held(needs: Needs, weights: Weights | None) -> HeldWeights:
 def _lacking(needs: Needs, weights: Weights) -> Needs:
     """Return the needed tensors that are missing. Those that are here stay while the store makes room."""
     _in_use(needs, weights)
-    missing = {one.digest: one for one in needs.tensors if one.digest not in weights.sizes}
+    missing = {tensor.digest: tensor for tensor in needs.tensors if tensor.digest not in weights.sizes}
     return replace(needs, tensors=tuple(missing.values()))
 
 
@@ -235,7 +235,7 @@ def _in_use(needs: Needs, weights: Weights) -> set[bytes]:
 
     The head has reserved memory for the sizes it stated, so a tensor of another size is none of these.
     """
-    here = {one.digest for one in needs.tensors if weights.sizes.get(one.digest) == one.size}
+    here = {tensor.digest for tensor in needs.tensors if weights.sizes.get(tensor.digest) == tensor.size}
     if weights.lease_cache is not None:
         for digest in here:
             weights.lease_cache.loaded(digest)

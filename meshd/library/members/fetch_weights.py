@@ -107,7 +107,9 @@ class _WeightsFetch:
         self._asked = asyncio.Semaphore(MODEL_HOLDERS.most)
         self._index: PieceIndex | None = None
         self._wanted: dict[int, list[NeededTensor]] = {}  # by the number of the piece
-        self._missed = {one.digest: Missed(one.digest, one.kind, one.size) for one in needs.tensors}
+        self._missed = {
+            tensor.digest: Missed(tensor.digest, tensor.kind, tensor.size) for tensor in needs.tensors
+        }
         self._come = dict.fromkeys(self._missed, 0)  # received bytes of each tensor
         self._holders = {peer.peer: Holder(peer.name or peer.peer.short) for peer in askable(mesh)}
 
@@ -155,27 +157,27 @@ class _WeightsFetch:
             await fetch.take(plan, self._write, on_bytes)
             if plan.is_done:
                 return ""
-        problems = [f"{one.node}: {one.problem}" for one in self._holders.values() if one.problem]
+        problems = [f"{holder.node}: {holder.problem}" for holder in self._holders.values() if holder.problem]
         return "; ".join(problems) or "no member gives more"
 
     @property
     def _given(self) -> dict[str, int]:
         """The received bytes, by member name."""
         given: dict[str, int] = {}
-        for one in self._holders.values():
-            if one.bytes:
-                given[one.node] = given.get(one.node, 0) + one.bytes
+        for holder in self._holders.values():
+            if holder.bytes:
+                given[holder.node] = given.get(holder.node, 0) + holder.bytes
         return given
 
     def _plan(self, index: PieceIndex) -> PiecePlan:
         """Choose the pieces that contain needed tensors, as far as they bring little else."""
-        most = sum(one.size for one in self._needs.tensors) + _SPARE_PIECES * PIECE_BYTES
-        for one in sorted(self._needs.tensors, key=lambda one: (one.file, one.offset)):
-            numbers = index.numbers(one.file, one.offset, one.size)
+        most = sum(tensor.size for tensor in self._needs.tensors) + _SPARE_PIECES * PIECE_BYTES
+        for tensor in sorted(self._needs.tensors, key=lambda one: (one.file, one.offset)):
+            numbers = index.numbers(tensor.file, tensor.offset, tensor.size)
             new = sum(number not in self._wanted for number in numbers)
             if numbers and (len(self._wanted) + new) * PIECE_BYTES <= most:
                 for number in numbers:
-                    self._wanted.setdefault(number, []).append(one)
+                    self._wanted.setdefault(number, []).append(tensor)
         return PiecePlan(index, wanted=self._wanted)
 
     async def _write(self, number: int, data: bytes) -> None:

@@ -207,9 +207,9 @@ class OfferedModels:
         own = [of_path(path) for path in self._own if is_file(path)]
         started = {path.resolve() for one in own for path in one.paths}
         stored = [
-            one
-            for one in self._stores().all_models()
-            if one.source in self._sources or not started.isdisjoint(path.resolve() for path in one.paths)
+            model
+            for model in self._stores().all_models()
+            if model.source in self._sources or not started.isdisjoint(path.resolve() for path in model.paths)
         ]
         return [*stored, *own]
 

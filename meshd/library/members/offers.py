@@ -162,9 +162,9 @@ def _one_of(text: str, found: list[MemberOffer]) -> list[MemberOffer]:
 def ambiguous(text: str, offers: Sequence[MemberOffer]) -> UserError:
     """Return the error for a name that means several models."""
     listed = ", ".join(
-        f"`{one.stem}` of {one.node} ({in_bytes(one.model.size)}"
-        + (f", {digits[:LEAST_FINGERPRINT_DIGITS]})" if (digits := digits_of(one.model)) else ")")
-        for one in offers[:_LISTED]
+        f"`{offer.stem}` of {offer.node} ({in_bytes(offer.model.size)}"
+        + (f", {digits[:LEAST_FINGERPRINT_DIGITS]})" if (digits := digits_of(offer.model)) else ")")
+        for offer in offers[:_LISTED]
     )
     more = f" and {len(offers) - _LISTED} more" if len(offers) > _LISTED else ""
     return UserError(
@@ -197,7 +197,7 @@ async def ask_members(mesh: Mesh, *, seconds: float = LIST_SECONDS) -> list[Memb
         try:
             async with asyncio.timeout(seconds):
                 told = await ask_models(mesh, peer.peer)
-            offers = tuple(MemberOffer(peer.peer, name, one) for one in told.models)
+            offers = tuple(MemberOffer(peer.peer, name, model) for model in told.models)
             found[peer.peer] = MemberModels(name, offers, disk=told.disk)
         except TimeoutError:
             found[peer.peer] = MemberModels(name, why_not="it does not answer")

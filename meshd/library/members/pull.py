@@ -233,7 +233,7 @@ class ModelPull:
         if isinstance(error, UnusableContent):
             return fetch.group
         # This machine lacks space, for example: then a smaller file may fit.
-        return {one.peer for one in self._offers if one.model.size >= fetch.chosen.size}
+        return {offer.peer for offer in self._offers if offer.model.size >= fetch.chosen.size}
 
     async def _find(self, failed: UserError | None) -> list[MemberOffer]:
         self.state.step = PullStep.ASKING
@@ -300,7 +300,7 @@ class ModelPull:
             await fetch.news()
         contents = [index.content for index in fetch.indexes.values()]
         if len(set(contents)) > 1 and not self._digits:
-            answered = [one for one in self._offers if one.peer in fetch.indexes]
+            answered = [offer for offer in self._offers if offer.peer in fetch.indexes]
             kinds = {fetch.indexes[one.peer].content: one for one in answered}
             raise ambiguous(str(self._name), list(kinds.values()))
         most = max(contents, key=contents.count)
@@ -394,7 +394,7 @@ class ModelPull:
         group = fetch.group
         if not found or not self._is_wished(found, index.content.hex()):
             return group
-        told = {one.peer: one.model.fingerprint.hex() for one in self._offers}
+        told = {offer.peer: offer.model.fingerprint.hex() for offer in self._offers}
         return {peer for peer in group if told[peer] not in ("", found)}
 
     def _is_wished(self, fingerprint: str, content: str) -> bool:
@@ -404,7 +404,9 @@ class ModelPull:
 
     def _lost(self) -> HoldersLost:
         """Return the error for a pull whose holders have all ended."""
-        why = "; ".join(f"{one.node}: {one.problem}" for one in self.state.holders.values() if one.problem)
+        why = "; ".join(
+            f"{holder.node}: {holder.problem}" for holder in self.state.holders.values() if holder.problem
+        )
         return HoldersLost(
             f"no member gives `{self._name}` any more ({why})",
             hint="run it again later: it continues where it stopped",
@@ -545,7 +547,7 @@ class HeaderPull(ModelPull):
     def _lost(self) -> HoldersLost:
         """Return the error as for a model; no member can correct a lie about hashes."""
         lost = super()._lost()
-        if any(one.problem == _LIED for one in self.state.holders.values()):
+        if any(holder.problem == _LIED for holder in self.state.holders.values()):
             return HoldersLost(lost.what, hint="name the model by its fingerprint, or ask who runs that node")
         return lost
 
