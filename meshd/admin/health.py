@@ -104,8 +104,10 @@ def _waits_hint(model: ModelStatus, status: Status) -> str:
         return f"run `meshd resume` on {' and '.join(paused)}{alone}"
     fetching = [peer.name for peer in workers if peer.fetching]
     if fetching:
-        its = "its model" if len(fetching) == 1 else "their models"
-        return f"wait until {' and '.join(fetching)} {'has' if len(fetching) == 1 else 'have'} {its}{alone}"
+        models = "its model" if len(fetching) == 1 else "their models"
+        return (
+            f"wait until {' and '.join(fetching)} {'has' if len(fetching) == 1 else 'have'} {models}{alone}"
+        )
     if not workers:
         return f"run `meshd worker --join INVITE` on another machine: `meshd invite` prints an invite{alone}"
     return f"start the workers that it waits for, or others{alone}"

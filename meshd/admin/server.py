@@ -137,7 +137,7 @@ class AdminServer:
         try:
             reader, writer = await asyncio.open_unix_connection(sock=connection, limit=MAX_LINE_BYTES)
             writer.transport.set_write_buffer_limits(0)  # drain returns when the kernel has all of it
-            while await self._one(reader, writer):
+            while await self._serve_request(reader, writer):
                 pass
         except (OSError, TimeoutError):
             pass  # the client has gone, asks nothing or reads nothing: nothing to tell anybody
@@ -148,7 +148,7 @@ class AdminServer:
             else:
                 writer.transport.abort()
 
-    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _serve_request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Serve one request; False when the connection is at its end."""
         try:
             async with asyncio.timeout(_IDLE_SECONDS):

@@ -86,7 +86,7 @@ def peer_views(peers: Iterable[PeerStatus], *, now: float, wall: float) -> tuple
 def lent_views(lent: Iterable[LentMemory], names: Mapping[PeerId, str]) -> tuple[LentMemory, ...]:
     """Add the names of the heads."""
     called = {str(peer): name for peer, name in names.items()}
-    return tuple(replace(one, head_name=called.get(one.head, "")) for one in lent)
+    return tuple(replace(lease, head_name=called.get(lease.head, "")) for lease in lent)
 
 
 def tunnel_views(

@@ -181,11 +181,11 @@ class FairQueue(Generic[T]):
     def put(self, item: T, *who: Hashable) -> None:
         """Append `item`. `who` it is from: the widest group first, always as many levels."""
         self._items.append((who, item))
-        for level, one in enumerate(who):
-            self._below.setdefault(who[:level], Counter())[one] += 1
+        for level, unit in enumerate(who):
+            self._below.setdefault(who[:level], Counter())[unit] += 1
         if len(self._items) > self._most:
             most = self._largest()
-            at = next(index for index, (one, _) in enumerate(self._items) if one == most)
+            at = next(index for index, (value, _) in enumerate(self._items) if value == most)
             del self._items[at]
             self._less(most)
 

@@ -419,5 +419,5 @@ FIRST_LINES_IN_ALL = Rate("log lines about such peers", 1.0, 300, "node", "count
 KIND_LINES = Rate("log lines of one kind without a peer", 0.2, 60, "node", "counted in the next line")
 
 ALL_LIMITS: tuple[Share | Rate, ...] = tuple(
-    one for one in list(globals().values()) if isinstance(one, Share | Rate)
+    value for value in list(globals().values()) if isinstance(value, Share | Rate)
 )  # all of them, in this order

@@ -61,8 +61,8 @@ class Wheel:
         Machine code runs on later ones of the same major version; with `a`, on that kind alone. Empty, too,
         if the stamp of the module says nothing.
         """
-        has = [_ARCHITECTURE.fullmatch(one) for one in self.machine_code]
-        known = [(int(one[1]), one[2]) for one in has if one is not None]
+        has = [_ARCHITECTURE.fullmatch(code) for code in self.machine_code]
+        known = [(int(match[1]), match[2]) for match in has if match is not None]
 
         def fits(kind: int) -> bool:
             return any(
@@ -104,5 +104,5 @@ def _cuda(package: Path) -> tuple[str | None, tuple[str, ...]]:
         return "" if is_there else None, ()
     commit, code = stamp.get("commit"), stamp.get("machine_code")
     is_whole = CUDA_MODULE in stamped_files(package, stamp)
-    kinds = tuple(one for one in code if isinstance(one, str)) if isinstance(code, list) else ()
+    kinds = tuple(kind for kind in code if isinstance(kind, str)) if isinstance(code, list) else ()
     return commit if isinstance(commit, str) and is_whole else "", kinds

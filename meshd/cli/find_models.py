@@ -30,7 +30,7 @@ def find_served_model(config: Config, out: Output) -> Config:
 
     def found(serve: ServeConfig) -> ServeConfig:
         draft = None if serve.draft_model is None else _here(serve.draft_model, config, out, head=True)
-        smaller = tuple(_here(one, config, out, head=True) for one in serve.fallback_models)
+        smaller = tuple(_here(fallback, config, out, head=True) for fallback in serve.fallback_models)
         serve = replace(serve, draft_model=draft, fallback_models=smaller)
         if serve.header_only:
             return _with_header(serve, config, out)

@@ -265,27 +265,27 @@ def _state(model: "StoredModel", facts: "ModelFacts") -> str:
     return "ok" if facts.supported else "unknown architecture"
 
 
-def _to_json(one: ListedModel, config: Config, listed: Sequence[ListedModel]) -> Json:
+def _to_json(listed_model: ListedModel, config: Config, listed: Sequence[ListedModel]) -> Json:
     """Return the fields of docs/json.md: `nodes` are those that have the model, this one first."""
     others: list[Mapping[str, Json]] = [  # they tell no path
         {"node": node, "names": list(names), "path": None, "complete": True}
-        for node, names in one.names.items()
+        for node, names in listed_model.names.items()
     ]
     # A model of members only.
-    if one.stored is None or one.facts is None:
+    if listed_model.stored is None or listed_model.facts is None:
         return {
-            "name": _name_of(one, listed),
-            "bytes": _bytes_of(one),
-            "fingerprint": next((v.fingerprint for v in one.views if v.fingerprint), None),
+            "name": _name_of(listed_model, listed),
+            "bytes": _bytes_of(listed_model),
+            "fingerprint": next((v.fingerprint for v in listed_model.views if v.fingerprint), None),
             "source": "mesh",
-            "quant": next((v.quant for v in one.views), None),
-            "architecture": next((v.architecture for v in one.views), None),
+            "quant": next((v.quant for v in listed_model.views), None),
+            "architecture": next((v.architecture for v in listed_model.views), None),
             "problem": None,
-            "pull": _pull_json(one.pull),
+            "pull": _pull_json(listed_model.pull),
             "nodes": others,
         }
     # A model of this machine.
-    model, facts = one.stored, one.facts
+    model, facts = listed_model.stored, listed_model.facts
     complete = model.complete and not facts.problem
     path = str(model.paths[0]) if model.paths else None
     return {

@@ -79,8 +79,8 @@ def script(shell: str) -> str:
         for action in _all_actions(parser):
             if isinstance(action, argparse._SubParsersAction):  # shtab leaves out those without help
                 action._choices_actions = [
-                    action._ChoicesPseudoAction(name, (), one.description or "")
-                    for name, one in action.choices.items()
+                    action._ChoicesPseudoAction(name, (), parser.description or "")
+                    for name, parser in action.choices.items()
                 ]
             form = action.metavar if isinstance(action.metavar, str) else ""
             if action.choices is None and _WORDS.fullmatch(form):

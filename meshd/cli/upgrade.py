@@ -137,7 +137,9 @@ def run(args: Arguments, out: Output) -> int:
     if newest.release < current or (newest.release == current and not behind):
         out.line("nothing to do")
         return 0
-    natives = [one for one in offers if one.package in found.natives and one.release == newest.release]
+    natives = [
+        wheel for wheel in offers if wheel.package in found.natives and wheel.release == newest.release
+    ]
     staying = set(found.natives) - {offer.package for offer in natives}
     unfit = _unfit(found, staying, newest)
     if newest.release == current and behind <= staying and not unfit:
@@ -247,7 +249,7 @@ def installation(prefix: Path) -> Installation:
         (distribution, (distribution.name or "").replace("_", "-"))
         for distribution in importlib.metadata.distributions()
     )
-    found = {name: one.version for one, name in named if name.startswith(NATIVE)}
+    found = {name: distribution.version for distribution, name in named if name.startswith(NATIVE)}
     origin, editable = read_origin(installed.read_text("direct_url.json"))
     if editable:
         return Installation(_CLONE, origin)
@@ -319,17 +321,17 @@ def trusted(path: str, writable: int = 0o022, *, remedy: str = _COPY) -> str:
         modes = [(parent, parent.lstat()) for parent in (real, *real.parents)]
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from None
-    for one, about in modes:
+    for parent, about in modes:
         sticky, ours = bool(about.st_mode & stat.S_ISVTX), about.st_uid == os.geteuid()
         if not ours and about.st_uid != 0:
             why = f"belongs to another user (uid {about.st_uid})"
-        elif about.st_mode & writable and (one == real or not sticky):
+        elif about.st_mode & writable and (parent == real or not sticky):
             why = f"can be written by other users (mode {stat.S_IMODE(about.st_mode):04o})"
             if ours and not sticky:
-                remedy = f"check what is there, and run `chmod go-w {shlex.quote(str(one))}`; or {remedy}"
+                remedy = f"check what is there, and run `chmod go-w {shlex.quote(str(parent))}`; or {remedy}"
         else:
             continue
-        raise UserError(f"cannot trust `{path}`: `{one}` {why}", hint=remedy)
+        raise UserError(f"cannot trust `{path}`: `{parent}` {why}", hint=remedy)
     return str(real)
 
 

@@ -41,14 +41,14 @@ class HeadFollower:
         """Return the followed heads as they are now."""
         return [
             replace(
-                one,
+                head,
                 name=status.name or status.peer.short,
                 away_since=None if status.state is PeerState.CONNECTED else status.since,
                 rtt=_rtt(status),
                 says_banned=status.says_banned,
             )
             for status in self._mesh.peers()
-            if (one := self._followed.get(status.peer)) is not None
+            if (head := self._followed.get(status.peer)) is not None
         ]
 
     def unknown_names(self) -> list[str]:
@@ -58,13 +58,13 @@ class HeadFollower:
 
     def began(self, peer: PeerId, by: int) -> None:
         """Add `by` to the number of this node's requests under way at the head."""
-        if (one := self._followed.get(peer)) is not None:
-            self._followed[peer] = replace(one, mine=one.mine + by)
+        if (head := self._followed.get(peer)) is not None:
+            self._followed[peer] = replace(head, mine=head.mine + by)
 
     def avoid(self, peer: PeerId, now: float) -> None:
         """Note that the head has lost or refused a request."""
-        if (one := self._followed.get(peer)) is not None:
-            self._followed[peer] = replace(one, avoided_until=now + HEAD_AVOIDED_SECONDS)
+        if (head := self._followed.get(peer)) is not None:
+            self._followed[peer] = replace(head, avoided_until=now + HEAD_AVOIDED_SECONDS)
 
     async def changed(self, seen: int) -> int:
         """Wait for a change of the mesh, as Mesh.changed does."""

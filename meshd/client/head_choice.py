@@ -30,14 +30,14 @@ def heads_to_follow(
     early they come. Among equals, heads that are already followed stay.
     """
     shares: dict[Hashable, list[PeerId]] = {}
-    for peer, issuer in sorted(heads, key=lambda one: one[0] not in followed):
+    for peer, issuer in sorted(heads, key=lambda head: head[0] not in followed):
         shares.setdefault(issuer, []).append(peer)
     ranked = [
         (place, peer not in followed, peer)
         for share in shares.values()
         for place, peer in enumerate(share[: HEADS_FOLLOWED_OF_ISSUER.most])
     ]
-    ranked.sort(key=lambda one: one[:2])
+    ranked.sort(key=lambda row: row[:2])
     return frozenset(peer for _, _, peer in ranked[: HEADS_FOLLOWED.most])
 
 
@@ -162,7 +162,9 @@ def why_none(heads: Sequence[KnownHead], wish: HeadWish, now: float) -> tuple[Mo
     if judge is not None and not states:  # no head will take the request, however long it waits
         why = f"this node is banned, according to `{judge.name}`: {judge.says_banned}"
         return ModelState.FAILED, f"{why} ({BANNED_HINT})"
-    state = next((one for one in (ModelState.LOADING, ModelState.FAILED) if one in states), None)
+    state = next(
+        (candidate for candidate in (ModelState.LOADING, ModelState.FAILED) if candidate in states), None
+    )
     return state or ModelState.WAITING, shortened(reasons, "; ") or "no head serves it now"
 
 

@@ -207,7 +207,7 @@ class TunnelAnswers(Answers):
     @ExposeListRequest.answer
     async def exposed(self, request: ExposeListRequest) -> ExposedList:
         names = self._names()
-        return ExposedList(exposed=tuple(exposed_view(one, names) for one in self._tunnels.exposed()))
+        return ExposedList(exposed=tuple(exposed_view(service, names) for service in self._tunnels.exposed()))
 
     @ExposeRemoveRequest.answer
     async def unexpose(self, request: ExposeRemoveRequest) -> Done:
@@ -239,9 +239,9 @@ class TunnelAnswers(Answers):
         listen = request.listen
         if listen:
             chosen = [
-                one
-                for one in self._tunnels.opened()
-                if one.listen == listen or one.listen.rpartition(":")[2] == listen
+                tunnel
+                for tunnel in self._tunnels.opened()
+                if tunnel.listen == listen or tunnel.listen.rpartition(":")[2] == listen
             ]
             what = f"no tunnel listens on `{listen}`"
         else:
@@ -255,11 +255,11 @@ class TunnelAnswers(Answers):
 
     def _to(self, peer: str, service: str) -> list[TunnelStatus]:
         """Return the open tunnels to `service` on `peer`; the name need only be unique among their peers."""
-        found = [one for one in self._tunnels.opened() if one.service == service]
+        found = [tunnel for tunnel in self._tunnels.opened() if tunnel.service == service]
         names = self._names()
-        meant = set(naming.meant(peer, {str(one.peer): names.get(one.peer, "") for one in found}))
+        meant = set(naming.meant(peer, {str(tunnel.peer): names.get(tunnel.peer, "") for tunnel in found}))
         node = PeerId.parse(meant.pop()) if len(meant) == 1 else self._peer(peer)
-        return [one for one in found if one.peer == node]
+        return [tunnel for tunnel in found if tunnel.peer == node]
 
     def _views(self, statuses: list[TunnelStatus]) -> tuple[TunnelView, ...]:
         return tunnel_views(statuses, self._names())
@@ -269,8 +269,8 @@ class TunnelAnswers(Answers):
 
     def _peer(self, text: str) -> PeerId:
         """Return the peer of this name, which may be known only from a service, a tunnel or its whole id."""
-        kept = {peer for one in self._tunnels.exposed() for peer in one.peers}
-        kept |= {one.peer for one in self._tunnels.opened()}
+        kept = {peer for service in self._tunnels.exposed() for peer in service.peers}
+        kept |= {tunnel.peer for tunnel in self._tunnels.opened()}
         try:
             return self._mesh.find(text, kept)
         except UnknownPeer as unknown:

@@ -220,7 +220,7 @@ class Fetching:
         """Show the progress; log a new step, each tenth, and once a minute."""
         self._now = now
         # Some activities count while members read.
-        words = "".join(one for one in now.activity if not one.isdigit())
+        words = "".join(letter for letter in now.activity if not letter.isdigit())
         key = (words, int((now.share or 0.0) * _TENTHS))
         at = asyncio.get_running_loop().time()
         if key != self._logged or at - self._logged_at >= _LOG_SECONDS:
@@ -316,8 +316,8 @@ async def check_downloads(wanted: Sequence[Wanted]) -> None:
     from meshd.library.download import check_download
     from meshd.library.hub_cache import cache_folder
 
-    for one in wanted:
-        if (name := hub_name_of(one.name)) is not None:
+    for model in wanted:
+        if (name := hub_name_of(model.name)) is not None:
             check = partial(check_download, name, cache_folder(os.environ))
             await in_own_thread(check, _log_step)
 
@@ -423,9 +423,9 @@ class AwaitedModels:
 
         self._fetching = fetching
         self._awaited = awaited
-        self.all = [PlainModel(FetchedUpstream(fetching, one)) for one in awaited]
+        self.all = [PlainModel(FetchedUpstream(fetching, model)) for model in awaited]
         named = zip(awaited, self.all, strict=True)
-        self._by_name = {name: model for one, model in named for name in (one.name, *one.aliases)}
+        self._by_name = {name: model for wanted, model in named for name in (wanted.name, *wanted.aliases)}
 
     @property
     def readiness(self) -> Readiness:
@@ -440,7 +440,8 @@ class AwaitedModels:
     def statuses(self) -> Sequence[ModelStatus]:
         """The state of each model."""
         return [
-            _status(one, model.upstream.readiness) for one, model in zip(self._awaited, self.all, strict=True)
+            _status(wanted, model.upstream.readiness)
+            for wanted, model in zip(self._awaited, self.all, strict=True)
         ]
 
 

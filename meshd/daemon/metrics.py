@@ -55,15 +55,15 @@ def _peers(peers: Sequence[PeerView]) -> Iterator[Metric]:
     # the same ones at each scrape, as long as none is lost or new
     shown = sorted(peers, key=lambda peer: (peer.state != "connected", peer.id))[:MOST_PEERS]
     by_id = {peer.id[:SHORT_CHARS]: peer for peer in shown}
-    about = {(peer, one.name, one.role, one.version): 1 for peer, one in by_id.items()}
+    about = {(peer, view.name, view.role, view.version): 1 for peer, view in by_id.items()}
     yield gauge("meshd_peer_info", "A member.", about, "peer", "name", "role", "version")
-    connected = {peer: one.state == "connected" for peer, one in by_id.items()}
+    connected = {peer: view.state == "connected" for peer, view in by_id.items()}
     yield gauge("meshd_peer_connected", "1 if a member is connected.", connected, "peer")
-    resumes = {peer: one.resumes for peer, one in by_id.items()}
+    resumes = {peer: view.resumes for peer, view in by_id.items()}
     yield counter("meshd_peer_resumes", "Times that a session continued on a new link.", resumes, "peer")
 
     # the link that carries data
-    links = {peer: one.link for peer, one in by_id.items() if one.link is not None}
+    links = {peer: view.link for peer, view in by_id.items() if view.link is not None}
     rtts = {_way(peer, link): link.rtt_ms / 1000 for peer, link in links.items() if link.rtt_ms is not None}
     labels = ("peer", "kind", "path")
     yield gauge("meshd_link_rtt_seconds", "Round trip on the link that carries data.", rtts, *labels)
@@ -88,10 +88,10 @@ def _machine(status: Status) -> Iterator[Metric]:
     # a head may have several leases, of one model too
     lent: defaultdict[tuple[str, ...], float] = defaultdict(float)
     computed: defaultdict[tuple[str, ...], float] = defaultdict(float)
-    for one in status.lent:
-        key = (one.head[:SHORT_CHARS], one.model)
-        lent[key] += one.bytes
-        computed[key] += one.computed_s
+    for lease in status.lent:
+        key = (lease.head[:SHORT_CHARS], lease.model)
+        lent[key] += lease.bytes
+        computed[key] += lease.computed_s
     labels = ("head", "model")
     yield gauge("meshd_lent_bytes", "Memory that a head uses here.", lent, *labels)
     name = "meshd_lent_computed_seconds"

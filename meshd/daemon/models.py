@@ -261,8 +261,8 @@ class ModelExchange:
     async def listed(self) -> MemberModelsReply:
         """List the models of members, the running pulls, and the background pulls that failed."""
         told = await ask_members(self._mesh)
-        views = [_view(offer) for one in told for offer in one.offers if offer.stem]
-        left_out = [LeftOutView(node=one.node, why=one.why_not) for one in told if one.why_not]
+        views = [_view(offer) for reply in told for offer in reply.offers if offer.stem]
+        left_out = [LeftOutView(node=reply.node, why=reply.why_not) for reply in told if reply.why_not]
         pulls = tuple(
             _reply(pull) for pull in self._pulls.values() if pull.task is not None or pull.failed_unseen
         )
@@ -286,19 +286,22 @@ class ModelExchange:
         # A running pull of the same name.
         make = _kind_of_pull(request)
         running = (
-            one
-            for one in self._pulls.values()
-            if one.task is not None and one.name == name and type(one.work) is make and not request.for_plan
+            other
+            for other in self._pulls.values()
+            if other.task is not None
+            and other.name == name
+            and type(other.work) is make
+            and not request.for_plan
         )
         if (same := next(running, None)) is not None:
             same.background = same.background or request.background
             same.is_own = same.is_own or is_own
             return self.progress(same.id)
-        if not is_own and sum(one.task is not None for one in self._pulls.values()) >= MAX_PULLS:
+        if not is_own and sum(other.task is not None for other in self._pulls.values()) >= MAX_PULLS:
             raise UserError(f"{MAX_PULLS} models are being pulled already", hint="wait for one of them")
         if self._owner is None:
             raise UserError("this node is starting or stopping", hint="try again in a moment")
-        self._forget([one for one in self._pulls.values() if one.failed_unseen and one.name == name])
+        self._forget([other for other in self._pulls.values() if other.failed_unseen and other.name == name])
         # A new pull.
         work = make(self._mesh, name, self._place, rate=float(request.rate) or None)
         self._last_id += 1
@@ -341,12 +344,12 @@ class ModelExchange:
             LOG.warning("model_not_pulled", file=pull.work.state.name, why=error.what)
 
     def _end_unwatched(self, now: float) -> None:
-        for pull in [one for one in self._pulls.values() if now - one.asked_at > _UNWATCHED_SECONDS]:
+        for pull in [other for other in self._pulls.values() if now - other.asked_at > _UNWATCHED_SECONDS]:
             if pull.task is not None and not (pull.background or pull.is_own):
                 pull.task.cancel()
             elif pull.task is None and not pull.failed_unseen:
                 self._forget([pull])
-        self._forget([one for one in self._pulls.values() if one.failed_unseen][:-MAX_FAILED_PULLS])
+        self._forget([other for other in self._pulls.values() if other.failed_unseen][:-MAX_FAILED_PULLS])
 
     def _forget(self, pulls: Iterable[_Pull]) -> None:
         for pull in pulls:

@@ -513,7 +513,7 @@ async def try_build(native: NativeBuild, run_to_end: RunToEnd, logs: Path, *, ma
             tried.append(TriedDevice(device, why, rates.weight_bytes_s or 0.0))
     except MeshdError as error:
         return TriedBuild(native, why_not=error.what, hint=error.hint or "")
-    used = [one.device for one in tried]
+    used = [trial.device for trial in tried]
     return TriedBuild(native, tuple(tried), tuple(device for device in listed if device not in used))
 
 

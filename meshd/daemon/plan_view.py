@@ -90,7 +90,7 @@ def _plan_view(choice: SplitChoice, drafts: DraftForecast) -> PlanView:
 
 def fits_reply(found: Sequence[ModelFit], workers: tuple[str, ...], left_out: LeftOut = ()) -> FitsReply:
     """Return the reply of `meshd model ls --fits`."""
-    models = tuple(view_of(ShortModelFit, one, here=str(one.here), mesh=str(one.mesh)) for one in found)
+    models = tuple(view_of(ShortModelFit, fit, here=str(fit.here), mesh=str(fit.mesh)) for fit in found)
     return FitsReply(models=models, workers=workers, left_out=_left_out(left_out))
 
 
@@ -159,20 +159,20 @@ def why_reply(model: str, found: Explained) -> WhyReply:
     )
 
 
-def _answer(one: TimedAnswer, now: float) -> AnswerTime:
+def _answer(timed: TimedAnswer, now: float) -> AnswerTime:
     return AnswerTime(
         running=False,
-        alone=one.alone,
-        ended_s_ago=max(0.0, now - one.ended),
-        queue_s=one.queue,
-        prompt_tokens=one.timings.prompt_tokens,
-        prompt_s=one.timings.prompt_seconds,
-        generated_tokens=one.timings.generated_tokens,
-        generated_s=one.timings.generated_seconds,
+        alone=timed.alone,
+        ended_s_ago=max(0.0, now - timed.ended),
+        queue_s=timed.queue,
+        prompt_tokens=timed.timings.prompt_tokens,
+        prompt_s=timed.timings.prompt_seconds,
+        generated_tokens=timed.timings.generated_tokens,
+        generated_s=timed.timings.generated_seconds,
     )
 
 
-def _running(one: RunningAnswer) -> AnswerTime:
+def _running(answer: RunningAnswer) -> AnswerTime:
     return AnswerTime(
         running=True,
         alone=True,
@@ -180,8 +180,8 @@ def _running(one: RunningAnswer) -> AnswerTime:
         queue_s=0.0,
         prompt_tokens=0,
         prompt_s=0.0,
-        generated_tokens=one.tokens,
-        generated_s=round(one.seen - one.begin, 4),
+        generated_tokens=answer.tokens,
+        generated_s=round(answer.seen - answer.begin, 4),
     )
 
 

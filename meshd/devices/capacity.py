@@ -237,7 +237,7 @@ class CapacityTeller:
             await self._measure(messages, devices, asked.timed)
             busy = self._is_busy()
         if asked.measure and not busy:
-            await self._prober.probe(one.peer for one in self._mesh.peers() if one.role == WORKER_ROLE)
+            await self._prober.probe(other.peer for other in self._mesh.peers() if other.role == WORKER_ROLE)
         # The answer.
         answer = Capacity(
             devices=tuple(
@@ -290,4 +290,4 @@ def measured_paths(peers: Sequence[PeerStatus]) -> tuple[MeasuredPath, ...]:
         rtt = None if path is None else path.idle_rtt
         if path is not None and rtt is not None:
             found.append(MeasuredPath(peer.peer.raw, max(0, int(rtt * 1e6)), int(path.rate or 0)))
-    return tuple(sorted(found, key=lambda one: one.rtt_us))[:MAX_CAPACITY_PATHS]
+    return tuple(sorted(found, key=lambda path: path.rtt_us))[:MAX_CAPACITY_PATHS]

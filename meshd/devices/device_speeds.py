@@ -85,7 +85,7 @@ class SpeedCache:
         """
         digest = hashlib.sha256(asker.encode()).hexdigest()[:_ASKER_DIGITS] if asker else ""
         self._refresh()
-        timed = {one: known for one, known in self._timed.items() if one != key}
+        timed = {device: known for device, known in self._timed.items() if device != key}
         timed[key] = _Timed(value[:MAX_POINTS], digest)
         while len(timed) > _MOST_SPEEDS:
             del timed[_displaced(timed)]
@@ -158,7 +158,9 @@ def _parsed(text: str) -> _Timed | None:
         return _Timed((), asker)
     if not _POINTS.fullmatch(listed):
         return None
-    points = tuple((int(tokens), int(took)) for tokens, took in (one.split(":") for one in listed.split(",")))
+    points = tuple(
+        (int(tokens), int(took)) for tokens, took in (point.split(":") for point in listed.split(","))
+    )
     is_one_each = len(dict(points)) == len(points)
     return _Timed(points, asker) if is_one_each and all(checked_time(0, *point) for point in points) else None
 

@@ -111,7 +111,7 @@ class PathProber:
 
     def _rate(self, peer: PeerId) -> float:
         """Return the rate of the path to `peer` that is known now, in bytes per second; 0 if unknown."""
-        status = next((one for one in self._mesh.peers() if one.peer == peer), None)
+        status = next((known for known in self._mesh.peers() if known.peer == peer), None)
         path = None if status is None else _selected(status)
         return 0.0 if path is None else path.rate or 0.0
 

@@ -529,7 +529,7 @@ class SentEvents:
 
     def _read(self, events: bytes) -> bytes:
         try:
-            return b"".join(self._one(event) for event in whole_events(events))
+            return b"".join(self._unsent_event(event) for event in whole_events(events))
         except RecursionError:  # another node may send anything
             self._cannot_join("one of its events is nested too deeply")
             return events
@@ -539,7 +539,7 @@ class SentEvents:
         if self._run is not _RunKind.FIRST:
             raise OtherAnswer(what)
 
-    def _one(self, event: bytes) -> bytes:
+    def _unsent_event(self, event: bytes) -> bytes:
         data = event_data(event)
         fields = parsed(data)
         if not data or (isinstance(fields, dict) and _PROGRESS in fields):

@@ -169,7 +169,7 @@ async def _as_now(
 
 def near_paths(mesh: Mesh, peers: Mapping[str, PeerId]) -> Mapping[str, DevicePath | None]:
     """Return the path from the head to each of these workers."""
-    paths = {one.peer: path_to(one.paths) for one in mesh.peers()}
+    paths = {status.peer: path_to(status.paths) for status in mesh.peers()}
     return {name: paths.get(peer) for name, peer in peers.items()}
 
 
@@ -230,10 +230,10 @@ def _spent(
     if made is not None:
         device_s = facts.predictor.device_seconds(facts.plan, made.computed / made.rounds)
     taking = [share.device for share in facts.plan.taking]
-    own = {one.label: device_s.get(one.label, 0.0) * rounds for one in taking if one.is_head}
+    own = {device.label: device_s.get(device.label, 0.0) * rounds for device in taking if device.is_head}
     workers: list[ComputingTime] = []
     for node in facts.plan.workers:
-        labels = [one.label for one in taking if one.node == node]
+        labels = [device.label for device in taking if device.node == node]
         if node in computed:
             workers.append(ComputingTime(", ".join(labels), computed[node][place].busy_us / 1e6, True))
         elif known := sum(device_s.get(label, 0.0) for label in labels) * rounds:

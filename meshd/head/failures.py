@@ -135,17 +135,17 @@ class WorkerBackoff:
         mark = self._ends.get(peer)
         return mark.text if mark is not None and now < mark.until else None
 
-    def part(self, one: PeerId, other: PeerId) -> None:
+    def part(self, first: PeerId, other: PeerId) -> None:
         """Keep these two from pushing to each other any more."""
-        pair = frozenset((one, other))
+        pair = frozenset((first, other))
         self._apart.pop(pair, None)
         self._apart[pair] = None
         if len(self._apart) > APART.most:
             del self._apart[next(iter(self._apart))]
 
-    def are_apart(self, one: PeerId, other: PeerId) -> bool:
+    def are_apart(self, first: PeerId, other: PeerId) -> bool:
         """Return True if these two are kept apart."""
-        return frozenset((one, other)) in self._apart
+        return frozenset((first, other)) in self._apart
 
 
 def _doubled(first: float, times: int, most: float) -> float:
@@ -202,8 +202,8 @@ class Blame:
 
     def tell(self, backoff: WorkerBackoff, workers: Iterable[PeerStatus], now: float) -> list[PeerStatus]:
         """Tell the back-off, which leaves workers out of later runs; return those that were at fault."""
-        for one, other in self._pairs:
-            backoff.part(one, other)
+        for first, other in self._pairs:
+            backoff.part(first, other)
         lasted = now - self.loaded_at if self.loaded_at is not None else 0.0
         at_fault = []
         for worker in workers:
@@ -238,7 +238,10 @@ class DeviceExclusions:
 
         What the worker itself says of them (Offer.unfit) holds for this offer alone.
         """
-        devices = ((one.name, one.kind, one.description, one.total_bytes) for one in offer.devices)
+        devices = (
+            (offered.name, offered.kind, offered.description, offered.total_bytes)
+            for offered in offer.devices
+        )
         equipment = (native, *devices)
         if self._equipment.get(peer) != equipment:  # new, or another machine now
             self._equipment[peer] = equipment
@@ -339,4 +342,4 @@ class ServerFailures:
 def refused_option(tail: Sequence[str]) -> str:
     """Return llama-server's own words, or "" if its options are not the cause."""
     found = (_REFUSED_OPTION.match(line.strip()) for line in tail)
-    return next((f"llama-server refuses its options: {one[1]}" for one in found if one is not None), "")
+    return next((f"llama-server refuses its options: {match[1]}" for match in found if match is not None), "")

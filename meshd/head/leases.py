@@ -213,7 +213,7 @@ class Leases:
         late = [
             refusal for refusal in self.refusals if isinstance(refusal, Refused) and refusal.code == NOT_READY
         ]
-        return "; ".join(one.what for one in late)
+        return "; ".join(refusal.what for refusal in late)
 
     def keep(self, plan: Plan, used: Sequence[NodeOffer]) -> None:
         """Keep the workers that the plan uses, in its order, and send the others home.
@@ -493,8 +493,8 @@ class PushPlan:
         return tuple(dict.fromkeys(found))
 
     def _before(self, peer: PeerId) -> tuple[PeerId, ...]:
-        last = max((place for place, one in enumerate(self._chain) if one == peer), default=0)
-        return tuple(dict.fromkeys(one for one in self._chain[:last] if one != peer))
+        last = max((place for place, worker in enumerate(self._chain) if worker == peer), default=0)
+        return tuple(dict.fromkeys(worker for worker in self._chain[:last] if worker != peer))
 
     def _pushed_on_to(self, peer: PeerId) -> tuple[PeerId, ...]:
         found, last = [peer], 0

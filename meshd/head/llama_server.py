@@ -215,7 +215,7 @@ class LlamaServer:
         """Return what it may use; None where the user's options make it download something."""
         model, options = self._model, self._model.options
         beside = (options.mmproj, options.draft and options.draft.path)
-        files = [*model.file.paths, *(Path(one).absolute() for one in beside if one)]
+        files = [*model.file.paths, *(Path(path).absolute() for path in beside if path)]
         found = named_files(llama_args)
         if found is None:
             return None

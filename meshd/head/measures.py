@@ -127,7 +127,7 @@ class AwayTimes:
 
 
 def _within(intervals: deque[Interval], begin: float, end: float) -> float:
-    return sum(max(0.0, min(two, end) - max(one, begin)) for one, two in intervals)
+    return sum(max(0.0, min(stop, end) - max(start, begin)) for start, stop in intervals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +292,7 @@ def choose_spans(log: TimedAnswers, *, drafts: bool = False) -> ChosenSpans:
     if running is not None and running.tokens > _LEAST_TOKENS and not drafts:
         count = running.tokens - 1
         span, made = (running.begin, running.seen), TokenRounds(count, count, count)
-    elif longer := [one for one in alone if one.timings.generated_tokens > 1]:
+    elif longer := [answer for answer in alone if answer.timings.generated_tokens > 1]:
         span, made = (longer[-1].first_token, longer[-1].ended), longer[-1].rounds
     if span is not None and made.tokens > _MOST_ACCOUNTED:
         span = span[1] - (span[1] - span[0]) * _MOST_ACCOUNTED / made.tokens, span[1]

@@ -316,7 +316,7 @@ class Model:
         try:
             await self._know_file()
             plain_rpc = await ask_plain(
-                [str(one) for one in self._options.rpc], protocol=self._runtime.native.plain_rpc
+                [str(endpoint) for endpoint in self._options.rpc], protocol=self._runtime.native.plain_rpc
             )
         except MeshdError as error:
             return await self._failed(error)
@@ -437,7 +437,7 @@ class Model:
         all_of_them = not self._options.picks_by_speed
         helpful = self._history.used | self._history.arrivals.helpful
         wanted = [worker for worker in self._roster.workers() if all_of_them or worker.peer in helpful]
-        return [one for one in wanted if not self._roster.is_standby(one)]
+        return [worker for worker in wanted if not self._roster.is_standby(worker)]
 
     def _why_otherwise(self, now: float) -> str:
         """Return why the model is to be loaded again with the same workers; empty if it is not."""

@@ -136,10 +136,14 @@ class ModelPool:
     on_demand = True
 
     def __init__(self, models: Sequence[PooledModel]) -> None:
-        self._models = [ModelOnDemand(self, one) for one in models]
-        self._names = {name: one for one in self._models for name in (one.name, *one.given.aliases)}
-        preload = [one.rule.name for one in models if one.preload]
-        self._policy = LoadPolicy([one.rule for one in models], preload)
+        self._models = [ModelOnDemand(self, pooled) for pooled in models]
+        self._names = {
+            name: on_demand
+            for on_demand in self._models
+            for name in (on_demand.name, *on_demand.given.aliases)
+        }
+        preload = [pooled.rule.name for pooled in models if pooled.preload]
+        self._policy = LoadPolicy([pooled.rule for pooled in models], preload)
         self._turns: dict[int, PoolTurn] = {}
         self._woken = asyncio.Event()
         for model in self._models:
@@ -235,12 +239,12 @@ class ModelPool:
     def serving(self, file: Path) -> ServedAs | None:
         """Return how a model with this file is served; None where none has it."""
         served = (model.upstream for model in self._models)
-        return next((one.serving for one in served if one.drafting(file) is not None), None)
+        return next((upstream.serving for upstream in served if upstream.drafting(file) is not None), None)
 
     def drafting(self, file: Path) -> Drafting | None:
         """Return how a model with this file is drafted for; None where none has it."""
         found = (model.upstream.drafting(file) for model in self._models)
-        return next((one for one in found if one is not None), None)
+        return next((drafting for drafting in found if drafting is not None), None)
 
     async def explain(self) -> Explained | None:
         """Return where the time of tokens went, of the model asked last; None while none is loaded."""

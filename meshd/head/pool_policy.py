@@ -137,7 +137,7 @@ class LoadPolicy:
     def last_used(self) -> str | None:
         """Return the model that holds memory and has a request now, or had the last one."""
         there = [model for model in self._models.values() if model.is_there]
-        last = max(there, key=lambda one: (bool(one.running), one.used_at), default=None)
+        last = max(there, key=lambda other: (bool(other.running), other.used_at), default=None)
         return None if last is None else last.rule.name
 
     def waits_for(self, number: int) -> str:
@@ -150,14 +150,14 @@ class LoadPolicy:
         """Return the model that a request waits for and that cannot be beside this one; empty if none is."""
         model = self._models[name]
         wanted = [
-            one
-            for one in self._models.values()
-            if one is not model
-            and one.stage in (ModelStage.UNLOADED, ModelStage.UNLOADING)
-            and one.waiting
-            and self._excludes(one, model)
+            other
+            for other in self._models.values()
+            if other is not model
+            and other.stage in (ModelStage.UNLOADED, ModelStage.UNLOADING)
+            and other.waiting
+            and self._excludes(other, model)
         ]
-        first = min(wanted, key=lambda one: one.oldest, default=None)
+        first = min(wanted, key=lambda other: other.oldest, default=None)
         return "" if first is None else first.rule.name
 
     def have_a_group(self, name: str, other: str) -> bool:
@@ -182,11 +182,11 @@ class LoadPolicy:
         """Keep a model without room beside others apart from the one of them used least lately."""
         for model in self._models.values():
             if model.stage is ModelStage.NO_ROOM and (others := self._beside(model)):
-                least = min(others, key=lambda one: (bool(one.running), one.used_at))
+                least = min(others, key=lambda other: (bool(other.running), other.used_at))
                 self._apart[frozenset({model.rule.name, least.rule.name})] = now + APART_SECONDS
 
     def _beside(self, model: _Model) -> list[_Model]:
-        return [one for one in self._models.values() if one is not model and one.is_there]
+        return [other for other in self._models.values() if other is not model and other.is_there]
 
     # Requests.
 
@@ -223,16 +223,16 @@ class LoadPolicy:
 
     # Models.
 
-    def _excludes(self, one: _Model, other: _Model) -> bool:
+    def _excludes(self, model: _Model, other: _Model) -> bool:
         """Return True if they are never loaded together."""
-        apart = frozenset({one.rule.name, other.rule.name}) in self._apart
-        return apart or not self._have_a_group(one, other)
+        apart = frozenset({model.rule.name, other.rule.name}) in self._apart
+        return apart or not self._have_a_group(model, other)
 
-    def _have_a_group(self, one: _Model, other: _Model) -> bool:
-        return bool(one.rule.group) and one.rule.group == other.rule.group
+    def _have_a_group(self, model: _Model, other: _Model) -> bool:
+        return bool(model.rule.group) and model.rule.group == other.rule.group
 
     def _in_the_way(self, model: _Model) -> list[_Model]:
-        return [one for one in self._beside(model) if self._excludes(model, one)]
+        return [other for other in self._beside(model) if self._excludes(model, other)]
 
     def _room_is_wanted(self, model: _Model) -> bool:
         return bool(self.wanted_instead(model.rule.name))
@@ -254,12 +254,14 @@ class LoadPolicy:
 
     def _next_load(self) -> str | None:
         """Choose the oldest first; none overtakes one that it would be in the way of."""
-        if any(one.stage in (ModelStage.LOADING, ModelStage.UNLOADING) for one in self._models.values()):
+        if any(other.stage in (ModelStage.LOADING, ModelStage.UNLOADING) for other in self._models.values()):
             return None
-        absent = [one for one in self._models.values() if not one.is_there and (one.waiting or one.wanted)]
+        absent = [
+            other for other in self._models.values() if not other.is_there and (other.waiting or other.wanted)
+        ]
         before: list[_Model] = []
-        for model in sorted(absent, key=lambda one: one.oldest):
-            if not self._in_the_way(model) and not any(self._excludes(model, one) for one in before):
+        for model in sorted(absent, key=lambda other: other.oldest):
+            if not self._in_the_way(model) and not any(self._excludes(model, other) for other in before):
                 return model.rule.name
             before.append(model)
         return None

@@ -111,10 +111,10 @@ def round_estimate(
     """
     drafting = draft.layers.weight_bytes / CPU_RATE if draft is not None else 0.0
     if seconds is not None:
-        one = seconds(1)
-        checks = tuple(max(0.0, seconds(1 + length) - one) for length in range(1, MOST_FREE + 1))
+        single = seconds(1)
+        checks = tuple(max(0.0, seconds(1 + length) - single) for length in range(1, MOST_FREE + 1))
         each = max(check / length for length, check in enumerate(checks[:MOST_MODEL], start=1))
-        return RoundEstimate(one, each, drafting, checks)
+        return RoundEstimate(single, each, drafting, checks)
     devices = [share.device for share in plan.taking]
     rate = GPU_RATE if devices and all(device.is_gpu for device in devices) else CPU_RATE
     paths = [device.path.rtt for device in devices if device.path is not None]
@@ -222,9 +222,9 @@ class Speculation:
 
     def would_begin(self, estimate: RoundEstimate, now: float, *, most: int) -> "Speculation":
         """Return a copy as after `begin`; here nothing begins."""
-        it = deepcopy(self)
-        it.begin(estimate, now, most=most)
-        return it
+        begun = deepcopy(self)
+        begun.begin(estimate, now, most=most)
+        return begun
 
     def acceptances(self, now: float) -> tuple[float | None, float | None]:
         """Return the shares of repeated tokens and of the draft model's that answers accepted.
@@ -463,7 +463,7 @@ def forecast(
         model=drafts.model,
         free_acceptance=free,
         model_acceptance=model,
-        measured=bool(used) and all(one is not None for one in used),
+        measured=bool(used) and all(rate is not None for rate in used),
         repetitive_tok_s=rate(drafts.free, free, 0.0) if drafts.free else prose,
         prose_tok_s=prose,
         why="" if drafts.longest else begun.why_nothing,

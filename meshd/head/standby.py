@@ -192,10 +192,13 @@ class StandbyWorkers:
 
     def _status(self, text: str, used: Sequence[PeerId]) -> StandbyStatus:
         peers = self._runtime.mesh.peers()
-        peer = next((one for one in peers if naming.meant(text, {str(one.peer): one.name})), None)
+        peer = next(
+            (candidate for candidate in peers if naming.meant(text, {str(candidate.peer): candidate.name})),
+            None,
+        )
         if peer is None:
             return StandbyStatus(text, False, 0, 0, "no worker of this name is known")
-        if all(peer.peer != one.peer for one in self._roster.connected()):
+        if all(peer.peer != connected.peer for connected in self._roster.connected()):
             return StandbyStatus(peer.name, False, 0, 0, "it is not connected")
         if (held := self._held.get(peer.peer)) is not None:
             return StandbyStatus(peer.name, held.ready, held.held, held.wanted, held.why)

@@ -169,7 +169,7 @@ class Surveyor:
             names, own, timed, me, on_progress, own_timed=own_timed, measure=measure, marks=marks
         )
         # Make offers of the answers.
-        near = {one.peer: path_to(one.paths) for one in self._mesh.peers()}
+        near = {peer_status.peer: path_to(peer_status.paths) for peer_status in self._mesh.peers()}
         offers: list[NodeOffer] = []
         unmeasured: list[tuple[str, str]] = []
         for peer, answer in found.answers.items():
@@ -296,8 +296,10 @@ class Surveyor:
                 else:
                     unmeasured[node] = COMPUTES if capacity.busy else IN_VAIN
             share = capacity.cpu_share / WHOLE_SHARE
-            for one in capacity.devices:
-                speeds[node, one.device.name] = DeviceSpeed(one.times, share=share, cores=capacity.core_set)
+            for offered in capacity.devices:
+                speeds[node, offered.device.name] = DeviceSpeed(
+                    offered.times, share=share, cores=capacity.core_set
+                )
             for path in capacity.paths:
                 if path.peer in by_id:
                     paths[node, by_id[path.peer]] = DevicePath(path.rtt_us / 1e6, path.rate or None)

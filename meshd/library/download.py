@@ -126,7 +126,7 @@ def chosen_model(name: HubName, listing: HubListing) -> GgufModel:
         )
     if len(fitting) > 1:
         raise UserError(
-            f"`{name}` fits several models: {', '.join(f'`{one.files[0].path}`' for one in fitting[:8])}",
+            f"`{name}` fits several models: {', '.join(f'`{model.files[0].path}`' for model in fitting[:8])}",
             hint=f"name the file: `hf:{name.repository}:{fitting[0].files[0].path}`",
         )
     if not fitting[0].complete:

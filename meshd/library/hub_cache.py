@@ -90,7 +90,9 @@ def _parts(folder: Path) -> list[Path]:
 def _snapshots(folder: Path) -> list[Path]:
     """Return the snapshots: the current branch's first, then the newest."""
     try:
-        found = [one for one in folders_in(folder / "snapshots", "") if _COMMIT.fullmatch(one.name)]
+        found = [
+            snapshot for snapshot in folders_in(folder / "snapshots", "") if _COMMIT.fullmatch(snapshot.name)
+        ]
     except OSError:
         return []
     current = ""
@@ -112,7 +114,7 @@ def _models(snapshot: Path) -> list[GgufModel]:
 
 
 def _stored(name: HubName, snapshot: Path, model: GgufModel, beside: list[GgufModel]) -> StoredModel:
-    same = [one for one in beside if one.quant == model.quant]
+    same = [other for other in beside if other.quant == model.quant]
     choice = model.quant if model.quant and len(same) == 1 else model.files[0].path
     return StoredModel(
         name=str(HubName(name.org, name.repo, choice)),

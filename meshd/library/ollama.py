@@ -79,7 +79,7 @@ def name_of_blob(path: Path) -> str:
         return ""
     try:
         for stored in all_models(path.parent.parent):
-            if [one.name for one in stored.paths] == [path.name]:
+            if [stored_path.name for stored_path in stored.paths] == [path.name]:
                 return stored.name.removeprefix("ollama:")
     except OSError:
         return ""

@@ -111,7 +111,11 @@ def find_noted(name: HubName | OllamaName, folder: Path) -> StoredModel | None:
     """Find a model in meshd's folder that was pulled by this name."""
     for place in folders_in(folder, _FOLDERS):
         paths = tuple(sorted(place.glob(f"*{GGUF_SUFFIX}")))
-        noted = next((one for one in names_of(paths) if _is_meant(name, one)), None) if paths else None
+        noted = (
+            next((noted_name for noted_name in names_of(paths) if _is_meant(name, noted_name)), None)
+            if paths
+            else None
+        )
         if noted is not None:
             size = sum(map(size_of, paths))
             stem = paths[0].name.removesuffix(GGUF_SUFFIX)
@@ -150,9 +154,9 @@ def find_header(folder: Path, name: MeshName) -> StoredModel | None:
 
 def header_at(path: Path) -> StoredModel:
     """Return the header that consists of this file, or has it as one of several."""
-    paths = [one for one, _ in files_below(path.parent, depth=1, suffix=HEADER_SUFFIX)]
+    paths = [header for header, _ in files_below(path.parent, depth=1, suffix=HEADER_SUFFIX)]
     stem = header_stem(path.name)
-    return _stored([one for one in paths if header_stem(one.name) == stem], stem)
+    return _stored([header for header in paths if header_stem(header.name) == stem], stem)
 
 
 def said_of(path: Path) -> str:

@@ -140,7 +140,7 @@ class Resolver:
 
     def _by_stem(self, text: str, low: str) -> StoredModel:
         found = [model for model in self._stores.all_models() if low in _words(model)]
-        complete = [one for one in found if one.complete]
+        complete = [model for model in found if model.complete]
         if len(complete) == 1 or (found and not complete):
             return (complete or found)[0]
         if complete:
@@ -164,13 +164,13 @@ class Resolver:
 
     def _demo(self, download: bool) -> StoredModel:
         complete = [model for model in self._stores.all_models() if model.complete]
-        for one in complete:
-            if _is_demo(one):
-                return one
+        for model in complete:
+            if _is_demo(model):
+                return model
         hashes = self._stores.meshd.parent / "weights"
-        for one in complete:  # under another name, from members for example
-            if facts_of(one, hashes).fingerprint == DEMO_FINGERPRINT:
-                return one
+        for model in complete:  # under another name, from members for example
+            if facts_of(model, hashes).fingerprint == DEMO_FINGERPRINT:
+                return model
         if not download:
             raise NotDownloaded(f"`{DEMO}` is not on this machine", hint=f"run `meshd model pull {DEMO}`")
 
@@ -186,8 +186,8 @@ class Resolver:
         """Return `near: …` with similar names, or nothing."""
         low = text.lower().removesuffix(GGUF_SUFFIX)
         by_word: dict[str, str] = {name: name for name in (*SHORT_NAMES, DEMO)}
-        for one in self._stores.listed():
-            by_word.update(dict.fromkeys(_words(one), one.name))
+        for model in self._stores.listed():
+            by_word.update(dict.fromkeys(_words(model), model.name))
         near = difflib.get_close_matches(low, by_word, n=3)
         near += [word for word in sorted(by_word) if low in word and word not in near]
         names = list(dict.fromkeys(by_word[word] for word in near))[:3]
@@ -245,6 +245,6 @@ def _place(model: StoredModel) -> Path:
 
 
 def _ambiguous(text: str, found: Sequence[StoredModel]) -> UserError:
-    listed = ", ".join(f"`{one.name}` ({in_bytes(one.size)})" for one in found[:_MOST_NAMED])
+    listed = ", ".join(f"`{model.name}` ({in_bytes(model.size)})" for model in found[:_MOST_NAMED])
     more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
     return UserError(f"`{text}` fits several models: {listed}{more}", hint="name one of them exactly")

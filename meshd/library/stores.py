@@ -58,7 +58,7 @@ def only_model(folder: Path) -> StoredModel:
             hint="give the path of a GGUF file, or a name that `meshd model ls` lists",
         )
     if len(found) > 1:
-        names = [f"`{one.paths[0].relative_to(folder)}`" for one in found]
+        names = [f"`{model.paths[0].relative_to(folder)}`" for model in found]
         more = f" and {len(names) - 12} more" if len(names) > 12 else ""
         raise UserError(
             f"`{folder}` has several models: {', '.join(names[:12])}{more}",
@@ -105,7 +105,7 @@ class Stores:
         texts = [_texts_of(model) if model.complete else [] for model in models]
         counts = Counter(text.lower() for found in texts for text in found)
         return [
-            replace(model, name=next((one for one in found if counts[one.lower()] == 1), model.name))
+            replace(model, name=next((name for name in found if counts[name.lower()] == 1), model.name))
             if model.source in _BY_STEM
             else model
             for model, found in zip(models, texts, strict=True)
@@ -114,7 +114,7 @@ class Stores:
     def named(self, model: StoredModel) -> StoredModel:
         """Return the model under its listed name, if it is in a store."""
         paths = [path.resolve() for path in model.paths[:1]]
-        here = (one for one in self.listed() if [path.resolve() for path in one.paths[:1]] == paths)
+        here = (model for model in self.listed() if [path.resolve() for path in model.paths[:1]] == paths)
         return next(here, model) if paths else model
 
     def _each(self) -> Iterator[tuple[Path, Iterator[StoredModel]]]:
@@ -144,7 +144,7 @@ def own_models(stores: Stores, started_with: Sequence[Path]) -> list[StoredModel
     for model in (*stores.all_models(), *(of_path(path) for path in started_with if is_file(path))):
         if model.complete and model.paths:
             found.setdefault(tuple(map(os.path.realpath, model.paths)), model)
-    return sorted(found.values(), key=lambda one: (-one.size, one.stem))
+    return sorted(found.values(), key=lambda model: (-model.size, model.stem))
 
 
 def of_path(path: Path) -> StoredModel:

@@ -79,7 +79,7 @@ def _small(value: object) -> object:
     if (
         isinstance(value, list)
         and len(value) <= _MOST_SAMPLERS
-        and all(isinstance(one, str) for one in value)
+        and all(isinstance(item, str) for item in value)
     ):
         return value
     return "other" if value else ""

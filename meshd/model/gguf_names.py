@@ -110,11 +110,11 @@ def choose(models: Sequence[GgufModel], wish: str) -> list[GgufModel]:
     low = wish.lower()
     stem = low.removesuffix(GGUF_SUFFIX)
     tests: Sequence[Mapping[int, bool]] = (
-        {at: low in {file.path.lower() for file in one.files} for at, one in enumerate(models)},
-        {at: one.name.lower() == stem for at, one in enumerate(models)},
-        {at: one.quant.lower() == low for at, one in enumerate(models)},
-        {at: one.quant.lower() == f"ud-{low}" for at, one in enumerate(models)},
-        {at: one.name.lower().rpartition("/")[2] == stem for at, one in enumerate(models)},
+        {at: low in {file.path.lower() for file in model.files} for at, model in enumerate(models)},
+        {at: model.name.lower() == stem for at, model in enumerate(models)},
+        {at: model.quant.lower() == low for at, model in enumerate(models)},
+        {at: model.quant.lower() == f"ud-{low}" for at, model in enumerate(models)},
+        {at: model.name.lower().rpartition("/")[2] == stem for at, model in enumerate(models)},
     )
     for test in tests:
         if found := [models[at] for at, fits in test.items() if fits]:

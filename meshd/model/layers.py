@@ -283,8 +283,8 @@ def _positive(text: str) -> float:
 
 def _overridden(text: str, trained: int) -> int:
     """Return N of `ARCHITECTURE.context_length=int:N`, one of several behind commas, or else `trained`."""
-    for one in text.split(","):
-        key, _, value = one.partition("=")
+    for part in text.split(","):
+        key, _, value = part.partition("=")
         if key.endswith(_CONTEXT_KEY) and value.startswith("int:"):
             trained = int(_positive(value.removeprefix("int:"))) or trained
     return trained

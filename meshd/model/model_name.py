@@ -208,13 +208,13 @@ def split_models(text: str) -> list[str]:
     pieces = text.split(":")
     found: list[str] = []
     while pieces:
-        one = pieces.pop(0)
-        if (scheme := f"{one}:") in _SCHEMES and pieces:
-            one += ":" + pieces.pop(0)
+        piece = pieces.pop(0)
+        if (scheme := f"{piece}:") in _SCHEMES and pieces:
+            piece += ":" + pieces.pop(0)
             more = pieces[0] if pieces and scheme != MESH else ""
             if more and f"{more}:" not in _SCHEMES and not is_path(more):
-                one += ":" + pieces.pop(0)
-        found.append(one)
+                piece += ":" + pieces.pop(0)
+        found.append(piece)
     return found
 
 

@@ -141,7 +141,7 @@ def prompt_account(spent: SpentTime, tokens: int, queue: float) -> TimeAccount:
     parts += [_way(way, passes=1 if way.is_result else tokens, delays=1) for way in spent.ways]
     parts += _held(spent, sum(way.transfer * (1 if way.is_result else tokens) for way in spent.ways))
     twice = sum(part.seconds for part in parts if part.kind is not PartKind.SERVER) - spent.away
-    twice -= sum(one.seconds for one in _own(spent))
+    twice -= sum(part.seconds for part in _own(spent))
     if twice > 0 and spent.workers:
         parts.append(TimePart(PartKind.AT_ONCE, "devices and ways", -twice, PartSource.SUM))
     before = TimePart(PartKind.QUEUE, spent.head, max(0.0, queue), PartSource.MEASURED)
@@ -151,22 +151,22 @@ def prompt_account(spent: SpentTime, tokens: int, queue: float) -> TimeAccount:
 def _own(spent: SpentTime) -> list[ComputingTime]:
     """Return the times of the head's devices, limited to the time that the head did not wait."""
     left = max(0.0, spent.seconds - spent.away)
-    whole = sum(one.seconds for one in spent.own)
+    whole = sum(part.seconds for part in spent.own)
     share = min(1.0, left / whole) if whole > 0 else 0.0
-    return [ComputingTime(one.where, one.seconds * share, one.measured) for one in spent.own]
+    return [ComputingTime(part.where, part.seconds * share, part.measured) for part in spent.own]
 
 
 def _server(spent: SpentTime) -> list[TimePart]:
     """Return what happens on the head while it waits for nobody."""
     own = _own(spent)
-    rest = max(0.0, spent.seconds - spent.away) - sum(one.seconds for one in own)
+    rest = max(0.0, spent.seconds - spent.away) - sum(part.seconds for part in own)
     server = TimePart(PartKind.SERVER, spent.head, max(0.0, rest), PartSource.MEASURED)
     return [server, *map(_computing, own)]
 
 
-def _computing(one: ComputingTime) -> TimePart:
-    source = PartSource.MEASURED if one.measured else PartSource.PREDICTED
-    return TimePart(PartKind.COMPUTING, one.where, one.seconds, source)
+def _computing(spent: ComputingTime) -> TimePart:
+    source = PartSource.MEASURED if spent.measured else PartSource.PREDICTED
+    return TimePart(PartKind.COMPUTING, spent.where, spent.seconds, source)
 
 
 def _way(way: WayTime, *, passes: int, delays: int) -> TimePart:

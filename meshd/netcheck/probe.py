@@ -293,7 +293,7 @@ async def _ask_others(
     """Ask the second addresses on the same socket; then test on a new one whether they get in unasked."""
     sock, local, number = asking
     came = log.take(number, local, await ask_udp(sock, [Question(server=other) for other in others]))
-    working = {one.server for one in came}
+    working = {answer.server for answer in came}
     for answer in answers:
         if answer.other is not None and answer.other in working:
             log.filters.append(await _filter_test(answer.server, answer.other, local.host))
@@ -328,7 +328,9 @@ async def _ask_more(log: _Log, socks: Sequence[_Socket], server: Endpoint) -> No
         log.hairpin = await _hairpin(*mapped[0], *mapped[1])
 
 
-async def _hairpin(one: socket.socket, at_one: Endpoint, two: socket.socket, at_two: Endpoint) -> bool:
+async def _hairpin(
+    first: socket.socket, at_first: Endpoint, second: socket.socket, at_second: Endpoint
+) -> bool:
     """Test hairpinning: both send to the other's outer address, as two nodes behind this NAT would."""
     loop = asyncio.get_running_loop()
     letter = secrets.token_bytes(_HAIRPIN_BYTES)
@@ -336,8 +338,8 @@ async def _hairpin(one: socket.socket, at_one: Endpoint, two: socket.socket, at_
     async def send() -> None:
         while True:
             with contextlib.suppress(OSError):
-                one.sendto(letter, (at_two.host, at_two.port))
-                two.sendto(letter, (at_one.host, at_one.port))
+                first.sendto(letter, (at_second.host, at_second.port))
+                second.sendto(letter, (at_first.host, at_first.port))
             await asyncio.sleep(HAIRPIN_PAUSE)
 
     async def wait(sock: socket.socket) -> None:
@@ -349,7 +351,7 @@ async def _hairpin(one: socket.socket, at_one: Endpoint, two: socket.socket, at_
     try:
         async with asyncio.timeout(HAIRPIN_SECONDS), Owner() as owner:
             owner.start(send(), name="hairpin")
-            waits = [owner.start(wait(sock), name="hairpin") for sock in (one, two)]
+            waits = [owner.start(wait(sock), name="hairpin") for sock in (first, second)]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             owner.cancel()
     except TimeoutError:

@@ -184,7 +184,7 @@ class DialSchedule:
                 at = now if state.again else max(state.ready_at(rule or RETRY, delay), self._held_until)
                 later.append((at, index))
         start = [index for at, index in later if at <= now]
-        later = sorted(one for one in later if one[0] > now)
+        later = sorted(item for item in later if item[0] > now)
         if not linked and not start and not self.running and now >= self._held_until:
             # Nothing is left to wait for: transports that have not failed yet need not hold back.
             start = [index for _, index in later if not self._states[index].failures][:1]
@@ -266,12 +266,12 @@ class Failed:
 
 def last_error(failed: Mapping[int, Failed]) -> str:
     """Join the failures of direct attempts: lower case, no full stop; empty if there are none."""
-    return ", ".join(_told(one) for _, one in sorted(failed.items()) if one.direct)
+    return ", ".join(_told(failure) for _, failure in sorted(failed.items()) if failure.direct)
 
 
-def _told(one: Failed) -> str:
-    name = TRANSPORTS[one.transport].words
-    match one.failure:
+def _told(failed: Failed) -> str:
+    name = TRANSPORTS[failed.transport].words
+    match failed.failure:
         case DialFailure.TIMEOUT:
             return f"{name} gets no answer"
         case DialFailure.REFUSED:
@@ -279,7 +279,7 @@ def _told(one: Failed) -> str:
         case DialFailure.WRONG_PEER:
             return f"{name} finds another node at the peer's addresses"
         case _:
-            return f"{name}: {one.what}"
+            return f"{name}: {failed.what}"
 
 
 class Departure:
@@ -338,11 +338,11 @@ class Departure:
     def tried(self, tried: Sequence[Tried], now: float) -> str:
         """Note how plain TCP dials ended; return why the process has ended, or "" while that is open."""
         # Only places where the peer was count.
-        here = [one for one in tried if _host(one.place) in self.hosts]
+        here = [attempt for attempt in tried if _host(attempt.place) in self.hosts]
         if not here or self._ended is None:
             return ""
         # Anything but a refusal means that something still listens there.
-        if any(one.failure is not DialFailure.REFUSED for one in here):
+        if any(attempt.failure is not DialFailure.REFUSED for attempt in here):
             if now - self._ended >= _DYING_SECONDS:
                 self._is_doubted = True
             return ""

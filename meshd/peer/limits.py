@@ -64,7 +64,7 @@ class DialRates:
         if len(self._proven) >= PROVEN_PEERS.most:
             self._forget_one()
         host = _machine(host)
-        kept = [*(one for one in hosts if one != host), host][-PROVEN_HOSTS.most :]
+        kept = [*(other for other in hosts if other != host), host][-PROVEN_HOSTS.most :]
         self._proven[peer] = link.member.chain.admitter, kept
 
     def may_dial(

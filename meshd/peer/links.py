@@ -375,7 +375,7 @@ class PeerLinks:
 
     async def _test_one(self, driver: LinkDriver, look: Callable[[], None]) -> None:
         number, session = driver.link_id, driver.session
-        known = next((one.rtt for one in self._numbers(session) if one.link_id == number), None)
+        known = next((link.rtt for link in self._numbers(session) if link.link_id == number), None)
         if await self.ping(session, number, max(SUSPECT_AFTER, 4 * (known or 0.0))) is not None:
             return
         self._suspects.add(number)

@@ -354,7 +354,7 @@ class NewsLimitsByMember:
     def of(self, peer: PeerId, now: float, *, admitter: Admitter | None = None) -> NewsLimits:
         """Return the same limits as long as the member owes something; `admitter`: its admitter, if known."""
         if len(self._of) >= _MANY_MEMBERS:
-            self._of = {one: limits for one, limits in self._of.items() if not limits.clear(now)}
+            self._of = {peer: limits for peer, limits in self._of.items() if not limits.clear(now)}
         limits = self._of.get(peer)
         if limits is None:
             limits = self._of[peer] = NewsLimits(peer, self._issuers, now)

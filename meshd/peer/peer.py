@@ -576,7 +576,9 @@ class Peer:
         if proto is None:
             return places
         now = self._node.now()
-        sure = {one for source, told in self._book.told(self.id) if source is Source.GIVEN for one in told}
+        sure = {
+            place for source, told in self._book.told(self.id) if source is Source.GIVEN for place in told
+        }
         record = self._book.record(self.id)
         admitter = None if record is None else record.chain.admitter
         invited_us = self._node.host.record().chain.leaf.issuer == self.id

@@ -61,7 +61,9 @@ def neighbours(me: PeerId, seats: Mapping[PeerId, Seat]) -> frozenset[PeerId]:
     at = ring.index(me)
     beside = {ring[(at + side * step) % len(ring)] for step in range(1, BESIDE + 1) for side in (1, -1)}
     far = _far(ring, [seats[peer].place for peer in ring])
-    return frozenset(beside | {one if other == me else other for one, other in far if me in (one, other)})
+    return frozenset(
+        beside | {first if second == me else second for first, second in far if me in (first, second)}
+    )
 
 
 def _far(ring: Sequence[PeerId], places: Sequence[bytes]) -> set[tuple[PeerId, PeerId]]:

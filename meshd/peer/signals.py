@@ -125,7 +125,9 @@ class SignalRoutes:
 
     def reaches(self, peer: object) -> bool:
         """Say whether there is a link to the node with this id (raw bytes)."""
-        return self._carriers is not None and any(one.raw == peer for one in self._carriers.reachable())
+        return self._carriers is not None and any(
+            carrier.raw == peer for carrier in self._carriers.reachable()
+        )
 
     def start(self, work: Work, peer: PeerId) -> None:
         """Run `work` in the background, unless too much is running."""
@@ -415,7 +417,9 @@ class SignalService:
         """Send again, once, the signals that the peer most likely refused for lack of its cookie."""
         since = self._node.now() - LIFE
         again = [
-            self._signed(peer, one.topic, one.payload) for one in self._sent.pop(peer, ()) if one.at >= since
+            self._signed(peer, signal.topic, signal.payload)
+            for signal in self._sent.pop(peer, ())
+            if signal.at >= since
         ]
         if again:
             self._routes.start(partial(self._hand_all, peer, again), peer)

@@ -364,7 +364,7 @@ class _Planner:
         if taking and not taking[-1].is_head:
             estimate = self._output_choice(taking[-1])
         found: list[Reason] = [OutputOn(output.label, estimate.head_seconds, estimate.worker_seconds)]
-        found += [one for one in left_out if (one.node, one.device) != (output.node, output.name)]
+        found += [left for left in left_out if (left.node, left.device) != (output.node, output.name)]
         if not self._model.cache.exact:
             found.append(UnknownArchitecture(self._model.architecture))
         return tuple(found)

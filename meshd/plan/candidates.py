@@ -91,11 +91,11 @@ class RoughSplits:
             return []
         rough, least = _Times(), self._least
         self._add(rough, self._orders())
-        ranked = sorted(rough, key=lambda one: rough[one])
-        kept = [one for one in ranked if len(one[0]) >= least][: _MOST_PLANNED - 4]
+        ranked = sorted(rough, key=lambda division: rough[division])
+        kept = [division for division in ranked if len(division[0]) >= least][: _MOST_PLANNED - 4]
         for size in range(4):  # of each size the best, so that there is something to compare with
-            of_size = [one for one in ranked if len(one[0]) == size]
-            kept += [one for one in of_size[:1] if one not in kept]
+            of_size = [division for division in ranked if len(division[0]) == size]
+            kept += [division for division in of_size[:1] if division not in kept]
         return [Division(self._of(nodes), counts) for nodes, counts in kept]
 
     def _add(self, rough: _Times, orders: Iterable[tuple[str, ...]]) -> None:
@@ -208,7 +208,7 @@ class RoughSplits:
             return None
         order = list(zip(devices, counts, strict=True))
         order.sort(
-            key=lambda one: not (one[0][0] is None and one[0][1].kind != "gpu")
+            key=lambda item: not (item[0][0] is None and item[0][1].kind != "gpu")
         )  # the head's CPU first
         stages, begin = [], 0
         for (offer, device), count in order:

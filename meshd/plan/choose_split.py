@@ -173,7 +173,7 @@ def _by_memory(layers: ModelLayers, work: LayerWork, machines: Machines, options
 def _as_chosen(choice: SplitChoice, machines: Machines, measured: Measured) -> SplitChoice:
     """Serve with a choice: workers that it does without are left out, too, and the reasons begin with it."""
     used = {offer.node for offer in choice.offers}
-    known = {(one.node, one.device) for one in choice.plan.left_out}
+    known = {(left.node, left.device) for left in choice.plan.left_out}
     spared = tuple(
         LeftOut(offer.node, device.name, offer.exclusion_reason(device) or NotNeeded())
         for offer in measured.machines.offers
@@ -212,10 +212,10 @@ def choose_split(
                     error = error or refusal
     # Choose the cheapest in which enough workers take part.
     of_split: dict[tuple[tuple[str, str, int], ...], SplitChoice] = {}
-    for one in sorted(found, key=lambda one: one.cost):
-        of_split.setdefault(tuple(one.plan.placed), one)
+    for choice in sorted(found, key=lambda choice: choice.cost):
+        of_split.setdefault(tuple(choice.plan.placed), choice)
     found = list(of_split.values())
-    allowed = [one for one in found if len(one.plan.workers) >= least]
+    allowed = [choice for choice in found if len(choice.plan.workers) >= least]
     if not allowed:
         raise error or Refused(f"no split uses {least} workers", code="workers")
     return _compared(allowed[0], found, least)
@@ -247,13 +247,15 @@ def ranked_splits(
 
 def _compared(best: SplitChoice, found: Sequence[SplitChoice], least: int) -> list[SplitChoice]:
     """Return all of `found`, `best` first and with its comparison."""
-    others = [one for one in found if one is not best]
+    others = [choice for choice in found if choice is not best]
     is_split = len(best.plan.nodes) > 1
-    other = next((one for one in others if (len(one.plan.nodes) > 1) != is_split), None)
+    other = next((choice for choice in others if (len(choice.plan.nodes) > 1) != is_split), None)
     ruled_out = [
-        one for one in others if len(one.plan.workers) < least and round(one.seconds / best.seconds, 2) < 1
+        choice
+        for choice in others
+        if len(choice.plan.workers) < least and round(choice.seconds / best.seconds, 2) < 1
     ]
-    faster = min(ruled_out, key=lambda one: one.seconds, default=None)
+    faster = min(ruled_out, key=lambda choice: choice.seconds, default=None)
     comparison = SplitComparison(
         best.rated,
         other.rated if other is not None else None,
@@ -407,7 +409,7 @@ def advise(
         compared = choose_split(layers, work, machines, free, least=least)
     # The best of those and of all other changes, if it is worth it.
     found = list(_changes(layers, work, machines, options, free, plan, compared))
-    change, then = min(found, key=lambda one: one[1].answer_s, default=(None, now))
+    change, then = min(found, key=lambda changed: changed[1].answer_s, default=(None, now))
     gain = 1 - then.answer_s / now.answer_s if now.answer_s > 0 else 0.0
     if gain < _LEAST_GAIN:
         change, then, gain = None, now, 0.0
@@ -441,12 +443,12 @@ def _changes(
             yield change(best), best.outcome
 
     if compared:
-        best = min(compared, key=lambda one: one.cost)
+        best = min(compared, key=lambda choice: choice.cost)
         yield _change(plan, best, me), best.outcome
     if options.devices == ("none",):
         yield from chosen(replace(free, devices=()), lambda _: LetHeadCompute(me))
     if plan.shape.parallel > 1:
-        yield from chosen(replace(free, slots=1), lambda one: OneAtOnce(_change(plan, one, me)))
+        yield from chosen(replace(free, slots=1), lambda choice: OneAtOnce(_change(plan, choice, me)))
     if options.activations == "f32" and any(node != me for node in plan.nodes):
         halved = on_paths(
             plan, {offer.node: _halved(offer.path) for offer in machines.offers if offer.path}.get

@@ -152,13 +152,13 @@ def measured_machines(work: LayerWork, machines: Machines, options: HeadOptions)
     if not kinds:
         return Measured(machines, {}, ByMemory())
     own = [] if options.devices == ("none",) else machines.own_able  # its processor only makes the output
-    lacking = [one.name for one in own if not is_known(options.node_name, one.name)]
+    lacking = [device.name for device in own if not is_known(options.node_name, device.name)]
     if lacking:
         return Measured(machines, {}, ByMemory(((f"{options.node_name} {lacking[0]}", NotMeasured()),)))
     offers: list[NodeOffer] = []
     unmeasured: dict[str, Absence] = {}
     for offer in machines.offers:
-        unknown = [one.name for one in offer.devices if not is_known(offer.node, one.name)]
+        unknown = [known.name for known in offer.devices if not is_known(offer.node, known.name)]
         if unknown:
             told = machines.unmeasured.get(offer.node)
             unmeasured[offer.node] = why = NotMeasured() if told is None else Reported(told)
@@ -191,7 +191,7 @@ def one_for_each_card(
     then.
     """
     lenders = _lenders(offers)
-    here = {card for one in machines.own_able if (card := card_in(one, options.machine))}
+    here = {card for device in machines.own_able if (card := card_in(device, options.machine))}
     holders = {} if options.devices == ("none",) else dict.fromkeys(here, options.node_name)
     if options.tensor_split or not any(len(nodes) + (card in holders) > 1 for card, nodes in lenders.items()):
         return tuple(offers)
@@ -279,7 +279,7 @@ def with_fixed_layers(machines: Machines, options: HeadOptions, layers: int) -> 
     if not options.layers:
         return machines, options
     check_ranges(options.layers, layers)
-    ranges = sorted(options.layers, key=lambda one: one.first)
+    ranges = sorted(options.layers, key=lambda given: given.first)
     me = options.node_name
     offers = {offer.node: offer for offer in machines.offers}
     for layer_range in ranges:
@@ -304,7 +304,7 @@ def with_fixed_layers(machines: Machines, options: HeadOptions, layers: int) -> 
 
 def check_ranges(given: Sequence[LayerRange], layers: int) -> None:
     """Check that these ranges are all layers of a model, each once. Raises UserError."""
-    ranges = sorted(given, key=lambda one: one.first)
+    ranges = sorted(given, key=lambda held: held.first)
     if twice := {
         layer_range.node for layer_range in ranges if sum(two.node == layer_range.node for two in ranges) > 1
     }:
@@ -349,7 +349,7 @@ def _own_counts(own: LayerRange, machines: Machines, options: HeadOptions, layer
             f"`--layers {own}` gives layers to this node",
             hint="omit `--device none`, which keeps all layers off this node",
         )
-    gpus = [one for one in machines.own_able if one.kind == "gpu"]
+    gpus = [device for device in machines.own_able if device.kind == "gpu"]
     if gpus and own.last != layers - 1:
         raise UserError(
             f"`--layers {own}`: the GPUs of the serving node compute the last layers",

@@ -105,7 +105,7 @@ def make_plan(layers: ModelLayers, machines: Machines, options: HeadOptions) -> 
     offers = machines.offers
     # Devices that cannot be used may leave too few workers.
     able_workers = sum(1 for item in offers if item.devices)
-    unable = [one for item in offers for one in item.left_out]
+    unable = [left for item in offers for left in item.left_out]
     if able_workers < options.least_workers and unable:
         what = f"{able_workers} of {options.least_workers} workers can take part"
         raise Refused(what, code="workers", hint=each_left_out(unable))
@@ -248,13 +248,13 @@ def as_many_as_fit(plan: Callable[[SplitOptions], Plan], options: SplitOptions) 
     most = options.shape.parallel
     if most == 1:
         return plan(options)
-    one = plan(_with_slots(options, 1))
+    single = plan(_with_slots(options, 1))
     for slots in range(most, 1, -1):
         with suppress(NotEnoughMemory):
             more = plan(_with_slots(options, slots))
-            if _is_as_fast(more, one, options):
+            if _is_as_fast(more, single, options):
                 return more
-    return one
+    return single
 
 
 def _with_slots(options: SplitOptions, slots: int) -> SplitOptions:
@@ -263,10 +263,10 @@ def _with_slots(options: SplitOptions, slots: int) -> SplitOptions:
     return replace(options, shape=shape.of(slots, tokens))
 
 
-def _is_as_fast(more: Plan, one: Plan, options: SplitOptions) -> bool:
+def _is_as_fast(more: Plan, fewer: Plan, options: SplitOptions) -> bool:
     """Check that the devices are those of `one`, and that the output has not moved for lack of memory."""
-    moved = one.output_worker is not None and more.output_worker is None
-    return not moved and _computing(more) == _computing(one)
+    moved = fewer.output_worker is not None and more.output_worker is None
+    return not moved and _computing(more) == _computing(fewer)
 
 
 def answers_at_once(shape: ContextShape, longest: int, note: str = "") -> AnswersAtOnce:

@@ -184,7 +184,7 @@ class Predictor:
         self._work = work
         self._sums = {
             kind: _sums(
-                scale if one == kind else 0.0 for one, scale in zip(work.kinds, work.scales, strict=True)
+                scale if timed == kind else 0.0 for timed, scale in zip(work.kinds, work.scales, strict=True)
             )
             for kind in set(work.kinds)
         }
@@ -360,12 +360,14 @@ class Predictor:
 
     @staticmethod
     def _between(split: Split, before: PlannedStage, stage: PlannedStage) -> list[PassedPath]:
-        ways = [_to_head(one, one.path) for one in (before, stage) if one.path is not None]
+        ways = [_to_head(end, end.path) for end in (before, stage) if end.path is not None]
         if not split.pushed:
             return ways
         known = split.paths.get((before.node, stage.node))
         paths = (
-            [known] if known is not None else sorted((way.path for way in ways), key=lambda one: one.rtt)[-1:]
+            [known]
+            if known is not None
+            else sorted((way.path for way in ways), key=lambda path: path.rtt)[-1:]
         )
         return [PassedPath(ends_of(before.node, stage.node), path) for path in paths]
 
@@ -422,8 +424,8 @@ def _in_turn(stages: Sequence[PlannedStage], computing: Sequence[float]) -> list
             shared.setdefault((stage.card, "card"), []).append(part)
         elif stage.machine and not stage.is_gpu:
             share, cores = (stage.speed.share, stage.speed.cores) if stage.speed is not None else (1.0, "")
-            one = replace(part, seconds=part.seconds * share)
-            shared.setdefault((stage.machine, cores), []).append(one)
+            scaled = replace(part, seconds=part.seconds * share)
+            shared.setdefault((stage.machine, cores), []).append(scaled)
     return [*([part] for part in parts), *shared.values()]
 
 

@@ -442,12 +442,15 @@ def _is_left_for_good(reason: Reason) -> bool:
 
 def why_idle(left_out: Iterable[LeftOut], node: str) -> str:
     """Word why a worker got no layer."""
-    return each_left_out(one for one in left_out if one.node == node) or f"{node}: no layer was left for it"
+    return (
+        each_left_out(device for device in left_out if device.node == node)
+        or f"{node}: no layer was left for it"
+    )
 
 
 def each_left_out(left_out: Iterable[LeftOut]) -> str:
     """Word why each of these devices takes no part; empty without any."""
-    return "; ".join(f"{one.node} {one.device}: {one.why}" for one in left_out)
+    return "; ".join(f"{device.node} {device.device}: {device.why}" for device in left_out)
 
 
 # What would be better than the split that runs.

@@ -121,12 +121,12 @@ class LlamaArgs:
         It is no longer than answers may be: llama-server would spend the memory, and use none of it.
         """
         asked, most = self._asked(layers, tokens, slots), self._most(layers, slots)
-        one = default_shape(layers, tokens=min(asked, most) if most else asked)
+        single = default_shape(layers, tokens=min(asked, most) if most else asked)
         parallel = self.parallel or slots
         if self.unified:
-            usual = replace(one, parallel=parallel, unified=True)
+            usual = replace(single, parallel=parallel, unified=True)
         else:
-            usual = one.of(parallel, one.tokens)
+            usual = single.of(parallel, single.tokens)
         return replace(
             usual,
             batch=max(self.batch or usual.batch, parallel),

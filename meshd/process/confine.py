@@ -328,7 +328,7 @@ def confine(rules: Mapping[str, Sequence[str]]) -> None:
     if machine not in _ARCHITECTURES:
         return
     program = syscall_filter(rules["network"][0], machine, os.getpid(), has_driver=bool(rules["driver"]))
-    words = b"".join(struct.pack("=HBBI", *one) for one in program)
+    words = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
     kept = ctypes.create_string_buffer(words, len(words))
     head = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(kept)))
     if not kernel.prctl(_SET_SECCOMP, _FILTER, ctypes.cast(head, ctypes.c_void_p)):

@@ -177,8 +177,8 @@ def _kernel_folder(environment: Mapping[str, str]) -> Path:
     home = Path(environment.get("HOME", "/nonexistent"))
     folder = Path(environment.get("XDG_CACHE_HOME") or home / ".cache", *_KERNEL_FOLDER)
     with contextlib.suppress(OSError):
-        for one in (folder.parent.parent, folder.parent, folder):  # of a home that is there
-            one.mkdir(mode=0o700, exist_ok=True)
+        for parent in (folder.parent.parent, folder.parent, folder):  # of a home that is there
+            parent.mkdir(mode=0o700, exist_ok=True)
     return folder
 
 

@@ -290,8 +290,8 @@ class Mailroom(Generic[To]):
             self._drop(self._senders.oldest_of(letter))
         if len(waiting) > self._limits.mail_of_one:
             senders: _Senders[To] = _Senders()
-            for one in waiting:
-                senders.add(one)
+            for other in waiting:
+                senders.add(other)
             self._drop(senders.next_to_go())
         while self._senders.held(host) > self._limits.mail_bytes_of_host:
             self._drop(self._senders.next_of(host))
@@ -520,7 +520,7 @@ class Switchboard:
 
     def _call(self, client: int, state: ConnectedNode, call: Call, now: float) -> list[Action]:
         box = call.to if len(call.to) != PEER_BYTES else b""
-        callee, why = self._whom(state, call.to)
+        callee, why = self._callee(state, call.to)
         at = self._by_identity.get(callee) if callee is not None else None
         if why is None and (callee is None or at is None):
             why = ("absent", "the node is not connected to this relay")
@@ -546,7 +546,7 @@ class Switchboard:
             Tell(client, Called(call.number, tickets[0])),
         ]
 
-    def _whom(self, state: ConnectedNode, to: bytes) -> tuple[NodeIdentity | None, tuple[str, str] | None]:
+    def _callee(self, state: ConnectedNode, to: bytes) -> tuple[NodeIdentity | None, tuple[str, str] | None]:
         """Return the node that a key or a box names, or why the client may not ask for it."""
         if len(to) == PEER_BYTES:
             if state.who.is_guest:
@@ -598,7 +598,7 @@ class Switchboard:
         return [Cut(circuit.number)]
 
     def _post(self, client: int, state: ConnectedNode, post: Post, now: float) -> list[Action]:
-        to, why = self._whom(state, post.to)
+        to, why = self._callee(state, post.to)
         if why is not None or to is None:
             return self._refuse(client, state, post.number, why or ("absent", ""))
         box = self._boxes.get(post.to)

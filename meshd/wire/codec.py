@@ -397,7 +397,7 @@ def _unchecked(hint: object, bounds: tuple[object, ...], is_bounded: bool) -> _F
     if origin is tuple and inner[1:] == (...,):
         return _list(inner[0], _bound(bounds, Items, is_bounded), is_bounded)
     if origin is tuple:
-        return _row([form_of(one, is_bounded=is_bounded) for one in inner], lambda *found: found)
+        return _row([form_of(part, is_bounded=is_bounded) for part in inner], lambda *found: found)
     if isinstance(hint, type):
         return _of_class(hint, bounds, is_bounded)
     raise TypeError(f"{hint} has no form on the wire")

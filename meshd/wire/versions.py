@@ -40,13 +40,13 @@ def release_of(version: str) -> Release | None:
     return first, second, third
 
 
-def upgrade_hint(one: NodeVersion, other: NodeVersion) -> str:
+def upgrade_hint(node: NodeVersion, other: NodeVersion) -> str:
     """Return what to do about two nodes that differ: upgrade the older one, if their versions tell which."""
-    here, there = release_of(one.version), release_of(other.version)
+    here, there = release_of(node.version), release_of(other.version)
     if here is None or there is None or here == there:
-        both = f"{one.name} and {other.name}"
+        both = f"{node.name} and {other.name}"
         return f"install the same version of meshd on {both}, and run `meshd native build` on both"
-    older, newer = (one, other) if here < there else (other, one)
+    older, newer = (node, other) if here < there else (other, node)
     return f"run `meshd upgrade` on {older.name}: it has meshd {older.version}, {newer.name} {newer.version}"
 
 

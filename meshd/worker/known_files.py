@@ -67,14 +67,16 @@ class Weights:
         if self.lease_cache is None:
             return b""
         here = set(map(mark, self.sizes))
-        return as_bits([one not in here for one in split_marks(marks)])
+        return as_bits([mark not in here for mark in split_marks(marks)])
 
     def places(self, digests: Collection[bytes]) -> list[FilePart]:
         """Return where the tensors with these digests lie, each once, in the order of the files."""
         found = {
             tensor.digest: tensor for tensor in reversed(self._index.tensors) if tensor.digest in digests
         }
-        parts = [FilePart(self._descriptors[one.file], one.offset, one.size) for one in found.values()]
+        parts = [
+            FilePart(self._descriptors[tensor.file], tensor.offset, tensor.size) for tensor in found.values()
+        ]
         return sorted(parts, key=lambda part: (part.descriptor, part.offset))
 
     def hand_over(self, hand_over: Callable[[bytes], int], outgoing: Outgoing) -> int:
@@ -207,7 +209,7 @@ class KnownFiles:
         if self._store is not None:
             here.update(map(mark, self._store.digests))
         here |= self.library.marks
-        return as_bits([one not in here for one in split_marks(marks)])
+        return as_bits([mark not in here for mark in split_marks(marks)])
 
     async def serve(self) -> None:
         """Hash the files, and again when one has changed before a lease. Raises UserError the first time."""

@@ -158,7 +158,8 @@ class Worker:
         """
         leases = (lease for lease in self._ledger.leases if not lease.is_standby)
         return any(lease.lease_id not in self._running for lease in leases) or any(
-            not one.is_loaded or one.turns.quiet_seconds < _QUIET_SECONDS for one in self._running.values()
+            not server.is_loaded or server.turns.quiet_seconds < _QUIET_SECONDS
+            for server in self._running.values()
         )
 
     @property
@@ -297,7 +298,7 @@ class Worker:
 
     def _upgrade_hint(self, peer: PeerId) -> str:
         """Return what to do about a head of another version, in words that are right on both nodes."""
-        head = next((one for one in self._runtime.mesh.peers() if one.peer == peer), None)
+        head = next((status for status in self._runtime.mesh.peers() if status.peer == peer), None)
         name, software = (head.name, head.software) if head is not None else ("", "")
         ours, theirs = (
             NodeVersion("this worker", __version__),

@@ -98,7 +98,9 @@ class TurnTimes:
             return ()
         now, found = self._now(), []
         for begin, end in spans:
-            busy = [busy for one, two, busy in self._turns if now - begin <= (one + two) / 2 < now - end]
+            busy = [
+                busy for start, stop, busy in self._turns if now - begin <= (start + stop) / 2 < now - end
+            ]
             found.append(ComputedSpan(int(sum(busy) * 1e6), len(busy)))
         return tuple(found)
 

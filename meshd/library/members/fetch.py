@@ -189,7 +189,7 @@ class Fetch:
         try:
             if (index := await self._ask(peer)) is not None:
                 # Equal indexes are kept in memory once.
-                self.indexes[peer] = next((one for one in self.indexes.values() if one == index), index)
+                self.indexes[peer] = next((known for known in self.indexes.values() if known == index), index)
                 self._mark_others()
         except (MeshdError, TimeoutError) as error:
             self.lose(peer, error)

@@ -70,7 +70,7 @@ class MemberWeights:
         if not told:
             return b""
         content = await self.content_of(file, on_progress)
-        return content if any(_may_have(one, content) for one in told) else b""
+        return content if any(_may_have(model, content) for model in told) else b""
 
     async def content_of(self, file: WeightsFile, on_progress: Callable[[str], None]) -> bytes:
         """Return the content id of our file, reading the file once. Raises MeshdError."""
@@ -130,8 +130,8 @@ class _WeightsFetch:
         async with asyncio.timeout(LIST_SECONDS):
             told = (await ask_models(self._mesh, peer)).models
         needs, node = self._needs, self._holders[peer].node
-        fitting = [one for one in told if (one.size, one.files) == (needs.size, needs.files)]
-        for model in sorted(fitting, key=lambda one: one.content != needs.content):
+        fitting = [model for model in told if (model.size, model.files) == (needs.size, needs.files)]
+        for model in sorted(fitting, key=lambda told_model: told_model.content != needs.content):
             if not _may_have(model, needs.content):
                 continue
             if self._index is not None and model.content == needs.content:
@@ -172,7 +172,7 @@ class _WeightsFetch:
     def _plan(self, index: PieceIndex) -> PiecePlan:
         """Choose the pieces that contain needed tensors, as far as they bring little else."""
         most = sum(tensor.size for tensor in self._needs.tensors) + _SPARE_PIECES * PIECE_BYTES
-        for tensor in sorted(self._needs.tensors, key=lambda one: (one.file, one.offset)):
+        for tensor in sorted(self._needs.tensors, key=lambda needed: (needed.file, needed.offset)):
             numbers = index.numbers(tensor.file, tensor.offset, tensor.size)
             new = sum(number not in self._wanted for number in numbers)
             if numbers and (len(self._wanted) + new) * PIECE_BYTES <= most:
@@ -184,13 +184,13 @@ class _WeightsFetch:
         """Keep the wanted bytes of a piece. Raises UserError if this machine cannot."""
         assert self._index is not None
         piece = self._index.piece(number)
-        for one in self._wanted[number]:
-            begin = max(one.offset, piece.offset)
-            end = min(one.offset + one.size, piece.offset + piece.length)
-            self._come[one.digest] += end - begin
-            last = self._come[one.digest] == one.size
+        for tensor in self._wanted[number]:
+            begin = max(tensor.offset, piece.offset)
+            end = min(tensor.offset + tensor.size, piece.offset + piece.length)
+            self._come[tensor.digest] += end - begin
+            last = self._come[tensor.digest] == tensor.size
             wanted = data[begin - piece.offset : end - piece.offset]
-            await self._keep.fetched(self._missed[one.digest], begin - one.offset, wanted, last=last)
+            await self._keep.fetched(self._missed[tensor.digest], begin - tensor.offset, wanted, last=last)
 
 
 def _may_have(model: ToldModel, content: bytes) -> bool:

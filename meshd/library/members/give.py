@@ -168,7 +168,7 @@ class OfferedModels:
                 with suppress(OSError):
                     if (offered := self._offered(stored)) is not None:
                         found.setdefault(offered.told.key, offered)
-            self._read = {one.paths: self._read[one.paths] for one in found.values()}
+            self._read = {model.paths: self._read[model.paths] for model in found.values()}
             self._known, self._listed_at = found, time.monotonic()
             return tuple(found.values())
 
@@ -178,14 +178,14 @@ class OfferedModels:
 
     def by_key(self, key: bytes) -> OfferedModel | None:
         """Return the listed model with this key, or None."""
-        return next((one for one in self.listed() if one.told.key == key), None)
+        return next((model for model in self.listed() if model.told.key == key), None)
 
     def by_content(self, content: bytes) -> OfferedModel | None:
         """Return the model with this content, even if its pieces became known only after the list."""
         listed = self.listed()
-        found = next((one for one in listed if content and one.told.content == content), None)
+        found = next((model for model in listed if content and model.told.content == content), None)
         unread = () if found is not None or not content else listed
-        return next((one for one in unread if self._has_become(one, content)), found)
+        return next((model for model in unread if self._has_become(model, content)), found)
 
     def _has_become(self, offered: OfferedModel, content: bytes) -> bool:
         index = None if offered.told.content else self.index_of(offered)
@@ -205,7 +205,7 @@ class OfferedModels:
         if not self._sources:
             return []
         own = [of_path(path) for path in self._own if is_file(path)]
-        started = {path.resolve() for one in own for path in one.paths}
+        started = {path.resolve() for model in own for path in model.paths}
         stored = [
             model
             for model in self._stores().all_models()
@@ -317,7 +317,7 @@ class ModelsTeller:
             raise RemoteProtocolError("models: expected `list`, `pieces` or `tensors`", code="models")
 
     async def _tell(self, messages: MessageStream) -> None:
-        told = [one.told for one in await in_thread(self._offered.listed)]
+        told = [model.told for model in await in_thread(self._offered.listed)]
         for at in range(0, max(1, len(told)), MAX_MODEL_ROWS):
             rows, last = tuple(told[at : at + MAX_MODEL_ROWS]), at + MAX_MODEL_ROWS >= len(told)
             await messages.send(ModelsTold(rows, last, self._disk() if last else None).encode())

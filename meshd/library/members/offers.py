@@ -97,11 +97,11 @@ def fitting_offers(
     """
     usable = [offer for offer in offers if offer.stem]
     if isinstance(name, MeshName) and (digits := name.fingerprint):
-        return [one for one in usable if _has_digits(one.model, digits, by_content=by_content)]
+        return [offer for offer in usable if _has_digits(offer.model, digits, by_content=by_content)]
     if isinstance(name, HubName):
         return _one_of(str(name), _of_hub(name, usable))
     words = _words_for(name)
-    return _one_of(str(name), [one for one in usable if words & {word.lower() for word in one.names}])
+    return _one_of(str(name), [offer for offer in usable if words & {word.lower() for word in offer.names}])
 
 
 def digits_of(model: ToldModel) -> str:
@@ -111,7 +111,7 @@ def digits_of(model: ToldModel) -> str:
 
 def _has_digits(model: ToldModel, digits: str, *, by_content: bool) -> bool:
     told = (model.fingerprint, model.content) if by_content else (model.fingerprint,)
-    return any(one.hex().startswith(digits) for one in told)
+    return any(known.hex().startswith(digits) for known in told)
 
 
 def _words_for(name: ModelName) -> set[str]:
@@ -152,9 +152,9 @@ def _parsed(word: str) -> ModelName | None:
 
 def _one_of(text: str, found: list[MemberOffer]) -> list[MemberOffer]:
     """Return the offers. Raises UserError if some are certainly not the same file."""
-    several = len({one.model.size for one in found}) > 1
-    if several or len({one.model.fingerprint for one in found} - {b""}) > 1:
-        kinds = {(one.model.size, one.model.fingerprint): one for one in found}
+    several = len({offer.model.size for offer in found}) > 1
+    if several or len({offer.model.fingerprint for offer in found} - {b""}) > 1:
+        kinds = {(offer.model.size, offer.model.fingerprint): offer for offer in found}
         raise ambiguous(text, list(kinds.values()))
     return found
 

@@ -115,7 +115,7 @@ def nobody_has(name: ModelName, told: Sequence[MemberModels], *, lied: int, by_c
 
     `by_content`: the name may have been a content id.
     """
-    asked = ", ".join(one.node + (f" ({one.why_not})" if one.why_not else "") for one in told)
+    asked = ", ".join(reply.node + (f" ({reply.why_not})" if reply.why_not else "") for reply in told)
     what = f"no member of the mesh has `{name}`" + (f"; asked: {asked}" if asked else ": none is connected")
     if lied:
         what = f"what members gave as `{name}` was something else"
@@ -146,7 +146,7 @@ def same_model(
     and says whether they fit the request. `all_agree`: all reports must match, or one member alone could
     substitute another model of this machine for what the others have.
     """
-    sizes = {one.size for one in told if one.content}
+    sizes = {model.size for model in told if model.content}
     # The content id, if it is known.
     for stored in own:
         content = b""
@@ -160,8 +160,9 @@ def same_model(
             continue
         found = facts.fingerprint or ""
         same = [
-            found == one.fingerprint.hex() != "" or (stored.size, content) == (one.size, one.content or None)
-            for one in told
+            found == model.fingerprint.hex() != ""
+            or (stored.size, content) == (model.size, model.content or None)
+            for model in told
         ]
         if (all(same) if all_agree else any(same)) and is_wished(found, content.hex()):
             return stored, found
@@ -226,7 +227,7 @@ class ModelPull:
         """
         holders = self.state.holders
         if isinstance(error, HoldersLost):
-            lost = {peer for peer, one in holders.items() if one.problem not in ("", OTHER_FILE)}
+            lost = {peer for peer, holder in holders.items() if holder.problem not in ("", OTHER_FILE)}
             return lost if self._digits and lost else set(holders)
         if fetch.chosen is None or not self._digits:
             return set()
@@ -238,7 +239,7 @@ class ModelPull:
     async def _find(self, failed: UserError | None) -> list[MemberOffer]:
         self.state.step = PullStep.ASKING
         told = await ask_members(self._mesh)
-        offers = [offer for one in told for offer in one.offers if offer.peer not in self._excluded]
+        offers = [offer for reply in told for offer in reply.offers if offer.peer not in self._excluded]
         found = fitting_offers(self._name, offers, by_content=self._by_content)
         if not found and failed is not None:
             raise failed.afresh()
@@ -273,7 +274,7 @@ class ModelPull:
 
     async def _ask(self, peer: PeerId) -> PieceIndex:
         """Return the pieces of a member's offer, once it has read its file."""
-        offer = next(one for one in self._offers if one.peer == peer)
+        offer = next(known for known in self._offers if known.peer == peer)
 
         def on_progress(text: str) -> None:
             self.state.activity = f"{offer.node}: {text}"
@@ -284,7 +285,7 @@ class ModelPull:
         """Pull from these members; return False if their claims were wrong: then others are asked."""
         index = await self._choose(fetch)
         fetch.choose(index)
-        offer = next(one for one in self._offers if one.peer in fetch.group)
+        offer = next(known for known in self._offers if known.peer in fetch.group)
         self.state.name = offer.stem
         return await self._fetch(fetch, index, offer)
 
@@ -301,7 +302,7 @@ class ModelPull:
         contents = [index.content for index in fetch.indexes.values()]
         if len(set(contents)) > 1 and not self._digits:
             answered = [offer for offer in self._offers if offer.peer in fetch.indexes]
-            kinds = {fetch.indexes[one.peer].content: one for one in answered}
+            kinds = {fetch.indexes[answer.peer].content: answer for answer in answered}
             raise ambiguous(str(self._name), list(kinds.values()))
         most = max(contents, key=contents.count)
         return next(index for index in fetch.indexes.values() if index.content == most)
@@ -400,7 +401,7 @@ class ModelPull:
     def _is_wished(self, fingerprint: str, content: str) -> bool:
         """Say whether an id begins with the digits of the model's name; members' claims do not count."""
         proven = (fingerprint, content) if self._by_content else (fingerprint,)
-        return any(one.startswith(self._digits) for one in proven)
+        return any(digits.startswith(self._digits) for digits in proven)
 
     def _lost(self) -> HoldersLost:
         """Return the error for a pull whose holders have all ended."""

@@ -41,9 +41,9 @@ _log = get("relay")
 class Line:
     """One relay and the connection to it, when there is one."""
 
-    def __init__(self, relay: RelayHint, *, own: bool, whom: Asker) -> None:
+    def __init__(self, relay: RelayHint, *, own: bool, asker: Asker) -> None:
         self.relay = relay
-        self.whom = whom  # issuer and peer for which a relay that is not ours is visited
+        self.asker = asker  # issuer and peer for which a relay that is not ours is visited
         self.task: asyncio.Task[None] | None = None
         self.own = own
         self.control: ControlConnection | None = None
@@ -73,14 +73,14 @@ def gives_way(visits: Sequence[Line], asker: Asker) -> Line | None:
     Takes the largest issuer, there the largest peer, there a visit without a connection, or the least
     recently used.
     """
-    issuers = Counter([asker[0], *(line.whom[0] for line in visits)])
+    issuers = Counter([asker[0], *(line.asker[0] for line in visits)])
     issuer = max(issuers, key=issuers.__getitem__)
-    visits = [line for line in visits if line.whom[0] == issuer]
-    peers = Counter([*([asker] if asker[0] == issuer else []), *(line.whom for line in visits)])
+    visits = [line for line in visits if line.asker[0] == issuer]
+    peers = Counter([*([asker] if asker[0] == issuer else []), *(line.asker for line in visits)])
     most = max(peers, key=peers.__getitem__)
     if most == asker and peers[most] > 1:
         return None
-    visits = [line for line in visits if line.whom == most] or visits
+    visits = [line for line in visits if line.asker == most] or visits
     return min(visits, key=lambda line: (line.control is not None, line.used_at), default=None)
 
 
@@ -239,11 +239,11 @@ class RelayClient:
             sorted(dict.fromkeys(theirs), key=lambda relay: (relay not in now, relay not in self.own))
         )
 
-    async def reach(self, relay: RelayHint, whom: PeerId | bytes = b"") -> ControlConnection:
-        """Return a live connection to `relay`, made now if need be, to call `whom`; 6 s at most. Raises
+    async def reach(self, relay: RelayHint, callee: PeerId | bytes = b"") -> ControlConnection:
+        """Return a live connection to `relay`, made now if need be, to call `callee`; 6 s at most. Raises
         Broken.
         """
-        line = self._lines.get(relay) or self._line(relay, whom)
+        line = self._lines.get(relay) or self._line(relay, callee)
         line.used_at = asyncio.get_running_loop().time()
         tries = line.tries
         try:
@@ -282,14 +282,14 @@ class RelayClient:
         seen = control.ready.seen if control is not None and control.ready is not None else ""
         return RelayState(relay, control is not None, seen, line.why if line is not None else "")
 
-    def _line(self, relay: RelayHint, whom: PeerId | bytes = b"") -> Line:
+    def _line(self, relay: RelayHint, callee: PeerId | bytes = b"") -> Line:
         if self._owner is None or not self._owner.is_open:
             raise RelayTrouble("relays are not in use")
         own = relay in self.own
-        asker = (self._issuer_of(whom) if isinstance(whom, PeerId) else None, whom)
+        asker = (self._issuer_of(callee) if isinstance(callee, PeerId) else None, callee)
         if not own:
             self._make_room(asker)
-        line = self._lines[relay] = Line(relay, own=own, whom=asker)
+        line = self._lines[relay] = Line(relay, own=own, asker=asker)
         line.task = self._owner.start_for(
             f"relay {relay.place}", self._keep(line), name=f"relay {relay.place}"
         )

@@ -52,7 +52,7 @@ def without_media() -> Iterator[None]:
     try:
         yield
     finally:
-        sys.meta_path = [one for one in sys.meta_path if one is not finder]
+        sys.meta_path = [other for other in sys.meta_path if other is not finder]
         for name in list(sys.modules):
             if name.partition(".")[0] == _MEDIA:
                 del sys.modules[name]
