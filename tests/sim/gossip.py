@@ -80,13 +80,19 @@ class Inviter:
             issued_at=0,
         )
 
-    def record(self) -> PeerRecord:
-        """Of one more key that it has certified."""
+    def member(self) -> tuple[KeyPair, Chain]:
+        """Certify one more key."""
         key = fresh_key()
         leaf = self._issue(self.key, key.peer, {Role.USE})
+        return key, Chain((leaf, self.chain.leaf), self.chain.root)
+
+    def record(self, key: KeyPair | None = None, chain: Chain | None = None) -> PeerRecord:
+        """Return the record of a member that it has certified, of one more if none is named."""
+        if key is None or chain is None:
+            key, chain = self.member()
         return PeerRecord.sign(
             key,
-            chain=Chain((leaf, self.chain.leaf), self.chain.root),
+            chain=chain,
             name="sybil",
             role="worker",
             sequence=1,

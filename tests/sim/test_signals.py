@@ -1,8 +1,9 @@
 """Signals between real nodes on a virtual clock: by each way, twice, late, forged, too many."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
 from meshd.base.errors import Broken
@@ -13,10 +14,15 @@ from meshd.base.peer_limits import (
     SIGNALS_FORWARDED,
     SIGNALS_WAITING,
 )
-from meshd.identity.keys import PeerId
+from meshd.identity.keys import KeyPair, PeerId
+from meshd.identity.membership import Chain
 from meshd.identity.signal import Signal
-from meshd.peer.interface import PeerState
+from meshd.peer.interface import MetadataValue, PeerState
+from meshd.peer.signals import LIFE, SIGNAL_TO
+from meshd.wire.signal import COOKIE_BYTES, SIGNAL_SERVICE, SignalBody
 
+from tests.conformance.run import ticks
+from tests.sim.gossip import Inviter
 from tests.sim.world import World, WorldNode, pair
 
 
@@ -86,6 +92,37 @@ async def silent(node: WorldNode, topic: str = "webrtc") -> bool:
     except TimeoutError:
         return True
     return False
+
+
+def signed(key: KeyPair, chain: Chain, to: WorldNode, payload: bytes, number: int = 1) -> bytes:
+    """Return the first signal, or a later one, that the node of this key would send to another."""
+    body = SignalBody(
+        sender=key.peer.raw,
+        to=to.peer.raw,
+        topic="webrtc",
+        start=bytes(16),
+        sequence=number + 1,
+        at=to.node.wall_clock(),
+        life=LIFE,
+        cookie=bytes(COOKIE_BYTES),
+        echo=b"",
+        payload=payload,
+        chain=chain.encode(),
+    )
+    return Signal.sign(key, body).encode()
+
+
+async def bring(
+    carrier: WorldNode,
+    node: WorldNode,
+    blob: bytes,
+    metadata: Mapping[str, MetadataValue] = MappingProxyType({}),
+) -> None:
+    """Write a signal into a stream as members do, whoever has signed it, and let it arrive."""
+    stream = carrier.mesh.open_stream(node.peer, SIGNAL_SERVICE, metadata=metadata)
+    await stream.write(blob)
+    stream.write_eof()
+    await ticks(50)
 
 
 @pytest.mark.virtual
@@ -233,10 +270,11 @@ async def test_signals_of_others_are_not_passed_on_nor_too_many() -> None:
     async with World() as world:
         anna, bert, carl = await strangers_who_know_carl(world)
         await carl.sees(bert, PeerState.CONNECTED)
-        blob = anna.signals._signed(bert.peer, "webrtc", b"hers")
-        ways = bert.signals._routes  # bert has it, and asks carl to bring it back to him
-        await ways._by_member(carl.peer, anna.peer, blob)
-        await ways._by_member(carl.peer, bert.peer, blob)
+        blob = signed(anna.key, anna.chain, bert, b"hers")
+        for to in (anna, bert):  # bert has it, and asks carl to bring it on
+            await bring(bert, carl, blob, {SIGNAL_TO: to.peer.raw})
+        mine = signed(anna.key, anna.chain, bert, b"hers, for another than she says")
+        await bring(anna, carl, mine, {SIGNAL_TO: anna.peer.raw})
         assert await silent(bert)
         sent = 0
         for number in range(3 * int(SIGNALS_FORWARDED.burst)):
@@ -254,12 +292,12 @@ async def test_signals_of_others_are_not_passed_on_nor_too_many() -> None:
 async def test_a_forged_signal_in_a_good_session_is_dropped() -> None:
     async with World() as world:
         leader, follower = await pair(world)
-        good = Signal.decode(leader.signals._signed(follower.peer, "webrtc", b"good"))
+        good = Signal.decode(signed(leader.key, leader.chain, follower, b"good"))
         other = replace(good.statement, body=good.statement.body.replace(b"good", b"evil"))
-        await leader.signals._routes.by_session(follower.peer, other.encode())
-        await leader.signals._routes.by_session(follower.peer, b"x" * 10_000)
+        await bring(leader, follower, other.encode())
+        await bring(leader, follower, b"x" * 10_000)
         assert await silent(follower)
-        await leader.signals._routes.by_session(follower.peer, good.encode())
+        await bring(leader, follower, good.encode())
         assert await heard(follower) == (leader.peer, b"good")
 
 
@@ -281,17 +319,15 @@ async def test_a_flood_of_letters_delays_the_next_and_loses_none() -> None:
 @pytest.mark.virtual
 async def test_many_that_one_token_let_in_leave_room_for_others_on_one_way() -> None:
     async with World() as world:
-        anna, bert = strangers(world)
-        carl = world.node("carl")
-        many = [world.node(f"s{number}") for number in range(8)]
-        bert.signals._issuer_of = lambda peer: "ours" if peer == anna.peer else "theirs"
-
-        def bring(sender: WorldNode, payload: bytes) -> None:
-            blob = sender.signals._signed(bert.peer, "webrtc", payload)
-            bert.signals._take(Signal.decode(blob), through=carl.peer, by=carl.peer)
-
+        anna, bert, carl = await strangers_who_know_carl(world)
+        await carl.sees(bert, PeerState.CONNECTED)
+        bert.knows(anna)
+        inviter = Inviter(world)
+        many = [inviter.member() for _ in range(8)]
+        for key, chain in many:
+            bert.book.add(inviter.record(key, chain))
         for number in range(int(SIGNAL_ROUTE_RATE.burst)):
-            bring(many[number % len(many)], b"noise")
-        bring(anna, b"offer")
+            await bring(carl, bert, signed(*many[number % len(many)], bert, b"noise", number))
+        await bring(carl, bert, signed(anna.key, anna.chain, bert, b"offer"))
         came = [(await heard(bert))[1] for _ in range(SIGNALS_WAITING.most)]
         assert b"offer" in came
