@@ -95,15 +95,23 @@ async def nothing(_session: WebRtcSession, _terms: Terms) -> None:
     """Never begin."""
 
 
+class Renegotiating(WebRtcSession):
+    """Completes the handshake, then begins new ones, and never an association."""
+
+    async def renegotiate(self, terms: Terms) -> None:
+        await self._encrypt(terms.fingerprint)
+        ssl = self._ssl
+        assert ssl is not None
+        for _ in range(200):
+            ssl.renegotiate()
+            self._answer_handshake(ssl)
+            await asyncio.sleep(0.002)
+
+
 async def renegotiating(session: WebRtcSession, terms: Terms) -> None:
-    """Complete the handshake, then begin new ones, and never an association."""
-    await session._encrypt(terms.fingerprint)
-    ssl = session._ssl
-    assert ssl is not None
-    for _ in range(200):
-        ssl.renegotiate()
-        session._answer_handshake(ssl)
-        await asyncio.sleep(0.002)
+    session.__class__ = Renegotiating
+    assert isinstance(session, Renegotiating)
+    await session.renegotiate(terms)
 
 
 ATTACKS = {
@@ -123,18 +131,15 @@ class Hostile:
 
     def __init__(self, side: Side, attack: Attack) -> None:
         self._links = side.links
-        self._make = side.links._session
         self._attack = attack
         self.begun = 0  # attacks
-        side.links._session = self._session  # type: ignore[method-assign]
+        side.links.change, side.links.says_gone = self._change, False
 
     def stop(self) -> None:
         """Make honest sessions again."""
-        self._links._session = self._make  # type: ignore[method-assign]
+        self._links.change = lambda session: None
 
-    async def _session(self, *, dialler: bool, user: str, password: str) -> WebRtcSession:
-        session = await self._make(dialler=dialler, user=user, password=password)
-
+    def _change(self, session: WebRtcSession) -> None:
         async def connect(it: WebRtcSession, terms: Terms, places: Sequence[Dialable]) -> None:
             await it.ice.reach(terms, places)
             self.begun += 1
@@ -142,7 +147,6 @@ class Hostile:
             await asyncio.Event().wait()
 
         session.connect = MethodType(connect, session)  # type: ignore[method-assign]
-        return session
 
 
 async def greet(street: Street) -> None:
@@ -169,11 +173,10 @@ def test_the_attempt_ends_in_time_and_the_next_link_is_made(
             trim()
             before = resident_bytes()
             hostile = Hostile(bad, ATTACKS[name])
-            monkeypatch.setattr(bad.links, "_say_gone", lambda _attempt: None)
             with pytest.raises(DialError) as caught:
                 await street.dial()
             assert name != "alerts" or hostile_dials or "the DTLS handshake failed" in caught.value.what
-            await until(lambda: not good.links._answering and not good.links._dials, seconds=3 * SECONDS)
+            await until(lambda: not good.links.attempts, seconds=3 * SECONDS)
             assert hostile.begun == 1
             assert good.accepted.empty()
             trim()

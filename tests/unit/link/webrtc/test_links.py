@@ -5,13 +5,14 @@ import hashlib
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from aiortc import RTCCertificate
-from aiortc.rtcdtlstransport import SRTPProtectionProfile
+from aiortc.rtcdtlstransport import SRTPProtectionProfile, generate_certificate
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from meshd.base.errors import Broken
 from meshd.base.tasks import Owner
@@ -32,16 +33,6 @@ from tests.conformance.run import until
 from tests.conformance.street import LOOPBACK, Street, give_up
 
 OUTER = Candidate("203.0.113.9", 4242, "udp", "srflx")
-
-
-class Slowly:
-    """Signals whose `send` is another one."""
-
-    def __init__(
-        self, signals: Signals, send: Callable[[PeerId, bytes], Coroutine[object, object, None]]
-    ) -> None:
-        self.receive = signals.receive
-        self.send = send
 
 
 async def test_both_sides_dial_at_once() -> None:
@@ -80,9 +71,10 @@ class OddCertificate(RTCCertificate):
     """A certificate of a version that does not exist: OpenSSL reads it, cryptography does not."""
 
     def __init__(self, file: Path) -> None:
-        made = RTCCertificate.generateCertificate()
-        super().__init__(key=made._key, cert=made._cert)
-        der = made._cert.public_bytes(Encoding.DER)
+        key = ec.generate_private_key(ec.SECP256R1())
+        made = generate_certificate(key)
+        super().__init__(key=key, cert=made)
+        der = made.public_bytes(Encoding.DER)
         at = der.index(bytes.fromhex("a003020102")) + 4
         self.der = der[:at] + b"\x05" + der[at + 1 :]
         self._file = file
@@ -96,11 +88,10 @@ class OddCertificate(RTCCertificate):
 
 @pytest.mark.parametrize("dials", [True, False])
 async def test_of_a_certificate_only_the_hash_counts(tmp_path: Path, dials: bool) -> None:
-    street = Street()
     odd = Identity()
     odd.certificate = shown = OddCertificate(tmp_path / "odd.der")
     odd.fingerprint = hashlib.sha256(shown.der).digest()
-    (street.near if dials else street.far).links._identity = odd
+    street = Street(near=odd) if dials else Street(far=odd)
     async with street.open():
         link = await street.dial()
         await (await street.far.accepted.get()).aclose()
@@ -129,30 +120,33 @@ async def test_a_stranger_that_finds_the_ports_ends_no_handshake() -> None:
 async def test_a_dial_that_ends_ends_the_other_side_too() -> None:
     street = Street()
     async with street.dialling() as dial:
-        assert len(street.far.links._answering) == 1
+        assert street.far.links.answering == 1
         await give_up(dial)
-        await until(lambda: not street.far.links._answering)
+        await until(lambda: not street.far.links.answering)
 
 
 async def test_giving_up_before_the_answer_is_out_ends_the_attempt() -> None:
-    street = Street()
-    far, caller = street.far, street.near.node.peer
     sending, sent = asyncio.Event(), asyncio.Event()
-    send = street.post.signals(far.node.peer).send
 
-    async def slowly(peer: PeerId, payload: bytes) -> None:
-        sending.set()
-        await sent.wait()
-        await send(peer, payload)
+    class Slowly:
+        def __init__(self, signals: Signals) -> None:
+            self._signals = signals
+            self.receive = signals.receive
 
-    far.links._signals = Slowly(street.post.signals(far.node.peer), slowly)
+        async def send(self, peer: PeerId, payload: bytes) -> None:
+            sending.set()
+            await sent.wait()
+            await self._signals.send(peer, payload)
+
+    street = Street(far_signals=Slowly)
+    far, caller = street.far, street.near.node.peer
     async with street.open():
         dial = asyncio.get_running_loop().create_task(street.dial())
         await sending.wait()
         (offer,) = street.told(Offer)
         gone = OfferGone(attempt=offer.attempt, why="changed its mind").encode()
         await street.post.signals(caller).send(far.node.peer, gone)
-        await until(lambda: not far.links._answering)
+        await until(lambda: not far.links.answering)
         sent.set()
         await give_up(dial)
         assert far.accepted.empty()
@@ -177,7 +171,7 @@ async def test_many_offers_of_one_peer_push_out_the_oldest() -> None:
             again = replace(offer, attempt=number.to_bytes(16, "big"))
             await signals.send(street.far.node.peer, again.encode())
             await until(lambda number=number: len(street.told(Answer)) == number + 2)  # type: ignore[misc]
-        await until(lambda: len(street.far.links._answering) == MAX_ANSWERING_ONE)
+        await until(lambda: street.far.links.answering == MAX_ANSWERING_ONE)
 
 
 async def test_signals_that_mean_nothing_here_change_nothing() -> None:
@@ -243,7 +237,8 @@ async def test_attempts_with_one_peer_share_their_pace() -> None:
     async with street.open(), Owner() as owner:
         dials = [owner.start(street.dial(), name=f"dial {number}") for number in range(3)]
         await until(lambda: len(street.told(Answer)) == 3)
-        paces = {id(one.session.ice.pace) for one in street.far.links._answering.values()}
+        assert street.far.links.answering == 3
+        paces = {id(session.ice.pace) for session in street.far.links.sessions}
         assert len(paces) == 1
         for dial in dials:
             dial.cancel()
