@@ -218,12 +218,12 @@ def run(args: DistanceArgs, out: BenchOutput) -> int:
 def measure(args: DistanceArgs, out: BenchOutput) -> Figures:
     """Measure all cells. Raises MeshdError."""
     try:
-        return run_loop(_figures(args, out))
+        return run_loop(measure_figures(args, out))
     except ExceptionGroup as group:
         raise first_error(group) from None
 
 
-async def _figures(args: DistanceArgs, out: BenchOutput) -> Figures:
+async def measure_figures(args: DistanceArgs, out: BenchOutput) -> Figures:
     if any(args.round_trips):
         need_namespaces()
     native, model = await programs_and_model(args.cache, args.model, out)

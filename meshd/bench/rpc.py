@@ -188,7 +188,7 @@ async def _rows(args: RpcBenchArgs, out: BenchOutput) -> list[RpcRow]:
     rows = []
     out.progress("loading the model twice, output on the head")
     async with load_all(model, args.cache, native) as loaded:
-        rows += await _prompt(loaded, args.pairs, out)
+        rows += await compare_prompts(loaded, args.pairs, out)
         rows.append(await _decode(loaded, args.pairs, "decode, output on the head", out))
     out.progress("loading the model twice, output on the worker")
     async with load_all(model, args.cache, native, extra=LOGITS_ON_WORKER) as loaded:
@@ -196,7 +196,7 @@ async def _rows(args: RpcBenchArgs, out: BenchOutput) -> list[RpcRow]:
     return rows
 
 
-async def _prompt(loaded: ComparedServers, pairs: int, out: BenchOutput) -> list[RpcRow]:
+async def compare_prompts(loaded: ComparedServers, pairs: int, out: BenchOutput) -> list[RpcRow]:
     """Measure the prompt; if the plan chose a micro batch, also against llama.cpp's own."""
     out.progress(f"prompt of {PROMPT_TOKENS} tokens")
     what = f"prompt of {PROMPT_TOKENS} tokens, output on the head"
@@ -209,7 +209,7 @@ async def _prompt(loaded: ComparedServers, pairs: int, out: BenchOutput) -> list
         ours.append((await measure(loaded.meshd, prompt_tokens=PROMPT_TOKENS, tokens=1)).prompt)
         for name, place in places.items():
             theirs[name].append((await measure(place, prompt_tokens=PROMPT_TOKENS, tokens=1)).prompt)
-    return [_row(name, ours, speeds) for name, speeds in theirs.items()]
+    return [compared(name, ours, speeds) for name, speeds in theirs.items()]
 
 
 async def _decode(loaded: ComparedServers, pairs: int, what: str, out: BenchOutput) -> RpcRow:
@@ -219,10 +219,10 @@ async def _decode(loaded: ComparedServers, pairs: int, what: str, out: BenchOutp
     for _ in range(pairs + 1):
         for speeds, server in ((ours, loaded.meshd), (theirs, loaded.direct)):
             speeds.append((await measure(server, prompt_tokens=8, tokens=DECODE_TOKENS)).generate)
-    return _row(what, ours, theirs)
+    return compared(what, ours, theirs)
 
 
-def _row(what: str, ours: list[float], theirs: list[float]) -> RpcRow:
+def compared(what: str, ours: list[float], theirs: list[float]) -> RpcRow:
     """Make a row without the first pair, which was for warming up."""
     ratios = [mine / other for mine, other in zip(ours[1:], theirs[1:], strict=True)]
     return RpcRow(what, "tok/s", ours[1:], theirs[1:], ratios, BOUND)

@@ -29,7 +29,7 @@ from meshd.build.wheel import installed_wheel
 
 _NAME = "cuda"  # in the cache
 # one file of each package
-_NEEDED = (
+NEEDED_PARTS = (
     "bin/nvcc",
     "bin/crt/link.stub",
     "nvvm/bin/cicc",
@@ -53,7 +53,7 @@ def toolkit_in(native: Path) -> Path:
 
 async def make_toolkit(packages: Path, native: Path, log: Path) -> Path:
     """Make the folder of links in `native` anew; return it. Raises UserError and OSError."""
-    lacking = [name for name in _NEEDED if not (packages / name).exists()]
+    lacking = [name for name in NEEDED_PARTS if not (packages / name).exists()]
     if lacking:
         raise UserError(f"NVIDIA's packages in `{packages}` lack {', '.join(lacking)}", hint=CUDA_EXTRA)
     place, part = toolkit_in(native), toolkit_in(native).with_suffix(".part")
@@ -129,7 +129,7 @@ async def add_cuda(folder: Path, progress: ProgressCallback) -> Path:
             hint="install the file meshd_native-*.whl first; a compiled build gets CUDA with `meshd native "
             "build --backend cuda`",
         )
-    file = _find(folder)
+    file = wheel_in(folder)
     progress(BuildProgress(Stage.UNPACK, f"installing {file.name}"))
     for offline in (True, False):  # the folder may have everything
         result = await _install(file, folder, offline=offline)
@@ -148,7 +148,7 @@ async def add_cuda(folder: Path, progress: ProgressCallback) -> Path:
     return wheel.bin_dir
 
 
-def _find(folder: Path) -> Path:
+def wheel_in(folder: Path) -> Path:
     """Return the wheel in the folder, whole. Raises UserError."""
     if not folder.is_dir():
         raise UserError(f"there is no directory `{folder}`", hint="name the directory with the wheels")
@@ -173,10 +173,10 @@ def _find(folder: Path) -> Path:
 async def _install(file: Path, folder: Path, *, offline: bool) -> Result:
     options = ["--quiet", "--find-links", str(folder), *(["--no-index"] if offline else []), str(file)]
     with tempfile.TemporaryDirectory(prefix="meshd-add-") as work:
-        return await run([*_installer(), *options], env=os.environ, folder=Path(work), log=Path(work) / "log")
+        return await run([*installer(), *options], env=os.environ, folder=Path(work), log=Path(work) / "log")
 
 
-def _installer() -> Sequence[str]:
+def installer() -> Sequence[str]:
     """Return the command that installs into this environment: uv's have no pip. Raises UserError."""
     if importlib.util.find_spec("pip") is not None:
         return (sys.executable, "-P", "-m", "pip", "install", "--disable-pip-version-check", "--no-input")

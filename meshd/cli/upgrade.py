@@ -48,7 +48,7 @@ _PAGE_SECONDS = 20.0  # for all of it, with redirects
 _PAGE_BYTES = 4 << 20
 _MOST_NATIVE_BYTES = 64 << 20  # of native/ in a wheel, unpacked
 _LINK = re.compile(r"""href\s*=\s*["']([^"'\s]+)["']""", re.IGNORECASE)
-_WHEEL = re.compile(r"(meshd(?:_native[a-z0-9_]*)?)-([0-9.]+)-[a-z0-9.]+-[a-z0-9]+-([a-z0-9_.]+)\.whl")
+WHEEL_NAME = re.compile(r"(meshd(?:_native[a-z0-9_]*)?)-([0-9.]+)-[a-z0-9.]+-[a-z0-9]+-([a-z0-9_.]+)\.whl")
 _HERE = ("localhost", "127.0.0.1", "::1")
 _COPY = "copy trusted wheels to a directory that only you can write: `meshd upgrade --from DIR`"
 _DEB = "deb"  # as build/machine.py says it
@@ -121,7 +121,7 @@ def run(args: Arguments, out: Output) -> int:
             "it is unknown where newer versions of meshd are: no package index has them",
             hint="download the wheels of the new version, and run `meshd upgrade --from DIR`",
         )
-    pattern = debian_names() if found.by == _DEB else _WHEEL
+    pattern = debian_names() if found.by == _DEB else WHEEL_NAME
     offers = offered(origin, pattern)
     newest = max(
         (offer for offer in offers if offer.package == "meshd"), key=lambda offer: offer.release, default=None

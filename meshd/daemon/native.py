@@ -64,7 +64,7 @@ _SAID = re.compile(r"version: (\S+) \((?:build \d+, commit )?(\S+)\)")
 _LIBRARIES = re.compile(rb"lib(?:ggml|llama|mtmd)[\w.-]*?\.(?:so|dylib)(?:\.\d+)*")
 _NAMES_WITHIN = 8 << 20  # bytes: linkers write the names of libraries first
 _BINARIES = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")  # ELF, Mach-O, Mach-O of several machines
-_SEARCHED_FIRST = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "GGML_BACKEND_PATH")
+SEARCHED_FIRST = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "GGML_BACKEND_PATH")
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 _MOST_BYTES = 4096
 _SOUND, _DOUBTFUL = "sound", "doubtful"  # of a kept choice: did all devices compute right?
@@ -197,7 +197,7 @@ async def check_native_once(
 
 def _checked_key(native: NativeBuild, pin: Pin, *, head: bool, machine: str) -> str:
     """Return a key for everything that decides the result of a check; empty if that is unknown."""
-    if any(os.environ.get(name) for name in _SEARCHED_FIRST):
+    if any(os.environ.get(name) for name in SEARCHED_FIRST):
         return ""
     programs = (native.mesh_server, *((native.module, native.llama_server) if head else ()))
     parts = ["native check 1", pin.commit, pin.release, pin.version, str(VERSION), str(head), machine]

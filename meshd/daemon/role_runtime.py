@@ -88,7 +88,7 @@ def make_processes(waiting: str = AUTO, sandbox: str = AUTO) -> Processes:
     return Processes(
         make_child=make_child,
         run_to_end=runner(sandbox),
-        http_ready=_answers,
+        http_ready=socket_answers,
         loop_answers=functools.partial(http_answer, path="/slots"),
         first_token=_first_token,
         round_seconds=_round_seconds,
@@ -109,7 +109,7 @@ def open_tunnel(links: LinksConfig, mesh: Mesh, asked: TunnelRequest) -> Tunnel:
 
     def compresses() -> Compression:
         return (
-            _compresses(links.compress, mesh, asked.peer, always=asked.always)
+            compression_of(links.compress, mesh, asked.peer, always=asked.always)
             if takes
             else Compression.NOTHING
         )
@@ -134,7 +134,7 @@ def _is_here(mesh: Mesh, peer: PeerId) -> bool:
     return any(status.is_here for status in mesh.peers() if status.peer == peer)
 
 
-def _compresses(setting: str, mesh: Mesh, peer: PeerId, *, always: bool) -> Compression:
+def compression_of(setting: str, mesh: Mesh, peer: PeerId, *, always: bool) -> Compression:
     """Return how a stream to `peer` is compressed: as requested, or by its current path."""
     if setting != "auto" or always:
         return Compression.NOTHING if setting == "off" else Compression.ALL
@@ -143,7 +143,7 @@ def _compresses(setting: str, mesh: Mesh, peer: PeerId, *, always: bool) -> Comp
     return verdict.how
 
 
-def _answers(place: Path) -> ReadyProbe:
+def socket_answers(place: Path) -> ReadyProbe:
     """Return a probe for llama-server's socket, which also closes the socket to other users."""
     ask = http_200(place)
 

@@ -45,7 +45,7 @@ EVENT_BYTES = 256 << 10
 _BLANK_LINES = (b"\n\n", b"\n\r\n", b"\r\r")
 _DATA = re.compile(rb"^data:(.*?)\r?$", re.MULTILINE)
 # The end of the data ends an event, too: else each byte of an unfinished one would be tried as a beginning.
-_EVENT = re.compile(rb".+?(?:\n\r?\n|\r\r|\Z)", re.DOTALL)
+EVENT = re.compile(rb".+?(?:\n\r?\n|\r\r|\Z)", re.DOTALL)
 
 
 # What follows looks for names with their quotation marks: within a JSON string those are escaped, so
@@ -107,7 +107,7 @@ class EventSplitter:
 
 def whole_events(data: bytes) -> Iterator[bytes]:
     """Yield each event with its blank line, which the last event may lack."""
-    for found in _EVENT.finditer(data):
+    for found in EVENT.finditer(data):
         yield found[0]
 
 

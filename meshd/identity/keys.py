@@ -135,7 +135,7 @@ class KeyPair:
 
 # Public keys of small order, without the sign bit: anybody can make signatures for them that hold for many
 # messages. RFC 8032 leaves it to the caller to refuse them. The list is that of libsodium.
-_SMALL_ORDER = frozenset(
+SMALL_ORDER = frozenset(
     map(
         bytes.fromhex,
         (
@@ -153,7 +153,7 @@ _SMALL_ORDER = frozenset(
 
 def is_small_order(key: bytes) -> bool:
     """Return True for a public key for which anybody can sign."""
-    return key[:-1] + bytes([key[-1] & 0x7F]) in _SMALL_ORDER
+    return key[:-1] + bytes([key[-1] & 0x7F]) in SMALL_ORDER
 
 
 def verify(peer: PeerId, context: str, data: bytes, signature: bytes) -> bool:

@@ -345,7 +345,7 @@ class Places:
 
     def may_dial(self, peer: PeerId, candidates: Sequence[Candidate], source: Source) -> Sequence[Dialable]:
         """Return the addresses of a peer that may be dialled, as link.interface.MayDial."""
-        return _judged(tuple(candidates), source, self._here(), frozenset(self._claims_of(peer)))
+        return judged(tuple(candidates), source, self._here(), frozenset(self._claims_of(peer)))
 
     def of_relay(self, candidates: Sequence[Candidate]) -> Sequence[Dialable]:
         """Return the diallable addresses of a relay that only a peer's record names."""
@@ -411,7 +411,7 @@ class Places:
 
 
 @functools.lru_cache(maxsize=MAX_JUDGED)
-def _judged(
+def judged(
     candidates: tuple[Candidate, ...], source: Source, here: Here, claims: frozenset[Address]
 ) -> tuple[Dialable, ...]:
     """Judge the candidates. Cached: an unreachable peer is planned for again and again, with the same

@@ -120,7 +120,7 @@ async def hash_tensors(
             await until_done(running)
             done += running.result()
             now = loop.time()
-            budget = _next_budget(budget, now - step_began)
+            budget = next_budget(budget, now - step_began)
             on_progress(done, now - began)
         return tuple(sweep.digests)
     finally:
@@ -137,6 +137,6 @@ def _close_after(step: asyncio.Future[int], sweep: Sweep) -> None:
     sweep.close()
 
 
-def _next_budget(budget: int, seconds: float) -> int:
+def next_budget(budget: int, seconds: float) -> int:
     wanted = budget * _STEP_SECONDS / max(seconds, 1e-6)
     return int(min(_MOST_STEP_BYTES, max(_READ_BYTES, wanted, budget / 4), budget * 2))

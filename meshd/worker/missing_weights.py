@@ -136,7 +136,7 @@ class MissingWeights:
                 # Read the held weights into the page cache, and keep them there.
                 if agreed.lease.is_standby:
                     agreed = replace(agreed, weights=await self._renewed(messages, agreed, needs, outgoing))
-                    held = _held(needs, agreed.weights)
+                    held = held_weights(needs, agreed.weights)
                     found = replace(found, held=await held.read(partial(text.__setitem__, 0)))
                     owner.start(held.keep(), name="held weights")
                 # Report the result, then wait for `begin`.
@@ -216,7 +216,7 @@ async def _read_needs(messages: MessageStream, *, limit: int) -> Needs:
             return replace(needs, tensors=tuple(tensors))
 
 
-def _held(needs: Needs, weights: Weights | None) -> HeldWeights:
+def held_weights(needs: Needs, weights: Weights | None) -> HeldWeights:
     """Return the needed tensors that are here, in use by this lease from now on."""
     if weights is None:
         return HeldWeights(())

@@ -9,12 +9,12 @@ from meshd.identity.membership import Chain, Role, issue
 from meshd.identity.proof import Credentials
 from meshd.link.secure.handshake import HandshakeContext
 
-_seeds = itertools.count(1)
+key_seeds = itertools.count(1)
 
 
 def fresh_key() -> KeyPair:
     """A key that no other node of this run has."""
-    return KeyPair.from_seed(next(_seeds).to_bytes(32, "big"))
+    return KeyPair.from_seed(next(key_seeds).to_bytes(32, "big"))
 
 
 @dataclass

@@ -49,7 +49,7 @@ def run_target(target: Target, *, inputs: int, seed: int, only: int | None = Non
     begin, resident = time.perf_counter(), 0
     for number in numbers:
         if number == inputs // 2:
-            resident = _resident_bytes()
+            resident = resident_bytes()
         data = make_input(target, seed, number)
         traced = number % every == 0
         if traced:
@@ -69,7 +69,7 @@ def run_target(target: Target, *, inputs: int, seed: int, only: int | None = Non
         if peak > target.most_bytes:
             raise Found(_report(target, seed, number, data, f"{peak:.0f} bytes held"))
     gc.collect()
-    growth = _resident_bytes() - resident if resident else 0
+    growth = resident_bytes() - resident if resident else 0
     if growth > MOST_GROWTH_BYTES:
         raise Found(f"{target.name}: the process grew by {growth} bytes over {len(numbers)} inputs")
     seconds = time.perf_counter() - begin
@@ -90,7 +90,7 @@ def _report(target: Target, seed: int, number: int, data: bytes, what: str) -> s
     return f"{target.name}: {what}\n  again: {again}\n  input ({len(data)} bytes): {shown}"
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
     try:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE
     except OSError:

@@ -56,7 +56,7 @@ async def _run(
     pace: Pace,
 ) -> Outcome:
     rng = random.Random(seed)
-    nodes._seeds = itertools.count(1)  # the same keys in every run
+    nodes.key_seeds = itertools.count(1)  # the same keys in every run
     done, began = Outcome(), time.monotonic()
     loop = asyncio.get_running_loop()
     assert isinstance(loop, OutsideLoop)

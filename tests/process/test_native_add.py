@@ -115,10 +115,10 @@ def test_nothing_is_added_to_a_package_that_has_no_pip(venv: Venv, folder: Path,
 
 def test_who_installs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Environments that `uv tool install` made have no pip."""
-    assert cuda._installer()[1:5] == ("-P", "-m", "pip", "install")
+    assert cuda.installer()[1:5] == ("-P", "-m", "pip", "install")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
-    assert cuda._installer() == ("/bin/uv", "pip", "install", "--python", sys.executable)
+    assert cuda.installer() == ("/bin/uv", "pip", "install", "--python", sys.executable)
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(UserError, match="this Python has no pip, and there is no `uv`"):
-        cuda._installer()
+        cuda.installer()

@@ -70,7 +70,7 @@ def test_a_large_input_is_found() -> None:
         run_target(_target(lambda _data: bytearray(2 << 20).clear()), inputs=1, seed=3)
 
 
-@pytest.mark.skipif(run._resident_bytes() == 0, reason="reads /proc")
+@pytest.mark.skipif(run.resident_bytes() == 0, reason="reads /proc")
 def test_growth_is_found() -> None:
     kept: list[mmap.mmap] = []
 

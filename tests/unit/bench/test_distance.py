@@ -84,6 +84,6 @@ def test_a_way_is_measured_as_often_as_the_cells_that_are_held_to_it(monkeypatch
     asked = DistanceArgs(
         what="latency", model=Path(), cache=Path(), workers=(1,), round_trips=(20.0,), pairs=3
     )
-    figures = asyncio.run(distance._figures(asked, _Console()))
+    figures = asyncio.run(distance.measure_figures(asked, _Console()))
     assert figures.one_way == {20.0: 0.012}
     assert len(figures.values(MESHD, 1, 20.0, "load")) == 6

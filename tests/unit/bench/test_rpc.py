@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from meshd.bench import rpc
 from meshd.bench.llama import ChatAnswer
-from meshd.bench.rpc import ComparedServers, _row, as_table
+from meshd.bench.rpc import ComparedServers, as_table, compared
 from meshd.cli.output import Output
 
 
 def test_a_row_has_its_spread_without_the_pair_that_warmed_things_up() -> None:
-    _, [row] = as_table([_row("decode", [1.0, 90.0, 99.0, 96.0], [50.0, 100.0, 100.0, 100.0])])
+    _, [row] = as_table([compared("decode", [1.0, 90.0, 99.0, 96.0], [50.0, 100.0, 100.0, 100.0])])
     assert row == (
         "decode",
         "96 (90 to 99) tok/s",
@@ -39,9 +39,9 @@ def test_a_micro_batch_of_the_plan_is_compared_with_llamas_own_as_well(
     monkeypatch.setattr(rpc, "measure", measured)
     loaded = ComparedServers(Path("meshd"), Path("direct"), own_batch=Path("own"))
     out = Output(io.StringIO(), io.StringIO(), {})
-    rows = asyncio.run(rpc._prompt(loaded, 2, out))
+    rows = asyncio.run(rpc.compare_prompts(loaded, 2, out))
     assert [row.ratio for row in rows] == pytest.approx([1.2, 0.8])
     assert [row.held for row in rows] == [True, False]
     assert asked == ["meshd", "direct", "own"] * 3, "in turns, so that a ratio compares neighbours in time"
-    [alone] = asyncio.run(rpc._prompt(replace(loaded, own_batch=None), 2, out))
+    [alone] = asyncio.run(rpc.compare_prompts(replace(loaded, own_batch=None), 2, out))
     assert alone.ratio == pytest.approx(1.2)

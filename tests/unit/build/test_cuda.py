@@ -22,7 +22,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder in which pip puts the parts of all packages, and the only one that Python finds."""
     site = tmp_path / "site"
     place = site / "nvidia/cu13"
-    for name in (*cuda._NEEDED, "lib/libcublasLt.so.13"):
+    for name in (*cuda.NEEDED_PARTS, "lib/libcublasLt.so.13"):
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_text(CUDA_H if name.endswith("cuda.h") else name)
     elsewhere = [path for path in sys.path if not (Path(path) / "nvidia").exists()]
@@ -39,7 +39,7 @@ async def test_what_compilers_expect_is_there(packages: Path, tmp_path: Path) ->
     assert sorted(path.name for path in native.iterdir()) == ["cuda"]
     for name in ("cudart", "cublas", "cublasLt", "nvrtc"):
         assert (made / f"lib64/lib{name}.so").resolve() == packages / f"lib/lib{name}.so.13"
-    for name in cuda._NEEDED:
+    for name in cuda.NEEDED_PARTS:
         assert (made / name).read_text()
     # nvcc looks for the rest beside its link, so the folder must not be one
     assert not (made / "bin").is_symlink() and (made / "bin/nvcc").is_symlink()

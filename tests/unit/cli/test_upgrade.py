@@ -390,7 +390,7 @@ def test_a_page_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch, by_
 
 @given(st.text(alphabet=st.sampled_from("meshd_-nativ0123456789.whlpycuo"), max_size=40))
 def test_only_files_of_meshd_are_taken_for_its_own(name: str) -> None:
-    match = upgrade._WHEEL.fullmatch(name)
+    match = upgrade.WHEEL_NAME.fullmatch(name)
     assert match is None or name.startswith("meshd")
 
 
@@ -612,4 +612,4 @@ def test_offers_come_with_numbers_of_a_release(tmp_path: Path) -> None:
     [offer] = offered(str(tmp_path), re.compile(r"(meshd)-(.*)-py3-none-(any).whl"))
     assert (offer.release, offer.version) == (release_of(NEWER), NEWER)
     with pytest.raises(UserError):
-        offered(str(tmp_path / WHEEL), upgrade._WHEEL)
+        offered(str(tmp_path / WHEEL), upgrade.WHEEL_NAME)

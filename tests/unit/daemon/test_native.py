@@ -160,7 +160,7 @@ class Remembering:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **named: str) -> None:
         monkeypatch.setattr(daemon_native, "_BINARIES", (b"#!/bin/bash", b"a module"))
-        for name in daemon_native._SEARCHED_FIRST:
+        for name in daemon_native.SEARCHED_FIRST:
             monkeypatch.delenv(name, raising=False)
         self.folder, self.asked, self.machine, self.head = folder, folder / "asked", "since noon", True
         self.bin = folder / "bin"

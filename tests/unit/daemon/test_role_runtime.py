@@ -37,7 +37,7 @@ NATIVE = NativeBuild(
 
 def test_the_models_socket_is_closed_to_others() -> None:
     async def ready(place: Path) -> bool:
-        return await role_runtime._answers(place)()
+        return await role_runtime.socket_answers(place)()
 
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
         place = Path(folder) / "s"
@@ -108,6 +108,6 @@ def test_a_tunnel_is_compressed_by_the_settings_then_by_the_path(
     setting: str, always: bool, rtt: float, expected: str
 ) -> None:
     mesh = cast(Mesh, OnePath(replace(path(selected=True), rtt=rtt)))
-    assert role_runtime._compresses(setting, mesh, NODE.peer, always=always) is Compression(expected)
-    none = role_runtime._compresses("auto", mesh, OTHER.peer, always=False)
+    assert role_runtime.compression_of(setting, mesh, NODE.peer, always=always) is Compression(expected)
+    none = role_runtime.compression_of("auto", mesh, OTHER.peer, always=False)
     assert none is Compression.NOTHING

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.gateway.events import (
-    _EVENT,
+    EVENT,
     AnswerMeter,
     EventSplitter,
     answer_timings,
@@ -110,7 +110,7 @@ def test_each_event_has_its_blank_line_and_the_last_may_be_without(data: bytes) 
 def test_one_try_at_any_byte_finds_an_event(data: bytes, at: int) -> None:
     """A try that fails would be repeated at each of the bytes behind: the time would grow as their square."""
     start = at % (len(data) + 1)
-    found = _EVENT.match(data, start)
+    found = EVENT.match(data, start)
     assert (found is not None) == (start < len(data))
 
 

@@ -104,10 +104,10 @@ def test_the_secret_half_is_not_shown() -> None:
 
 
 @pytest.mark.parametrize("sign", [0, 0x80])
-@pytest.mark.parametrize("key", sorted(keys._SMALL_ORDER), ids=bytes.hex)
+@pytest.mark.parametrize("key", sorted(keys.SMALL_ORDER), ids=bytes.hex)
 def test_nothing_holds_of_a_key_for_which_anybody_can_sign(key: bytes, sign: int) -> None:
     """With S = 0 the equation is R = -hA, which is one of eight points whatever the message is."""
     key = key[:-1] + bytes([key[-1] | sign])
-    for r in sorted(keys._SMALL_ORDER):
+    for r in sorted(keys.SMALL_ORDER):
         for number in range(32):
             assert not verify(PeerId(key), "context", bytes([number]), r + bytes(32))

@@ -27,7 +27,7 @@ from meshd.rendezvous.book import (
     AddressBook,
     KeptBook,
     Places,
-    _judged,
+    judged,
 )
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Here, Source
@@ -530,12 +530,12 @@ def made(*looks: Here) -> Places:
 
 
 def test_the_same_question_is_judged_once() -> None:
-    _judged.cache_clear()
+    judged.cache_clear()
     places = made(Here(outside=frozenset({ip_address("203.0.113.1")})))
     first = places.may_dial(PEER, [LAN, PUBLIC], Source.RECORD)
     for _ in range(100):
         assert places.may_dial(PEER, [LAN, PUBLIC], Source.RECORD) == first
-    assert _judged.cache_info().misses == 1
+    assert judged.cache_info().misses == 1
 
 
 def test_a_machine_that_moved_looks_again_at_once() -> None:

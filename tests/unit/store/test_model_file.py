@@ -393,11 +393,11 @@ async def test_nothing_stays_open_after_a_refusal(tmp_path: Path, cache: HashCac
 
 def test_a_budget_follows_the_speed() -> None:
     mib = 1 << 20
-    assert hashes._next_budget(8 * mib, 0.25) == 8 * mib
-    assert hashes._next_budget(8 * mib, 0.01) == 16 * mib  # at most twice as much
-    assert hashes._next_budget(8 * mib, 100) == 2 * mib  # at least a quarter
-    assert hashes._next_budget(512 * mib, 0.01) == 512 * mib
-    assert hashes._next_budget(mib, 100) == mib
+    assert hashes.next_budget(8 * mib, 0.25) == 8 * mib
+    assert hashes.next_budget(8 * mib, 0.01) == 16 * mib  # at most twice as much
+    assert hashes.next_budget(8 * mib, 100) == 2 * mib  # at least a quarter
+    assert hashes.next_budget(512 * mib, 0.01) == 512 * mib
+    assert hashes.next_budget(mib, 100) == mib
 
 
 async def test_a_replaced_file_can_be_followed(tmp_path: Path, cache: HashCache) -> None:

@@ -32,7 +32,7 @@ from meshd.wire.lease import (
 )
 from meshd.worker import missing_weights
 from meshd.worker.known_files import FilePart, Weights
-from meshd.worker.missing_weights import HeldWeights, _held
+from meshd.worker.missing_weights import HeldWeights, held_weights
 
 from tests.e2e.residency import drop, resident_bytes
 from tests.sim.loop import run, until
@@ -176,7 +176,7 @@ def test_no_more_is_held_than_the_head_has_named(rows: list[tuple[int, int]]) ->
         file.flush()
         weights = Weights((), (), outgoing, FiveTensors(file.fileno()))
         named = tuple(NeededTensor(0, 0, 0, size, bytes([at]) * 32) for at, size in rows)
-        held = run(_held(replace(NEEDS, tensors=named), weights).read(lambda _: None))
+        held = run(held_weights(replace(NEEDS, tensors=named), weights).read(lambda _: None))
     assert held == sum(size for at, size in set(rows) if at < 5 and size == 10 + at)
 
 
