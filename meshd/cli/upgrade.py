@@ -131,20 +131,18 @@ def run(args: Arguments, out: Output) -> int:
         hint = f"give a directory or page with `{file}`: `meshd upgrade --from DIR`"
         raise UserError(f"there is no meshd in `{origin}`", hint=hint)
     out.line(f"newest     meshd {newest.version} in {origin}")
-    # Its wheels of programs; without them the installed ones stay if the new meshd can use them.
+    # Its programs; the installed ones stay if it can use them.
     current = release_of(__version__) or (0, 0, 0)
     behind = {name for name, version in found.natives.items() if release_of(version) != newest.release}
     if newest.release < current or (newest.release == current and not behind):
-        out.line("nothing to do")
-        return 0
+        return _nothing(out)
     natives = [
         wheel for wheel in offers if wheel.package in found.natives and wheel.release == newest.release
     ]
     staying = set(found.natives) - {offer.package for offer in natives}
     unfit = _unfit(found, staying, newest)
     if newest.release == current and behind <= staying and not unfit:
-        out.line("nothing to do")
-        return 0
+        return _nothing(out)
     if unfit:
         _without(unfit, newest, origin, out, force=args.force)
     # Install, or print the commands.
@@ -155,6 +153,11 @@ def run(args: Arguments, out: Output) -> int:
             out.line(f"  {shlex.join(step)}")
     else:
         _install(steps, newest, out)
+    return 0
+
+
+def _nothing(out: Output) -> int:
+    out.line("nothing to do")
     return 0
 
 

@@ -113,12 +113,10 @@ class Transports:
         links = config.links
         kinds = {LinkKind(kind) for kind in links.kinds}
         local_only = mesh_port.local_only
-        self._user = user
-        self._mesh_port = mesh_port
+        self._user, self._mesh_port = user, mesh_port
         self.relays = read_relays(config) if LinkKind.RELAY in kinds else ()
-        places = tuple(relay.place for relay in self.relays)
-        stun = () if local_only else tuple(links.stun)
-        self._relay_places, self._stun = places, stun
+        places = self._relay_places = tuple(relay.place for relay in self.relays)
+        stun = self._stun = () if local_only else tuple(links.stun)
         self._hosts = _loopback if local_only else local_addresses.hosts
         self._asks_outside = LinkKind.QUIC in kinds and not local_only
         self.reflexive = ReflexivePort(
@@ -151,15 +149,13 @@ class Transports:
             wall_clock=node.wall_clock,
         )
         self.members = MemberRelayLinks(user.handshake, passes_on=not links.no_relaying)
-        # What dials and listens, by kind.
         self.dialers: list[Dialer] = []
         self._listeners: list[Listener] = []
         self._searching: PortPredictionLinks | None = None
         mesh_port.answer_as(user)
         self._use_kinds(kinds)
-        self.mdns: Mdns | None = None
-        if not (links.no_mdns or local_only):
-            self.mdns = self._make_mdns(membership, key, book)
+        is_heard = not (links.no_mdns or local_only)
+        self.mdns = self._make_mdns(membership, key, book) if is_heard else None
 
     def _use(self, links: Links) -> None:
         self.dialers.append(links)
