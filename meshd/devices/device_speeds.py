@@ -26,8 +26,8 @@ from meshd.process.interface import ChildSpec, RunToEnd, Sandbox
 from meshd.wire.capacity import MAX_POINTS, WHOLE_SHARE, TimedLayer, checked_time
 from meshd.wire.lease import OfferedDevice
 
-MOST_SPEEDS = 256  # lines
-_MOST_KEPT_FOR_ITSELF = MOST_SPEEDS // 2  # lines of this node that no question of others displaces
+KEPT_SPEEDS = 256  # lines
+_MOST_KEPT_FOR_ITSELF = KEPT_SPEEDS // 2  # lines of this node that no question of others displaces
 _LINE_BYTES = 256  # at most, with key and line end
 _ASKER_DIGITS = 32
 _KEY = re.compile(r"[0-9a-f]{64}")
@@ -87,7 +87,7 @@ class SpeedCache:
         self._refresh()
         timed = {device: known for device, known in self._timed.items() if device != key}
         timed[key] = _Timed(value[:MAX_POINTS], digest)
-        while len(timed) > MOST_SPEEDS:
+        while len(timed) > KEPT_SPEEDS:
             del timed[_displaced(timed)]
         self._timed = timed
         self._write()
@@ -124,7 +124,7 @@ def _read(path: Path) -> dict[str, _Timed]:
     """Return the lines that this module may have written, by key."""
     try:
         with path.open("rb") as file:
-            lines = file.read(MOST_SPEEDS * _LINE_BYTES).decode("ascii", "replace").splitlines()
+            lines = file.read(KEPT_SPEEDS * _LINE_BYTES).decode("ascii", "replace").splitlines()
     except OSError:
         return {}
     found: dict[str, _Timed] = {}

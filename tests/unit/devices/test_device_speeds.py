@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.peer_limits import SPEEDS_FAILED
-from meshd.devices.device_speeds import MOST_SPEEDS, DeviceSpeeds, SpeedCache, with_kind
+from meshd.devices.device_speeds import KEPT_SPEEDS, DeviceSpeeds, SpeedCache, with_kind
 from meshd.devices.device_trial import STILL_SECONDS, trial_key
 from meshd.process.interface import Ended
 from meshd.wire.capacity import TimedLayer
@@ -226,10 +226,10 @@ def test_it_is_kept_and_shared(tmp_path: Path) -> None:
 
 def test_the_oldest_go(tmp_path: Path) -> None:
     kept = SpeedCache(tmp_path / "speeds")
-    for number in range(MOST_SPEEDS + 1):
+    for number in range(KEPT_SPEEDS + 1):
         kept.add(key(number), POINTS)
     again = SpeedCache(tmp_path / "speeds")
-    assert again.find(key(0)) is None and again.find(key(1)) == POINTS == again.find(key(MOST_SPEEDS))
+    assert again.find(key(0)) is None and again.find(key(1)) == POINTS == again.find(key(KEPT_SPEEDS))
 
 
 def test_times_for_others_displace_neither_those_of_this_node_nor_of_each_other(tmp_path: Path) -> None:
@@ -239,18 +239,18 @@ def test_times_for_others_displace_neither_those_of_this_node_nor_of_each_other(
         kept.add(key(number), POINTS)
     for number in head:
         kept.add(key(number), POINTS, "the invite of a head")
-    many = range(1000, 1000 + MOST_SPEEDS)
+    many = range(1000, 1000 + KEPT_SPEEDS)
     for number in many:
         kept.add(key(number), LONGEST, "another invite")
     again = SpeedCache(tmp_path / "speeds")
     assert all(again.find(key(number)) == POINTS for number in (*own, *head))
     left = [number for number in many if again.find(key(number)) is not None]
-    assert left == list(many[-(MOST_SPEEDS - len(own) - len(head)) :])
+    assert left == list(many[-(KEPT_SPEEDS - len(own) - len(head)) :])
 
 
 def test_what_this_node_has_measured_without_end_leaves_room_for_others(tmp_path: Path) -> None:
     kept = SpeedCache(tmp_path / "speeds")
-    for number in range(MOST_SPEEDS):
+    for number in range(KEPT_SPEEDS):
         kept.add(key(number), POINTS)
     for number in range(1000, 1010):
         kept.add(key(number), POINTS, "an invite")
