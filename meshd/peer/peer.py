@@ -576,9 +576,7 @@ class Peer:
         if proto is None:
             return places
         now = self._node.now()
-        sure = {
-            place for source, told in self._book.told(self.id) if source is Source.GIVEN for place in told
-        }
+        sure = {at for source, given in self._book.told(self.id) if source is Source.GIVEN for at in given}
         record = self._book.record(self.id)
         admitter = None if record is None else record.chain.admitter
         invited_us = self._node.host.record().chain.leaf.issuer == self.id
