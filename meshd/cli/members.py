@@ -49,8 +49,8 @@ _USAGE = """meshd invite [--expires TIME] [--uses N] [--role R ...] [--qr] [--js
        meshd invite revoke ID [--yes]"""
 MAX_BACKUP_CHARS = 16 << 10
 _NOT_KNOWN = (
-    "no member knows this node yet. Start it with `meshd worker` or `meshd serve`, then restart any one "
-    "member with `--join INVITE` and the invite that it prints: all others learn of it from that one"
+    "no member knows this node yet. Start it with `meshd worker` or `meshd serve`: it prints an invite. "
+    "Restart one member with that as `--join INVITE`; the others learn of this node from it"
 )
 
 
