@@ -257,11 +257,11 @@ def _banned(status: Status) -> Iterator[HealthWarning]:
 def _copied(status: Status, *, copied: bool) -> Iterator[HealthWarning]:
     judge = next((peer for peer in status.peers if peer.says_in_use), None)
     if judge is not None or copied:
-        who = "a member that both reach" if judge is None else f"`{judge.name}`: {judge.says_in_use}"
+        how = "members pass on its records" if judge is None else f"`{judge.name}` says: {judge.says_in_use}"
         yield HealthWarning(
             code="identity_copied",
             severity="error",
-            what=f"another machine runs with this node's identity, according to {who}",
+            what=f"another machine runs with this node's identity: {how}",
             hint=IN_USE_HINT,
         )
 
@@ -273,9 +273,7 @@ def _alone(status: Status, *, restored: bool) -> Iterator[HealthWarning]:
     if status.peers:
         what = f"none of the other nodes has answered since the start ({len(status.peers)} known)"
         invite, joins = "on the node that founded the mesh", "this node, which stays a member,"
-        from meshd.identity.membership import Role  # cryptography, which `meshd status` does without
-
-        if Role.INVITE in status.mesh.roles:
+        if "invite" in status.mesh.roles:
             invite, joins = "here", "one of the others"
         hint = (
             "start one of them. If one runs, the known addresses are out of date: run `meshd invite` "

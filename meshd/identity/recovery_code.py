@@ -19,6 +19,8 @@ CODE = Armour(
     remedy="compare it with the line that `meshd mesh export` wrote: after `meshdroot1` it has groups of "
     f"{GROUP_CHARS} characters, letters and digits from 2 to 7",
 )
+_DIGITS = CODE.overhead_chars(KEY_BYTES) - len(CODE.prefix)
+_MAX_NAMED = 4  # characters that no code has, in one error
 
 
 def write_code(seed: bytes) -> str:
@@ -84,7 +86,3 @@ def _place(at: int) -> str:
     """Name the place of a character as people count it."""
     group, place = divmod(at, GROUP_CHARS)
     return f"character {place + 1} of group {group + 1}"
-
-
-_DIGITS = CODE.overhead_chars(KEY_BYTES) - len(CODE.prefix)
-_MAX_NAMED = 4
