@@ -42,7 +42,7 @@ def commands(text: str) -> Iterator[str]:
 
 def _calls(line: str) -> Iterator[str]:
     line = re.sub(r"(^|\s)#.*", "", line.strip().removeprefix("$ "))
-    for part in re.split(r"&&|\|\||\||;|>|(?<=\s)&", line):
+    for part in re.split(r"&&|\|\||(?<=\s)\||;|>|(?<=\s)&", line):
         words = part.split()
         while words and _VARIABLE.fullmatch(words[0]):
             del words[0]
@@ -55,7 +55,7 @@ def check(command: str, targets: set[str]) -> None:
     if command.startswith("make "):
         assert command.split()[1] in targets, f"no target `{command}`"
         return
-    if "…" in command or "..." in command or "[" in command or "VERB" in command:
+    if any(mark in command for mark in ("…", "...", "[", "VERB", "ROLE", "|")):
         return  # a form, not a command
     verb, *rest = shlex.split(command)[1:] or [""]
     if verb in ("--help", "--version", "version"):
