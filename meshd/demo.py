@@ -80,7 +80,7 @@ async def _demo(
         head = await fleet.start_head(owner)
         status = await head.until(ready_or_raise, on_status=lambda status: _tell(status, out))
         _show_split(status, out)
-        tokens = await _chat(fleet.api_url(status), PROMPT, out)
+        tokens = await show_answer(fleet.api_url(status), PROMPT, out)
         _show_wire(status, await head.status(), tokens, out)
         out.progress("stopping the nodes")
         owner.cancel()
@@ -124,7 +124,7 @@ def _show_split(status: Status, out: DemoOutput) -> None:
     out.line(f"         {model.weights_network_bytes} bytes of weights sent over the network")
 
 
-async def _chat(url: str, prompt: str, out: DemoOutput) -> int:
+async def show_answer(url: str, prompt: str, out: DemoOutput) -> int:
     if not url:
         raise MeshdError("the head shows no API")
     out.line(f"API      {url}/v1")

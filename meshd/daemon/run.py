@@ -383,7 +383,7 @@ class Daemon:
             network.start(tunnels.serve(), name="tunnels")
             network.start(self._models.serve(), name="models")
             network.start(self._storage.serve(), name="storage")
-            network.start(_watch_addresses(member), name="addresses")
+            network.start(watch_addresses(member), name="addresses")
             facts = member.node.facts
             network.start(watch_names(member.mesh, facts.peer, facts.name), name="names")
             self._announcer.follow(control.status_now)
@@ -399,13 +399,13 @@ class Daemon:
                         work.start(gateway.serve(), name="gateway")
                         await gateway.started.wait()
                         is_open.set()
-                        work.start(self._say_when_ready(lambda: gateway.status), name="ready")
+                        work.start(self.say_when_ready(lambda: gateway.status), name="ready")
                     gc.collect()
                     gc.freeze()  # existing objects stay: later collections need not walk them each time
                     # The invite.
                     await member.transports.network_state.first_look()
                     await member.transports.known_outside()  # an invite names the outer address, too
-                    self._print_token(member)
+                    self.print_token(member)
                     # In the mesh, with an open API, which says how far the model is: that may take hours.
                     service_manager().ready()
             finally:
@@ -431,7 +431,7 @@ class Daemon:
                 local.fetches(fetching=False)
         await self._built.role.serve()
 
-    def _print_token(self, member: MemberNode) -> None:
+    def print_token(self, member: MemberNode) -> None:
         if not (use := self._kind.token_use) or service_manager().is_there:
             return  # nobody reads what a service prints; `meshd invite` makes an invite
         try:
@@ -445,7 +445,7 @@ class Daemon:
         else:
             self._announcer.invite(invite, member.node.wall_clock(), use)
 
-    async def _say_when_ready(self, status: Callable[[], GatewayStatus]) -> None:
+    async def say_when_ready(self, status: Callable[[], GatewayStatus]) -> None:
         """Announce the API's URL once it is ready."""
         while not (now := status()).ready:  # noqa: ASYNC110 - no event announces readiness
             await asyncio.sleep(_READY_SECONDS)
@@ -483,7 +483,7 @@ def url_in_the_lan(url: str, host: str, reachable: Sequence[str]) -> str | None:
     return next(urls, None)
 
 
-async def _watch_addresses(member: MemberNode) -> None:
+async def watch_addresses(member: MemberNode) -> None:
     known = local_addresses.addresses()
     while True:
         await asyncio.sleep(ADDRESS_SECONDS)

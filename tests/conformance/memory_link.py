@@ -83,6 +83,11 @@ class MemoryPipe:
         self._out = outward
         self._closed = self._receiving = self._sending = False
 
+    @property
+    def directions(self) -> tuple[_Direction, _Direction]:
+        """What comes, and what goes."""
+        return self._in, self._out
+
     async def send(self, data: Sequence[bytes | memoryview]) -> None:
         if self._sending:
             raise Busy("two tasks send on one link")

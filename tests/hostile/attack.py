@@ -54,7 +54,7 @@ async def _attack(home: Path, seed: int, seconds: float, names: list[str]) -> No
             place = next(one for one in record.candidates if one.proto == "tcp")
             targets.append(Target(name, peer, lambda: SERVICES, _dialling(handshake, peer, place)))
         mallory = Mallory(
-            member._key,
+            member.handshake().credentials.key,
             member.membership.chain,
             member.membership.mesh,
             member.local.record.encode(),

@@ -247,8 +247,7 @@ class Scene:
         if self.strange:
             raise Damage(self.strange[0])
         for victim in self.victims:
-            task = victim.node._task
-            if task is None or task.done():
+            if not victim.node.is_alive:
                 raise Damage(f"{victim.node.name} has ended")
         self._check_dials()
         self._check_computing()

@@ -33,7 +33,7 @@ def made_up(member: MemberNode) -> tuple[KeyPair, Chain]:
     key = KeyPair.from_seed(secrets.token_bytes(32))
     mine = member.membership.chain
     leaf = issue(
-        signer=member._key,
+        signer=member.handshake().credentials.key,
         mesh=member.membership.mesh,
         node=key.peer,
         roles={Role.USE, Role.WORK},

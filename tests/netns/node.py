@@ -21,7 +21,7 @@ from meshd.config.forms import HostPort
 from meshd.config.tree import Config, LinksConfig, NodeConfig, Paths
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.mesh_port import MeshPort
-from meshd.daemon.run import _watch_addresses
+from meshd.daemon.run import watch_addresses
 from meshd.daemon.transports import enter
 from meshd.identity.keystore import Home
 from meshd.peer.interface import PeerState, PeerStatus, Stream
@@ -270,7 +270,7 @@ async def serve(folder: Path) -> None:
     member.mesh.handle(SERVICE, _echo, allow=lambda _member, _metadata: None)
     async with Owner() as owner:
         owner.start(member.serve(), name="peers")
-        owner.start(_watch_addresses(member), name="addresses")
+        owner.start(watch_addresses(member), name="addresses")
         await member.transports.network_state.first_look()
         _say({"token": member.printed_token() or "", "joined": joined})
         commands = Commands(member, owner, began)

@@ -13,4 +13,4 @@ from tests.soak import SOAK
 def keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys decide who leads, and who is next to whom in a large mesh."""
     first = secrets.randbits(200) if SOAK else 1
-    monkeypatch.setattr(nodes, "_seeds", itertools.count(first))
+    monkeypatch.setattr(nodes, "key_seeds", itertools.count(first))

@@ -246,9 +246,7 @@ async def test_a_copied_identity_is_refused_while_the_first_answers() -> None:
         stream = follower.mesh.open_stream(leader.peer, "echo", metadata={})
         assert await exchange(stream, b"mine") == b"mine"
         copy = world.node("copy")
-        copy.key, copy.chain = follower.key, follower.chain
-        copy._starts = 6
-        copy.reborn()
+        copy.copy_identity(follower, starts=6)
         copy.book.hint(leader.peer, (leader.place,))
         copy.start()
         await asyncio.sleep(0.1)

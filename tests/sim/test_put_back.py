@@ -103,9 +103,7 @@ async def test_two_places_with_one_identity_that_share_no_peer_both_notice() -> 
     async with World() as world:
         one, other = await pair(world)
         node, copy = world.node("node"), world.node("copy")
-        copy.key, copy.chain = node.key, node.chain
-        copy._starts = 6
-        copy.reborn()
+        copy.copy_identity(node, starts=6)
         for place, friend, stranger in ((node, one, other), (copy, other, one)):
             world.cable(place.name, stranger.name).unplug()
             place.book.add(friend.record())

@@ -77,7 +77,7 @@ class _CablePipe(MemoryPipe):
     """A pipe that ends in the middle of a byte string where the cable is cut."""
 
     def __init__(self, cable: Cable, pipe: MemoryPipe) -> None:
-        super().__init__(pipe._in, pipe._out)
+        super().__init__(*pipe.directions)
         self._cable = cable
 
     def _put(self, data: Sequence[bytes | memoryview]) -> None:
@@ -225,6 +225,17 @@ class WorldNode:
     @property
     def peer(self) -> PeerId:
         return self.key.peer
+
+    @property
+    def is_alive(self) -> bool:
+        """True from `start` until it ends."""
+        return self._task is not None and not self._task.done()
+
+    def copy_identity(self, other: "WorldNode", *, starts: int) -> None:
+        """Be another node from here on, after so many starts of that one's home."""
+        self.key, self.chain = other.key, other.chain
+        self._starts = starts
+        self.reborn()
 
     @property
     def book_blob(self) -> bytes | None:

@@ -53,5 +53,5 @@ def test_a_wait_for_the_first_word_is_a_step_and_the_answer_has_one_label(
         return 2
 
     monkeypatch.setattr(demo, "chat", chat)
-    asyncio.run(demo._chat("http://127.0.0.1:1", "What is blue?", shown))
+    asyncio.run(demo.show_answer("http://127.0.0.1:1", "What is blue?", shown))
     assert shown.texts[2:-1] == ["(reading the prompt)", "model    The ", "sea.", "\n"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import socket
 import time
 from collections.abc import Sequence
@@ -70,22 +71,26 @@ def joined(folder: Path, *roles: Role) -> Home:
     return home
 
 
+def config_in(folder: Path) -> Config:
+    """Return the configuration of a node that wants a model that is not here."""
+    return replace(
+        Config(),
+        links=LinksConfig(listen=HostPort("127.0.0.1", 0), stun=()),
+        client=ClientConfig(port=0),
+        worker=WorkerConfig(models=("mesh:far",)),
+        paths=Paths(home=folder / "home", cache=folder / "cache"),
+    )
+
+
 def daemon_in(folder: Path, monkeypatch: pytest.MonkeyPatch, role: str, *roles: Role) -> Daemon:
-    """A member with these roles, which wants a model that is not here."""
+    """Return the daemon of a member with these roles."""
 
     async def found(_daemon: Daemon) -> NativeBuild:
         return native(folder)
 
     monkeypatch.setattr(Daemon, "_find_native", found)
     home = joined(folder / "home", *roles)
-    config = replace(
-        Config(),
-        links=LinksConfig(listen=HostPort("127.0.0.1", 0), stun=()),
-        client=ClientConfig(port=0),
-        worker=WorkerConfig(models=("mesh:far",)),
-        paths=Paths(home=home.path, cache=folder / "cache"),
-    )
-    return Daemon(config, role, home, PlainAnnouncer(print, print, remarks=True))
+    return Daemon(config_in(folder), role, home, PlainAnnouncer(print, print, remarks=True))
 
 
 @pytest.mark.parametrize(
@@ -128,11 +133,11 @@ def test_a_pause_holds_while_the_worker_is_made(
                 await asyncio.sleep(0.01)
             await asyncio.to_thread(ask, home, PauseRequest())
         assert [(one.record.is_paused, one.record.is_fetching) for one in made] == [(True, not is_paused)]
-        return replace(daemon._config, worker=WorkerConfig(models=(file,)))
+        return replace(config_in(tmp_path), worker=WorkerConfig(models=(file,)))
 
     async def prepare(worker: Worker) -> None:
         pauses.append(worker.pause.is_on)
-        daemon._stop("seen")
+        os.kill(os.getpid(), signal.SIGTERM)
 
     home = tmp_path / "home"
     monkeypatch.setattr(LocalMember, "__init__", make)
@@ -447,7 +452,7 @@ def printed(
         announcer = PlainAnnouncer(out.append, notes.append, remarks=form == "text")
         daemon = Daemon(Config(), role, Home(folder / "home"), announcer)
         invite = InviteReply(token="meshd1x", id="00ff", expires_at=NOW + 86_400, uses=10)
-        daemon._print_token(cast(MemberNode, Inviting(invite if may_invite else None)))
+        daemon.print_token(cast(MemberNode, Inviting(invite if may_invite else None)))
 
     asyncio.run(main())
     return out, [line for note in notes for line in note.splitlines()]
@@ -513,7 +518,7 @@ def test_a_node_with_an_api_says_once_where_to_chat(
     async def main() -> None:
         announcer = PlainAnnouncer(print, notes.append, remarks=True)
         daemon = Daemon(config, "serve", Home(tmp_path / "home"), announcer)
-        await daemon._say_when_ready(lambda: next(states))
+        await daemon.say_when_ready(lambda: next(states))
 
     run_virtual(main())
     assert notes == lines

@@ -1,5 +1,6 @@
 """The estimate of what a link bears, step by step (tests/sim has whole links)."""
 
+import weakref
 from itertools import pairwise
 
 import pytest
@@ -134,11 +135,18 @@ def test_a_path_that_has_become_longer_is_believed_in_time() -> None:
     assert pacing.rtt_floor == 0.05
 
 
+class _Moment(float):
+    """A time of which a test sees whether it is kept."""
+
+
 def test_marks_are_bounded() -> None:
     pacing = Pacing(0.0)
+    kept: weakref.WeakSet[_Moment] = weakref.WeakSet()
     for n in range(10_000):
-        pacing.on_sent(1, n / 1000, starved=False)
-    assert len(pacing._marks) <= 256
+        now = _Moment(n / 1000)
+        kept.add(now)
+        pacing.on_sent(1, now, starved=False)
+    assert 1 < len(kept) <= 257  # `now` itself is one
     pacing.on_acked(10_000, 11.0)
     assert pacing.in_flight == 0
 

@@ -1,6 +1,7 @@
 """The bucket: never more than the rate and a burst, the same for all, nobody waits for the absent."""
 
 import random
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -107,10 +108,15 @@ def test_who_comes_back_has_saved_nothing_up() -> None:
 
 def test_what_is_remembered_is_bounded() -> None:
     bucket = Upload(1e9)
-    for who in range(5000):
-        now = who * 0.01
-        bucket.spend(who, bucket.room(who, ALL, now), now)
-    assert len(bucket._given) < 1000
+    tracemalloc.start()
+    try:
+        for who in range(20_000):
+            now = who * 0.01
+            bucket.spend(who, bucket.room(who, ALL, now), now)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 200_000, "ten bytes for each who ever came"
 
 
 def test_a_low_rate_still_moves_whole_frames() -> None:

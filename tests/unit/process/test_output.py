@@ -1,13 +1,13 @@
 """Lines out of bytes, and a log that cannot be had."""
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import UserError
-from meshd.process import output
-from meshd.process.output import LINE_BYTES, LineCutter, show_tail
+from meshd.process.output import LINE_BYTES, ChildOutput, LineCutter, show_tail
 
 
 def cut(*pieces: bytes) -> list[str]:
@@ -46,20 +46,25 @@ def test_nothing_that_moves_a_terminal_comes_through(data: bytes) -> None:
 
 
 def test_a_long_line_is_cut_and_counted_and_kept_small() -> None:
-    cutter = LineCutter()
-    for _ in range(100):
-        assert list(cutter.feed(b"z" * 10000)) == []
-        assert len(cutter._partial) <= LINE_BYTES
+    cutter, piece = LineCutter(), b"z" * 10000
+    tracemalloc.start()
+    try:
+        for _ in range(100):
+            assert list(cutter.feed(piece)) == []
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held <= 2 * LINE_BYTES
     assert list(cutter.feed(b"\nnext\n")) == [
         f"{'z' * LINE_BYTES} [{1_000_000 - LINE_BYTES} bytes more]",
         "next",
     ]
 
 
-def test_a_folder_that_cannot_be_made_is_a_user_error(tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_made_is_a_user_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write log"):
-        output._open_log(tmp_path / "file" / "x.log", 1)
+        ChildOutput(tmp_path / "file" / "x.log", limit=1)
 
 
 def test_show_tail(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import statistics
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.identity.keys import KeyPair
+from meshd.identity.keys import KeyPair, PeerId
 from meshd.link.port_prediction.plan import (
     FIRST_PORT,
     GUESSES,
@@ -168,6 +168,7 @@ def test_a_search_in_vain_is_not_repeated_soon() -> None:
 
 def test_few_peers_are_remembered() -> None:
     patience = Patience()
-    for number in range(300):
-        patience.failed(KeyPair.from_seed(number.to_bytes(32, "big")).peer, 0.0)
-    assert len(patience._tried) <= 256
+    peers = [PeerId(number.to_bytes(32, "big")) for number in range(300)]
+    for peer in peers:
+        patience.failed(peer, 0.0)
+    assert [patience.wait(peer, 0.0) > 0 for peer in peers] == [False] * 44 + [True] * 256
