@@ -6,9 +6,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from meshd.base import metrics_port
 from meshd.base.errors import UserError
-from meshd.base.metrics_port import MAX_READERS, MAX_REQUEST_BYTES, MetricsPort, listen_for_scrapers
+from meshd.base.metrics_port import (
+    MAX_READERS,
+    MAX_REQUEST_BYTES,
+    MetricsPort,
+    _Reader,
+    listen_for_scrapers,
+)
 from meshd.base.tasks import Owner
 
 SETTING = "`--here 127.0.0.1:1`"
@@ -90,6 +98,64 @@ async def test_silent_clients_hold_a_place_for_a_while_and_no_longer(monkeypatch
             pass
         assert [await one for one in silent] == [b""] * MAX_READERS
         assert b"meshd_up" in await _said(port, asked)
+
+
+class _Written(asyncio.Transport):
+    """A connection that keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.data, self.is_closed = b"", False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.data += bytes(data)
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    abort = close
+
+
+_PIECES = st.sampled_from(
+    [
+        b"GET ",
+        b"/metrics",
+        b" HTTP/1.1",
+        b"\r\n",
+        b"\r\n\r\n",
+        b"Host: ",
+        b"127.0.0.1",
+        b"[::1",
+        b"]",
+        b":",
+        b"x",
+    ]
+)
+
+
+@given(st.lists(_PIECES | st.binary(max_size=20), max_size=30))
+def test_whatever_comes_in_is_answered_once_refused_or_cut_off(pieces: list[bytes]) -> None:
+    answered: list[bool] = []
+
+    class Port(MetricsPort):
+        def answer(self, reader: _Reader, *, head_only: bool) -> None:
+            answered.append(head_only)
+
+    with socket.socket() as unused:
+        reader, transport = _Reader(Port(unused, _text)), _Written()
+        reader.connection_made(transport)
+        for piece in pieces:
+            reader.data_received(piece)
+        reader.connection_lost(None)
+    whole = b"".join(pieces)
+    assert len(answered) <= 1 and not (answered and transport.data)
+    if b"\r\n\r\n" in whole and not answered and len(whole) < MAX_REQUEST_BYTES:
+        assert transport.data.split()[1] in (b"403", b"404", b"405") and transport.is_closed
+    if answered:
+        assert whole.split(b"\r\n")[0].split(b" ")[0] in (b"GET", b"HEAD")
 
 
 def test_only_this_machine_may_be_listened_for() -> None:
