@@ -23,7 +23,7 @@ _KEPT_RESULTS = ("device-trials", "native-choice", "native-checks")  # of the ca
 
 @dataclass(frozen=True, slots=True)
 class Mended:
-    """What was done about a finding; `failed`: why nothing could be done."""
+    """The outcome of mending: what was done, or why nothing could be (`failed`)."""
 
     finding: Finding
     did: str = ""
