@@ -574,5 +574,5 @@ class Kind(Kinds):
         "doctor",
         "the check of {what} failed: {why}",
         "this is a fault in meshd; the other checks are not affected",
-        "report it with the file that `meshd report` writes",
+        "report it with the output of `meshd doctor --json` and `meshd logs`",
     )
